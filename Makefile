@@ -1,0 +1,36 @@
+# One virtual environment, pinned by constraints.txt; `make pong` and `make test` are all that a fresh machine needs.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: pong cartpole test check tests bench clean
+
+pong: $(VENV)/.train
+	$(BIN)/sharpwave train pong
+
+cartpole: $(VENV)/.train
+	$(BIN)/sharpwave train cartpole
+
+test: check tests
+
+check: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+tests: $(VENV)/.test
+	$(BIN)/pytest
+	NUMBA_DISABLE_JIT=1 $(BIN)/pytest tests/store/test_kernels.py
+
+bench: $(VENV)/.bench
+	$(BIN)/python benchmarks/store.py
+
+clean:
+	rm -rf $(VENV)
+
+$(VENV)/bin/pip:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.%: pyproject.toml constraints.txt | $(VENV)/bin/pip
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$*]'
+	touch $@
