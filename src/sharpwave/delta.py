@@ -1,0 +1,202 @@
+"""The ``delta`` codec's kernels: a frame as rectangles painted over a reference frame.
+
+Game frames differ from a still background by a few sprites, and a sprite's rows repeat one another. So a frame is
+written as patches, in reading order:
+
+    skip    1 byte < 128, or 2 bytes big-endian with the top bit set (15 bits): bytes from the end of the last patch's
+            first line to this one. ``0xFFFF`` is a bare advance by 32,767 with no patch behind it.
+    shape   1 byte: bits 0-3 width - 1, bits 4-6 height - 1, bit 7: one literal fills the width
+    literal ``width`` bytes, or one
+
+A patch paints its literal on ``height`` consecutive lines. Reading order makes a frame's patches independent of any
+other frame, so every frame decodes on its own: a copy of the reference (hot in cache), then some 5 to 40 patches.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+Bytes = npt.NDArray[np.uint8]
+
+MAX_WIDTH, MAX_HEIGHT, MAX_SKIP = 16, 8, 32767
+GAP = 2
+"""Equal bytes that a patch bridges rather than end (2: 49.7 bytes a frame of Pong, 3: 50.5)."""
+
+
+@njit(nogil=True, cache=True)
+def majority(frames: Bytes) -> Bytes:
+    """Per byte, the value that most of ``frames`` [n, size] hold (Boyer-Moore vote; exact where one has > n/2).
+
+    Cost: one pass, 0.35 us a frame of 7 KB.
+    """
+    count, size = frames.shape
+    candidate = frames[0].copy()
+    votes = np.zeros(size, np.int16)
+    for i in range(count):
+        for p in range(size):
+            value = frames[i, p]
+            vacant = votes[p] == 0
+            agrees = value == candidate[p]
+            candidate[p] = value if vacant else candidate[p]
+            votes[p] += 1 if (agrees or vacant) else -1
+    return candidate
+
+
+@njit(nogil=True, cache=True)
+def largest_patch_bytes(size: int) -> int:
+    """Bound on the encoded bytes of one frame: each patch covers at least one byte and costs at most 2 + 1 + width."""
+    return 4 * size + 2 * (size // MAX_SKIP) + 16
+
+
+@njit(nogil=True, cache=True)
+def encode_frame(frame: Bytes, canvas: Bytes, line: int, out: Bytes) -> int:
+    """Write the patches that turn ``canvas`` into ``frame``; returns the bytes written to ``out``.
+
+    ``canvas`` [size] holds the reference and is painted until it equals ``frame`` [size]. ``line`` is the distance from
+    a byte to the one below, 0 for none. Cost: 1 to 3 us for 7 KB.
+    """
+    size = frame.size
+    words = size // 8
+    frame_words = frame[: words * 8].view(np.uint64)
+    canvas_words = canvas[: words * 8].view(np.uint64)
+    position = cursor = written = 0
+    while True:
+        while position < size:
+            if (
+                position & 7 == 0
+                and position >> 3 < words
+                and frame_words[position >> 3] == canvas_words[position >> 3]
+            ):
+                position += 8
+            elif frame[position] == canvas[position]:
+                position += 1
+            else:
+                break
+        if position >= size:
+            return written
+        end = probe = position + 1
+        while probe < size and probe < position + MAX_WIDTH and probe - end < GAP:
+            if frame[probe] != canvas[probe]:
+                end = probe + 1
+            probe += 1
+        width = end - position
+        fill = width > 1
+        for k in range(1, width):
+            if frame[position + k] != frame[position]:
+                fill = False
+                break
+        height = 1
+        below = position + line
+        while line >= width and height < MAX_HEIGHT and below + width <= size:
+            alike, helps = True, False
+            for k in range(width):
+                if frame[below + k] != frame[position + k]:
+                    alike = False
+                    break
+                if canvas[below + k] != frame[below + k]:
+                    helps = True
+            if not (alike and helps):
+                break
+            height += 1
+            below += line
+        skip = position - cursor
+        while skip >= MAX_SKIP:
+            out[written] = 255
+            out[written + 1] = 255
+            written += 2
+            skip -= MAX_SKIP
+        if skip < 128:
+            out[written] = skip
+            written += 1
+        else:
+            out[written] = 128 | (skip >> 8)
+            out[written + 1] = skip & 255
+            written += 2
+        out[written] = (width - 1) | ((height - 1) << 4) | (128 if fill else 0)
+        written += 1
+        literals = 1 if fill else width
+        for k in range(literals):
+            out[written + k] = frame[position + k]
+        written += literals
+        for r in range(height):
+            for k in range(width):
+                canvas[position + r * line + k] = frame[position + k]
+        position += width
+        cursor = position
+
+
+@njit(nogil=True, cache=True)
+def paint(patches: Bytes, line: int, out: Bytes) -> bool:
+    """Apply ``patches`` to ``out`` [size] in place. False if they do not fit it (damaged data); nothing else is touched.
+
+    Cost: some 5 ns a patch.
+    """
+    size = out.size
+    stop = patches.size
+    position = cursor = 0
+    while cursor < stop:
+        skip = np.int64(patches[cursor])
+        cursor += 1
+        if skip >= 128:
+            if cursor >= stop:
+                return False
+            skip = ((skip & 127) << 8) | np.int64(patches[cursor])
+            cursor += 1
+            if skip == MAX_SKIP:
+                position += skip
+                continue
+        if cursor >= stop:
+            return False
+        shape = np.int64(patches[cursor])
+        cursor += 1
+        position += skip
+        width = (shape & 15) + 1
+        height = ((shape >> 4) & 7) + 1
+        if position + (height - 1) * line + width > size:
+            return False
+        if shape & 128:
+            if cursor >= stop:
+                return False
+            value = patches[cursor]
+            cursor += 1
+            for r in range(height):
+                start = position + r * line
+                for k in range(width):
+                    out[start + k] = value
+        else:
+            if cursor + width > stop:
+                return False
+            for r in range(height):
+                start = position + r * line
+                for k in range(width):
+                    out[start + k] = patches[cursor + k]
+            cursor += width
+        position += width
+    return True
+
+
+@njit(nogil=True, cache=True)
+def encode_column(frames: Bytes, reference: Bytes, line: int, out: Bytes, offsets: npt.NDArray[np.uint32]) -> int:
+    """Encode ``frames`` [n, size]: entry 0 patches ``reference`` into the column's own background, then n frames.
+
+    ``offsets`` [n + 2] receives where each entry begins in ``out``. Returns the bytes written, or -1 where ``out`` was
+    about to overflow (the column is not worth encoding).
+    """
+    count, size = frames.shape
+    background = majority(frames)
+    canvas = reference.copy()
+    limit = out.size - largest_patch_bytes(size)
+    if limit < 0:
+        return -1
+    total = encode_frame(background, canvas, line, out)
+    offsets[0] = 0
+    offsets[1] = total
+    for i in range(count):
+        if total > limit:
+            return -1
+        canvas[:] = background
+        total += encode_frame(frames[i], canvas, line, out[total:])
+        offsets[i + 2] = total
+    return total

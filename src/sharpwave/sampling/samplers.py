@@ -1,0 +1,200 @@
+"""Which steps are learned from. Samplers know leaves (places in the index) and priorities, never frames."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from .sum_tree import SumTree, _set_run
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass
+class Draw:
+    """Reused memory of one draw: ``leaves`` int64 [n], ``probabilities`` float64 [n], ``weights`` float32 [n]."""
+
+    leaves: Ints
+    probabilities: Floats
+    weights: npt.NDArray[np.float32]
+    rest: Floats
+    uniforms: Floats
+
+    @classmethod
+    def of(cls, n: int) -> Draw:
+        """Memory for ``n`` items."""
+        floats = [np.empty(n, np.float64) for _ in range(3)]
+        return cls(np.empty(n, np.int64), floats[0], np.ones(n, np.float32), floats[1], floats[2])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory."""
+        return sum(a.nbytes for a in (self.leaves, self.probabilities, self.weights, self.rest, self.uniforms))
+
+
+class Sampler(Protocol):
+    """Chooses leaves. Bound to one view: a run of leaves is inserted when its steps can be sampled, and removed with
+    its slot. Implementations are constructed with their settings and given their size by :meth:`bind`."""
+
+    def bind(self, slots: int, stride: int) -> None:
+        """Make room for ``slots * stride`` leaves, all absent. Raises: ValueError if bound already."""
+
+    def insert(self, slots: Ints, begins: Ints, ends: Ints) -> None:
+        """Rows ``begins[i] <= r < ends[i]`` of ``slots[i]`` can be sampled from now on; rows come in order, from 0."""
+
+    def remove(self, slot: int) -> None:
+        """All rows of ``slot`` go."""
+
+    def draw(self, draw: Draw, rng: np.random.Generator, beta: float | None) -> None:
+        """Fill ``draw``. At least one leaf is there."""
+
+    def update(self, leaves: Ints, td_error: Floats) -> None:
+        """New priorities for leaves that are there; of repeated ones the last wins."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory in use."""
+
+
+@dataclass
+class Uniform:
+    """Every step equally often: ``probabilities`` 1/N, ``weights`` 1.
+
+    Drawn stratified: one step from each of n equal ranges, so a batch spreads over the whole memory.
+    """
+
+    _tree: SumTree | None = field(default=None, init=False, repr=False)
+
+    def bind(self, slots: int, stride: int) -> None:
+        """A tree over slots, whose values count their rows: it takes a stride-th of a tree over steps."""
+        if self._tree is not None:
+            raise ValueError("sampler: this Uniform() serves a view already; make a new one for each view")
+        self._tree = SumTree(slots)
+        self._stride = stride
+
+    def insert(self, slots: Ints, begins: Ints, ends: Ints) -> None:
+        """Cost: O(runs log8 slots)."""
+        assert self._tree is not None
+        self._tree.set(slots, ends.astype(np.float64))
+
+    def remove(self, slot: int) -> None:
+        """Cost: O(log8 slots)."""
+        assert self._tree is not None
+        self._tree.set_run(slot, slot + 1, 0.0)
+
+    def draw(self, draw: Draw, rng: np.random.Generator, beta: float | None) -> None:
+        """Cost: O(n log8 slots)."""
+        assert self._tree is not None
+        rng.random(out=draw.uniforms)
+        self._tree.draw(draw.uniforms, draw.leaves, draw.probabilities, draw.rest)
+        # The values are whole numbers, so what is left inside a slot tells the row.
+        np.minimum(draw.rest, draw.probabilities - 1, out=draw.rest)
+        draw.leaves *= self._stride
+        draw.leaves += draw.rest.astype(np.int64)
+        draw.probabilities.fill(1.0 / self._tree.total)
+
+    def update(self, leaves: Ints, td_error: Floats) -> None:
+        """Priorities mean nothing here: nothing happens."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory in use."""
+        return self._tree.nbytes if self._tree else 0
+
+
+@njit(nogil=True, cache=True)
+def _set_runs(nodes: Floats, starts: Ints, stride: int, slots: Ints, begins: Ints, ends: Ints, value: float) -> None:
+    for i in range(slots.size):
+        _set_run(nodes, starts, slots[i] * stride + begins[i], slots[i] * stride + ends[i], value)
+
+
+@njit(nogil=True, cache=True)
+def _importance_weights(probabilities: Floats, count: int, beta: float, weights: npt.NDArray[np.float32]) -> None:
+    lowest = probabilities.min()
+    for i in range(weights.size):  # (N P_i)^-beta / max_j (N P_j)^-beta = (min_j P_j / P_i)^beta
+        weights[i] = (lowest / probabilities[i]) ** beta
+
+
+@dataclass
+class Prioritized:
+    """Proportional prioritized replay (Schaul et al. 2016): ``p = |td_error| + eps``, drawn with ``P = p^alpha / sum``.
+
+    New steps get the largest priority so far (at first 1). ``weights = (N P)^-beta``, divided by the batch's largest.
+    Drawn stratified, from n equal ranges of the sum.
+
+    Args:
+        alpha: how much priorities count, 0 (uniform) to 1; paper .6.
+        beta: how much of the bias weights undo, 0 to 1; paper .4 at first. ``sample(beta=)`` overrides it (annealing).
+        eps: keeps every step's priority positive.
+
+    Raises:
+        ValueError: naming the argument out of range.
+    """
+
+    alpha: float = 0.6
+    beta: float = 0.4
+    eps: float = 1e-6
+    max_priority: float = field(default=1.0, init=False)
+    _tree: SumTree | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for name, high in (("alpha", 1.0), ("beta", 1.0), ("eps", math.inf)):
+            value = getattr(self, name)
+            if not (isinstance(value, (int, float, np.floating)) and 0 <= value <= high and math.isfinite(value)):
+                raise ValueError(f"Prioritized: {name}={value!r}, expected a number from 0 to {high}")
+        if self.eps == 0:
+            raise ValueError(
+                "Prioritized: eps=0, expected a positive number; a step of priority 0 is never drawn again"
+            )
+
+    def bind(self, slots: int, stride: int) -> None:
+        """A tree over steps."""
+        if self._tree is not None:
+            raise ValueError("sampler: this Prioritized() serves a view already; make a new one for each view")
+        self._tree = SumTree(slots * stride)
+        self._stride = stride
+        self._count = 0
+        self._rows = np.zeros(slots, np.int32)
+
+    def insert(self, slots: Ints, begins: Ints, ends: Ints) -> None:
+        """Cost: O(steps + runs log8 leaves)."""
+        assert self._tree is not None
+        tree, value = self._tree, self.max_priority**self.alpha
+        _set_runs(tree.nodes, tree.starts, self._stride, slots, begins, ends, value)
+        tree.touch(int(slots.max() + 1) * self._stride)
+        self._rows[slots] = ends
+        self._count += int((ends - begins).sum())
+
+    def remove(self, slot: int) -> None:
+        """Cost: O(stride + log8 leaves)."""
+        assert self._tree is not None
+        self._count -= int(self._rows[slot])
+        self._rows[slot] = 0
+        self._tree.set_run(slot * self._stride, (slot + 1) * self._stride, 0.0)
+
+    def draw(self, draw: Draw, rng: np.random.Generator, beta: float | None) -> None:
+        """Cost: O(n log8 leaves)."""
+        assert self._tree is not None
+        rng.random(out=draw.uniforms)
+        self._tree.draw(draw.uniforms, draw.leaves, draw.probabilities, draw.rest)
+        draw.probabilities /= self._tree.total
+        _importance_weights(draw.probabilities, self._count, self.beta if beta is None else beta, draw.weights)
+
+    def update(self, leaves: Ints, td_error: Floats) -> None:
+        """Cost: O(n log8 leaves)."""
+        assert self._tree is not None
+        if leaves.size:
+            priorities = np.abs(td_error) + self.eps
+            self.max_priority = max(self.max_priority, float(priorities.max()))
+            self._tree.set(leaves, priorities**self.alpha)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory in use."""
+        return self._tree.nbytes if self._tree else 0

@@ -1,0 +1,164 @@
+"""A sum tree of eight children a node, in float64: draws and updates touch one cache line a level.
+
+Parents are always recomputed from their children, never corrected by differences, so no rounding error builds up
+(Schaul et al. 2016, appendix B.2.1 describes the binary form).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+FANOUT = 8
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+@njit(nogil=True, cache=True)
+def _refresh(nodes: Floats, starts: Ints, touched: Ints) -> None:
+    """Recompute every ancestor of the leaves ``touched``, level by level. Overwrites ``touched``."""
+    levels = starts.size
+    count = touched.size
+    for level in range(levels - 1, 0, -1):
+        kept = 0
+        previous = np.int64(-1)
+        for i in range(count):
+            parent = touched[i] >> 3
+            if parent == previous:  # drawn ids come in leaf order, so neighbours share parents
+                continue
+            previous = parent
+            first = starts[level] + parent * 8
+            total = 0.0
+            for k in range(8):
+                total += nodes[first + k]
+            nodes[starts[level - 1] + parent] = total
+            touched[kept] = parent
+            kept += 1
+        count = kept
+
+
+@njit(nogil=True, cache=True)
+def _set_leaves(nodes: Floats, starts: Ints, leaves: Ints, values: Floats) -> None:
+    base = starts[starts.size - 1]
+    for i in range(leaves.size):
+        nodes[base + leaves[i]] = values[i]
+    _refresh(nodes, starts, leaves.copy())
+
+
+@njit(nogil=True, cache=True)
+def _set_run(nodes: Floats, starts: Ints, begin: int, end: int, value: float) -> None:
+    """Set leaves ``begin <= i < end`` to ``value``."""
+    base = starts[starts.size - 1]
+    nodes[base + begin : base + end] = value
+    for level in range(starts.size - 1, 0, -1):
+        begin >>= 3
+        end = ((end - 1) >> 3) + 1
+        for parent in range(begin, end):
+            first = starts[level] + parent * 8
+            total = 0.0
+            for k in range(8):
+                total += nodes[first + k]
+            nodes[starts[level - 1] + parent] = total
+
+
+@njit(nogil=True, cache=True)
+def _draw(nodes: Floats, starts: Ints, uniforms: Floats, leaves: Ints, values: Floats, rest: Floats) -> None:
+    """Leaf i of ``leaves`` is the one where the running sum passes ``(i + uniforms[i]) / n`` of the total.
+
+    ``values`` receives the leaves' values, ``rest`` what of the drawn sum lies inside the leaf, in [0, value).
+    A level is walked by all items before the next, so that their cache misses overlap.
+    """
+    count = leaves.size
+    total = nodes[0]
+    for i in range(count):
+        rest[i] = (i + uniforms[i]) / count * total
+        leaves[i] = 0
+    for level in range(1, starts.size):
+        start = starts[level]
+        for i in range(count):
+            first = start + leaves[i] * 8
+            left = rest[i]
+            last = 0
+            chosen = -1
+            for k in range(8):
+                value = nodes[first + k]
+                if value > 0.0:
+                    last = k
+                    if left < value:
+                        chosen = k
+                        break
+                    left -= value
+            if chosen < 0:  # rounding pushed it past the last child: take the last that can be drawn, at its very end
+                chosen = last
+                left = np.nextafter(nodes[first + chosen], 0.0)
+            leaves[i] = leaves[i] * 8 + chosen
+            rest[i] = left
+    base = starts[starts.size - 1]
+    for i in range(count):
+        values[i] = nodes[base + leaves[i]]
+
+
+class SumTree:
+    """Non-negative float64 values at leaves ``0..size-1``, drawn in proportion to them.
+
+    Memory: 9.2 bytes a leaf, and only for leaves below the highest one ever set (untouched pages stay uncommitted).
+    """
+
+    def __init__(self, size: int) -> None:
+        counts = [max(1, size)]
+        while counts[0] > 1:
+            counts.insert(0, -(-counts[0] // FANOUT))
+        if len(counts) == 1:
+            counts.insert(0, 1)
+        rounded = [-(-count // FANOUT) * FANOUT for count in counts]
+        self.size = size
+        self.starts = np.concatenate([[0], np.cumsum(rounded[:-1])]).astype(np.int64)
+        memory = np.zeros(sum(rounded) + FANOUT, np.float64)
+        shift = -(memory.ctypes.data // 8) % FANOUT  # a node's eight children share one cache line
+        self.nodes = memory[shift : shift + sum(rounded)]
+        self._highest = 0
+
+    @property
+    def total(self) -> float:
+        """Sum of all leaves."""
+        return float(self.nodes[0])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory in use (touched)."""
+        inner = int(self.starts[-1])
+        return 8 * (inner * self._highest // max(1, self.size) + self._highest) + self.starts.nbytes
+
+    def set(self, leaves: Ints, values: Floats) -> None:
+        """Set leaves; of repeated ones the last wins. Cost: O(n log8 size)."""
+        if leaves.size:
+            _set_leaves(self.nodes, self.starts, leaves, values)
+            self.touch(int(leaves.max()) + 1)
+
+    def set_run(self, begin: int, end: int, value: float) -> None:
+        """Set the leaves ``begin <= i < end`` to ``value``. Cost: O(end - begin + log8 size)."""
+        if end > begin:
+            _set_run(self.nodes, self.starts, begin, end, value)
+            self.touch(end)
+
+    def touch(self, highest: int) -> None:
+        """Note that leaves below ``highest`` are in memory."""
+        self._highest = max(self._highest, highest)
+
+    def get(self, leaves: Ints) -> Floats:
+        """Values of ``leaves``."""
+        values: Floats = self.nodes[self.starts[-1] + leaves]
+        return values
+
+    def draw(self, uniforms: Floats, leaves: Ints, values: Floats, rest: Floats) -> None:
+        """Draw one leaf from each of n equal ranges of the total (stratified), in leaf order.
+
+        Args:
+            uniforms: float64 [n] in [0, 1), one a range.
+            leaves, values, rest: [n], receive the drawn leaf, its value, and the place drawn inside it, in [0, value).
+
+        A leaf of value 0 is never drawn. The total must be positive. Cost: O(n log8 size).
+        """
+        _draw(self.nodes, self.starts, uniforms, leaves, values, rest)

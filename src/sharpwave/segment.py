@@ -1,0 +1,165 @@
+"""The one byte format: a run of one lane's consecutive steps, columnar, encoded, checksummed.
+
+The same bytes lie in the arena, on disk and on the wire. ``docs/format.md`` specifies them; this module is the
+specification's executable twin. All functions are pure.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from . import codecs
+from .codecs import DamagedError
+from .spec import Spec
+
+MAGIC = b"SWSG"
+VERSION = 1
+HEADER = struct.Struct("<4sHHQQQIIIIQ")  # 56 bytes; the fields of Header, in order
+COLUMN = struct.Struct("<IIQQQ")  # 32 bytes; codec, rows, offset, nbytes, dictionary
+CHECKSUM = struct.Struct("<I")
+ALIGNMENT = 8
+
+FLAGS, REWARD, FIRST_FIELD = 0, 1, 2
+"""Column numbers: flags (uint8), reward (float32), then the spec's fields in their order."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One packed column: ``rows`` rows in ``payload``, and the key of the dictionary it refers to (0: none)."""
+
+    codec: int
+    rows: int
+    payload: bytes
+    dictionary: int = 0
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Where a column lies in a segment's bytes."""
+
+    codec: int
+    rows: int
+    offset: int
+    nbytes: int
+    dictionary: int
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a segment says of itself.
+
+    Attributes:
+        schema: ``Spec.schema_hash`` of the store that wrote it.
+        lane, first_step: whose steps these are, and the lane's number of the first of them, counted from 0.
+        steps: number of steps, and rows of every column but the observation's.
+        frames: rows of the observation's columns: ``context`` frames before the first step, one frame a step, the final
+            observation after each step that ended an episode, and the successor's frame after the last step if it
+            did not.
+        nbytes: of the whole segment, checksum included.
+        placed: the columns.
+    """
+
+    schema: int
+    lane: int
+    first_step: int
+    steps: int
+    frames: int
+    context: int
+    nbytes: int
+    placed: tuple[Placed, ...]
+
+
+def pack(
+    schema: int, lane: int, first_step: int, steps: int, frames: int, context: int, columns: Sequence[Column]
+) -> tuple[bytes, list[int]]:
+    """Put packed columns together: a segment's bytes, and where in them each column's payload begins."""
+    offset = HEADER.size + COLUMN.size * len(columns)
+    table, parts, begins = [], [], []
+    for column in columns:
+        padding = -offset % ALIGNMENT
+        offset += padding
+        nbytes = len(column.payload)
+        table.append(COLUMN.pack(column.codec, column.rows, offset, nbytes, column.dictionary))
+        parts += [bytes(padding), column.payload]
+        begins.append(offset)
+        offset += nbytes
+    nbytes = offset + CHECKSUM.size
+    header = HEADER.pack(MAGIC, VERSION, len(columns), schema, lane, first_step, steps, frames, context, 0, nbytes)
+    body = b"".join([header, *table, *parts])
+    return body + CHECKSUM.pack(zlib.crc32(body)), begins
+
+
+def parse(data: bytes | memoryview | npt.NDArray[np.uint8], spec: Spec) -> Header:
+    """Read and check a segment's header, column table and checksum. Payloads are left packed.
+
+    Raises:
+        DamagedError: naming what is wrong and what was expected.
+    """
+    data = memoryview(np.ascontiguousarray(data) if isinstance(data, np.ndarray) else data).cast("B")
+    if len(data) < HEADER.size + CHECKSUM.size:
+        raise DamagedError(f"segment: {len(data)} bytes, too short for a header of {HEADER.size}")
+    magic, version, count, schema, lane, first_step, steps, frames, context, _, nbytes = HEADER.unpack_from(data)
+    if magic != MAGIC:
+        raise DamagedError(f"segment: begins with {bytes(magic)!r}, expected {MAGIC!r}")
+    if version != VERSION:
+        raise DamagedError(f"segment: format version {version}, this release reads {VERSION}")
+    if nbytes != len(data):
+        raise DamagedError(f"segment: the header says {nbytes} bytes, there are {len(data)}")
+    (stored,) = CHECKSUM.unpack_from(data, nbytes - CHECKSUM.size)
+    found = zlib.crc32(data[: nbytes - CHECKSUM.size])
+    if stored != found:
+        raise DamagedError(f"segment: checksum {found:08x}, expected {stored:08x}")
+    if schema != spec.schema_hash:
+        raise DamagedError(
+            f"segment: schema {schema:016x}, expected {spec.schema_hash:016x}: written under another Spec"
+        )
+    if count != FIRST_FIELD + len(spec.fields) or HEADER.size + COLUMN.size * count + CHECKSUM.size > nbytes:
+        raise DamagedError(f"segment: {count} columns, expected {FIRST_FIELD + len(spec.fields)}")
+    placed = []
+    for i in range(count):
+        column = Placed(*COLUMN.unpack_from(data, HEADER.size + COLUMN.size * i))
+        expected = frames if i >= FIRST_FIELD and list(spec.fields)[i - FIRST_FIELD] in spec.obs_names else steps
+        if column.rows != expected or column.offset + column.nbytes > nbytes - CHECKSUM.size:
+            raise DamagedError(f"segment: column {i} has {column.rows} rows, expected {expected}, or lies outside")
+        placed.append(column)
+    return Header(schema, lane, first_step, steps, frames, context, nbytes, tuple(placed))
+
+
+def unpack(
+    data: bytes | memoryview | npt.NDArray[np.uint8], spec: Spec, dictionary: Callable[[int], bytes]
+) -> tuple[Header, dict[str, npt.NDArray[Any]]]:
+    """Decode a whole segment: its header, and ``flags``, ``reward`` and every field as ``[rows, *shape]``.
+
+    Args:
+        dictionary: key -> bytes of the dictionaries that its columns refer to; may raise KeyError.
+
+    Raises:
+        DamagedError: naming what is wrong and what was expected.
+    """
+    header = parse(data, spec)
+    view = memoryview(np.ascontiguousarray(data) if isinstance(data, np.ndarray) else data).cast("B")
+    layout: list[tuple[str, tuple[int, ...], str, int]] = [("flags", (), "uint8", 0), ("reward", (), "float32", 0)]
+    layout += [(name, field.shape, field.dtype, field.line_bytes) for name, field in spec.fields.items()]
+    arrays = {}
+    for (name, shape, dtype, line_bytes), column in zip(layout, header.placed, strict=True):
+        size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+        try:
+            shared = dictionary(column.dictionary) if column.dictionary else b""
+        except KeyError as error:
+            raise DamagedError(
+                f"segment: {name} refers to dictionary {column.dictionary:016x}, not known here"
+            ) from error
+        payload = view[column.offset : column.offset + column.nbytes]
+        try:
+            rows = codecs.decode(column.codec, payload, column.rows, size, shared, line_bytes)
+        except DamagedError as error:
+            raise DamagedError(f"segment: {name}: {error}") from error
+        arrays[name] = rows.reshape(-1).view(dtype).reshape(column.rows, *shape)
+    return header, arrays

@@ -1,0 +1,207 @@
+"""What a step is: the fields that are stored for it, and how arrays from outside are checked against them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+TERMINATED, TRUNCATED, START = 1, 2, 4
+"""Bits of the ``flags`` column: how a step ended its episode, and whether it began one."""
+
+RESERVED = {"reward", "terminated", "truncated", "flags", "final_obs", "lanes", "lane", "next_obs"} | {
+    "discount",
+    "weights",
+    "probabilities",
+    "ids",
+}
+
+
+@dataclass(frozen=True)
+class Field:
+    """One array that is stored for every step.
+
+    Args:
+        shape: shape of one step's value; for pixels one frame, without the stack.
+        dtype: a numpy boolean, integer or floating dtype.
+        stack: how many consecutive frames a batch carries on an axis before ``shape``; ``None``: no such axis.
+            Only for observations.
+        pad: what stands before an episode's first frame in a stack: that frame again ("repeat") or zeros.
+        codec: overrides the store's codec for this field: "auto", "zstd", "delta" or "raw".
+
+    Raises:
+        ValueError, TypeError: naming the argument that does not fit.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    stack: int | None = None
+    pad: Literal["repeat", "zeros"] = "repeat"
+    codec: str | None = None
+
+    def __post_init__(self) -> None:
+        shape = (self.shape,) if isinstance(self.shape, int) else self.shape
+        if not isinstance(shape, (tuple, list)) or any(not isinstance(n, (int, np.integer)) or n < 1 for n in shape):
+            raise ValueError(f"Field: shape {self.shape!r} must be a tuple of positive integers; () for a scalar")
+        try:
+            dtype = np.dtype(self.dtype)
+        except TypeError as error:
+            raise TypeError(f"Field: {self.dtype!r} is not a numpy dtype; write e.g. 'uint8'") from error
+        if dtype.kind not in "buif":
+            raise TypeError(f"Field: dtype {dtype} cannot be stored; use a boolean, integer or floating dtype")
+        if self.stack is not None and (not isinstance(self.stack, (int, np.integer)) or not 1 <= self.stack <= 64):
+            raise ValueError(f"Field: stack {self.stack!r} must be None or an integer from 1 to 64")
+        if self.pad not in ("repeat", "zeros"):
+            raise ValueError(f"Field: pad {self.pad!r} must be 'repeat' or 'zeros'")
+        object.__setattr__(self, "shape", tuple(int(n) for n in shape))
+        object.__setattr__(self, "dtype", dtype.newbyteorder("=").name)
+
+    @cached_property
+    def row_bytes(self) -> int:
+        """Bytes of one value, unencoded."""
+        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+
+    @property
+    def frames(self) -> int:
+        """Frames that one observation is made of: ``stack``, or 1."""
+        return self.stack or 1
+
+    @cached_property
+    def line_bytes(self) -> int:
+        """Bytes from a pixel to the one below it, or 0 for fewer than two dimensions."""
+        if len(self.shape) < 2:
+            return 0
+        # [H, W, 3] interleaves channels; anything else has its lines on the last axis.
+        line = self.shape[1:] if len(self.shape) == 3 and self.shape[2] <= 4 else self.shape[-1:]
+        return int(np.prod(line)) * np.dtype(self.dtype).itemsize
+
+    def rows(self, name: str, value: npt.ArrayLike, count: int | None) -> npt.NDArray[Any]:
+        """Check ``value`` as ``count`` rows of this field and return it as C-contiguous ``[count, *shape]``.
+
+        ``count`` is ``None`` for one value without a leading axis; it is returned with one. Integers of another width
+        are taken if every value fits, floats of another width are rounded.
+
+        Raises:
+            ValueError: another shape, or an integer out of range.  TypeError: another kind of dtype.
+        """
+        array = np.asarray(value)
+        dtype = np.dtype(self.dtype)
+        expected = self.shape if count is None else (count, *self.shape)
+        if array.shape != expected:
+            rows = "" if count is None else ", one row a lane"
+            hint = f" (the newest frame only: the stack of {self.stack} is made when sampling)" if self.stack else ""
+            raise ValueError(f"{name}: got shape {array.shape} {array.dtype}, expected {expected} {dtype}{rows}{hint}")
+        if array.dtype != dtype:
+            array = _converted(name, array, dtype)
+        return np.ascontiguousarray(array).reshape(1 if count is None else count, *self.shape)
+
+
+def _converted(name: str, array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    kinds = (array.dtype.kind, dtype.kind)
+    if kinds == ("f", "f") or (kinds[1] == "f" and kinds[0] in "iu"):
+        with np.errstate(over="ignore"):
+            converted = array.astype(dtype)
+        wrong = np.isinf(converted) & np.isfinite(array)
+        if wrong.any():
+            raise ValueError(f"{name}: value {array[wrong].flat[0]} does not fit into {dtype}; declare a wider dtype")
+        return converted
+    if kinds[0] in "iu" and kinds[1] in "iu":
+        converted = array.astype(dtype)
+        wrong = converted != array
+        if wrong.any():
+            raise ValueError(f"{name}: value {array[wrong].flat[0]} does not fit into {dtype}; declare a wider dtype")
+        return converted
+    raise TypeError(f"{name}: got dtype {array.dtype}, expected {dtype}; convert it, or declare the field so")
+
+
+@dataclass(frozen=True, init=False)
+class Spec:
+    """All that is stored for a step: ``obs`` (a field, or a dict of fields), ``action``, and any further fields.
+
+    ``reward`` (float32), ``terminated`` and ``truncated`` (bool) are always there and not declared.
+
+    Attributes:
+        fields: every declared field by its flat name; a dict observation's are ``"obs.<key>"``.
+    """
+
+    fields: dict[str, Field]
+
+    def __init__(self, *, obs: Field | Mapping[str, Field], action: Field, **extra: Field) -> None:
+        fields: dict[str, Field] = {}
+        if isinstance(obs, Mapping):
+            if not obs:
+                raise ValueError("Spec: obs is an empty dict; give at least one field")
+            for key, field in obs.items():
+                if not isinstance(key, str) or not key or "." in key:
+                    raise ValueError(f"Spec: observation key {key!r} must be a non-empty string without '.'")
+                fields[f"obs.{key}"] = field
+        else:
+            fields["obs"] = obs
+        for name, field in {"action": action, **extra}.items():
+            if name in RESERVED:
+                raise ValueError(f"Spec: field {name!r} is always there or made when sampling; do not declare it")
+            fields[name] = field
+        for name, field in fields.items():
+            if not isinstance(field, Field):
+                raise TypeError(f"Spec: {name} is {field!r}, expected a sharpwave.Field")
+            if field.stack is not None and not name.split(".")[0] == "obs":
+                raise ValueError(f"Spec: {name} has stack={field.stack}; only observations are stacked")
+        object.__setattr__(self, "fields", fields)
+
+    @cached_property
+    def obs_names(self) -> tuple[str, ...]:
+        """Flat names of the observation's fields."""
+        return tuple(name for name in self.fields if name.split(".")[0] == "obs")
+
+    @cached_property
+    def step_names(self) -> tuple[str, ...]:
+        """Names of the fields that have one value a step and no successor: the action and the extra fields."""
+        return tuple(name for name in self.fields if name.split(".")[0] != "obs")
+
+    @property
+    def dict_obs(self) -> bool:
+        """Whether the observation is a dict."""
+        return "obs" not in self.fields
+
+    @cached_property
+    def context(self) -> int:
+        """Frames before a segment's first step that the segment carries, so that stacks never leave it."""
+        return max(self.fields[name].frames for name in self.obs_names) - 1
+
+    @cached_property
+    def step_bytes(self) -> int:
+        """Bytes of one step, unencoded: one frame, action, further fields, reward and flags."""
+        return sum(field.row_bytes for field in self.fields.values()) + 4 + 1
+
+    def to_json(self) -> str:
+        """The schema as canonical JSON: what a segment's schema hash is computed from. Codecs are no part of it."""
+        fields = {
+            name: {"shape": field.shape, "dtype": field.dtype, "stack": field.stack, "pad": field.pad}
+            for name, field in self.fields.items()
+        }
+        return json.dumps({"fields": fields}, separators=(",", ":"))
+
+    @cached_property
+    def schema_hash(self) -> int:
+        """The first 8 bytes of BLAKE2b over :meth:`to_json`, as an unsigned integer."""
+        return int.from_bytes(hashlib.blake2b(self.to_json().encode(), digest_size=8).digest(), "little")
+
+    def split_obs(self, obs: Any, what: str = "obs") -> dict[str, Any]:
+        """An observation as the user holds it -> its arrays by flat field name."""
+        if not self.dict_obs:
+            return {"obs": obs}
+        keys = [name[4:] for name in self.obs_names]
+        if not isinstance(obs, Mapping) or set(obs) != set(keys):
+            came = f"keys {sorted(obs)}" if isinstance(obs, Mapping) else type(obs).__name__
+            raise ValueError(f"{what}: got {came}, expected a dict with the keys {sorted(keys)}")
+        return {f"obs.{key}": obs[key] for key in keys}
+
+    def join_obs(self, arrays: Mapping[str, Any]) -> Any:
+        """Inverse of :meth:`split_obs`."""
+        return {name[4:]: arrays[name] for name in self.obs_names} if self.dict_obs else arrays["obs"]

@@ -1,0 +1,410 @@
+"""The store: a log of steps that learners sample from."""
+
+from __future__ import annotations
+
+import re
+import threading
+import weakref
+from collections.abc import Mapping
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from .codecs import NAMES, codec_choice
+from .sampling.retention import Fifo
+from .sampling.samplers import Sampler, Uniform
+from .segment import FIRST_FIELD
+from .spec import TERMINATED, TRUNCATED, Spec
+from .tiers.log import DEFAULT_STRIDE, StepLog
+from .views.transitions import Transitions
+
+_UNITS = {"": 1, "B": 1} | {f"{p}{u}": b**e for e, p in enumerate("KMGT", 1) for u, b in (("B", 1000), ("iB", 1024))}
+SMALLEST_RAM = 4 << 20
+MOST_LANES = 1 << 20
+
+
+def parse_bytes(size: int | str, name: str = "ram") -> int:
+    """``"512MiB"``, ``"2GB"`` or a number of bytes -> bytes.  Raises: ValueError."""
+    if isinstance(size, (int, np.integer)) and not isinstance(size, bool):
+        return int(size)
+    found = re.fullmatch(r"\s*([0-9.]+)\s*([A-Za-z]*)\s*", size) if isinstance(size, str) else None
+    if found and found[2] in _UNITS:
+        try:
+            return int(float(found[1]) * _UNITS[found[2]])
+        except ValueError:
+            pass
+    raise ValueError(f"{name}: got {size!r}, expected bytes as an integer, or a string such as '512MiB' or '2GB'")
+
+
+class Store:
+    """A compressed replay memory: steps go in once, encoded; batches are put together when they are sampled.
+
+    Args:
+        spec: what is stored for a step.
+        capacity: most steps to hold; and/or
+        ram: most bytes of RAM that the store may take, all included (encoded steps, open segments, index, samplers,
+            batches): a number, or "512MiB". At least one of the two. What is full lets the oldest segments go.
+        codec: "auto" (measured on the data), "delta", "zstd" or "raw"; or a dict of those by field name, where fields
+            not named are "auto". ``Field(codec=)`` comes before it.
+        retention: what leaves when the store is full.
+        seed: of the sampling, so that the same calls give the same batches.
+        segment_steps: steps in a segment: what is encoded, and what leaves, at a time. Default 128, less where the
+            capacity or ``ram`` is small.
+
+    All methods may be called from several threads.
+
+    Raises:
+        ValueError, TypeError: naming the argument.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        *,
+        capacity: int | None = None,
+        ram: int | str | None = None,
+        codec: str | Mapping[str, str] = "auto",
+        retention: Fifo | None = None,
+        seed: int = 0,
+        segment_steps: int | None = None,
+    ) -> None:
+        if not isinstance(spec, Spec):
+            raise TypeError(f"Store: spec is {spec!r}, expected a sharpwave.Spec")
+        self.spec = spec
+        self.capacity = _check_capacity(capacity)
+        self.ram = None if ram is None else parse_bytes(ram)
+        if self.capacity is None and self.ram is None:
+            raise ValueError(
+                "Store: give capacity= (steps), ram= (bytes) or both; without either it would never be full"
+            )
+        if self.ram is not None and self.ram < SMALLEST_RAM:
+            raise ValueError(f"Store: ram={ram!r}, expected at least {SMALLEST_RAM >> 20} MiB")
+        if retention is not None and not isinstance(retention, Fifo):
+            raise TypeError(f"Store: retention is {retention!r}, expected sharpwave.Fifo()")
+        if not isinstance(seed, (int, np.integer)) or seed < 0:
+            raise ValueError(f"Store: seed={seed!r}, expected an integer of at least 0")
+        self.retention = retention or Fifo()
+        self.seed = int(seed)
+        self.segment_steps = self._stride(segment_steps)
+        self._lock = threading.RLock()
+        self._views: list[weakref.ref[Transitions]] = []
+        self._views_made = 0
+        self._log = StepLog(spec, self._codecs(codec), self.capacity, self.ram, self.segment_steps)
+        self._log.watchers.append(self._forget)
+        self._log.other_bytes = lambda: sum(view.nbytes for view in self._live_views())
+
+    def _stride(self, segment_steps: int | None) -> int:
+        if segment_steps is not None:
+            if not isinstance(segment_steps, (int, np.integer)) or not 1 <= segment_steps <= 65536:
+                raise ValueError(f"Store: segment_steps={segment_steps!r}, expected an integer from 1 to 65536")
+            return int(segment_steps)
+        stride = DEFAULT_STRIDE
+        if self.capacity is not None:
+            stride = min(stride, self.capacity // 16)
+        if self.ram is not None:
+            stride = min(stride, self.ram // 64 // self.spec.step_bytes)
+        return max(1, stride)
+
+    def _codecs(self, codec: str | Mapping[str, str]) -> dict[str, str]:
+        given = codec if isinstance(codec, Mapping) else dict.fromkeys(self.spec.fields, codec)
+        unknown = set(given) - set(self.spec.fields)
+        if unknown:
+            raise ValueError(f"Store: codec names unknown field {min(unknown)!r}; there are {list(self.spec.fields)}")
+        return {name: codec_choice(field.codec or given.get(name, "auto")) for name, field in self.spec.fields.items()}
+
+    # writing
+
+    def extend(
+        self,
+        *,
+        obs: Any,
+        action: npt.ArrayLike,
+        reward: npt.ArrayLike,
+        terminated: npt.ArrayLike,
+        truncated: npt.ArrayLike,
+        final_obs: Any = None,
+        lanes: npt.ArrayLike | None = None,
+        **extra: npt.ArrayLike,
+    ) -> None:
+        """Append one step to each of several lanes. Everything is copied.
+
+        Args:
+            obs: [rows, *shape] (or a dict of those): the newest frame of what the action was taken in.
+            action, reward, terminated, truncated, extra: [rows, *shape], what came of it.
+            final_obs: [rows, *shape], the true observation after the step; read where the step ended an episode. Needed
+                where a step is truncated; where it is terminated and this is absent, ``obs`` stands in (it counts for
+                nothing: the discount is 0).
+            lanes: int [rows], whose steps these are, all different. Default 0, 1, ...; new lanes are made.
+
+        Raises:
+            ValueError, TypeError, KeyError: what came, what was expected; then nothing changed.
+            MemoryError: ``ram`` is too small for so many lanes.
+
+        Cost: 3 to 7 us a row of 84x84 pixels, encoding included.
+        """
+        first = obs[next(iter(obs))] if isinstance(obs, Mapping) and obs else obs
+        count = len(first) if np.ndim(first) else 0
+        numbers = _lanes(lanes, count)
+        rows, flags, finals = self._checked(count, obs, action, reward, terminated, truncated, final_obs, extra)
+        self._write(numbers, rows, flags, finals)
+
+    def append(
+        self,
+        *,
+        lane: int = 0,
+        obs: Any,
+        action: npt.ArrayLike,
+        reward: npt.ArrayLike,
+        terminated: bool,
+        truncated: bool,
+        final_obs: Any = None,
+        **extra: npt.ArrayLike,
+    ) -> None:
+        """Append one step to one lane: as :meth:`extend`, without the leading axis."""
+
+        if not isinstance(lane, (int, np.integer)) or not 0 <= lane < MOST_LANES:
+            raise ValueError(f"append: lane {lane!r}, expected an integer from 0 to {MOST_LANES - 1}")
+        checked = self._checked(None, obs, action, reward, terminated, truncated, final_obs, extra)
+        self._write(np.array([lane], np.int64), *checked)
+
+    def _checked(
+        self,
+        count: int | None,
+        obs: Any,
+        action: npt.ArrayLike,
+        reward: npt.ArrayLike,
+        terminated: npt.ArrayLike,
+        truncated: npt.ArrayLike,
+        final_obs: Any,
+        extra: Mapping[str, npt.ArrayLike],
+    ) -> tuple[dict[str, npt.NDArray[Any]], npt.NDArray[np.uint8], dict[str, npt.NDArray[Any]] | None]:
+        """Rows by field, flags uint8 [n] and final observations by field. ``count`` is ``None`` for one step."""
+        spec = self.spec
+        rows = {name: spec.fields[name].rows(name, value, count) for name, value in spec.split_obs(obs).items()}
+        given = {"action": action, **extra}
+        if given.keys() != set(spec.step_names):
+            raise _unknown(given.keys(), spec.step_names)
+        for name, value in given.items():
+            rows[name] = spec.fields[name].rows(name, value, count)
+        rows["reward"] = _rewards(reward, count)
+        te, tr = _flags("terminated", terminated, count), _flags("truncated", truncated, count)
+        flags = te.view(np.uint8) * np.uint8(TERMINATED) | tr.view(np.uint8) * np.uint8(TRUNCATED)
+        if final_obs is not None and flags.any():
+            split = spec.split_obs(final_obs, "final_obs")
+            finals = {name: spec.fields[name].rows(f"final_{name}", value, count) for name, value in split.items()}
+            return rows, flags, finals
+        if final_obs is None and (tr & ~te).any():
+            raise ValueError(
+                f"final_obs: row {int(np.argmax(tr & ~te))} is truncated, expected the observation after that step as "
+                "final_obs; learning bootstraps from it (Gymnasium: info['final_obs'], or the step's own obs where the "
+                "reset is separate)"
+            )
+        return rows, flags, None
+
+    def _write(
+        self,
+        lanes: npt.NDArray[np.int64],
+        rows: dict[str, npt.NDArray[Any]],
+        flags: npt.NDArray[np.uint8],
+        finals: dict[str, npt.NDArray[Any]] | None,
+    ) -> None:
+        with self._lock:
+            self._log.check_open()
+            if len(lanes):
+                self._log.open_lanes(int(lanes.max()) + 1)
+                self._log.write(lanes, flags, rows, finals)
+
+    def end_episode(self, lane: int, final_obs: Any) -> None:
+        """Say that the lane's episode was broken off after its last step: the step becomes truncated.
+
+        Args:
+            final_obs: the observation after that step (one, without a leading axis).
+
+        Raises:
+            ValueError: the lane has no step, or its episode has ended already.
+        """
+        spec = self.spec
+        final = {
+            name: spec.fields[name].rows(f"final_{name}", value, None)
+            for name, value in spec.split_obs(final_obs, "final_obs").items()
+        }
+        with self._lock:
+            self._log.check_open()
+            if not isinstance(lane, (int, np.integer)) or not 0 <= lane < self._log.lanes:
+                raise ValueError(f"end_episode: lane {lane!r}, expected one of the {self._log.lanes} lanes written to")
+            if self._log.ended(int(lane)):
+                raise ValueError(f"end_episode: the last episode of lane {lane} has ended already")
+            self._log.end_episode(int(lane), final)
+
+    # sampling
+
+    def transitions(
+        self,
+        *,
+        n_step: int = 1,
+        gamma: float = 0.99,
+        sampler: Sampler | None = None,
+        depth: int = 2,
+        seed: int | None = None,
+    ) -> Transitions:
+        """A view that samples n-step transitions; several may sample one store.
+
+        Args:
+            n_step: rewards summed, at most; fewer at an episode's end.
+            gamma: discount factor.
+            sampler: ``Uniform()`` (default) or ``Prioritized(...)``, one instance a view.
+            depth: how many batches stay valid at a time; each takes memory of its own.
+            seed: default: from the store's seed and the number of views made before.
+
+        Raises:
+            ValueError: naming the argument.
+        """
+        with self._lock:
+            self._log.check_open()
+            seeds = [self.seed, self._views_made] if seed is None else seed
+            view = Transitions(
+                self._log,
+                self._lock,
+                n_step=n_step,
+                gamma=gamma,
+                sampler=Uniform() if sampler is None else sampler,
+                depth=depth,
+                seed=seeds,
+            )
+            self._views_made += 1
+            self._views.append(weakref.ref(view))
+            self._log.limit_arena()
+            return view
+
+    # accounting
+
+    def __len__(self) -> int:
+        """Steps held now, those in open segments included."""
+        return self._log.held_steps
+
+    @property
+    def lanes(self) -> int:
+        """Lanes written to so far."""
+        return self._log.lanes
+
+    @property
+    def total_steps(self) -> int:
+        """Steps ever appended."""
+        return self._log.total_steps
+
+    def stats(self) -> dict[str, Any]:
+        """What the store holds and what that costs, every byte accounted for.
+
+        Returns:
+            ``steps``, ``total_steps``, ``evicted_steps``, ``evicted_segments``, ``segments``, ``lanes``;
+            ``bytes``: by use - ``arena_used`` (sealed segments), ``arena_free`` (committed, empty), ``open_segments``,
+            ``index``, ``dictionaries``, ``encoders``, ``samplers`` (trees), ``batches``;
+            ``total_bytes``, their sum: what the process's memory grew by;
+            ``bytes_per_step``: total_bytes / steps; ``encoded_bytes_per_step``: of sealed segments alone;
+            ``raw_bytes_per_step``: of a step as it came; ``codecs``: by field, columns packed by each codec.
+        """
+        with self._lock:
+            log, index = self._log, self._log.index
+            sealed = np.flatnonzero(index.sealed[: index.highest] & (index.rows[: index.highest] > 0))
+            views = self._live_views()
+            batches = sum(view.batch_bytes for view in views)
+            taken = log.bytes() | {"samplers": sum(view.nbytes for view in views) - batches, "batches": batches}
+            total = sum(taken.values())
+            sealed_steps = int(index.rows[sealed].sum())
+            return {
+                "steps": log.held_steps,
+                "total_steps": log.total_steps,
+                "evicted_steps": log.evicted_steps,
+                "evicted_segments": log.evicted_segments,
+                "segments": len(sealed) + log.lanes,
+                "lanes": log.lanes,
+                "bytes": taken,
+                "total_bytes": total,
+                "bytes_per_step": total / max(1, log.held_steps),
+                "encoded_bytes_per_step": log.sealed_bytes / max(1, sealed_steps),
+                "raw_bytes_per_step": self.spec.step_bytes,
+                "codecs": {
+                    name: {
+                        NAMES[codec]: int((index.codec[FIRST_FIELD + i, sealed] == codec).sum())
+                        for codec in np.unique(index.codec[FIRST_FIELD + i, sealed]).tolist()
+                    }
+                    for i, name in enumerate(self.spec.fields)
+                },
+            }
+
+    def close(self) -> None:
+        """Refuse any further writing and sampling. Memory goes with the last reference to the store and its views."""
+        with self._lock:
+            self._log.closed = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        limits = f"capacity={self.capacity}, ram={self.ram}"
+        return f"<Store {len(self):,} steps in {self.lanes} lanes, {limits}, fields {list(self.spec.fields)}>"
+
+    def _live_views(self) -> list[Transitions]:
+        return [view for ref in self._views if (view := ref()) is not None]
+
+    def _forget(self, slot: int) -> None:
+        for view in self._live_views():
+            view.forget(slot)
+
+
+def _check_capacity(capacity: Any) -> int | None:
+    if capacity is None:
+        return None
+    if isinstance(capacity, bool) or not isinstance(capacity, (int, np.integer)) or not 2 <= capacity <= 2**31:
+        raise ValueError(f"Store: capacity={capacity!r}, expected an integer number of steps from 2 to 2**31")
+    return int(capacity)
+
+
+def _unknown(given: Any, expected: Any) -> KeyError:
+    extra, missing = set(given) - set(expected), set(expected) - set(given)
+    what = f"unknown field {min(extra)!r}" if extra else f"field {min(missing)!r} is missing"
+    return KeyError(f"extend: {what}; the spec's fields beside obs are {list(expected)}")
+
+
+def _flags(name: str, value: npt.ArrayLike, count: int | None) -> npt.NDArray[np.bool_]:
+    array = np.asarray(value)
+    expected = () if count is None else (count,)
+    if array.shape != expected or array.dtype != np.bool_:
+        raise ValueError(f"{name}: got {_told(array)}, expected shape {expected} bool, one for each step")
+    return np.ascontiguousarray(array).reshape(-1)
+
+
+def _rewards(reward: npt.ArrayLike, count: int | None) -> npt.NDArray[np.float32]:
+    array = np.asarray(reward)
+    expected = () if count is None else (count,)
+    if array.shape != expected or array.dtype.kind not in "iuf":
+        raise ValueError(f"reward: got {_told(array)}, expected shape {expected} float32, one for each step")
+    with np.errstate(over="ignore"):  # found below, and named
+        rewards = np.ascontiguousarray(array, np.float32).reshape(-1)
+    if not np.isfinite(rewards).all():
+        row = int(np.argmax(~np.isfinite(rewards)))
+        raise ValueError(
+            f"reward: row {row} is {array.reshape(-1)[row]}, expected finite float32; look at the environment"
+        )
+    return rewards
+
+
+def _lanes(lanes: npt.ArrayLike | None, count: int) -> npt.NDArray[np.int64]:
+    if lanes is None:
+        return np.arange(count)
+    array = np.asarray(lanes)
+    if array.shape != (count,) or array.dtype.kind not in "iu":
+        raise ValueError(f"lanes: got {_told(array)}, expected shape ({count},) of integers, one for each row of obs")
+    if count and (array.min() < 0 or array.max() >= MOST_LANES):
+        raise ValueError(f"lanes: got {array.min()}..{array.max()}, expected numbers from 0 to {MOST_LANES - 1}")
+    if len(np.unique(array)) != count:
+        raise ValueError(f"lanes: {array.tolist()} repeats a lane; a call appends one step to each")
+    return array.astype(np.int64)
+
+
+def _told(array: npt.NDArray[Any]) -> str:
+    return f"{array.item()!r}" if array.ndim == 0 else f"shape {array.shape} {array.dtype}"

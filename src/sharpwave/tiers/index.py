@@ -1,0 +1,98 @@
+"""Where every segment lies: the arrays beside the arena that sampling reads.
+
+A slot holds one segment, open or sealed, of at most ``stride`` steps. The step in row r of slot s is *leaf*
+``s * stride + r``; its id is ``generation[s] << 32 | leaf``, so that an id is never used for a second step.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+LEAF_BITS = 32
+LEAF_MASK = (1 << LEAF_BITS) - 1
+
+
+class SegmentIndex:
+    """Per-slot arrays. Untouched slots cost no memory: slots are handed out lowest first.
+
+    Attributes:
+        rows: int32 [slots], steps in the segment; 0 for a free slot.
+        generation: int64 [slots], how many segments the slot has held before.
+        lane, next: int32 [slots], whose segment it is and the slot of the lane's following one (-1: none yet).
+        context, frames: int32 [slots], rows of the observation's columns before the first step, and in all.
+        sealed, begins: uint8 [slots], whether the segment is sealed, and whether its first step begins an episode.
+        offset: int64 [columns, slots], where each column's payload begins in the arena.
+        codec: uint8 [columns, slots].
+        dictionary: int32 [columns, slots], the place of the column's dictionary in its field's table.
+        base, nbytes: int64 [slots], the sealed segment's place in the arena.
+        first_step: int64 [slots], the lane's number of the first step.
+    """
+
+    def __init__(self, slots: int, stride: int, columns: int) -> None:
+        self.slots = slots
+        self.stride = stride
+        self.rows = np.zeros(slots, np.int32)
+        self.generation = np.zeros(slots, np.int64)
+        self.lane = np.zeros(slots, np.int32)
+        self.next = np.zeros(slots, np.int32)
+        self.context = np.zeros(slots, np.int32)
+        self.frames = np.zeros(slots, np.int32)
+        self.sealed = np.zeros(slots, np.uint8)
+        self.begins = np.zeros(slots, np.uint8)
+        self.offset = np.zeros((columns, slots), np.int64)
+        self.codec = np.zeros((columns, slots), np.uint8)
+        self.dictionary = np.zeros((columns, slots), np.int32)
+        self.base = np.zeros(slots, np.int64)
+        self.nbytes = np.zeros(slots, np.int64)
+        self.first_step = np.zeros(slots, np.int64)
+        self._returned: list[int] = []
+        self.highest = 0
+
+    @property
+    def leaves(self) -> int:
+        """Number of leaves: the size of a per-step tree."""
+        return self.slots * self.stride
+
+    @property
+    def touched_bytes(self) -> int:
+        """Bytes of memory in use."""
+        arrays: list[npt.NDArray[Any]] = [a for a in vars(self).values() if isinstance(a, np.ndarray)]
+        return sum(a.nbytes for a in arrays) * self.highest // self.slots + 8 * len(self._returned)
+
+    def take(self) -> int | None:
+        """The lowest free slot, emptied; ``None`` if all are in use."""
+        if self._returned:
+            slot = heapq.heappop(self._returned)
+        elif self.highest < self.slots:
+            slot = self.highest
+            self.highest += 1
+        else:
+            return None
+        self.rows[slot] = self.frames[slot] = self.context[slot] = 0
+        self.sealed[slot] = 0
+        self.next[slot] = -1
+        return slot
+
+    def give_back(self, slot: int) -> None:
+        """Free a slot; ids of its steps are stale from now on."""
+        self.rows[slot] = 0
+        self.generation[slot] += 1
+        heapq.heappush(self._returned, slot)
+
+    def ids(self, leaves: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Ids of the steps that live at ``leaves`` now."""
+        ids: npt.NDArray[np.int64] = (self.generation[leaves // self.stride] << LEAF_BITS) | leaves
+        return ids
+
+    def resolve(self, ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+        """Leaves of ``ids`` [n], and bool [n]: the step is still held. A leaf that is not held is 0."""
+        leaves = ids & LEAF_MASK
+        slots = leaves // self.stride
+        inside = (ids >= 0) & (slots < self.slots)
+        slots = np.where(inside, slots, 0)
+        held = inside & (self.generation[slots] == ids >> LEAF_BITS) & (leaves % self.stride < self.rows[slots])
+        return np.where(held, leaves, 0), held

@@ -1,0 +1,137 @@
+"""The RAM tier: one flat piece of address space in which all encoded segments and all open rows lie.
+
+The space is reserved at once and costs nothing until it is written to. It is handed out in chunks of equal size;
+segments are laid one behind the other into the current chunk, and a chunk whose last segment has gone is used again. Under FIFO
+retention this is a ring; under any other it stays correct, only less tightly packed.
+"""
+
+from __future__ import annotations
+
+import mmap
+import sys
+
+import numpy as np
+import numpy.typing as npt
+
+PAGE = 4096
+ALIGNMENT = 8
+_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
+
+
+def rounded(nbytes: int, unit: int) -> int:
+    """``nbytes`` up to a multiple of ``unit``."""
+    return -(-nbytes // unit) * unit
+
+
+class Arena:
+    """Allocates byte ranges in :attr:`memory`.
+
+    Args:
+        reserve_bytes: address space to reserve; bounds what can ever be held.
+        chunk_bytes: size of a chunk, and of the largest range; a multiple of the page size.
+
+    Attributes:
+        memory: uint8 [reserve_bytes], what all offsets refer to.
+        used_bytes: bytes handed out and not freed.
+        limit_bytes: bytes of memory that may be committed (touched) at most; settable at any time.
+
+    Raises:
+        MemoryError: the address space cannot be reserved.
+    """
+
+    def __init__(self, reserve_bytes: int, chunk_bytes: int) -> None:
+        self.chunk_bytes = chunk_bytes
+        reserve_bytes = rounded(max(reserve_bytes, 4 * chunk_bytes), chunk_bytes)
+        try:
+            if sys.platform == "win32":
+                self._map = mmap.mmap(-1, reserve_bytes)
+            else:
+                flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
+                self._map = mmap.mmap(-1, reserve_bytes, flags=flags)
+        except (OSError, ValueError, OverflowError) as error:
+            raise MemoryError(
+                f"store: cannot reserve {reserve_bytes:,} bytes of address space ({error}); "
+                "lower capacity=, or give ram= to bound it"
+            ) from error
+        self.memory: npt.NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
+        chunks = reserve_bytes // chunk_bytes
+        self.limit_bytes = reserve_bytes
+        self.used_bytes = 0
+        self._live = np.zeros(chunks, np.int64)  # bytes handed out in each chunk
+        self._touched = np.zeros(chunks, np.int64)  # highest byte ever written in each chunk since it was committed
+        self._free: list[int] = []  # empty chunks whose memory is still committed
+        self._fresh = 0  # chunks from here on were never used
+        self._current = -1
+        self._top = 0
+
+    @property
+    def committed_bytes(self) -> int:
+        """Bytes that were written to and not given back to the system: what the arena costs in RAM."""
+        return int(self._touched[: self._fresh].sum())
+
+    def allocate(self, nbytes: int) -> int | None:
+        """Offset of ``nbytes`` (at most a chunk) aligned to 8; ``None`` where the limit or the space is used up."""
+        nbytes = rounded(nbytes, ALIGNMENT)
+        assert 0 < nbytes <= self.chunk_bytes, (nbytes, self.chunk_bytes)
+        if self._current < 0 or self._top + nbytes > self.chunk_bytes:
+            chunk = self._take(nbytes)
+            if chunk is None:
+                return None
+            previous, self._current, self._top = self._current, chunk, 0
+            if previous >= 0 and self._live[previous] == 0:
+                self._free.append(previous)
+        elif not self._may_commit(self._current, self._top + nbytes):
+            return None
+        offset = self._current * self.chunk_bytes + self._top
+        self._top += nbytes
+        self._grow(self._current, self._top, nbytes)
+        return offset
+
+    def reserve(self) -> int | None:
+        """Offset of a whole chunk, for rows that are still being written; ``None`` as in :meth:`allocate`."""
+        chunk = self._take(self.chunk_bytes)
+        if chunk is None:
+            return None
+        self._grow(chunk, self.chunk_bytes, self.chunk_bytes)
+        return chunk * self.chunk_bytes
+
+    def free(self, offset: int, nbytes: int) -> None:
+        """Give back a range from :meth:`allocate`, or a chunk from :meth:`reserve`."""
+        chunk = offset // self.chunk_bytes
+        nbytes = rounded(nbytes, ALIGNMENT)
+        self.used_bytes -= nbytes
+        self._live[chunk] -= nbytes
+        assert self._live[chunk] >= 0
+        if self._live[chunk] == 0:
+            if chunk == self._current:
+                self._top = 0
+            else:
+                self._free.append(chunk)
+
+    def trim(self) -> None:
+        """Give the memory of empty chunks back to the system."""
+        for chunk in self._free:
+            if self._touched[chunk] and hasattr(self._map, "madvise"):
+                self._map.madvise(mmap.MADV_DONTNEED, chunk * self.chunk_bytes, self.chunk_bytes)
+                self._touched[chunk] = 0
+
+    def _take(self, nbytes: int) -> int | None:
+        # Of the empty chunks the one that is most committed, so that memory touched once is used again.
+        if self._free:
+            best = max(range(len(self._free)), key=lambda i: self._touched[self._free[i]])
+            if self._may_commit(self._free[best], nbytes):
+                return self._free.pop(best)
+            return None
+        if self._fresh < len(self._live) and self._may_commit(self._fresh, nbytes):
+            self._fresh += 1
+            return self._fresh - 1
+        return None
+
+    def _may_commit(self, chunk: int, top: int) -> bool:
+        more = rounded(top, PAGE) - int(self._touched[chunk])
+        return more <= 0 or self.committed_bytes + more <= self.limit_bytes
+
+    def _grow(self, chunk: int, top: int, nbytes: int) -> None:
+        self.used_bytes += nbytes
+        self._live[chunk] += nbytes
+        self._touched[chunk] = max(int(self._touched[chunk]), rounded(top, PAGE))

@@ -1,0 +1,72 @@
+"""What a view hands to the learner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+
+@dataclass
+class Batch:
+    """B transitions. Arrays are views of memory that the view uses again: valid until ``depth`` later samples.
+
+    Attributes:
+        obs, next_obs: [B, stack, *shape] where the field has a stack, else [B, *shape]; for dict observations a dict of
+            those. ``next_obs`` is the observation after the last step that ``reward`` sums, the true final one where
+            that step ended the episode.
+        action: [B, *shape].
+        reward: float32 [B], the discounted sum of up to n rewards.
+        discount: float32 [B], ``gamma**n_used * (1 - terminated)``: what the value of ``next_obs`` counts for.
+        weights: float32 [B], importance weights, 1 for uniform sampling.
+        probabilities: float64 [B], with which each was drawn.
+        ids: int64 [B], for ``update_priorities``.
+        fields: the spec's further fields by name, at the transition's first step. Also as ``batch["name"]``.
+    """
+
+    obs: Any
+    action: Any
+    reward: Any
+    next_obs: Any
+    discount: Any
+    weights: Any
+    probabilities: Any
+    ids: Any
+    fields: dict[str, Any]
+
+    def __getitem__(self, name: str) -> Any:
+        """Any part by its name.  Raises: KeyError."""
+        if name in self.fields:
+            return self.fields[name]
+        if name in (field.name for field in fields(self)):
+            return getattr(self, name)
+        raise KeyError(f"batch: no field {name!r}; there are {[f.name for f in fields(self)] + list(self.fields)}")
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def map(self, function: Callable[[Any], Any]) -> Batch:
+        """The batch with ``function`` applied to every array."""
+
+        def apply(value: Any) -> Any:
+            return {k: apply(v) for k, v in value.items()} if isinstance(value, dict) else function(value)
+
+        return Batch(*(apply(getattr(self, field.name)) for field in fields(self)))
+
+    def copy(self) -> Batch:
+        """A batch with memory of its own."""
+        return self.map(np.copy)
+
+    def torch(self, device: Any = "cpu") -> Batch:
+        """The same batch as torch tensors on ``device``.
+
+        On the CPU they share the batch's memory. For CUDA they are copied through pinned memory, without waiting.
+        """
+        import torch
+
+        target = torch.device(device)
+        if target.type == "cpu":
+            return self.map(torch.from_numpy)
+        return self.map(lambda a: torch.from_numpy(np.ascontiguousarray(a)).pin_memory().to(target, non_blocking=True))

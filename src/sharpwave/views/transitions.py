@@ -1,0 +1,309 @@
+"""Transitions: frame stacks, n-step returns and next observations, put together from the log when they are sampled."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import EmptyError
+from ..sampling.samplers import Draw, Sampler
+from ..segment import FLAGS, REWARD
+from .batch import Batch
+from .gather import gather, locate, sync
+
+if TYPE_CHECKING:
+    from ..tiers.log import StepLog
+
+Ints = npt.NDArray[np.int64]
+
+RUNS = 1024
+"""Runs of new steps that one call of ``sync`` reports."""
+
+
+class _Buffers:
+    """Memory for one batch of a given size, and arrays that shape it."""
+
+    def __init__(self, view: Transitions, size: int) -> None:
+        self.draw = Draw.of(size)
+        self.reward = np.empty(size, np.float32)
+        self.discount = np.empty(size, np.float32)
+        self.places = np.empty((7, size), np.int64)
+        spec = view._log.spec
+        self.windows: dict[str, list[npt.NDArray[np.uint8]]] = {}
+        shaped: dict[str, list[npt.NDArray[Any]]] = {}
+        for name, field in spec.fields.items():
+            if name in spec.obs_names:
+                # One window holds both stacks where they overlap by all but one frame; else each has its own.
+                shared = view.n_step == 1
+                lengths = [field.frames + 1] if shared else [field.frames] * 2
+            else:
+                lengths = [1]
+            windows = [np.empty((size, length, field.row_bytes), np.uint8) for length in lengths]
+            typed = [w.view(field.dtype).reshape(size, w.shape[1], *field.shape) for w in windows]
+            if name in spec.obs_names and view.n_step == 1:
+                typed = [typed[0][:, :-1], typed[0][:, 1:]]
+            shaped[name] = typed if field.stack is not None else [array[:, 0] for array in typed]
+            self.windows[name] = windows
+        self.batch = Batch(
+            obs=spec.join_obs({name: shaped[name][0] for name in spec.obs_names}),
+            action=shaped["action"][0],
+            reward=self.reward,
+            next_obs=spec.join_obs({name: shaped[name][1] for name in spec.obs_names}),
+            discount=self.discount,
+            weights=self.draw.weights,
+            probabilities=self.draw.probabilities,
+            ids=np.empty(size, np.int64),
+            fields={name: shaped[name][0] for name in spec.step_names if name != "action"},
+        )
+
+    @property
+    def nbytes(self) -> int:
+        windows = sum(w.nbytes for pair in self.windows.values() for w in pair)
+        return windows + self.draw.nbytes + self.places.nbytes + self.reward.nbytes * 2 + self.batch.ids.nbytes
+
+
+class Transitions:
+    """A view of a store as n-step transitions. Made by :meth:`sharpwave.Store.transitions`.
+
+    Args:
+        log: the store's log; ``lock`` guards it.
+        n_step: steps that ``reward`` sums, at most.
+        gamma: discount factor, 0 to 1.
+        depth: how many batches stay valid at a time.
+    """
+
+    def __init__(
+        self, log: StepLog, lock: Any, *, n_step: int, gamma: float, sampler: Sampler, depth: int, seed: Any
+    ) -> None:
+        if not isinstance(n_step, (int, np.integer)) or n_step < 1:
+            raise ValueError(f"transitions: n_step={n_step!r}, expected an integer of at least 1")
+        if not isinstance(gamma, (int, float, np.floating)) or not 0 <= gamma <= 1:
+            raise ValueError(f"transitions: gamma={gamma!r}, expected a number from 0 to 1")
+        if not isinstance(depth, (int, np.integer)) or depth < 1:
+            raise ValueError(f"transitions: depth={depth!r}, expected an integer of at least 1")
+        if isinstance(sampler, type) or not hasattr(sampler, "draw"):
+            raise TypeError(
+                f"transitions: sampler={sampler!r}, expected sharpwave.Uniform() or sharpwave.Prioritized(...)"
+            )
+        self.n_step, self.gamma, self.depth, self.sampler = int(n_step), float(gamma), int(depth), sampler
+        self._log, self._lock = log, lock
+        self._rng = np.random.default_rng(seed)
+        sampler.bind(log.index.slots, log.index.stride)
+        self._known = np.zeros(log.index.slots, np.int32)
+        self._cursor = np.zeros(0, np.int32)
+        self._runs = np.empty((3, RUNS), np.int64)
+        self._count = 0
+        self._ring: list[_Buffers] = []
+        self._turn = 0
+
+    def __len__(self) -> int:
+        """Steps that can be sampled now."""
+        with self._lock:
+            self._sync()
+            return self._count
+
+    def sample(self, batch_size: int, *, beta: float | None = None) -> Batch:
+        """Draw ``batch_size`` transitions.
+
+        Args:
+            beta: overrides a prioritized sampler's.
+
+        Returns a batch in reused memory: valid until ``depth`` later calls. Cost: drawing is O(log8 steps) an item;
+        decoding a window of five 84x84 frames takes some 2 us on each core.
+
+        Raises:
+            EmptyError: no step can be sampled yet.  ValueError: ``batch_size`` or ``beta`` out of range.
+        """
+        _check_batch_size(batch_size)
+        if beta is not None and not (isinstance(beta, (int, float, np.floating)) and 0 <= beta <= 1):
+            raise ValueError(f"sample: beta={beta!r}, expected a number from 0 to 1")
+        with self._lock:
+            self._log.check_open()
+            self._sync()
+            buffers = self._next_buffers(batch_size) if self._count else None
+            if buffers is None or self._count == 0:
+                raise EmptyError(
+                    f"sample: no step can be sampled yet: the store holds {self._log.held_steps}, and a step can be "
+                    f"sampled once its episode has ended or {self.n_step} more steps were appended to its lane"
+                )
+            self.sampler.draw(buffers.draw, self._rng, beta)
+            return self._fill(buffers)
+
+    def fetch(self, ids: npt.ArrayLike) -> Batch:
+        """The transitions with the given ids, in memory of their own; ``weights`` and ``probabilities`` are 1 and NaN.
+
+        Raises:
+            KeyError: an id that has left, or cannot be sampled yet.
+        """
+        ids = _check_ids(ids)
+        with self._lock:
+            self._log.check_open()
+            self._sync()
+            leaves, there = self._resolve(ids)
+            if not there.all():
+                raise KeyError(f"fetch: id {ids[~there][0]} has left the store, or its successor is not known yet")
+            buffers = _Buffers(self, len(ids))
+            buffers.draw.leaves[:] = leaves
+            buffers.draw.probabilities.fill(math.nan)
+            return self._fill(buffers)
+
+    def sampleable_ids(self) -> Ints:
+        """Ids of all steps that can be sampled now, in no particular order."""
+        with self._lock:
+            self._sync()
+            slots = np.flatnonzero(self._known)
+            stride = self._log.stride
+            leaves = [np.arange(s * stride, s * stride + self._known[s]) for s in slots]
+            return self._log.index.ids(np.concatenate(leaves) if leaves else np.empty(0, np.int64))
+
+    def update_priorities(self, ids: npt.ArrayLike, td_error: npt.ArrayLike) -> int:
+        """New priorities ``|td_error| + eps`` for ``ids``; returns how many were stale.
+
+        A step that has left, or whose place another has taken, is counted and skipped; of repeated ids the last wins.
+
+        Raises:
+            ValueError: shapes differ, or a value is NaN or infinite; then nothing changed.
+        """
+        ids = _check_ids(ids)
+        errors = np.asarray(td_error, np.float64)
+        if errors.shape != ids.shape:
+            raise ValueError(
+                f"update_priorities: td_error has shape {errors.shape}, expected {ids.shape}, one for each id"
+            )
+        if not np.isfinite(errors).all():
+            worst = int(np.flatnonzero(~np.isfinite(errors))[0])
+            raise ValueError(
+                f"update_priorities: td_error[{worst}] is {errors[worst]}, expected finite numbers; "
+                "look for a diverging loss"
+            )
+        with self._lock:
+            self._log.check_open()
+            self._sync()  # steps appended before this call get the largest priority of before this call
+            leaves, there = self._resolve(ids)
+            if not there.all():
+                leaves, errors = leaves[there], errors[there]
+            self.sampler.update(leaves, errors)
+        return len(ids) - len(leaves)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the view takes: sampler, batches and bookkeeping."""
+        known = self._known.nbytes * self._log.index.highest // self._log.index.slots
+        return known + self._runs.nbytes + self.sampler.nbytes + self.batch_bytes
+
+    @property
+    def batch_bytes(self) -> int:
+        """Bytes of the reused batches."""
+        return sum(buffers.nbytes for buffers in self._ring)
+
+    def forget(self, slot: int) -> None:
+        """The segment in ``slot`` is about to go."""
+        if self._known[slot]:
+            self._count -= int(self._known[slot])
+            self._known[slot] = 0
+            self.sampler.remove(slot)
+        lane = self._log.index.lane[slot]
+        if lane < len(self._cursor) and self._cursor[lane] == slot:
+            self._cursor[lane] = self._log.index.next[slot]
+
+    def _sync(self) -> None:
+        log, index = self._log, self._log.index
+        if len(self._cursor) < log.lanes:
+            self._cursor = np.concatenate([self._cursor, log.oldest[len(self._cursor) :]])
+        slots, begins, ends = self._runs
+        found = RUNS
+        while found == RUNS:
+            found = sync(
+                log.arena.memory,
+                index.offset[FLAGS],
+                index.rows,
+                index.next,
+                index.sealed,
+                self._cursor,
+                self._known,
+                self.n_step,
+                slots,
+                begins,
+                ends,
+            )
+            if found:
+                self.sampler.insert(slots[:found], begins[:found], ends[:found])
+                self._count += int(ends[:found].sum() - begins[:found].sum())
+
+    def _resolve(self, ids: Ints) -> tuple[Ints, npt.NDArray[np.bool_]]:
+        leaves, held = self._log.index.resolve(ids)
+        stride = self._log.stride
+        return leaves, held & (leaves % stride < self._known[leaves // stride])
+
+    def _next_buffers(self, batch_size: int) -> _Buffers:
+        if self._ring and len(self._ring[0].reward) != batch_size:
+            self._ring.clear()
+        if len(self._ring) < self.depth:
+            self._ring.append(_Buffers(self, batch_size))
+            self._log.limit_arena()
+            self._turn = len(self._ring) - 1
+        else:
+            self._turn = (self._turn + 1) % self.depth
+        return self._ring[self._turn]
+
+    def _fill(self, buffers: _Buffers) -> Batch:
+        log, index = self._log, self._log.index
+        memory, spec = log.arena.memory, log.spec
+        leaves = buffers.draw.leaves
+        slot, row, frame, first, next_slot, next_frame, next_first = buffers.places
+        locate(
+            memory,
+            log.floats,
+            index.offset[FLAGS],
+            index.offset[REWARD],
+            index.rows,
+            index.next,
+            index.context,
+            leaves,
+            index.stride,
+            self.n_step,
+            self.gamma,
+            buffers.reward,
+            buffers.discount,
+            slot,
+            row,
+            frame,
+            first,
+            next_slot,
+            next_frame,
+            next_first,
+        )
+        buffers.batch.ids[:] = index.ids(leaves)
+        for c, name in enumerate(log.names):
+            if name not in spec.fields:
+                continue
+            field = spec.fields[name]
+            windows = buffers.windows[name]
+            column = (index.offset[c], index.codec[c], index.dictionary[c])
+            table, zeros = log.tables[c], field.pad == "zeros"
+            if name not in spec.obs_names:
+                places = [(slot, row, row)]
+                counts = index.rows
+            else:
+                counts = index.frames
+                places = [(next_slot, next_frame, next_first)]
+                if self.n_step > 1:
+                    places.insert(0, (slot, frame, first))
+            for (where, newest, lowest), window in zip(places, windows, strict=True):
+                gather(memory, log.words, column, counts, table, field.line_bytes, zeros, where, newest, lowest, window)
+        return buffers.batch
+
+
+def _check_batch_size(batch_size: int) -> None:
+    if not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
+        raise ValueError(f"sample: batch_size={batch_size!r}, expected an integer of at least 1")
+
+
+def _check_ids(ids: npt.ArrayLike) -> Ints:
+    array = np.asarray(ids)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise ValueError(f"ids: got shape {array.shape} {array.dtype}, expected int64 [n], as in batch.ids")
+    return array.astype(np.int64, copy=False)
