@@ -49,11 +49,13 @@ def train(codec: int, rows: Bytes) -> bytes:
     """A dictionary for rows that look like ``rows``; ``b""`` where the codec takes none or the rows are too few."""
     if codec == DELTA:
         return delta.majority(rows).tobytes()
-    if codec == ZSTD:
+    # zstd's trainer divides by zero or reads out of bounds on samples that are too few or too small.
+    if codec == ZSTD and len(rows) >= 8 and rows.shape[1] >= 16 and rows.nbytes >= 4096:
         try:
             samples = [row.tobytes() for row in rows]
-            return zstandard.train_dictionary(ZSTD_DICTIONARY_BYTES, samples, level=ZSTD_LEVEL).as_bytes()
-        except zstandard.ZstdError:  # too few or too small samples to find anything common in
+            size = min(ZSTD_DICTIONARY_BYTES, rows.nbytes // 8)
+            return zstandard.train_dictionary(size, samples, level=ZSTD_LEVEL).as_bytes()
+        except zstandard.ZstdError:  # nothing common was found
             return b""
     return b""
 

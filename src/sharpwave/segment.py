@@ -96,13 +96,17 @@ def pack(
     return body + CHECKSUM.pack(zlib.crc32(body)), begins
 
 
+def _view(data: bytes | memoryview | npt.NDArray[np.uint8]) -> memoryview:
+    return (np.ascontiguousarray(data).data if isinstance(data, np.ndarray) else memoryview(data)).cast("B")
+
+
 def parse(data: bytes | memoryview | npt.NDArray[np.uint8], spec: Spec) -> Header:
     """Read and check a segment's header, column table and checksum. Payloads are left packed.
 
     Raises:
         DamagedError: naming what is wrong and what was expected.
     """
-    data = memoryview(np.ascontiguousarray(data) if isinstance(data, np.ndarray) else data).cast("B")
+    data = _view(data)
     if len(data) < HEADER.size + CHECKSUM.size:
         raise DamagedError(f"segment: {len(data)} bytes, too short for a header of {HEADER.size}")
     magic, version, count, schema, lane, first_step, steps, frames, context, _, nbytes = HEADER.unpack_from(data)
@@ -144,7 +148,7 @@ def unpack(
         DamagedError: naming what is wrong and what was expected.
     """
     header = parse(data, spec)
-    view = memoryview(np.ascontiguousarray(data) if isinstance(data, np.ndarray) else data).cast("B")
+    view = _view(data)
     layout: list[tuple[str, tuple[int, ...], str, int]] = [("flags", (), "uint8", 0), ("reward", (), "float32", 0)]
     layout += [(name, field.shape, field.dtype, field.line_bytes) for name, field in spec.fields.items()]
     arrays = {}

@@ -188,15 +188,15 @@ class StepLog:
         """
         index, memory = self.index, self.arena.memory
         slots = self._slot[lanes]
-        full = _any_full(index.rows, index.frames, slots, self.most_rows, self.most_frames - 3)
-        self._make_room(len(lanes), or_later=full)
-        if full:
+        if _any_full(index.rows, index.frames, slots, self.most_rows, self.most_frames - 3):
             for i, lane in enumerate(lanes):
                 slot = self._slot[lane]
                 if index.rows[slot] >= self.most_rows or index.frames[slot] > self.most_frames - 3:
                     self._roll(int(lane), {c: rows[self.names[c]][i] for c in self.obs_columns})
-            self._make_room(len(lanes), or_later=False)
-            slots = self._slot[lanes]
+        while self.capacity is not None and self.held_steps + len(lanes) > self.capacity:
+            if not self.evict_oldest():  # many lanes that were opened one after another and hold all there is
+                self._abandon(int(np.argmax(index.rows[self._slot])))
+        slots = self._slot[lanes]
         starting = self._starting(slots)
         flags = flags | np.where(starting, np.uint8(START), np.uint8(0))
         count = len(lanes)
@@ -215,17 +215,6 @@ class StepLog:
         self._steps[lanes] += 1
         self.held_steps += count
         self.total_steps += count
-
-    def _make_room(self, count: int, or_later: bool) -> None:
-        """Let segments go until ``count`` more steps fit; ``or_later``: more can go once some are sealed."""
-        while self.capacity is not None and self.held_steps + count > self.capacity:
-            if not self.evict_oldest():
-                if or_later:
-                    return
-                raise ValueError(
-                    f"store: capacity {self.capacity} is too small for the open segments of {self.lanes} lanes; "
-                    f"raise capacity=, or lower segment_steps= (now {self.stride})"
-                )
 
     def limit_arena(self) -> None:
         """Leave the arena what of ``ram`` nothing else takes; what is too much there now goes."""
@@ -268,32 +257,47 @@ class StepLog:
         """Seal the lane's open segment and open its next. ``successor``: the next step's observation, by column."""
         index = self.index
         slot = int(self._slot[lane])
-        rows = int(index.rows[slot])
         going_on = not self.ended(lane)
-        context: dict[int, Bytes] = {}
+        context = self._newest_frames(lane) if going_on else {}
         if going_on:
-            flags = self._column(FLAGS, slot, rows)[:, 0]
-            starts = np.flatnonzero(flags & START)
-            first = 0
-            if starts.size:
-                first = int(index.context[slot] + starts[-1] + np.count_nonzero(flags[: starts[-1]] & ENDED))
-            frames = int(index.frames[slot])
-            keep = min(self.spec.context, frames - first)
-            context = {c: self._column(c, slot, frames)[frames - keep :].copy() for c in self.obs_columns}
             self._write_frames(self._slot[[lane]], {c: frame[None] for c, frame in successor.items()})
         try:
             self._seal(lane, slot)
         except MemoryError:
             index.frames[slot] -= going_on  # the successor was not appended after all
             raise
-        following = self._take_slot()
-        index.next[slot] = following
-        self._slot[lane] = following
-        self._open(lane, following)
-        index.begins[following] = not going_on
-        for c, frames_before in context.items():
-            self._column(c, following)[: len(frames_before)] = frames_before
-            index.context[following] = index.frames[following] = len(frames_before)
+        index.next[slot] = self._reopen(lane, context, going_on)
+
+    def _abandon(self, lane: int) -> None:
+        """Let the rows of the lane's open segment go, though it is not sealed."""
+        slot = int(self._slot[lane])
+        going_on = not self.ended(lane)
+        context = self._newest_frames(lane) if going_on else {}
+        self._remove(slot)
+        self.oldest[lane] = self._reopen(lane, context, going_on)
+
+    def _newest_frames(self, lane: int) -> dict[int, Bytes]:
+        """Copies of the present episode's newest frames, as many as a stack reaches back, by column."""
+        slot = int(self._slot[lane])
+        frames = int(self.index.frames[slot])
+        flags = self._column(FLAGS, slot, int(self.index.rows[slot]))[:, 0]
+        starts = np.flatnonzero(flags & START)
+        first = 0
+        if starts.size:
+            first = int(self.index.context[slot] + starts[-1] + np.count_nonzero(flags[: starts[-1]] & ENDED))
+        keep = min(self.spec.context, frames - first)
+        return {c: self._column(c, slot, frames)[frames - keep :].copy() for c in self.obs_columns}
+
+    def _reopen(self, lane: int, context: Mapping[int, Bytes], going_on: bool) -> int:
+        """Open the lane's next segment where its last was; returns the slot."""
+        slot = self._take_slot()
+        self._slot[lane] = slot
+        self._open(lane, slot)
+        self.index.begins[slot] = not going_on
+        for c, frames in context.items():
+            self._column(c, slot)[: len(frames)] = frames
+            self.index.context[slot] = self.index.frames[slot] = len(frames)
+        return slot
 
     def _open(self, lane: int, slot: int) -> None:
         index = self.index
@@ -347,20 +351,26 @@ class StepLog:
             return False
         index = self.index
         slot = self._sealed.popleft()
-        rows, nbytes, lane = int(index.rows[slot]), int(index.nbytes[slot]), int(index.lane[slot])
-        for watcher in self.watchers:
-            watcher(slot)
+        base, nbytes, following = int(index.base[slot]), int(index.nbytes[slot]), index.next[slot]
+        lane = index.lane[slot]
+        self._remove(slot)
         if self.oldest[lane] == slot:
-            self.oldest[lane] = index.next[slot]
+            self.oldest[lane] = following
         for c, table in enumerate(self.tables):
             table.drop(int(index.dictionary[c, slot]))
-        self.arena.free(int(index.base[slot]), nbytes)
-        index.give_back(slot)
+        self.arena.free(base, nbytes)
         self.sealed_bytes -= nbytes
+        return True
+
+    def _remove(self, slot: int) -> None:
+        """Tell the watchers, free the slot, count."""
+        for watcher in self.watchers:
+            watcher(slot)
+        rows = int(self.index.rows[slot])
+        self.index.give_back(slot)
         self.held_steps -= rows
         self.evicted_steps += rows
         self.evicted_segments += 1
-        return True
 
     def bytes(self) -> dict[str, int]:
         """Memory by use, in bytes."""

@@ -1,8 +1,8 @@
 """The RAM tier: one flat piece of address space in which all encoded segments and all open rows lie.
 
 The space is reserved at once and costs nothing until it is written to. It is handed out in chunks of equal size;
-segments are laid one behind the other into the current chunk, and a chunk whose last segment has gone is used again. Under FIFO
-retention this is a ring; under any other it stays correct, only less tightly packed.
+segments are laid one behind the other into the current chunk, and a chunk whose last segment has gone is used again.
+Under FIFO retention this is a ring; under any other it stays correct, only less tightly packed.
 """
 
 from __future__ import annotations

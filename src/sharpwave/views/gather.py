@@ -5,15 +5,18 @@ They trust the index and the arena, which only hold what :mod:`sharpwave.tiers.l
 
 from __future__ import annotations
 
-import threading
+import os
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import zstandard
-from numba import njit, prange
+from numba import njit
 
-from ..codecs import DELTA, RAW, ZSTD
+from ..codecs import RAW, ZSTD
 from ..delta import paint
 from ..spec import START, TERMINATED, TRUNCATED
 from ..tiers.dictionaries import DictionaryTable
@@ -24,10 +27,19 @@ Int32s = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
 
 ENDED = TERMINATED | TRUNCATED
-_ONE_PARALLEL_REGION = threading.Lock()
-"""Numba's fallback threading layer (workqueue) aborts the process when two threads enter parallel kernels at once."""
-PARALLEL_BYTES = 64 * 1024
-"""Decoding less than this is quicker on one thread than waking the others."""
+THREADS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+THREAD_BYTES = 2 << 20
+"""Bytes to decode for which another thread is worth waking (some 0.15 ms)."""
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    """Threads beside the calling one, shared by all stores."""
+    return ThreadPoolExecutor(max(1, THREADS - 1), thread_name_prefix="sharpwave-gather")
+
+
+if hasattr(os, "register_at_fork"):  # threads do not survive a fork: a child makes its own
+    os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
 @njit(nogil=True, cache=True)
@@ -94,8 +106,8 @@ def sync(
 def _frame_of(memory: Bytes, flags: int, context: int, row: int) -> tuple[int, int]:
     """Frame of the step in ``row``, and the first frame of its episode (0 where that lies before the segment)."""
     ends = 0
-    first = np.int64(0)
-    r = np.int64(0)
+    first = 0
+    r = 0
     while r < row:
         flag = memory[flags + r]
         if flag & START:
@@ -136,8 +148,8 @@ def locate(
 
     ``reward`` and ``discount`` receive ``sum_i gamma^i r_i`` over the n_used steps up to the episode's end, and
     ``gamma^n_used * (1 - terminated)`` (Sutton & Barto 2018, eq. 7.1). ``frame`` and ``next_frame`` are the newest
-    frames of the stacks, in the columns of ``slot`` and ``next_slot``; ``first`` and ``next_first`` the frames below which the
-    stacks are padded. Cost: 0.1 to 0.3 us an item, mostly cache misses.
+    frames of the stacks, in the columns of ``slot`` and ``next_slot``; ``first`` and ``next_first`` the frames below
+    which the stacks are padded. Cost: 0.1 to 0.3 us an item, mostly cache misses.
     """
     for i in range(leaves.size):
         s = leaves[i] // stride
@@ -168,7 +180,59 @@ def locate(
             next_frame[i] = newest + 1
 
 
-def _gather(
+@njit(nogil=True, cache=True)
+def _gather_item(
+    memory: Bytes,
+    words: npt.NDArray[np.uint32],
+    begin: int,
+    codec: int,
+    count: int,
+    reference: Bytes,
+    line: int,
+    zeros: bool,
+    newest: int,
+    first: int,
+    out: Bytes,
+) -> int:
+    """Decode the window of W rows that ends with ``newest`` of the column at ``begin`` into ``out`` uint8 [W, size].
+
+    Rows before ``first`` are padded: with that row, or with zeros. Returns 1 for a zstd column, which is left out.
+    """
+    window, size = out.shape
+    if codec == RAW:
+        for j in range(window):
+            wanted = newest - window + 1 + j
+            if wanted < first and zeros:
+                out[j, :] = 0
+            else:
+                start = begin + max(wanted, first) * size
+                for k in range(size):
+                    out[j, k] = memory[start + k]
+        return 0
+    if codec == ZSTD:
+        return 1
+    table = begin >> 2
+    packed = begin + 4 * (count + 2)
+    background = out[0]
+    for k in range(size):
+        background[k] = reference[k]
+    paint(memory[packed : packed + words[table + 1]], line, background)
+    for j in range(window - 1, -1, -1):
+        wanted = newest - window + 1 + j
+        target = out[j]
+        if wanted < first and zeros:
+            target[:] = 0
+            continue
+        if j > 0:
+            for k in range(size):
+                target[k] = background[k]
+        entry = table + 1 + max(wanted, first)
+        paint(memory[packed + words[entry] : packed + words[entry + 1]], line, target)
+    return 0
+
+
+@njit(nogil=True, cache=True)
+def gather_items(
     memory: Bytes,
     words: npt.NDArray[np.uint32],
     offset: Ints,
@@ -183,59 +247,25 @@ def _gather(
     first: Ints,
     out: Bytes,
 ) -> int:
-    """Decode the window of W rows that ends with ``newest[i]`` of slot i's column into ``out[i]``, for every i.
-
-    Rows before ``first[i]`` are padded: with that row, or with zeros.
+    """:func:`_gather_item` for every item of ``out`` uint8 [B, W, size].
 
     Args:
         words: ``memory`` as uint32 (offset tables).
         offset, codec, dictionary, counts: the column's arrays of the index; counts are the column's rows by slot.
         references: uint8 [places, size], delta's reference rows.
-        out: uint8 [B, W, size].
+        slot, newest, first: int64 [B], where each window lies.
 
     Returns how many items lie in zstd columns, which are left out. Cost: raw and delta 0.25 us a row of 7 KB on each
     thread (memory bandwidth).
     """
-    items, window, size = out.shape
     left_out = 0
-    for i in prange(items):
+    for i in range(slot.size):
         s = slot[i]
-        begin = offset[s]
-        if codec[s] == RAW:
-            for j in range(window):
-                wanted = newest[i] - window + 1 + j
-                if wanted < first[i] and zeros:
-                    out[i, j, :] = 0
-                else:
-                    start = begin + max(wanted, first[i]) * size
-                    for k in range(size):
-                        out[i, j, k] = memory[start + k]
-        elif codec[s] == DELTA:
-            table = begin >> 2
-            packed = begin + 4 * (np.int64(counts[s]) + 2)
-            reference = references[dictionary[s]]
-            background = out[i, 0]
-            for k in range(size):
-                background[k] = reference[k]
-            paint(memory[packed : packed + words[table + 1]], line, background)
-            for j in range(window - 1, -1, -1):
-                wanted = newest[i] - window + 1 + j
-                target = out[i, j]
-                if wanted < first[i] and zeros:
-                    target[:] = 0
-                    continue
-                if j > 0:
-                    for k in range(size):
-                        target[k] = background[k]
-                entry = table + 1 + max(wanted, first[i])
-                paint(memory[packed + words[entry] : packed + words[entry + 1]], line, target)
-        else:
-            left_out += 1
+        left_out += _gather_item(
+            memory, words, offset[s], codec[s], np.int64(counts[s]), references[dictionary[s]], line, zeros,
+            newest[i], first[i], out[i],
+        )  # fmt: skip
     return left_out
-
-
-_gather_serial = njit(nogil=True, cache=True)(_gather)
-_gather_parallel = njit(nogil=True, cache=True, parallel=True)(_gather)
 
 
 def gather(
@@ -251,28 +281,27 @@ def gather(
     first: Ints,
     out: Bytes,
 ) -> None:
-    """:func:`_gather` on one thread or all, and the zstd columns. ``column`` is (offset, codec, dictionary)."""
-    offset, codec, dictionary = column
-    arguments = (
-        memory,
-        words,
-        offset,
-        codec,
-        dictionary,
-        counts,
-        table.references,
-        line,
-        zeros,
-        slot,
-        newest,
-        first,
-        out,
-    )
-    if out.nbytes < PARALLEL_BYTES:
-        left_out = _gather_serial(*arguments)
+    """Decode a field's windows into ``out``, a large batch on several threads. ``column``: (offset, codec, dictionary).
+
+    The threads are Python's, each in a kernel that has let the interpreter go: numba's ``prange`` would change torch's
+    number of threads (both use OpenMP) and keeps the other cores spinning after each batch.
+    """
+
+    def part(begin: int, end: int) -> int:
+        items = slice(begin, end)
+        return gather_items(
+            memory, words, *column, counts, table.references, line, zeros,
+            slot[items], newest[items], first[items], out[items],
+        )  # fmt: skip
+
+    count = len(slot)
+    threads = min(THREADS, out.nbytes // THREAD_BYTES, count)
+    if threads < 2:
+        left_out = part(0, count)
     else:
-        with _ONE_PARALLEL_REGION:
-            left_out = _gather_parallel(*arguments)
+        bounds = [count * i // threads for i in range(threads + 1)]
+        others = [_pool().submit(part, *pair) for pair in pairwise(bounds[1:])]
+        left_out = part(0, bounds[1]) + sum(other.result() for other in others)
     if left_out:
         _gather_zstd(memory, words, column, counts, table, zeros, slot, newest, first, out)
 
@@ -306,7 +335,7 @@ def _gather_zstd(
         ranges[:, 1] = (words[entries + 1] - words[entries]).reshape(-1)
         sizes = np.full(entries.size, size, np.uint64)
         unpacked: Any = table.decompressor(int(place)).multi_decompress_to_buffer(
-            zstandard.BufferWithSegments(memory, ranges.tobytes()), decompressed_sizes=sizes.tobytes(), threads=-1
+            zstandard.BufferWithSegments(memory.data, ranges.tobytes()), decompressed_sizes=sizes.tobytes(), threads=-1
         )
         for i, item in enumerate(items[mine]):
             for j in range(window):

@@ -62,7 +62,7 @@ class _Buffers:
     @property
     def nbytes(self) -> int:
         windows = sum(w.nbytes for pair in self.windows.values() for w in pair)
-        return windows + self.draw.nbytes + self.places.nbytes + self.reward.nbytes * 2 + self.batch.ids.nbytes
+        return int(self.batch.ids.nbytes) + windows + self.draw.nbytes + self.places.nbytes + self.reward.nbytes * 2
 
 
 class Transitions:
@@ -213,6 +213,9 @@ class Transitions:
         log, index = self._log, self._log.index
         if len(self._cursor) < log.lanes:
             self._cursor = np.concatenate([self._cursor, log.oldest[len(self._cursor) :]])
+        lost = self._cursor < 0  # the lane's open segment went, and its next was opened
+        if lost.any():
+            self._cursor[lost] = log.oldest[lost]
         slots, begins, ends = self._runs
         found = RUNS
         while found == RUNS:

@@ -1,0 +1,38 @@
+"""``sharpwave eval RUN``: play with the weights that a run has saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="a run's folder, as sharpwave train printed it")],
+    episodes: Annotated[int, typer.Option(min=1, help="whole episodes to play")] = 10,
+    epsilon: Annotated[float, typer.Option(min=0.0, max=1.0, help="probability of a random action")] = 0.001,
+    seed: Annotated[int, typer.Option(min=0, help="of the environments and the random actions")] = 1_000,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda")] = "auto",
+    video: Annotated[Path | None, typer.Option(help="also write what is seen, to a name in .mp4 or .gif")] = None,
+) -> None:
+    """Play episodes with a run's newest weights and say every score."""
+    import statistics
+
+    from rich.console import Console
+
+    from sharpwave.training.evaluation import evaluate as play
+
+    console = Console()
+    state: dict[str, Any]
+    state, scores = play(run, episodes, epsilon, seed, device, video)
+    console.print(f"Weights after {state['steps']:,} steps; epsilon {epsilon:g}, seed {seed}", highlight=False)
+    for number, score in enumerate(scores, 1):
+        console.print(f"episode {number:3d}  score {score:g}", highlight=False)
+    console.print(
+        f"[bold]mean {statistics.fmean(scores):.2f}[/]  std {statistics.pstdev(scores):.2f}  "
+        f"min {min(scores):g}  max {max(scores):g}  of {len(scores)} episodes",
+        highlight=False,
+    )
+    if video is not None:
+        console.print(f"video: {video}", soft_wrap=True, highlight=False)

@@ -1,0 +1,170 @@
+"""``sharpwave plan``: what a replay memory costs in each layout, before anything is run."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sharpwave.training.recipes import parse_size
+from sharpwave.training.text import byte_text
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A way to keep transitions. bytes_per_step: of everything, observations, action, reward and flags."""
+
+    name: str
+    bytes_per_step: float
+
+
+# An int64 action, a float32 reward, terminated and truncated.
+SCALAR_BYTES = 8 + 4 + 2
+
+
+def layouts(shape: tuple[int, ...], item_bytes: int, stack: int, dtype: str) -> list[Layout]:
+    """What the usual layouts take for observations of ``stack`` frames of ``shape``."""
+    pixels = math.prod(shape)
+    return [
+        Layout("float64 stacks, obs and next_obs", 2 * stack * pixels * 8 + SCALAR_BYTES),
+        Layout(f"{dtype} stacks, obs and next_obs", 2 * stack * pixels * item_bytes + SCALAR_BYTES),
+        Layout(f"{dtype} stacks, once", stack * pixels * item_bytes + SCALAR_BYTES),
+        Layout(f"{dtype} frames, once", pixels * item_bytes + SCALAR_BYTES),
+    ]
+
+
+def parse_count(text: str) -> int:
+    """ "1e6", "1_000_000", "1,000,000" or "1M" -> 1000000.
+
+    Raises:
+        ValueError: anything else, or less than one.
+    """
+    plain = text.replace(",", "").replace("_", "").strip()
+    factor = {"k": 1e3, "m": 1e6, "g": 1e9}.get(plain[-1:].lower(), 1.0)
+    try:
+        count = float(plain[:-1] if factor > 1 else plain) * factor
+    except ValueError:
+        count = 0.0
+    if not 1 <= count < 1e15:
+        raise ValueError(f"--capacity: got {text!r}, expected a number of steps, as 1e6, 1_000_000 or 1M")
+    return int(count)
+
+
+def measure(env_name: str, shape: tuple[int, ...], stack: int, steps: int, capacity: int) -> tuple[float, str]:
+    """Bytes a step of a full store, measured by playing ``env_name`` at random for ``steps`` steps.
+
+    What grows with the steps (encoded segments, index, samplers) is scaled to ``capacity``, what does not (open
+    segments, encoders, dictionaries, batches) is counted as it is.
+
+    Returns:
+        bytes a step, and which codecs the store chose.
+    Raises:
+        ValueError: an unknown environment, or one whose observations are not of ``shape``.
+    """
+    import sharpwave as sw
+    from sharpwave.envs import AtariSettings, games, make_env, step_spec
+
+    lanes = 8
+    if env_name in games():
+        if len(shape) != 2:
+            raise ValueError(
+                f"--obs: {env_name} gives frames of height x width, got {'x'.join(map(str, shape))}; use 84x84"
+            )
+        env = make_env(env_name, lanes, AtariSettings(height=shape[0], width=shape[1], stack=stack))
+    else:
+        env = make_env(env_name, lanes)
+        if env.single_observation_space.shape != shape:
+            own = "x".join(map(str, env.single_observation_space.shape or ()))
+            raise ValueError(
+                f"--obs: {env_name} gives observations of {own}, got {'x'.join(map(str, shape))}; use --obs {own}"
+            )
+    with sw.Store(step_spec(env), capacity=max(steps, lanes)) as store:
+        replay = store.transitions()
+        recorded = sw.Recorder(env, store)
+        recorded.reset(seed=0)
+        env.action_space.seed(0)
+        for _ in range(math.ceil(steps / lanes)):
+            recorded.step(env.action_space.sample())
+        replay.sample(32)
+        stats = store.stats()
+    env.close()
+    codecs = "; ".join(f"{field}: {', '.join(counts)}" for field, counts in stats["codecs"].items() if counts)
+    taken = stats["bytes"]
+    growing = stats["encoded_bytes_per_step"] + (taken["index"] + taken["samplers"]) / stats["steps"]
+    fixed = taken["open_segments"] + taken["encoders"] + taken["dictionaries"] + taken["batches"]
+    return growing + fixed / capacity, codecs
+
+
+def plan(
+    obs: Annotated[str, typer.Option(help="shape of one frame or vector, as 84x84 or 17")] = "84x84",
+    stack: Annotated[int, typer.Option(min=1, help="frames that an observation carries")] = 4,
+    capacity: Annotated[str, typer.Option(help="steps to be held, as 1e6 or 1M")] = "1e6",
+    dtype: Annotated[str, typer.Option(help="of an observation, as uint8 or float32")] = "uint8",
+    env: Annotated[str | None, typer.Option(help="environment to measure the encoded size on, as pong")] = None,
+    steps: Annotated[int, typer.Option(min=100, help="random steps to measure over")] = 10_000,
+    png: Annotated[Path | None, typer.Option(help="draw the same to this PNG file")] = None,
+) -> None:
+    """Say what a replay memory would cost in RAM in each layout."""
+    import numpy as np
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    shape, count = parse_size(obs, "--obs"), parse_count(capacity)
+    try:
+        item_bytes = np.dtype(dtype).itemsize
+    except TypeError:
+        raise ValueError(f"--dtype: got {dtype!r}, expected a numpy dtype, as uint8 or float32") from None
+    rows = layouts(shape, item_bytes, stack, dtype)
+    if env is not None:
+        measured, codecs = measure(env, shape, stack, steps, count)
+        rows.append(Layout(f"encoded ({env}, measured)", measured))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
+    console = Console()
+    table = Table(
+        title=f"{count:,} steps, observations of {stack} x {obs} {dtype}", title_justify="left", box=box.SIMPLE_HEAD
+    )
+    table.add_column("layout", no_wrap=True)
+    for header in ("bytes a step", "total", "smaller by"):
+        table.add_column(header, justify="right", no_wrap=True)
+    for row in rows:
+        total = row.bytes_per_step * count
+        less = f"{rows[0].bytes_per_step / row.bytes_per_step:,.0f} x"
+        style = "bold green" if row.name.startswith("encoded") else ""
+        table.add_row(row.name, f"{row.bytes_per_step:,.0f}", byte_text(total), less, style=style)
+    console.print(table)
+    if memory:
+        console.print(f"This machine has {byte_text(memory)} of RAM.", highlight=False)
+    if env is None:
+        console.print(
+            "What it costs encoded depends on the frames: --env pong measures it by playing.", highlight=False
+        )
+    else:
+        console.print(f"Measured over {steps:,} random steps; packed by {codecs}.", highlight=False)
+    if png is not None:
+        draw(rows, count, png)
+        console.print(f"picture: {png}", soft_wrap=True, highlight=False)
+
+
+def draw(rows: list[Layout], count: int, png: Path) -> None:
+    """A bar for each layout, on a logarithmic scale."""
+    from matplotlib.figure import Figure
+
+    if not png.parent.is_dir():
+        raise ValueError(f"--png: the folder {str(png.parent)!r} does not exist; make it first")
+    figure = Figure(figsize=(9, 0.7 * len(rows) + 1.4), layout="constrained")
+    axes: Any = figure.subplots()
+    names = [row.name for row in rows][::-1]
+    totals = [row.bytes_per_step * count for row in rows][::-1]
+    colors = ["tab:green" if name.startswith("encoded") else "tab:gray" for name in names]
+    bars = axes.barh(names, totals, color=colors)
+    axes.bar_label(bars, [byte_text(total) for total in totals], padding=4)
+    axes.set_xscale("log")
+    axes.set_xlim(min(totals) / 3, max(totals) * 6)
+    axes.set_xlabel("bytes")
+    axes.set_title(f"Replay memory of {count:,} steps")
+    figure.savefig(png, dpi=120, format="png")

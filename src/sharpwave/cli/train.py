@@ -1,0 +1,122 @@
+"""``sharpwave train RECIPE``: a command for every recipe, with an option for every setting."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_type_hints
+
+import typer
+from typer.core import TyperGroup
+
+from sharpwave.training.recipes import RECIPES, Recipe, flag
+
+
+class RecipeGroup(TyperGroup):
+    """Says which recipes there are when an unknown one is asked for."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The recipe's command."""
+        command = super().get_command(ctx, cmd_name)
+        if command is None and not ctx.resilient_parsing:
+            ctx.fail(
+                f"unknown recipe {cmd_name!r}, expected one of {', '.join(RECIPES)}; "
+                "for other Atari games: sharpwave train atari --env GAME."
+            )
+        return command
+
+
+app = typer.Typer(
+    cls=RecipeGroup,
+    help="Train an agent by a recipe; every setting of it is an option.",
+    no_args_is_help=True,
+    subcommand_metavar="RECIPE [OPTIONS]",
+)
+
+
+def recipe_command(name: str, help: str, recipe: Recipe) -> Callable[..., None]:
+    """A function whose parameters are the recipe's settings, which typer makes the options of a command of."""
+
+    def command(**values: Any) -> None:
+        out = values.pop("out")
+        train(name, dataclasses.replace(recipe, **values), out)
+
+    hints = get_type_hints(Recipe)
+    annotations: dict[str, Any] = {
+        "out": Annotated[
+            Path | None,
+            typer.Option("--out", help="folder of the run; default runs/<recipe>-<time>-<seed>", rich_help_panel="Run"),
+        ]
+    }
+    defaults: dict[str, Any] = {"out": None}
+    for field in dataclasses.fields(Recipe):
+        kind = hints[field.name]
+        if field.metadata["choices"]:
+            kind = Literal[field.metadata["choices"]]
+        option = flag(field.name)
+        names = f"{option}/--no-{option[2:]}" if kind is bool else option
+        annotations[field.name] = Annotated[
+            kind, typer.Option(names, help=field.metadata["help"], rich_help_panel=field.metadata["group"])
+        ]
+        defaults[field.name] = getattr(recipe, field.name)
+    command.__name__ = name
+    command.__doc__ = help
+    command.__annotations__ = annotations
+    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=defaults[key], annotation=annotation)
+            for key, annotation in annotations.items()
+        ]
+    )
+    return command
+
+
+for _name, (_help, _recipe) in RECIPES.items():
+    app.command(_name, help=_help)(recipe_command(_name, _help, _recipe))
+
+
+def train(name: str, recipe: Recipe, out: Path | None) -> None:
+    """Print the settings, train, print the summary."""
+    from rich.console import Console
+
+    from sharpwave.training.run import run
+
+    console = Console()
+    console.print(settings_table(name, recipe))
+    folder, summary = run(name, recipe, out, console)
+    console.print(summary_table(folder, summary))
+
+
+def settings_table(name: str, recipe: Recipe) -> Any:
+    """The settings by group."""
+    from rich.table import Table
+
+    table = Table(title=f"Recipe {name}", title_justify="left", box=None, show_header=False, padding=(0, 2, 0, 0))
+    groups: dict[str, list[str]] = {}
+    for field in dataclasses.fields(recipe):
+        value = getattr(recipe, field.name)
+        shown = "-" if value is None or value == "" else f"{value:,}" if type(value) is int else str(value)
+        groups.setdefault(field.metadata["group"], []).append(f"{field.name}={shown}")
+    for group, settings in groups.items():
+        table.add_row(f"[bold]{group}", "  ".join(settings))
+    return table
+
+
+def summary_table(folder: Path, summary: dict[str, Any]) -> Any:
+    """What came of a run."""
+    from rich.table import Table
+
+    from sharpwave.training.text import byte_text, duration_text, number_text
+
+    table = Table(title=f"Ended by {summary['reason']}", title_justify="left", box=None, show_header=False)
+    table.add_row("mean reward of 100", number_text(summary["mean_reward"]))
+    table.add_row("episodes", f"{summary['episodes']:,}")
+    table.add_row("steps, updates", f"{summary['steps']:,}, {summary['updates']:,}")
+    table.add_row("time", duration_text(summary["minutes"] * 60))
+    replay = f"{summary['replay_steps']:,} steps in {byte_text(summary['replay_bytes'])}"
+    table.add_row("replay memory", f"{replay}, {number_text(summary['bytes_per_step'], 1)} bytes a step")
+    table.add_row("kept in", str(folder))
+    table.add_row("play it", f"sharpwave eval {folder}")
+    return table

@@ -1,0 +1,52 @@
+"""Environments by name: Atari games stepped as vectors in C++, anything else through Gymnasium."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+from gymnasium.spaces import Box, Discrete
+from gymnasium.vector import VectorEnv
+
+from sharpwave.envs.atari import AtariFrames, AtariSettings, games
+from sharpwave.envs.gym import make_gym
+from sharpwave.spec import Field, Spec
+
+__all__ = ["AtariFrames", "AtariSettings", "games", "make_env", "step_spec"]
+
+
+def make_env(
+    name: str, num_envs: int, atari: AtariSettings | None = None, *, render: bool = False
+) -> VectorEnv[Any, Any, Any]:
+    """A vector of environments which reset in the step that ends an episode (``AutoresetMode.SAME_STEP``).
+
+    Args:
+        name: an Atari game as ale-py spells it ("pong", "space_invaders"), or a Gymnasium id ("CartPole-v1").
+        atari: how Atari frames are made; ignored for other environments.
+        render: ``env.render()`` returns one picture an environment.
+    Raises:
+        ValueError: an unknown name, or an environment whose actions are not discrete.
+    """
+    if num_envs < 1:
+        raise ValueError(f"num_envs: got {num_envs}, expected at least 1")
+    if name in games():
+        return AtariFrames(name, num_envs, atari or AtariSettings(), render=render)
+    close = difflib.get_close_matches(name.lower().removeprefix("ale/").split("-")[0], games(), n=3, cutoff=0.7)
+    hint = f"there is none of this name; did you mean the Atari game {' or '.join(close)}?" if close else ""
+    env = make_gym(name, num_envs, render=render, hint=hint)
+    if not isinstance(env.single_action_space, Discrete) or not isinstance(env.single_observation_space, Box):
+        spaces = f"actions {env.single_action_space}, observations {env.single_observation_space}"
+        env.close()
+        raise ValueError(f"env {name!r} has {spaces}; expected Discrete actions and Box observations")
+    return env
+
+
+def step_spec(env: VectorEnv[Any, Any, Any]) -> Spec:
+    """What the store keeps of one step of ``env``: the newest frame of an Atari stack, or the whole observation."""
+    action = Field((), "int64")
+    space = env.single_observation_space
+    assert space.shape is not None and space.dtype is not None
+    if isinstance(env, AtariFrames):
+        # The emulator pads the stack after a reset with zeros; the replayed stack must look the same.
+        return Spec(obs=Field(space.shape[1:], "uint8", stack=space.shape[0], pad="zeros"), action=action)
+    return Spec(obs=Field(space.shape, str(space.dtype)), action=action)

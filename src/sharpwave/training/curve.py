@@ -1,0 +1,32 @@
+"""The learning curve of a run as a picture."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+
+def draw_curve(metrics: Path, picture: Path, title: str, stop_reward: float | None) -> None:
+    """Rewards against steps and against minutes, from a run's metrics.jsonl to a PNG.
+
+    Dots are single episodes, the line is the mean of the last 100.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    events = [json.loads(line) for line in metrics.read_text().splitlines()]
+    episodes = [event for event in events if event["event"] == "episode"]
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title)
+    for axes, key in zip(figure.subplots(1, 2, sharey=True), ("steps", "minutes"), strict=True):
+        across = [event[key] for event in episodes]
+        axes.plot(across, [event["reward"] for event in episodes], ".", markersize=3, alpha=0.3, label="episode")
+        axes.plot(across, [event["mean_reward"] for event in episodes], linewidth=2, label="mean of 100")
+        if stop_reward is not None:
+            axes.axhline(stop_reward, linestyle="--", linewidth=1, color="gray", label=f"goal {stop_reward:g}")
+        axes.set_xlabel("environment steps" if key == "steps" else key)
+        axes.grid(alpha=0.3)
+    figure.axes[0].set_ylabel("reward of an episode")
+    figure.axes[0].legend(loc="best")
+    figure.savefig(picture, dpi=120)

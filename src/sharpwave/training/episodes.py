@@ -1,0 +1,68 @@
+"""Scores: every environment's running episode, and means over the last episodes."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+
+def running_mean(mean: float | None, value: float, alpha: float = 0.98) -> float:
+    """alpha * mean + (1 - alpha) * value; the first value is its own mean."""
+    return value if mean is None else alpha * mean + (1.0 - alpha) * value
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One that has ended: the sum of its unclipped rewards, its length, and the environment that played it."""
+
+    reward: float
+    steps: int
+    lane: int
+
+
+class Episodes:
+    """Adds up what the environments give.
+
+    Attributes:
+        count: episodes ended.  avg_reward: running mean (alpha .98) of their rewards, None before the first.
+        last: rewards of the last 100.
+    """
+
+    def __init__(self, lanes: int, window: int = 100) -> None:
+        self.count = 0
+        self.avg_reward: float | None = None
+        self.last: deque[float] = deque(maxlen=window)
+        self._reward = np.zeros(lanes)
+        self._steps = np.zeros(lanes, np.int64)
+
+    def add(self, reward: npt.NDArray[np.floating], ended: npt.NDArray[np.bool_]) -> list[Episode]:
+        """Count one step of every environment; returns the episodes that ended with it.
+
+        Args:
+            reward: float [N], unclipped.  ended: bool [N], terminated or truncated.
+        """
+        self._reward += reward
+        self._steps += 1
+        finished = []
+        for lane in np.flatnonzero(ended):
+            episode = Episode(float(self._reward[lane]), int(self._steps[lane]), int(lane))
+            self._reward[lane] = 0.0
+            self._steps[lane] = 0
+            self.count += 1
+            self.last.append(episode.reward)
+            self.avg_reward = running_mean(self.avg_reward, episode.reward)
+            finished.append(episode)
+        return finished
+
+    @property
+    def mean_reward(self) -> float | None:
+        """Mean over the last 100 episodes, or over all if there were fewer; None before the first."""
+        return float(np.mean(self.last)) if self.last else None
+
+    def reached(self, stop_reward: float | None) -> bool:
+        """Whether 100 episodes have ended and the mean of the last 100 is ``stop_reward`` or more."""
+        full = len(self.last) == self.last.maxlen
+        return stop_reward is not None and full and float(np.mean(self.last)) >= stop_reward

@@ -1,0 +1,83 @@
+"""What a recipe is made into: its environments, its agent, its replay memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from gymnasium.spaces import Discrete
+from gymnasium.vector import VectorEnv
+
+import sharpwave as sw
+from sharpwave.agents.dqn import DQN, DQNSettings, pick_device
+from sharpwave.agents.networks import network_builder
+from sharpwave.envs import AtariSettings, make_env, step_spec
+from sharpwave.training.recipes import Recipe, flag, parse_lines, parse_size
+
+Env = VectorEnv[Any, Any, Any]
+
+
+def atari_settings(recipe: Recipe) -> AtariSettings:
+    """The recipe's settings that concern Atari screens."""
+    height, width = parse_size(recipe.frame, flag("frame"))
+    return AtariSettings(
+        height=height,
+        width=width,
+        crop=parse_lines(recipe.crop, flag("crop")),
+        stack=recipe.stack,
+        actions=tuple(name.strip().upper() for name in recipe.actions.split(",") if name.strip()),
+        clip_rewards=recipe.clip_rewards,
+        frame_skip=recipe.frame_skip,
+        sticky=recipe.sticky,
+    )
+
+
+def environments(recipe: Recipe, num_envs: int | None = None, *, render: bool = False) -> Env:
+    """The recipe's environments; ``num_envs`` of them if given."""
+    return make_env(
+        recipe.env, recipe.num_envs if num_envs is None else num_envs, atari_settings(recipe), render=render
+    )
+
+
+def agent(recipe: Recipe, env: Env) -> DQN:
+    """A fresh agent for ``env``; the same seed gives the same weights."""
+    if recipe.threads:
+        torch.set_num_threads(recipe.threads)
+    torch.manual_seed(recipe.seed)
+    assert isinstance(env.single_action_space, Discrete)
+    num_actions = int(env.single_action_space.n)
+    obs_shape = env.single_observation_space.shape
+    assert obs_shape is not None
+    device = pick_device(recipe.device)
+    settings = DQNSettings(
+        double=recipe.double,
+        loss=recipe.loss,
+        huber_delta=recipe.huber_delta,
+        learning_rate=recipe.learning_rate,
+        adam_eps=recipe.adam_eps,
+        max_grad_norm=recipe.max_grad_norm,
+        target_tau=recipe.target_tau,
+        precision=precision(recipe.precision, device),
+    )
+    build = network_builder(recipe.network, obs_shape, num_actions, recipe.hidden_units, recipe.dueling)
+    return DQN(build, num_actions, settings, device)
+
+
+def precision(name: str, device: torch.device) -> str:
+    """ "auto" -> bfloat16 on a CPU that has matrix instructions for it (AMX, AVX512-BF16), else float32."""
+    if name != "auto":
+        return name
+    checks = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
+    native = any(getattr(torch.cpu, check, lambda: False)() for check in checks)
+    return "bfloat16" if device.type == "cpu" and native else "float32"
+
+
+def memory(recipe: Recipe, env: Env) -> tuple[sw.Store, Any]:
+    """The store for what ``env`` gives, and the view that is learned from."""
+    store = sw.Store(
+        step_spec(env), capacity=recipe.capacity, ram=recipe.ram or None, codec=recipe.codec, seed=recipe.seed
+    )
+    sampler = (
+        sw.Prioritized(alpha=recipe.priority_alpha, beta=recipe.beta_start) if recipe.prioritized else sw.Uniform()
+    )
+    return store, store.transitions(n_step=recipe.n_step, gamma=recipe.gamma, sampler=sampler, seed=recipe.seed)

@@ -1,0 +1,27 @@
+"""How numbers are written for people."""
+
+from __future__ import annotations
+
+
+def byte_text(count: float) -> str:
+    """1536 -> "1.5 KiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(count) < 1024 or unit == "TiB":
+            break
+        count /= 1024
+    return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
+
+
+def duration_text(seconds: float) -> str:
+    """3725 -> "1 h 02 min"; 65 -> "1 min 05 s"; 7.2 -> "7 s"."""
+    whole = int(seconds)
+    if whole >= 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    if whole >= 60:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole} s"
+
+
+def number_text(value: float | None, digits: int = 2) -> str:
+    """A number, or a dash where there is none yet."""
+    return "-" if value is None else f"{value:,.{digits}f}"

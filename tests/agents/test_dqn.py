@@ -1,0 +1,151 @@
+"""The agent: what one update does, worked out by hand on a network of a single linear layer."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import sharpwave as sw
+from sharpwave.agents.dqn import DQN, DQNSettings, pick_device
+
+
+def linear_agent(num_actions=2, **settings):
+    """Q(s) = W s without bias, all values of W one: an update can be followed by hand."""
+
+    def build():
+        layer = nn.Linear(2, num_actions, bias=False)
+        nn.init.ones_(layer.weight)
+        return layer
+
+    return DQN(build, num_actions, DQNSettings(**{"loss": "mse", "max_grad_norm": 0.0, **settings}))
+
+
+def batch(**changes):
+    values = {
+        "obs": torch.tensor([[1.0, 0.0], [0.0, 2.0]]),
+        "next_obs": torch.tensor([[1.0, 1.0], [0.0, 0.0]]),
+        "action": torch.tensor([0, 1]),
+        "reward": torch.tensor([1.0, -1.0]),
+        "discount": torch.tensor([0.5, 0.0]),
+        "weights": torch.tensor([1.0, 1.0]),
+    }
+    return SimpleNamespace(**{**values, **changes})
+
+
+def gradient_of(agent, data):
+    """The gradient that the optimizer was given."""
+    seen = {}
+    agent.optimizer.step = lambda: seen.update(grad=agent.online.weight.grad.clone())
+    learned = agent.learn(data)
+    return seen["grad"], learned
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_td_errors_by_hand(double):
+    # Q(s0, 0) = 1, target 1 + .5 * Q(s0') = 1 + .5 * 2 = 2: error 1.  Q(s1, 1) = 2, target -1: error -3.
+    _, learned = gradient_of(linear_agent(double=double), batch())
+    torch.testing.assert_close(learned.td_errors, torch.tensor([1.0, -3.0]))
+    assert learned.loss.item() == pytest.approx((1 + 9) / 2)
+
+
+def test_importance_weights_are_applied_exactly_once():
+    # d/dW of mean(w * e^2) = -2 w e s / B: action 0: -2 * .5 * 1 * (1, 0) / 2; action 1: -2 * .25 * -3 * (0, 2) / 2.
+    gradient, learned = gradient_of(linear_agent(), batch(weights=torch.tensor([0.5, 0.25])))
+    torch.testing.assert_close(gradient, torch.tensor([[-0.5, 0.0], [0.0, 1.5]]))
+    torch.testing.assert_close(learned.td_errors, torch.tensor([1.0, -3.0]))  # unweighted
+    assert learned.loss.item() == pytest.approx((0.5 * 1 + 0.25 * 9) / 2)
+
+
+def test_no_gradient_flows_through_the_targets():
+    data = batch(obs=torch.zeros(2, 2))  # Q(s) = 0 with gradient 0: all that is left would come from the targets
+    gradient, _ = gradient_of(linear_agent(double=True), data)
+    torch.testing.assert_close(gradient, torch.zeros(2, 2))
+
+
+def test_gradients_are_scaled_down_to_the_norm():
+    gradient, _ = gradient_of(linear_agent(max_grad_norm=0.1), batch())
+    assert gradient.norm().item() == pytest.approx(0.1, rel=1e-4)
+
+
+def test_huber_is_used_where_asked():
+    _, learned = gradient_of(linear_agent(loss="huber"), batch())
+    assert learned.loss.item() == pytest.approx((0.5 + 2.5) / 2)
+    with pytest.raises(ValueError, match="expected 'huber' or 'mse'"):
+        linear_agent(loss="l1")
+
+
+def test_hard_and_soft_target_updates():
+    agent = linear_agent()
+    with torch.no_grad():
+        agent.online.weight.fill_(3.0)
+    agent.update_target(0.25)
+    torch.testing.assert_close(agent.target.weight, torch.full((2, 2), 1.5))  # 1 + .25 * (3 - 1)
+    agent.update_target()
+    torch.testing.assert_close(agent.target.weight, torch.full((2, 2), 3.0))
+
+
+def test_target_moves_with_every_update_only_if_tau_is_set():
+    still, moving = linear_agent(), linear_agent(target_tau=0.5)
+    for agent in (still, moving):
+        agent.learn(batch())
+    torch.testing.assert_close(still.target.weight, torch.ones(2, 2))
+    torch.testing.assert_close(moving.target.weight, (1 + moving.online.weight.detach()) / 2)
+
+
+def test_acting_is_greedy_without_epsilon_and_leaves_no_graph():
+    agent = linear_agent()
+    with torch.no_grad():
+        agent.online.weight.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+    actions = agent.act(np.array([[2.0, 1.0], [1.0, 2.0]], np.float32), 0.0, np.random.default_rng(0))
+    assert actions.tolist() == [0, 1] and actions.dtype == np.int64
+
+
+def test_n_step_discount_reaches_the_target():
+    """Rewards 1, 2, 4 with gamma .5 and n = 2: the store's discount is .25, and 0 where the episode ends."""
+    spec = sw.Spec(obs=sw.Field((2,), "float32"), action=sw.Field((), "int64"))
+    with sw.Store(spec, capacity=64) as store:
+        for reward, terminated in ((1.0, False), (2.0, False), (4.0, True)):
+            store.append(
+                obs=np.ones(2, np.float32), action=0, reward=reward, terminated=terminated, truncated=False,
+                final_obs=np.ones(2, np.float32),
+            )  # fmt: skip
+        data = store.transitions(n_step=2, gamma=0.5, seed=0).sample(256).torch("cpu")
+        _, learned = gradient_of(linear_agent(), data)
+    # Q = 2 everywhere. From step 0: 1 + .5 * 2 + .25 * 2 - 2 = .5; step 1: 2 + .5 * 4 - 2 = 2; step 2: 4 - 2 = 2.
+    assert sorted(set(np.round(learned.td_errors.numpy(), 5).tolist())) == [0.5, 2.0]
+    from_first = learned.td_errors[data.discount > 0]
+    torch.testing.assert_close(from_first, torch.full_like(from_first, 0.5))
+
+
+def test_bfloat16_stays_close():
+    exact, _ = gradient_of(linear_agent(), batch())
+    rounded, _ = gradient_of(linear_agent(precision="bfloat16"), batch())
+    torch.testing.assert_close(rounded, exact, rtol=0.02, atol=0.02)
+
+
+def test_saved_tensors_bring_the_same_agent_back():
+    agent, other = linear_agent(), linear_agent()
+    for _ in range(3):
+        agent.learn(batch())
+    other.load_weights(agent.weights())
+    other.load_optimizer_tensors(agent.optimizer_tensors())
+    for one in (agent, other):
+        one.learn(batch())
+    torch.testing.assert_close(agent.online.weight, other.online.weight, rtol=0, atol=0)
+    with pytest.raises(ValueError, match="do not fit the online network"):
+        linear_agent(num_actions=3).load_weights(agent.weights())
+
+
+def test_device_names():
+    assert pick_device("cpu").type == "cpu"
+    assert pick_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+    with pytest.raises(ValueError, match="got 'gpu', expected 'auto'"):
+        pick_device("gpu")
+
+
+def test_settings_are_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        DQNSettings().double = False

@@ -1,0 +1,67 @@
+"""The mathematics of Q-learning against numbers worked out by hand."""
+
+import math
+
+import pytest
+import torch
+
+from sharpwave.agents.losses import double_q_targets, dueling_combine, huber, q_targets, squared
+
+
+def test_q_targets_take_the_largest_value_of_the_target_network():
+    next_q = torch.tensor([[1.0, 5.0], [4.0, 2.0]])
+    # 1 + .5 * 5 = 3.5; terminated: the reward alone.
+    torch.testing.assert_close(
+        q_targets(next_q, torch.tensor([1.0, -1.0]), torch.tensor([0.5, 0.0])), torch.tensor([3.5, -1.0])
+    )
+
+
+def test_double_q_targets_choose_by_the_online_and_value_by_the_target_network():
+    next_q = torch.tensor([[1.0, 5.0, 3.0], [4.0, 2.0, 0.0]])
+    online = torch.tensor([[0.0, 1.0, 2.0], [0.0, 9.0, 8.0]])
+    # Online chooses 2 and 1, so the target network gives 3 and 2: 1 + .5 * 3 = 2.5; 0 + .9 * 2 = 1.8.
+    got = double_q_targets(next_q, online, torch.tensor([1.0, 0.0]), torch.tensor([0.5, 0.9]))
+    torch.testing.assert_close(got, torch.tensor([2.5, 1.8]))
+
+
+def test_dueling_combine_subtracts_the_mean_advantage():
+    # 10 + (1, 2, 6) - 3
+    got = dueling_combine(torch.tensor([[10.0]]), torch.tensor([[1.0, 2.0, 6.0]]))
+    torch.testing.assert_close(got, torch.tensor([[8.0, 9.0, 13.0]]))
+
+
+@pytest.mark.parametrize(
+    ("error", "delta", "expected"),
+    [
+        (0.5, 1.0, 0.125),  # .5^2 / 2
+        (-0.5, 1.0, 0.125),
+        (1.0, 1.0, 0.5),
+        (3.0, 1.0, 2.5),  # 1 * (3 - .5)
+        (-3.0, 2.0, 4.0),  # 2 * (3 - 1)
+        (0.0, 1.0, 0.0),
+    ],
+)
+def test_huber(error, delta, expected):
+    assert huber(torch.tensor(error), delta).item() == pytest.approx(expected)
+
+
+def test_huber_gradient_is_the_clipped_error():
+    error = torch.tensor([-3.0, -0.25, 0.0, 0.5, 7.0], requires_grad=True)
+    huber(error).sum().backward()
+    torch.testing.assert_close(error.grad, torch.tensor([-1.0, -0.25, 0.0, 0.5, 1.0]))
+
+
+def test_squared():
+    torch.testing.assert_close(squared(torch.tensor([-3.0, 0.5])), torch.tensor([9.0, 0.25]))
+
+
+def test_losses_stay_per_item():
+    assert huber(torch.zeros(7)).shape == squared(torch.zeros(7)).shape == (7,)
+
+
+def test_shapes_are_checked():
+    with pytest.raises(AssertionError):
+        q_targets(torch.zeros(3, 2), torch.zeros(3, 1), torch.zeros(3))
+    with pytest.raises(AssertionError):
+        dueling_combine(torch.zeros(3), torch.zeros(3, 2))
+    assert math.isclose(q_targets(torch.zeros(1, 2), torch.ones(1), torch.ones(1)).item(), 1.0)

@@ -1,0 +1,65 @@
+"""``sharpwave eval``: scores, videos, and errors that teach."""
+
+import json
+
+import pytest
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture(scope="module")
+def cartpole_run(sharpwave, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "cartpole"
+    result = sharpwave("train", "cartpole", "--out", folder, "--steps", 400, "--warmup-steps", 200)
+    assert result.code == 0, result.text
+    return folder
+
+
+def test_scores_repeat_for_a_seed(sharpwave, cartpole_run):
+    first, second = (sharpwave("eval", cartpole_run, "--episodes", 3, "--seed", 7) for _ in range(2))
+    assert first.code == 0 and first.text == second.text
+    assert first.text.count("score") == 3 and "mean" in first.text and "std" in first.text
+
+
+def test_video_of_an_atari_game(sharpwave, pong_run, tmp_path):
+    folder, _ = pong_run
+    video = tmp_path / "pong.mp4"
+    result = sharpwave("eval", folder, "--episodes", 1, "--epsilon", 1, "--video", video)
+    assert result.code == 0, result.text
+    assert video.read_bytes()[4:8] == b"ftyp"
+
+
+def test_video_of_a_gymnasium_environment(sharpwave, cartpole_run, tmp_path):
+    pytest.importorskip("pygame")
+    video = tmp_path / "pole.gif"
+    result = sharpwave("eval", cartpole_run, "--episodes", 1, "--video", video)
+    assert result.code == 0, result.text
+    assert video.read_bytes().startswith(b"GIF8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "does not exist"),
+        (["."], "is not a run folder"),
+        (["RUN", "--video", "film.avi"], "expected a name that ends in .mp4 or .gif"),
+        (["RUN", "--video", "nowhere/film.gif"], "make it first"),
+        (["RUN", "--episodes", "0"], "--episodes"),
+    ],
+)
+def test_errors_teach(sharpwave, cartpole_run, arguments, message):
+    result = sharpwave("eval", *(cartpole_run if word == "RUN" else word for word in arguments))
+    assert result.code == 2 and message in result.text and "Traceback" not in result.text
+
+
+def test_a_run_without_a_checkpoint(sharpwave, cartpole_run, tmp_path):
+    (tmp_path / "config.json").write_text((cartpole_run / "config.json").read_text())
+    result = sharpwave("eval", tmp_path)
+    assert result.code == 2 and "has no checkpoint yet" in result.text
+
+
+def test_a_damaged_config(sharpwave, cartpole_run, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"recipe": "x"}))
+    (tmp_path / "checkpoints").symlink_to(cartpole_run / "checkpoints")
+    result = sharpwave("eval", tmp_path)
+    assert result.code == 2 and "is not the config of a run" in result.text

@@ -1,0 +1,86 @@
+"""``sharpwave plan``: the arithmetic of layouts, the measured one, and errors that teach."""
+
+import subprocess
+import sys
+
+import pytest
+
+from sharpwave.cli.plan import layouts, parse_count
+
+
+def test_layouts_by_hand():
+    # 84 * 84 = 7056; scalars: 8 + 4 + 2 = 14.
+    costs = [layout.bytes_per_step for layout in layouts((84, 84), 1, 4, "uint8")]
+    assert costs == [2 * 4 * 7056 * 8 + 14, 2 * 4 * 7056 + 14, 4 * 7056 + 14, 7056 + 14]
+
+
+@pytest.mark.parametrize("text", ["1e6", "1_000_000", "1,000,000", "1M", "1000k"])
+def test_counts(text):
+    assert parse_count(text) == 1_000_000
+
+
+@pytest.mark.parametrize("text", ["lots", "", "-5", "0", "1e99", "nan"])
+def test_what_is_no_count(text):
+    with pytest.raises(ValueError, match="--capacity: got"):
+        parse_count(text)
+
+
+def test_plan_measures_by_playing(sharpwave, tmp_path):
+    picture = tmp_path / "plan.png"
+    result = sharpwave("plan", "--env", "pong", "--steps", "3000", "--capacity", "1e6", "--png", picture)
+    assert result.code == 0, result.text
+    assert "420.6 GiB" in result.text  # (2 * 4 * 7056 * 8 + 14) * 1e6 / 2^30
+    assert "52.6 GiB" in result.text and "encoded (pong, measured)" in result.text
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_plan_without_an_environment_says_how_to_measure(sharpwave):
+    result = sharpwave("plan", "--obs", "17", "--stack", "1", "--dtype", "float32")
+    assert result.code == 0 and "--env pong measures it" in result.text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--obs", "84by84"], "--obs: got '84by84', expected positive whole numbers joined by x"),
+        (["--dtype", "uint9"], "--dtype: got 'uint9'"),
+        (["--capacity", "lots"], "--capacity: got 'lots'"),
+        (["--env", "CartPole-v1"], "use --obs 4"),
+        (["--env", "pong", "--obs", "17"], "--obs: pong gives frames"),
+        (["--png", "nowhere/plan.png"], "make it first"),
+    ],
+)
+def test_errors_teach(sharpwave, arguments, message):
+    result = sharpwave("plan", *arguments)
+    assert result.code == 2 and message in result.text and "Traceback" not in result.text
+
+
+def test_torch_is_not_needed_for_help_or_plan():
+    code = """
+import sys
+sys.modules["torch"] = None
+from sharpwave.cli import main
+for arguments in (["--help"], ["train", "pong", "--help"], ["plan", "--env", "pong", "--steps", "200"]):
+    try:
+        main(arguments)
+    except SystemExit as ended:
+        assert not ended.code, ended.code
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_missing_package_is_named_with_what_to_install():
+    code = """
+import sys
+sys.modules["torch"] = None
+from sharpwave.cli import main
+main(["train", "cartpole"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and "pip install 'sharpwave[train]'" in done.stderr
+
+
+def test_importing_sharpwave_imports_neither_torch_nor_gymnasium():
+    code = "import sharpwave, sys; sys.exit(bool({'torch', 'gymnasium', 'ale_py', 'rich'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -1,0 +1,99 @@
+"""``sharpwave train``: what it prints, what it leaves, and how it ends."""
+
+import dataclasses
+import json
+import signal
+import subprocess
+import time
+
+import pytest
+
+from sharpwave.training.recipes import RECIPES, Recipe, flag
+
+from .conftest import COMMAND, ENVIRONMENT
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def test_a_run_leaves_everything(pong_run):
+    folder, text = pong_run
+    assert {path.name for path in folder.iterdir()} == {
+        "config.json", "metrics.jsonl", "tensorboard", "checkpoints", "summary.json", "curve.png",
+    }  # fmt: skip
+    config = json.loads((folder / "config.json").read_text())
+    recipe = Recipe.from_dict(config["settings"])
+    assert config["recipe"] == "pong"
+    assert recipe == dataclasses.replace(
+        RECIPES["pong"][1], steps=600, warmup_steps=400, num_envs=4, report_every=200, frame="42x42", crop="34:194",
+        actions="NOOP,RIGHT,LEFT", network="small", prioritized=True,
+    )  # fmt: skip
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["steps"] == 600 and summary["updates"] == 200 // recipe.update_every
+    assert summary["reason"] == "the limit of 600 steps"
+    assert summary["bytes_per_step"] > 0 and summary["replay_steps"] == 600
+    events = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [event["steps"] for event in events if event["event"] == "report"] == [200, 400, 600]
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["000000000600"]
+    assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert any(path.name.startswith("events.out") for path in (folder / "tensorboard").iterdir())
+    # The settings at the start, the summary at the end, and no control characters between: this is no terminal.
+    assert "network=small" in text and "the limit of 600 steps" in text and f"sharpwave eval {folder}" in text
+    assert "\x1b" not in text
+
+
+def test_help_has_every_setting_with_its_default(sharpwave):
+    result = sharpwave("train", "pong", "--help")
+    assert result.code == 0
+    for field in dataclasses.fields(Recipe):
+        assert flag(field.name) in result.text, field.name
+    assert "rewards summed before the bootstrap" in result.text and "[default: 17.0]" in result.text
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_end_a_run_with_a_checkpoint_that_plays(sharpwave, tmp_path, number):
+    folder = tmp_path / "run"
+    process = subprocess.Popen(
+        [*COMMAND, "train", "cartpole", "--out", str(folder), "--report-every", "100", "--steps", "10000000"],
+        env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    metrics = folder / "metrics.jsonl"
+    limit = time.monotonic() + 90
+    while not (metrics.is_file() and '"event": "report"' in metrics.read_text()):
+        assert time.monotonic() < limit and process.poll() is None, "no report came within 90 s"
+        time.sleep(0.05)
+    process.send_signal(number)
+    text, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, text
+    assert f"interrupted by {number.name}" in text and "Traceback" not in text
+    assert json.loads((folder / "summary.json").read_text())["reason"] == f"interrupted by {number.name}"
+    played = sharpwave("eval", folder, "--episodes", 2)
+    assert played.code == 0 and "of 2 episodes" in played.text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["cartpol"], "unknown recipe 'cartpol', expected one of cartpole, pong, atari"),
+        (["pong", "--n-stepp", "3"], "No such option: --n-stepp"),
+        (["pong", "--batch-size", "many"], "'--batch-size'"),
+        (["pong", "--loss", "l1"], "'l1' is not one of 'huber', 'mse'"),
+        (["pong", "--gamma", "2"], "--gamma: got 2.0, expected from 0 to 1"),
+        (["atari", "--env", "breakot"], "did you mean the Atari game breakout?"),
+        (["pong", "--actions", "UP"], "pong knows no 'UP', expected some of NOOP,FIRE,RIGHT"),
+        (["cartpole", "--network", "nature"], "use 'mlp'"),
+        (["cartpole", "--device", "gpu"], "device: got 'gpu', expected 'auto'"),
+    ],
+)
+def test_errors_teach_and_make_no_folder(sharpwave, tmp_path, arguments, message):
+    result = sharpwave("train", *arguments, "--out", tmp_path / "run")
+    assert result.code == 2
+    assert message in " ".join(result.text.split()), result.text
+    assert "Traceback" not in result.text
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_in_use_is_left_alone(sharpwave, tmp_path):
+    (tmp_path / "precious").write_text("keep")
+    result = sharpwave("train", "cartpole", "--out", tmp_path)
+    assert result.code == 2 and "exists and is not empty" in result.text
+    assert [path.name for path in tmp_path.iterdir()] == ["precious"]

@@ -1,0 +1,1 @@
+"""Tests of the store: its contract, told by a plain oracle."""

@@ -1,0 +1,81 @@
+"""What is shown and kept of a run, from plain dicts."""
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from sharpwave.training.callbacks import Checkpoints, Display, JsonLines, TensorBoard
+from sharpwave.training.text import byte_text, duration_text, number_text
+
+EPISODE = {
+    "steps": 40,
+    "minutes": 0.1, "reward": 7.0, "episode_steps": 33, "avg_reward": 5.0, "mean_reward": 6.0, "episodes": 2,
+}  # fmt: skip
+REPORT = {
+    "steps": 1_000, "minutes": 0.5, "episodes": 2, "updates": 10, "mean_reward": 6.0, "avg_reward": 5.0, "loss": 0.25,
+    "avg_loss": 0.5, "epsilon": 0.75, "avg_fps": 1234.0, "seconds_left": 3_725.0, "replay_steps": 900,
+    "replay_bytes": 90_000, "bytes_per_step": 100.0, "process_bytes": 2**30,
+}  # fmt: skip
+
+
+def test_tensorboard_has_the_names_that_people_look_for(tmp_path):
+    callback = TensorBoard(tmp_path)
+    callback.on_episode(EPISODE)
+    callback.on_report(REPORT)
+    callback.close()
+    events = EventAccumulator(str(tmp_path)).Reload()
+    names = set(events.Tags()["scalars"])
+    assert {"reward", "avg_reward", "steps", "loss", "avg_loss", "epsilon", "avg_fps"} <= names
+    assert events.Scalars("steps")[0].value == 33  # the episode's length
+    assert events.Scalars("avg_fps")[0].step == 1_000
+    assert events.Scalars("memory/bytes_per_step")[0].value == 100
+
+
+def test_json_lines(tmp_path):
+    callback = JsonLines(tmp_path / "metrics.jsonl")
+    callback.on_episode(EPISODE)
+    callback.on_report(REPORT)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]  # before close
+    callback.close()
+    assert lines == [{"event": "episode", **EPISODE}, {"event": "report", **REPORT}]
+
+
+def test_checkpoints_come_once_a_period():
+    saved = []
+    callback = Checkpoints(lambda metrics: saved.append(metrics["steps"]), every=100)
+    for steps in (40, 80, 120, 160, 199, 350, 360, 400):
+        callback.on_report({"steps": steps})
+    assert saved == [120, 350, 400]
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_display_says_what_matters(terminal):
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=terminal, width=110, _environ={})
+    display = Display(console, "pong", 5_000, 17.0)
+    display.on_report(REPORT)
+    display.close()
+    text = out.getvalue()
+    for figure in ("1,000 / 5,000", "1,234", "6.00 / 17", "0.750", "0.5000", "900 steps, 87.9 KiB", "100.0", "1.0 GiB"):
+        assert figure in text, figure
+    assert "1 h 02 min" in text
+    assert ("\x1b" in text) is terminal
+
+
+def test_plain_lines_are_few():
+    out = io.StringIO()
+    display = Display(
+        Console(file=out, force_terminal=False, width=80, _environ={}), "pong", 5_000, None, line_seconds=60
+    )
+    for _ in range(50):
+        display.on_report(REPORT)
+    assert out.getvalue().count("\n") == 1
+
+
+def test_numbers_for_people():
+    assert (byte_text(0), byte_text(1536), byte_text(3 * 2**40)) == ("0 B", "1.5 KiB", "3.0 TiB")
+    assert (duration_text(7.9), duration_text(65), duration_text(3_725)) == ("7 s", "1 min 05 s", "1 h 02 min")
+    assert (number_text(None), number_text(1234.5, 1)) == ("-", "1,234.5")

@@ -1,0 +1,90 @@
+"""Training for real: it learns, it repeats itself for a seed, and it ends when it should."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from sharpwave.training import setup
+from sharpwave.training.callbacks import Callback
+from sharpwave.training.evaluation import play
+from sharpwave.training.loop import Progress, train
+from sharpwave.training.recipes import RECIPES
+
+
+class Kept(Callback):
+    """Keeps what it is told."""
+
+    def __init__(self):
+        self.episodes, self.reports = [], []
+
+    def on_episode(self, metrics):
+        self.episodes.append(metrics)
+
+    def on_report(self, metrics):
+        self.reports.append(metrics)
+
+
+def run(interrupted=lambda: None, **changes):
+    recipe = dataclasses.replace(RECIPES["cartpole"][1], **changes)
+    env = setup.environments(recipe)
+    agent = setup.agent(recipe, env)
+    store, replay = setup.memory(recipe, env)
+    kept = Kept()
+    summary = train(recipe, env, agent, store, replay, [kept], interrupted)
+    env.close()
+    store.close()
+    return agent, summary, kept
+
+
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_the_same_seed_gives_the_same_weights(prioritized):
+    changes = {"steps": 2_000, "seed": 3, "prioritized": prioritized}
+    one, two = run(**changes)[0].weights(), run(**changes)[0].weights()
+    other = run(**{**changes, "seed": 4})[0].weights()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert not all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_cartpole_improves_clearly():
+    """Random play scores some 22. After 10,000 steps the greedy agent holds the pole for hundreds of steps."""
+    agent, summary, kept = run(steps=10_000)
+    assert summary["steps"] == 10_000 and "limit of 10,000 steps" in summary["reason"]
+    first = sum(episode["reward"] for episode in kept.episodes[:20]) / 20
+    assert first < 40
+    recipe = RECIPES["cartpole"][1]
+    env = setup.environments(recipe, 5)
+    scores = play(agent, env, episodes=10, epsilon=0.0, seed=100)
+    env.close()
+    assert len(scores) == 10
+    assert sum(scores) / 10 > 120, scores
+
+
+def test_the_update_ratio_holds():
+    _, summary, kept = run(steps=2_000, warmup_steps=1_000, update_every=8, report_every=500)
+    assert summary["updates"] == 1_000 // 8
+    assert [report["steps"] for report in kept.reports] == [500, 1_000, 1_500, 2_000]
+    assert kept.reports[0]["loss"] is None and kept.reports[-1]["avg_loss"] > 0
+    assert kept.reports[-1]["replay_steps"] == 2_000
+
+
+def test_it_ends_at_the_reward_and_when_interrupted():
+    _, summary, _ = run(steps=50_000, stop_reward=15.0, warmup_steps=40_000)
+    assert summary["reason"] == "the mean of 100 episodes reached 15" and summary["episodes"] >= 100
+    _, summary, kept = run(interrupted=lambda: "interrupted by SIGINT", report_every=1_000)
+    assert summary["reason"] == "interrupted by SIGINT" and len(kept.reports) == 1
+
+
+def test_periods_are_passed_once_whatever_the_number_of_environments():
+    progress = Progress(dataclasses.replace(RECIPES["cartpole"][1], num_envs=3))
+    passed = []
+    for _ in range(10):
+        progress.steps += 3
+        if progress.passed(10):
+            passed.append(progress.steps)
+    assert passed == [12, 21, 30]
+
+
+def test_dueling_single_double_off_and_hard_targets_learn_too():
+    _, summary, _ = run(steps=1_500, dueling=True, double=False, target_tau=0.0, target_every=100, loss="mse")
+    assert summary["updates"] == 125 and summary["avg_loss"] > 0
