@@ -154,10 +154,10 @@ def decode(codec: int, payload: bytes | memoryview, count: int, size: int, dicti
     if dictionary and len(dictionary) != size:
         raise DamagedError(f"delta column: the reference has {len(dictionary)} bytes, expected {size}")
     background = np.frombuffer(dictionary, np.uint8).copy() if dictionary else np.zeros(size, np.uint8)
-    ok = delta.paint(packed[: offsets[1]], line_bytes, background)
+    ok = delta.paint(packed, 0, int(offsets[1]), line_bytes, background)
     for i in range(count):
         rows[i] = background
-        ok = ok and delta.paint(packed[offsets[i + 1] : offsets[i + 2]], line_bytes, rows[i])
+        ok = ok and delta.paint(packed, int(offsets[i + 1]), int(offsets[i + 2]), line_bytes, rows[i])
         if not ok:
             raise DamagedError(f"delta column, row {i}: a patch reaches outside the row")
     return rows

@@ -58,6 +58,10 @@ def naive_paint(patches: bytes, line: int, out: Array) -> bool:
     return True
 
 
+def paint_all(patches: Array, line: int, out: Array) -> bool:
+    return delta.paint(patches, 0, patches.size, line, out)
+
+
 @EXAMPLES
 @given(picture=pictures(most=2))
 def test_a_frame_painted_over_any_other_is_the_frame(picture: tuple[Array, int]) -> None:
@@ -67,7 +71,7 @@ def test_a_frame_painted_over_any_other_is_the_frame(picture: tuple[Array, int])
     written = delta.encode_frame(frame, canvas, line, out)
     assert written <= out.size
     np.testing.assert_array_equal(canvas, frame)
-    for paint in (delta.paint, naive_paint):
+    for paint in (paint_all, naive_paint):
         again = reference.copy()
         assert paint(out[:written], line, again)
         np.testing.assert_array_equal(again, frame)
@@ -83,20 +87,22 @@ def test_long_skips(gap: int, line: int) -> None:
     frame[[0, gap + 1]] = 9
     out = np.zeros(delta.largest_patch_bytes(frame.size), np.uint8)
     written = delta.encode_frame(frame, reference.copy(), line, out)
-    for paint in (delta.paint, naive_paint):
+    for paint in (paint_all, naive_paint):
         again = reference.copy()
         assert paint(out[:written], line, again)
         np.testing.assert_array_equal(again, frame)
 
 
 @EXAMPLES
-@given(patches=st.binary(max_size=60), size=st.integers(1, 80), line=st.integers(0, 20))
+@given(patches=st.binary(max_size=60), size=st.integers(1, 80), line=st.integers(0, 20), behind=st.integers(0, 30))
 def test_any_bytes_are_painted_as_the_format_says_or_refused_and_nothing_outside_is_touched(
-    patches: bytes, size: int, line: int
+    patches: bytes, size: int, line: int, behind: int
 ) -> None:
     around = np.full(size + 200, 77, np.uint8)
     ours, theirs = around[100 : 100 + size], np.full(size, 77, np.uint8)
-    taken = delta.paint(np.frombuffer(patches, np.uint8), line, ours)
+    # Other bytes may lie behind the patches: then words are read past their end, and must not count.
+    data = np.frombuffer(patches + b"\xaa" * behind, np.uint8)
+    taken = delta.paint(data, 0, len(patches), line, ours)
     assert taken == naive_paint(patches, line, theirs)
     assert (around[:100] == 77).all() and (around[100 + size :] == 77).all()
     if taken:

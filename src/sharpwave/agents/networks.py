@@ -58,7 +58,7 @@ class FrameNetwork(nn.Module):
                 "than what is left of the frame; use larger frames or another network"
             ) from error
         self.head = Head(features, hidden_units, num_actions, dueling)
-        self.to(memory_format=torch.channels_last)  # an update of 32 frames of 84x84: 12.6 -> 11.3 ms
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # an update of 32 frames of 84x84: 12.6 -> 11.3 ms
 
     def forward(self, obs: Tensor) -> Tensor:
         """uint8 [B, stack, H, W] -> Q float [B, A]."""

@@ -18,13 +18,14 @@ def make_gym(name: str, num_envs: int, *, render: bool = False, hint: str = "") 
     Raises:
         ValueError: an unknown name, or an environment that cannot be made here (a package is missing).
     """
+    options: dict[str, Any] = {"render_mode": "rgb_array"} if render else {}
     try:
         return gymnasium.make_vec(
             name,
             num_envs=num_envs,
             vectorization_mode="sync",
             vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP},
-            **({"render_mode": "rgb_array"} if render else {}),
+            **options,
         )
     except gymnasium.error.Error as error:
         raise ValueError(

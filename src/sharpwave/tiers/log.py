@@ -39,8 +39,9 @@ def _write_rows(
     count, size = rows.shape
     for i in range(count):
         start = offset[slots[i]] + np.int64(position[slots[i]]) * size
-        for k in range(size):
-            memory[start + k] = rows[i, k]
+        target, source = memory[start : start + size], rows[i]
+        for k in range(size):  # over slices: an index with an offset may be negative, and is not vectorised
+            target[k] = source[k]
 
 
 @njit(nogil=True, cache=True)

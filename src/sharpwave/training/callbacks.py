@@ -66,7 +66,7 @@ class TensorBoard(Callback):
     def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter  # takes a second to import
 
-        self._writer = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
+        self._writer = SummaryWriter(str(folder))
 
     def on_episode(self, metrics: Metrics) -> None:
         self._write(metrics, self.EPISODE)
@@ -75,12 +75,12 @@ class TensorBoard(Callback):
         self._write(metrics, self.REPORT)
 
     def close(self) -> None:
-        self._writer.close()  # type: ignore[no-untyped-call]
+        self._writer.close()
 
     def _write(self, metrics: Metrics, names: dict[str, str]) -> None:
         for key, name in names.items():
             if metrics[key] is not None:
-                self._writer.add_scalar(name, metrics[key], metrics["steps"])  # type: ignore[no-untyped-call]
+                self._writer.add_scalar(name, metrics[key], metrics["steps"])
 
 
 class Checkpoints(Callback):

@@ -39,7 +39,8 @@ def play(
         if show is not None:
             pictures: Any = env.render()
             show(pictures[0])
-        obs, reward, terminated, truncated, infos = env.step(agent.act(obs, epsilon, rng))
+        step: Any = env.step(agent.act(obs, epsilon, rng))
+        obs, reward, terminated, truncated, infos = step
         for episode in running.add(infos.get("unclipped_reward", reward), terminated | truncated):
             scores[episode.lane].append(episode.reward)
     return [score for lane in range(lanes) for score in scores[lane][: share[lane]]]

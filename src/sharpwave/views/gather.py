@@ -72,8 +72,8 @@ def sync(
     for lane in range(cursor.size):
         slot = cursor[lane]
         while slot >= 0 and found < slots.size:
-            count = np.int64(rows[slot])
-            last_end = np.int64(-1)
+            count = int(rows[slot])
+            last_end = -1
             base = flags_offset[slot]
             for r in range(count - 1, known[slot] - 1, -1):
                 if memory[base + r] & ENDED:
@@ -83,10 +83,10 @@ def sync(
             after = following[slot]
             while after >= 0 and total < count + n_step:
                 base = flags_offset[after]
-                for r in range(min(np.int64(rows[after]), count + n_step - total)):
+                for r in range(min(int(rows[after]), count + n_step - total)):
                     if memory[base + r] & ENDED:
                         last_end = total + r
-                total += np.int64(rows[after])
+                total += int(rows[after])
                 after = following[after]
             prefix = min(count, max(total - n_step, last_end + 1))
             if prefix > known[slot]:
@@ -206,8 +206,9 @@ def _gather_item(
                 out[j, :] = 0
             else:
                 start = begin + max(wanted, first) * size
-                for k in range(size):
-                    out[j, k] = memory[start + k]
+                source, target = memory[start : start + size], out[j]
+                for k in range(size):  # over slices: an index with an offset may be negative, and is not vectorised
+                    target[k] = source[k]
         return 0
     if codec == ZSTD:
         return 1
@@ -216,7 +217,7 @@ def _gather_item(
     background = out[0]
     for k in range(size):
         background[k] = reference[k]
-    paint(memory[packed : packed + words[table + 1]], line, background)
+    paint(memory, packed, packed + int(words[table + 1]), line, background)
     for j in range(window - 1, -1, -1):
         wanted = newest - window + 1 + j
         target = out[j]
@@ -227,7 +228,7 @@ def _gather_item(
             for k in range(size):
                 target[k] = background[k]
         entry = table + 1 + max(wanted, first)
-        paint(memory[packed + words[entry] : packed + words[entry + 1]], line, target)
+        paint(memory, packed + int(words[entry]), packed + int(words[entry + 1]), line, target)
     return 0
 
 
@@ -262,7 +263,7 @@ def gather_items(
     for i in range(slot.size):
         s = slot[i]
         left_out += _gather_item(
-            memory, words, offset[s], codec[s], np.int64(counts[s]), references[dictionary[s]], line, zeros,
+            memory, words, offset[s], codec[s], int(counts[s]), references[dictionary[s]], line, zeros,
             newest[i], first[i], out[i],
         )  # fmt: skip
     return left_out

@@ -1,0 +1,140 @@
+"""What the codecs make of frames and vectors: size, and the time to encode, decode and gather.
+
+    python benchmarks/codecs.py [--quick] [--out FOLDER] [--frames-cache FOLDER]
+
+Columns of 128 steps, as segments hold them; the dictionary is trained on the first and used for all. Times are the
+fastest of several passes, in processor time of all threads where it says CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import frames
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+from rich.table import Table
+
+import sharpwave as sw
+from sharpwave import codecs
+
+GAMES = ("pong", "breakout", "qbert", "seaquest")
+COLUMN = 128
+STACK = 4
+CODECS = ("delta", "zstd", "raw")
+
+Rows = npt.NDArray[Any]
+
+
+def vectors(size: int, steps: int) -> Rows:
+    """Float32 [steps, size] like MuJoCo's: smooth joints, and, from 300 on, contact forces that are mostly zero."""
+    rng = np.random.default_rng(0)
+    rows: npt.NDArray[np.float64] = (
+        np.cumsum(rng.normal(scale=0.05, size=(steps, size)), axis=0, dtype=np.float64) % 6.0 - 3.0
+    )
+    if size > 100:
+        rows[:, 293:] *= rng.binomial(1, 0.05, (steps, size - 293))
+    return rows.astype(np.float32)
+
+
+def fastest(call: Callable[[], Any], passes: int) -> float:
+    """Seconds of processor time (all threads) that the quickest of ``passes`` calls took."""
+    best = np.inf
+    for _ in range(passes):
+        begin = time.process_time()
+        call()
+        best = min(best, time.process_time() - begin)
+    return best
+
+
+def measure(rows: Rows, codec: str, passes: int) -> dict[str, float]:
+    """One codec on the steps of one lane, ``rows`` [steps, *shape]."""
+    field = sw.Field(rows.shape[1:], rows.dtype.name, stack=STACK if rows.ndim > 2 else None)
+    flat = rows.reshape(len(rows), -1).view(np.uint8)
+    number, line = codecs.CODECS[codec], field.line_bytes
+    columns = [flat[i : i + COLUMN] for i in range(0, len(flat), COLUMN)]
+    dictionary = codecs.train(number, columns[0])
+    compressor = codecs.zstd_compressor(dictionary) if codec == "zstd" else None
+    scratch = np.empty((COLUMN + 4) * flat.shape[1] + 64, np.uint8)
+
+    def encode(column: Rows) -> bytes | None:
+        return codecs.encode(number, column, dictionary, line, scratch=scratch, compressor=compressor)
+
+    packed = [(column, encode(column)) for column in columns]
+    kept = [(column, payload) for column, payload in packed if payload is not None]
+
+    def decode() -> None:
+        for column, payload in kept:
+            codecs.decode(number, payload, len(column), flat.shape[1], dictionary, line)
+
+    decode()
+    answer = {
+        "bytes": sum(column.nbytes if payload is None else len(payload) for column, payload in packed) / len(rows),
+        "encode_us": fastest(lambda: [encode(column) for column in columns], passes) / len(rows) * 1e6,
+        "decode_us": fastest(decode, passes) / max(1, sum(len(column) for column, _ in kept)) * 1e6,
+    }
+    return answer | gather(rows, field, codec, passes)
+
+
+def gather(rows: Rows, field: sw.Field, codec: str, passes: int) -> dict[str, float]:
+    """Sampling batches of 256 from a store of those steps: transitions a second, and processor time of each."""
+    store = sw.Store(
+        sw.Spec(obs=field, action=sw.Field((), "int64")), capacity=len(rows), codec={"obs": codec}, segment_steps=COLUMN
+    )
+    nothing = np.int64(0)
+    for row in rows:
+        store.append(obs=row, action=nothing, reward=nothing, terminated=False, truncated=False)
+    replay = store.transitions()
+    replay.sample(256)
+    wall, cpu = [], []
+    for _ in range(4 * passes):
+        begin, spent = time.perf_counter(), time.process_time()
+        replay.sample(256)
+        wall.append(time.perf_counter() - begin)
+        cpu.append(time.process_time() - spent)
+    return {"gather_per_s": 256 / float(np.median(wall)), "gather_cpu_us": float(np.median(cpu)) / 256 * 1e6}
+
+
+def sources(steps: int, cache: Path) -> dict[str, Rows]:
+    """All that is measured, by name: one lane's consecutive steps."""
+    played = {game: frames.load(game, frames.LANES * steps, cache=cache).obs for game in GAMES}
+    found = {game: np.array(obs[:steps, 0]) for game, obs in played.items()}
+    colour = frames.load("pong", frames.LANES * 512, cache=cache, grayscale=False, img_height=210, img_width=160)
+    found["pong 210x160x3"] = np.array(colour.obs[: min(steps, 512), 0])
+    return found | {"vector 17": vectors(17, steps), "vector 376": vectors(376, steps)}
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="fewer steps")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results", help="folder for codecs.json")
+    parser.add_argument("--frames-cache", type=Path, default=frames.CACHE, help="folder for played frames")
+    arguments = parser.parse_args()
+    steps, passes = (1024, 3) if arguments.quick else (8192, 7)
+    results: dict[str, Any] = {}
+    shown = Table(title="Codecs, columns of 128 steps (CPU: processor time)", title_style="bold", title_justify="left")
+    for column in ("", "codec", "raw bytes", "bytes", "of raw", "encode us", "decode us", "gather/s", "gather CPU us"):
+        shown.add_column(column, justify="left" if column in ("", "codec") else "right")
+    for name, rows in sources(steps, arguments.frames_cache).items():
+        size = rows[0].nbytes
+        for codec in CODECS:
+            found = results.setdefault(name, {"raw_bytes": size})[codec] = measure(rows, codec, passes)
+            times = (f"{found[key]:.2f}" for key in ("encode_us", "decode_us"))
+            rest = (f"{found['gather_per_s']:,.0f}", f"{found['gather_cpu_us']:.2f}")
+            share = f"{found['bytes'] / size:.1%}"
+            shown.add_row(name, codec, f"{size:,}", f"{found['bytes']:,.0f}", share, *times, *rest)
+        shown.add_section()
+    Console(width=120).print(shown)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / "codecs.json").write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""Sharpwave's store beside other libraries' replay buffers, on real frames of Pong.
+
+    python benchmarks/store.py [--quick] [--steps 500000] [--out FOLDER] [--frames-cache FOLDER]
+
+Every contender fills a buffer in a process of its own and keeps it; then all are asked in turn, round after round, so
+that whatever else the machine does hits all of them. Figures are medians over rounds; a ratio is the median of the
+rounds' ratios. README.md beside this file says how each contender is configured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import frames
+from contenders import CONTENDERS, ENCODED
+from report import figure, goals, table
+
+HERE = Path(__file__).parent
+BATCHES = (32, 256, 1024)
+TREES = ("sharpwave tree", "sharpwave sampler", "cpprb", "Tianshou")
+LEAVES = 1 << 20
+PACKAGES = ("sharpwave", "numpy", "numba", "zstandard", "torch", "stable-baselines3", "cpprb", "tianshou", "ale-py")
+
+
+class Worker:
+    """A contender's process, spoken to over a pipe."""
+
+    def __init__(self, name: str, folder: Path, threads: int) -> None:
+        self.name = name
+        limits = dict.fromkeys(("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
+        self.process = subprocess.Popen(
+            [sys.executable, str(HERE / "worker.py"), name, str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | (limits if threads else {}),
+        )
+
+    def ask(self, **request: Any) -> dict[str, Any]:
+        """Send a request and wait for its answer.  Raises: RuntimeError if the process ended instead."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self.name}: the process ended with {self.process.wait()} at {request}; see above")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def close(self) -> None:
+        """End the process: it has nothing left to say."""
+        self.process.kill()
+        self.process.wait()
+
+
+def run(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Fill, measure in turn, and return all that was measured."""
+    say(f"frames: {arguments.steps:,} steps of Pong")
+    folder = frames.folder_of("pong", arguments.steps, cache=arguments.frames_cache, say=say)
+    names = [name for name in CONTENDERS if not arguments.only or any(part in name for part in arguments.only)]
+    workers: dict[str, Worker] = {}
+    results: dict[str, Any] = {"environment": environment(arguments), "contenders": {}, "trees": {}}
+    try:
+        for name in names:
+            workers[name] = Worker(name, folder, arguments.threads)
+            filled = workers[name].ask(fill=arguments.steps if name in ENCODED else arguments.peer_steps)
+            results["contenders"][name] = {"fill": filled, "rounds": {}}
+            say(f"{name}: {filled['steps']:,} steps, {filled['bytes'] / filled['steps']:,.0f} bytes each")
+        workers["trees"] = Worker("trees", folder, arguments.threads)
+        workers["trees"].ask(fill=LEAVES)
+        kinds: list[tuple[str, int]] = [("add", 0)]
+        kinds += [(what, batch) for what in ("uniform", "prioritized") for batch in BATCHES] + [("copied", 256)]
+        for turn in range(arguments.rounds):
+            say(f"round {turn + 1} of {arguments.rounds}")
+            for what, batch in kinds:
+                for name in names[turn % len(names) :] + names[: turn % len(names)]:
+                    entry = results["contenders"][name]
+                    if what == "prioritized" and not entry["fill"]["prioritized"]:
+                        continue
+                    if what == "copied" and not name.startswith("sharpwave"):
+                        continue
+                    answer = workers[name].ask(measure=what, batch=batch, seconds=arguments.seconds)
+                    entry["rounds"].setdefault(f"{what} {batch}" if batch else what, []).append(answer)
+            for name in TREES:
+                answer = workers["trees"].ask(measure=name, batch=256, seconds=arguments.seconds / 2)
+                results["trees"].setdefault(name, []).append(answer["us"])
+    finally:
+        for worker in workers.values():
+            worker.close()
+    return results
+
+
+def environment(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Where and with what this was measured."""
+    versions = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            versions[name] = "absent"
+    return {
+        "date": time.strftime("%Y-%m-%d %H:%M"),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}",
+        "load_average": os.getloadavg()[0],
+        "python": platform.python_version(),
+        "versions": versions,
+        "steps": arguments.steps,
+        "peer_steps": arguments.peer_steps,
+        "rounds": arguments.rounds,
+        "seconds": arguments.seconds,
+        "threads": arguments.threads,
+    }
+
+
+def say(text: str) -> None:
+    """Progress, apart from the result."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="a minute: fewer steps and rounds, shorter slices")
+    parser.add_argument("--steps", type=int, default=500_000, help="steps in encoded stores (default 500000)")
+    parser.add_argument("--peer-steps", type=int, default=24_000, help="steps in all other buffers (default 24000)")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=0.5, help="length of one measurement")
+    parser.add_argument("--threads", type=int, default=0, help="threads a contender may use (default: what it likes)")
+    parser.add_argument("--only", nargs="*", metavar="NAME", help="contenders whose name contains one of these")
+    parser.add_argument("--out", type=Path, default=HERE / "results", help="folder for store.json and store.png")
+    parser.add_argument("--frames-cache", type=Path, default=frames.CACHE, help="folder for played frames")
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.steps, arguments.peer_steps = min(arguments.steps, 48_000), min(arguments.peer_steps, 8_000)
+        arguments.rounds, arguments.seconds = 3, 0.2
+    results = run(arguments)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / "store.json").write_text(json.dumps(results, indent=1) + "\n")
+    table(results)
+    goals(results)
+    figure(results, arguments.out / "store.png")
+    say(f"written: {arguments.out / 'store.json'}, {arguments.out / 'store.png'}")
+
+
+if __name__ == "__main__":
+    main()
