@@ -14,13 +14,11 @@ other frame, so every frame decodes on its own: a copy of the reference (hot in 
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
-from llvmlite import ir
-from numba import config, njit, types
-from numba.extending import intrinsic
+from numba import njit
+
+from .words import load_word, store_word
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -32,43 +30,6 @@ GAP = 2
 EVERY_BYTE = np.uint64(0x0101010101010101)
 MASKS = np.array([(1 << 8 * width) - 1 for width in range(9)], np.uint64)
 """The lowest ``width`` bytes of a word."""
-
-
-@intrinsic
-def load_word(typing_context: Any, array: Any, index: Any) -> Any:
-    """The 8 bytes of a uint8 array from ``index`` on, at any alignment."""
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.load(_word_pointer(context, builder, signature, arguments), align=1)
-
-    return types.uint64(array, types.intp), codegen
-
-
-@intrinsic
-def store_word(typing_context: Any, array: Any, index: Any, word: Any) -> Any:
-    """Write 8 bytes from ``index`` on, at any alignment."""
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        builder.store(arguments[2], _word_pointer(context, builder, signature, arguments), align=1)
-        return context.get_dummy_value()
-
-    return types.void(array, types.intp, types.uint64), codegen
-
-
-def _word_pointer(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-    array = context.make_array(signature.args[0])(context, builder, arguments[0])
-    return builder.bitcast(builder.gep(array.data, [arguments[1]]), ir.IntType(64).as_pointer())
-
-
-if config.DISABLE_JIT:  # the kernels run as plain Python then, to be stepped through and checked
-
-    def load_word(array: Bytes, index: int) -> np.uint64:
-        """The same in Python."""
-        return np.uint64(int.from_bytes(array[index : index + 8].tobytes(), "little"))
-
-    def store_word(array: Bytes, index: int, word: np.uint64) -> None:
-        """The same in Python."""
-        array[index : index + 8] = np.frombuffer(int(word).to_bytes(8, "little"), np.uint8)
 
 
 @njit(nogil=True, cache=True)
