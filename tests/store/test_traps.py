@@ -226,23 +226,6 @@ def test_trap_06_several_fields_keep_in_step_through_the_wrap() -> None:
                 assert batch.next_obs["speed"][i].tolist() == [after, -after]
 
 
-def test_trap_07_a_reservoir_keeps_every_step_with_the_same_probability() -> None:
-    if not hasattr(sw, "Reservoir"):
-        pytest.skip("this version has no reservoir retention")
-    runs, total, capacity = 300, 40, 10
-    kept = np.zeros(total)
-    for seed in range(runs):
-        with letter_store(None, capacity=capacity, segment_steps=1, retention=sw.Reservoir(), seed=seed) as store:
-            oracle = Oracle()
-            for _ in range(total):
-                append_numbered(store, oracle, end=".")
-            replay = store.transitions()
-            kept[replay.fetch(replay.sampleable_ids())["serial"]] += 1
-    expected = runs * capacity / total
-    chi_square = ((kept - expected) ** 2 / (expected * (1 - capacity / total))).sum()
-    assert chi_square < total + 5 * np.sqrt(2 * total)
-
-
 def test_lanes_opened_one_after_another_never_fill_the_store_with_open_segments() -> None:
     """Each lane is written until it may be full and then left alone; the last lanes must still find room."""
     capacity, oracle = 64, Oracle()

@@ -37,7 +37,6 @@ def train(
     recorded = sw.Recorder(env, store)
     rng = np.random.default_rng(recipe.seed)
     episodes, progress = Episodes(recipe.num_envs), Progress(recipe)
-    threads = torch.get_num_threads()
     reason: str | None = None
     obs, _ = recorded.reset(seed=recipe.seed)
     while reason is None:
@@ -49,7 +48,6 @@ def train(
         while progress.updates < progress.updates_due and len(replay):
             beta = linear_schedule(progress.steps, recipe.beta_start, recipe.beta_end, recipe.beta_steps)
             batch = replay.sample(recipe.batch_size, beta=beta if recipe.prioritized else None)
-            torch.set_num_threads(threads)  # sampling by OpenMP leaves its own count behind; resetting takes 0.1 us
             learned = agent.learn(batch.torch(agent.device))
             if recipe.prioritized:
                 replay.update_priorities(batch.ids, learned.td_errors.cpu().numpy())

