@@ -383,8 +383,11 @@ def _rewards(reward: npt.ArrayLike, count: int | None) -> npt.NDArray[np.float32
     expected = () if count is None else (count,)
     if array.shape != expected or array.dtype.kind not in "iuf":
         raise ValueError(f"reward: got {_told(array)}, expected shape {expected} float32, one for each step")
-    with np.errstate(over="ignore"):  # found below, and named
-        rewards = np.ascontiguousarray(array, np.float32).reshape(-1)
+    if array.dtype == np.float32:
+        rewards = np.ascontiguousarray(array).reshape(-1)
+    else:
+        with np.errstate(over="ignore"):  # found below, and named
+            rewards = np.ascontiguousarray(array, np.float32).reshape(-1)
     if not np.isfinite(rewards).all():
         row = int(np.argmax(~np.isfinite(rewards)))
         raise ValueError(

@@ -23,9 +23,11 @@ AUTO_MIN_BYTES = 32
 WORTH = 0.7
 """Encode only where it leaves at most this share of the raw bytes."""
 DELTA_PREFERENCE = 2.0
-"""Delta decodes several times faster than zstd (benchmarks/codecs.py), so it may take this many times the bytes."""
+"""Delta decodes several times faster than zstd (benchmarks/codecs.py), so it may take this many times its bytes."""
 WORSE = 1.3
 """A dictionary stops paying when rows take this many times the bytes they took when it was chosen."""
+ALL_AGAIN = 16
+"""Segments of a lane from which on every codec is tried, not only the one that other lanes were packed with last."""
 HORIZON = 64
 """Segments over which a new dictionary must earn its own bytes."""
 
@@ -42,9 +44,9 @@ class _LaneState:
 class ColumnEncoder:
     """Packs one field's columns, lane by lane.
 
-    With codec "auto" a lane's first segment of at least 8 rows is packed with every codec; the smallest wins, but delta
-    wins up to twice zstd's bytes. Choice and dictionary are tried anew after 4, 16, 64, then every 256 segments,
-    and as soon as rows take 1.3 times what they took; a new dictionary is kept only if it earns its bytes.
+    With codec "auto" the first segment of at least 8 rows is packed with every codec; the smallest wins, but delta wins
+    up to twice zstd's bytes. Other lanes begin with what won. Choice and dictionary are tried anew after 4, 16, 64, then
+    every 256 segments, and as soon as rows take 1.3 times what they took; a new dictionary must earn its bytes.
     """
 
     def __init__(self, field: Field, codec: str, table: DictionaryTable, max_rows: int) -> None:
@@ -56,6 +58,7 @@ class ColumnEncoder:
         self._min_rows = AUTO_MIN_ROWS if codec == "auto" else 1
         self._lanes: dict[int, _LaneState] = {}
         self._newest: dict[int, int] = {}  # codec -> place of the dictionary made last, tried by lanes that have none
+        self._leading: int | None = None  # the codec that was chosen last, by any lane
         self._compressors: dict[int, tuple[int, zstandard.ZstdCompressor]] = {}
         self._scratch = np.empty((max_rows + 4) * field.row_bytes + 64 if DELTA in self.candidates else 0, np.uint8)
 
@@ -97,7 +100,7 @@ class ColumnEncoder:
         limit = rows.nbytes * (WORTH if len(self.candidates) > 1 else 1.0)
         tried = [(state.codec, state.place, current, 0)]
         added = []
-        for codec in self.candidates:
+        for codec in self.candidates if state.segments >= ALL_AGAIN or self._leading is None else (self._leading,):
             if codec == RAW:
                 continue
             shared = self._newest.get(codec, 0)
@@ -114,6 +117,7 @@ class ColumnEncoder:
                 cost = (len(payload) + share) / (DELTA_PREFERENCE if codec == DELTA else 1.0)
                 best = min(best, (cost, codec, place, payload), key=lambda choice: choice[0])
         _, state.codec, place, payload = best
+        self._leading = state.codec if payload is not None else None
         state.place = self._hold(place, instead_of=state.place)
         if place in added:
             self._newest[state.codec] = self._hold(place, instead_of=self._newest.get(state.codec, 0))

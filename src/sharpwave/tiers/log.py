@@ -45,6 +45,36 @@ def _write_rows(
 
 
 @njit(nogil=True, cache=True)
+def _commit_rows(
+    memory: Bytes,
+    floats: npt.NDArray[np.float32],
+    flags_offset: Ints,
+    reward_offset: Ints,
+    rows: npt.NDArray[np.int32],
+    frames: npt.NDArray[np.int32],
+    begins: Bytes,
+    steps: Ints,
+    slots: npt.NDArray[np.int32],
+    lanes: Ints,
+    flags: Bytes,
+    reward: npt.NDArray[np.float32],
+) -> bool:
+    """Write flags, with START where an episode begins, and rewards; count the rows. Whether any of them ended."""
+    any_ended = False
+    for i in range(slots.size):
+        slot, row = slots[i], rows[slots[i]]
+        place = flags_offset[slot] + row
+        starts = memory[place - 1] & ENDED if row > 0 else begins[slot]
+        memory[place] = flags[i] | (START if starts else 0)
+        floats[(reward_offset[slot] >> 2) + row] = reward[i]
+        rows[slot] += 1
+        frames[slot] += 1
+        steps[lanes[i]] += 1
+        any_ended |= flags[i] & ENDED != 0
+    return any_ended
+
+
+@njit(nogil=True, cache=True)
 def _any_full(
     rows: npt.NDArray[np.int32],
     frames: npt.NDArray[np.int32],
@@ -198,22 +228,18 @@ class StepLog:
             if not self.evict_oldest():  # many lanes that were opened one after another and hold all there is
                 self._abandon(int(np.argmax(index.rows[self._slot])))
         slots = self._slot[lanes]
-        starting = self._starting(slots)
-        flags = flags | np.where(starting, np.uint8(START), np.uint8(0))
         count = len(lanes)
-        for c in self.obs_columns:
-            data = rows[self.names[c]].reshape(count, -1).view(np.uint8)
-            _write_rows(memory, index.offset[c], index.frames, slots, data)
-        for c in (FLAGS, REWARD, *self.step_columns):
-            data = flags if c == FLAGS else rows[self.names[c]]
-            _write_rows(memory, index.offset[c], index.rows, slots, data.reshape(count, -1).view(np.uint8))
-        index.frames[slots] += 1
-        index.rows[slots] += 1
-        ended = (flags & ENDED) != 0
-        if ended.any():
+        for columns, position in ((self.obs_columns, index.frames), (self.step_columns, index.rows)):
+            for c in columns:
+                data = rows[self.names[c]].reshape(count, -1).view(np.uint8)
+                _write_rows(memory, index.offset[c], position, slots, data)
+        if _commit_rows(
+            memory, self.floats, index.offset[FLAGS], index.offset[REWARD], index.rows, index.frames, index.begins,
+            self._steps, slots, lanes, flags, rows["reward"],
+        ):  # fmt: skip
+            ended = (flags & ENDED) != 0
             source = rows if finals is None else finals
             self._write_frames(slots[ended], {c: source[self.names[c]][ended] for c in self.obs_columns})
-        self._steps[lanes] += 1
         self.held_steps += count
         self.total_steps += count
 
@@ -240,12 +266,6 @@ class StepLog:
             data = np.ascontiguousarray(data).reshape(len(slots), -1).view(np.uint8)
             _write_rows(self.arena.memory, self.index.offset[c], self.index.frames, slots, data)
         self.index.frames[slots] += 1
-
-    def _starting(self, slots: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
-        rows = self.index.rows[slots]
-        last = self.arena.memory[self.index.offset[FLAGS][slots] + np.maximum(rows, 1) - 1]
-        starting: npt.NDArray[np.bool_] = np.where(rows > 0, (last & ENDED) != 0, self.index.begins[slots] != 0)
-        return starting
 
     def _column(self, c: int, slot: int, rows: int | None = None) -> Bytes:
         """An open segment's column as uint8 [rows, size], a view of the arena."""
