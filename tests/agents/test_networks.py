@@ -42,3 +42,14 @@ def test_dueling_advantages_have_no_mean():
 def test_errors_say_what_came_and_what_to_do(name, shape, message):
     with pytest.raises(ValueError, match=message):
         network_builder(name, shape, 2, 8, False)()
+
+
+def test_values_are_float32_under_autocast():
+    """bfloat16 has 8 significant bits: rounded to it, values of neighbouring actions would often be equal."""
+    torch.manual_seed(0)
+    network = network_builder("small", (4, 42, 42), 3, 64, True)()
+    frames = torch.randint(0, 255, (8, 4, 42, 42), dtype=torch.uint8)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        values = network(frames)
+    assert values.dtype == torch.float32
+    assert (values != values.bfloat16().float()).any()

@@ -45,8 +45,8 @@ class ColumnEncoder:
     """Packs one field's columns, lane by lane.
 
     With codec "auto" the first segment of at least 8 rows is packed with every codec; the smallest wins, but delta wins
-    up to twice zstd's bytes. Other lanes begin with what won. Choice and dictionary are tried anew after 4, 16, 64, then
-    every 256 segments, and as soon as rows take 1.3 times what they took; a new dictionary must earn its bytes.
+    up to twice zstd's bytes. Other lanes begin with what won. Choice and dictionary are tried anew after 4, 16, 64,
+    then every 256 segments, and as soon as rows take 1.3 times what they took; a new dictionary must earn its bytes.
     """
 
     def __init__(self, field: Field, codec: str, table: DictionaryTable, max_rows: int) -> None:

@@ -13,6 +13,7 @@ def draw_curve(metrics: Path, picture: Path, title: str, stop_reward: float | No
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter
 
     events = [json.loads(line) for line in metrics.read_text().splitlines()]
     episodes = [event for event in events if event["event"] == "episode"]
@@ -26,6 +27,8 @@ def draw_curve(metrics: Path, picture: Path, title: str, stop_reward: float | No
         if stop_reward is not None:
             axes.axhline(stop_reward, linestyle="--", linewidth=1, color="gray", label=f"goal {stop_reward:g}")
         axes.set_xlabel("environment steps" if key == "steps" else key)
+        if key == "steps":
+            axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.grid(alpha=0.3)
     figure.axes[0].set_ylabel("reward of an episode")
     figure.axes[0].legend(loc="best")
