@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from numba import njit
 
 LEAF_BITS = 32
 LEAF_MASK = (1 << LEAF_BITS) - 1
@@ -88,11 +89,35 @@ class SegmentIndex:
         ids: npt.NDArray[np.int64] = (self.generation[leaves // self.stride] << LEAF_BITS) | leaves
         return ids
 
-    def resolve(self, ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-        """Leaves of ``ids`` [n], and bool [n]: the step is still held. A leaf that is not held is 0."""
-        leaves = ids & LEAF_MASK
-        slots = leaves // self.stride
-        inside = (ids >= 0) & (slots < self.slots)
-        slots = np.where(inside, slots, 0)
-        held = inside & (self.generation[slots] == ids >> LEAF_BITS) & (leaves % self.stride < self.rows[slots])
-        return np.where(held, leaves, 0), held
+    def resolve(
+        self, ids: npt.NDArray[np.int64], rows: npt.NDArray[np.int32]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+        """Leaves of ``ids`` [n], and bool [n]: the step is still there. A leaf that is not is 0.
+
+        Args:
+            rows: int32 [slots], how many rows of each slot count as there.
+        """
+        leaves, there = np.empty(len(ids), np.int64), np.empty(len(ids), np.bool_)
+        _resolve(ids, self.generation, rows, self.stride, leaves, there)
+        return leaves, there
+
+
+@njit(nogil=True, cache=True)
+def _resolve(
+    ids: npt.NDArray[np.int64],
+    generation: npt.NDArray[np.int64],
+    rows: npt.NDArray[np.int32],
+    stride: int,
+    leaves: npt.NDArray[np.int64],
+    there: npt.NDArray[np.bool_],
+) -> None:
+    for i in range(ids.size):
+        leaf = ids[i] & LEAF_MASK
+        slot = leaf // stride
+        there[i] = (
+            ids[i] >= 0
+            and slot < rows.size
+            and generation[slot] == ids[i] >> LEAF_BITS
+            and leaf - slot * stride < rows[slot]
+        )
+        leaves[i] = leaf if there[i] else 0

@@ -142,7 +142,7 @@ class Transitions:
         with self._lock:
             self._log.check_open()
             self._sync()
-            leaves, there = self._resolve(ids)
+            leaves, there = self._log.index.resolve(ids, self._known)
             if not there.all():
                 raise KeyError(f"fetch: id {ids[~there][0]} has left the store, or its successor is not known yet")
             buffers = _Buffers(self, len(ids))
@@ -182,7 +182,7 @@ class Transitions:
         with self._lock:
             self._log.check_open()
             self._sync()  # steps appended before this call get the largest priority of before this call
-            leaves, there = self._resolve(ids)
+            leaves, there = self._log.index.resolve(ids, self._known)
             if not there.all():
                 leaves, errors = leaves[there], errors[there]
             self.sampler.update(leaves, errors)
@@ -235,11 +235,6 @@ class Transitions:
             if found:
                 self.sampler.insert(slots[:found], begins[:found], ends[:found])
                 self._count += int(ends[:found].sum() - begins[:found].sum())
-
-    def _resolve(self, ids: Ints) -> tuple[Ints, npt.NDArray[np.bool_]]:
-        leaves, held = self._log.index.resolve(ids)
-        stride = self._log.stride
-        return leaves, held & (leaves % stride < self._known[leaves // stride])
 
     def _next_buffers(self, batch_size: int) -> _Buffers:
         if self._ring and len(self._ring[0].reward) != batch_size:
