@@ -141,7 +141,7 @@ class Store:
             ValueError, TypeError, KeyError: what came, what was expected; then nothing changed.
             MemoryError: ``ram`` is too small for so many lanes.
 
-        Cost: 3 to 7 us a row of 84x84 pixels, encoding included.
+        Cost: 6 to 9 us a row of 84x84 pixels, encoding included (benchmarks/store.py).
         """
         first = obs[next(iter(obs))] if isinstance(obs, Mapping) and obs else obs
         count = len(first) if np.ndim(first) else 0

@@ -45,7 +45,7 @@ def test_errors_say_what_came_and_what_to_do(name, shape, message):
 
 
 def test_values_are_float32_under_autocast():
-    """bfloat16 has 8 significant bits: rounded to it, values of neighbouring actions would often be equal."""
+    """bfloat16 has 8 significant bits: rounded to it, values of two actions may become equal."""
     torch.manual_seed(0)
     network = network_builder("small", (4, 42, 42), 3, 64, True)()
     frames = torch.randint(0, 255, (8, 4, 42, 42), dtype=torch.uint8)

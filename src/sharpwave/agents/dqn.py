@@ -131,7 +131,7 @@ class DQN:
             # First: autocast may reuse weights it rounded in a pass without gradient, and those carry none.
             q = self.online(batch.obs).float()
             with torch.no_grad():
-                # A pass of its own for s': joined with s it is carried through the backward pass (12.6 -> 17.1 ms).
+                # A pass of its own for s': joined with s it is carried through the backward pass.
                 next_q_online = self.online(batch.next_obs).float() if settings.double else None
                 next_q = self.target(batch.next_obs).float()
         if next_q_online is not None:

@@ -72,10 +72,6 @@ class DictionaryTable:
         """Content of the dictionary at ``place``."""
         return self._data[place]
 
-    def by_key(self, key: int) -> bytes:
-        """Content by key.  Raises: KeyError."""
-        return self._data[self._place[key]]
-
     def decompressor(self, place: int) -> zstandard.ZstdDecompressor:
         """A decompressor with the dictionary at ``place``, kept while the dictionary lives."""
         if place not in self._decompressors:

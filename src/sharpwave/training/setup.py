@@ -44,7 +44,7 @@ def agent(recipe: Recipe, env: Env) -> DQN:
     if recipe.threads:
         torch.set_num_threads(recipe.threads)
     torch.manual_seed(recipe.seed)
-    # Adam's moments of idle units decay into denormal numbers: 12.4 -> 10.0 ms an update after 600K steps of Pong.
+    # Adam's moments of idle units decay into denormal numbers, with which a CPU is slow.
     torch.set_flush_denormal(True)
     assert isinstance(env.single_action_space, Discrete)
     num_actions = int(env.single_action_space.n)
