@@ -162,7 +162,9 @@ class Transitions:
     def update_priorities(self, ids: npt.ArrayLike, td_error: npt.ArrayLike) -> int:
         """New priorities ``|td_error| + eps`` for ``ids``; returns how many were stale.
 
-        A step that has left, or whose place another has taken, is counted and skipped; of repeated ids the last wins.
+        A step that has left, or whose place another has taken, or that cannot be sampled yet, is counted and skipped.
+        Of repeated ids the last wins; for the largest priority so far, which new steps get, all that were not skipped
+        count.
 
         Raises:
             ValueError: shapes differ, or a value is NaN or infinite; then nothing changed.
