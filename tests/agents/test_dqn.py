@@ -135,7 +135,7 @@ def test_saved_tensors_bring_the_same_agent_back():
     for one in (agent, other):
         one.learn(batch())
     torch.testing.assert_close(agent.online.weight, other.online.weight, rtol=0, atol=0)
-    with pytest.raises(ValueError, match="do not fit the online network"):
+    with pytest.raises(ValueError, match="do not fit the agent's online module"):
         linear_agent(num_actions=3).load_weights(agent.weights())
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sharpwave.agents.networks import NETWORKS, network_builder
+from sharpwave.agents.networks import NETWORKS, FrameInputs, VectorInputs, input_module, network_builder
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -12,15 +12,34 @@ def test_one_value_an_action(name, dueling):
     shape = (4,) if name == "mlp" else (4, 84, 84)
     network = network_builder(name, shape, 6, 16, dueling)()
     obs = torch.zeros(3, *shape) if name == "mlp" else torch.zeros(3, *shape, dtype=torch.uint8)
-    assert network(obs).shape == (3, 6)
+    assert network(input_module(name, shape)(obs)).shape == (3, 6)
 
 
 def test_frames_are_scaled_to_one():
-    network = network_builder("efficient", (1, 84, 84), 2, 16, False)()
-    seen = []
-    network.torso[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    network(torch.full((1, 1, 84, 84), 255, dtype=torch.uint8))
-    torch.testing.assert_close(seen[0], torch.ones(1, 1, 84, 84))
+    inputs = FrameInputs((2, 3))
+    torch.testing.assert_close(inputs(torch.full((1, 4, 2, 3), 255, dtype=torch.uint8)), torch.ones(1, 4, 2, 3))
+
+
+def test_standardized_frames_differ_from_the_mean_frame_in_units_of_the_spread():
+    inputs = FrameInputs((1, 2))
+    # one pixel still at 50, the other 10 or 30: mean 20, deviations -10 and 10, root mean square over both sqrt(50)
+    inputs.standardize(torch.tensor([[[[50, 10]]], [[[50, 30]]]], dtype=torch.uint8))
+    values = inputs(torch.tensor([[[[50, 10]]], [[[51, 30]]]], dtype=torch.uint8))
+    torch.testing.assert_close(values, torch.tensor([[[[0.0, -10.0]]], [[[1.0, 10.0]]]]) / 50**0.5)
+
+
+def test_frames_that_are_all_alike_do_not_divide_by_zero():
+    inputs = FrameInputs((1, 2))
+    alike = torch.full((8, 4, 1, 2), 7, dtype=torch.uint8)
+    inputs.standardize(alike)
+    torch.testing.assert_close(inputs(alike + 1), torch.ones(8, 4, 1, 2))
+
+
+def test_inputs_leave_the_observations_as_they_were():
+    obs = torch.full((2, 4, 3, 3), 9.0)
+    FrameInputs((3, 3))(obs)
+    VectorInputs()(obs)
+    torch.testing.assert_close(obs, torch.full((2, 4, 3, 3), 9.0))
 
 
 def test_dueling_advantages_have_no_mean():
@@ -50,6 +69,6 @@ def test_values_are_float32_under_autocast():
     network = network_builder("small", (4, 42, 42), 3, 64, True)()
     frames = torch.randint(0, 255, (8, 4, 42, 42), dtype=torch.uint8)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        values = network(frames)
+        values = network(FrameInputs((42, 42))(frames))
     assert values.dtype == torch.float32
     assert (values != values.bfloat16().float()).any()

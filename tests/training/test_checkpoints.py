@@ -61,7 +61,7 @@ def test_what_is_missing_or_damaged_is_named(run, tmp_path):
     with pytest.raises(ValueError, match="has no checkpoint yet"):
         latest_checkpoint(run)
     folder = save_checkpoint(run / "checkpoints", make_agent(), {"steps": 5})
-    with pytest.raises(ValueError, match="do not fit the online network"):
+    with pytest.raises(ValueError, match="do not fit the agent's online module"):
         load_checkpoint(folder, make_agent(units=4))
     weights = folder / "weights.safetensors"
     weights.write_bytes(weights.read_bytes()[:40])

@@ -85,6 +85,7 @@ class DQN:
         build: makes a fresh network; called twice.
         num_actions: A.
         device: where the networks live.
+        inputs: turns stored observations into what the networks take; nothing in it learns.
     """
 
     def __init__(
@@ -93,10 +94,12 @@ class DQN:
         num_actions: int,
         settings: DQNSettings | None = None,
         device: torch.device | str = "cpu",
+        inputs: nn.Module | None = None,
     ) -> None:
         self.settings = settings or DQNSettings()
         self.device = torch.device(device)
         self.num_actions = num_actions
+        self.inputs = (inputs or nn.Identity()).to(self.device)
         self.online = build().to(self.device)
         self.target = build().to(self.device)
         self.target.requires_grad_(False)
@@ -115,7 +118,7 @@ class DQN:
         if np.min(epsilon) >= 1.0:  # the network's opinion would not be asked for
             return epsilon_greedy(np.zeros(len(obs), np.int64), self.num_actions, epsilon, rng)
         with self._autocast():
-            q = self.online(torch.from_numpy(np.ascontiguousarray(obs)).to(self.device))
+            q = self.online(self.inputs(torch.from_numpy(np.ascontiguousarray(obs)).to(self.device)))
         return epsilon_greedy(q.argmax(dim=1).cpu().numpy(), self.num_actions, epsilon, rng)
 
     def learn(self, batch: TensorBatch) -> Learned:
@@ -129,11 +132,12 @@ class DQN:
         settings = self.settings
         with self._autocast():
             # First: autocast may reuse weights it rounded in a pass without gradient, and those carry none.
-            q = self.online(batch.obs).float()
+            q = self.online(self.inputs(batch.obs)).float()
             with torch.no_grad():
                 # A pass of its own for s': joined with s it is carried through the backward pass.
-                next_q_online = self.online(batch.next_obs).float() if settings.double else None
-                next_q = self.target(batch.next_obs).float()
+                next_inputs = self.inputs(batch.next_obs)
+                next_q_online = self.online(next_inputs).float() if settings.double else None
+                next_q = self.target(next_inputs).float()
         if next_q_online is not None:
             targets = double_q_targets(next_q, next_q_online, batch.reward, batch.discount)
         else:
@@ -162,7 +166,7 @@ class DQN:
             torch._foreach_lerp_(target, online, tau)
 
     def weights(self) -> dict[str, Tensor]:
-        """Tensors of both networks by name ("online.*", "target.*")."""
+        """Tensors of the inputs and both networks by name ("inputs.*", "online.*", "target.*")."""
         return {
             f"{part}.{name}": tensor for part, module in self._parts() for name, tensor in module.state_dict().items()
         }
@@ -180,7 +184,7 @@ class DQN:
             try:
                 module.load_state_dict(own)
             except RuntimeError as error:
-                raise ValueError(f"weights do not fit the {part} network: {error}") from error
+                raise ValueError(f"weights do not fit the agent's {part} module: {error}") from error
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
         """Adam's moments and step counts by name ("<parameter's index>.<name>")."""
@@ -197,7 +201,7 @@ class DQN:
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
 
     def _parts(self) -> tuple[tuple[str, nn.Module], ...]:
-        return ("online", self.online), ("target", self.target)
+        return ("inputs", self.inputs), ("online", self.online), ("target", self.target)
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if self.settings.precision == "bfloat16":

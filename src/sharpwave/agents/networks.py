@@ -1,7 +1,8 @@
-"""Q-networks: observations as they are stored (uint8 frames or vectors) -> one value an action."""
+"""Q-networks: observations as they are stored (uint8 frames or vectors) -> numbers -> one value an action."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -18,40 +19,72 @@ CONVOLUTIONS: dict[str, tuple[tuple[int, int, int], ...]] = {
 NETWORKS = (*CONVOLUTIONS, "mlp")
 
 
-class Stream(nn.Module):
-    """A hidden layer and an output layer. The output is computed in float32 whatever autocast says: in bfloat16's 8
-    significant bits the values of two actions may become equal."""
+class FrameInputs(nn.Module):
+    """Stacked frames as they are stored, uint8 [B, stack, H, W], -> the float numbers that a network takes.
 
-    def __init__(self, features: int, hidden_units: int, outputs: int) -> None:
+    Divides by 255 until :meth:`standardize` is given frames; then it subtracts each pixel's mean over them and divides
+    by the root mean square of what is left. A still background becomes zero and what moves stands out, however few
+    pixels it has: the ball of Pong is two pixels.
+    """
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, frame_shape: tuple[int, ...]) -> None:
         super().__init__()
-        self.hidden = nn.Sequential(nn.Linear(features, hidden_units), nn.ReLU())
-        self.output = nn.Linear(hidden_units, outputs)
+        self.register_buffer("mean", torch.zeros(frame_shape))
+        self.register_buffer("scale", torch.tensor(255.0))
 
-    def forward(self, features: Tensor) -> Tensor:
-        """float [B, features] -> float32 [B, outputs]."""
-        hidden: Tensor = self.hidden(features)
-        with torch.autocast(hidden.device.type, enabled=False):
-            output: Tensor = self.output(hidden.float())
-        return output
+    @torch.no_grad()
+    def standardize(self, obs: Tensor) -> None:
+        """Measure mean and scale over ``obs`` uint8 [N, stack, H, W]. Frames that are all alike keep a scale of 1."""
+        frames = obs.to(self.mean.device).float()
+        self.mean.copy_(frames.mean(dim=(0, 1)))
+        self.scale.copy_((frames - self.mean).square().mean().sqrt().clamp_(min=1.0))
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """uint8 [B, stack, H, W] -> float, the same shape, channels last (in which convolutions are fastest)."""
+        x = obs.to(torch.float32, copy=True).sub_(self.mean).div_(self.scale)
+        if torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))  # here once, not once in every network
+        return x.contiguous(memory_format=torch.channels_last)
+
+
+class VectorInputs(nn.Module):
+    """Vectors as they are stored -> float32 [B, n]."""
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """[B, ...] -> float32 [B, n]."""
+        return obs.float().flatten(1)
 
 
 class Head(nn.Module):
-    """The values of the actions from one stream; dueling: from one for V and one for A."""
+    """A hidden layer and the values of the actions; dueling: two hidden layers side by side, one for V and one for A.
+
+    The output layers are computed in float32 whatever autocast says: in bfloat16's 8 significant bits the values of
+    two actions may become equal.
+    """
 
     def __init__(self, features: int, hidden_units: int, num_actions: int, dueling: bool) -> None:
         super().__init__()
-
-        self.advantage = Stream(features, hidden_units, num_actions)
-        self.value = Stream(features, hidden_units, 1) if dueling else None
+        self.hidden = nn.Linear(features, hidden_units * (2 if dueling else 1))  # one product for both streams
+        self.advantage = nn.Linear(hidden_units, num_actions)
+        self.value = nn.Linear(hidden_units, 1) if dueling else None
 
     def forward(self, features: Tensor) -> Tensor:
-        """float [B, features] -> Q float [B, A]."""
-        advantage: Tensor = self.advantage(features)
-        return advantage if self.value is None else dueling_combine(self.value(features), advantage)
+        """float [B, features] -> Q float32 [B, A]."""
+        hidden: Tensor = self.hidden(features).relu_()
+        with torch.autocast(hidden.device.type, enabled=False):
+            hidden = hidden.float()
+            if self.value is None:
+                values: Tensor = self.advantage(hidden)
+                return values
+            for_advantage, for_value = hidden.chunk(2, dim=1)
+            return dueling_combine(self.value(for_value), self.advantage(for_advantage))
 
 
 class FrameNetwork(nn.Module):
-    """Convolutions over stacked frames. Takes uint8 [B, stack, H, W] and scales to [0, 1] itself."""
+    """Convolutions over what :class:`FrameInputs` gives."""
 
     def __init__(
         self, name: str, obs_shape: tuple[int, ...], num_actions: int, hidden_units: int, dueling: bool
@@ -60,12 +93,12 @@ class FrameNetwork(nn.Module):
         layers: list[nn.Module] = []
         channels = obs_shape[0]
         for out_channels, kernel, stride in CONVOLUTIONS[name]:
-            layers += [nn.Conv2d(channels, out_channels, kernel, stride), nn.ReLU()]
+            layers += [nn.Conv2d(channels, out_channels, kernel, stride), nn.ReLU(inplace=True)]
             channels = out_channels
-        self.torso = nn.Sequential(*layers, nn.Flatten())
+        self.torso = nn.Sequential(*layers)
         try:
             with torch.no_grad():
-                features = self.torso(torch.zeros(1, *obs_shape)).shape[1]
+                features = self.torso(torch.zeros(1, *obs_shape)).numel()
         except RuntimeError as error:
             raise ValueError(
                 f"network {name!r} cannot take frames of {obs_shape[1]}x{obs_shape[2]}: a kernel is larger "
@@ -74,28 +107,30 @@ class FrameNetwork(nn.Module):
         self.head = Head(features, hidden_units, num_actions, dueling)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
-    def forward(self, obs: Tensor) -> Tensor:
-        """uint8 [B, stack, H, W] -> Q float [B, A]."""
-        # Multiplying is cheaper than dividing; the product is the layer's input in [0, 1].
-        q: Tensor = self.head(self.torso(obs.float().mul_(1.0 / 255.0)))
+    def forward(self, frames: Tensor) -> Tensor:
+        """float [B, stack, H, W] -> Q float32 [B, A]."""
+        # Flattened with the channels last, as they lie in memory: nothing is moved.
+        q: Tensor = self.head(self.torso(frames).permute(0, 2, 3, 1).flatten(1))
         return q
 
 
 class VectorNetwork(nn.Module):
     """One layer of ``hidden_units`` and the head over a flat vector."""
 
-    def __init__(self, obs_shape: tuple[int, ...], num_actions: int, hidden_units: int, dueling: bool) -> None:
+    def __init__(self, size: int, num_actions: int, hidden_units: int, dueling: bool) -> None:
         super().__init__()
-        features = 1
-        for n in obs_shape:
-            features *= n
-        self.torso = nn.Sequential(nn.Flatten(), nn.Linear(features, hidden_units), nn.ReLU())
+        self.torso = nn.Sequential(nn.Linear(size, hidden_units), nn.ReLU())
         self.head = Head(hidden_units, hidden_units, num_actions, dueling)
 
-    def forward(self, obs: Tensor) -> Tensor:
-        """float [B, ...] -> Q float [B, A]."""
-        q: Tensor = self.head(self.torso(obs.float()))
+    def forward(self, vectors: Tensor) -> Tensor:
+        """float [B, size] -> Q float32 [B, A]."""
+        q: Tensor = self.head(self.torso(vectors))
         return q
+
+
+def input_module(network: str, obs_shape: tuple[int, ...]) -> FrameInputs | VectorInputs:
+    """What stands between stored observations and ``network``."""
+    return VectorInputs() if network == "mlp" else FrameInputs(obs_shape[1:])
 
 
 def network_builder(
@@ -111,7 +146,7 @@ def network_builder(
     if name not in NETWORKS:
         raise ValueError(f"network: got {name!r}, expected one of {', '.join(NETWORKS)}")
     if name == "mlp":
-        return lambda: VectorNetwork(obs_shape, num_actions, hidden_units, dueling)
+        return lambda: VectorNetwork(math.prod(obs_shape), num_actions, hidden_units, dueling)
     if len(obs_shape) != 3:
         raise ValueError(
             f"network {name!r} takes frames [stack, H, W], got observations of shape {obs_shape}; use 'mlp'"

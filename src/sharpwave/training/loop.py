@@ -14,10 +14,14 @@ import torch
 import sharpwave as sw
 from sharpwave.agents.dqn import DQN
 from sharpwave.agents.exploration import epsilon_ladder, linear_schedule
+from sharpwave.agents.networks import FrameInputs
 from sharpwave.training.callbacks import Callback, Metrics
 from sharpwave.training.episodes import Episodes, running_mean
 from sharpwave.training.recipes import Recipe
 from sharpwave.training.setup import Env
+
+STANDARD_FRAMES = 2048
+"""Observations of the warm-up over which their mean and spread are measured."""
 
 
 def train(
@@ -47,6 +51,8 @@ def train(
 
         while progress.updates < progress.updates_due and len(replay):
             beta = linear_schedule(progress.steps, recipe.beta_start, recipe.beta_end, recipe.beta_steps)
+            if progress.updates == 0 and recipe.standardize and isinstance(agent.inputs, FrameInputs):
+                agent.inputs.standardize(replay.sample(STANDARD_FRAMES).torch(agent.device).obs)
             batch = replay.sample(recipe.batch_size, beta=beta if recipe.prioritized else None)
             learned = agent.learn(batch.torch(agent.device))
             if recipe.prioritized:

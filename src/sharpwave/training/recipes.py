@@ -77,6 +77,11 @@ class Recipe:
     )
 
     network: str = setting("nature", "shape of the Q-network", NETWORK, ("nature", "efficient", "small", "mlp"))
+    standardize: bool = setting(
+        False,
+        "Atari: give the network what differs from the mean frame of the warm-up, in units of its spread",
+        NETWORK,
+    )
     hidden_units: int = setting(512, "units of the hidden layer", NETWORK)
     dueling: bool = setting(False, "separate streams for value and advantage", NETWORK)
 
@@ -114,6 +119,7 @@ class Recipe:
         self._expect(
             "warmup_steps", self.warmup_steps <= self.capacity, f"at most the capacity of {self.capacity:,} steps"
         )
+        self._expect("standardize", not (self.standardize and self.network == "mlp"), "a network of frames with it")
         parse_size(self.frame, flag("frame"))
         parse_lines(self.crop, flag("crop"))
 
@@ -208,10 +214,10 @@ RECIPES: dict[str, tuple[str, Recipe]] = {
             capacity=100_000,
             batch_size=64,
             n_step=5,
-            learning_rate=5e-4,
             target_every=2_000,
             precision="auto",
             network="small",
+            standardize=True,
             hidden_units=256,
             dueling=True,
             epsilon_steps=100_000,

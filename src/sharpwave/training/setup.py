@@ -10,7 +10,7 @@ from gymnasium.vector import VectorEnv
 
 import sharpwave as sw
 from sharpwave.agents.dqn import DQN, DQNSettings, pick_device
-from sharpwave.agents.networks import network_builder
+from sharpwave.agents.networks import input_module, network_builder
 from sharpwave.envs import AtariSettings, make_env, step_spec
 from sharpwave.training.recipes import Recipe, flag, parse_lines, parse_size
 
@@ -62,7 +62,7 @@ def agent(recipe: Recipe, env: Env) -> DQN:
         precision=precision(recipe.precision, device),
     )
     build = network_builder(recipe.network, obs_shape, num_actions, recipe.hidden_units, recipe.dueling)
-    return DQN(build, num_actions, settings, device)
+    return DQN(build, num_actions, settings, device, input_module(recipe.network, obs_shape))
 
 
 def precision(name: str, device: torch.device) -> str:
