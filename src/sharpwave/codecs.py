@@ -120,7 +120,7 @@ def encode(
 def decode(codec: int, payload: bytes | memoryview, count: int, size: int, dictionary: bytes, line_bytes: int) -> Bytes:
     """Unpack what :func:`encode` made: uint8 [count, size].
 
-    The plain way, for checking, recovery and tests; sampling reads single rows in place (``views.gather``).
+    The plain way, for checking, recovery and tests; sampling reads single rows in place (``views.kernels``).
 
     Raises:
         DamagedError: the payload does not hold ``count`` rows of ``size`` bytes. No input does anything else.

@@ -1,7 +1,8 @@
-"""Eight bytes at a time, at any alignment, for kernels: numba has no such access of its own."""
+"""Access to memory that numba does not have of its own, for kernels: words at any alignment, prefetches, atomics."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from numba import config, types
 from numba.extending import intrinsic
 
 Bytes = npt.NDArray[np.uint8]
+Words = npt.NDArray[np.int64]
 
 
 @intrinsic
@@ -36,6 +38,48 @@ def _pointer(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
     return builder.bitcast(builder.gep(array.data, [arguments[1]]), ir.IntType(64).as_pointer())
 
 
+@intrinsic
+def _prefetch(typing_context: Any, array: Any, index: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, arguments[0])
+        place = builder.bitcast(builder.gep(array.data, [arguments[1]]), ir.IntType(8).as_pointer())
+        number = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [place.type, number, number, number])
+        prefetch = builder.module.declare_intrinsic("llvm.prefetch", [place.type], kind)
+        builder.call(prefetch, [place, number(0), number(3), number(1)])  # to read, into every cache, data
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp), codegen
+
+
+@intrinsic
+def _fetch_add(typing_context: Any, array: Any, index: Any, amount: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        place = _pointer(context, builder, signature, arguments)
+        return builder.atomic_rmw("add", place, arguments[2], "seq_cst")
+
+    return types.int64(array, types.intp, types.int64), codegen
+
+
+@intrinsic
+def _exchange(typing_context: Any, array: Any, index: Any, expected: Any, desired: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        place = _pointer(context, builder, signature, arguments)
+        return builder.extract_value(builder.cmpxchg(place, arguments[2], arguments[3], "seq_cst"), 1)
+
+    return types.boolean(array, types.intp, types.int64, types.int64), codegen
+
+
+@intrinsic
+def pointer_to(typing_context: Any, address: Any) -> Any:
+    """A number -> a pointer, for :func:`numba.carray` and C's functions."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
+
+    return types.voidptr(types.int64), codegen
+
+
 def _load_in_python(array: Bytes, index: int) -> np.uint64:
     return np.uint64(int.from_bytes(array[index : index + 8].tobytes(), "little"))
 
@@ -44,10 +88,42 @@ def _store_in_python(array: Bytes, index: int, word: np.uint64) -> None:
     array[index : index + 8] = np.frombuffer(int(word).to_bytes(8, "little"), np.uint8)
 
 
-_interpreted: bool = config.DISABLE_JIT  # type: ignore[attr-defined]
+def _prefetch_in_python(array: Any, index: int) -> None:
+    pass
 
-load_word: Callable[[Bytes, int], np.uint64] = _load_in_python if _interpreted else _load  # type: ignore[assignment]
+
+_one_at_a_time = threading.Lock()
+
+
+def _fetch_add_in_python(array: Words, index: int, amount: int) -> int:
+    with _one_at_a_time:
+        before = int(array[index])
+        array[index] += amount
+        return before
+
+
+def _exchange_in_python(array: Words, index: int, expected: int, desired: int) -> bool:
+    with _one_at_a_time:
+        if array[index] != expected:
+            return False
+        array[index] = desired
+        return True
+
+
+INTERPRETED: bool = config.DISABLE_JIT  # type: ignore[attr-defined]
+"""Whether kernels run as plain Python (NUMBA_DISABLE_JIT=1)."""
+
+load_word: Callable[[Bytes, int], np.uint64] = _load_in_python if INTERPRETED else _load  # type: ignore[assignment]
 """The word that begins at byte ``index``. Nothing is checked: ``index + 8 <= array.size``."""
 
-store_word: Callable[[Bytes, int, np.uint64], None] = _store_in_python if _interpreted else _store  # type: ignore[assignment]
+store_word: Callable[[Bytes, int, np.uint64], None] = _store_in_python if INTERPRETED else _store  # type: ignore[assignment]
 """Write the word from byte ``index`` on. Nothing is checked, as above."""
+
+prefetch: Callable[[npt.NDArray[Any], int], None] = _prefetch_in_python if INTERPRETED else _prefetch  # type: ignore[assignment]
+"""Ask for the cache line of item ``index``, and do not wait. Any index will do: nothing is read."""
+
+fetch_add: Callable[[Words, int, int], int] = _fetch_add_in_python if INTERPRETED else _fetch_add  # type: ignore[assignment]
+"""Add to item ``index`` of int64s that several threads add to; returns what it was before. Orders all memory access."""
+
+exchange: Callable[[Words, int, int, int], bool] = _exchange_in_python if INTERPRETED else _exchange  # type: ignore[assignment]
+"""Set item ``index`` to ``desired`` if it is ``expected``; returns whether it was. Orders all memory access."""

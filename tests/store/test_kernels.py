@@ -17,7 +17,8 @@ from sharpwave.sampling import samplers
 from sharpwave.spec import START, TERMINATED, TRUNCATED
 from sharpwave.tiers.dictionaries import DictionaryTable
 from sharpwave.views import gather as gather_module
-from sharpwave.views.gather import gather, locate, sync
+from sharpwave.views.gather import gather
+from sharpwave.views.kernels import locate, sync
 
 from .pictures import pictures
 
@@ -266,7 +267,8 @@ def test_locate_adds_up_rewards_to_the_episodes_end(log: Log, n_step: int, gamma
         return
     n = len(steps)
     reward, discount = np.zeros(n, np.float32), np.zeros(n, np.float32)
-    slot, row, frame, first, next_slot, next_frame, next_first = np.zeros((7, n), np.int64)
+    slot, row, frame, first, next_slot, next_frame, next_first, ids = np.zeros((8, n), np.int64)
+    generation = np.arange(len(log.rows)) * 3
     locate(
         log.memory,
         log.floats,
@@ -275,6 +277,7 @@ def test_locate_adds_up_rewards_to_the_episodes_end(log: Log, n_step: int, gamma
         log.rows,
         log.following,
         log.context,
+        generation,
         log.leaf_of[steps],
         log.stride,
         n_step,
@@ -288,7 +291,10 @@ def test_locate_adds_up_rewards_to_the_episodes_end(log: Log, n_step: int, gamma
         next_slot,
         next_frame,
         next_first,
+        ids,
     )
+    np.testing.assert_array_equal(ids >> 32, generation[slot])
+    np.testing.assert_array_equal(ids & 0xFFFFFFFF, log.leaf_of[steps])
     ended = (log.flags & (TERMINATED | TRUNCATED)) != 0
     for i, t in enumerate(steps):
         used = naive_used(log.flags, t, n_step)

@@ -62,6 +62,13 @@ class Sampler(Protocol):
         """Bytes of memory in use."""
 
 
+@njit(nogil=True, cache=True)
+def _rows(slots: Ints, counts: Floats, rest: Floats, stride: int) -> None:
+    """Slots become leaves: the counts are whole numbers, so what is left inside a slot tells the row."""
+    for i in range(slots.size):
+        slots[i] = slots[i] * stride + np.int64(min(rest[i], counts[i] - 1.0))
+
+
 @dataclass
 class Uniform:
     """Every step equally often: ``probabilities`` 1/N, ``weights`` 1.
@@ -93,10 +100,7 @@ class Uniform:
         assert self._tree is not None
         rng.random(out=draw.uniforms)
         self._tree.draw(draw.uniforms, draw.leaves, draw.probabilities, draw.rest)
-        # The values are whole numbers, so what is left inside a slot tells the row.
-        np.minimum(draw.rest, draw.probabilities - 1, out=draw.rest)
-        draw.leaves *= self._stride
-        draw.leaves += draw.rest.astype(np.int64)
+        _rows(draw.leaves, draw.probabilities, draw.rest, self._stride)
         draw.probabilities.fill(1.0 / self._tree.total)
 
     def update(self, leaves: Ints, td_error: Floats) -> None:

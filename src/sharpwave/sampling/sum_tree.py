@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from ..words import prefetch
+
 FANOUT = 8
 
 Floats = npt.NDArray[np.float64]
@@ -68,7 +70,7 @@ def _draw(nodes: Floats, starts: Ints, uniforms: Floats, leaves: Ints, values: F
     """Leaf i of ``leaves`` is the one where the running sum passes ``(i + uniforms[i]) / n`` of the total.
 
     ``values`` receives the leaves' values, ``rest`` what of the drawn sum lies inside the leaf, in [0, value).
-    A level is walked by all items before the next, so that their cache misses overlap.
+    A level is walked by all items before the next, whose cache lines are asked for meanwhile.
     """
     count = leaves.size
     total = nodes[0]
@@ -95,6 +97,8 @@ def _draw(nodes: Floats, starts: Ints, uniforms: Floats, leaves: Ints, values: F
                 left = np.nextafter(nodes[first + chosen], 0.0)
             leaves[i] = leaves[i] * 8 + chosen
             rest[i] = left
+            if level + 1 < starts.size:
+                prefetch(nodes, starts[level + 1] + leaves[i] * 8)
     base = starts[starts.size - 1]
     for i in range(count):
         values[i] = nodes[base + leaves[i]]

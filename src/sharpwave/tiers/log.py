@@ -102,6 +102,7 @@ class StepLog:
         floats, words: the arena's memory as float32 and as uint32.
         tables: each field's dictionaries.
         held_steps, total_steps, evicted_steps, evicted_segments: counts.
+        changes: grows with every change of what is held; who has seen this many has seen them all.
         oldest: int32 [lanes], slot of each lane's oldest segment.
         watchers: called with a slot before the segment in it goes.
         other_bytes: bytes that views take, which leave the arena less of ``ram``.
@@ -145,6 +146,7 @@ class StepLog:
             for name, field in spec.fields.items()
         }
         self.held_steps = self.total_steps = self.evicted_steps = self.evicted_segments = 0
+        self.changes = 0
         self.sealed_bytes = 0
         self.closed = False
         self._sealed: deque[int] = deque()
@@ -199,6 +201,7 @@ class StepLog:
             self._steps = np.append(self._steps, np.int64(0))
             self.oldest = np.append(self.oldest, np.int32(slot))
             self._open(lane, slot)
+            self.changes += 1
 
     def ended(self, lane: int) -> bool:
         """Whether the lane's next step begins an episode."""
@@ -242,6 +245,7 @@ class StepLog:
             self._write_frames(slots[ended], {c: source[self.names[c]][ended] for c in self.obs_columns})
         self.held_steps += count
         self.total_steps += count
+        self.changes += 1
 
     def limit_arena(self) -> None:
         """Leave the arena what of ``ram`` nothing else takes; what is too much there now goes."""
@@ -266,6 +270,7 @@ class StepLog:
             data = np.ascontiguousarray(data).reshape(len(slots), -1).view(np.uint8)
             _write_rows(self.arena.memory, self.index.offset[c], self.index.frames, slots, data)
         self.index.frames[slots] += 1
+        self.changes += 1
 
     def _column(self, c: int, slot: int, rows: int | None = None) -> Bytes:
         """An open segment's column as uint8 [rows, size], a view of the arena."""
@@ -392,6 +397,7 @@ class StepLog:
         self.held_steps -= rows
         self.evicted_steps += rows
         self.evicted_segments += 1
+        self.changes += 1
 
     def bytes(self) -> dict[str, int]:
         """Memory by use, in bytes."""

@@ -12,7 +12,8 @@ from ..errors import EmptyError
 from ..sampling.samplers import Draw, Sampler
 from ..segment import FLAGS, REWARD
 from .batch import Batch
-from .gather import gather, locate, sync
+from .gather import gather
+from .kernels import locate, sync
 
 if TYPE_CHECKING:
     from ..tiers.log import StepLog
@@ -94,6 +95,7 @@ class Transitions:
         sampler.bind(log.index.slots, log.index.stride)
         self._known = np.zeros(log.index.slots, np.int32)
         self._cursor = np.zeros(0, np.int32)
+        self._seen = -1  # the log's changes when it was followed last
         self._runs = np.empty((3, RUNS), np.int64)
         self._count = 0
         self._ring: list[_Buffers] = []
@@ -213,6 +215,8 @@ class Transitions:
 
     def _sync(self) -> None:
         log, index = self._log, self._log.index
+        if self._seen == log.changes:
+            return
         if len(self._cursor) < log.lanes:
             self._cursor = np.concatenate([self._cursor, log.oldest[len(self._cursor) :]])
         lost = self._cursor < 0  # the lane's open segment went, and its next was opened
@@ -237,6 +241,7 @@ class Transitions:
             if found:
                 self.sampler.insert(slots[:found], begins[:found], ends[:found])
                 self._count += int(ends[:found].sum() - begins[:found].sum())
+        self._seen = log.changes
 
     def _next_buffers(self, batch_size: int) -> _Buffers:
         if self._ring and len(self._ring[0].reward) != batch_size:
@@ -262,6 +267,7 @@ class Transitions:
             index.rows,
             index.next,
             index.context,
+            index.generation,
             leaves,
             index.stride,
             self.n_step,
@@ -275,8 +281,8 @@ class Transitions:
             next_slot,
             next_frame,
             next_first,
+            buffers.batch.ids,
         )
-        buffers.batch.ids[:] = index.ids(leaves)
         for c, name in enumerate(log.names):
             if name not in spec.fields:
                 continue
