@@ -43,6 +43,9 @@ class Worker:
             stdout=subprocess.PIPE,
             text=True,
             env=os.environ | (limits if threads else {}),
+            preexec_fn=(lambda: os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-threads:]))
+            if threads
+            else None,
         )
 
     def ask(self, **request: Any) -> dict[str, Any]:

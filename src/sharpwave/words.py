@@ -71,9 +71,7 @@ def _exchange(typing_context: Any, array: Any, index: Any, expected: Any, desire
 
 
 @intrinsic
-def pointer_to(typing_context: Any, address: Any) -> Any:
-    """A number -> a pointer, for :func:`numba.carray` and C's functions."""
-
+def _pointer_to(typing_context: Any, address: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
 
@@ -127,3 +125,6 @@ fetch_add: Callable[[Words, int, int], int] = _fetch_add_in_python if INTERPRETE
 
 exchange: Callable[[Words, int, int, int], bool] = _exchange_in_python if INTERPRETED else _exchange  # type: ignore[assignment]
 """Set item ``index`` to ``desired`` if it is ``expected``; returns whether it was. Orders all memory access."""
+
+pointer_to: Callable[[int], Any] = _pointer_to  # type: ignore[assignment]
+"""A number -> a pointer, for :func:`numba.carray` and C's functions."""

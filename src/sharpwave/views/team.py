@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import carray, njit, types
+from numba import carray, njit, types  # type: ignore[attr-defined]
 
 from ..words import INTERPRETED, exchange, pointer_to
 from .kernels import Bytes, Int32s, Ints, gather_items
@@ -30,7 +30,7 @@ SPINS = 1000
 FAILURES = 100
 """Failed reads (as by signals) after which a helper gives up."""
 
-_read = types.ExternalFunction("read", types.int64(types.int32, types.voidptr, types.uint64))
+_read: Any = types.ExternalFunction("read", types.int64(types.int32, types.voidptr, types.uint64))
 
 
 @njit(nogil=True, cache=True)
