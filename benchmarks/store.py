@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     folder = frames.folder_of("pong", arguments.steps, cache=arguments.frames_cache, say=say)
     names = [name for name in CONTENDERS if not arguments.only or any(part in name for part in arguments.only)]
     workers: dict[str, Worker] = {}
-    results: dict[str, Any] = {"environment": environment(arguments), "contenders": {}, "trees": {}}
+    results: dict[str, Any] = {"environment": environment(arguments), "contenders": {}, "trees": {}, "limit": []}
     try:
         for name in names:
             workers[name] = Worker(name, folder, arguments.threads)
@@ -80,6 +80,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             say(f"{name}: {filled['steps']:,} steps, {filled['bytes'] / filled['steps']:,.0f} bytes each")
         workers["trees"] = Worker("trees", folder, arguments.threads)
         workers["trees"].ask(fill=LEAVES)
+        workers["limit"] = Worker("limit", folder, arguments.threads)
+        workers["limit"].ask(fill=0)
         kinds: list[tuple[str, int]] = [("add", 0)]
         kinds += [(what, batch) for what in ("uniform", "prioritized") for batch in BATCHES] + [("copied", 256)]
         for turn in range(arguments.rounds):
@@ -93,6 +95,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
                         continue
                     answer = workers[name].ask(measure=what, batch=batch, seconds=arguments.seconds)
                     entry["rounds"].setdefault(f"{what} {batch}" if batch else what, []).append(answer)
+            answer = workers["limit"].ask(measure="windows", batch=256, seconds=arguments.seconds)
+            results["limit"].append(answer["windows"])
             for name in TREES:
                 answer = workers["trees"].ask(measure=name, batch=256, seconds=arguments.seconds / 2)
                 results["trees"].setdefault(name, []).append(answer["us"])

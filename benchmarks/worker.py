@@ -1,7 +1,7 @@
 """One contender in a process of its own: fills its buffer, then answers requests, one JSON object a line.
 
 ``{"fill": steps}`` -> bytes; ``{"measure": what, "batch": n, "seconds": s}`` -> calls a second.
-With the name ``trees``: sum trees alone.
+With the names ``trees`` and ``limit``: sum trees alone, and memory alone.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import numpy as np
 import psutil
 from contenders import CONTENDERS, Sharpwave
 from frames import LANES, Frames, read
+from limit import Limit
 from trees import Trees
 
 ADDED_BYTES = 64 << 20
@@ -129,7 +130,10 @@ def main() -> None:
     """Serve requests until the pipe closes. What libraries print goes to stderr."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    bench: Any = Trees() if sys.argv[1] == "trees" else Bench(sys.argv[1], Path(sys.argv[2]))
+    name = sys.argv[1]
+    bench: Any = (
+        {"trees": Trees, "limit": Limit}[name]() if name in ("trees", "limit") else Bench(name, Path(sys.argv[2]))
+    )
     for line in sys.stdin:
         request = json.loads(line)
         if "fill" in request:

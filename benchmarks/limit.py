@@ -1,0 +1,58 @@
+"""What memory allows: windows of five frames copied from random places into a batch, nothing looked up or decoded."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+FRAME = 84 * 84
+WINDOW = 5 * FRAME
+SOURCE_BYTES = 1 << 30
+
+
+@njit(nogil=True, cache=True)
+def _copy(source: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
+    for i in range(starts.size):
+        window, target = source[starts[i] : starts[i] + out.shape[1]], out[i]
+        for k in range(target.size):
+            target[k] = window[k]
+
+
+class Limit:
+    """A large piece of memory, and as many threads as cores copying out of it."""
+
+    def fill(self, steps: int) -> dict[str, Any]:
+        """Commit the memory; ``steps`` does not matter."""
+        self.source = np.ones(SOURCE_BYTES, np.uint8)
+        self.threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return {"threads": self.threads}
+
+    def measure(self, name: str, batch: int, seconds: float) -> dict[str, float]:
+        """Windows a second, all threads together, without any waiting for one another."""
+        counts = [0] * self.threads
+        begin = threading.Barrier(self.threads)
+
+        def copy(thread: int) -> None:
+            rng = np.random.default_rng(thread)
+            out = np.ones((batch // self.threads, WINDOW), np.uint8)
+            starts = rng.integers(0, (SOURCE_BYTES - WINDOW) // FRAME, (64, len(out))) * FRAME
+            _copy(self.source, starts[0], out)
+            begin.wait()
+            end, turn = time.perf_counter() + seconds, 0
+            while time.perf_counter() < end:
+                _copy(self.source, starts[turn % 64], out)
+                turn += 1
+            counts[thread] = turn * len(out)
+
+        threads = [threading.Thread(target=copy, args=(thread,)) for thread in range(self.threads)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return {"windows": sum(counts) / seconds}
