@@ -1,0 +1,313 @@
+"""Region files: where sealed segments lie on disk, appended one behind the other and deleted a whole file at a time.
+
+A region is complete in itself: it holds every dictionary that its segments refer to. So deleting the oldest one never
+takes anything from the others, and a damaged one costs no more than what is damaged. ``docs/format.md`` specifies the
+bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .dictionaries import key_of
+from .files import Files
+
+MAGIC, VERSION = b"SWREGION", 1
+HEADER = struct.Struct("<8sIIQQQ16sQI")  # magic, version, 0, number, size, schema, store, generation, CRC-32; 72 bytes
+RECORD = struct.Struct("<4sIQQQII")  # magic, kind, nbytes, id, sequence, column, CRC-32 of what stands before it; 40
+RECORD_MAGIC = b"SWRC"
+SEGMENT, DICTIONARY, TAIL = 1, 2, 3
+"""Kinds of records: a sealed segment; a dictionary; an open segment's rows so far, which a later record replaces."""
+ALIGNMENT = 8
+FIRST = -(-HEADER.size // ALIGNMENT) * ALIGNMENT
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Which store a region belongs to: its random 16 bytes, and its schema's hash."""
+
+    store: bytes
+    schema: int
+
+
+@dataclass(frozen=True)
+class Record:
+    """A record that was found whole. ``offset`` and ``nbytes`` are of the payload in its file."""
+
+    kind: int
+    id: int
+    sequence: int
+    column: int
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Damage:
+    """Bytes of a region that are not what was written there: ``nbytes`` from ``offset`` on; ``id`` -1: unknown."""
+
+    path: Path
+    offset: int
+    nbytes: int
+    what: str
+    id: int = -1
+
+    def __str__(self) -> str:
+        return f"{self.path}: byte {self.offset:,}: {self.what}; {self.nbytes:,} bytes set aside"
+
+
+@dataclass
+class Region:
+    """One file. ``used`` is where the next record goes, ``size`` how large the file is on disk."""
+
+    path: Path
+    number: int
+    descriptor: int
+    size: int
+    used: int
+    generation: int
+    keys: set[tuple[int, int]] = field(default_factory=set)  # (column, dictionary's key) that it holds
+    synced: int = 0
+
+
+class Regions:
+    """The regions of one store, oldest first; the newest is written to.
+
+    Args:
+        folder: where the files lie; made if absent.
+        region_bytes: size of a file; one with a single larger record is larger.
+    """
+
+    def __init__(self, folder: Path, identity: Identity, region_bytes: int, files: Files) -> None:
+        self.folder, self.identity, self.region_bytes, self.files = folder, identity, region_bytes, files
+        self.regions: dict[int, Region] = {}
+        self.sequence = 0
+        self.next_number = 0
+        folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the files take on disk."""
+        return sum(region.size for region in self.regions.values())
+
+    def room_for(self, nbytes: int) -> bool:
+        """Whether a record of ``nbytes`` fits without another file. Dictionaries may come on top."""
+        newest = self._newest()
+        return newest is not None and newest.used + RECORD.size + nbytes + ALIGNMENT <= newest.size
+
+    def append(
+        self, kind: int, id_: int, payload: bytes, generation: int, dictionaries: dict[tuple[int, int], bytes]
+    ) -> tuple[int, int]:
+        """Write a record, and before it the dictionaries that its region lacks; returns (region, offset of payload).
+
+        Args:
+            generation: highest of any id so far; a new region keeps it.
+            dictionaries: content by (column, key).
+        Raises:
+            OSError: the disk is full or failing. What was written of the record is not counted and will be overwritten.
+        """
+        need = sum(_space(len(data)) for data in dictionaries.values()) + _space(len(payload))
+        region = self._newest()
+        if region is None or region.used + need > region.size:
+            if region is not None:
+                self.sync()
+            region = self._create(max(self.region_bytes, FIRST + need), generation)
+        for (column, key), data in dictionaries.items():
+            if (column, key) not in region.keys:
+                self._write(region, DICTIONARY, key, column, data)
+                region.keys.add((column, key))
+        return region.number, self._write(region, kind, id_, 0, payload)
+
+    def read(self, number: int, offset: int, out: memoryview) -> None:
+        """Fill ``out`` from a region's bytes.  Raises: OSError, also where the file is too short."""
+        region = self.regions[number]
+        done = self.files.pread(region.descriptor, out, offset)
+        if done != len(out):
+            raise OSError(
+                f"{region.path}: got {done:,} bytes at {offset:,}, expected {len(out):,}: the file was cut off"
+            )
+
+    def sync(self) -> None:
+        """Return when everything appended so far is on disk.  Raises: OSError."""
+        for region in self.regions.values():
+            if region.synced < region.used:
+                used = region.used
+                self.files.fsync(region.descriptor)
+                region.synced = used
+
+    def delete(self, number: int) -> None:
+        """Delete a region's file."""
+        region = self.regions.pop(number)
+        os.close(region.descriptor)
+        self.files.unlink(region.path)
+
+    def close(self) -> None:
+        """Close the files."""
+        for region in self.regions.values():
+            os.close(region.descriptor)
+        self.regions.clear()
+
+    def recover(self) -> tuple[list[tuple[int, Record]], list[Damage]]:
+        """Open the folder's files, oldest first: what is whole, as (region, record), and what is not.
+
+        Nothing is changed on disk. Writing goes on in a new file.
+        """
+        found: list[tuple[int, Record]] = []
+        damages: list[Damage] = []
+        for path in sorted(self.folder.glob("*.region")):
+            region, records, wrong = read_region(path, self.identity)
+            damages += wrong
+            self.next_number = max(self.next_number, int(path.stem, 10) + 1 if path.stem.isdigit() else 0)
+            if region is None:
+                continue
+            self.regions[region.number] = region
+            for record in records:
+                self.sequence = max(self.sequence, record.sequence + 1)
+                found.append((region.number, record))
+        for region in self.regions.values():
+            region.used = region.synced = region.size  # appending begins in a file of its own
+        return found, damages
+
+    def _newest(self) -> Region | None:
+        return next(reversed(self.regions.values()), None)
+
+    def _create(self, size: int, generation: int) -> Region:
+        number = self.next_number
+        path = self.folder / f"{number:012d}.region"
+        body = HEADER.pack(MAGIC, VERSION, 0, number, size, self.identity.schema, self.identity.store, generation, 0)[
+            :-4
+        ]
+        descriptor = self.files.open(path)
+        try:
+            self.files.allocate(descriptor, size)
+            self.files.pwrite(descriptor, body + struct.pack("<I", zlib.crc32(body)), 0)
+            self.files.fsync_folder(self.folder)
+        except OSError:
+            os.close(descriptor)
+            self.files.unlink(path)
+            raise
+        self.next_number += 1
+        region = self.regions[number] = Region(path, number, descriptor, size, FIRST, generation)
+        return region
+
+    def _write(self, region: Region, kind: int, id_: int, column: int, payload: bytes) -> int:
+        body = RECORD.pack(RECORD_MAGIC, kind, len(payload), id_, self.sequence, column, 0)[:-4]
+        offset = region.used + RECORD.size
+        self.files.pwrite(region.descriptor, body + struct.pack("<I", zlib.crc32(body)) + payload, region.used)
+        region.used += _space(len(payload))
+        self.sequence += 1
+        return offset
+
+
+def _space(nbytes: int) -> int:
+    return -(-(RECORD.size + nbytes) // ALIGNMENT) * ALIGNMENT
+
+
+def read_region(path: Path, identity: Identity | None = None) -> tuple[Region | None, list[Record], list[Damage]]:
+    """Open a region's file and find its records; ``None`` where its header cannot be trusted.
+
+    Every record's own checksum is verified, and every payload's: a segment's CRC-32, a dictionary's key.
+    """
+    descriptor = os.open(path, os.O_RDWR)
+    size = os.fstat(descriptor).st_size
+    header = os.pread(descriptor, HEADER.size, 0)
+    what = ""
+    if len(header) < HEADER.size or header[:8] != MAGIC or _checksum(header) != zlib.crc32(header[:-4]):
+        what = "no region's header, or a damaged one"
+    else:
+        _, version, _, number, said, schema, store, generation, _ = HEADER.unpack(header)
+        if version != VERSION:
+            what = f"region format version {version}, this release reads {VERSION}"
+        elif identity is not None and (schema, store) != (identity.schema, identity.store):
+            expected = f"{identity.store.hex()}, {identity.schema:016x}"
+            what = f"region of store {store.hex()}, schema {schema:016x}; expected {expected}"
+    if what:
+        os.close(descriptor)
+        return None, [], [Damage(path, 0, size, what)]
+    region = Region(path, number, descriptor, size, FIRST, generation)
+    records: list[Record] = []
+    damages = [] if size >= said else [Damage(path, size, said - size, f"the file ends here, expected {said:,} bytes")]
+    for found in _scan(path, descriptor, size):
+        if isinstance(found, Damage):
+            damages.append(found)
+        else:
+            records.append(found)
+            region.used = found.offset + found.nbytes
+            if found.kind == DICTIONARY:
+                region.keys.add((found.column, found.id))
+    return region, records, damages
+
+
+def _checksum(packed: bytes) -> int:
+    return int.from_bytes(packed[-4:], "little")
+
+
+def _scan(path: Path, descriptor: int, size: int) -> Iterator[Record | Damage]:
+    """Records in their order, and what lies between them that is neither a record nor unused."""
+    at, lost_from = FIRST, -1
+    lost = "bytes that are no record"
+    while at + RECORD.size <= size:
+        prefix = os.pread(descriptor, RECORD.size, at)
+        magic, kind, nbytes, id_, sequence, column, checksum = RECORD.unpack(prefix)
+        sound = magic == RECORD_MAGIC and checksum == zlib.crc32(prefix[:-4])
+        if not sound:
+            if lost_from < 0:
+                if not any(prefix) and _all_zero(descriptor, at, size):
+                    return
+                lost_from = at
+            at = _next_record(descriptor, at + ALIGNMENT, size)
+            continue
+        if lost_from >= 0:
+            yield Damage(path, lost_from, at - lost_from, lost)
+            lost_from = -1
+        if at + RECORD.size + nbytes > size:
+            yield Damage(path, at, size - at, f"a record of {nbytes:,} bytes reaches over the file's end", id_)
+            return
+        payload = os.pread(descriptor, _space(nbytes) - RECORD.size, at + RECORD.size)
+        wrong = _wrong(kind, id_, payload[:nbytes])
+        if not wrong and any(payload[nbytes:]):
+            yield Damage(path, at + RECORD.size + nbytes, len(payload) - nbytes, "padding that is not zero")
+        if wrong:
+            yield Damage(path, at, _space(nbytes), wrong, id_ if kind != DICTIONARY else -1)
+        else:
+            yield Record(kind, id_, sequence, column, at + RECORD.size, nbytes)
+        at += _space(nbytes)
+    if lost_from >= 0:
+        yield Damage(path, lost_from, size - lost_from, lost)
+
+
+def _wrong(kind: int, id_: int, payload: bytes) -> str:
+    if kind == DICTIONARY:
+        return "" if key_of(payload) == id_ else f"dictionary {id_:016x} does not have the content of its key"
+    if kind not in (SEGMENT, TAIL):
+        return f"a record of unknown kind {kind}"
+    found = zlib.crc32(payload[:-4])
+    if len(payload) < 4 or _checksum(payload) != found:
+        return f"segment {id_}: checksum {found:08x}, expected {_checksum(payload):08x}"
+    return ""
+
+
+_STRIDE = 1 << 20
+
+
+def _next_record(descriptor: int, begin: int, size: int) -> int:
+    """The next place that may be a record's beginning, or ``size``."""
+    at = begin
+    while at < size:
+        chunk = os.pread(descriptor, _STRIDE + len(RECORD_MAGIC), at)
+        place = chunk.find(RECORD_MAGIC)
+        while place >= 0 and (at + place) % ALIGNMENT:
+            place = chunk.find(RECORD_MAGIC, place + 1)
+        if place >= 0:
+            return at + place
+        at += _STRIDE
+    return size
+
+
+def _all_zero(descriptor: int, begin: int, size: int) -> bool:
+    return all(not any(os.pread(descriptor, min(_STRIDE, size - at), at)) for at in range(begin, size, _STRIDE))
