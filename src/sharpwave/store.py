@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import threading
 import weakref
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -16,11 +19,14 @@ from .sampling.retention import Fifo
 from .sampling.samplers import Sampler, Uniform
 from .segment import FIRST_FIELD
 from .spec import TERMINATED, TRUNCATED, Spec
+from .tiers.disk import Disk
+from .tiers.files import Files
 from .tiers.log import DEFAULT_STRIDE, StepLog
 from .views.transitions import Transitions
 
 _UNITS = {"": 1, "B": 1} | {f"{p}{u}": b**e for e, p in enumerate("KMGT", 1) for u, b in (("B", 1000), ("iB", 1024))}
 SMALLEST_RAM = 4 << 20
+SMALLEST_DISK = 16 << 20
 MOST_LANES = 1 << 20
 
 
@@ -45,6 +51,9 @@ class Store:
         capacity: most steps to hold; and/or
         ram: most bytes of RAM that the store may take, all included (encoded steps, open segments, index, samplers,
             batches): a number, or "512MiB". At least one of the two. What is full lets the oldest segments go.
+        disk: a new or empty folder; every sealed segment is written there, and ``ram`` then bounds only what is kept in
+            memory beside it. With it, ``capacity`` or ``disk_limit`` is needed.
+        disk_limit: most bytes of files in that folder: a number, or "50GiB".
         codec: "auto" (measured on the data), "delta", "zstd" or "raw"; or a dict of those by field name, where fields
             not named are "auto". ``Field(codec=)`` comes before it.
         retention: what leaves when the store is full.
@@ -64,6 +73,8 @@ class Store:
         *,
         capacity: int | None = None,
         ram: int | str | None = None,
+        disk: str | os.PathLike[str] | None = None,
+        disk_limit: int | str | None = None,
         codec: str | Mapping[str, str] = "auto",
         retention: Fifo | None = None,
         seed: int = 0,
@@ -74,9 +85,15 @@ class Store:
         self.spec = spec
         self.capacity = _check_capacity(capacity)
         self.ram = None if ram is None else parse_bytes(ram)
-        if self.capacity is None and self.ram is None:
+        self.disk_limit = None if disk_limit is None else parse_bytes(disk_limit, "disk_limit")
+        if self.capacity is None and (self.ram if disk is None else self.disk_limit) is None:
+            limit = "ram=" if disk is None else "disk_limit="
             raise ValueError(
-                "Store: give capacity= (steps), ram= (bytes) or both; without either it would never be full"
+                f"Store: give capacity= (steps), {limit} (bytes) or both; without either it would never be full"
+            )
+        if self.disk_limit is not None and (disk is None or self.disk_limit < SMALLEST_DISK):
+            raise ValueError(
+                f"Store: disk_limit={disk_limit!r}, expected at least {SMALLEST_DISK >> 20} MiB, and a folder as disk="
             )
         if self.ram is not None and self.ram < SMALLEST_RAM:
             raise ValueError(f"Store: ram={ram!r}, expected at least {SMALLEST_RAM >> 20} MiB")
@@ -90,7 +107,9 @@ class Store:
         self._lock = threading.RLock()
         self._views: list[weakref.ref[Transitions]] = []
         self._views_made = 0
-        self._log = StepLog(spec, self._codecs(codec), self.capacity, self.ram, self.segment_steps)
+        chosen = self._codecs(codec)
+        tier = None if disk is None else self._new_disk(Path(disk), chosen)
+        self._log = StepLog(spec, chosen, self.capacity, self.ram, self.segment_steps, tier)
         self._log.watchers.append(self._forget)
         self._log.other_bytes = lambda: sum(view.nbytes for view in self._live_views())
 
@@ -105,6 +124,17 @@ class Store:
         if self.ram is not None:
             stride = min(stride, self.ram // 64 // self.spec.step_bytes)
         return max(1, stride)
+
+    def _new_disk(self, folder: Path, codecs: dict[str, str]) -> Disk:
+        manifest = {
+            "schema": self.spec.schema_hash,
+            "spec": json.loads(self.spec.to_json()),
+            "codecs": codecs,
+            "segment_steps": self.segment_steps,
+            "seed": self.seed,
+        }
+        most = None if self.capacity is None else self.capacity * self.spec.step_bytes
+        return Disk(folder, manifest, self.disk_limit, most, Files())
 
     def _codecs(self, codec: str | Mapping[str, str]) -> dict[str, str]:
         given = codec if isinstance(codec, Mapping) else dict.fromkeys(self.spec.fields, codec)
@@ -303,6 +333,9 @@ class Store:
             ``total_bytes``, their sum: what the process's memory grew by;
             ``bytes_per_step``: total_bytes / steps; ``encoded_bytes_per_step``: of sealed segments alone;
             ``raw_bytes_per_step``: of a step as it came; ``codecs``: by field, columns packed by each codec.
+            With a disk also ``disk``: ``bytes`` of its files, ``resident_segments`` (in memory as well), ``hits`` and
+            ``misses`` of sampled segments, ``bytes_read``, ``read_s``, ``bytes_written``, ``failures`` of writing, and
+            ``damaged``: what could not be read.
         """
         with self._lock:
             log, index = self._log, self._log.index
@@ -312,7 +345,7 @@ class Store:
             taken = log.bytes() | {"samplers": sum(view.nbytes for view in views) - batches, "batches": batches}
             total = sum(taken.values())
             sealed_steps = int(index.rows[sealed].sum())
-            return {
+            found = {
                 "steps": log.held_steps,
                 "total_steps": log.total_steps,
                 "evicted_steps": log.evicted_steps,
@@ -332,10 +365,28 @@ class Store:
                     for i, name in enumerate(self.spec.fields)
                 },
             }
+            if log.disk is not None and log.residency is not None:
+                found["disk"] = {
+                    "bytes": log.disk.nbytes,
+                    "resident_segments": int(index.resident[sealed].sum()),
+                    "hits": log.residency.hits,
+                    "misses": log.residency.misses,
+                    "bytes_read": log.disk.bytes_read,
+                    "read_s": log.disk.read_s,
+                    "bytes_written": log.disk.bytes_written,
+                    "failures": log.disk.failures,
+                    "damaged": list(log.residency.damaged.values()),
+                }
+            return found
 
     def close(self) -> None:
-        """Refuse any further writing and sampling. Memory goes with the last reference to the store and its views."""
+        """Refuse any further writing and sampling. Memory goes with the last reference to the store and its views.
+
+        A store on disk lets its folder go; steps that were not sealed yet are not there (see :meth:`flush`).
+        """
         with self._lock:
+            if not self._log.closed and self._log.disk is not None:
+                self._log.disk.close()
             self._log.closed = True
 
     def __enter__(self) -> Self:

@@ -115,7 +115,9 @@ class TransitionsMachine(RuleBasedStateMachine):
             features=sw.Field((2,), "float32"),
         )
         seed = data.draw(st.integers(0, 9), "seed")
-        self.store = sw.Store(spec, capacity=self.capacity, segment_steps=self.segment_steps, codec=codec, seed=seed)
+        self.store = self.make_store(
+            spec, capacity=self.capacity, segment_steps=self.segment_steps, codec=codec, seed=seed
+        )
         self.oracle = Oracle(
             {name: plan.stacking for name, plan in self.plans.items()}
             if isinstance(self.plans, dict)
@@ -125,6 +127,9 @@ class TransitionsMachine(RuleBasedStateMachine):
         self.held_from: dict[int, int] = dict.fromkeys(range(self.lanes), 0)
         self.views: list[ViewUnderTest] = []
         self.add_view(1, 0.5, None, 0.0)  # the view that tells which steps are held
+
+    def make_store(self, spec: sw.Spec, **settings: Any) -> sw.Store:
+        return sw.Store(spec, **settings)
 
     def add_view(self, n_step: int, gamma: float, alpha: float | None, eps: float) -> None:
         sampler = sw.Uniform() if alpha is None else sw.Prioritized(alpha=alpha, beta=0.5, eps=eps)

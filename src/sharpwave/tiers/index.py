@@ -30,6 +30,9 @@ class SegmentIndex:
         codec: uint8 [columns, slots].
         dictionary: int32 [columns, slots], the place of the column's dictionary in its field's table.
         base, nbytes: int64 [slots], the sealed segment's place in the arena.
+        resident: uint8 [slots], whether the segment lies in the arena; where it does not, ``offset`` of the fields'
+            columns counts from the segment's beginning.
+        region, place: int32, int64 [slots], the sealed segment's place on disk, if there is one.
         first_step: int64 [slots], the lane's number of the first step.
     """
 
@@ -49,6 +52,9 @@ class SegmentIndex:
         self.dictionary = np.zeros((columns, slots), np.int32)
         self.base = np.zeros(slots, np.int64)
         self.nbytes = np.zeros(slots, np.int64)
+        self.resident = np.zeros(slots, np.uint8)
+        self.region = np.zeros(slots, np.int32)
+        self.place = np.zeros(slots, np.int64)
         self.first_step = np.zeros(slots, np.int64)
         self._returned: list[int] = []
         self.highest = 0

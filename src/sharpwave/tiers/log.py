@@ -12,80 +12,24 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
 from .. import segment
 from ..codecs import RAW
 from ..segment import FIRST_FIELD, FLAGS, REWARD, Column
-from ..spec import START, TERMINATED, TRUNCATED, Spec
+from ..spec import START, TRUNCATED, Spec
 from .dictionaries import DictionaryTable
+from .disk import Disk
 from .encoder import ColumnEncoder
-from .index import LEAF_MASK, SegmentIndex
-from .ram import PAGE, Arena, rounded
+from .index import LEAF_BITS, LEAF_MASK, SegmentIndex
+from .ram import ALIGNMENT, PAGE, Arena, rounded
+from .residency import Residency
+from .rows import ENDED, any_full, commit_rows, write_rows
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 Rows = Mapping[str, npt.NDArray[Any]]
 
-ENDED = TERMINATED | TRUNCATED
 DEFAULT_STRIDE = 128
-
-
-@njit(nogil=True, cache=True)
-def _write_rows(
-    memory: Bytes, offset: Ints, position: npt.NDArray[np.int32], slots: npt.NDArray[np.int32], rows: Bytes
-) -> None:
-    """Copy row i of ``rows`` [n, size] to place ``position[slots[i]]`` of slot i's column."""
-    count, size = rows.shape
-    for i in range(count):
-        start = offset[slots[i]] + np.int64(position[slots[i]]) * size
-        target, source = memory[start : start + size], rows[i]
-        for k in range(size):  # over slices: an index with an offset may be negative, and is not vectorised
-            target[k] = source[k]
-
-
-@njit(nogil=True, cache=True)
-def _commit_rows(
-    memory: Bytes,
-    floats: npt.NDArray[np.float32],
-    flags_offset: Ints,
-    reward_offset: Ints,
-    rows: npt.NDArray[np.int32],
-    frames: npt.NDArray[np.int32],
-    begins: Bytes,
-    steps: Ints,
-    slots: npt.NDArray[np.int32],
-    lanes: Ints,
-    flags: Bytes,
-    reward: npt.NDArray[np.float32],
-) -> bool:
-    """Write flags, with START where an episode begins, and rewards; count the rows. Whether any of them ended."""
-    any_ended = False
-    for i in range(slots.size):
-        slot, row = slots[i], rows[slots[i]]
-        place = flags_offset[slot] + row
-        starts = memory[place - 1] & ENDED if row > 0 else begins[slot]
-        memory[place] = flags[i] | (START if starts else 0)
-        floats[(reward_offset[slot] >> 2) + row] = reward[i]
-        rows[slot] += 1
-        frames[slot] += 1
-        steps[lanes[i]] += 1
-        any_ended |= flags[i] & ENDED != 0
-    return any_ended
-
-
-@njit(nogil=True, cache=True)
-def _any_full(
-    rows: npt.NDArray[np.int32],
-    frames: npt.NDArray[np.int32],
-    slots: npt.NDArray[np.int32],
-    most: int,
-    most_frames: int,
-) -> bool:
-    for slot in slots:  # noqa: SIM110 - numba compiles no generators
-        if rows[slot] >= most or frames[slot] > most_frames:
-            return True
-    return False
 
 
 class StepLog:
@@ -96,6 +40,7 @@ class StepLog:
         codecs: codec name ("auto", ...) by field.
         capacity, ram: limits in steps and in bytes; ``None``: none. ``ram`` bounds the arena by ``limit_arena``.
         stride: most steps in a segment.
+        disk: where every sealed segment is written to; those that the arena has no room for lie only there.
 
     Attributes:
         arena, index: where the bytes lie, and the arrays that say so.
@@ -109,7 +54,14 @@ class StepLog:
     """
 
     def __init__(
-        self, spec: Spec, codecs: Mapping[str, str], capacity: int | None, ram: int | None, stride: int
+        self,
+        spec: Spec,
+        codecs: Mapping[str, str],
+        capacity: int | None,
+        ram: int | None,
+        stride: int,
+        disk: Disk | None = None,
+        slots: int = 0,
     ) -> None:
         self.spec = spec
         self.capacity = capacity
@@ -125,19 +77,23 @@ class StepLog:
         self.column_starts = starts[:-1].astype(np.int64)
         overhead = segment.HEADER.size + 64 * len(self.names)
         self.chunk_bytes = rounded(int(starts[-1]) + overhead, max(PAGE, 64 * 1024))
+        limit = ram if disk is None else disk.limit
+        steps = LEAF_MASK if limit is None else limit // (len(self.names) * 4 + 16)  # no step takes less
+        steps = steps if capacity is None else min(capacity, steps)
         if ram is not None:
             reserve = ram
-            by_ram = ram // (len(self.names) * 4 + 16)  # no step takes less
         else:
-            assert capacity is not None
-            reserve = int(2.2 * capacity * spec.step_bytes) + 1024 * self.chunk_bytes
-            by_ram = capacity
-        steps = by_ram if capacity is None else min(capacity, by_ram)
-        slots = min(2 * -(-steps // stride) + 1024, LEAF_MASK // stride)
-        self.arena = Arena(reserve, self.chunk_bytes)
+            reserve = int(2.2 * steps * spec.step_bytes) + 1024 * self.chunk_bytes
+        slots = min(max(slots, 2 * -(-steps // stride) + 1024), LEAF_MASK // stride)
+        # With a disk, flags and rewards of all segments lie before the chunks: which steps can be sampled, and their
+        # returns, are known without reading.
+        self.spine_bytes = rounded(5 * stride, ALIGNMENT) if disk is not None else 0
+        self.arena = Arena(reserve, self.chunk_bytes, slots * self.spine_bytes)
         self.floats = self.arena.memory.view(np.float32)
         self.words = self.arena.memory.view(np.uint32)
         self.index = SegmentIndex(slots, stride, len(self.names))
+        self.disk = disk
+        self.residency = None if disk is None else Residency(self.arena, self.index, disk)
         self.tables = [DictionaryTable(int(size)) for size in self.sizes]
         self.encoders = {
             self.names.index(name): ColumnEncoder(
@@ -193,7 +149,7 @@ class StepLog:
                 )
         for lane in range(self.lanes, count):
             while (staging := self.arena.reserve()) is None:
-                if not self.evict_oldest():
+                if not self._make_room():
                     raise MemoryError(f"store: no room to open lane {lane}; raise ram=")
             slot = self._take_slot()
             self._slot = np.append(self._slot, np.int32(slot))
@@ -222,7 +178,7 @@ class StepLog:
         """
         index, memory = self.index, self.arena.memory
         slots = self._slot[lanes]
-        if _any_full(index.rows, index.frames, slots, self.most_rows, self.most_frames - 3):
+        if any_full(index.rows, index.frames, slots, self.most_rows, self.most_frames - 3):
             for i, lane in enumerate(lanes):
                 slot = self._slot[lane]
                 if index.rows[slot] >= self.most_rows or index.frames[slot] > self.most_frames - 3:
@@ -235,8 +191,8 @@ class StepLog:
         for columns, position in ((self.obs_columns, index.frames), (self.step_columns, index.rows)):
             for c in columns:
                 data = rows[self.names[c]].reshape(count, -1).view(np.uint8)
-                _write_rows(memory, index.offset[c], position, slots, data)
-        if _commit_rows(
+                write_rows(memory, index.offset[c], position, slots, data)
+        if commit_rows(
             memory, self.floats, index.offset[FLAGS], index.offset[REWARD], index.rows, index.frames, index.begins,
             self._steps, slots, lanes, flags, rows["reward"],
         ):  # fmt: skip
@@ -256,7 +212,7 @@ class StepLog:
         self.arena.limit_bytes = self.ram - other
         if self.arena.committed_bytes > self.arena.limit_bytes:
             self.arena.trim()
-            while self.arena.committed_bytes > self.arena.limit_bytes and self.evict_oldest():
+            while self.arena.committed_bytes > self.arena.limit_bytes and self._make_room():
                 self.arena.trim()
 
     def end_episode(self, lane: int, final: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -268,7 +224,7 @@ class StepLog:
     def _write_frames(self, slots: npt.NDArray[np.int32], frames: Mapping[int, npt.NDArray[Any]]) -> None:
         for c, data in frames.items():
             data = np.ascontiguousarray(data).reshape(len(slots), -1).view(np.uint8)
-            _write_rows(self.arena.memory, self.index.offset[c], self.index.frames, slots, data)
+            write_rows(self.arena.memory, self.index.offset[c], self.index.frames, slots, data)
         self.index.frames[slots] += 1
         self.changes += 1
 
@@ -289,7 +245,7 @@ class StepLog:
             self._write_frames(self._slot[[lane]], {c: frame[None] for c, frame in successor.items()})
         try:
             self._seal(lane, slot)
-        except MemoryError:
+        except (MemoryError, OSError):
             index.frames[slot] -= going_on  # the successor was not appended after all
             raise
         index.next[slot] = self._reopen(lane, context, going_on)
@@ -333,6 +289,7 @@ class StepLog:
         index.codec[:, slot] = RAW
         index.dictionary[:, slot] = 0
         index.begins[slot] = True
+        index.resident[slot] = True
 
     def _take_slot(self) -> int:
         while (slot := self.index.take()) is None:
@@ -359,17 +316,58 @@ class StepLog:
         )
         self.limit_arena()
         while (base := self.arena.allocate(len(packed))) is None:
-            if not self.evict_oldest():
+            if not self._make_room():
                 raise MemoryError(
                     f"store: ram leaves {self.arena.limit_bytes:,} bytes for data, too few for the open segments of "
                     f"{self.lanes} lanes and one sealed one; raise ram=, or lower segment_steps= (now {self.stride})"
                 )
+        if self.disk is not None:
+            try:
+                self._to_disk(self.disk, slot, packed, columns)
+            except OSError:
+                self.arena.free(base, len(packed))
+                raise
         self.arena.memory[base : base + len(packed)] = np.frombuffer(packed, np.uint8)
-        index.offset[:, slot] = base + np.array(placed)
-        index.base[slot], index.nbytes[slot] = base, len(packed)
-        index.sealed[slot] = 1
+        self.place(slot, np.array(placed), len(packed), base)
         self.sealed_bytes += len(packed)
         self._sealed.append(slot)
+
+    def place(self, slot: int, placed: Ints, nbytes: int, base: int) -> None:
+        """Note that a sealed segment's bytes lie at ``base`` of the arena, its columns at ``placed`` from there."""
+        index, memory = self.index, self.arena.memory
+        index.offset[:, slot] = base + placed
+        index.base[slot], index.nbytes[slot] = base, nbytes
+        index.sealed[slot] = 1
+        if self.residency is not None:
+            spine, rows = slot * self.spine_bytes, int(index.rows[slot])
+            flags, reward = spine + 4 * self.stride, spine
+            for c, to, size in ((FLAGS, flags, rows), (REWARD, reward, 4 * rows)):
+                begin = int(index.offset[c, slot])
+                memory[to : to + size] = memory[begin : begin + size]
+                index.offset[c, slot] = to
+            self.residency.place(slot, base)
+
+    def _to_disk(self, disk: Disk, slot: int, packed: bytes, columns: list[Column]) -> None:
+        """Append a segment to the newest region.  Raises: OSError."""
+        index = self.index
+        dictionaries = {
+            (c, column.dictionary): self.tables[c].data(int(index.dictionary[c, slot]))
+            for c, column in enumerate(columns)
+            if column.dictionary
+        }
+        need = len(packed) + sum(len(data) + 64 for data in dictionaries.values())
+        while not disk.room_for(need):
+            if not self.evict_oldest():
+                raise OSError(
+                    f"disk: a segment of {need:,} bytes does not fit into disk_limit={disk.limit:,}; raise it"
+                )
+        id_ = int(index.generation[slot]) << LEAF_BITS | slot * self.stride
+        region, offset = disk.append(id_, packed, int(index.generation[: index.highest].max()), dictionaries)
+        index.region[slot], index.place[slot] = region, offset
+
+    def _make_room(self) -> bool:
+        """Free some of the arena: what is on disk as well, or else of the store. False if there is nothing."""
+        return self.evict_oldest() if self.residency is None else self.residency.cool()
 
     def evict_oldest(self) -> bool:
         """Let the segment sealed first go. False if no segment is sealed."""
@@ -377,14 +375,18 @@ class StepLog:
             return False
         index = self.index
         slot = self._sealed.popleft()
-        base, nbytes, following = int(index.base[slot]), int(index.nbytes[slot]), index.next[slot]
+        nbytes, following = int(index.nbytes[slot]), index.next[slot]
         lane = index.lane[slot]
         self._remove(slot)
         if self.oldest[lane] == slot:
             self.oldest[lane] = following
         for c, table in enumerate(self.tables):
             table.drop(int(index.dictionary[c, slot]))
-        self.arena.free(base, nbytes)
+        if self.residency is None or self.disk is None:
+            self.arena.free(int(index.base[slot]), nbytes)
+        else:
+            self.residency.forget(slot)
+            self.disk.release(int(index.region[slot]))
         self.sealed_bytes -= nbytes
         return True
 
@@ -402,11 +404,13 @@ class StepLog:
     def bytes(self) -> dict[str, int]:
         """Memory by use, in bytes."""
         staging = self.lanes * self.chunk_bytes
+        used = self.sealed_bytes if self.residency is None else self.arena.used_bytes - staging
+        spine = self.spine_bytes * self.index.highest + (self.residency.nbytes if self.residency else 0)
         return {
-            "arena_used": self.sealed_bytes,
-            "arena_free": self.arena.committed_bytes - staging - self.sealed_bytes,
+            "arena_used": used,
+            "arena_free": self.arena.committed_bytes - staging - used,
             "open_segments": staging,
-            "index": self.index.touched_bytes,
+            "index": self.index.touched_bytes + spine,
             "dictionaries": sum(table.nbytes for table in self.tables),
             "encoders": sum(encoder.nbytes for encoder in self.encoders.values()),
         }

@@ -32,9 +32,10 @@ class Arena:
     Args:
         reserve_bytes: address space to reserve; bounds what can ever be held.
         chunk_bytes: size of a chunk, and of the largest range; a multiple of the page size.
+        head_bytes: bytes before the first chunk that are the caller's own, and not counted here.
 
     Attributes:
-        memory: uint8 [reserve_bytes], what all offsets refer to.
+        memory: uint8 [head_bytes + reserve_bytes], rounded up, what all offsets refer to.
         used_bytes: bytes handed out and not freed.
         limit_bytes: bytes of memory that may be committed (touched) at most; settable at any time.
 
@@ -42,9 +43,11 @@ class Arena:
         MemoryError: the address space cannot be reserved.
     """
 
-    def __init__(self, reserve_bytes: int, chunk_bytes: int) -> None:
+    def __init__(self, reserve_bytes: int, chunk_bytes: int, head_bytes: int = 0) -> None:
         self.chunk_bytes = chunk_bytes
-        reserve_bytes = rounded(max(reserve_bytes, 4 * chunk_bytes), chunk_bytes)
+        self._begin = rounded(head_bytes, PAGE)
+        chunks = -(-max(reserve_bytes, 4 * chunk_bytes) // chunk_bytes)
+        reserve_bytes = self._begin + chunks * chunk_bytes
         try:
             if sys.platform == "win32":
                 self._map = mmap.mmap(-1, reserve_bytes)
@@ -60,8 +63,7 @@ class Arena:
             with contextlib.suppress(OSError):  # a kernel without them
                 self._map.madvise(mmap.MADV_HUGEPAGE)
         self.memory: npt.NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
-        chunks = reserve_bytes // chunk_bytes
-        self.limit_bytes = reserve_bytes
+        self.limit_bytes = chunks * chunk_bytes
         self.used_bytes = 0
         self._live = np.zeros(chunks, np.int64)  # bytes handed out in each chunk
         self._touched = np.zeros(chunks, np.int64)  # highest byte ever written in each chunk since it was committed
@@ -79,16 +81,15 @@ class Arena:
         """Offset of ``nbytes`` (at most a chunk) aligned to 8; ``None`` where the limit or the space is used up."""
         nbytes = rounded(nbytes, ALIGNMENT)
         assert 0 < nbytes <= self.chunk_bytes, (nbytes, self.chunk_bytes)
-        if self._current < 0 or self._top + nbytes > self.chunk_bytes:
+        top = self._top + nbytes
+        if self._current < 0 or top > self.chunk_bytes or not self._may_commit(self._current, top):
             chunk = self._take(nbytes)
             if chunk is None:
                 return None
             previous, self._current, self._top = self._current, chunk, 0
             if previous >= 0 and self._live[previous] == 0:
                 self._free.append(previous)
-        elif not self._may_commit(self._current, self._top + nbytes):
-            return None
-        offset = self._current * self.chunk_bytes + self._top
+        offset = self._begin + self._current * self.chunk_bytes + self._top
         self._top += nbytes
         self._grow(self._current, self._top, nbytes)
         return offset
@@ -99,11 +100,11 @@ class Arena:
         if chunk is None:
             return None
         self._grow(chunk, self.chunk_bytes, self.chunk_bytes)
-        return chunk * self.chunk_bytes
+        return self._begin + chunk * self.chunk_bytes
 
     def free(self, offset: int, nbytes: int) -> None:
         """Give back a range from :meth:`allocate`, or a chunk from :meth:`reserve`."""
-        chunk = offset // self.chunk_bytes
+        chunk = self.chunk_of(offset)
         nbytes = rounded(nbytes, ALIGNMENT)
         self.used_bytes -= nbytes
         self._live[chunk] -= nbytes
@@ -114,11 +115,20 @@ class Arena:
             else:
                 self._free.append(chunk)
 
+    def chunk_of(self, offset: int) -> int:
+        """Number of the chunk that a range lies in."""
+        return (offset - self._begin) // self.chunk_bytes
+
+    @property
+    def current(self) -> int:
+        """Number of the chunk that ranges are cut from now; -1 before the first."""
+        return self._current
+
     def trim(self) -> None:
         """Give the memory of empty chunks back to the system."""
         for chunk in self._free:
             if self._touched[chunk] and hasattr(self._map, "madvise"):
-                self._map.madvise(mmap.MADV_DONTNEED, chunk * self.chunk_bytes, self.chunk_bytes)
+                self._map.madvise(mmap.MADV_DONTNEED, self._begin + chunk * self.chunk_bytes, self.chunk_bytes)
                 self._touched[chunk] = 0
 
     def _take(self, nbytes: int) -> int | None:

@@ -18,7 +18,7 @@ from .dictionaries import key_of
 from .files import Files
 
 MAGIC, VERSION = b"SWREGION", 1
-HEADER = struct.Struct("<8sIIQQQ16sQI")  # magic, version, 0, number, size, schema, store, generation, CRC-32; 72 bytes
+HEADER = struct.Struct("<8sIIQQQ16sQII")  # magic, version, 0, number, size, schema, store, generation, 0, CRC-32; 72
 RECORD = struct.Struct("<4sIQQQII")  # magic, kind, nbytes, id, sequence, column, CRC-32 of what stands before it; 40
 RECORD_MAGIC = b"SWRC"
 SEGMENT, DICTIONARY, TAIL = 1, 2, 3
@@ -179,9 +179,8 @@ class Regions:
     def _create(self, size: int, generation: int) -> Region:
         number = self.next_number
         path = self.folder / f"{number:012d}.region"
-        body = HEADER.pack(MAGIC, VERSION, 0, number, size, self.identity.schema, self.identity.store, generation, 0)[
-            :-4
-        ]
+        me = self.identity
+        body = HEADER.pack(MAGIC, VERSION, 0, number, size, me.schema, me.store, generation, 0, 0)[:-4]
         descriptor = self.files.open(path)
         try:
             self.files.allocate(descriptor, size)
@@ -220,7 +219,7 @@ def read_region(path: Path, identity: Identity | None = None) -> tuple[Region | 
     if len(header) < HEADER.size or header[:8] != MAGIC or _checksum(header) != zlib.crc32(header[:-4]):
         what = "no region's header, or a damaged one"
     else:
-        _, version, _, number, said, schema, store, generation, _ = HEADER.unpack(header)
+        _, version, _, number, said, schema, store, generation, _, _ = HEADER.unpack(header)
         if version != VERSION:
             what = f"region format version {version}, this release reads {VERSION}"
         elif identity is not None and (schema, store) != (identity.schema, identity.store):

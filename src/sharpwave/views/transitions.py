@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import EmptyError
+from ..errors import DamagedError, EmptyError
 from ..sampling.samplers import Draw, Sampler
 from ..segment import FLAGS, REWARD
 from .batch import Batch
@@ -116,8 +117,12 @@ class Transitions:
         Returns a batch in reused memory: valid until ``depth`` later calls. Cost: drawing is O(log8 steps) an item;
         decoding a window of five 84x84 frames takes some 3 us.
 
+        With a disk, segments that are not in memory are read now. One that is damaged is named in a RuntimeWarning and
+        sampled no more.
+
         Raises:
             EmptyError: no step can be sampled yet.  ValueError: ``batch_size`` or ``beta`` out of range.
+            DamagedError: nothing readable is left.  MemoryError: ``ram`` leaves no room for a segment.
         """
         _check_batch_size(batch_size)
         if beta is not None and not (isinstance(beta, (int, float, np.floating)) and 0 <= beta <= 1):
@@ -131,8 +136,26 @@ class Transitions:
                     f"sample: no step can be sampled yet: the store holds {self._log.held_steps}, and a step can be "
                     f"sampled once its episode has ended or {self.n_step} more steps were appended to its lane"
                 )
-            self.sampler.draw(buffers.draw, self._rng, beta)
-            return self._fill(buffers)
+            while True:
+                self.sampler.draw(buffers.draw, self._rng, beta)
+                try:
+                    return self._fill(buffers)
+                except DamagedError:
+                    if not self._set_aside_damaged():
+                        raise
+
+    def _set_aside_damaged(self) -> bool:
+        """Draw no step any more whose segment could not be read. False if nothing changed, or nothing is left."""
+        log, before = self._log, self._count
+        assert log.residency is not None
+        for slot, problem in log.residency.damaged.items():
+            known = int(self._known[slot])
+            if known:
+                self._count -= known
+                self._known[slot] = 0
+                self.sampler.remove(slot)
+                warnings.warn(f"{problem}; its {known} steps are sampled no more", RuntimeWarning, stacklevel=3)
+        return 0 < self._count < before
 
     def fetch(self, ids: npt.ArrayLike) -> Batch:
         """The transitions with the given ids, in memory of their own; ``weights`` and ``probabilities`` are 1 and NaN.
@@ -256,7 +279,7 @@ class Transitions:
 
     def _fill(self, buffers: _Buffers) -> Batch:
         log, index = self._log, self._log.index
-        memory, spec = log.arena.memory, log.spec
+        memory = log.arena.memory
         leaves = buffers.draw.leaves
         slot, row, frame, first, next_slot, next_frame, next_first = buffers.places
         locate(
@@ -283,6 +306,40 @@ class Transitions:
             next_first,
             buffers.batch.ids,
         )
+        begin = 0
+        while begin < len(leaves):
+            end = len(leaves)
+            if log.residency is not None:
+                end = begin + self._resident(slot[begin:], next_slot[begin:])
+            self._decode(buffers, slice(begin, end))
+            begin = end
+        return buffers.batch
+
+    def _resident(self, slot: Ints, next_slot: Ints) -> int:
+        """Bring the segments of items into memory, as many of the first items as there is room for: that many.
+
+        Raises:
+            MemoryError: not even one fits.  DamagedError: what was read is not what was written.
+        """
+        log = self._log
+        assert log.residency is not None
+        pairs = np.stack([slot, next_slot], axis=1).reshape(-1)
+        ready = log.residency.require(pairs) // 2
+        if log.residency.damaged:
+            for one in pairs[: 2 * ready].tolist():
+                if one in log.residency.damaged:
+                    raise DamagedError(log.residency.damaged[one])
+        if ready == 0:
+            raise MemoryError(
+                f"sample: ram leaves {log.arena.limit_bytes:,} bytes, too few to read a segment from disk; raise ram=, "
+                f"or lower segment_steps= (now {log.stride})"
+            )
+        return ready
+
+    def _decode(self, buffers: _Buffers, items: slice) -> None:
+        """Decode every field of some of the items, whose segments are in memory."""
+        log, index, spec = self._log, self._log.index, self._log.spec
+        slot, row, frame, first, next_slot, next_frame, next_first = (place[items] for place in buffers.places)
         for c, name in enumerate(log.names):
             if name not in spec.fields:
                 continue
@@ -299,8 +356,10 @@ class Transitions:
                 if self.n_step > 1:
                     places.insert(0, (slot, frame, first))
             for (where, newest, lowest), window in zip(places, windows, strict=True):
-                gather(memory, log.words, column, counts, table, field.line_bytes, zeros, where, newest, lowest, window)
-        return buffers.batch
+                gather(
+                    log.arena.memory, log.words, column, counts, table, field.line_bytes, zeros,
+                    where, newest, lowest, window[items],
+                )  # fmt: skip
 
 
 def _check_batch_size(batch_size: int) -> None:

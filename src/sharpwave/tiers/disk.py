@@ -1,0 +1,206 @@
+"""The disk tier: a store's folder, the lock on it, and its segments in region files."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+import zlib
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import StoreInUseError
+from .files import Files
+from .regions import ALIGNMENT, FIRST, RECORD, SEGMENT, Identity, Regions
+
+try:
+    import fcntl
+except ImportError:  # Windows: two processes on one folder are not noticed there
+    fcntl = None  # type: ignore[assignment]
+
+FORMAT = 1
+MANIFEST, LOCK, FOLDER = "store.json", "lock", "regions"
+REGION_BYTES = 64 << 20
+SMALLEST_REGION = 1 << 20
+READERS = 16
+"""Reads in flight: a disk answers many at a time, and one only as fast as it turns around."""
+READS_A_TASK = 8
+
+
+@dataclass(frozen=True)
+class Read:
+    """A segment to bring into memory: from ``offset`` of region ``region`` to ``out``."""
+
+    region: int
+    offset: int
+    out: memoryview
+
+
+class Disk:
+    """One process's hold on a store's folder.
+
+    Args:
+        folder: made if absent. ``manifest``: what ``store.json`` says; for a new store, without its ``store``.
+        limit: most bytes of region files; ``None``: none.
+
+    Attributes:
+        reads, bytes_read, read_s: of sampling. ``bytes_written``, ``failures``: of appending.
+
+    Raises:
+        StoreInUseError: another process holds the folder.
+        FileExistsError: a new store where one is already.
+    """
+
+    def __init__(
+        self, folder: Path, manifest: dict[str, Any], limit: int | None, most_bytes: int | None, files: Files
+    ) -> None:
+        self.folder, self.limit, self.files = folder, limit, files
+        folder.mkdir(parents=True, exist_ok=True)
+        self._lock = _locked(folder / LOCK)
+        try:
+            path = folder / MANIFEST
+            if "store" not in manifest:
+                if path.exists():
+                    raise FileExistsError(
+                        f"disk: {folder} holds a store already; open it with sharpwave.Store.open({str(folder)!r}), "
+                        "or give an empty folder"
+                    )
+                manifest = {"format": FORMAT, "store": secrets.token_hex(16), **manifest}
+                files.replace(path, json.dumps(manifest, indent=1).encode() + b"\n")
+            size = REGION_BYTES if most_bytes is None else min(REGION_BYTES, most_bytes // 8)
+            size = size if limit is None else min(size, limit // 8)
+            identity = Identity(bytes.fromhex(manifest["store"]), manifest["schema"])
+            self.regions = Regions(folder / FOLDER, identity, max(size, SMALLEST_REGION), files)
+        except BaseException:
+            os.close(self._lock)
+            raise
+        self._live: dict[int, int] = {}  # segments held in each region
+        self._pool: ThreadPoolExecutor | None = None
+        self.reads = self.bytes_read = self.bytes_written = self.failures = 0
+        self.read_s = 0.0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the region files take."""
+        return self.regions.nbytes
+
+    def room_for(self, nbytes: int) -> bool:
+        """Whether the limit allows for another ``nbytes``."""
+        if self.limit is None or self.regions.room_for(nbytes):
+            return True
+        size = max(self.regions.region_bytes, FIRST + RECORD.size + nbytes + ALIGNMENT)
+        return self.nbytes + size <= self.limit
+
+    def append(
+        self, id_: int, packed: bytes, generation: int, dictionaries: dict[tuple[int, int], bytes]
+    ) -> tuple[int, int]:
+        """Write a segment; returns its region and offset.  Raises: OSError; then nothing is held of it."""
+        try:
+            region, offset = self.regions.append(SEGMENT, id_, packed, generation, dictionaries)
+        except OSError:
+            self.failures += 1
+            raise
+        self.hold(region)
+        self.bytes_written += len(packed)
+        return region, offset
+
+    def hold(self, region: int) -> None:
+        """Count a segment of ``region`` as held."""
+        self._live[region] = self._live.get(region, 0) + 1
+
+    def release(self, region: int) -> None:
+        """One of its segments has left the store; a region without any is deleted, unless it is being written to."""
+        self._live[region] -= 1
+        for number in [number for number in list(self.regions.regions)[:-1] if not self._live.get(number)]:
+            self.regions.delete(number)
+            self._live.pop(number, None)
+
+    def read(self, wanted: Sequence[Read]) -> list[str | None]:
+        """Fill every ``out``, several reads at a time; for each what is wrong with it, or ``None``."""
+        begin = time.perf_counter()
+        order = sorted(range(len(wanted)), key=lambda i: (wanted[i].region, wanted[i].offset))
+        tasks = [order[at : at + READS_A_TASK] for at in range(0, len(order), READS_A_TASK)]
+        found: list[str | None] = [None] * len(wanted)
+
+        def read(task: list[int]) -> None:
+            for i in task:
+                found[i] = self._read(wanted[i])
+
+        if len(tasks) == 1:
+            read(tasks[0])
+        else:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="sharpwave-read")
+            list(self._pool.map(read, tasks))
+        self.reads += len(wanted)
+        self.bytes_read += sum(len(one.out) for one in wanted)
+        self.read_s += time.perf_counter() - begin
+        return found
+
+    def _read(self, wanted: Read) -> str | None:
+        region = self.regions.regions.get(wanted.region)
+        try:
+            self.regions.read(wanted.region, wanted.offset, wanted.out)
+        except OSError as error:
+            return str(error)
+        stored, found = int.from_bytes(wanted.out[-4:], "little"), zlib.crc32(wanted.out[:-4])
+        if stored != found:
+            path = region.path if region else wanted.region
+            return f"{path}: byte {wanted.offset:,}: checksum {found:08x}, expected {stored:08x}"
+        return None
+
+    def close(self) -> None:
+        """Let the folder go."""
+        if self._pool is not None:
+            self._pool.shutdown()
+        self.regions.close()
+        os.close(self._lock)
+
+
+def _locked(path: Path) -> int:
+    """Take the folder's lock, which ends with the process."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    if fcntl is not None:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
+            os.close(descriptor)
+            raise StoreInUseError(
+                f"disk: {path.parent} is in use by process {holder}; end it, or give another folder"
+            ) from error
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    return descriptor
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """A store folder's ``store.json``.
+
+    Raises:
+        FileNotFoundError: no store there.  DamagedError: not what a store writes.
+    """
+    from ..errors import DamagedError
+
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise FileNotFoundError(f"{folder}: no store there: {MANIFEST} is missing")
+    try:
+        manifest: dict[str, Any] = json.loads(path.read_bytes())
+        version, store, schema = manifest["format"], bytes.fromhex(manifest["store"]), int(manifest["schema"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise DamagedError(f"{path}: not what a store writes ({error!r}); put back a copy of it") from error
+    if version != FORMAT or len(store) != 16 or not 0 <= schema < 2**64:
+        raise DamagedError(f"{path}: format {version!r}, this release reads {FORMAT}")
+    return manifest
+
+
+def spare(array: np.ndarray[Any, Any], begin: int, nbytes: int) -> memoryview:
+    """Bytes of an arena as something to read into."""
+    return array[begin : begin + nbytes].data
