@@ -1,6 +1,6 @@
 """Sharpwave: a compressed experience store for deep reinforcement learning, and the off-policy trainer built on it."""
 
-from .errors import DamagedError, EmptyError
+from .errors import DamagedError, EmptyError, StoreInUseError
 from .recorder import Recorder
 from .sampling.retention import Fifo
 from .sampling.samplers import Prioritized, Uniform
@@ -21,6 +21,7 @@ __all__ = [
     "Recorder",
     "Spec",
     "Store",
+    "StoreInUseError",
     "Transitions",
     "Uniform",
 ]

@@ -187,6 +187,21 @@ class Spec:
         }
         return json.dumps({"fields": fields}, separators=(",", ":"))
 
+    @classmethod
+    def from_json(cls, schema: Mapping[str, Any]) -> Spec:
+        """Inverse of :meth:`to_json`, from what was parsed.
+
+        Raises:
+            KeyError, TypeError, ValueError: not a schema.
+        """
+        fields = {
+            name: Field(tuple(field["shape"]), field["dtype"], field["stack"], field["pad"])
+            for name, field in schema["fields"].items()
+        }
+        obs = {name[4:]: field for name, field in fields.items() if name.startswith("obs.")}
+        further = {name: field for name, field in fields.items() if name.split(".")[0] != "obs"}
+        return cls(obs=obs or fields["obs"], **further)
+
     @cached_property
     def schema_hash(self) -> int:
         """The first 8 bytes of BLAKE2b over :meth:`to_json`, as an unsigned integer."""

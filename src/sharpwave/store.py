@@ -14,14 +14,15 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from .codecs import NAMES, codec_choice
+from .codecs import NAMES, DamagedError, codec_choice
 from .sampling.retention import Fifo
 from .sampling.samplers import Sampler, Uniform
 from .segment import FIRST_FIELD
 from .spec import TERMINATED, TRUNCATED, Spec
-from .tiers.disk import Disk
+from .tiers.disk import Disk, read_manifest
 from .tiers.files import Files
 from .tiers.log import DEFAULT_STRIDE, StepLog
+from .tiers.recovery import Recovery, highest_slot, recover
 from .views.transitions import Transitions
 
 _UNITS = {"": 1, "B": 1} | {f"{p}{u}": b**e for e, p in enumerate("KMGT", 1) for u, b in (("B", 1000), ("iB", 1024))}
@@ -79,6 +80,7 @@ class Store:
         retention: Fifo | None = None,
         seed: int = 0,
         segment_steps: int | None = None,
+        _manifest: dict[str, Any] | None = None,  # of the store to open, which is in ``disk`` already
     ) -> None:
         if not isinstance(spec, Spec):
             raise TypeError(f"Store: spec is {spec!r}, expected a sharpwave.Spec")
@@ -108,8 +110,14 @@ class Store:
         self._views: list[weakref.ref[Transitions]] = []
         self._views_made = 0
         chosen = self._codecs(codec)
-        tier = None if disk is None else self._new_disk(Path(disk), chosen)
-        self._log = StepLog(spec, chosen, self.capacity, self.ram, self.segment_steps, tier)
+        tier = None if disk is None else self._disk(Path(disk), chosen, _manifest)
+        self.recovery: Recovery | None = None
+        try:
+            self._log = self._new_log(chosen, tier, _manifest is not None)
+        except BaseException:
+            if tier is not None:
+                tier.close()
+            raise
         self._log.watchers.append(self._forget)
         self._log.other_bytes = lambda: sum(view.nbytes for view in self._live_views())
 
@@ -125,16 +133,27 @@ class Store:
             stride = min(stride, self.ram // 64 // self.spec.step_bytes)
         return max(1, stride)
 
-    def _new_disk(self, folder: Path, codecs: dict[str, str]) -> Disk:
-        manifest = {
+    def _disk(self, folder: Path, codecs: dict[str, str], manifest: dict[str, Any] | None) -> Disk:
+        most = None if self.capacity is None else self.capacity * self.spec.step_bytes
+        settings = {
             "schema": self.spec.schema_hash,
             "spec": json.loads(self.spec.to_json()),
             "codecs": codecs,
             "segment_steps": self.segment_steps,
+            "capacity": self.capacity,
+            "ram": self.ram,
+            "disk_limit": self.disk_limit,
             "seed": self.seed,
         }
-        most = None if self.capacity is None else self.capacity * self.spec.step_bytes
-        return Disk(folder, manifest, self.disk_limit, most, Files())
+        return Disk(folder, manifest or settings, self.disk_limit, most, Files())
+
+    def _new_log(self, codecs: dict[str, str], disk: Disk | None, existing: bool) -> StepLog:
+        found, damages = disk.regions.recover() if disk is not None and existing else ([], [])
+        slots = highest_slot(found, self.segment_steps) + 1024
+        log = StepLog(self.spec, codecs, self.capacity, self.ram, self.segment_steps, disk, slots)
+        if disk is not None and existing:
+            self.recovery = recover(log, disk, found, damages)
+        return log
 
     def _codecs(self, codec: str | Mapping[str, str]) -> dict[str, str]:
         given = codec if isinstance(codec, Mapping) else dict.fromkeys(self.spec.fields, codec)
@@ -378,6 +397,62 @@ class Store:
                     "damaged": list(log.residency.damaged.values()),
                 }
             return found
+
+    def flush(self) -> None:
+        """Return when all that was appended so far is on disk, open segments included. Without a disk: at once.
+
+        Without it a crash of the process costs the steps that were not sealed yet, at most ``segment_steps`` a lane; a
+        power cut also what the system had not written, which it does within some 30 seconds.
+
+        Raises:
+            OSError: the disk is full or failing; what was flushed before stays.
+        """
+        with self._lock:
+            log = self._log
+            log.check_open()
+            if log.disk is None:
+                return
+            generation = int(log.index.generation[: log.index.highest].max(initial=0))
+            for lane in range(log.lanes):
+                id_, packed = log.pack_open(lane)
+                if packed:
+                    log.disk.append_tail(id_, packed, generation)
+            log.disk.regions.sync()
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        capacity: int | None = None,
+        ram: int | str | None = None,
+        disk_limit: int | str | None = None,
+        seed: int | None = None,
+    ) -> Self:
+        """The store in a folder, as another process left it: in whatever way it ended.
+
+        Every segment that is whole comes back with its ids, and every step that was flushed, but for the last one of an
+        episode that went on (what came after it is not known). ``store.recovery`` says how many, and names what was
+        damaged; damaged files are moved to the folder ``quarantine``. Every lane begins a new episode.
+
+        Args:
+            capacity, ram, disk_limit, seed: as for :class:`Store`; by default what they were.
+
+        Raises:
+            FileNotFoundError: no store there.  StoreInUseError: another process has it.
+            DamagedError: ``store.json`` is not what a store writes.
+        """
+        folder = Path(path)
+        manifest = read_manifest(folder)
+        try:
+            spec = Spec.from_json(manifest["spec"])
+            codecs, segment_steps = manifest["codecs"], manifest["segment_steps"]
+            limits = {name: manifest[name] for name in ("capacity", "ram", "disk_limit", "seed")}
+        except (KeyError, TypeError, ValueError) as error:
+            raise DamagedError(f"{folder}: store.json is not what a store writes ({error!r})") from error
+        given = {"capacity": capacity, "ram": ram, "disk_limit": disk_limit, "seed": seed}
+        limits |= {name: value for name, value in given.items() if value is not None}
+        return cls(spec, disk=folder, codec=codecs, segment_steps=segment_steps, _manifest=manifest, **limits)
 
     def close(self) -> None:
         """Refuse any further writing and sampling. Memory goes with the last reference to the store and its views.

@@ -13,11 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ..errors import StoreInUseError
 from .files import Files
-from .regions import ALIGNMENT, FIRST, RECORD, SEGMENT, Identity, Regions
+from .regions import ALIGNMENT, FIRST, RECORD, SEGMENT, TAIL, Identity, Regions
 
 try:
     import fcntl
@@ -81,6 +79,7 @@ class Disk:
             os.close(self._lock)
             raise
         self._live: dict[int, int] = {}  # segments held in each region
+        self._tails: dict[int, tuple[int, int]] = {}  # of open segments: id -> region and checksum of the last rows
         self._pool: ThreadPoolExecutor | None = None
         self.reads = self.bytes_read = self.bytes_written = self.failures = 0
         self.read_s = 0.0
@@ -107,19 +106,44 @@ class Disk:
             self.failures += 1
             raise
         self.hold(region)
+        if self._tails.pop(id_, None) is not None:
+            self._delete_unused()
         self.bytes_written += len(packed)
         return region, offset
+
+    def append_tail(self, id_: int, packed: bytes, generation: int) -> None:
+        """Write an open segment as far as it goes, unless just that was written already.  Raises: OSError."""
+        checksum = zlib.crc32(packed)
+        if self._tails.get(id_, (0, -1))[1] == checksum:
+            return
+        try:
+            region, _ = self.regions.append(TAIL, id_, packed, generation, {})
+        except OSError:
+            self.failures += 1
+            raise
+        self._tails[id_] = (region, checksum)
+        self.bytes_written += len(packed)
 
     def hold(self, region: int) -> None:
         """Count a segment of ``region`` as held."""
         self._live[region] = self._live.get(region, 0) + 1
 
+    def holds(self, region: int) -> bool:
+        """Whether a segment of ``region`` is held."""
+        return self._live.get(region, 0) > 0
+
     def release(self, region: int) -> None:
         """One of its segments has left the store; a region without any is deleted, unless it is being written to."""
         self._live[region] -= 1
-        for number in [number for number in list(self.regions.regions)[:-1] if not self._live.get(number)]:
-            self.regions.delete(number)
-            self._live.pop(number, None)
+        self._delete_unused()
+
+    def _delete_unused(self) -> None:
+        """Delete regions that hold neither segments nor the newest rows of an open one, but for the one written to."""
+        needed = {region for region, _ in self._tails.values()}
+        for number in list(self.regions.regions)[:-1]:
+            if not self.holds(number) and number not in needed:
+                self.regions.delete(number)
+                self._live.pop(number, None)
 
     def read(self, wanted: Sequence[Read]) -> list[str | None]:
         """Fill every ``out``, several reads at a time; for each what is wrong with it, or ``None``."""
@@ -199,8 +223,3 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if version != FORMAT or len(store) != 16 or not 0 <= schema < 2**64:
         raise DamagedError(f"{path}: format {version!r}, this release reads {FORMAT}")
     return manifest
-
-
-def spare(array: np.ndarray[Any, Any], begin: int, nbytes: int) -> memoryview:
-    """Bytes of an arena as something to read into."""
-    return array[begin : begin + nbytes].data

@@ -57,6 +57,7 @@ class SegmentIndex:
         self.place = np.zeros(slots, np.int64)
         self.first_step = np.zeros(slots, np.int64)
         self._returned: list[int] = []
+        self.first_generation = 0  # of slots that were never used
         self.highest = 0
 
     @property
@@ -77,6 +78,7 @@ class SegmentIndex:
         elif self.highest < self.slots:
             slot = self.highest
             self.highest += 1
+            self.generation[slot] = self.first_generation
         else:
             return None
         self.rows[slot] = self.frames[slot] = self.context[slot] = 0
@@ -89,6 +91,15 @@ class SegmentIndex:
         self.rows[slot] = 0
         self.generation[slot] += 1
         heapq.heappush(self._returned, slot)
+
+    def restore(self, used: set[int], generation: int) -> None:
+        """Make ``used`` the slots in use; all others are free, and their steps' ids will be of ``generation``."""
+        self.highest = max(used, default=-1) + 1
+        self._returned = [slot for slot in range(self.highest) if slot not in used]  # in order, and so a heap
+        free = np.ones(self.highest, np.bool_)
+        free[list(used)] = False
+        self.generation[: self.highest][free] = generation
+        self.first_generation = generation
 
     def ids(self, leaves: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Ids of the steps that live at ``leaves`` now."""

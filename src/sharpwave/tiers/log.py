@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import segment
-from ..codecs import RAW
+from ..codecs import RAW, ZSTD, encode
 from ..segment import FIRST_FIELD, FLAGS, REWARD, Column
 from ..spec import START, TRUNCATED, Spec
 from .dictionaries import DictionaryTable
 from .disk import Disk
-from .encoder import ColumnEncoder
+from .encoder import AUTO_MIN_BYTES, ColumnEncoder
 from .index import LEAF_BITS, LEAF_MASK, SegmentIndex
 from .ram import ALIGNMENT, PAGE, Arena, rounded
 from .residency import Residency
@@ -339,13 +339,55 @@ class StepLog:
         index.base[slot], index.nbytes[slot] = base, nbytes
         index.sealed[slot] = 1
         if self.residency is not None:
-            spine, rows = slot * self.spine_bytes, int(index.rows[slot])
-            flags, reward = spine + 4 * self.stride, spine
-            for c, to, size in ((FLAGS, flags, rows), (REWARD, reward, 4 * rows)):
-                begin = int(index.offset[c, slot])
-                memory[to : to + size] = memory[begin : begin + size]
-                index.offset[c, slot] = to
+            self._fill_spine(slot, memory)
             self.residency.place(slot, base)
+
+    def _fill_spine(self, slot: int, source: Bytes) -> None:
+        """Copy a segment's flags and rewards from ``source``, where they are at ``offset``, to where they stay."""
+        index, memory, rows = self.index, self.arena.memory, int(self.index.rows[slot])
+        spine = slot * self.spine_bytes
+        for c, to, size in ((FLAGS, spine + 4 * self.stride, rows), (REWARD, spine, 4 * rows)):
+            begin = int(index.offset[c, slot])
+            memory[to : to + size] = source[begin : begin + size]
+            index.offset[c, slot] = to
+
+    def adopt(self, slot: int, content: Bytes) -> None:
+        """Count a sealed segment that lies on disk, and that the index describes already."""
+        self._fill_spine(slot, content)
+        self.held_steps += int(self.index.rows[slot])
+        self.sealed_bytes += len(content)
+        self._sealed.append(slot)
+        self.changes += 1
+
+    def truncate(self, slot: int) -> None:
+        """Let the episode of a sealed segment's last step end there, with the successor's frame as the final one."""
+        last = self.index.offset[FLAGS, slot] + self.index.rows[slot] - 1
+        if not self.arena.memory[last] & ENDED:
+            self.arena.memory[last] |= TRUNCATED
+
+    def chain(self, lane: int, slots: list[int]) -> None:
+        """Put sealed segments, in their order, before the lane's open one."""
+        index, opened = self.index, int(self._slot[lane])
+        index.next[slots] = [*slots[1:], opened]
+        self.oldest[lane] = slots[0]
+        self._steps[lane] = index.first_step[opened] = index.first_step[slots[-1]] + index.rows[slots[-1]]
+        self.total_steps += int(self._steps[lane])
+        self.changes += 1
+
+    def pack_open(self, lane: int) -> tuple[int, bytes]:
+        """The id and the bytes of a lane's open segment as far as it goes, without dictionaries; no bytes if empty."""
+        slot = int(self._slot[lane])
+        rows, frames = int(self.index.rows[slot]), int(self.index.frames[slot])
+        id_ = int(self.index.generation[slot]) << LEAF_BITS | slot * self.stride
+        if rows == 0:
+            return id_, b""
+        columns = []
+        for c, size in enumerate(self.sizes.tolist()):
+            data = self._column(c, slot, frames if c in self.obs_columns else rows)
+            packed = encode(ZSTD, data) if size >= AUTO_MIN_BYTES else None
+            columns.append(Column(RAW if packed is None else ZSTD, len(data), packed or data.tobytes()))
+        first, context = int(self.index.first_step[slot]), int(self.index.context[slot])
+        return id_, segment.pack(self.spec.schema_hash, lane, first, rows, frames, context, columns)[0]
 
     def _to_disk(self, disk: Disk, slot: int, packed: bytes, columns: list[Column]) -> None:
         """Append a segment to the newest region.  Raises: OSError."""

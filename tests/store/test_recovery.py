@@ -1,0 +1,226 @@
+"""Opening a store that another process left: everything acknowledged is there, and nothing else is made of it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import sharpwave as sw
+
+from .oracle import Oracle, Stacking, assert_same_view
+
+STACKING = Stacking(3, "zeros")
+
+
+def spec() -> sw.Spec:
+    return sw.Spec(
+        obs=sw.Field((6, 7), "uint8", stack=3, pad="zeros"), action=sw.Field((), "int64"), serial=sw.Field((), "int64")
+    )
+
+
+def frame(serial: int) -> Any:
+    picture = np.zeros((6, 7), np.uint8)
+    picture[serial % 6, serial % 7] = serial % 251 + 1
+    picture[0, 0] = serial // 251
+    return picture
+
+
+class Writer:
+    """Appends steps to a store, and remembers them lane by lane."""
+
+    def __init__(self, store: sw.Store) -> None:
+        self.store = store
+        self.history: dict[int, list[dict[str, Any]]] = {}
+        self.serial = 0
+
+    def append(self, lane: int, end: str) -> None:
+        step = {
+            "obs": frame(self.serial),
+            "action": self.serial % 5,
+            "reward": float(self.serial % 4),
+            "terminated": end == "terminated",
+            "truncated": end == "truncated",
+            "final_obs": frame(self.serial + 40_000) if end else None,
+            "serial": self.serial,
+        }
+        self.store.append(lane=lane, **step)
+        self.history.setdefault(lane, []).append(step)
+        self.serial += 1
+
+    def sealed(self) -> dict[int, int]:
+        """Steps of each lane that lie in sealed segments."""
+        index = self.store._log.index
+        slots = np.flatnonzero((index.sealed == 1) & (index.rows > 0))
+        return {lane: int(index.rows[slots[index.lane[slots] == lane]].sum()) for lane in self.history}
+
+    def expected(self, flushed: dict[int, int]) -> Oracle:
+        """What a crash leaves: sealed and flushed steps, with episodes that went on truncated."""
+        oracle, sealed = Oracle(STACKING), self.sealed()
+        for lane, steps in self.history.items():
+            kept = max(sealed[lane], flushed.get(lane, 0))
+            final = None
+            if kept and not (steps[kept - 1]["terminated"] or steps[kept - 1]["truncated"]):
+                if kept == sealed[lane]:
+                    final = steps[kept]["obs"]
+                else:
+                    kept -= 1
+                    final = steps[kept]["obs"]
+            for step in steps[:kept]:
+                oracle.append(lane, **step)
+            if final is not None and oracle.can_end_episode(lane):
+                oracle.end_episode(lane, final)
+        return oracle
+
+
+events = st.lists(
+    st.tuples(st.integers(0, 2), st.sampled_from(["", "", "", "", "", "terminated", "truncated"])), max_size=60
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    before=events,
+    after=events,
+    again=events,
+    flush=st.booleans(),
+    segment_steps=st.integers(1, 9),
+    codec=st.sampled_from(["auto", "delta", "zstd", "raw"]),
+)
+def test_what_was_sealed_or_flushed_comes_back_and_more_can_be_written(
+    before: Any, after: Any, again: Any, flush: bool, segment_steps: int, codec: str, tmp_path_factory: Any
+) -> None:
+    folder = tmp_path_factory.mktemp("store")
+    store = sw.Store(spec(), capacity=1000, disk=folder, segment_steps=segment_steps, codec=codec)
+    writer = Writer(store)
+    for lane, end in before:
+        writer.append(lane, end)
+    flushed = {}
+    if flush:
+        store.flush()
+        flushed = {lane: len(steps) for lane, steps in writer.history.items()}
+    for lane, end in after:
+        writer.append(lane, end)
+    oracle = writer.expected(flushed)
+    ids = {}
+    replay = store.transitions()
+    if len(replay):
+        batch = replay.fetch(replay.sampleable_ids())
+        ids = dict(zip(batch["serial"].tolist(), batch.ids.tolist(), strict=True))
+    store.close()
+
+    with sw.Store.open(folder) as store:
+        assert store.recovery is not None and store.recovery.damages == []
+        assert store.recovery.steps == len(store) == oracle.total_steps
+        for n_step in (1, 3):
+            assert_same_view(store.transitions(n_step=n_step, gamma=0.5), oracle, n_step, 0.5)
+        replay = store.transitions()
+        if len(replay):
+            batch = replay.fetch(replay.sampleable_ids())
+            for serial, one in zip(batch["serial"].tolist(), batch.ids.tolist(), strict=True):
+                assert ids.get(serial, one) == one
+        old = set(ids.values())
+        serial = writer.serial
+        writer = Writer(store)
+        writer.serial = serial
+        for lane, end in again:
+            writer.append(lane, end)
+            oracle.append(lane, **writer.history[lane][-1])
+        assert_same_view(store.transitions(n_step=2, gamma=0.5), oracle, 2, 0.5)
+        batch_ids = store.transitions().sampleable_ids()
+        new = set(batch_ids.tolist()) - old
+        assert len(new) + len(old & set(batch_ids.tolist())) == len(batch_ids)
+
+
+def test_a_store_in_use_is_refused_and_its_holder_named(tmp_path: Path) -> None:
+    store = sw.Store(spec(), capacity=100, disk=tmp_path / "a")
+    script = (
+        "import sys, sharpwave as sw\ntry:\n sw.Store.open(sys.argv[1])\nexcept sw.StoreInUseError as e:\n print(e)"
+    )
+    done = subprocess.run([sys.executable, "-c", script, tmp_path / "a"], capture_output=True, text=True, timeout=60)
+    import os
+
+    assert f"in use by process {os.getpid()}" in done.stdout, done.stderr
+    store.close()
+    with pytest.raises(FileExistsError, match=r"holds a store already; open it with sharpwave.Store.open"):
+        sw.Store(spec(), capacity=100, disk=tmp_path / "a")
+    with pytest.raises(FileNotFoundError, match="no store there"):
+        sw.Store.open(tmp_path / "b")
+    sw.Store.open(tmp_path / "a").close()
+
+
+def test_a_damaged_segment_is_named_and_the_rest_comes_back(tmp_path: Path) -> None:
+    store = sw.Store(spec(), capacity=1000, disk=tmp_path, segment_steps=8, codec="raw")
+    writer = Writer(store)
+    for _ in range(100):
+        writer.append(0, "")
+    place, nbytes = int(store._log.index.place[3]), int(store._log.index.nbytes[3])
+    store.close()
+    (path,) = (tmp_path / "regions").glob("*.region")
+    data = bytearray(path.read_bytes())
+    data[place + nbytes // 2] ^= 4
+    path.write_bytes(data)
+    with sw.Store.open(tmp_path) as store:
+        assert store.recovery is not None
+        (damage,) = store.recovery.damages
+        assert str(path) in damage and "checksum" in damage
+        replay = store.transitions(n_step=3)
+        held = set(replay.fetch(replay.sampleable_ids())["serial"].tolist())
+        assert held == set(range(96)) - set(range(24, 32))  # the rest of the 100 lay in the open segment
+        batch = replay.fetch(replay.sampleable_ids())
+        for row, serial in enumerate(batch["serial"].tolist()):
+            last = min(serial + 3, 24 if serial < 24 else 96)  # the gap and the end cut the return short
+            np.testing.assert_array_equal(batch.next_obs[row, -1], frame(last))
+
+
+CHILD = """
+import sys, numpy as np, sharpwave as sw
+number = sw.Field((), "int64")
+spec = sw.Spec(obs=sw.Field((6, 7), "uint8", stack=3, pad="zeros"), action=number, serial=number)
+store = sw.Store(spec, capacity=100_000, disk=sys.argv[1], segment_steps=16)
+k = 0
+while True:
+    for _ in range(37):
+        picture = np.zeros((6, 7), np.uint8)
+        picture[k % 6, k % 7] = k % 251 + 1
+        picture[0, 0] = k // 251 % 256
+        store.append(lane=k % 2, obs=picture, action=k % 5, reward=k % 4, terminated=False, truncated=False, serial=k)
+        k += 1
+    store.flush()
+    print(k, flush=True)
+"""
+
+
+@pytest.mark.parametrize("after", [1, 3, 10])
+def test_a_killed_process_loses_nothing_that_was_flushed(tmp_path: Path, after: int) -> None:
+    command = [sys.executable, "-c", CHILD, tmp_path / "s"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        acknowledged = 0
+        for _ in range(after):
+            acknowledged = int(child.stdout.readline())
+        time.sleep(0.01 * after)
+        child.send_signal(signal.SIGKILL)
+    with sw.Store.open(tmp_path / "s") as store:
+        replay = store.transitions()
+        batch = replay.fetch(replay.sampleable_ids())
+        serials = sorted(batch["serial"].tolist())
+        assert set(range(acknowledged - 2)) <= set(serials), (
+            "flushed steps are gone"
+        )  # each lane's last has no successor
+        for lane in (0, 1):
+            mine = [serial for serial in serials if serial % 2 == lane]
+            assert mine == list(range(lane, lane + 2 * len(mine), 2)), "no step is skipped"
+        for row, serial in enumerate(batch["serial"].tolist()):
+            assert batch.action[row] == serial % 5 and batch.reward[row] == serial % 4
+            assert batch.obs[row, -1, serial % 6, serial % 7] == (
+                serial % 251 + 1 if (serial % 6 or serial % 7) else serial // 251 % 256
+            )
