@@ -353,8 +353,8 @@ class Store:
             ``bytes_per_step``: total_bytes / steps; ``encoded_bytes_per_step``: of sealed segments alone;
             ``raw_bytes_per_step``: of a step as it came; ``codecs``: by field, columns packed by each codec.
             With a disk also ``disk``: ``bytes`` of its files, ``resident_segments`` (in memory as well), ``hits`` and
-            ``misses`` of sampled segments, ``bytes_read``, ``read_s``, ``bytes_written``, ``failures`` of writing, and
-            ``damaged``: what could not be read.
+            ``misses`` of sampled segments, ``bytes_read``, ``waited_s`` (how long sampling waited for reads),
+            ``bytes_written``, ``failures`` of writing, and ``damaged``: what could not be read.
         """
         with self._lock:
             log, index = self._log, self._log.index
@@ -391,7 +391,7 @@ class Store:
                     "hits": log.residency.hits,
                     "misses": log.residency.misses,
                     "bytes_read": log.disk.bytes_read,
-                    "read_s": log.disk.read_s,
+                    "waited_s": log.residency.waited_s,
                     "bytes_written": log.disk.bytes_written,
                     "failures": log.disk.failures,
                     "damaged": list(log.residency.damaged.values()),

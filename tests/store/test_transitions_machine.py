@@ -52,6 +52,7 @@ class ViewUnderTest:
     eps: float
     known: dict[int, set[float]]  # serial -> raw priorities that the contract allows
     highest: set[float]  # what a new step's priority may be
+    stream: Any = None
     at_append: dict[int, set[float]] = field(default_factory=dict)  # the same, when the step was appended
 
 
@@ -279,6 +280,21 @@ class TransitionsMachine(RuleBasedStateMachine):
             assert self.id_of[serial] == batch.ids[row]
             assert_same_transition(batch, row, self.oracle.transition(serial, view.n_step, view.gamma))
         self.check_probabilities(view, batch)
+
+    @precondition(lambda self: any(len(view.replay) for view in self.views))
+    @rule(data=st.data(), size=st.integers(1, 9), lookahead=st.integers(0, 3), count=st.integers(1, 3))
+    def stream(self, data: st.DataObject, size: int, lookahead: int, count: int) -> None:
+        """Batches that were drawn before steps came and went; each view has one stream, begun at its first use."""
+        view = data.draw(st.sampled_from([view for view in self.views if len(view.replay)]), "view")
+        if view.stream is None:
+            view.stream = view.replay.stream(size, lookahead=lookahead)
+        allowed = self.oracle.sampleable(view.n_step, self.held_from)
+        for _ in range(count):
+            batch = next(view.stream)
+            for row, serial in enumerate(batch["serial"].tolist()):
+                assert serial in allowed
+                assert self.id_of[serial] == batch.ids[row]
+                assert_same_transition(batch, row, self.oracle.transition(serial, view.n_step, view.gamma))
 
     def check_probabilities(self, view: ViewUnderTest, batch: Any) -> None:
         if view.alpha is None:

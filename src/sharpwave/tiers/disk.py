@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import time
 import zlib
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,7 +47,7 @@ class Disk:
         limit: most bytes of region files; ``None``: none.
 
     Attributes:
-        reads, bytes_read, read_s: of sampling. ``bytes_written``, ``failures``: of appending.
+        reads, bytes_read: of sampling. ``bytes_written``, ``failures``: of appending.
 
     Raises:
         StoreInUseError: another process holds the folder.
@@ -82,7 +81,6 @@ class Disk:
         self._tails: dict[int, tuple[int, int]] = {}  # of open segments: id -> region and checksum of the last rows
         self._pool: ThreadPoolExecutor | None = None
         self.reads = self.bytes_read = self.bytes_written = self.failures = 0
-        self.read_s = 0.0
 
     @property
     def nbytes(self) -> int:
@@ -145,34 +143,29 @@ class Disk:
                 self.regions.delete(number)
                 self._live.pop(number, None)
 
-    def read(self, wanted: Sequence[Read]) -> list[str | None]:
-        """Fill every ``out``, several reads at a time; for each what is wrong with it, or ``None``."""
-        begin = time.perf_counter()
+    def start(self, wanted: Sequence[Read]) -> list[Future[str | None]]:
+        """Begin to fill every ``out``, many at a time; the results say what is wrong with each, or ``None``."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="sharpwave-read")
+        futures: list[Future[str | None]] = [Future() for _ in wanted]
         order = sorted(range(len(wanted)), key=lambda i: (wanted[i].region, wanted[i].offset))
-        tasks = [order[at : at + READS_A_TASK] for at in range(0, len(order), READS_A_TASK)]
-        found: list[str | None] = [None] * len(wanted)
 
         def read(task: list[int]) -> None:
             for i in task:
-                found[i] = self._read(wanted[i])
+                futures[i].set_result(self._read(wanted[i]))
 
-        if len(tasks) == 1:
-            read(tasks[0])
-        else:
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="sharpwave-read")
-            list(self._pool.map(read, tasks))
+        for at in range(0, len(order), READS_A_TASK):
+            self._pool.submit(read, order[at : at + READS_A_TASK])
         self.reads += len(wanted)
         self.bytes_read += sum(len(one.out) for one in wanted)
-        self.read_s += time.perf_counter() - begin
-        return found
+        return futures
 
     def _read(self, wanted: Read) -> str | None:
         region = self.regions.regions.get(wanted.region)
         try:
             self.regions.read(wanted.region, wanted.offset, wanted.out)
-        except OSError as error:
-            return str(error)
+        except (OSError, KeyError) as error:
+            return f"region {wanted.region}: {error}"
         stored, found = int.from_bytes(wanted.out[-4:], "little"), zlib.crc32(wanted.out[:-4])
         if stored != found:
             path = region.path if region else wanted.region

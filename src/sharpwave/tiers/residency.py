@@ -7,6 +7,10 @@ is kept is what is known to be used: segments of batches that have been drawn al
 
 from __future__ import annotations
 
+import time
+from collections import Counter
+from concurrent.futures import Future
+
 import numpy as np
 import numpy.typing as npt
 
@@ -17,21 +21,26 @@ from .ram import Arena
 
 Ints = npt.NDArray[np.int64]
 
+_NOT_YET: tuple[Future[str | None], int] = (Future(), -1)
+
 
 class Residency:
     """Brings segments into the arena and lets them go.
 
     Attributes:
         hits, misses, moved: segments asked for that were there, that were read, and that made room for others.
+        waited_s: how long sampling waited for reads.
         damaged: what was wrong with segments that could not be read, by slot.
     """
 
     def __init__(self, arena: Arena, index: SegmentIndex, disk: Disk) -> None:
         self.arena, self.index, self.disk = arena, index, disk
         self._slots: dict[int, set[int]] = {}  # resident segments by chunk, chunks in the order of filling
-        self._loading: set[int] = set()  # chunks that are being read into
+        self._coming: dict[int, tuple[Future[str | None], int]] = {}  # what is being read, by slot, and to where
+        self._loading: Counter[int] = Counter()  # how many are being read into each chunk
         self._pins = np.zeros(index.slots, np.int32)
         self.hits = self.misses = self.moved = 0
+        self.waited_s = 0.0
         self.damaged: dict[int, str] = {}
 
     def place(self, slot: int, base: int) -> None:
@@ -43,6 +52,7 @@ class Residency:
 
     def forget(self, slot: int) -> None:
         """The segment in ``slot`` leaves the store."""
+        self.arrive(np.array([slot]))
         if self.index.resident[slot]:
             self._cool(slot)
         self._pins[slot] = 0
@@ -56,7 +66,7 @@ class Residency:
         best, fewest = -1, 0
         for chunk, slots in self._slots.items():
             pinned = int(np.count_nonzero(self._pins[list(slots)]))
-            busy = chunk == self.arena.current or chunk in self._loading
+            busy = chunk == self.arena.current or self._loading[chunk] > 0
             if not busy and pinned < len(slots) and (best < 0 or pinned < fewest):
                 best, fewest = chunk, pinned
                 if pinned == 0:
@@ -98,47 +108,65 @@ class Residency:
         np.add.at(self._pins, slots, by)
         self._pins[slots] = np.maximum(self._pins[slots], 0)  # one that has left meanwhile was unpinned by that
 
-    def require(self, slots: Ints) -> int:
-        """Bring the segments in ``slots`` [n] into the arena; returns how many of the first ones are there now.
+    def fetch(self, slots: Ints) -> int:
+        """Begin to read those of ``slots`` [n] that are neither here nor coming; how many of the first ones are now.
 
-        Fewer than n where the arena has no room for all. Those that are damaged count as there and are in ``damaged``.
+        Fewer than n where the arena has no room for all. Those that are damaged count as here and are in ``damaged``.
         """
         index = self.index
-        cold = index.resident[slots] == 0
-        self.hits += int((~cold).sum())
-        if not cold.any():
-            return len(slots)
+        cold = np.flatnonzero(index.resident[slots] == 0)
+        self.hits += len(slots) - len(cold)
+        wanted: list[Read] = []
+        places: list[tuple[int, int]] = []
+        ready = len(slots)
         self.pin(slots)
-        try:
-            wanted: list[tuple[int, Read, int]] = []
-            ready = len(slots)
-            seen: set[int] = set()
-            for i in np.flatnonzero(cold).tolist():
-                slot = int(slots[i])
-                if slot in seen or slot in self.damaged:
-                    continue
-                nbytes = int(index.nbytes[slot])
-                while (base := self.arena.allocate(nbytes)) is None and self.cool():
-                    pass
-                if base is None:
-                    ready = i
-                    break
-                seen.add(slot)
-                self._loading.add(self.arena.chunk_of(base))
-                out = self.arena.memory[base : base + nbytes].data
-                wanted.append((slot, Read(int(index.region[slot]), int(index.place[slot]), out), base))
-            problems = self.disk.read([read for _, read, _ in wanted]) if wanted else []
-            self.misses += len(wanted)
-            for (slot, read, base), problem in zip(wanted, problems, strict=True):
-                if problem is not None:
+        for i in cold.tolist():
+            slot = int(slots[i])
+            if slot in self._coming or slot in self.damaged:
+                continue
+            nbytes = int(index.nbytes[slot])
+            while (base := self.arena.allocate(nbytes)) is None and self.cool():
+                pass
+            if base is None:
+                ready = i
+                break
+            self._coming[slot] = _NOT_YET
+            self._loading[self.arena.chunk_of(base)] += 1
+            out = self.arena.memory[base : base + nbytes].data
+            wanted.append(Read(int(index.region[slot]), int(index.place[slot]), out))
+            places.append((slot, base))
+        self.pin(slots, -1)
+        for (slot, base), future in zip(places, self.disk.start(wanted) if wanted else [], strict=True):
+            self._coming[slot] = (future, base)
+        self.misses += len(wanted)
+        return ready
+
+    def arrive(self, slots: Ints) -> None:
+        """Wait for those of ``slots`` that are coming, and let them be here."""
+        if not self._coming:
+            return
+        begin = time.perf_counter()
+        for slot in slots.tolist():
+            if slot in self._coming:
+                future, base = self._coming[slot]
+                problem = future.result()
+                del self._coming[slot]
+                self._loading[self.arena.chunk_of(base)] -= 1
+                if problem is None:
+                    self._heat(slot, base)
+                else:
                     self.damaged[slot] = problem
-                    self.arena.free(base, len(read.out))
-                    continue
-                self._heat(slot, base)
-            return ready
-        finally:
-            self._loading.clear()
-            self.pin(slots, -1)
+                    self.arena.free(base, int(self.index.nbytes[slot]))
+        self.waited_s += time.perf_counter() - begin
+
+    def require(self, slots: Ints) -> int:
+        """Bring the segments in ``slots`` [n] into the arena; returns how many of the first ones are here now."""
+        if self.index.resident[slots].all():
+            self.hits += len(slots)
+            return len(slots)
+        ready = self.fetch(slots)
+        self.arrive(slots[:ready])
+        return ready
 
     @property
     def nbytes(self) -> int:

@@ -15,6 +15,7 @@ from ..segment import FLAGS, REWARD
 from .batch import Batch
 from .gather import gather
 from .kernels import locate, sync
+from .stream import Stream
 
 if TYPE_CHECKING:
     from ..tiers.log import StepLog
@@ -125,24 +126,68 @@ class Transitions:
             DamagedError: nothing readable is left.  MemoryError: ``ram`` leaves no room for a segment.
         """
         _check_batch_size(batch_size)
-        if beta is not None and not (isinstance(beta, (int, float, np.floating)) and 0 <= beta <= 1):
-            raise ValueError(f"sample: beta={beta!r}, expected a number from 0 to 1")
+        _check_beta(beta)
         with self._lock:
-            self._log.check_open()
-            self._sync()
-            buffers = self._next_buffers(batch_size) if self._count else None
-            if buffers is None or self._count == 0:
-                raise EmptyError(
-                    f"sample: no step can be sampled yet: the store holds {self._log.held_steps}, and a step can be "
-                    f"sampled once its episode has ended or {self.n_step} more steps were appended to its lane"
-                )
-            while True:
-                self.sampler.draw(buffers.draw, self._rng, beta)
-                try:
-                    return self._fill(buffers)
-                except DamagedError:
-                    if not self._set_aside_damaged():
-                        raise
+            self._ready()
+            buffers = self._next_buffers(batch_size)
+            self._ready()  # the batch's memory may have taken that of steps
+            return self._drawn(buffers, beta)
+
+    def stream(self, batch_size: int, *, lookahead: int = 4, beta: float | None = None) -> Stream:
+        """Batches without end, each drawn ``lookahead`` batches before it is handed out.
+
+        With a disk, what they need is read meanwhile, and stays in memory until it is used. Priorities that change
+        after the draw count from the next draw on, so they are up to ``lookahead`` batches late; weights and
+        probabilities are those of the draw. A step that leaves the store meanwhile is replaced by one drawn then.
+
+        Raises:
+            ValueError: an argument out of range.  ``next()`` raises what :meth:`sample` does.
+        """
+        _check_batch_size(batch_size)
+        _check_beta(beta)
+        if not isinstance(lookahead, (int, np.integer)) or lookahead < 0:
+            raise ValueError(f"stream: lookahead={lookahead!r}, expected an integer of at least 0")
+        return Stream(self, int(batch_size), int(lookahead), beta)
+
+    def _ready(self) -> None:
+        """Know all steps.  Raises: EmptyError: none can be sampled."""
+        self._log.check_open()
+        self._sync()
+        if self._count == 0:
+            raise EmptyError(
+                f"sample: no step can be sampled yet: the store holds {self._log.held_steps}, and a step can be "
+                f"sampled once its episode has ended or {self.n_step} more steps were appended to its lane"
+            )
+
+    def _drawn(self, buffers: _Buffers, beta: float | None) -> Batch:
+        while True:
+            self.sampler.draw(buffers.draw, self._rng, beta)
+            try:
+                return self._fill(buffers)
+            except DamagedError:
+                if not self._set_aside_damaged():
+                    raise
+
+    def _from_draw(self, draw: Draw, ids: Ints, beta: float | None) -> Batch:
+        """The batch of an earlier draw, with new draws for what has left since."""
+        buffers = self._next_buffers(len(ids))
+        self._ready()
+        target = buffers.draw
+        for name in ("leaves", "probabilities", "weights"):
+            np.copyto(getattr(target, name), getattr(draw, name))
+        _, there = self._log.index.resolve(ids, self._known)
+        gone = np.flatnonzero(~there)
+        if gone.size:
+            other = Draw.of(gone.size)
+            self.sampler.draw(other, self._rng, beta)
+            target.leaves[gone], target.probabilities[gone] = other.leaves, other.probabilities
+            target.weights[gone] = other.weights
+        try:
+            return self._fill(buffers)
+        except DamagedError:
+            if not self._set_aside_damaged():
+                raise
+            return self._drawn(buffers, beta)
 
     def _set_aside_damaged(self) -> bool:
         """Draw no step any more whose segment could not be read. False if nothing changed, or nothing is left."""
@@ -365,6 +410,11 @@ class Transitions:
 def _check_batch_size(batch_size: int) -> None:
     if not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
         raise ValueError(f"sample: batch_size={batch_size!r}, expected an integer of at least 1")
+
+
+def _check_beta(beta: float | None) -> None:
+    if beta is not None and not (isinstance(beta, (int, float, np.floating)) and 0 <= beta <= 1):
+        raise ValueError(f"sample: beta={beta!r}, expected a number from 0 to 1")
 
 
 def _check_ids(ids: npt.ArrayLike) -> Ints:

@@ -1,0 +1,65 @@
+"""Batches drawn ahead of the learner, so that what they need is read from disk before it is asked for."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from ..sampling.samplers import Draw
+from .batch import Batch
+
+if TYPE_CHECKING:
+    from .transitions import Transitions
+
+Ints = npt.NDArray[np.int64]
+
+
+class Stream:
+    """An endless iterator over batches; made by :meth:`Transitions.stream`."""
+
+    def __init__(self, view: Transitions, batch_size: int, lookahead: int, beta: float | None) -> None:
+        self._view, self._size, self._lookahead, self._beta = view, batch_size, lookahead, beta
+        self._drawn: deque[tuple[Draw, Ints, Ints]] = deque()  # draw, its ids, the slots it needs
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> Batch:
+        """The batch drawn longest ago.  Raises: as :meth:`Transitions.sample`."""
+        view = self._view
+        with view._lock:
+            view._ready()
+            while len(self._drawn) <= self._lookahead:
+                self._draw()
+            draw, ids, slots = self._drawn.popleft()
+            try:
+                return view._from_draw(draw, ids, self._beta)
+            finally:
+                self._pin(slots, -1)
+
+    def close(self) -> None:
+        """Let go of what was drawn and not used."""
+        with self._view._lock:
+            while self._drawn:
+                self._pin(self._drawn.popleft()[2], -1)
+
+    def _draw(self) -> None:
+        view, index = self._view, self._view._log.index
+        draw = Draw.of(self._size)
+        view.sampler.draw(draw, view._rng, self._beta)
+        slots = draw.leaves // index.stride
+        if view.n_step > 1:
+            crossing = draw.leaves - slots * index.stride + view.n_step >= index.rows[slots]
+            after = index.next[slots[crossing]]
+            slots = np.concatenate([slots, after[after >= 0]])
+        self._pin(slots, 1)
+        if view._log.residency is not None:
+            view._log.residency.fetch(slots)
+        self._drawn.append((draw, index.ids(draw.leaves), slots))
+
+    def _pin(self, slots: Ints, by: int) -> None:
+        if self._view._log.residency is not None:
+            self._view._log.residency.pin(slots, by)
