@@ -28,6 +28,7 @@ from .views.transitions import Transitions
 _UNITS = {"": 1, "B": 1} | {f"{p}{u}": b**e for e, p in enumerate("KMGT", 1) for u, b in (("B", 1000), ("iB", 1024))}
 SMALLEST_RAM = 4 << 20
 SMALLEST_DISK = 16 << 20
+ON_FULL = ("raise", "block", "drop_oldest", "drop_newest")
 MOST_LANES = 1 << 20
 
 
@@ -55,6 +56,9 @@ class Store:
         disk: a new or empty folder; every sealed segment is written there, and ``ram`` then bounds only what is kept in
             memory beside it. With it, ``capacity`` or ``disk_limit`` is needed.
         disk_limit: most bytes of files in that folder: a number, or "50GiB".
+        on_full: what an append does where the disk is full or failing: "raise" an OSError and leave the store as it
+            was; "block" for up to 60 s, then raise; "drop_oldest" steps until there is room; "drop_newest", the segment
+            that could not be written. ``stats()`` counts failures and dropped steps.
         codec: "auto" (measured on the data), "delta", "zstd" or "raw"; or a dict of those by field name, where fields
             not named are "auto". ``Field(codec=)`` comes before it.
         retention: what leaves when the store is full.
@@ -76,6 +80,7 @@ class Store:
         ram: int | str | None = None,
         disk: str | os.PathLike[str] | None = None,
         disk_limit: int | str | None = None,
+        on_full: str = "raise",
         codec: str | Mapping[str, str] = "auto",
         retention: Fifo | None = None,
         seed: int = 0,
@@ -97,6 +102,9 @@ class Store:
             raise ValueError(
                 f"Store: disk_limit={disk_limit!r}, expected at least {SMALLEST_DISK >> 20} MiB, and a folder as disk="
             )
+        if on_full not in ON_FULL:
+            raise ValueError(f"Store: on_full={on_full!r}, expected one of {', '.join(ON_FULL)}")
+        self.on_full = on_full
         if self.ram is not None and self.ram < SMALLEST_RAM:
             raise ValueError(f"Store: ram={ram!r}, expected at least {SMALLEST_RAM >> 20} MiB")
         if retention is not None and not isinstance(retention, Fifo):
@@ -143,6 +151,7 @@ class Store:
             "capacity": self.capacity,
             "ram": self.ram,
             "disk_limit": self.disk_limit,
+            "on_full": self.on_full,
             "seed": self.seed,
         }
         return Disk(folder, manifest or settings, self.disk_limit, most, Files())
@@ -150,7 +159,7 @@ class Store:
     def _new_log(self, codecs: dict[str, str], disk: Disk | None, existing: bool) -> StepLog:
         found, damages = disk.regions.recover() if disk is not None and existing else ([], [])
         slots = highest_slot(found, self.segment_steps) + 1024
-        log = StepLog(self.spec, codecs, self.capacity, self.ram, self.segment_steps, disk, slots)
+        log = StepLog(self.spec, codecs, self.capacity, self.ram, self.segment_steps, disk, slots, self.on_full)
         if disk is not None and existing:
             self.recovery = recover(log, disk, found, damages)
         return log
@@ -354,7 +363,8 @@ class Store:
             ``raw_bytes_per_step``: of a step as it came; ``codecs``: by field, columns packed by each codec.
             With a disk also ``disk``: ``bytes`` of its files, ``resident_segments`` (in memory as well), ``hits`` and
             ``misses`` of sampled segments, ``bytes_read``, ``waited_s`` (how long sampling waited for reads),
-            ``bytes_written``, ``failures`` of writing, and ``damaged``: what could not be read.
+            ``bytes_written``, ``failures`` of writing, ``dropped_steps`` (on_full=), and ``damaged``: what could not be
+            read.
         """
         with self._lock:
             log, index = self._log, self._log.index
@@ -394,6 +404,7 @@ class Store:
                     "waited_s": log.residency.waited_s,
                     "bytes_written": log.disk.bytes_written,
                     "failures": log.disk.failures,
+                    "dropped_steps": log.dropped_steps,
                     "damaged": list(log.residency.damaged.values()),
                 }
             return found
@@ -427,6 +438,7 @@ class Store:
         capacity: int | None = None,
         ram: int | str | None = None,
         disk_limit: int | str | None = None,
+        on_full: str | None = None,
         seed: int | None = None,
     ) -> Self:
         """The store in a folder, as another process left it: in whatever way it ended.
@@ -436,7 +448,7 @@ class Store:
         damaged; damaged files are moved to the folder ``quarantine``. Every lane begins a new episode.
 
         Args:
-            capacity, ram, disk_limit, seed: as for :class:`Store`; by default what they were.
+            capacity, ram, disk_limit, on_full, seed: as for :class:`Store`; by default what they were.
 
         Raises:
             FileNotFoundError: no store there.  StoreInUseError: another process has it.
@@ -447,10 +459,10 @@ class Store:
         try:
             spec = Spec.from_json(manifest["spec"])
             codecs, segment_steps = manifest["codecs"], manifest["segment_steps"]
-            limits = {name: manifest[name] for name in ("capacity", "ram", "disk_limit", "seed")}
+            limits = {name: manifest[name] for name in ("capacity", "ram", "disk_limit", "on_full", "seed")}
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedError(f"{folder}: store.json is not what a store writes ({error!r})") from error
-        given = {"capacity": capacity, "ram": ram, "disk_limit": disk_limit, "seed": seed}
+        given = {"capacity": capacity, "ram": ram, "disk_limit": disk_limit, "on_full": on_full, "seed": seed}
         limits |= {name: value for name, value in given.items() if value is not None}
         return cls(spec, disk=folder, codec=codecs, segment_steps=segment_steps, _manifest=manifest, **limits)
 

@@ -15,6 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sharpwave as sw
+from sharpwave import store as store_module
+from sharpwave.tiers import log as log_module
+from sharpwave.tiers.files import Files
 
 from .oracle import Oracle, Stacking, assert_same_view
 
@@ -138,6 +141,97 @@ def test_what_was_sealed_or_flushed_comes_back_and_more_can_be_written(
         batch_ids = store.transitions().sampleable_ids()
         new = set(batch_ids.tolist()) - old
         assert len(new) + len(old & set(batch_ids.tolist())) == len(batch_ids)
+
+
+class Full(Files):
+    """A disk that takes no more after some writes, for some writes."""
+
+    def __init__(self, after: int, failures: int) -> None:
+        self.after, self.failures = after, failures
+
+    def pwrite(self, descriptor: int, data: bytes, offset: int) -> None:
+        self.after -= 1
+        if self.after < 0 and self.failures > 0:
+            self.failures -= 1
+            super().pwrite(descriptor, data[: len(data) // 3], offset)
+            raise OSError(28, "No space left on device")
+        super().pwrite(descriptor, data, offset)
+
+
+def full_store(folder: Path, monkeypatch: pytest.MonkeyPatch, on_full: str, after: int, failures: int) -> sw.Store:
+    monkeypatch.setattr(store_module, "Files", lambda: Full(after, failures))
+    return sw.Store(spec(), capacity=1000, disk=folder, segment_steps=8, codec="raw", on_full=on_full)
+
+
+@pytest.mark.parametrize("after", [2, 3, 7, 12])
+def test_an_append_that_the_disk_refuses_is_not_made_and_can_be_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    writer, refused = Writer(full_store(tmp_path, monkeypatch, "raise", after, 3)), 0
+    while writer.serial < 200:
+        before = len(writer.store)
+        try:
+            writer.append(writer.serial % 2, "terminated" if writer.serial % 37 == 36 else "")
+        except OSError as error:
+            refused += 1
+            assert "No space left" in str(error) and "(now 'raise')" in str(error)
+            assert len(writer.store) == before
+    assert refused == 3 == writer.store.stats()["disk"]["failures"]
+    oracle = Oracle(STACKING)
+    for lane, steps in writer.history.items():
+        for step in steps:
+            oracle.append(lane, **step)
+    assert_same_view(writer.store.transitions(n_step=3, gamma=0.5), oracle, 3, 0.5)
+    expected = writer.expected({})
+    writer.store.close()
+    monkeypatch.undo()
+    with sw.Store.open(tmp_path) as store:
+        assert_same_view(store.transitions(n_step=3, gamma=0.5), expected, 3, 0.5)
+
+
+def test_block_waits_until_the_disk_takes_the_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = Writer(full_store(tmp_path, monkeypatch, "block", 5, 4))
+    for _ in range(100):
+        writer.append(0, "")
+    assert len(writer.store) == 100 and writer.store.stats()["disk"]["failures"] == 4
+    writer.store.close()
+    store = full_store(tmp_path / "b", monkeypatch, "block", 5, 10**9)
+    monkeypatch.setattr(log_module, "BLOCK_S", 0.2)
+    with pytest.raises(OSError, match=r"could not be written to for 0.2 s .* another on_full="):
+        writer = Writer(store)
+        for _ in range(100):
+            writer.append(0, "")
+    store.close()
+
+
+def test_drop_oldest_makes_room_and_drop_newest_leaves_a_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = Writer(full_store(tmp_path / "a", monkeypatch, "drop_oldest", 8, 3))
+    for _ in range(100):
+        writer.append(0, "")
+    assert len(writer.store) == 100 - 3 * 8
+    held = writer.store.transitions()
+    assert sorted(held.fetch(held.sampleable_ids())["serial"].tolist()) == list(range(24, 99))
+    writer.store.close()
+
+    writer = Writer(full_store(tmp_path / "b", monkeypatch, "drop_newest", 4, 2))
+    for _ in range(100):
+        writer.append(0, "")
+    stats = writer.store.stats()
+    assert stats["disk"]["dropped_steps"] == 16 and len(writer.store) == 84
+    oracle, gap = Oracle(STACKING), range(16, 32)
+    for step in writer.history[0]:
+        if step["serial"] == gap.start:
+            oracle.end_episode(0, step["obs"])
+        if step["serial"] not in gap:
+            oracle.append(0, **step)
+    replay = writer.store.transitions(n_step=3, gamma=0.5)
+    batch = replay.fetch(replay.sampleable_ids())
+    assert set(batch["serial"].tolist()) == oracle.sampleable(3)
+    for row, serial in enumerate(batch["serial"].tolist()):
+        expected = oracle.transition(serial, 3, 0.5)
+        assert batch.reward[row] == expected.reward and batch.discount[row] == expected.discount
+        assert np.array_equal(batch.next_obs[row, -1], expected.next_obs[-1])
+    writer.store.close()
 
 
 def test_a_store_in_use_is_refused_and_its_holder_named(tmp_path: Path) -> None:

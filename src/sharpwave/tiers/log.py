@@ -6,6 +6,7 @@ columns are all raw; so sampling does not know the difference.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -30,6 +31,8 @@ Ints = npt.NDArray[np.int64]
 Rows = Mapping[str, npt.NDArray[Any]]
 
 DEFAULT_STRIDE = 128
+BLOCK_S = 60.0
+"""How long an append waits for a disk that cannot be written to, with on_full="block"."""
 
 
 class StepLog:
@@ -40,13 +43,14 @@ class StepLog:
         codecs: codec name ("auto", ...) by field.
         capacity, ram: limits in steps and in bytes; ``None``: none. ``ram`` bounds the arena by ``limit_arena``.
         stride: most steps in a segment.
+        on_full: what an append does when the disk cannot be written to: "raise", "block", "drop_oldest", "drop_newest".
         disk: where every sealed segment is written to; those that the arena has no room for lie only there.
 
     Attributes:
         arena, index: where the bytes lie, and the arrays that say so.
         floats, words: the arena's memory as float32 and as uint32.
         tables: each field's dictionaries.
-        held_steps, total_steps, evicted_steps, evicted_segments: counts.
+        held_steps, total_steps, evicted_steps, evicted_segments, dropped_steps: counts.
         changes: grows with every change of what is held; who has seen this many has seen them all.
         oldest: int32 [lanes], slot of each lane's oldest segment.
         watchers: called with a slot before the segment in it goes.
@@ -62,6 +66,7 @@ class StepLog:
         stride: int,
         disk: Disk | None = None,
         slots: int = 0,
+        on_full: str = "raise",
     ) -> None:
         self.spec = spec
         self.capacity = capacity
@@ -103,6 +108,8 @@ class StepLog:
         }
         self.held_steps = self.total_steps = self.evicted_steps = self.evicted_segments = 0
         self.changes = 0
+        self.on_full = on_full
+        self.dropped_steps = 0
         self.sealed_bytes = 0
         self.closed = False
         self._sealed: deque[int] = deque()
@@ -245,10 +252,27 @@ class StepLog:
             self._write_frames(self._slot[[lane]], {c: frame[None] for c, frame in successor.items()})
         try:
             self._seal(lane, slot)
-        except (MemoryError, OSError):
+        except (MemoryError, OSError) as error:
+            if isinstance(error, OSError) and self.on_full == "drop_newest":
+                self._drop_open(lane, slot, context, going_on)
+                return
             index.frames[slot] -= going_on  # the successor was not appended after all
             raise
         index.next[slot] = self._reopen(lane, context, going_on)
+
+    def _drop_open(self, lane: int, slot: int, context: Mapping[int, Bytes], going_on: bool) -> None:
+        """Let the rows of an open segment go that cannot be written; the steps before them end where they are known."""
+        index = self.index
+        before = np.flatnonzero((index.next[: index.highest] == slot) & (index.sealed[: index.highest] == 1))
+        before = before[index.rows[before] > 0]
+        self.dropped_steps += int(index.rows[slot])
+        self._remove(slot)
+        opened = self._reopen(lane, context, going_on)
+        if before.size:
+            self.truncate(int(before[0]))
+            index.next[before[0]] = opened
+        else:
+            self.oldest[lane] = opened
 
     def _abandon(self, lane: int) -> None:
         """Let the rows of the lane's open segment go, though it is not sealed."""
@@ -404,8 +428,24 @@ class StepLog:
                     f"disk: a segment of {need:,} bytes does not fit into disk_limit={disk.limit:,}; raise it"
                 )
         id_ = int(index.generation[slot]) << LEAF_BITS | slot * self.stride
-        region, offset = disk.append(id_, packed, int(index.generation[: index.highest].max()), dictionaries)
-        index.region[slot], index.place[slot] = region, offset
+        generation = int(index.generation[: index.highest].max())
+        deadline = time.monotonic() + BLOCK_S
+        while True:
+            try:
+                index.region[slot], index.place[slot] = disk.append(id_, packed, generation, dictionaries)
+                return
+            except OSError as error:
+                if self.on_full == "drop_oldest" and self.evict_oldest():
+                    continue
+                if self.on_full == "block" and time.monotonic() < deadline:
+                    time.sleep(0.05)
+                    continue
+                waited = f" for {BLOCK_S:g} s" if self.on_full == "block" else ""
+                raise OSError(
+                    error.errno,
+                    f"disk: {disk.folder} could not be written to{waited} ({error.strerror}); make room, or choose "
+                    f"another on_full= (now {self.on_full!r}). This step was not appended",
+                ) from error
 
     def _make_room(self) -> bool:
         """Free some of the arena: what is on disk as well, or else of the store. False if there is nothing."""
