@@ -89,9 +89,23 @@ events = st.lists(
 )
 
 
+def test_each_flush_of_an_open_segment_counts(tmp_path: Path) -> None:
+    """A flush that writes the rows of a segment anew, and one that has nothing new to write."""
+    writer = Writer(sw.Store(spec(), capacity=1000, disk=tmp_path, segment_steps=64))
+    for count in (3, 4, 0, 5):
+        for _ in range(count):
+            writer.append(0, "")
+        writer.store.flush()
+    expected = writer.expected({0: 12})
+    writer.store.close()
+    with sw.Store.open(tmp_path) as store:
+        assert_same_view(store.transitions(), expected, 1, 0.99)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     before=events,
+    between=events,
     after=events,
     again=events,
     flush=st.booleans(),
@@ -99,7 +113,14 @@ events = st.lists(
     codec=st.sampled_from(["auto", "delta", "zstd", "raw"]),
 )
 def test_what_was_sealed_or_flushed_comes_back_and_more_can_be_written(
-    before: Any, after: Any, again: Any, flush: bool, segment_steps: int, codec: str, tmp_path_factory: Any
+    before: Any,
+    between: Any,
+    after: Any,
+    again: Any,
+    flush: bool,
+    segment_steps: int,
+    codec: str,
+    tmp_path_factory: Any,
 ) -> None:
     folder = tmp_path_factory.mktemp("store")
     store = sw.Store(spec(), capacity=1000, disk=folder, segment_steps=segment_steps, codec=codec)
@@ -108,6 +129,9 @@ def test_what_was_sealed_or_flushed_comes_back_and_more_can_be_written(
         writer.append(lane, end)
     flushed = {}
     if flush:
+        store.flush()
+        for lane, end in between:
+            writer.append(lane, end)
         store.flush()
         flushed = {lane: len(steps) for lane, steps in writer.history.items()}
     for lane, end in after:

@@ -111,7 +111,7 @@ class Disk:
 
     def append_tail(self, id_: int, packed: bytes, generation: int) -> None:
         """Write an open segment as far as it goes, unless just that was written already.  Raises: OSError."""
-        checksum = zlib.crc32(packed)
+        checksum = int.from_bytes(packed[-4:], "little")  # its own: the CRC-32 of bytes with their CRC-32 is a constant
         if self._tails.get(id_, (0, -1))[1] == checksum:
             return
         try:
