@@ -2,7 +2,9 @@
 
 from .errors import DamagedError, EmptyError
 from .recorder import Recorder
-from .sampling.retention import Fifo
+from .sampling.mixture import Mixture
+from .sampling.order import Fifo, Lifo
+from .sampling.rank import RankPrioritized
 from .sampling.samplers import Prioritized, Uniform
 from .spec import Field, Spec
 from .store import Store
@@ -17,7 +19,10 @@ __all__ = [
     "EmptyError",
     "Field",
     "Fifo",
+    "Lifo",
+    "Mixture",
     "Prioritized",
+    "RankPrioritized",
     "Recorder",
     "Spec",
     "Store",

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .codecs import NAMES, codec_choice
-from .sampling.retention import Fifo
+from .sampling.order import Fifo
 from .sampling.samplers import Sampler, Uniform
 from .segment import FIRST_FIELD
 from .spec import TERMINATED, TRUNCATED, Spec
@@ -214,6 +214,7 @@ class Store:
             if len(lanes):
                 self._log.open_lanes(int(lanes.max()) + 1)
                 self._log.write(lanes, flags, rows, finals)
+                self._tell_views()
 
     def end_episode(self, lane: int, final_obs: Any) -> None:
         """Say that the lane's episode was broken off after its last step: the step becomes truncated.
@@ -236,6 +237,7 @@ class Store:
             if self._log.ended(int(lane)):
                 raise ValueError(f"end_episode: the last episode of lane {lane} has ended already")
             self._log.end_episode(int(lane), final)
+            self._tell_views()
 
     # sampling
 
@@ -253,7 +255,8 @@ class Store:
         Args:
             n_step: rewards summed, at most; fewer at an episode's end.
             gamma: discount factor.
-            sampler: ``Uniform()`` (default) or ``Prioritized(...)``, one instance a view.
+            sampler: ``Uniform()`` (default), ``Prioritized(...)``, ``RankPrioritized(...)``, ``Fifo()``, ``Lifo()`` or
+                a ``Mixture([...])`` of them; one instance a view.
             depth: how many batches stay valid at a time; each takes memory of its own.
             seed: default: from the store's seed and the number of views made before.
 
@@ -350,6 +353,11 @@ class Store:
 
     def _live_views(self) -> list[Transitions]:
         return [view for ref in self._views if (view := ref()) is not None]
+
+    def _tell_views(self) -> None:
+        """Steps were appended, or are sampleable now."""
+        for view in self._live_views():
+            view.written()
 
     def _forget(self, slot: int) -> None:
         for view in self._live_views():

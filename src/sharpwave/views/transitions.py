@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import EmptyError
-from ..sampling.samplers import Draw, Sampler
+from ..sampling.samplers import Draw, Sampler, importance_weights
 from ..segment import FLAGS, REWARD
 from .batch import Batch
 from .gather import gather
@@ -131,7 +131,9 @@ class Transitions:
                     f"sample: no step can be sampled yet: the store holds {self._log.held_steps}, and a step can be "
                     f"sampled once its episode has ended or {self.n_step} more steps were appended to its lane"
                 )
-            self.sampler.draw(buffers.draw, self._rng, beta)
+            draw = buffers.draw
+            self.sampler.draw(draw, self._rng)
+            importance_weights(draw.probabilities, self.sampler.beta if beta is None else float(beta), draw.weights)
             return self._fill(buffers)
 
     def fetch(self, ids: npt.ArrayLike) -> Batch:
@@ -212,6 +214,11 @@ class Transitions:
         lane = self._log.index.lane[slot]
         if lane < len(self._cursor) and self._cursor[lane] == slot:
             self._cursor[lane] = self._log.index.next[slot]
+
+    def written(self) -> None:
+        """The log has changed."""
+        if self.sampler.in_order:  # else it is followed when next asked
+            self._sync()
 
     def _sync(self) -> None:
         log, index = self._log, self._log.index
