@@ -247,6 +247,7 @@ class Store:
         n_step: int = 1,
         gamma: float = 0.99,
         sampler: Sampler | None = None,
+        max_times_sampled: int | None = None,
         depth: int = 2,
         seed: int | None = None,
     ) -> Transitions:
@@ -257,6 +258,7 @@ class Store:
             gamma: discount factor.
             sampler: ``Uniform()`` (default), ``Prioritized(...)``, ``RankPrioritized(...)``, ``Fifo()``, ``Lifo()`` or
                 a ``Mixture([...])`` of them; one instance a view.
+            max_times_sampled: times that this view gives out a step, at most, within a batch too; then never again.
             depth: how many batches stay valid at a time; each takes memory of its own.
             seed: default: from the store's seed and the number of views made before.
 
@@ -272,6 +274,7 @@ class Store:
                 n_step=n_step,
                 gamma=gamma,
                 sampler=Uniform() if sampler is None else sampler,
+                max_times_sampled=max_times_sampled,
                 depth=depth,
                 seed=seeds,
             )

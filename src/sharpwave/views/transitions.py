@@ -14,6 +14,7 @@ from ..segment import FLAGS, REWARD
 from .batch import Batch
 from .gather import gather
 from .kernels import locate, sync
+from .uses import Uses
 
 if TYPE_CHECKING:
     from ..tiers.log import StepLog
@@ -74,10 +75,20 @@ class Transitions:
         n_step: steps that ``reward`` sums, at most.
         gamma: discount factor, 0 to 1.
         depth: how many batches stay valid at a time.
+        max_times_sampled: times that a step is given out, at most; ``None``: no limit.
     """
 
     def __init__(
-        self, log: StepLog, lock: Any, *, n_step: int, gamma: float, sampler: Sampler, depth: int, seed: Any
+        self,
+        log: StepLog,
+        lock: Any,
+        *,
+        n_step: int,
+        gamma: float,
+        sampler: Sampler,
+        depth: int,
+        seed: Any,
+        max_times_sampled: int | None,
     ) -> None:
         if not isinstance(n_step, (int, np.integer)) or n_step < 1:
             raise ValueError(f"transitions: n_step={n_step!r}, expected an integer of at least 1")
@@ -87,8 +98,9 @@ class Transitions:
             raise ValueError(f"transitions: depth={depth!r}, expected an integer of at least 1")
         if isinstance(sampler, type) or not hasattr(sampler, "draw"):
             raise TypeError(
-                f"transitions: sampler={sampler!r}, expected sharpwave.Uniform() or sharpwave.Prioritized(...)"
+                f"transitions: sampler={sampler!r}, expected a sampler such as sharpwave.Uniform() or Prioritized(...)"
             )
+        self._uses = None if max_times_sampled is None else Uses(max_times_sampled, log.index.leaves)
         self.n_step, self.gamma, self.depth, self.sampler = int(n_step), float(gamma), int(depth), sampler
         self._log, self._lock = log, lock
         self._rng = np.random.default_rng(seed)
@@ -102,7 +114,7 @@ class Transitions:
         self._turn = 0
 
     def __len__(self) -> int:
-        """Steps that can be sampled now."""
+        """Steps that can be sampled now; not those that were ``max_times_sampled`` times."""
         with self._lock:
             self._sync()
             return self._count
@@ -117,7 +129,9 @@ class Transitions:
         decoding a window of five 84x84 frames takes some 3 us.
 
         Raises:
-            EmptyError: no step can be sampled yet.  ValueError: ``batch_size`` or ``beta`` out of range.
+            EmptyError: no step can be sampled yet, or ``max_times_sampled`` leaves too few for the whole batch; then
+                nothing was given out.
+            ValueError: ``batch_size`` or ``beta`` out of range.
         """
         _check_batch_size(batch_size)
         if beta is not None and not (isinstance(beta, (int, float, np.floating)) and 0 <= beta <= 1):
@@ -125,16 +139,37 @@ class Transitions:
         with self._lock:
             self._log.check_open()
             self._sync()
-            buffers = self._next_buffers(batch_size) if self._count else None
-            if buffers is None or self._count == 0:
-                raise EmptyError(
-                    f"sample: no step can be sampled yet: the store holds {self._log.held_steps}, and a step can be "
-                    f"sampled once its episode has ended or {self.n_step} more steps were appended to its lane"
-                )
+            self._check_enough(batch_size)
+            buffers = self._next_buffers(batch_size)  # may let segments go, to make room
+            self._check_enough(batch_size)
             draw = buffers.draw
-            self.sampler.draw(draw, self._rng)
-            importance_weights(draw.probabilities, self.sampler.beta if beta is None else float(beta), draw.weights)
-            return self._fill(buffers)
+            ended, undo = 0, None
+            if self._uses is None:
+                self.sampler.draw(draw, self._rng)
+            else:
+                ended, undo = self._uses.draw(self.sampler, draw, self._rng)
+            try:
+                importance_weights(draw.probabilities, self.sampler.beta if beta is None else float(beta), draw.weights)
+                batch = self._fill(buffers)
+            except BaseException:  # an interrupt by the user among them: nothing was given out
+                if undo is not None:
+                    undo()
+                raise
+            self._count -= ended
+            return batch
+
+    def _check_enough(self, batch_size: int) -> None:
+        if self._count == 0 and (self._uses is None or self._uses.left == 0):
+            used = "" if self._uses is None else f" (or all were, max_times_sampled={self._uses.most} times)"
+            raise EmptyError(
+                f"sample: no step can be sampled yet{used}: the store holds {self._log.held_steps}, and a step can be "
+                f"sampled once its episode has ended or {self.n_step} more steps were appended to its lane"
+            )
+        if self._uses is not None and self._uses.left < batch_size:
+            raise EmptyError(
+                f"sample: batch_size={batch_size}, but the {self._count} steps that are left can be sampled "
+                f"{self._uses.left} times in all (max_times_sampled={self._uses.most}); nothing was taken"
+            )
 
     def fetch(self, ids: npt.ArrayLike) -> Batch:
         """The transitions with the given ids, in memory of their own; ``weights`` and ``probabilities`` are 1 and NaN.
@@ -160,13 +195,15 @@ class Transitions:
             self._sync()
             slots = np.flatnonzero(self._known)
             stride = self._log.stride
-            leaves = [np.arange(s * stride, s * stride + self._known[s]) for s in slots]
-            return self._log.index.ids(np.concatenate(leaves) if leaves else np.empty(0, np.int64))
+            runs = [np.arange(s * stride, s * stride + self._known[s]) for s in slots]
+            leaves = np.concatenate(runs) if runs else np.empty(0, np.int64)
+            return self._log.index.ids(leaves if self._uses is None else leaves[self._uses.remaining(leaves)])
 
     def update_priorities(self, ids: npt.ArrayLike, td_error: npt.ArrayLike) -> int:
         """New priorities ``|td_error| + eps`` for ``ids``; returns how many were stale.
 
-        A step that has left, or whose place another has taken, or that cannot be sampled yet, is counted and skipped.
+        A step that has left, or whose place another has taken, or that cannot be sampled yet or not again, is counted
+        and skipped.
         Of repeated ids the last wins; for the largest priority so far, which new steps get, all that were not skipped
         count.
 
@@ -189,6 +226,8 @@ class Transitions:
             self._log.check_open()
             self._sync()  # steps appended before this call get the largest priority of before this call
             leaves, there = self._log.index.resolve(ids, self._known)
+            if self._uses is not None:
+                there &= self._uses.remaining(leaves)
             if not there.all():
                 leaves, errors = leaves[there], errors[there]
             self.sampler.update(leaves, errors)
@@ -198,7 +237,8 @@ class Transitions:
     def nbytes(self) -> int:
         """Bytes of memory that the view takes: sampler, batches and bookkeeping."""
         known = self._known.nbytes * self._log.index.highest // self._log.index.slots
-        return known + self._runs.nbytes + self.sampler.nbytes + self.batch_bytes
+        uses = 0 if self._uses is None else self._uses.nbytes(self._log.index.highest * self._log.stride)
+        return known + uses + self._runs.nbytes + self.sampler.nbytes + self.batch_bytes
 
     @property
     def batch_bytes(self) -> int:
@@ -207,8 +247,14 @@ class Transitions:
 
     def forget(self, slot: int) -> None:
         """The segment in ``slot`` is about to go."""
-        if self._known[slot]:
-            self._count -= int(self._known[slot])
+        known = int(self._known[slot])
+        if known:
+            first = slot * self._log.stride
+            if self._uses is None:
+                self._count -= known
+            else:
+                self._count -= len(self._uses.drop(np.arange(first, first + known)))
+                self._uses.clear(first, first + self._log.stride)
             self._known[slot] = 0
             self.sampler.remove(slot)
         lane = self._log.index.lane[slot]
@@ -247,7 +293,10 @@ class Transitions:
             )
             if found:
                 self.sampler.insert(slots[:found], begins[:found], ends[:found])
-                self._count += int(ends[:found].sum() - begins[:found].sum())
+                came = int(ends[:found].sum() - begins[:found].sum())
+                self._count += came
+                if self._uses is not None:
+                    self._uses.add(came)
         self._seen = log.changes
 
     def _next_buffers(self, batch_size: int) -> _Buffers:
