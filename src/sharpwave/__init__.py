@@ -1,7 +1,8 @@
 """Sharpwave: a compressed experience store for deep reinforcement learning, and the off-policy trainer built on it."""
 
-from .errors import DamagedError, EmptyError
+from .errors import DamagedError, EmptyError, LimiterTimeoutError
 from .recorder import Recorder
+from .sampling.limiters import MinSize, Queue, SamplesPerInsert
 from .sampling.mixture import Mixture
 from .sampling.order import Fifo, Lifo
 from .sampling.rank import RankPrioritized
@@ -20,10 +21,14 @@ __all__ = [
     "Field",
     "Fifo",
     "Lifo",
+    "LimiterTimeoutError",
+    "MinSize",
     "Mixture",
     "Prioritized",
+    "Queue",
     "RankPrioritized",
     "Recorder",
+    "SamplesPerInsert",
     "Spec",
     "Store",
     "Transitions",

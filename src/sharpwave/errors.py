@@ -2,8 +2,12 @@
 
 from .codecs import DamagedError
 
-__all__ = ["DamagedError", "EmptyError"]
+__all__ = ["DamagedError", "EmptyError", "LimiterTimeoutError"]
 
 
 class EmptyError(LookupError):
     """Nothing can be sampled yet."""
+
+
+class LimiterTimeoutError(TimeoutError):
+    """A limiter held an append or a sample back for longer than its ``timeout``; nothing was written or given out."""

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .codecs import NAMES, codec_choice
+from .sampling.limiters import Gate, Limiter
 from .sampling.order import Fifo
 from .sampling.samplers import Sampler, Uniform
 from .segment import FIRST_FIELD
@@ -88,6 +89,7 @@ class Store:
         self.seed = int(seed)
         self.segment_steps = self._stride(segment_steps)
         self._lock = threading.RLock()
+        self._gate = Gate(self._lock)
         self._views: list[weakref.ref[Transitions]] = []
         self._views_made = 0
         self._log = StepLog(spec, self._codecs(codec), self.capacity, self.ram, self.segment_steps)
@@ -125,6 +127,7 @@ class Store:
         truncated: npt.ArrayLike,
         final_obs: Any = None,
         lanes: npt.ArrayLike | None = None,
+        timeout: float | None = None,
         **extra: npt.ArrayLike,
     ) -> None:
         """Append one step to each of several lanes. Everything is copied.
@@ -136,9 +139,12 @@ class Store:
                 where a step is truncated; where it is terminated and this is absent, ``obs`` stands in (it counts for
                 nothing: the discount is 0).
             lanes: int [rows], whose steps these are, all different. Default 0, 1, ...; new lanes are made.
+            timeout: seconds to wait at most until the views' limiters allow it; default 60. Without limiters nothing
+                waits.
 
         Raises:
             ValueError, TypeError, KeyError: what came, what was expected; then nothing changed.
+            LimiterTimeoutError: what it waited for in vain; then nothing changed.
             MemoryError: ``ram`` is too small for so many lanes.
 
         Cost: 6 to 9 us a row of 84x84 pixels, encoding included (benchmarks/store.py).
@@ -147,7 +153,7 @@ class Store:
         count = len(first) if np.ndim(first) else 0
         numbers = _lanes(lanes, count)
         rows, flags, finals = self._checked(count, obs, action, reward, terminated, truncated, final_obs, extra)
-        self._write(numbers, rows, flags, finals)
+        self._write(numbers, rows, flags, finals, timeout)
 
     def append(
         self,
@@ -159,6 +165,7 @@ class Store:
         terminated: bool,
         truncated: bool,
         final_obs: Any = None,
+        timeout: float | None = None,
         **extra: npt.ArrayLike,
     ) -> None:
         """Append one step to one lane: as :meth:`extend`, without the leading axis."""
@@ -166,7 +173,7 @@ class Store:
         if not isinstance(lane, (int, np.integer)) or not 0 <= lane < MOST_LANES:
             raise ValueError(f"append: lane {lane!r}, expected an integer from 0 to {MOST_LANES - 1}")
         checked = self._checked(None, obs, action, reward, terminated, truncated, final_obs, extra)
-        self._write(np.array([lane], np.int64), *checked)
+        self._write(np.array([lane], np.int64), *checked, timeout)
 
     def _checked(
         self,
@@ -208,13 +215,19 @@ class Store:
         rows: dict[str, npt.NDArray[Any]],
         flags: npt.NDArray[np.uint8],
         finals: dict[str, npt.NDArray[Any]] | None,
+        timeout: float | None,
     ) -> None:
         with self._lock:
-            self._log.check_open()
+            self._gate.wait("append", lambda: self._append_waits(len(lanes)), timeout)
             if len(lanes):
                 self._log.open_lanes(int(lanes.max()) + 1)
                 self._log.write(lanes, flags, rows, finals)
                 self._tell_views()
+
+    def _append_waits(self, steps: int) -> str | None:
+        self._log.check_open()
+        reasons = (view.append_waits(steps) for view in self._live_views())
+        return next((reason for reason in reasons if reason is not None), None) if steps else None
 
     def end_episode(self, lane: int, final_obs: Any) -> None:
         """Say that the lane's episode was broken off after its last step: the step becomes truncated.
@@ -248,6 +261,7 @@ class Store:
         gamma: float = 0.99,
         sampler: Sampler | None = None,
         max_times_sampled: int | None = None,
+        limiter: Limiter | None = None,
         depth: int = 2,
         seed: int | None = None,
     ) -> Transitions:
@@ -259,6 +273,8 @@ class Store:
             sampler: ``Uniform()`` (default), ``Prioritized(...)``, ``RankPrioritized(...)``, ``Fifo()``, ``Lifo()`` or
                 a ``Mixture([...])`` of them; one instance a view.
             max_times_sampled: times that this view gives out a step, at most, within a batch too; then never again.
+            limiter: ``MinSize``, ``SamplesPerInsert`` or ``Queue``: makes this view's ``sample``, and the store's
+                ``append`` and ``extend``, wait for each other.
             depth: how many batches stay valid at a time; each takes memory of its own.
             seed: default: from the store's seed and the number of views made before.
 
@@ -271,10 +287,12 @@ class Store:
             view = Transitions(
                 self._log,
                 self._lock,
+                self._gate,
                 n_step=n_step,
                 gamma=gamma,
                 sampler=Uniform() if sampler is None else sampler,
                 max_times_sampled=max_times_sampled,
+                limiter=limiter,
                 depth=depth,
                 seed=seeds,
             )
@@ -308,7 +326,9 @@ class Store:
             ``index``, ``dictionaries``, ``encoders``, ``samplers`` (trees), ``batches``;
             ``total_bytes``, their sum: what the process's memory grew by;
             ``bytes_per_step``: total_bytes / steps; ``encoded_bytes_per_step``: of sealed segments alone;
-            ``raw_bytes_per_step``: of a step as it came; ``codecs``: by field, columns packed by each codec.
+            ``raw_bytes_per_step``: of a step as it came;
+            ``append_waits``, ``append_wait_s``, ``sample_waits``, ``sample_wait_s``: how often either side waited for a
+            limiter, and the seconds in all; ``codecs``: by field, columns packed by each codec.
         """
         with self._lock:
             log, index = self._log, self._log.index
@@ -330,6 +350,10 @@ class Store:
                 "bytes_per_step": total / max(1, log.held_steps),
                 "encoded_bytes_per_step": log.sealed_bytes / max(1, sealed_steps),
                 "raw_bytes_per_step": self.spec.step_bytes,
+                "append_waits": self._gate.waits["append"],
+                "append_wait_s": self._gate.seconds["append"],
+                "sample_waits": self._gate.waits["sample"],
+                "sample_wait_s": self._gate.seconds["sample"],
                 "codecs": {
                     name: {
                         NAMES[codec]: int((index.codec[FIRST_FIELD + i, sealed] == codec).sum())
@@ -343,6 +367,7 @@ class Store:
         """Refuse any further writing and sampling. Memory goes with the last reference to the store and its views."""
         with self._lock:
             self._log.closed = True
+            self._gate.notify()
 
     def __enter__(self) -> Self:
         return self
@@ -361,6 +386,7 @@ class Store:
         """Steps were appended, or are sampleable now."""
         for view in self._live_views():
             view.written()
+        self._gate.notify()
 
     def _forget(self, slot: int) -> None:
         for view in self._live_views():

@@ -9,9 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import EmptyError
-from ..sampling.samplers import Draw, Sampler, importance_weights
+from ..sampling.limiters import Cursor, Gate, Limiter
+from ..sampling.samplers import Sampler, importance_weights
 from ..segment import FLAGS, REWARD
 from .batch import Batch
+from .buffers import Buffers
 from .gather import gather
 from .kernels import locate, sync
 from .uses import Uses
@@ -25,63 +27,23 @@ RUNS = 1024
 """Runs of new steps that one call of ``sync`` reports."""
 
 
-class _Buffers:
-    """Memory for one batch of a given size, and arrays that shape it."""
-
-    def __init__(self, view: Transitions, size: int) -> None:
-        self.draw = Draw.of(size)
-        self.reward = np.empty(size, np.float32)
-        self.discount = np.empty(size, np.float32)
-        self.places = np.empty((7, size), np.int64)
-        spec = view._log.spec
-        self.windows: dict[str, list[npt.NDArray[np.uint8]]] = {}
-        shaped: dict[str, list[npt.NDArray[Any]]] = {}
-        for name, field in spec.fields.items():
-            if name in spec.obs_names:
-                # One window holds both stacks where they overlap by all but one frame; else each has its own.
-                shared = view.n_step == 1
-                lengths = [field.frames + 1] if shared else [field.frames] * 2
-            else:
-                lengths = [1]
-            windows = [np.empty((size, length, field.row_bytes), np.uint8) for length in lengths]
-            typed = [w.view(field.dtype).reshape(size, w.shape[1], *field.shape) for w in windows]
-            if name in spec.obs_names and view.n_step == 1:
-                typed = [typed[0][:, :-1], typed[0][:, 1:]]
-            shaped[name] = typed if field.stack is not None else [array[:, 0] for array in typed]
-            self.windows[name] = windows
-        self.batch = Batch(
-            obs=spec.join_obs({name: shaped[name][0] for name in spec.obs_names}),
-            action=shaped["action"][0],
-            reward=self.reward,
-            next_obs=spec.join_obs({name: shaped[name][1] for name in spec.obs_names}),
-            discount=self.discount,
-            weights=self.draw.weights,
-            probabilities=self.draw.probabilities,
-            ids=np.empty(size, np.int64),
-            fields={name: shaped[name][0] for name in spec.step_names if name != "action"},
-        )
-
-    @property
-    def nbytes(self) -> int:
-        windows = sum(w.nbytes for pair in self.windows.values() for w in pair)
-        return int(self.batch.ids.nbytes) + windows + self.draw.nbytes + self.places.nbytes + self.reward.nbytes * 2
-
-
 class Transitions:
     """A view of a store as n-step transitions. Made by :meth:`sharpwave.Store.transitions`.
 
     Args:
-        log: the store's log; ``lock`` guards it.
+        log: the store's log; ``lock`` guards it; at ``gate`` batches wait for steps.
         n_step: steps that ``reward`` sums, at most.
         gamma: discount factor, 0 to 1.
         depth: how many batches stay valid at a time.
         max_times_sampled: times that a step is given out, at most; ``None``: no limit.
+        limiter: what holds batches and steps back; ``None``: nothing.
     """
 
     def __init__(
         self,
         log: StepLog,
         lock: Any,
+        gate: Gate,
         *,
         n_step: int,
         gamma: float,
@@ -89,6 +51,7 @@ class Transitions:
         depth: int,
         seed: Any,
         max_times_sampled: int | None,
+        limiter: Limiter | None,
     ) -> None:
         if not isinstance(n_step, (int, np.integer)) or n_step < 1:
             raise ValueError(f"transitions: n_step={n_step!r}, expected an integer of at least 1")
@@ -101,8 +64,15 @@ class Transitions:
                 f"transitions: sampler={sampler!r}, expected a sampler such as sharpwave.Uniform() or Prioritized(...)"
             )
         self._uses = None if max_times_sampled is None else Uses(max_times_sampled, log.index.leaves)
+        if limiter is not None:
+            if isinstance(limiter, type) or not hasattr(limiter, "sample_waits"):
+                raise TypeError(f"transitions: limiter={limiter!r}, expected a limiter such as sharpwave.MinSize(1000)")
+            limiter.check(log.capacity, max_times_sampled)
         self.n_step, self.gamma, self.depth, self.sampler = int(n_step), float(gamma), int(depth), sampler
-        self._log, self._lock = log, lock
+        self.limiter = limiter
+        self._log, self._lock, self._gate = log, lock, gate
+        self._steps_before = log.total_steps - log.held_steps
+        self._samples = 0
         self._rng = np.random.default_rng(seed)
         sampler.bind(log.index.slots, log.index.stride)
         self._known = np.zeros(log.index.slots, np.int32)
@@ -110,7 +80,7 @@ class Transitions:
         self._seen = -1  # the log's changes when it was followed last
         self._runs = np.empty((3, RUNS), np.int64)
         self._count = 0
-        self._ring: list[_Buffers] = []
+        self._ring: list[Buffers] = []
         self._turn = 0
 
     def __len__(self) -> int:
@@ -119,11 +89,12 @@ class Transitions:
             self._sync()
             return self._count
 
-    def sample(self, batch_size: int, *, beta: float | None = None) -> Batch:
+    def sample(self, batch_size: int, *, beta: float | None = None, timeout: float | None = None) -> Batch:
         """Draw ``batch_size`` transitions.
 
         Args:
-            beta: overrides a prioritized sampler's.
+            beta: overrides the sampler's.
+            timeout: seconds to wait at most until the limiter allows it; default 60. Without a limiter nothing waits.
 
         Returns a batch in reused memory: valid until ``depth`` later calls. Cost: drawing is O(log8 steps) an item;
         decoding a window of five 84x84 frames takes some 3 us.
@@ -131,14 +102,14 @@ class Transitions:
         Raises:
             EmptyError: no step can be sampled yet, or ``max_times_sampled`` leaves too few for the whole batch; then
                 nothing was given out.
-            ValueError: ``batch_size`` or ``beta`` out of range.
+            LimiterTimeoutError: the limiter did not allow it in time, or there were too few steps for so long.
+            ValueError: ``batch_size``, ``beta`` or ``timeout`` out of range, or the limiter can never allow it.
         """
         _check_batch_size(batch_size)
         if beta is not None and not (isinstance(beta, (int, float, np.floating)) and 0 <= beta <= 1):
             raise ValueError(f"sample: beta={beta!r}, expected a number from 0 to 1")
         with self._lock:
-            self._log.check_open()
-            self._sync()
+            self._gate.wait("sample", lambda: self._sample_waits(batch_size), timeout)
             self._check_enough(batch_size)
             buffers = self._next_buffers(batch_size)  # may let segments go, to make room
             self._check_enough(batch_size)
@@ -156,7 +127,35 @@ class Transitions:
                     undo()
                 raise
             self._count -= ended
+            self._samples += batch_size
+            self._gate.notify()
             return batch
+
+    def _sample_waits(self, batch_size: int) -> str | None:
+        """What a batch must wait for."""
+        self._log.check_open()
+        self._sync()
+        if self.limiter is None:
+            return None
+        cursor = self._where()
+        reason = self.limiter.sample_waits(batch_size, cursor)
+        if reason is None and cursor.uses < batch_size:
+            uses = "no step" if not cursor.size else f"{cursor.uses:g} uses of steps"
+            reason = f"{batch_size} samples find {uses} left: the writer has to append"
+        return None if reason is None else f"{reason} ({self.limiter}; {cursor})"
+
+    def append_waits(self, steps: int) -> str | None:
+        """What so many steps must wait for."""
+        if self.limiter is None:
+            return None
+        self._sync()
+        cursor = self._where()
+        reason = self.limiter.append_waits(steps, cursor)
+        return None if reason is None else f"{reason} ({self.limiter}; {cursor})"
+
+    def _where(self) -> Cursor:
+        uses = self._uses.left if self._uses is not None else math.inf if self._count else 0
+        return Cursor(self._log.total_steps - self._steps_before, self._samples, self._count, uses)
 
     def _check_enough(self, batch_size: int) -> None:
         if self._count == 0 and (self._uses is None or self._uses.left == 0):
@@ -184,7 +183,7 @@ class Transitions:
             leaves, there = self._log.index.resolve(ids, self._known)
             if not there.all():
                 raise KeyError(f"fetch: id {ids[~there][0]} has left the store, or its successor is not known yet")
-            buffers = _Buffers(self, len(ids))
+            buffers = Buffers(self._log.spec, self.n_step, len(ids))
             buffers.draw.leaves[:] = leaves
             buffers.draw.probabilities.fill(math.nan)
             return self._fill(buffers)
@@ -299,18 +298,18 @@ class Transitions:
                     self._uses.add(came)
         self._seen = log.changes
 
-    def _next_buffers(self, batch_size: int) -> _Buffers:
+    def _next_buffers(self, batch_size: int) -> Buffers:
         if self._ring and len(self._ring[0].reward) != batch_size:
             self._ring.clear()
         if len(self._ring) < self.depth:
-            self._ring.append(_Buffers(self, batch_size))
+            self._ring.append(Buffers(self._log.spec, self.n_step, batch_size))
             self._log.limit_arena()
             self._turn = len(self._ring) - 1
         else:
             self._turn = (self._turn + 1) % self.depth
         return self._ring[self._turn]
 
-    def _fill(self, buffers: _Buffers) -> Batch:
+    def _fill(self, buffers: Buffers) -> Batch:
         log, index = self._log, self._log.index
         memory, spec = log.arena.memory, log.spec
         leaves = buffers.draw.leaves
