@@ -6,6 +6,7 @@ from .sampling.limiters import MinSize, Queue, SamplesPerInsert
 from .sampling.mixture import Mixture
 from .sampling.order import Fifo, Lifo
 from .sampling.rank import RankPrioritized
+from .sampling.retention import LowestPriority, Reservoir
 from .sampling.samplers import Prioritized, Uniform
 from .spec import Field, Spec
 from .store import Store
@@ -22,12 +23,14 @@ __all__ = [
     "Fifo",
     "Lifo",
     "LimiterTimeoutError",
+    "LowestPriority",
     "MinSize",
     "Mixture",
     "Prioritized",
     "Queue",
     "RankPrioritized",
     "Recorder",
+    "Reservoir",
     "SamplesPerInsert",
     "Spec",
     "Store",

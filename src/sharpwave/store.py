@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import threading
 import weakref
@@ -14,6 +15,7 @@ import numpy.typing as npt
 from .codecs import NAMES, codec_choice
 from .sampling.limiters import Gate, Limiter
 from .sampling.order import Fifo
+from .sampling.retention import LowestPriority, Reservoir
 from .sampling.samplers import Sampler, Uniform
 from .segment import FIRST_FIELD
 from .spec import TERMINATED, TRUNCATED, Spec
@@ -48,7 +50,8 @@ class Store:
             batches): a number, or "512MiB". At least one of the two. What is full lets the oldest segments go.
         codec: "auto" (measured on the data), "delta", "zstd" or "raw"; or a dict of those by field name, where fields
             not named are "auto". ``Field(codec=)`` comes before it.
-        retention: what leaves when the store is full.
+        retention: which segments leave when the store is full: those of ``Fifo()`` (the oldest, default),
+            ``Reservoir()`` or ``LowestPriority()``.
         seed: of the sampling, so that the same calls give the same batches.
         segment_steps: steps in a segment: what is encoded, and what leaves, at a time. Default 128, less where the
             capacity or ``ram`` is small.
@@ -66,7 +69,7 @@ class Store:
         capacity: int | None = None,
         ram: int | str | None = None,
         codec: str | Mapping[str, str] = "auto",
-        retention: Fifo | None = None,
+        retention: Fifo | Reservoir | LowestPriority | None = None,
         seed: int = 0,
         segment_steps: int | None = None,
     ) -> None:
@@ -81,18 +84,22 @@ class Store:
             )
         if self.ram is not None and self.ram < SMALLEST_RAM:
             raise ValueError(f"Store: ram={ram!r}, expected at least {SMALLEST_RAM >> 20} MiB")
-        if retention is not None and not isinstance(retention, Fifo):
-            raise TypeError(f"Store: retention is {retention!r}, expected sharpwave.Fifo()")
+        if retention is not None and not isinstance(retention, (Fifo, Reservoir, LowestPriority)):
+            raise TypeError(
+                f"Store: retention is {retention!r}, expected sharpwave.Fifo(), Reservoir() or LowestPriority()"
+            )
         if not isinstance(seed, (int, np.integer)) or seed < 0:
             raise ValueError(f"Store: seed={seed!r}, expected an integer of at least 0")
-        self.retention = retention or Fifo()
+        self.retention = Fifo() if retention is None else copy.deepcopy(retention)
+        if isinstance(self.retention, LowestPriority):
+            self.retention.priorities = self._priorities
         self.seed = int(seed)
         self.segment_steps = self._stride(segment_steps)
         self._lock = threading.RLock()
         self._gate = Gate(self._lock)
         self._views: list[weakref.ref[Transitions]] = []
         self._views_made = 0
-        self._log = StepLog(spec, self._codecs(codec), self.capacity, self.ram, self.segment_steps)
+        self._log = StepLog(spec, self._codecs(codec), self.capacity, self.ram, self.segment_steps, self.retention)
         self._log.watchers.append(self._forget)
         self._log.other_bytes = lambda: sum(view.nbytes for view in self._live_views())
 
@@ -381,6 +388,10 @@ class Store:
 
     def _live_views(self) -> list[Transitions]:
         return [view for ref in self._views if (view := ref()) is not None]
+
+    def _priorities(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.float64] | None:
+        """Mean priorities of the steps in ``slots`` by the first view that has any."""
+        return next((p for view in self._live_views() if (p := view.priorities(slots)) is not None), None)
 
     def _tell_views(self) -> None:
         """Steps were appended, or are sampleable now."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -158,9 +159,29 @@ class Fifo(_InOrder):
     was there when the view was made comes first, lane by lane.
     """
 
+    _segments: deque[int] = field(default_factory=deque, init=False, repr=False)
+
     def draw(self, draw: Draw, rng: np.random.Generator) -> None:
         """Cost: O(n), and what has left in between."""
         self._take(draw, newest=False)
+
+    # as a retention
+
+    def add(self, slot: int) -> bool:
+        """Cost: O(1)."""
+        self._segments.append(slot)
+        return True
+
+    def choose(self) -> int:
+        """Cost: O(1)."""
+        return self._segments.popleft()
+
+    def discard(self, slot: int) -> None:
+        """Cost: O(1)."""
+        self._segments.remove(slot)
+
+    def __len__(self) -> int:
+        return len(self._segments)
 
 
 @dataclass

@@ -271,6 +271,11 @@ class Prioritized:
         assert self._tree is not None
         return self._tree.get(leaves) / self._tree.total
 
+    def masses(self, slots: Ints) -> Floats:
+        """Sums of ``p^alpha`` of the steps in ``slots``: float64 [n]."""
+        assert self._tree is not None
+        return self._tree.sums(slots, self._stride)
+
     def update(self, leaves: Ints, td_error: Floats) -> None:
         """Cost: O(n log8 leaves)."""
         assert self._tree is not None

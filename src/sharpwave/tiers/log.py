@@ -6,8 +6,7 @@ columns are all raw; so sampling does not know the difference.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,12 +15,13 @@ from numba import njit
 
 from .. import segment
 from ..codecs import RAW
+from ..sampling.retention import Retention
 from ..segment import FIRST_FIELD, FLAGS, REWARD, Column
 from ..spec import START, TERMINATED, TRUNCATED, Spec
 from .dictionaries import DictionaryTable
 from .encoder import ColumnEncoder
 from .index import LEAF_MASK, SegmentIndex
-from .ram import PAGE, Arena, rounded
+from .ram import ALIGNMENT, PAGE, Arena, rounded
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
@@ -96,6 +96,7 @@ class StepLog:
         codecs: codec name ("auto", ...) by field.
         capacity, ram: limits in steps and in bytes; ``None``: none. ``ram`` bounds the arena by ``limit_arena``.
         stride: most steps in a segment.
+        retention: chooses what leaves.
 
     Attributes:
         arena, index: where the bytes lie, and the arrays that say so.
@@ -109,9 +110,16 @@ class StepLog:
     """
 
     def __init__(
-        self, spec: Spec, codecs: Mapping[str, str], capacity: int | None, ram: int | None, stride: int
+        self,
+        spec: Spec,
+        codecs: Mapping[str, str],
+        capacity: int | None,
+        ram: int | None,
+        stride: int,
+        retention: Retention,
     ) -> None:
         self.spec = spec
+        self.retention = retention
         self.capacity = capacity
         self.ram = ram
         self.stride = stride
@@ -149,7 +157,7 @@ class StepLog:
         self.changes = 0
         self.sealed_bytes = 0
         self.closed = False
-        self._sealed: deque[int] = deque()
+        self._sealing = False  # the segment that the retention was told of last is not sealed yet
         self._slot = np.zeros(0, np.int32)  # the open segment of each lane
         self._staging = np.zeros(0, np.int64)  # where in the arena its rows lie
         self._steps = np.zeros(0, np.int64)  # steps ever written to each lane
@@ -193,7 +201,7 @@ class StepLog:
                 )
         for lane in range(self.lanes, count):
             while (staging := self.arena.reserve()) is None:
-                if not self.evict_oldest():
+                if not self.evict():
                     raise MemoryError(f"store: no room to open lane {lane}; raise ram=")
             slot = self._take_slot()
             self._slot = np.append(self._slot, np.int32(slot))
@@ -228,7 +236,7 @@ class StepLog:
                 if index.rows[slot] >= self.most_rows or index.frames[slot] > self.most_frames - 3:
                     self._roll(int(lane), {c: rows[self.names[c]][i] for c in self.obs_columns})
         while self.capacity is not None and self.held_steps + len(lanes) > self.capacity:
-            if not self.evict_oldest():  # many lanes that were opened one after another and hold all there is
+            if not self.evict():  # many lanes that were opened one after another and hold all there is
                 self._abandon(int(np.argmax(index.rows[self._slot])))
         slots = self._slot[lanes]
         count = len(lanes)
@@ -256,7 +264,7 @@ class StepLog:
         self.arena.limit_bytes = self.ram - other
         if self.arena.committed_bytes > self.arena.limit_bytes:
             self.arena.trim()
-            while self.arena.committed_bytes > self.arena.limit_bytes and self.evict_oldest():
+            while self.arena.committed_bytes > self.arena.limit_bytes and (self._join_chunks() or self.evict()):
                 self.arena.trim()
 
     def end_episode(self, lane: int, final: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -285,22 +293,29 @@ class StepLog:
         slot = int(self._slot[lane])
         going_on = not self.ended(lane)
         context = self._newest_frames(lane) if going_on else {}
+        following = self._take_slot()
         if going_on:
             self._write_frames(self._slot[[lane]], {c: frame[None] for c, frame in successor.items()})
         try:
-            self._seal(lane, slot)
-        except MemoryError:
+            kept = self._seal(lane, slot)
+        except BaseException:  # no memory, or an interrupt by the user
             index.frames[slot] -= going_on  # the successor was not appended after all
+            index.give_back(following)
             raise
-        index.next[slot] = self._reopen(lane, context, going_on)
+        self._reopen(lane, following, context, going_on)
+        index.next[slot], index.previous[following] = following, slot
+        if not kept:
+            self._remove(slot)
 
     def _abandon(self, lane: int) -> None:
         """Let the rows of the lane's open segment go, though it is not sealed."""
         slot = int(self._slot[lane])
         going_on = not self.ended(lane)
         context = self._newest_frames(lane) if going_on else {}
+        following = self._take_slot()
+        self._reopen(lane, following, context, going_on)
+        self.index.next[slot], self.index.previous[following] = following, slot
         self._remove(slot)
-        self.oldest[lane] = self._reopen(lane, context, going_on)
 
     def _newest_frames(self, lane: int) -> dict[int, Bytes]:
         """Copies of the present episode's newest frames, as many as a stack reaches back, by column."""
@@ -314,16 +329,14 @@ class StepLog:
         keep = min(self.spec.context, frames - first)
         return {c: self._column(c, slot, frames)[frames - keep :].copy() for c in self.obs_columns}
 
-    def _reopen(self, lane: int, context: Mapping[int, Bytes], going_on: bool) -> int:
-        """Open the lane's next segment where its last was; returns the slot."""
-        slot = self._take_slot()
+    def _reopen(self, lane: int, slot: int, context: Mapping[int, Bytes], going_on: bool) -> None:
+        """Open the lane's next segment, in ``slot``, where the bytes of its last were."""
         self._slot[lane] = slot
         self._open(lane, slot)
         self.index.begins[slot] = not going_on
         for c, frames in context.items():
             self._column(c, slot)[: len(frames)] = frames
             self.index.context[slot] = self.index.frames[slot] = len(frames)
-        return slot
 
     def _open(self, lane: int, slot: int) -> None:
         index = self.index
@@ -336,64 +349,145 @@ class StepLog:
 
     def _take_slot(self) -> int:
         while (slot := self.index.take()) is None:
-            if not self.evict_oldest():
+            if not self.evict():
                 raise MemoryError(f"store: all {self.index.slots} segments are open; use fewer lanes")
         return slot
 
-    def _seal(self, lane: int, slot: int) -> None:
-        """Pack the open segment in ``slot`` and move it into the arena."""
+    def _seal(self, lane: int, slot: int) -> bool:
+        """Pack the open segment in ``slot`` and move it into the arena. False if it is not kept, and was not moved."""
+        self._sealing = self.retention.add(slot)
+        if not self._sealing:
+            return False
         index = self.index
         rows, frames = int(index.rows[slot]), int(index.frames[slot])
-        columns = []
-        for c in range(len(self.names)):
-            data = self._column(c, slot, frames if c in self.obs_columns else rows)
-            if c < FIRST_FIELD:
-                column, place = Column(RAW, len(data), data.tobytes()), 0
-            else:
-                column, place = self.encoders[c].pack(lane, data)
-            columns.append(column)
-            index.codec[c, slot] = column.codec
-            index.dictionary[c, slot] = place
-        packed, placed = segment.pack(
-            self.spec.schema_hash, lane, int(index.first_step[slot]), rows, frames, int(index.context[slot]), columns
-        )
-        self.limit_arena()
-        while (base := self.arena.allocate(len(packed))) is None:
-            if not self.evict_oldest():
-                raise MemoryError(
-                    f"store: ram leaves {self.arena.limit_bytes:,} bytes for data, too few for the open segments of "
-                    f"{self.lanes} lanes and one sealed one; raise ram=, or lower segment_steps= (now {self.stride})"
-                )
+        columns, places = [], []
+        try:
+            for c in range(len(self.names)):
+                data = self._column(c, slot, frames if c in self.obs_columns else rows)
+                if c < FIRST_FIELD:
+                    column, place = Column(RAW, len(data), data.tobytes()), 0
+                else:
+                    column, place = self.encoders[c].pack(lane, data)
+                columns.append(column)
+                places.append(place)
+            packed, placed = segment.pack(
+                self.spec.schema_hash, lane, int(index.first_step[slot]), rows, frames, int(index.context[slot]),
+                columns,
+            )  # fmt: skip
+            self.limit_arena()
+            while self._sealing and (base := self._allocate(len(packed))) is None:
+                if not self.evict():
+                    raise MemoryError(
+                        f"store: ram leaves {self.arena.limit_bytes:,} bytes for data, too few for the open segments of"
+                        f" {self.lanes} lanes and one sealed one; raise ram=, or lower segment_steps= "
+                        f"(now {self.stride})"
+                    )
+        except BaseException:
+            if self._sealing:
+                self.retention.discard(slot)
+                self._sealing = False
+            self._drop_dictionaries(places)
+            raise
+        if not self._sealing:
+            self._drop_dictionaries(places)
+            return False
+        assert base is not None
         self.arena.memory[base : base + len(packed)] = np.frombuffer(packed, np.uint8)
         index.offset[:, slot] = base + np.array(placed)
+        index.codec[:, slot] = [column.codec for column in columns]
+        index.dictionary[:, slot] = places
         index.base[slot], index.nbytes[slot] = base, len(packed)
         index.sealed[slot] = 1
         self.sealed_bytes += len(packed)
-        self._sealed.append(slot)
+        self._sealing = False
+        return True
 
-    def evict_oldest(self) -> bool:
-        """Let the segment sealed first go. False if no segment is sealed."""
-        if not self._sealed:
+    def _allocate(self, nbytes: int) -> int | None:
+        """Room in the arena. Where segments leave in any order, chunks that are half empty are used before others."""
+        arena = self.arena
+        if self.retention.in_order:
+            return arena.allocate(nbytes)
+        self._close_up(arena.emptiest(nbytes, most=0.5))
+        base = arena.allocate(nbytes)
+        if base is None:
+            self._close_up(arena.emptiest(nbytes))
+            base = arena.allocate(nbytes)
+        return base
+
+    def _close_up(self, chunk: int | None) -> None:
+        """Move the segments in ``chunk`` to its beginning, and go on there."""
+        if chunk is None:
+            return
+        begin = chunk * self.arena.chunk_bytes
+        for slot in self._segments_in(chunk):
+            self._move(slot, begin)
+            begin += rounded(int(self.index.nbytes[slot]), ALIGNMENT)
+        self.arena.reopen(chunk)
+
+    def _join_chunks(self) -> bool:
+        """Empty a chunk into another, where segments leave in any order. False if no two fit into one."""
+        found = None if self.retention.in_order else self.arena.two_emptiest()
+        if found is None:
+            return False
+        self._close_up(found[1])
+        for slot in self._segments_in(found[0]):
+            base, nbytes = int(self.index.base[slot]), int(self.index.nbytes[slot])
+            room = self.arena.allocate(nbytes)
+            assert room is not None
+            self._move(slot, room)
+            self.arena.free(base, nbytes)
+        return True
+
+    def _segments_in(self, chunk: int) -> Ints:
+        """Slots of the sealed segments in ``chunk``, in the order in which they lie there."""
+        index, used = self.index, slice(0, self.index.highest)
+        there = (
+            (index.sealed[used] > 0) & (index.rows[used] > 0) & (index.base[used] // self.arena.chunk_bytes == chunk)
+        )
+        slots = np.flatnonzero(there)
+        return slots[np.argsort(index.base[slots])]
+
+    def _move(self, slot: int, base: int) -> None:
+        index, memory = self.index, self.arena.memory
+        old, nbytes = int(index.base[slot]), int(index.nbytes[slot])
+        memory[base : base + nbytes] = memory[old : old + nbytes]
+        index.base[slot] = base
+        index.offset[:, slot] += base - old
+
+    def evict(self) -> bool:
+        """Let the segment go that the retention chooses. False if no segment is sealed."""
+        if len(self.retention) <= self._sealing:
             return False
         index = self.index
-        slot = self._sealed.popleft()
-        base, nbytes, following = int(index.base[slot]), int(index.nbytes[slot]), index.next[slot]
-        lane = index.lane[slot]
+        slot = self.retention.choose()
+        if not index.sealed[slot]:  # the one that is being sealed: it is not kept
+            self._sealing = False
+            return True
+        base, nbytes = int(index.base[slot]), int(index.nbytes[slot])
         self._remove(slot)
-        if self.oldest[lane] == slot:
-            self.oldest[lane] = following
-        for c, table in enumerate(self.tables):
-            table.drop(int(index.dictionary[c, slot]))
+        self._drop_dictionaries(index.dictionary[:, slot])
         self.arena.free(base, nbytes)
         self.sealed_bytes -= nbytes
         return True
 
+    def _drop_dictionaries(self, places: Iterable[int]) -> None:
+        for table, place in zip(self.tables, places, strict=False):
+            table.drop(int(place))
+
     def _remove(self, slot: int) -> None:
-        """Tell the watchers, free the slot, count."""
+        """Tell the watchers, take the segment out of its lane's chain, free the slot, count."""
         for watcher in self.watchers:
             watcher(slot)
-        rows = int(self.index.rows[slot])
-        self.index.give_back(slot)
+        index = self.index
+        before, following = int(index.previous[slot]), int(index.next[slot])
+        if before >= 0:
+            index.next[before] = following
+            index.gap[before] = 1
+        else:
+            self.oldest[index.lane[slot]] = following
+        index.previous[following] = before
+        rows = int(index.rows[slot])
+        index.give_back(slot)
         self.held_steps -= rows
         self.evicted_steps += rows
         self.evicted_segments += 1

@@ -2,7 +2,8 @@
 
 The space is reserved at once and costs nothing until it is written to. It is handed out in chunks of equal size;
 segments are laid one behind the other into the current chunk, and a chunk whose last segment has gone is used again.
-Under FIFO retention this is a ring; under any other it stays correct, only less tightly packed.
+Under FIFO retention this is a ring. Where segments leave in another order, chunks that are half empty are closed up and
+filled again.
 """
 
 from __future__ import annotations
@@ -113,6 +114,32 @@ class Arena:
                 self._top = 0
             else:
                 self._free.append(chunk)
+
+    def emptiest(self, nbytes: int, most: float = 1.0) -> int | None:
+        """Where :meth:`allocate` would need another chunk for ``nbytes``: the chunk in use with the least in it that
+        would have room if it were closed up, at most the share ``most`` of it in use; ``None`` if there is none."""
+        nbytes = rounded(nbytes, ALIGNMENT)
+        if self._current >= 0 and self._top + nbytes <= self.chunk_bytes:
+            return None
+        live = np.where(self._live[: self._fresh] > 0, self._live[: self._fresh], self.chunk_bytes)
+        if live.size == 0:
+            return None
+        chunk = int(np.argmin(live))
+        return chunk if live[chunk] <= min(most * self.chunk_bytes, self.chunk_bytes - nbytes) else None
+
+    def two_emptiest(self) -> tuple[int, int] | None:
+        """Two chunks in use whose ranges would fit into one; ``None`` if there are none."""
+        live = np.where(self._live[: self._fresh] > 0, self._live[: self._fresh], self.chunk_bytes)
+        if live.size < 2:
+            return None
+        one, other = np.argpartition(live, 1)[:2].tolist()
+        return (one, other) if live[one] + live[other] <= self.chunk_bytes else None
+
+    def reopen(self, chunk: int) -> None:
+        """Go on with ``chunk``, all of whose ranges were moved to its beginning without holes."""
+        previous, self._current, self._top = self._current, chunk, int(self._live[chunk])
+        if previous not in (-1, chunk) and self._live[previous] == 0:
+            self._free.append(previous)
 
     def trim(self) -> None:
         """Give the memory of empty chunks back to the system."""

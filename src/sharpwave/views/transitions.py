@@ -10,12 +10,12 @@ import numpy.typing as npt
 
 from ..errors import EmptyError
 from ..sampling.limiters import Cursor, Gate, Limiter
-from ..sampling.samplers import Sampler, importance_weights
+from ..sampling.samplers import Prioritized, Sampler, importance_weights
 from ..segment import FLAGS, REWARD
 from .batch import Batch
 from .buffers import Buffers
 from .gather import gather
-from .kernels import locate, sync
+from .kernels import cut, locate, sync
 from .uses import Uses
 
 if TYPE_CHECKING:
@@ -246,19 +246,38 @@ class Transitions:
 
     def forget(self, slot: int) -> None:
         """The segment in ``slot`` is about to go."""
-        known = int(self._known[slot])
-        if known:
-            first = slot * self._log.stride
-            if self._uses is None:
-                self._count -= known
-            else:
-                self._count -= len(self._uses.drop(np.arange(first, first + known)))
-                self._uses.clear(first, first + self._log.stride)
-            self._known[slot] = 0
-            self.sampler.remove(slot)
-        lane = self._log.index.lane[slot]
+        log, index = self._log, self._log.index
+        first, known = slot * log.stride, int(self._known[slot])
+        self._count -= len(self._take_away(np.arange(first, first + known)))
+        self.sampler.remove(slot)
+        self._known[slot] = 0
+        if self._uses is not None:
+            self._uses.clear(first, first + log.stride)
+        reaching = np.empty(self.n_step - 1, np.int64)
+        found = cut(
+            log.arena.memory, index.offset[FLAGS], index.rows, index.previous, index.gap, slot, log.stride, self._known,
+            reaching,
+        )  # fmt: skip
+        leaves = self._take_away(np.sort(reaching[:found]))
+        if len(leaves):
+            self._count -= len(leaves)
+            self.sampler.exclude(leaves)
+        lane = index.lane[slot]
         if lane < len(self._cursor) and self._cursor[lane] == slot:
-            self._cursor[lane] = self._log.index.next[slot]
+            self._cursor[lane] = index.next[slot]
+
+    def _take_away(self, leaves: Ints) -> Ints:
+        """Those of ``leaves`` that could be given out until now."""
+        return leaves if self._uses is None else self._uses.drop(leaves)
+
+    def priorities(self, slots: Ints) -> npt.NDArray[np.float64] | None:
+        """Mean priority of the steps that can be sampled, by slot; infinite where none can yet. ``None`` if there are
+        no priorities to be had."""
+        if not isinstance(self.sampler, Prioritized):
+            return None
+        self._sync()
+        known = self._known[slots]
+        return np.where(known > 0, self.sampler.masses(slots) / np.maximum(known, 1), np.inf)
 
     def written(self) -> None:
         """The log has changed."""
@@ -271,9 +290,6 @@ class Transitions:
             return
         if len(self._cursor) < log.lanes:
             self._cursor = np.concatenate([self._cursor, log.oldest[len(self._cursor) :]])
-        lost = self._cursor < 0  # the lane's open segment went, and its next was opened
-        if lost.any():
-            self._cursor[lost] = log.oldest[lost]
         slots, begins, ends = self._runs
         found = RUNS
         while found == RUNS:
@@ -282,6 +298,7 @@ class Transitions:
                 index.offset[FLAGS],
                 index.rows,
                 index.next,
+                index.gap,
                 index.sealed,
                 self._cursor,
                 self._known,
