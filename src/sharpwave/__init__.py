@@ -1,8 +1,12 @@
 """Sharpwave: a compressed experience store for deep reinforcement learning, and the off-policy trainer built on it."""
 
-from .errors import DamagedError, EmptyError, StoreInUseError
+from .errors import DamagedError, EmptyError, LimiterTimeoutError, StoreInUseError
 from .recorder import Recorder
-from .sampling.retention import Fifo
+from .sampling.limiters import MinSize, Queue, SamplesPerInsert
+from .sampling.mixture import Mixture
+from .sampling.order import Fifo, Lifo
+from .sampling.rank import RankPrioritized
+from .sampling.retention import LowestPriority, Reservoir
 from .sampling.samplers import Prioritized, Uniform
 from .spec import Field, Spec
 from .store import Store
@@ -17,8 +21,17 @@ __all__ = [
     "EmptyError",
     "Field",
     "Fifo",
+    "Lifo",
+    "LimiterTimeoutError",
+    "LowestPriority",
+    "MinSize",
+    "Mixture",
     "Prioritized",
+    "Queue",
+    "RankPrioritized",
     "Recorder",
+    "Reservoir",
+    "SamplesPerInsert",
     "Spec",
     "Store",
     "StoreInUseError",

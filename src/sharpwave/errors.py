@@ -2,7 +2,7 @@
 
 from .codecs import DamagedError
 
-__all__ = ["DamagedError", "EmptyError", "StoreInUseError"]
+__all__ = ["DamagedError", "EmptyError", "LimiterTimeoutError", "StoreInUseError"]
 
 
 class EmptyError(LookupError):
@@ -11,3 +11,7 @@ class EmptyError(LookupError):
 
 class StoreInUseError(OSError):
     """Another process has the store's folder."""
+
+
+class LimiterTimeoutError(TimeoutError):
+    """A limiter held an append or a sample back for longer than its ``timeout``; nothing was written or given out."""

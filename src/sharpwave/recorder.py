@@ -108,7 +108,9 @@ class Recorder:
         ended = te | tr
         rows = slice(None) if not self._done.any() else np.flatnonzero(~self._done)
         final = self._finals(obs, info, ended) if ended.any() else None
-        values = {name: np.asarray(v) if self._vector else np.asarray(v)[None] for name, v in fields.items()}
+        values: dict[str, Any] = {
+            name: np.asarray(v) if self._vector else np.asarray(v)[None] for name, v in fields.items()
+        }
         join = self.store.spec.join_obs
         self.store.extend(
             obs=join({name: frames[rows] for name, frames in self._obs.items()}),

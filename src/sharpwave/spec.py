@@ -15,7 +15,7 @@ import numpy.typing as npt
 TERMINATED, TRUNCATED, START = 1, 2, 4
 """Bits of the ``flags`` column: how a step ended its episode, and whether it began one."""
 
-RESERVED = {"reward", "terminated", "truncated", "flags", "final_obs", "lanes", "lane", "next_obs"} | {
+RESERVED = {"reward", "terminated", "truncated", "flags", "final_obs", "lanes", "lane", "next_obs", "timeout"} | {
     "discount",
     "weights",
     "probabilities",

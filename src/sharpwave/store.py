@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
@@ -15,7 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .codecs import NAMES, DamagedError, codec_choice
-from .sampling.retention import Fifo
+from .sampling.limiters import Gate, Limiter
+from .sampling.order import Fifo
+from .sampling.retention import LowestPriority, Reservoir
 from .sampling.samplers import Sampler, Uniform
 from .segment import FIRST_FIELD
 from .spec import TERMINATED, TRUNCATED, Spec
@@ -61,7 +64,8 @@ class Store:
             that could not be written. ``stats()`` counts failures and dropped steps.
         codec: "auto" (measured on the data), "delta", "zstd" or "raw"; or a dict of those by field name, where fields
             not named are "auto". ``Field(codec=)`` comes before it.
-        retention: what leaves when the store is full.
+        retention: which segments leave when the store is full: those of ``Fifo()`` (the oldest, default),
+            ``Reservoir()`` or ``LowestPriority()``.
         seed: of the sampling, so that the same calls give the same batches.
         segment_steps: steps in a segment: what is encoded, and what leaves, at a time. Default 128, less where the
             capacity or ``ram`` is small.
@@ -82,7 +86,7 @@ class Store:
         disk_limit: int | str | None = None,
         on_full: str = "raise",
         codec: str | Mapping[str, str] = "auto",
-        retention: Fifo | None = None,
+        retention: Fifo | Reservoir | LowestPriority | None = None,
         seed: int = 0,
         segment_steps: int | None = None,
         _manifest: dict[str, Any] | None = None,  # of the store to open, which is in ``disk`` already
@@ -107,14 +111,21 @@ class Store:
         self.on_full = on_full
         if self.ram is not None and self.ram < SMALLEST_RAM:
             raise ValueError(f"Store: ram={ram!r}, expected at least {SMALLEST_RAM >> 20} MiB")
-        if retention is not None and not isinstance(retention, Fifo):
-            raise TypeError(f"Store: retention is {retention!r}, expected sharpwave.Fifo()")
+        if retention is not None and not isinstance(retention, (Fifo, Reservoir, LowestPriority)):
+            raise TypeError(
+                f"Store: retention is {retention!r}, expected sharpwave.Fifo(), Reservoir() or LowestPriority()"
+            )
+        if disk is not None and retention is not None and not isinstance(retention, Fifo):
+            raise ValueError(f"Store: retention={retention!r} works in memory only; with disk= it is Fifo()")
         if not isinstance(seed, (int, np.integer)) or seed < 0:
             raise ValueError(f"Store: seed={seed!r}, expected an integer of at least 0")
-        self.retention = retention or Fifo()
+        self.retention = Fifo() if retention is None else copy.deepcopy(retention)
+        if isinstance(self.retention, LowestPriority):
+            self.retention.priorities = self._priorities
         self.seed = int(seed)
         self.segment_steps = self._stride(segment_steps)
         self._lock = threading.RLock()
+        self._gate = Gate(self._lock)
         self._views: list[weakref.ref[Transitions]] = []
         self._views_made = 0
         chosen = self._codecs(codec)
@@ -159,7 +170,9 @@ class Store:
     def _new_log(self, codecs: dict[str, str], disk: Disk | None, existing: bool) -> StepLog:
         found, damages = disk.regions.recover() if disk is not None and existing else ([], [])
         slots = highest_slot(found, self.segment_steps) + 1024
-        log = StepLog(self.spec, codecs, self.capacity, self.ram, self.segment_steps, disk, slots, self.on_full)
+        log = StepLog(
+            self.spec, codecs, self.capacity, self.ram, self.segment_steps, self.retention, disk, slots, self.on_full
+        )
         if disk is not None and existing:
             self.recovery = recover(log, disk, found, damages)
         return log
@@ -183,6 +196,7 @@ class Store:
         truncated: npt.ArrayLike,
         final_obs: Any = None,
         lanes: npt.ArrayLike | None = None,
+        timeout: float | None = None,
         **extra: npt.ArrayLike,
     ) -> None:
         """Append one step to each of several lanes. Everything is copied.
@@ -194,9 +208,12 @@ class Store:
                 where a step is truncated; where it is terminated and this is absent, ``obs`` stands in (it counts for
                 nothing: the discount is 0).
             lanes: int [rows], whose steps these are, all different. Default 0, 1, ...; new lanes are made.
+            timeout: seconds to wait at most until the views' limiters allow it; default 60. Without limiters nothing
+                waits.
 
         Raises:
             ValueError, TypeError, KeyError: what came, what was expected; then nothing changed.
+            LimiterTimeoutError: what it waited for in vain; then nothing changed.
             MemoryError: ``ram`` is too small for so many lanes.
 
         Cost: 6 to 9 us a row of 84x84 pixels, encoding included (benchmarks/store.py).
@@ -205,7 +222,7 @@ class Store:
         count = len(first) if np.ndim(first) else 0
         numbers = _lanes(lanes, count)
         rows, flags, finals = self._checked(count, obs, action, reward, terminated, truncated, final_obs, extra)
-        self._write(numbers, rows, flags, finals)
+        self._write(numbers, rows, flags, finals, timeout)
 
     def append(
         self,
@@ -217,6 +234,7 @@ class Store:
         terminated: bool,
         truncated: bool,
         final_obs: Any = None,
+        timeout: float | None = None,
         **extra: npt.ArrayLike,
     ) -> None:
         """Append one step to one lane: as :meth:`extend`, without the leading axis."""
@@ -224,7 +242,7 @@ class Store:
         if not isinstance(lane, (int, np.integer)) or not 0 <= lane < MOST_LANES:
             raise ValueError(f"append: lane {lane!r}, expected an integer from 0 to {MOST_LANES - 1}")
         checked = self._checked(None, obs, action, reward, terminated, truncated, final_obs, extra)
-        self._write(np.array([lane], np.int64), *checked)
+        self._write(np.array([lane], np.int64), *checked, timeout)
 
     def _checked(
         self,
@@ -266,12 +284,19 @@ class Store:
         rows: dict[str, npt.NDArray[Any]],
         flags: npt.NDArray[np.uint8],
         finals: dict[str, npt.NDArray[Any]] | None,
+        timeout: float | None,
     ) -> None:
         with self._lock:
-            self._log.check_open()
+            self._gate.wait("append", lambda: self._append_waits(len(lanes)), timeout)
             if len(lanes):
                 self._log.open_lanes(int(lanes.max()) + 1)
                 self._log.write(lanes, flags, rows, finals)
+                self._tell_views()
+
+    def _append_waits(self, steps: int) -> str | None:
+        self._log.check_open()
+        reasons = (view.append_waits(steps) for view in self._live_views())
+        return next((reason for reason in reasons if reason is not None), None) if steps else None
 
     def end_episode(self, lane: int, final_obs: Any) -> None:
         """Say that the lane's episode was broken off after its last step: the step becomes truncated.
@@ -294,6 +319,7 @@ class Store:
             if self._log.ended(int(lane)):
                 raise ValueError(f"end_episode: the last episode of lane {lane} has ended already")
             self._log.end_episode(int(lane), final)
+            self._tell_views()
 
     # sampling
 
@@ -303,6 +329,8 @@ class Store:
         n_step: int = 1,
         gamma: float = 0.99,
         sampler: Sampler | None = None,
+        max_times_sampled: int | None = None,
+        limiter: Limiter | None = None,
         depth: int = 2,
         seed: int | None = None,
     ) -> Transitions:
@@ -311,7 +339,11 @@ class Store:
         Args:
             n_step: rewards summed, at most; fewer at an episode's end.
             gamma: discount factor.
-            sampler: ``Uniform()`` (default) or ``Prioritized(...)``, one instance a view.
+            sampler: ``Uniform()`` (default), ``Prioritized(...)``, ``RankPrioritized(...)``, ``Fifo()``, ``Lifo()`` or
+                a ``Mixture([...])`` of them; one instance a view.
+            max_times_sampled: times that this view gives out a step, at most, within a batch too; then never again.
+            limiter: ``MinSize``, ``SamplesPerInsert`` or ``Queue``: makes this view's ``sample``, and the store's
+                ``append`` and ``extend``, wait for each other.
             depth: how many batches stay valid at a time; each takes memory of its own.
             seed: default: from the store's seed and the number of views made before.
 
@@ -324,9 +356,12 @@ class Store:
             view = Transitions(
                 self._log,
                 self._lock,
+                self._gate,
                 n_step=n_step,
                 gamma=gamma,
                 sampler=Uniform() if sampler is None else sampler,
+                max_times_sampled=max_times_sampled,
+                limiter=limiter,
                 depth=depth,
                 seed=seeds,
             )
@@ -360,7 +395,9 @@ class Store:
             ``index``, ``dictionaries``, ``encoders``, ``samplers`` (trees), ``batches``;
             ``total_bytes``, their sum: what the process's memory grew by;
             ``bytes_per_step``: total_bytes / steps; ``encoded_bytes_per_step``: of sealed segments alone;
-            ``raw_bytes_per_step``: of a step as it came; ``codecs``: by field, columns packed by each codec.
+            ``raw_bytes_per_step``: of a step as it came;
+            ``append_waits``, ``append_wait_s``, ``sample_waits``, ``sample_wait_s``: how often either side waited for a
+            limiter, and the seconds in all; ``codecs``: by field, columns packed by each codec.
             With a disk also ``disk``: ``bytes`` of its files, ``resident_segments`` (in memory as well), ``hits`` and
             ``misses`` of sampled segments, ``bytes_read``, ``waited_s`` (how long sampling waited for reads),
             ``bytes_written``, ``failures`` of writing, ``dropped_steps`` (on_full=), and ``damaged``: what could not be
@@ -386,6 +423,10 @@ class Store:
                 "bytes_per_step": total / max(1, log.held_steps),
                 "encoded_bytes_per_step": log.sealed_bytes / max(1, sealed_steps),
                 "raw_bytes_per_step": self.spec.step_bytes,
+                "append_waits": self._gate.waits["append"],
+                "append_wait_s": self._gate.seconds["append"],
+                "sample_waits": self._gate.waits["sample"],
+                "sample_wait_s": self._gate.seconds["sample"],
                 "codecs": {
                     name: {
                         NAMES[codec]: int((index.codec[FIRST_FIELD + i, sealed] == codec).sum())
@@ -475,6 +516,7 @@ class Store:
             if not self._log.closed and self._log.disk is not None:
                 self._log.disk.close()
             self._log.closed = True
+            self._gate.notify()
 
     def __enter__(self) -> Self:
         return self
@@ -488,6 +530,16 @@ class Store:
 
     def _live_views(self) -> list[Transitions]:
         return [view for ref in self._views if (view := ref()) is not None]
+
+    def _priorities(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.float64] | None:
+        """Mean priorities of the steps in ``slots`` by the first view that has any."""
+        return next((p for view in self._live_views() if (p := view.priorities(slots)) is not None), None)
+
+    def _tell_views(self) -> None:
+        """Steps were appended, or are sampleable now."""
+        for view in self._live_views():
+            view.written()
+        self._gate.notify()
 
     def _forget(self, slot: int) -> None:
         for view in self._live_views():

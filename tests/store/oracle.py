@@ -141,15 +141,22 @@ class Oracle:
                 return used
         return n_step if index + n_step < len(history) else None
 
-    def sampleable(self, n_step: int, held_from: Mapping[int, int] | None = None) -> set[int]:
-        """Serials that a view with this ``n_step`` may draw; lane l still holds its steps from ``held_from[l]`` on."""
+    def sampleable(
+        self, n_step: int, held_from: Mapping[int, int] | None = None, held: set[int] | None = None
+    ) -> set[int]:
+        """Serials that a view with this ``n_step`` may draw.
+
+        Lane l still holds its steps from ``held_from[l]`` on; or the serials held are given: then a return may sum none
+        that has left.
+        """
         held_from = held_from or {}
-        return {
-            history[index].serial
-            for lane, history in self.lanes.items()
-            for index in range(held_from.get(lane, 0), len(history))
-            if self.n_used(lane, index, n_step) is not None
-        }
+        found = set()
+        for lane, history in self.lanes.items():
+            for index in range(held_from.get(lane, 0), len(history)):
+                used = self.n_used(lane, index, n_step)
+                if used is not None and (held is None or all(history[index + i].serial in held for i in range(used))):
+                    found.add(history[index].serial)
+        return found
 
     def transition(self, serial: int, n_step: int, gamma: float) -> Transition:
         lane, index = self.where[serial]

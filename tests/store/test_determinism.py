@@ -14,7 +14,12 @@ import pytest
 
 import sharpwave as sw
 
-SAMPLERS: dict[str, Callable[[], Any]] = {"uniform": sw.Uniform, "prioritized": lambda: sw.Prioritized(alpha=0.7)}
+SAMPLERS: dict[str, Callable[[], Any]] = {
+    "uniform": sw.Uniform,
+    "prioritized": lambda: sw.Prioritized(alpha=0.7),
+    "rank": sw.RankPrioritized,
+    "mixture": lambda: sw.Mixture([(0.7, sw.Prioritized(alpha=0.7)), (0.2, sw.Uniform()), (0.1, sw.Lifo())]),
+}
 
 
 def run(
@@ -46,7 +51,7 @@ def run(
             batch = replay.sample(16)
             for part in (batch.ids, batch.obs, batch.next_obs, batch.reward, batch.discount, batch.weights):
                 digest.update(np.ascontiguousarray(part).tobytes())
-            if sampler == "prioritized":
+            if sampler != "uniform":
                 replay.update_priorities(batch.ids, np.abs(batch.reward))
             if other is not None:
                 other.sample(5)

@@ -229,10 +229,22 @@ def naive_used(flags: Array, t: int, n_step: int) -> int | None:
 
 def run_sync(log: Log, cursor: Array, known: Array, n_step: int, room: int) -> list[tuple[int, int, int]]:
     slots, begins, ends = np.zeros((3, room), np.int64)
+    gap = np.zeros(len(log.rows), np.uint8)
     runs: list[tuple[int, int, int]] = []
     while True:
         found = sync(
-            log.memory, log.flags_at, log.rows, log.following, log.sealed, cursor, known, n_step, slots, begins, ends
+            log.memory,
+            log.flags_at,
+            log.rows,
+            log.following,
+            gap,
+            log.sealed,
+            cursor,
+            known,
+            n_step,
+            slots,
+            begins,
+            ends,
         )
         runs += zip(slots[:found].tolist(), begins[:found].tolist(), ends[:found].tolist(), strict=True)
         if found < room:
@@ -327,6 +339,6 @@ def test_locate_adds_up_rewards_to_the_episodes_end(log: Log, n_step: int, gamma
 def test_importance_weights(priorities: list[float], beta: float, others: float) -> None:
     probabilities = np.array(priorities) / (math.fsum(priorities) + others)
     weights = np.zeros(len(priorities), np.float32)
-    samplers._importance_weights(probabilities, len(priorities) + 5, beta, weights)
+    samplers.importance_weights(probabilities, beta, weights)
     by_book = ((len(priorities) + 5) * probabilities) ** -beta
     np.testing.assert_allclose(weights, by_book / by_book.max(), rtol=1e-5)

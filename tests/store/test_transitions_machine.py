@@ -27,6 +27,7 @@ GAMMAS = [1.0, 0.5, 0.25]
 CODECS = ["raw", "zstd", "delta", "auto"]
 OBS_KINDS = ["frame", "vector", "scalar", "dict"]
 DTYPES = ["uint8", "float32", "int16"]
+RETENTIONS = [sw.Fifo, lambda: sw.Reservoir(1), lambda: sw.Reservoir(2), sw.LowestPriority]
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,8 @@ def made_up(plan: FieldPlan, serial: int, kind: int) -> Array:
 class TransitionsMachine(RuleBasedStateMachine):
     """One store, several views of it, and the oracle beside them."""
 
+    retentions = RETENTIONS
+
     # set up
 
     @initialize(data=st.data())
@@ -116,8 +119,14 @@ class TransitionsMachine(RuleBasedStateMachine):
             features=sw.Field((2,), "float32"),
         )
         seed = data.draw(st.integers(0, 9), "seed")
+        self.retention: Any = data.draw(st.sampled_from(self.retentions), "retention")()
         self.store = self.make_store(
-            spec, capacity=self.capacity, segment_steps=self.segment_steps, codec=codec, seed=seed
+            spec,
+            capacity=self.capacity,
+            segment_steps=self.segment_steps,
+            codec=codec,
+            retention=self.retention,
+            seed=seed,
         )
         self.oracle = Oracle(
             {name: plan.stacking for name, plan in self.plans.items()}
@@ -125,7 +134,8 @@ class TransitionsMachine(RuleBasedStateMachine):
             else self.plans.stacking
         )
         self.id_of: dict[int, int] = {}  # serial -> id, for ever
-        self.held_from: dict[int, int] = dict.fromkeys(range(self.lanes), 0)
+        self.held: set[int] = set()  # serials, those aside that wait for their successor
+        self.gone: set[int] = set()
         self.views: list[ViewUnderTest] = []
         self.add_view(1, 0.5, None, 0.0)  # the view that tells which steps are held
 
@@ -135,7 +145,7 @@ class TransitionsMachine(RuleBasedStateMachine):
     def add_view(self, n_step: int, gamma: float, alpha: float | None, eps: float) -> None:
         sampler = sw.Uniform() if alpha is None else sw.Prioritized(alpha=alpha, beta=0.5, eps=eps)
         replay = self.store.transitions(n_step=n_step, gamma=gamma, sampler=sampler)
-        held = self.oracle.sampleable(n_step, self.held_from)
+        held = self.oracle.sampleable(n_step, held=self.held)
         # a view made late starts with what is there, every step at the first priority
         known = {serial: {1.0} for serial in held}
         self.views.append(ViewUnderTest(replay, n_step, gamma, alpha, eps, known, {1.0}))
@@ -272,7 +282,7 @@ class TransitionsMachine(RuleBasedStateMachine):
     def sample(self, data: st.DataObject, size: int) -> None:
         view = data.draw(st.sampled_from([view for view in self.views if len(view.replay)]), "view")
         batch = view.replay.sample(size)
-        allowed = self.oracle.sampleable(view.n_step, self.held_from)
+        allowed = self.oracle.sampleable(view.n_step, held=self.held)
         assert len(batch.ids) == size and batch.ids.dtype == np.int64
         assert batch.weights.dtype == np.float32 and batch.probabilities.dtype == np.float64
         for row, serial in enumerate(batch["serial"].tolist()):
@@ -288,7 +298,7 @@ class TransitionsMachine(RuleBasedStateMachine):
         view = data.draw(st.sampled_from([view for view in self.views if len(view.replay)]), "view")
         if view.stream is None:
             view.stream = view.replay.stream(size, lookahead=lookahead)
-        allowed = self.oracle.sampleable(view.n_step, self.held_from)
+        allowed = self.oracle.sampleable(view.n_step, held=self.held)
         for _ in range(count):
             batch = next(view.stream)
             for row, serial in enumerate(batch["serial"].tolist()):
@@ -323,7 +333,7 @@ class TransitionsMachine(RuleBasedStateMachine):
 
     def note_new_steps(self, view: ViewUnderTest) -> None:
         """A new step has the highest priority so far: when it came, or when it could first be drawn."""
-        now = self.oracle.sampleable(view.n_step, self.held_from)
+        now = self.oracle.sampleable(view.n_step, held=self.held)
         for serial in now - view.known.keys():
             view.known[serial] = view.highest | view.at_append.get(serial, set())
         for serial in view.known.keys() - now:
@@ -334,7 +344,7 @@ class TransitionsMachine(RuleBasedStateMachine):
     def update_priorities(self, data: st.DataObject, size: int) -> None:
         """Steps of this view mostly; also gone ones, ones that it cannot draw yet, and the same one several times."""
         view = data.draw(st.sampled_from([view for view in self.views if view.alpha is not None]), "view")
-        mine = self.oracle.sampleable(view.n_step, self.held_from)
+        mine = self.oracle.sampleable(view.n_step, held=self.held)
         pool = sorted(self.id_of) if data.draw(st.booleans(), "any step") else sorted(mine)
         if not pool:
             return
@@ -353,7 +363,7 @@ class TransitionsMachine(RuleBasedStateMachine):
     # what must always hold
 
     def learn_what_is_held(self) -> None:
-        """From the view of single steps: per lane the held steps are a suffix of what was appended."""
+        """From the view of single steps: what has left never comes back; under Fifo a lane's are a suffix."""
         probe = self.views[0].replay
         ids = probe.sampleable_ids()
         assert ids.dtype == np.int64 and len(set(ids.tolist())) == len(ids) == len(probe)
@@ -362,24 +372,21 @@ class TransitionsMachine(RuleBasedStateMachine):
         for serial, one in zip(serials, ids.tolist(), strict=True):
             assert self.id_of.setdefault(serial, one) == one, f"step {serial} changed its id"
         assert len(set(self.id_of.values())) == len(self.id_of), "an id was used for two steps"
-        seen: dict[int, list[int]] = {}
-        for serial in serials:
-            lane, index = self.oracle.where[serial]
-            seen.setdefault(lane, []).append(index)
-        sure, open_lanes = 0, 0
+        assert not self.gone & set(serials), "a step that had left came back"
+        held, self.held = self.held, set(serials)
+        self.gone |= held - self.held
+        assert self.held == self.oracle.sampleable(1, held=self.held), "a step was invented"
+        sure, open_lanes = len(serials), 0
         for lane in range(self.lanes):
             history = self.oracle.lanes.get(lane, [])
-            if lane in seen:
-                first = min(seen[lane])
-                sure += len(history) - first
+            here = [index for index, step in enumerate(history) if step.serial in self.held]
+            waits = bool(history) and not history[-1].ended  # for its successor; so it cannot be seen
+            if here:
+                sure += waits
             else:
-                # none to be seen: at most the newest step is there, and only while its episode goes on
-                first = len(history)
-                if history and not history[-1].ended:
-                    first, open_lanes = first - 1, open_lanes + 1
-            assert first >= self.held_from[lane], f"lane {lane}: a step that had left came back"
-            self.held_from[lane] = first
-        assert set(serials) == self.oracle.sampleable(1, self.held_from)
+                open_lanes += waits  # it is there unless its lane was let go
+            if here and isinstance(self.retention, sw.Fifo):
+                assert here == list(range(here[0], len(history) - waits))
         assert sure <= len(self.store) <= sure + open_lanes
 
     @invariant()
@@ -390,9 +397,10 @@ class TransitionsMachine(RuleBasedStateMachine):
         assert self.store.total_steps == self.oracle.total_steps
         assert len(self.store) <= self.capacity
         slack = min(self.segment_steps, self.capacity)
-        assert len(self.store) > min(self.capacity, self.oracle.total_steps) - slack, "more left than had to"
+        if not isinstance(self.retention, sw.Reservoir):  # which keeps room rather than favour the newest
+            assert len(self.store) > min(self.capacity, self.oracle.total_steps) - slack, "more left than had to"
         for view in self.views:
-            expected = self.oracle.sampleable(view.n_step, self.held_from)
+            expected = self.oracle.sampleable(view.n_step, held=self.held)
             ids = view.replay.sampleable_ids()
             assert len(view.replay) == len(ids) == len(expected)
             if len(ids) == 0:
@@ -409,7 +417,7 @@ class TransitionsMachine(RuleBasedStateMachine):
             return
         try:
             view = self.views[0]
-            expected = self.oracle.sampleable(1, self.held_from)
+            expected = self.oracle.sampleable(1, held=self.held)
             if expected:
                 # a step is missed with probability (1 - 1/N)^(40 N) < e^-40
                 drawn = view.replay.sample(40 * len(expected))["serial"].tolist()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +33,13 @@ class Draw:
         floats = [np.empty(n, np.float64) for _ in range(3)]
         return cls(np.empty(n, np.int64), floats[0], np.ones(n, np.float32), floats[1], floats[2])
 
+    def part(self, begin: int, end: int) -> Draw:
+        """The items ``begin <= i < end``, in the same memory."""
+        some = slice(begin, end)
+        return Draw(
+            self.leaves[some], self.probabilities[some], self.weights[some], self.rest[some], self.uniforms[some]
+        )
+
     @property
     def nbytes(self) -> int:
         """Bytes of memory."""
@@ -42,6 +50,14 @@ class Sampler(Protocol):
     """Chooses leaves. Bound to one view: a run of leaves is inserted when its steps can be sampled, and removed with
     its slot. Implementations are constructed with their settings and given their size by :meth:`bind`."""
 
+    @property
+    def beta(self) -> float:
+        """Exponent of the importance weights where ``sample(beta=)`` gives none; 0: all weights are 1."""
+
+    @property
+    def in_order(self) -> bool:
+        """Whether the order of the insertions counts: then the view follows the log with every step appended."""
+
     def bind(self, slots: int, stride: int) -> None:
         """Make room for ``slots * stride`` leaves, all absent. Raises: ValueError if bound already."""
 
@@ -51,8 +67,15 @@ class Sampler(Protocol):
     def remove(self, slot: int) -> None:
         """All rows of ``slot`` go."""
 
-    def draw(self, draw: Draw, rng: np.random.Generator, beta: float | None) -> None:
-        """Fill ``draw``. At least one leaf is there."""
+    def exclude(self, leaves: Ints) -> Callable[[], None]:
+        """Distinct leaves that are there go one by one, before their slot. Returns what undoes just that, as long as
+        nothing else was called meanwhile but :meth:`draw` and further calls of this, undone in reverse."""
+
+    def draw(self, draw: Draw, rng: np.random.Generator) -> None:
+        """Fill ``draw.leaves`` and ``draw.probabilities``. At least one leaf is there."""
+
+    def probabilities(self, leaves: Ints) -> Floats:
+        """With which the last :meth:`draw` drew each of ``leaves``, which are there: float64 [n]."""
 
     def update(self, leaves: Ints, td_error: Floats) -> None:
         """New priorities for leaves that are there; of repeated ones the last wins."""
@@ -62,11 +85,37 @@ class Sampler(Protocol):
         """Bytes of memory in use."""
 
 
+def check_unbound(sampler: object, bound: object) -> None:
+    """Raises: ValueError where ``bound``, the sampler's memory, is there already."""
+    if bound is not None:
+        name = type(sampler).__name__
+        raise ValueError(f"sampler: this {name}() serves a view already; make a new one for each view")
+
+
+def check_exponents(sampler: object, **values: float) -> None:
+    """Raises: ValueError naming the value that is no number from 0 to 1."""
+    for name, value in values.items():
+        if not (isinstance(value, (int, float, np.floating)) and 0 <= value <= 1):
+            raise ValueError(f"{type(sampler).__name__}: {name}={value!r}, expected a number from 0 to 1")
+
+
 @njit(nogil=True, cache=True)
 def _rows(slots: Ints, counts: Floats, rest: Floats, stride: int) -> None:
     """Slots become leaves: the counts are whole numbers, so what is left inside a slot tells the row."""
     for i in range(slots.size):
         slots[i] = slots[i] * stride + np.int64(min(rest[i], counts[i] - 1.0))
+
+
+@njit(nogil=True, cache=True)
+def _rows_left(leaves: Ints, gone: npt.NDArray[np.uint8], stride: int) -> None:
+    """A leaf whose row counts what is left of its slot becomes the leaf that it stands for."""
+    for i in range(leaves.size):
+        leaf = leaves[i] // stride * stride
+        before = leaves[i] - leaf
+        while gone[leaf] or before > 0:
+            before -= not gone[leaf]
+            leaf += 1
+        leaves[i] = leaf
 
 
 @dataclass
@@ -76,32 +125,56 @@ class Uniform:
     Drawn stratified: one step from each of n equal ranges, so a batch spreads over the whole memory.
     """
 
+    beta: ClassVar[float] = 0.0
+    in_order: ClassVar[bool] = False
     _tree: SumTree | None = field(default=None, init=False, repr=False)
 
     def bind(self, slots: int, stride: int) -> None:
         """A tree over slots, whose values count their rows: it takes a stride-th of a tree over steps."""
-        if self._tree is not None:
-            raise ValueError("sampler: this Uniform() serves a view already; make a new one for each view")
+        check_unbound(self, self._tree)
         self._tree = SumTree(slots)
         self._stride = stride
+        self._gone = np.zeros(slots * stride, np.uint8)  # untouched, it takes no memory
+        self._any_gone = False
 
     def insert(self, slots: Ints, begins: Ints, ends: Ints) -> None:
         """Cost: O(runs log8 slots)."""
         assert self._tree is not None
-        self._tree.set(slots, ends.astype(np.float64))
+        self._tree.set(slots, self._tree.get(slots) + (ends - begins))
 
     def remove(self, slot: int) -> None:
         """Cost: O(log8 slots)."""
         assert self._tree is not None
         self._tree.set_run(slot, slot + 1, 0.0)
+        if self._any_gone:
+            self._gone[slot * self._stride : (slot + 1) * self._stride] = 0
 
-    def draw(self, draw: Draw, rng: np.random.Generator, beta: float | None) -> None:
+    def exclude(self, leaves: Ints) -> Callable[[], None]:
         """Cost: O(n log8 slots)."""
+        leaves, self._any_gone = leaves.copy(), True
+        self._count(leaves, gone=True)
+        return lambda: self._count(leaves, gone=False)
+
+    def _count(self, leaves: Ints, gone: bool) -> None:
+        assert self._tree is not None
+        self._gone[leaves] = gone
+        slots, counts = np.unique(leaves // self._stride, return_counts=True)
+        self._tree.set(slots, self._tree.get(slots) + (-counts if gone else counts))
+
+    def draw(self, draw: Draw, rng: np.random.Generator) -> None:
+        """Cost: O(n log8 slots), and 0.1 us an item once steps were excluded."""
         assert self._tree is not None
         rng.random(out=draw.uniforms)
         self._tree.draw(draw.uniforms, draw.leaves, draw.probabilities, draw.rest)
         _rows(draw.leaves, draw.probabilities, draw.rest, self._stride)
+        if self._any_gone:
+            _rows_left(draw.leaves, self._gone, self._stride)
         draw.probabilities.fill(1.0 / self._tree.total)
+
+    def probabilities(self, leaves: Ints) -> Floats:
+        """1/N for each."""
+        assert self._tree is not None
+        return np.full(len(leaves), 1.0 / self._tree.total)
 
     def update(self, leaves: Ints, td_error: Floats) -> None:
         """Priorities mean nothing here: nothing happens."""
@@ -109,7 +182,9 @@ class Uniform:
     @property
     def nbytes(self) -> int:
         """Bytes of memory in use."""
-        return self._tree.nbytes if self._tree else 0
+        if self._tree is None:
+            return 0
+        return self._tree.nbytes + (self._gone.nbytes if self._any_gone else 0)
 
 
 @njit(nogil=True, cache=True)
@@ -119,7 +194,8 @@ def _set_runs(nodes: Floats, starts: Ints, stride: int, slots: Ints, begins: Int
 
 
 @njit(nogil=True, cache=True)
-def _importance_weights(probabilities: Floats, count: int, beta: float, weights: npt.NDArray[np.float32]) -> None:
+def importance_weights(probabilities: Floats, beta: float, weights: npt.NDArray[np.float32]) -> None:
+    """``(N P_i)^-beta`` over the batch's largest, into ``weights`` float32 [n] (Schaul et al. 2016, section 3.4)."""
     lowest = probabilities.min()
     for i in range(weights.size):  # (N P_i)^-beta / max_j (N P_j)^-beta = (min_j P_j / P_i)^beta
         weights[i] = (lowest / probabilities[i]) ** beta
@@ -145,13 +221,13 @@ class Prioritized:
     beta: float = 0.4
     eps: float = 1e-6
     max_priority: float = field(default=1.0, init=False)
+    in_order: ClassVar[bool] = False
     _tree: SumTree | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        for name, high in (("alpha", 1.0), ("beta", 1.0), ("eps", math.inf)):
-            value = getattr(self, name)
-            if not (isinstance(value, (int, float, np.floating)) and 0 <= value <= high and math.isfinite(value)):
-                raise ValueError(f"Prioritized: {name}={value!r}, expected a number from 0 to {high}")
+        check_exponents(self, alpha=self.alpha, beta=self.beta)
+        if not (isinstance(self.eps, (int, float, np.floating)) and 0 <= self.eps < math.inf):
+            raise ValueError(f"Prioritized: eps={self.eps!r}, expected a finite number of at least 0")
         if self.eps == 0:
             raise ValueError(
                 "Prioritized: eps=0, expected a positive number; a step of priority 0 is never drawn again"
@@ -159,12 +235,9 @@ class Prioritized:
 
     def bind(self, slots: int, stride: int) -> None:
         """A tree over steps."""
-        if self._tree is not None:
-            raise ValueError("sampler: this Prioritized() serves a view already; make a new one for each view")
+        check_unbound(self, self._tree)
         self._tree = SumTree(slots * stride)
         self._stride = stride
-        self._count = 0
-        self._rows = np.zeros(slots, np.int32)
 
     def insert(self, slots: Ints, begins: Ints, ends: Ints) -> None:
         """Cost: O(steps + runs log8 leaves)."""
@@ -172,23 +245,36 @@ class Prioritized:
         tree, value = self._tree, self.max_priority**self.alpha
         _set_runs(tree.nodes, tree.starts, self._stride, slots, begins, ends, value)
         tree.touch(int(slots.max() + 1) * self._stride)
-        self._rows[slots] = ends
-        self._count += int((ends - begins).sum())
 
     def remove(self, slot: int) -> None:
         """Cost: O(stride + log8 leaves)."""
         assert self._tree is not None
-        self._count -= int(self._rows[slot])
-        self._rows[slot] = 0
         self._tree.set_run(slot * self._stride, (slot + 1) * self._stride, 0.0)
 
-    def draw(self, draw: Draw, rng: np.random.Generator, beta: float | None) -> None:
+    def exclude(self, leaves: Ints) -> Callable[[], None]:
+        """Cost: O(n log8 leaves)."""
+        assert self._tree is not None
+        tree, leaves = self._tree, leaves.copy()
+        values = tree.get(leaves)
+        tree.set(leaves, np.zeros(len(leaves)))
+        return lambda: tree.set(leaves, values)
+
+    def draw(self, draw: Draw, rng: np.random.Generator) -> None:
         """Cost: O(n log8 leaves)."""
         assert self._tree is not None
         rng.random(out=draw.uniforms)
         self._tree.draw(draw.uniforms, draw.leaves, draw.probabilities, draw.rest)
         draw.probabilities /= self._tree.total
-        _importance_weights(draw.probabilities, self._count, self.beta if beta is None else beta, draw.weights)
+
+    def probabilities(self, leaves: Ints) -> Floats:
+        """``p^alpha / sum``. Cost: O(n)."""
+        assert self._tree is not None
+        return self._tree.get(leaves) / self._tree.total
+
+    def masses(self, slots: Ints) -> Floats:
+        """Sums of ``p^alpha`` of the steps in ``slots``: float64 [n]."""
+        assert self._tree is not None
+        return self._tree.sums(slots, self._stride)
 
     def update(self, leaves: Ints, td_error: Floats) -> None:
         """Cost: O(n log8 leaves)."""

@@ -156,6 +156,19 @@ class SumTree:
         values: Floats = self.nodes[self.starts[-1] + leaves]
         return values
 
+    def sums(self, runs: Ints, length: int) -> Floats:
+        """Sums of the leaves ``run * length <= i < (run + 1) * length``.
+
+        Cost: O(runs * length / 8^k), where 8^k divides ``length``.
+        """
+        level = self.starts.size - 1
+        while length % FANOUT == 0 and level > 0:
+            length //= FANOUT
+            level -= 1
+        nodes = self.starts[level] + runs[:, None] * length + np.arange(length)
+        sums: Floats = self.nodes[nodes].sum(axis=1)
+        return sums
+
     def draw(self, uniforms: Floats, leaves: Ints, values: Floats, rest: Floats) -> None:
         """Draw one leaf from each of n equal ranges of the total (stratified), in leaf order.
 

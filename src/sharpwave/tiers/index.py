@@ -23,7 +23,9 @@ class SegmentIndex:
     Attributes:
         rows: int32 [slots], steps in the segment; 0 for a free slot.
         generation: int64 [slots], how many segments the slot has held before.
-        lane, next: int32 [slots], whose segment it is and the slot of the lane's following one (-1: none yet).
+        lane, next, previous: int32 [slots], whose segment it is and the slots of the lane's following one that is held
+            (-1: none yet) and of the one before (-1: none).
+        gap: uint8 [slots], whether steps between the segment and the following one have left.
         context, frames: int32 [slots], rows of the observation's columns before the first step, and in all.
         sealed, begins: uint8 [slots], whether the segment is sealed, and whether its first step begins an episode.
         offset: int64 [columns, slots], where each column's payload begins in the arena.
@@ -43,6 +45,8 @@ class SegmentIndex:
         self.generation = np.zeros(slots, np.int64)
         self.lane = np.zeros(slots, np.int32)
         self.next = np.zeros(slots, np.int32)
+        self.previous = np.zeros(slots, np.int32)
+        self.gap = np.zeros(slots, np.uint8)
         self.context = np.zeros(slots, np.int32)
         self.frames = np.zeros(slots, np.int32)
         self.sealed = np.zeros(slots, np.uint8)
@@ -83,7 +87,8 @@ class SegmentIndex:
             return None
         self.rows[slot] = self.frames[slot] = self.context[slot] = 0
         self.sealed[slot] = 0
-        self.next[slot] = -1
+        self.gap[slot] = 0
+        self.next[slot] = self.previous[slot] = -1
         return slot
 
     def give_back(self, slot: int) -> None:

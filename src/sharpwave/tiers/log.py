@@ -7,8 +7,7 @@ columns are all raw; so sampling does not know the difference.
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ import numpy.typing as npt
 
 from .. import segment
 from ..codecs import RAW, ZSTD, encode
+from ..sampling.retention import Retention
 from ..segment import FIRST_FIELD, FLAGS, REWARD, Column
 from ..spec import START, TRUNCATED, Spec
 from .dictionaries import DictionaryTable
@@ -43,8 +43,10 @@ class StepLog:
         codecs: codec name ("auto", ...) by field.
         capacity, ram: limits in steps and in bytes; ``None``: none. ``ram`` bounds the arena by ``limit_arena``.
         stride: most steps in a segment.
-        on_full: what an append does when the disk cannot be written to: "raise", "block", "drop_oldest", "drop_newest".
+        retention: chooses what leaves.
         disk: where every sealed segment is written to; those that the arena has no room for lie only there.
+        slots: as many at least.
+        on_full: what an append does when the disk cannot be written to: "raise", "block", "drop_oldest", "drop_newest".
 
     Attributes:
         arena, index: where the bytes lie, and the arrays that say so.
@@ -64,11 +66,13 @@ class StepLog:
         capacity: int | None,
         ram: int | None,
         stride: int,
+        retention: Retention,
         disk: Disk | None = None,
         slots: int = 0,
         on_full: str = "raise",
     ) -> None:
         self.spec = spec
+        self.retention = retention
         self.capacity = capacity
         self.ram = ram
         self.stride = stride
@@ -112,7 +116,7 @@ class StepLog:
         self.dropped_steps = 0
         self.sealed_bytes = 0
         self.closed = False
-        self._sealed: deque[int] = deque()
+        self._sealing = False  # the segment that the retention was told of last is not sealed yet
         self._slot = np.zeros(0, np.int32)  # the open segment of each lane
         self._staging = np.zeros(0, np.int64)  # where in the arena its rows lie
         self._steps = np.zeros(0, np.int64)  # steps ever written to each lane
@@ -191,7 +195,7 @@ class StepLog:
                 if index.rows[slot] >= self.most_rows or index.frames[slot] > self.most_frames - 3:
                     self._roll(int(lane), {c: rows[self.names[c]][i] for c in self.obs_columns})
         while self.capacity is not None and self.held_steps + len(lanes) > self.capacity:
-            if not self.evict_oldest():  # many lanes that were opened one after another and hold all there is
+            if not self.evict():  # many lanes that were opened one after another and hold all there is
                 self._abandon(int(np.argmax(index.rows[self._slot])))
         slots = self._slot[lanes]
         count = len(lanes)
@@ -216,10 +220,11 @@ class StepLog:
             return
         taken = self.bytes()
         other = taken["index"] + taken["dictionaries"] + taken["encoders"] + self.other_bytes()
-        self.arena.limit_bytes = self.ram - other
+        # A view that is asked again after a while grows with what it finds, before the arena is limited again.
+        self.arena.limit_bytes = self.ram - other - self.ram // 256
         if self.arena.committed_bytes > self.arena.limit_bytes:
             self.arena.trim()
-            while self.arena.committed_bytes > self.arena.limit_bytes and self._make_room():
+            while self.arena.committed_bytes > self.arena.limit_bytes and (self._join_chunks() or self._make_room()):
                 self.arena.trim()
 
     def end_episode(self, lane: int, final: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -248,39 +253,32 @@ class StepLog:
         slot = int(self._slot[lane])
         going_on = not self.ended(lane)
         context = self._newest_frames(lane) if going_on else {}
+        following = self._take_slot()
         if going_on:
             self._write_frames(self._slot[[lane]], {c: frame[None] for c, frame in successor.items()})
         try:
-            self._seal(lane, slot)
-        except (MemoryError, OSError) as error:
-            if isinstance(error, OSError) and self.on_full == "drop_newest":
-                self._drop_open(lane, slot, context, going_on)
-                return
-            index.frames[slot] -= going_on  # the successor was not appended after all
-            raise
-        index.next[slot] = self._reopen(lane, context, going_on)
-
-    def _drop_open(self, lane: int, slot: int, context: Mapping[int, Bytes], going_on: bool) -> None:
-        """Let the rows of an open segment go that cannot be written; the steps before them end where they are known."""
-        index = self.index
-        before = np.flatnonzero((index.next[: index.highest] == slot) & (index.sealed[: index.highest] == 1))
-        before = before[index.rows[before] > 0]
-        self.dropped_steps += int(index.rows[slot])
-        self._remove(slot)
-        opened = self._reopen(lane, context, going_on)
-        if before.size:
-            self.truncate(int(before[0]))
-            index.next[before[0]] = opened
-        else:
-            self.oldest[lane] = opened
+            kept = self._seal(lane, slot)
+        except BaseException as error:  # no memory, no disk, or an interrupt by the user
+            if not (isinstance(error, OSError) and self.on_full == "drop_newest"):
+                index.frames[slot] -= going_on  # the successor was not appended after all
+                index.give_back(following)
+                raise
+            kept = False
+            self.dropped_steps += int(index.rows[slot])
+        self._reopen(lane, following, context, going_on)
+        index.next[slot], index.previous[following] = following, slot
+        if not kept:
+            self._remove(slot)
 
     def _abandon(self, lane: int) -> None:
         """Let the rows of the lane's open segment go, though it is not sealed."""
         slot = int(self._slot[lane])
         going_on = not self.ended(lane)
         context = self._newest_frames(lane) if going_on else {}
+        following = self._take_slot()
+        self._reopen(lane, following, context, going_on)
+        self.index.next[slot], self.index.previous[following] = following, slot
         self._remove(slot)
-        self.oldest[lane] = self._reopen(lane, context, going_on)
 
     def _newest_frames(self, lane: int) -> dict[int, Bytes]:
         """Copies of the present episode's newest frames, as many as a stack reaches back, by column."""
@@ -294,16 +292,14 @@ class StepLog:
         keep = min(self.spec.context, frames - first)
         return {c: self._column(c, slot, frames)[frames - keep :].copy() for c in self.obs_columns}
 
-    def _reopen(self, lane: int, context: Mapping[int, Bytes], going_on: bool) -> int:
-        """Open the lane's next segment where its last was; returns the slot."""
-        slot = self._take_slot()
+    def _reopen(self, lane: int, slot: int, context: Mapping[int, Bytes], going_on: bool) -> None:
+        """Open the lane's next segment, in ``slot``, where the bytes of its last were."""
         self._slot[lane] = slot
         self._open(lane, slot)
         self.index.begins[slot] = not going_on
         for c, frames in context.items():
             self._column(c, slot)[: len(frames)] = frames
             self.index.context[slot] = self.index.frames[slot] = len(frames)
-        return slot
 
     def _open(self, lane: int, slot: int) -> None:
         index = self.index
@@ -317,54 +313,67 @@ class StepLog:
 
     def _take_slot(self) -> int:
         while (slot := self.index.take()) is None:
-            if not self.evict_oldest():
+            if not self.evict():
                 raise MemoryError(f"store: all {self.index.slots} segments are open; use fewer lanes")
         return slot
 
-    def _seal(self, lane: int, slot: int) -> None:
-        """Pack the open segment in ``slot`` and move it into the arena."""
+    def _seal(self, lane: int, slot: int) -> bool:
+        """Pack the open segment in ``slot`` and move it into the arena. False if it is not kept, and was not moved."""
+        self._sealing = self.retention.add(slot)
+        if not self._sealing:
+            return False
         index = self.index
         rows, frames = int(index.rows[slot]), int(index.frames[slot])
-        columns = []
-        for c in range(len(self.names)):
-            data = self._column(c, slot, frames if c in self.obs_columns else rows)
-            if c < FIRST_FIELD:
-                column, place = Column(RAW, len(data), data.tobytes()), 0
-            else:
-                column, place = self.encoders[c].pack(lane, data)
-            columns.append(column)
-            index.codec[c, slot] = column.codec
-            index.dictionary[c, slot] = place
-        packed, placed = segment.pack(
-            self.spec.schema_hash, lane, int(index.first_step[slot]), rows, frames, int(index.context[slot]), columns
-        )
-        self.limit_arena()
-        while (base := self.arena.allocate(len(packed))) is None:
-            if not self._make_room():
-                raise MemoryError(
-                    f"store: ram leaves {self.arena.limit_bytes:,} bytes for data, too few for the open segments of "
-                    f"{self.lanes} lanes and one sealed one; raise ram=, or lower segment_steps= (now {self.stride})"
-                )
-        if self.disk is not None:
-            try:
-                self._to_disk(self.disk, slot, packed, columns)
-            except OSError:
+        columns: list[Column] = []
+        places: list[int] = []
+        base: int | None = None
+        try:
+            for c in range(len(self.names)):
+                data = self._column(c, slot, frames if c in self.obs_columns else rows)
+                if c < FIRST_FIELD:
+                    column, place = Column(RAW, len(data), data.tobytes()), 0
+                else:
+                    column, place = self.encoders[c].pack(lane, data)
+                columns.append(column)
+                places.append(place)
+            packed, placed = segment.pack(
+                self.spec.schema_hash, lane, int(index.first_step[slot]), rows, frames, int(index.context[slot]),
+                columns,
+            )  # fmt: skip
+            self.limit_arena()
+            while self._sealing and (base := self._allocate(len(packed))) is None:
+                if not self._make_room():
+                    raise MemoryError(
+                        f"store: ram leaves {self.arena.limit_bytes:,} bytes for data, too few for the open segments of"
+                        f" {self.lanes} lanes and one sealed one; raise ram=, or lower segment_steps= "
+                        f"(now {self.stride})"
+                    )
+            if self.disk is not None and base is not None:
+                self._to_disk(self.disk, slot, packed, columns, places)
+        except BaseException:
+            if base is not None:
                 self.arena.free(base, len(packed))
-                raise
+            if self._sealing:
+                self.retention.discard(slot)
+                self._sealing = False
+            self._drop_dictionaries(places)
+            raise
+        if not self._sealing:
+            self._drop_dictionaries(places)
+            return False
+        assert base is not None
         self.arena.memory[base : base + len(packed)] = np.frombuffer(packed, np.uint8)
-        self.place(slot, np.array(placed), len(packed), base)
-        self.sealed_bytes += len(packed)
-        self._sealed.append(slot)
-
-    def place(self, slot: int, placed: Ints, nbytes: int, base: int) -> None:
-        """Note that a sealed segment's bytes lie at ``base`` of the arena, its columns at ``placed`` from there."""
-        index, memory = self.index, self.arena.memory
-        index.offset[:, slot] = base + placed
-        index.base[slot], index.nbytes[slot] = base, nbytes
+        index.codec[:, slot] = [column.codec for column in columns]
+        index.dictionary[:, slot] = places
+        index.offset[:, slot] = base + np.array(placed)
+        index.base[slot], index.nbytes[slot] = base, len(packed)
         index.sealed[slot] = 1
         if self.residency is not None:
-            self._fill_spine(slot, memory)
+            self._fill_spine(slot, self.arena.memory)
             self.residency.place(slot, base)
+        self.sealed_bytes += len(packed)
+        self._sealing = False
+        return True
 
     def _fill_spine(self, slot: int, source: Bytes) -> None:
         """Copy a segment's flags and rewards from ``source``, where they are at ``offset``, to where they stay."""
@@ -380,7 +389,7 @@ class StepLog:
         self._fill_spine(slot, content)
         self.held_steps += int(self.index.rows[slot])
         self.sealed_bytes += len(content)
-        self._sealed.append(slot)
+        self.retention.add(slot)
         self.changes += 1
 
     def truncate(self, slot: int) -> None:
@@ -393,6 +402,7 @@ class StepLog:
         """Put sealed segments, in their order, before the lane's open one."""
         index, opened = self.index, int(self._slot[lane])
         index.next[slots] = [*slots[1:], opened]
+        index.previous[[*slots, opened]] = [-1, *slots]
         self.oldest[lane] = slots[0]
         self._steps[lane] = index.first_step[opened] = index.first_step[slots[-1]] + index.rows[slots[-1]]
         self.total_steps += int(self._steps[lane])
@@ -413,17 +423,17 @@ class StepLog:
         first, context = int(self.index.first_step[slot]), int(self.index.context[slot])
         return id_, segment.pack(self.spec.schema_hash, lane, first, rows, frames, context, columns)[0]
 
-    def _to_disk(self, disk: Disk, slot: int, packed: bytes, columns: list[Column]) -> None:
+    def _to_disk(self, disk: Disk, slot: int, packed: bytes, columns: list[Column], places: list[int]) -> None:
         """Append a segment to the newest region.  Raises: OSError."""
         index = self.index
         dictionaries = {
-            (c, column.dictionary): self.tables[c].data(int(index.dictionary[c, slot]))
+            (c, column.dictionary): self.tables[c].data(places[c])
             for c, column in enumerate(columns)
             if column.dictionary
         }
         need = len(packed) + sum(len(data) + 64 for data in dictionaries.values())
         while not disk.room_for(need):
-            if not self.evict_oldest():
+            if not self.evict():
                 raise OSError(
                     f"disk: a segment of {need:,} bytes does not fit into disk_limit={disk.limit:,}; raise it"
                 )
@@ -435,7 +445,7 @@ class StepLog:
                 index.region[slot], index.place[slot] = disk.append(id_, packed, generation, dictionaries)
                 return
             except OSError as error:
-                if self.on_full == "drop_oldest" and self.evict_oldest():
+                if self.on_full == "drop_oldest" and self.evict():
                     continue
                 if self.on_full == "block" and time.monotonic() < deadline:
                     time.sleep(0.05)
@@ -449,35 +459,96 @@ class StepLog:
 
     def _make_room(self) -> bool:
         """Free some of the arena: what is on disk as well, or else of the store. False if there is nothing."""
-        return self.evict_oldest() if self.residency is None else self.residency.cool()
+        return self.evict() if self.residency is None else self.residency.cool()
 
-    def evict_oldest(self) -> bool:
-        """Let the segment sealed first go. False if no segment is sealed."""
-        if not self._sealed:
+    def _allocate(self, nbytes: int) -> int | None:
+        """Room in the arena. Where segments leave in any order, chunks that are half empty are used before others."""
+        arena = self.arena
+        if self.retention.in_order or self.residency is not None:
+            return arena.allocate(nbytes)
+        self._close_up(arena.emptiest(nbytes, most=0.5))
+        base = arena.allocate(nbytes)
+        if base is None:
+            self._close_up(arena.emptiest(nbytes))
+            base = arena.allocate(nbytes)
+        return base
+
+    def _close_up(self, chunk: int | None) -> None:
+        """Move the segments in ``chunk`` to its beginning, and go on there."""
+        if chunk is None:
+            return
+        begin = self.arena.begin_of(chunk)
+        for slot in self._segments_in(chunk):
+            self._move(slot, begin)
+            begin += rounded(int(self.index.nbytes[slot]), ALIGNMENT)
+        self.arena.reopen(chunk)
+
+    def _join_chunks(self) -> bool:
+        """Empty a chunk into another, where segments leave in any order. False if no two fit into one."""
+        found = None if self.retention.in_order else self.arena.two_emptiest()
+        if found is None:
+            return False
+        self._close_up(found[1])
+        for slot in self._segments_in(found[0]):
+            base, nbytes = int(self.index.base[slot]), int(self.index.nbytes[slot])
+            room = self.arena.allocate(nbytes)
+            assert room is not None
+            self._move(slot, room)
+            self.arena.free(base, nbytes)
+        return True
+
+    def _segments_in(self, chunk: int) -> Ints:
+        """Slots of the sealed segments in ``chunk``, in the order in which they lie there."""
+        index, used = self.index, slice(0, self.index.highest)
+        there = (index.sealed[used] > 0) & (index.rows[used] > 0) & (self.arena.chunk_of(index.base[used]) == chunk)
+        slots = np.flatnonzero(there)
+        return slots[np.argsort(index.base[slots])]
+
+    def _move(self, slot: int, base: int) -> None:
+        index, memory = self.index, self.arena.memory
+        old, nbytes = int(index.base[slot]), int(index.nbytes[slot])
+        memory[base : base + nbytes] = memory[old : old + nbytes]
+        index.base[slot] = base
+        index.offset[:, slot] += base - old
+
+    def evict(self) -> bool:
+        """Let the segment go that the retention chooses. False if no segment is sealed."""
+        if len(self.retention) <= self._sealing:
             return False
         index = self.index
-        slot = self._sealed.popleft()
-        nbytes, following = int(index.nbytes[slot]), index.next[slot]
-        lane = index.lane[slot]
+        slot = self.retention.choose()
+        if not index.sealed[slot]:  # the one that is being sealed: it is not kept
+            self._sealing = False
+            return True
+        base, nbytes = int(index.base[slot]), int(index.nbytes[slot])
         self._remove(slot)
-        if self.oldest[lane] == slot:
-            self.oldest[lane] = following
-        for c, table in enumerate(self.tables):
-            table.drop(int(index.dictionary[c, slot]))
+        self._drop_dictionaries(index.dictionary[:, slot])
         if self.residency is None or self.disk is None:
-            self.arena.free(int(index.base[slot]), nbytes)
+            self.arena.free(base, nbytes)
         else:
             self.residency.forget(slot)
             self.disk.release(int(index.region[slot]))
         self.sealed_bytes -= nbytes
         return True
 
+    def _drop_dictionaries(self, places: Iterable[int]) -> None:
+        for table, place in zip(self.tables, places, strict=False):
+            table.drop(int(place))
+
     def _remove(self, slot: int) -> None:
-        """Tell the watchers, free the slot, count."""
+        """Tell the watchers, take the segment out of its lane's chain, free the slot, count."""
         for watcher in self.watchers:
             watcher(slot)
-        rows = int(self.index.rows[slot])
-        self.index.give_back(slot)
+        index = self.index
+        before, following = int(index.previous[slot]), int(index.next[slot])
+        if before >= 0:
+            index.next[before] = following
+            index.gap[before] = 1
+        else:
+            self.oldest[index.lane[slot]] = following
+        index.previous[following] = before
+        rows = int(index.rows[slot])
+        index.give_back(slot)
         self.held_steps -= rows
         self.evicted_steps += rows
         self.evicted_segments += 1

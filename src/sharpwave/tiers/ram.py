@@ -2,7 +2,8 @@
 
 The space is reserved at once and costs nothing until it is written to. It is handed out in chunks of equal size;
 segments are laid one behind the other into the current chunk, and a chunk whose last segment has gone is used again.
-Under FIFO retention this is a ring; under any other it stays correct, only less tightly packed.
+Under FIFO retention this is a ring. Where segments leave in another order, chunks that are half empty are closed up and
+filled again.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import sys
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -89,7 +91,7 @@ class Arena:
             previous, self._current, self._top = self._current, chunk, 0
             if previous >= 0 and self._live[previous] == 0:
                 self._free.append(previous)
-        offset = self._begin + self._current * self.chunk_bytes + self._top
+        offset = self.begin_of(self._current) + self._top
         self._top += nbytes
         self._grow(self._current, self._top, nbytes)
         return offset
@@ -100,7 +102,7 @@ class Arena:
         if chunk is None:
             return None
         self._grow(chunk, self.chunk_bytes, self.chunk_bytes)
-        return self._begin + chunk * self.chunk_bytes
+        return self.begin_of(chunk)
 
     def free(self, offset: int, nbytes: int) -> None:
         """Give back a range from :meth:`allocate`, or a chunk from :meth:`reserve`."""
@@ -115,20 +117,51 @@ class Arena:
             else:
                 self._free.append(chunk)
 
-    def chunk_of(self, offset: int) -> int:
-        """Number of the chunk that a range lies in."""
+    def chunk_of(self, offset: Any) -> Any:
+        """Number of the chunk that a range lies in; offsets may be an array."""
         return (offset - self._begin) // self.chunk_bytes
+
+    def begin_of(self, chunk: int) -> int:
+        """Offset of a chunk."""
+        return self._begin + chunk * self.chunk_bytes
 
     @property
     def current(self) -> int:
         """Number of the chunk that ranges are cut from now; -1 before the first."""
         return self._current
 
+    def emptiest(self, nbytes: int, most: float = 1.0) -> int | None:
+        """Where :meth:`allocate` would need another chunk for ``nbytes``: the chunk in use with the least in it that
+        would have room if it were closed up, at most the share ``most`` of it in use; ``None`` if there is none."""
+        nbytes = rounded(nbytes, ALIGNMENT)
+        top = self._top + nbytes
+        if self._current >= 0 and top <= self.chunk_bytes and self._may_commit(self._current, top):
+            return None
+        live = np.where(self._live[: self._fresh] > 0, self._live[: self._fresh], self.chunk_bytes)
+        if live.size == 0:
+            return None
+        chunk = int(np.argmin(live))
+        return chunk if live[chunk] <= min(most * self.chunk_bytes, self.chunk_bytes - nbytes) else None
+
+    def two_emptiest(self) -> tuple[int, int] | None:
+        """Two chunks in use whose ranges would fit into one; ``None`` if there are none."""
+        live = np.where(self._live[: self._fresh] > 0, self._live[: self._fresh], self.chunk_bytes)
+        if live.size < 2:
+            return None
+        one, other = np.argpartition(live, 1)[:2].tolist()
+        return (one, other) if live[one] + live[other] <= self.chunk_bytes else None
+
+    def reopen(self, chunk: int) -> None:
+        """Go on with ``chunk``, all of whose ranges were moved to its beginning without holes."""
+        previous, self._current, self._top = self._current, chunk, int(self._live[chunk])
+        if previous not in (-1, chunk) and self._live[previous] == 0:
+            self._free.append(previous)
+
     def trim(self) -> None:
         """Give the memory of empty chunks back to the system."""
         for chunk in self._free:
             if self._touched[chunk] and hasattr(self._map, "madvise"):
-                self._map.madvise(mmap.MADV_DONTNEED, self._begin + chunk * self.chunk_bytes, self.chunk_bytes)
+                self._map.madvise(mmap.MADV_DONTNEED, self.begin_of(chunk), self.chunk_bytes)
                 self._touched[chunk] = 0
 
     def _take(self, nbytes: int) -> int | None:

@@ -70,7 +70,7 @@ def recover(log: StepLog, disk: Disk, found: Found, damages: Sequence[Damage]) -
             report.damages.append(f"{path}: byte {record.offset:,}: segment {record.id}: {error}")
     adoption.link()
     _set_aside(disk, damages)
-    while log.capacity is not None and log.held_steps > log.capacity and log.evict_oldest():
+    while log.capacity is not None and log.held_steps > log.capacity and log.evict():
         pass
     return report
 

@@ -34,6 +34,7 @@ def sync(
     flags_offset: Ints,
     rows: Int32s,
     following: Int32s,
+    gap: Bytes,
     sealed: Bytes,
     cursor: Int32s,
     known: Int32s,
@@ -45,9 +46,11 @@ def sync(
     """Find the steps whose n-step successor has become known since the last call.
 
     A step can be sampled when an episode's end lies within the n steps that begin with it, or when the step n later has
-    been appended. In a segment such steps are a prefix, because steps come in order.
+    been appended. In a segment such steps are a prefix, because steps come in order. Where steps have left in between,
+    a return may reach up to the last step before them, whose successor frame its segment holds.
 
     Args:
+        gap: uint8 [slots], whether steps between a segment and the following one have left.
         cursor: int32 [lanes], the slot each lane has been followed to; moved on.
         known: int32 [slots], rows of each slot already found; raised.
         slots, begins, ends: receive the new runs: rows ``begins <= r < ends`` of a slot.
@@ -66,14 +69,17 @@ def sync(
                     last_end = r
                     break
             total = count
-            after = following[slot]
-            while after >= 0 and total < count + n_step:
+            at = slot
+            while following[at] >= 0 and not gap[at] and total < count + n_step:
+                after = following[at]
                 base = flags_offset[after]
                 for r in range(min(int(rows[after]), count + n_step - total)):
                     if memory[base + r] & ENDED:
                         last_end = total + r
                 total += int(rows[after])
-                after = following[after]
+                at = after
+            cut = gap[at] and total < count + n_step
+            total += 1 if cut else 0
             prefix = min(count, max(total - n_step, last_end + 1))
             if prefix > known[slot]:
                 slots[found] = slot
@@ -81,10 +87,45 @@ def sync(
                 ends[found] = prefix
                 found += 1
                 known[slot] = prefix
-            if prefix < count or not sealed[slot] or following[slot] < 0:
+            if (prefix < count and not cut) or not sealed[slot] or following[slot] < 0:
                 break
             slot = following[slot]
         cursor[lane] = slot
+    return found
+
+
+@njit(nogil=True, cache=True)
+def cut(
+    memory: Bytes,
+    flags_offset: Ints,
+    rows: Int32s,
+    previous: Int32s,
+    gap: Bytes,
+    slot: int,
+    stride: int,
+    known: Int32s,
+    leaves: Ints,
+) -> int:
+    """The segment in ``slot`` goes: the steps before it whose returns reach into it cannot be sampled any more.
+
+    Args:
+        known: int32 [slots], rows of each slot that can be sampled; lowered.
+        leaves: int64 [n_step - 1], receives such steps that could.
+
+    Returns how many those are.
+    """
+    found = walked = 0
+    at = previous[slot]
+    while at >= 0 and not gap[at]:
+        for r in range(rows[at] - 1, -1, -1):
+            if walked == leaves.size or memory[flags_offset[at] + r] & ENDED:
+                return found
+            walked += 1
+            if r < known[at]:
+                known[at] = r
+                leaves[found] = at * stride + r
+                found += 1
+        at = previous[at]
     return found
 
 

@@ -20,8 +20,11 @@ Ints = npt.NDArray[np.int64]
 class Stream:
     """An endless iterator over batches; made by :meth:`Transitions.stream`."""
 
-    def __init__(self, view: Transitions, batch_size: int, lookahead: int, beta: float | None) -> None:
-        self._view, self._size, self._lookahead, self._beta = view, batch_size, lookahead, beta
+    def __init__(
+        self, view: Transitions, batch_size: int, lookahead: int, beta: float | None, timeout: float | None
+    ) -> None:
+        self._view, self._size, self._lookahead = view, batch_size, lookahead
+        self._beta, self._timeout = beta, timeout
         self._drawn: deque[tuple[Draw, Ints, Ints]] = deque()  # draw, its ids, the slots it needs
 
     def __iter__(self) -> Stream:
@@ -31,8 +34,12 @@ class Stream:
         """The batch drawn longest ago.  Raises: as :meth:`Transitions.sample`."""
         view = self._view
         with view._lock:
-            view._ready()
             while len(self._drawn) <= self._lookahead:
+                if not self._drawn:
+                    view._gate.wait("sample", lambda: view._sample_waits(self._size), self._timeout)
+                    view._check_enough(self._size)
+                elif view._sample_waits(self._size) is not None or not view._enough(self._size):
+                    break
                 self._draw()
             draw, ids, slots = self._drawn.popleft()
             try:
@@ -49,7 +56,7 @@ class Stream:
     def _draw(self) -> None:
         view, index = self._view, self._view._log.index
         draw = Draw.of(self._size)
-        view.sampler.draw(draw, view._rng, self._beta)
+        view._take(draw, self._beta)
         slots = draw.leaves // index.stride
         if view.n_step > 1:
             crossing = draw.leaves - slots * index.stride + view.n_step >= index.rows[slots]
@@ -59,6 +66,7 @@ class Stream:
         if view._log.residency is not None:
             view._log.residency.fetch(slots)
         self._drawn.append((draw, index.ids(draw.leaves), slots))
+        view._gate.notify()
 
     def _pin(self, slots: Ints, by: int) -> None:
         if self._view._log.residency is not None:

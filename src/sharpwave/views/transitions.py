@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import DamagedError, EmptyError
-from ..sampling.samplers import Draw, Sampler
+from ..sampling.limiters import Cursor, Gate, Limiter
+from ..sampling.samplers import Draw, Prioritized, Sampler, importance_weights
 from ..segment import FLAGS, REWARD
 from .batch import Batch
+from .buffers import Buffers
 from .gather import gather
-from .kernels import locate, sync
+from .kernels import cut, locate, sync
 from .stream import Stream
+from .uses import Uses
 
 if TYPE_CHECKING:
     from ..tiers.log import StepLog
@@ -26,60 +30,31 @@ RUNS = 1024
 """Runs of new steps that one call of ``sync`` reports."""
 
 
-class _Buffers:
-    """Memory for one batch of a given size, and arrays that shape it."""
-
-    def __init__(self, view: Transitions, size: int) -> None:
-        self.draw = Draw.of(size)
-        self.reward = np.empty(size, np.float32)
-        self.discount = np.empty(size, np.float32)
-        self.places = np.empty((7, size), np.int64)
-        spec = view._log.spec
-        self.windows: dict[str, list[npt.NDArray[np.uint8]]] = {}
-        shaped: dict[str, list[npt.NDArray[Any]]] = {}
-        for name, field in spec.fields.items():
-            if name in spec.obs_names:
-                # One window holds both stacks where they overlap by all but one frame; else each has its own.
-                shared = view.n_step == 1
-                lengths = [field.frames + 1] if shared else [field.frames] * 2
-            else:
-                lengths = [1]
-            windows = [np.empty((size, length, field.row_bytes), np.uint8) for length in lengths]
-            typed = [w.view(field.dtype).reshape(size, w.shape[1], *field.shape) for w in windows]
-            if name in spec.obs_names and view.n_step == 1:
-                typed = [typed[0][:, :-1], typed[0][:, 1:]]
-            shaped[name] = typed if field.stack is not None else [array[:, 0] for array in typed]
-            self.windows[name] = windows
-        self.batch = Batch(
-            obs=spec.join_obs({name: shaped[name][0] for name in spec.obs_names}),
-            action=shaped["action"][0],
-            reward=self.reward,
-            next_obs=spec.join_obs({name: shaped[name][1] for name in spec.obs_names}),
-            discount=self.discount,
-            weights=self.draw.weights,
-            probabilities=self.draw.probabilities,
-            ids=np.empty(size, np.int64),
-            fields={name: shaped[name][0] for name in spec.step_names if name != "action"},
-        )
-
-    @property
-    def nbytes(self) -> int:
-        windows = sum(w.nbytes for pair in self.windows.values() for w in pair)
-        return int(self.batch.ids.nbytes) + windows + self.draw.nbytes + self.places.nbytes + self.reward.nbytes * 2
-
-
 class Transitions:
     """A view of a store as n-step transitions. Made by :meth:`sharpwave.Store.transitions`.
 
     Args:
-        log: the store's log; ``lock`` guards it.
+        log: the store's log; ``lock`` guards it; at ``gate`` batches wait for steps.
         n_step: steps that ``reward`` sums, at most.
         gamma: discount factor, 0 to 1.
         depth: how many batches stay valid at a time.
+        max_times_sampled: times that a step is given out, at most; ``None``: no limit.
+        limiter: what holds batches and steps back; ``None``: nothing.
     """
 
     def __init__(
-        self, log: StepLog, lock: Any, *, n_step: int, gamma: float, sampler: Sampler, depth: int, seed: Any
+        self,
+        log: StepLog,
+        lock: Any,
+        gate: Gate,
+        *,
+        n_step: int,
+        gamma: float,
+        sampler: Sampler,
+        depth: int,
+        seed: Any,
+        max_times_sampled: int | None,
+        limiter: Limiter | None,
     ) -> None:
         if not isinstance(n_step, (int, np.integer)) or n_step < 1:
             raise ValueError(f"transitions: n_step={n_step!r}, expected an integer of at least 1")
@@ -89,10 +64,18 @@ class Transitions:
             raise ValueError(f"transitions: depth={depth!r}, expected an integer of at least 1")
         if isinstance(sampler, type) or not hasattr(sampler, "draw"):
             raise TypeError(
-                f"transitions: sampler={sampler!r}, expected sharpwave.Uniform() or sharpwave.Prioritized(...)"
+                f"transitions: sampler={sampler!r}, expected a sampler such as sharpwave.Uniform() or Prioritized(...)"
             )
+        self._uses = None if max_times_sampled is None else Uses(max_times_sampled, log.index.leaves)
+        if limiter is not None:
+            if isinstance(limiter, type) or not hasattr(limiter, "sample_waits"):
+                raise TypeError(f"transitions: limiter={limiter!r}, expected a limiter such as sharpwave.MinSize(1000)")
+            limiter.check(log.capacity, max_times_sampled)
         self.n_step, self.gamma, self.depth, self.sampler = int(n_step), float(gamma), int(depth), sampler
-        self._log, self._lock = log, lock
+        self.limiter = limiter
+        self._log, self._lock, self._gate = log, lock, gate
+        self._steps_before = log.total_steps - log.held_steps
+        self._samples = 0
         self._rng = np.random.default_rng(seed)
         sampler.bind(log.index.slots, log.index.stride)
         self._known = np.zeros(log.index.slots, np.int32)
@@ -100,20 +83,21 @@ class Transitions:
         self._seen = -1  # the log's changes when it was followed last
         self._runs = np.empty((3, RUNS), np.int64)
         self._count = 0
-        self._ring: list[_Buffers] = []
+        self._ring: list[Buffers] = []
         self._turn = 0
 
     def __len__(self) -> int:
-        """Steps that can be sampled now."""
+        """Steps that can be sampled now; not those that were ``max_times_sampled`` times."""
         with self._lock:
             self._sync()
             return self._count
 
-    def sample(self, batch_size: int, *, beta: float | None = None) -> Batch:
+    def sample(self, batch_size: int, *, beta: float | None = None, timeout: float | None = None) -> Batch:
         """Draw ``batch_size`` transitions.
 
         Args:
-            beta: overrides a prioritized sampler's.
+            beta: overrides the sampler's.
+            timeout: seconds to wait at most until the limiter allows it; default 60. Without a limiter nothing waits.
 
         Returns a batch in reused memory: valid until ``depth`` later calls. Cost: drawing is O(log8 steps) an item;
         decoding a window of five 84x84 frames takes some 3 us.
@@ -122,23 +106,30 @@ class Transitions:
         sampled no more.
 
         Raises:
-            EmptyError: no step can be sampled yet.  ValueError: ``batch_size`` or ``beta`` out of range.
+            EmptyError: no step can be sampled yet, or ``max_times_sampled`` leaves too few for the whole batch; then
+                nothing was given out.
+            LimiterTimeoutError: the limiter did not allow it in time, or there were too few steps for so long.
+            ValueError: ``batch_size``, ``beta`` or ``timeout`` out of range, or the limiter can never allow it.
             DamagedError: nothing readable is left.  MemoryError: ``ram`` leaves no room for a segment.
         """
         _check_batch_size(batch_size)
         _check_beta(beta)
         with self._lock:
-            self._ready()
-            buffers = self._next_buffers(batch_size)
-            self._ready()  # the batch's memory may have taken that of steps
+            self._gate.wait("sample", lambda: self._sample_waits(batch_size), timeout)
+            self._check_enough(batch_size)
+            buffers = self._next_buffers(batch_size)  # may let segments go, to make room
+            self._check_enough(batch_size)
             return self._drawn(buffers, beta)
 
-    def stream(self, batch_size: int, *, lookahead: int = 4, beta: float | None = None) -> Stream:
+    def stream(
+        self, batch_size: int, *, lookahead: int = 4, beta: float | None = None, timeout: float | None = None
+    ) -> Stream:
         """Batches without end, each drawn ``lookahead`` batches before it is handed out.
 
         With a disk, what they need is read meanwhile, and stays in memory until it is used. Priorities that change
         after the draw count from the next draw on, so they are up to ``lookahead`` batches late; weights and
-        probabilities are those of the draw. A step that leaves the store meanwhile is replaced by one drawn then.
+        probabilities are those of the draw. A step that leaves the store meanwhile is replaced by one drawn then. A
+        batch counts as sampled when it is drawn; a limiter is waited for only where nothing is drawn yet.
 
         Raises:
             ValueError: an argument out of range.  ``next()`` raises what :meth:`sample` does.
@@ -147,39 +138,58 @@ class Transitions:
         _check_beta(beta)
         if not isinstance(lookahead, (int, np.integer)) or lookahead < 0:
             raise ValueError(f"stream: lookahead={lookahead!r}, expected an integer of at least 0")
-        return Stream(self, int(batch_size), int(lookahead), beta)
+        return Stream(self, int(batch_size), int(lookahead), beta, timeout)
 
-    def _ready(self) -> None:
-        """Know all steps.  Raises: EmptyError: none can be sampled."""
-        self._log.check_open()
-        self._sync()
-        if self._count == 0:
-            raise EmptyError(
-                f"sample: no step can be sampled yet: the store holds {self._log.held_steps}, and a step can be "
-                f"sampled once its episode has ended or {self.n_step} more steps were appended to its lane"
-            )
+    def _take(self, draw: Draw, beta: float | None) -> Callable[[], None]:
+        """Fill ``draw`` and count it as given out; returns what takes that back."""
+        ended, unused = 0, None
+        if self._uses is None:
+            self.sampler.draw(draw, self._rng)
+        else:
+            ended, unused = self._uses.draw(self.sampler, draw, self._rng)
+        importance_weights(draw.probabilities, self.sampler.beta if beta is None else float(beta), draw.weights)
+        count = len(draw.leaves)
+        self._count -= ended
+        self._samples += count
 
-    def _drawn(self, buffers: _Buffers, beta: float | None) -> Batch:
+        def undo() -> None:
+            if unused is not None:
+                unused()
+            self._count += ended
+            self._samples -= count
+
+        return undo
+
+    def _drawn(self, buffers: Buffers, beta: float | None) -> Batch:
+        """A batch drawn now; an interrupt by the user among what may go wrong: then nothing was given out."""
         while True:
-            self.sampler.draw(buffers.draw, self._rng, beta)
+            undo = self._take(buffers.draw, beta)
             try:
-                return self._fill(buffers)
+                batch = self._fill(buffers)
             except DamagedError:
+                undo()
                 if not self._set_aside_damaged():
                     raise
+            except BaseException:
+                undo()
+                raise
+            else:
+                self._gate.notify()
+                return batch
 
     def _from_draw(self, draw: Draw, ids: Ints, beta: float | None) -> Batch:
         """The batch of an earlier draw, with new draws for what has left since."""
         buffers = self._next_buffers(len(ids))
-        self._ready()
+        self._sync()
         target = buffers.draw
         for name in ("leaves", "probabilities", "weights"):
             np.copyto(getattr(target, name), getattr(draw, name))
         _, there = self._log.index.resolve(ids, self._known)
         gone = np.flatnonzero(~there)
         if gone.size:
+            self._check_enough(gone.size)
             other = Draw.of(gone.size)
-            self.sampler.draw(other, self._rng, beta)
+            self._take(other, beta)
             target.leaves[gone], target.probabilities[gone] = other.leaves, other.probabilities
             target.weights[gone] = other.weights
         try:
@@ -191,16 +201,56 @@ class Transitions:
 
     def _set_aside_damaged(self) -> bool:
         """Draw no step any more whose segment could not be read. False if nothing changed, or nothing is left."""
-        log, before = self._log, self._count
-        assert log.residency is not None
-        for slot, problem in log.residency.damaged.items():
+        assert self._log.residency is not None
+        before = self._count
+        for slot, problem in self._log.residency.damaged.items():
             known = int(self._known[slot])
             if known:
-                self._count -= known
-                self._known[slot] = 0
-                self.sampler.remove(slot)
+                self._drop(slot)
                 warnings.warn(f"{problem}; its {known} steps are sampled no more", RuntimeWarning, stacklevel=3)
         return 0 < self._count < before
+
+    def _sample_waits(self, batch_size: int) -> str | None:
+        """What a batch must wait for."""
+        self._log.check_open()
+        self._sync()
+        if self.limiter is None:
+            return None
+        cursor = self._where()
+        reason = self.limiter.sample_waits(batch_size, cursor)
+        if reason is None and cursor.uses < batch_size:
+            uses = "no step" if not cursor.size else f"{cursor.uses:g} uses of steps"
+            reason = f"{batch_size} samples find {uses} left: the writer has to append"
+        return None if reason is None else f"{reason} ({self.limiter}; {cursor})"
+
+    def append_waits(self, steps: int) -> str | None:
+        """What so many steps must wait for."""
+        if self.limiter is None:
+            return None
+        self._sync()
+        cursor = self._where()
+        reason = self.limiter.append_waits(steps, cursor)
+        return None if reason is None else f"{reason} ({self.limiter}; {cursor})"
+
+    def _where(self) -> Cursor:
+        uses = self._uses.left if self._uses is not None else math.inf if self._count else 0
+        return Cursor(self._log.total_steps - self._steps_before, self._samples, self._count, uses)
+
+    def _enough(self, batch_size: int) -> bool:
+        return self._count > 0 and (self._uses is None or self._uses.left >= batch_size)
+
+    def _check_enough(self, batch_size: int) -> None:
+        if self._count == 0 and (self._uses is None or self._uses.left == 0):
+            used = "" if self._uses is None else f" (or all were, max_times_sampled={self._uses.most} times)"
+            raise EmptyError(
+                f"sample: no step can be sampled yet{used}: the store holds {self._log.held_steps}, and a step can be "
+                f"sampled once its episode has ended or {self.n_step} more steps were appended to its lane"
+            )
+        if self._uses is not None and self._uses.left < batch_size:
+            raise EmptyError(
+                f"sample: batch_size={batch_size}, but the {self._count} steps that are left can be sampled "
+                f"{self._uses.left} times in all (max_times_sampled={self._uses.most}); nothing was taken"
+            )
 
     def fetch(self, ids: npt.ArrayLike) -> Batch:
         """The transitions with the given ids, in memory of their own; ``weights`` and ``probabilities`` are 1 and NaN.
@@ -215,7 +265,7 @@ class Transitions:
             leaves, there = self._log.index.resolve(ids, self._known)
             if not there.all():
                 raise KeyError(f"fetch: id {ids[~there][0]} has left the store, or its successor is not known yet")
-            buffers = _Buffers(self, len(ids))
+            buffers = Buffers(self._log.spec, self.n_step, len(ids))
             buffers.draw.leaves[:] = leaves
             buffers.draw.probabilities.fill(math.nan)
             return self._fill(buffers)
@@ -226,13 +276,15 @@ class Transitions:
             self._sync()
             slots = np.flatnonzero(self._known)
             stride = self._log.stride
-            leaves = [np.arange(s * stride, s * stride + self._known[s]) for s in slots]
-            return self._log.index.ids(np.concatenate(leaves) if leaves else np.empty(0, np.int64))
+            runs = [np.arange(s * stride, s * stride + self._known[s]) for s in slots]
+            leaves = np.concatenate(runs) if runs else np.empty(0, np.int64)
+            return self._log.index.ids(leaves if self._uses is None else leaves[self._uses.remaining(leaves)])
 
     def update_priorities(self, ids: npt.ArrayLike, td_error: npt.ArrayLike) -> int:
         """New priorities ``|td_error| + eps`` for ``ids``; returns how many were stale.
 
-        A step that has left, or whose place another has taken, or that cannot be sampled yet, is counted and skipped.
+        A step that has left, or whose place another has taken, or that cannot be sampled yet or not again, is counted
+        and skipped.
         Of repeated ids the last wins; for the largest priority so far, which new steps get, all that were not skipped
         count.
 
@@ -255,6 +307,8 @@ class Transitions:
             self._log.check_open()
             self._sync()  # steps appended before this call get the largest priority of before this call
             leaves, there = self._log.index.resolve(ids, self._known)
+            if self._uses is not None:
+                there &= self._uses.remaining(leaves)
             if not there.all():
                 leaves, errors = leaves[there], errors[there]
             self.sampler.update(leaves, errors)
@@ -264,7 +318,8 @@ class Transitions:
     def nbytes(self) -> int:
         """Bytes of memory that the view takes: sampler, batches and bookkeeping."""
         known = self._known.nbytes * self._log.index.highest // self._log.index.slots
-        return known + self._runs.nbytes + self.sampler.nbytes + self.batch_bytes
+        uses = 0 if self._uses is None else self._uses.nbytes(self._log.index.highest * self._log.stride)
+        return known + uses + self._runs.nbytes + self.sampler.nbytes + self.batch_bytes
 
     @property
     def batch_bytes(self) -> int:
@@ -273,13 +328,47 @@ class Transitions:
 
     def forget(self, slot: int) -> None:
         """The segment in ``slot`` is about to go."""
-        if self._known[slot]:
-            self._count -= int(self._known[slot])
-            self._known[slot] = 0
-            self.sampler.remove(slot)
-        lane = self._log.index.lane[slot]
+        log, index = self._log, self._log.index
+        self._drop(slot)
+        reaching = np.empty(self.n_step - 1, np.int64)
+        found = cut(
+            log.arena.memory, index.offset[FLAGS], index.rows, index.previous, index.gap, slot, log.stride, self._known,
+            reaching,
+        )  # fmt: skip
+        leaves = self._take_away(np.sort(reaching[:found]))
+        if len(leaves):
+            self._count -= len(leaves)
+            self.sampler.exclude(leaves)
+        lane = index.lane[slot]
         if lane < len(self._cursor) and self._cursor[lane] == slot:
-            self._cursor[lane] = self._log.index.next[slot]
+            self._cursor[lane] = index.next[slot]
+
+    def _drop(self, slot: int) -> None:
+        """None of the steps in ``slot`` can be sampled any more."""
+        first, known = slot * self._log.stride, int(self._known[slot])
+        self._count -= len(self._take_away(np.arange(first, first + known)))
+        self.sampler.remove(slot)
+        self._known[slot] = 0
+        if self._uses is not None:
+            self._uses.clear(first, first + self._log.stride)
+
+    def _take_away(self, leaves: Ints) -> Ints:
+        """Those of ``leaves`` that could be given out until now."""
+        return leaves if self._uses is None else self._uses.drop(leaves)
+
+    def priorities(self, slots: Ints) -> npt.NDArray[np.float64] | None:
+        """Mean priority of the steps that can be sampled, by slot; infinite where none can yet. ``None`` if there are
+        no priorities to be had."""
+        if not isinstance(self.sampler, Prioritized):
+            return None
+        self._sync()
+        known = self._known[slots]
+        return np.where(known > 0, self.sampler.masses(slots) / np.maximum(known, 1), np.inf)
+
+    def written(self) -> None:
+        """The log has changed."""
+        if self.sampler.in_order:  # else it is followed when next asked
+            self._sync()
 
     def _sync(self) -> None:
         log, index = self._log, self._log.index
@@ -287,9 +376,6 @@ class Transitions:
             return
         if len(self._cursor) < log.lanes:
             self._cursor = np.concatenate([self._cursor, log.oldest[len(self._cursor) :]])
-        lost = self._cursor < 0  # the lane's open segment went, and its next was opened
-        if lost.any():
-            self._cursor[lost] = log.oldest[lost]
         slots, begins, ends = self._runs
         found = RUNS
         while found == RUNS:
@@ -298,6 +384,7 @@ class Transitions:
                 index.offset[FLAGS],
                 index.rows,
                 index.next,
+                index.gap,
                 index.sealed,
                 self._cursor,
                 self._known,
@@ -308,21 +395,24 @@ class Transitions:
             )
             if found:
                 self.sampler.insert(slots[:found], begins[:found], ends[:found])
-                self._count += int(ends[:found].sum() - begins[:found].sum())
+                came = int(ends[:found].sum() - begins[:found].sum())
+                self._count += came
+                if self._uses is not None:
+                    self._uses.add(came)
         self._seen = log.changes
 
-    def _next_buffers(self, batch_size: int) -> _Buffers:
+    def _next_buffers(self, batch_size: int) -> Buffers:
         if self._ring and len(self._ring[0].reward) != batch_size:
             self._ring.clear()
         if len(self._ring) < self.depth:
-            self._ring.append(_Buffers(self, batch_size))
+            self._ring.append(Buffers(self._log.spec, self.n_step, batch_size))
             self._log.limit_arena()
             self._turn = len(self._ring) - 1
         else:
             self._turn = (self._turn + 1) % self.depth
         return self._ring[self._turn]
 
-    def _fill(self, buffers: _Buffers) -> Batch:
+    def _fill(self, buffers: Buffers) -> Batch:
         log, index = self._log, self._log.index
         memory = log.arena.memory
         leaves = buffers.draw.leaves
@@ -381,7 +471,7 @@ class Transitions:
             )
         return ready
 
-    def _decode(self, buffers: _Buffers, items: slice) -> None:
+    def _decode(self, buffers: Buffers, items: slice) -> None:
         """Decode every field of some of the items, whose segments are in memory."""
         log, index, spec = self._log, self._log.index, self._log.spec
         slot, row, frame, first, next_slot, next_frame, next_first = (place[items] for place in buffers.places)

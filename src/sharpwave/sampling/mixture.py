@@ -1,0 +1,116 @@
+"""Several samplers that share each batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .samplers import Draw, Floats, Ints, Sampler, check_exponents
+
+
+@dataclass
+class Mixture:
+    """Each batch is shared by several samplers: ``Mixture([(0.75, Prioritized()), (0.25, Uniform())])``.
+
+    Of a batch of n a sampler of share s draws s n steps, rounded at random so that this holds on average. A step's
+    probability is the mixture's, ``sum_k s_k P_k``, whichever sampler drew it, and the weights are of that.
+    A :class:`Fifo` or :class:`Lifo` that draws m steps counts as 1/m for each of them and as 0 for all others.
+
+    Args:
+        parts: (share, sampler); shares are positive, and divided by their sum.
+        beta: how much of the bias weights undo, 0 to 1. ``sample(beta=)`` overrides it.
+
+    Raises:
+        ValueError, TypeError: naming the argument.
+    """
+
+    parts: Sequence[tuple[float, Sampler]]
+    beta: float = 0.4
+    _one: Draw = field(default_factory=lambda: Draw.of(1), init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_exponents(self, beta=self.beta)
+        if not isinstance(self.parts, Sequence) or not self.parts:
+            raise TypeError(f"Mixture: parts={self.parts!r}, expected a list of (share, sampler), at least one")
+        for part in self.parts:
+            if (
+                not isinstance(part, tuple)
+                or len(part) != 2
+                or isinstance(part[1], type)
+                or not hasattr(part[1], "draw")
+            ):
+                raise TypeError(
+                    f"Mixture: part {part!r}, expected (share, sampler), such as (0.5, sharpwave.Uniform())"
+                )
+            share = part[0]
+            if not isinstance(share, (int, float, np.floating)) or not 0 < share < math.inf:
+                raise ValueError(f"Mixture: share {share!r} of {part[1]!r}, expected a positive, finite number")
+        if len({id(sampler) for _, sampler in self.parts}) < len(self.parts):
+            raise ValueError("Mixture: one sampler twice; make a new one for each part")
+        shares = np.array([share for share, _ in self.parts], np.float64)
+        self._shares = shares / shares.sum()
+        self._samplers = [sampler for _, sampler in self.parts]
+
+    @property
+    def in_order(self) -> bool:
+        """Whether it is for any part."""
+        return any(sampler.in_order for sampler in self._samplers)
+
+    def bind(self, slots: int, stride: int) -> None:
+        """Every part takes what it takes alone."""
+        for sampler in self._samplers:
+            sampler.bind(slots, stride)
+
+    def insert(self, slots: Ints, begins: Ints, ends: Ints) -> None:
+        """Into every part."""
+        for sampler in self._samplers:
+            sampler.insert(slots, begins, ends)
+
+    def remove(self, slot: int) -> None:
+        """From every part."""
+        for sampler in self._samplers:
+            sampler.remove(slot)
+
+    def exclude(self, leaves: Ints) -> Callable[[], None]:
+        """From every part."""
+        undos = [sampler.exclude(leaves) for sampler in self._samplers]
+
+        def undo() -> None:
+            for one in undos:
+                one()
+
+        return undo
+
+    def draw(self, draw: Draw, rng: np.random.Generator) -> None:
+        """Cost: the parts' together, and each part's look-up of the others' steps."""
+        count = len(draw.leaves)
+        ends = np.floor(np.cumsum(self._shares) * count + rng.random()).astype(np.int64)
+        ends[-1] = count
+        begin = 0
+        for sampler, end in zip(self._samplers, np.minimum(ends, count).tolist(), strict=True):
+            if end > begin:
+                sampler.draw(draw.part(begin, end), rng)
+            elif sampler.in_order:  # the step that would have been next, for the probabilities
+                sampler.draw(self._one, rng)
+            begin = end
+        draw.probabilities[:] = self.probabilities(draw.leaves)
+
+    def probabilities(self, leaves: Ints) -> Floats:
+        """``sum_k s_k P_k``."""
+        total = np.zeros(len(leaves))
+        for share, sampler in zip(self._shares, self._samplers, strict=True):
+            total += share * sampler.probabilities(leaves)
+        return total
+
+    def update(self, leaves: Ints, td_error: Floats) -> None:
+        """Of every part."""
+        for sampler in self._samplers:
+            sampler.update(leaves, td_error)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory in use."""
+        return sum(sampler.nbytes for sampler in self._samplers)
