@@ -6,6 +6,7 @@ columns are all raw; so sampling does not know the difference.
 
 from __future__ import annotations
 
+import mmap
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -224,7 +225,7 @@ class StepLog:
         self.arena.limit_bytes = self.ram - other - self.ram // 256
         if self.arena.committed_bytes > self.arena.limit_bytes:
             self.arena.trim()
-            while self.arena.committed_bytes > self.arena.limit_bytes and (self._join_chunks() or self._make_room()):
+            while self.arena.committed_bytes > self.arena.limit_bytes and (self._give_back() or self._make_room()):
                 self.arena.trim()
 
     def end_episode(self, lane: int, final: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -477,39 +478,25 @@ class StepLog:
         """Move the segments in ``chunk`` to its beginning, and go on there."""
         if chunk is None:
             return
+        index, memory, used = self.index, self.arena.memory, slice(0, self.index.highest)
+        there = (index.sealed[used] > 0) & (index.rows[used] > 0)
+        slots = np.flatnonzero(there & (self.arena.chunk_of(index.base[used]) == chunk))
         begin = self.arena.begin_of(chunk)
-        for slot in self._segments_in(chunk):
-            self._move(slot, begin)
-            begin += rounded(int(self.index.nbytes[slot]), ALIGNMENT)
+        for slot in slots[np.argsort(index.base[slots])]:
+            base, nbytes = int(index.base[slot]), int(index.nbytes[slot])
+            memory[begin : begin + nbytes] = memory[base : base + nbytes]
+            index.base[slot] = begin
+            index.offset[:, slot] += begin - base
+            begin += rounded(nbytes, ALIGNMENT)
         self.arena.reopen(chunk)
 
-    def _join_chunks(self) -> bool:
-        """Empty a chunk into another, where segments leave in any order. False if no two fit into one."""
-        found = None if self.retention.in_order else self.arena.two_emptiest()
-        if found is None:
-            return False
-        self._close_up(found[1])
-        for slot in self._segments_in(found[0]):
-            base, nbytes = int(self.index.base[slot]), int(self.index.nbytes[slot])
-            room = self.arena.allocate(nbytes)
-            assert room is not None
-            self._move(slot, room)
-            self.arena.free(base, nbytes)
-        return True
-
-    def _segments_in(self, chunk: int) -> Ints:
-        """Slots of the sealed segments in ``chunk``, in the order in which they lie there."""
-        index, used = self.index, slice(0, self.index.highest)
-        there = (index.sealed[used] > 0) & (index.rows[used] > 0) & (self.arena.chunk_of(index.base[used]) == chunk)
-        slots = np.flatnonzero(there)
-        return slots[np.argsort(index.base[slots])]
-
-    def _move(self, slot: int, base: int) -> None:
-        index, memory = self.index, self.arena.memory
-        old, nbytes = int(index.base[slot]), int(index.nbytes[slot])
-        memory[base : base + nbytes] = memory[old : old + nbytes]
-        index.base[slot] = base
-        index.offset[:, slot] += base - old
+    def _give_back(self) -> bool:
+        """Give memory between segments back, where they leave in any order. False if no whole page is left."""
+        chunk = None if self.retention.in_order or not hasattr(mmap, "MADV_DONTNEED") else self.arena.loosest()
+        self._close_up(chunk)
+        if chunk is not None:
+            self.arena.trim_tail()
+        return chunk is not None
 
     def evict(self) -> bool:
         """Let the segment go that the retention chooses. False if no segment is sealed."""

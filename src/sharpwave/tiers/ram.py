@@ -131,25 +131,30 @@ class Arena:
         return self._current
 
     def emptiest(self, nbytes: int, most: float = 1.0) -> int | None:
-        """Where :meth:`allocate` would need another chunk for ``nbytes``: the chunk in use with the least in it that
+        """Where the current chunk has no room for ``nbytes``: the one with the most committed memory to spare that
         would have room if it were closed up, at most the share ``most`` of it in use; ``None`` if there is none."""
         nbytes = rounded(nbytes, ALIGNMENT)
         top = self._top + nbytes
         if self._current >= 0 and top <= self.chunk_bytes and self._may_commit(self._current, top):
             return None
-        live = np.where(self._live[: self._fresh] > 0, self._live[: self._fresh], self.chunk_bytes)
-        if live.size == 0:
-            return None
-        chunk = int(np.argmin(live))
-        return chunk if live[chunk] <= min(most * self.chunk_bytes, self.chunk_bytes - nbytes) else None
+        live = self._live[: self._fresh]
+        spare = np.where((live > 0) & (live <= most * self.chunk_bytes), self._touched[: self._fresh] - live, 0)
+        chunk = int(np.argmax(spare)) if spare.size else 0
+        return chunk if spare.size and spare[chunk] >= nbytes else None
 
-    def two_emptiest(self) -> tuple[int, int] | None:
-        """Two chunks in use whose ranges would fit into one; ``None`` if there are none."""
-        live = np.where(self._live[: self._fresh] > 0, self._live[: self._fresh], self.chunk_bytes)
-        if live.size < 2:
-            return None
-        one, other = np.argpartition(live, 1)[:2].tolist()
-        return (one, other) if live[one] + live[other] <= self.chunk_bytes else None
+    def loosest(self) -> int | None:
+        """The chunk in use that has most pages to give back once it is closed up; ``None`` if none has any."""
+        live = self._live[: self._fresh]
+        spare = np.where(live > 0, self._touched[: self._fresh] - (live + PAGE - 1) // PAGE * PAGE, 0)
+        chunk = int(np.argmax(spare)) if spare.size else 0
+        return chunk if spare.size and spare[chunk] > 0 else None
+
+    def trim_tail(self) -> None:
+        """Give the memory of the current chunk back that lies behind what is in it."""
+        begin, end = rounded(self._top, PAGE), int(self._touched[self._current])
+        if end > begin and hasattr(self._map, "madvise"):
+            self._map.madvise(mmap.MADV_DONTNEED, self.begin_of(self._current) + begin, end - begin)
+            self._touched[self._current] = begin
 
     def reopen(self, chunk: int) -> None:
         """Go on with ``chunk``, all of whose ranges were moved to its beginning without holes."""
