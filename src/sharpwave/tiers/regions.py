@@ -208,11 +208,22 @@ def _space(nbytes: int) -> int:
 
 
 def read_region(path: Path, identity: Identity | None = None) -> tuple[Region | None, list[Record], list[Damage]]:
-    """Open a region's file and find its records; ``None`` where its header cannot be trusted.
+    """Open a region's file for reading and find its records; ``None`` where its header cannot be trusted.
 
     Every record's own checksum is verified, and every payload's: a segment's CRC-32, a dictionary's key.
+    Raises: OSError.
     """
-    descriptor = os.open(path, os.O_RDWR)
+    descriptor = os.open(path, os.O_RDONLY)  # nothing is ever appended to a file that another process left
+    try:
+        return _read_region(path, descriptor, identity)
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _read_region(
+    path: Path, descriptor: int, identity: Identity | None
+) -> tuple[Region | None, list[Record], list[Damage]]:
     size = os.fstat(descriptor).st_size
     header = os.pread(descriptor, HEADER.size, 0)
     what = ""
@@ -276,6 +287,8 @@ def _scan(path: Path, descriptor: int, size: int) -> Iterator[Record | Damage]:
         else:
             yield Record(kind, id_, sequence, column, at + RECORD.size, nbytes)
         at += _space(nbytes)
+    if lost_from < 0 and not _all_zero(descriptor, at, size):  # too few bytes for another record
+        lost_from = at
     if lost_from >= 0:
         yield Damage(path, lost_from, size - lost_from, lost)
 
@@ -292,19 +305,20 @@ def _wrong(kind: int, id_: int, payload: bytes) -> str:
 
 
 _STRIDE = 1 << 20
+_SHORT_STRIDE = 1 << 12
 
 
 def _next_record(descriptor: int, begin: int, size: int) -> int:
     """The next place that may be a record's beginning, or ``size``."""
-    at = begin
+    at, stride = begin, _SHORT_STRIDE  # short at first: a file full of false beginnings is read only some times over
     while at < size:
-        chunk = os.pread(descriptor, _STRIDE + len(RECORD_MAGIC), at)
+        chunk = os.pread(descriptor, stride + len(RECORD_MAGIC), at)
         place = chunk.find(RECORD_MAGIC)
         while place >= 0 and (at + place) % ALIGNMENT:
             place = chunk.find(RECORD_MAGIC, place + 1)
         if place >= 0:
             return at + place
-        at += _STRIDE
+        at, stride = at + stride, min(2 * stride, _STRIDE)
     return size
 
 
