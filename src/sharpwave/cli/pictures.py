@@ -18,6 +18,7 @@ SMALLEST = 120
 """Pixels that a frame is enlarged to, at least."""
 MARGIN, CAPTION, TITLE = 8, 18, 28
 DPI = 100
+MOST_PIXELS = 1 << 27
 
 
 def check_out(out: Path, store: Path) -> None:
@@ -97,7 +98,7 @@ def enlarged(frame: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
 
 
 def film(shown: Any, out: Path, fps: float) -> int:
-    """Write a GIF; returns its frames."""
+    """Write a GIF; returns its frames. Those that equal the one before are stored as its longer duration."""
     import imageio.v2 as imageio
 
     count = 0
@@ -120,6 +121,8 @@ def sheet(shown: list[Shown], out: Path, title: str) -> int:
     rows = -(-len(shown) // columns)
     total_width = max(columns * cell_width + MARGIN, 8 * len(title))
     total_height = rows * cell_height + MARGIN + TITLE
+    if total_width * total_height > MOST_PIXELS:
+        raise ValueError(f"--frames: {len(shown):,} frames of {width}x{height} pixels are too many for one sheet")
     figure = Figure(figsize=(total_width / DPI, total_height / DPI), dpi=DPI)
     style: dict[str, Any] = {"va": "top", "family": "DejaVu Sans", "fontsize": 8}
     figure.text(MARGIN / total_width, 1 - MARGIN / total_height, title, **{**style, "fontsize": 10})
