@@ -20,7 +20,7 @@ import sharpwave as sw
 from sharpwave.codecs import DamagedError
 from sharpwave.tiers.check import check
 from sharpwave.tiers.episodes import Episode, frames, survey
-from sharpwave.tiers.regions import FIRST, SEGMENT, TAIL, Identity, Regions, read_region
+from sharpwave.tiers.regions import FIRST, SEGMENT, TAIL, Damage, Identity, Regions, read_region
 from sharpwave.tiers.survey import describe
 
 SHAPE = (24, 24)
@@ -155,6 +155,28 @@ def test_a_store_that_is_being_written_to_can_be_looked_at(tmp_path: Path) -> No
             survey(tmp_path)
         assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
         assert len(store.transitions()) > 300
+
+
+def test_what_is_half_written_at_one_look_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(tmp_path)
+    path = region_of(tmp_path)
+    looks = iter([[100, 300], [300, 500]])
+
+    def writing(*arguments: Any) -> Any:
+        region, records, damages = read_region(*arguments)
+        return region, records, [*damages, *(Damage(path, at, 8, "torn") for at in next(looks))]
+
+    monkeypatch.setattr("sharpwave.tiers.survey.read_region", writing)
+    assert [one.offset for one in check(tmp_path).damages] == [300]
+
+
+def test_a_file_that_goes_meanwhile_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(tmp_path)
+    gone = tmp_path / "regions" / f"{9:012d}.region"
+    paths = [region_of(tmp_path), gone]
+    for module in ("survey", "check", "episodes"):
+        monkeypatch.setattr(f"sharpwave.tiers.{module}.region_files", lambda folder: paths)
+    assert check(tmp_path).damages == [] and survey(tmp_path).steps == 500
 
 
 def test_evicted_regions_leave_no_damage(tmp_path: Path) -> None:

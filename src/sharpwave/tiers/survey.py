@@ -141,7 +141,7 @@ class Reader:
 
     Attributes:
         region: ``None`` where the header cannot be trusted.
-        damages: what does not hold of its bytes, after a second look.
+        damages: what does not hold of its bytes, at two looks.
 
     Raises:
         OSError: FileNotFoundError where the file has gone.
@@ -154,7 +154,10 @@ class Reader:
         if self.damages:
             time.sleep(LOOK_AGAIN_S)
             self.close()
+            before = self.damages
             self.region, self.records, self.damages = read_region(path, identity)
+            # What is half written now is another record than the one before.
+            self.damages = [damage for damage in self.damages if damage in before]
         self._dictionaries = {
             (record.column, record.id): record for record in self.records if record.kind == DICTIONARY
         }
