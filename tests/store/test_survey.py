@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +21,20 @@ import sharpwave as sw
 from sharpwave.codecs import DamagedError
 from sharpwave.tiers.check import check
 from sharpwave.tiers.episodes import Episode, frames, survey
-from sharpwave.tiers.regions import FIRST, SEGMENT, TAIL, Damage, Identity, Regions, read_region
+from sharpwave.tiers.regions import (
+    DICTIONARY,
+    FIRST,
+    HEADER,
+    MAGIC,
+    RECORD,
+    RECORD_MAGIC,
+    SEGMENT,
+    TAIL,
+    Damage,
+    Identity,
+    Regions,
+    read_region,
+)
 from sharpwave.tiers.survey import describe
 
 SHAPE = (24, 24)
@@ -333,8 +347,6 @@ def payloads(path: Path, kind: int) -> list[tuple[int, bytes]]:
 
 
 def sealed(body: bytes) -> bytes:
-    import zlib
-
     return body + zlib.crc32(body).to_bytes(4, "little")
 
 
@@ -369,6 +381,24 @@ def test_a_segment_that_claims_to_be_huge_is_not_believed(damaged: tuple[Path, P
         body[56 + 32 * column + 4 : 56 + 32 * column + 8] = (2**32 - 1).to_bytes(4, "little")
     rewrite(folder, TAIL, 10**6 << 32 | id_, sealed(bytes(body)))
     assert any("4,294,967,295 steps" in one.what for one in check(folder).damages)
+
+
+def test_a_record_as_large_as_a_sparse_file_takes_no_memory(tmp_path: Path) -> None:
+    import resource
+
+    sw.Store(SPEC, capacity=100_000, disk=tmp_path).close()
+    path = tmp_path / "regions" / f"{0:012d}.region"
+    me = describe(tmp_path).identity
+    nbytes = 1 << 29
+    for kind in (SEGMENT, DICTIONARY):
+        header = HEADER.pack(MAGIC, 1, 0, 0, nbytes, me.schema, me.store, 0, 0, 0)[:-4]
+        record = RECORD.pack(RECORD_MAGIC, kind, nbytes - FIRST - RECORD.size, 0, 0, 0, 0)[:-4]
+        parts = [header, zlib.crc32(header).to_bytes(4, "little"), record, zlib.crc32(record).to_bytes(4, "little")]
+        path.write_bytes(b"".join(parts))
+        os.truncate(path, nbytes)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        assert len(check(tmp_path).damages) == 1
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
 
 
 def test_missing_dictionaries_overlaps_and_copies_are_found(tmp_path: Path) -> None:

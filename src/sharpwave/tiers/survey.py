@@ -54,6 +54,12 @@ class Described:
         """The most frames that a segment holds."""
         return self.spec.context + self.segment_steps + max(3, self.segment_steps // 8)
 
+    @property
+    def most_bytes(self) -> int:
+        """The most bytes that a segment takes: no codec makes rows larger."""
+        rows = self.most_frames * self.spec.step_bytes
+        return rows + segment.HEADER.size + (segment.COLUMN.size + segment.ALIGNMENT) * (2 + len(self.spec.fields)) + 4
+
 
 @dataclass(frozen=True)
 class Segment:
@@ -184,12 +190,9 @@ class Reader:
         """Raises: KeyError: this region does not hold it."""
         return self.payload(self._keys[key])
 
-    def header(self, record: Record, described: Described, payload: bytes | None = None) -> Header:
-        """What a segment says of itself, checked against its store and its region.
-
-        Raises: DamagedError.
-        """
-        header = segment.parse(self.payload(record) if payload is None else payload, described.spec)
+    def _check_header(self, payload: bytes, described: Described) -> None:
+        """Whether what a segment says of itself fits its store and its region.  Raises: DamagedError."""
+        header = segment.parse(payload, described.spec)
         steps, frames = described.segment_steps, described.most_frames
         if not 0 < header.steps <= steps or not header.context <= header.frames <= frames:
             raise DamagedError(
@@ -201,7 +204,6 @@ class Reader:
                 raise DamagedError(
                     f"column {column} refers to dictionary {placed.dictionary:016x}, which this region does not hold"
                 )
-        return header
 
     def unpack(
         self, record: Record, described: Described, only: Collection[str] | None = None
@@ -210,8 +212,10 @@ class Reader:
 
         Raises: DamagedError, also where what it says of itself could never be held in memory.
         """
+        if record.nbytes > described.most_bytes:
+            raise DamagedError(f"{record.nbytes:,} bytes, expected at most {described.most_bytes:,}")
         payload = self.payload(record)
-        self.header(record, described, payload)
+        self._check_header(payload, described)
         try:
             return segment.unpack(payload, described.spec, self.dictionary, only)
         except DamagedError:
