@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sharpwave.cli.pictures import check_out, image_field, write_picture
-from sharpwave.cli.verify import bytes_bar
+from sharpwave.cli.verify import bytes_bar, damage_text
 from sharpwave.training.text import byte_text, number_text
 
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ def describe(found: Survey) -> dict[str, Any]:
             }
             for region in found.regions
         ],
-        "damages": [str(damage) for damage in found.damages],
+        "damages": [damage_text(damage) for damage in found.damages],
     }
 
 
