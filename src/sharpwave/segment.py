@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,12 +137,16 @@ def parse(data: bytes | memoryview | npt.NDArray[np.uint8], spec: Spec) -> Heade
 
 
 def unpack(
-    data: bytes | memoryview | npt.NDArray[np.uint8], spec: Spec, dictionary: Callable[[int], bytes]
+    data: bytes | memoryview | npt.NDArray[np.uint8],
+    spec: Spec,
+    dictionary: Callable[[int], bytes],
+    only: Collection[str] | None = None,
 ) -> tuple[Header, dict[str, npt.NDArray[Any]]]:
     """Decode a whole segment: its header, and ``flags``, ``reward`` and every field as ``[rows, *shape]``.
 
     Args:
         dictionary: key -> bytes of the dictionaries that its columns refer to; may raise KeyError.
+        only: names of the columns to decode; ``None``: all.
 
     Raises:
         DamagedError: naming what is wrong and what was expected.
@@ -153,6 +157,8 @@ def unpack(
     layout += [(name, field.shape, field.dtype, field.line_bytes) for name, field in spec.fields.items()]
     arrays = {}
     for (name, shape, dtype, line_bytes), column in zip(layout, header.placed, strict=True):
+        if only is not None and name not in only:
+            continue
         size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
         try:
             shared = dictionary(column.dictionary) if column.dictionary else b""

@@ -8,7 +8,7 @@ import sys
 import typer
 
 from sharpwave.cli import eval as eval_command
-from sharpwave.cli import plan, train
+from sharpwave.cli import inspect, plan, train, verify
 
 app = typer.Typer(
     name="sharpwave",
@@ -20,6 +20,8 @@ app = typer.Typer(
 app.add_typer(train.app, name="train")
 app.command("eval")(eval_command.evaluate)
 app.command("plan")(plan.plan)
+app.command("inspect")(inspect.inspect)
+app.command("verify")(verify.verify)
 
 TRAINING_PACKAGES = ("torch", "gymnasium", "ale_py", "tensorboard", "safetensors", "matplotlib", "imageio", "psutil")
 

@@ -11,11 +11,12 @@ from .. import codecs
 
 PLACES = 256
 """Dictionaries of one field that can live at a time; place 0 is "none"."""
+KEY_BYTES = 8
 
 
 def key_of(data: bytes) -> int:
     """The key by which segments refer to a dictionary: 8 bytes of BLAKE2b over its content; 0 for the empty one."""
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little") if data else 0
+    return int.from_bytes(hashlib.blake2b(data, digest_size=KEY_BYTES).digest(), "little") if data else 0
 
 
 class DictionaryTable:

@@ -211,7 +211,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     try:
         manifest: dict[str, Any] = json.loads(path.read_bytes())
         version, store, schema = manifest["format"], bytes.fromhex(manifest["store"]), int(manifest["schema"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise DamagedError(f"{path}: not what a store writes ({error!r}); put back a copy of it") from error
     if version != FORMAT or len(store) != 16 or not 0 <= schema < 2**64:
         raise DamagedError(f"{path}: format {version!r}, this release reads {FORMAT}")

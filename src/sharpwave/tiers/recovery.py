@@ -55,14 +55,7 @@ def recover(log: StepLog, disk: Disk, found: Found, damages: Sequence[Damage]) -
     adoption = _Adoption(log, disk, found)
     report = adoption.report
     report.damages = [str(damage) for damage in damages]
-    newest: dict[int, tuple[int, Record]] = {}
-    for number, record in found:
-        if record.kind == DICTIONARY:
-            continue
-        slot = (record.id & LEAF_MASK) // log.stride
-        if slot not in newest or _rank(newest[slot][1]) < _rank(record):
-            newest[slot] = (number, record)
-    for number, record in sorted(newest.values(), key=lambda place: place[1].sequence):
+    for number, record in newest(found, log.stride):
         try:
             adoption.adopt(number, record)
         except (DamagedError, KeyError, OSError) as error:
@@ -73,6 +66,18 @@ def recover(log: StepLog, disk: Disk, found: Found, damages: Sequence[Damage]) -
     while log.capacity is not None and log.held_steps > log.capacity and log.evict():
         pass
     return report
+
+
+def newest(found: Found, stride: int) -> list[tuple[int, Record]]:
+    """Of every slot the record that counts, in the order of their writing."""
+    best: dict[int, tuple[int, Record]] = {}
+    for number, record in found:
+        if record.kind == DICTIONARY:
+            continue
+        slot = (record.id & LEAF_MASK) // stride
+        if slot not in best or _rank(best[slot][1]) < _rank(record):
+            best[slot] = (number, record)
+    return sorted(best.values(), key=lambda place: place[1].sequence)
 
 
 def _rank(record: Record) -> tuple[int, bool, int]:

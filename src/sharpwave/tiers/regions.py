@@ -7,6 +7,7 @@ bytes.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import struct
 import zlib
@@ -14,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .dictionaries import key_of
+from .dictionaries import KEY_BYTES
 from .files import Files
 
 MAGIC, VERSION = b"SWREGION", 1
@@ -208,11 +209,22 @@ def _space(nbytes: int) -> int:
 
 
 def read_region(path: Path, identity: Identity | None = None) -> tuple[Region | None, list[Record], list[Damage]]:
-    """Open a region's file and find its records; ``None`` where its header cannot be trusted.
+    """Open a region's file for reading and find its records; ``None`` where its header cannot be trusted.
 
     Every record's own checksum is verified, and every payload's: a segment's CRC-32, a dictionary's key.
+    Raises: OSError.
     """
-    descriptor = os.open(path, os.O_RDWR)
+    descriptor = os.open(path, os.O_RDONLY)  # nothing is ever appended to a file that another process left
+    try:
+        return _read_region(path, descriptor, identity)
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _read_region(
+    path: Path, descriptor: int, identity: Identity | None
+) -> tuple[Region | None, list[Record], list[Damage]]:
     size = os.fstat(descriptor).st_size
     header = os.pread(descriptor, HEADER.size, 0)
     what = ""
@@ -267,46 +279,62 @@ def _scan(path: Path, descriptor: int, size: int) -> Iterator[Record | Damage]:
         if at + RECORD.size + nbytes > size:
             yield Damage(path, at, size - at, f"a record of {nbytes:,} bytes reaches over the file's end", id_)
             return
-        payload = os.pread(descriptor, _space(nbytes) - RECORD.size, at + RECORD.size)
-        wrong = _wrong(kind, id_, payload[:nbytes])
-        if not wrong and any(payload[nbytes:]):
-            yield Damage(path, at + RECORD.size + nbytes, len(payload) - nbytes, "padding that is not zero")
+        begin, end = at + RECORD.size, at + RECORD.size + nbytes
+        wrong = _wrong(descriptor, kind, id_, begin, end)
+        padding = os.pread(descriptor, at + _space(nbytes) - end, end)
+        if not wrong and any(padding):
+            yield Damage(path, end, len(padding), "padding that is not zero")
         if wrong:
             yield Damage(path, at, _space(nbytes), wrong, id_ if kind != DICTIONARY else -1)
         else:
             yield Record(kind, id_, sequence, column, at + RECORD.size, nbytes)
         at += _space(nbytes)
+    if lost_from < 0 and not _all_zero(descriptor, at, size):  # too few bytes for another record
+        lost_from = at
     if lost_from >= 0:
         yield Damage(path, lost_from, size - lost_from, lost)
 
 
-def _wrong(kind: int, id_: int, payload: bytes) -> str:
+def _wrong(descriptor: int, kind: int, id_: int, begin: int, end: int) -> str:
+    """What is wrong with a payload, or nothing. It is read in parts: a record may claim any size."""
     if kind == DICTIONARY:
-        return "" if key_of(payload) == id_ else f"dictionary {id_:016x} does not have the content of its key"
+        digest = hashlib.blake2b(digest_size=KEY_BYTES)
+        for part in _parts(descriptor, begin, end):
+            digest.update(part)
+        key = int.from_bytes(digest.digest(), "little") if end > begin else 0
+        return "" if key == id_ else f"dictionary {id_:016x} does not have the content of its key"
     if kind not in (SEGMENT, TAIL):
         return f"a record of unknown kind {kind}"
-    found = zlib.crc32(payload[:-4])
-    if len(payload) < 4 or _checksum(payload) != found:
-        return f"segment {id_}: checksum {found:08x}, expected {_checksum(payload):08x}"
+    found = 0
+    for part in _parts(descriptor, begin, end - 4):
+        found = zlib.crc32(part, found)
+    stored = int.from_bytes(os.pread(descriptor, 4, max(begin, end - 4)), "little")
+    if end - begin < 4 or stored != found:
+        return f"segment {id_}: checksum {found:08x}, expected {stored:08x}"
     return ""
 
 
+def _parts(descriptor: int, begin: int, end: int) -> Iterator[bytes]:
+    return (os.pread(descriptor, min(_STRIDE, end - at), at) for at in range(begin, end, _STRIDE))
+
+
 _STRIDE = 1 << 20
+_SHORT_STRIDE = 1 << 12
 
 
 def _next_record(descriptor: int, begin: int, size: int) -> int:
     """The next place that may be a record's beginning, or ``size``."""
-    at = begin
+    at, stride = begin, _SHORT_STRIDE  # short at first: a file full of false beginnings is read only some times over
     while at < size:
-        chunk = os.pread(descriptor, _STRIDE + len(RECORD_MAGIC), at)
+        chunk = os.pread(descriptor, stride + len(RECORD_MAGIC), at)
         place = chunk.find(RECORD_MAGIC)
         while place >= 0 and (at + place) % ALIGNMENT:
             place = chunk.find(RECORD_MAGIC, place + 1)
         if place >= 0:
             return at + place
-        at += _STRIDE
+        at, stride = at + stride, min(2 * stride, _STRIDE)
     return size
 
 
 def _all_zero(descriptor: int, begin: int, size: int) -> bool:
-    return all(not any(os.pread(descriptor, min(_STRIDE, size - at), at)) for at in range(begin, size, _STRIDE))
+    return not any(any(part) for part in _parts(descriptor, begin, size))

@@ -1,0 +1,321 @@
+"""``sharpwave inspect PATH``: what lies in a store's folder, and pictures of its episodes."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sharpwave.cli.pictures import check_out, image_field, write_picture
+from sharpwave.cli.verify import bytes_bar, damage_text
+from sharpwave.training.text import byte_text, number_text
+
+if TYPE_CHECKING:
+    from sharpwave.tiers.episodes import Episode, Survey
+
+ROWS = 16
+"""Lanes and region files that are listed each; --json lists all."""
+BINS = 10
+BAR = 40
+
+
+def inspect(
+    path: Annotated[Path, typer.Argument(help="a store's folder, as given to sharpwave.Store(disk=...)")],
+    as_json: Annotated[bool, typer.Option("--json", help="print everything as JSON")] = False,
+    episode: Annotated[int | None, typer.Option(min=0, help="choose an episode by its number, from 0")] = None,
+    best: Annotated[bool, typer.Option("--best", help="choose the whole episode with the highest return")] = False,
+    last: Annotated[bool, typer.Option("--last", help="choose the whole episode that ended last")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="write the chosen episode's frames: .png, a contact sheet, or .gif, a film")
+    ] = None,
+    field: Annotated[
+        str | None, typer.Option(help="which field of the observation to draw; default the first of images")
+    ] = None,
+    frames: Annotated[
+        int | None, typer.Option(min=1, help="frames to draw, evenly spaced; default 24 in .png, all in .gif")
+    ] = None,
+    fps: Annotated[float, typer.Option(min=1, max=100, help="frames a second of a .gif")] = 30,
+) -> None:
+    """Say what lies in a store's folder: schema, lanes, episodes, and what every field takes.
+
+    Nothing is changed, and the folder may be in use meanwhile. Episodes are numbered from 0 in the order of their ends;
+    lengths and returns are of whole ones. Rows that were flushed and not sealed yet are counted as well.
+    """
+    chosen = [name for name, given in (("--episode", episode is not None), ("--best", best), ("--last", last)) if given]
+    if len(chosen) > 1:
+        raise ValueError(f"inspect: {' and '.join(chosen)} choose an episode each; give one of them")
+    if out is not None:
+        if not chosen:
+            raise ValueError("--out: of which episode? Give --best, --last or --episode N as well")
+        check_out(out, path)
+
+    from sharpwave.tiers.episodes import survey
+
+    with bytes_bar("reading") as progress:
+        try:
+            found = survey(path, progress)
+        except OSError as error:
+            raise ValueError(f"inspect: {error}") from error
+    name = None if out is None else image_field(found.described.spec, field)
+    number = choose(found.episodes, episode, best) if chosen else None
+    if as_json:
+        described = describe(found)
+        if number is not None:
+            described["episode"] = episode_row(number, found.episodes[number])
+        print(json.dumps(described, indent=1))
+    elif number is None:
+        show(found)
+    else:
+        print(episode_text(number, found.episodes[number]))
+    if out is not None and name is not None and number is not None:
+        count = write_picture(found, number, name, out, frames, fps)
+        if not as_json:
+            print(f"{count:,} frames: {out}")
+
+
+def choose(episodes: list[Episode], number: int | None, best: bool) -> int:
+    """The number of the episode that was asked for.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if not episodes:
+        raise ValueError("inspect: the store holds no episode yet")
+    if number is not None:
+        if number >= len(episodes):
+            raise ValueError(f"--episode: got {number}, expected from 0 to {len(episodes) - 1}")
+        return number
+    whole = [n for n, one in enumerate(episodes) if one.whole]
+    if not whole:
+        raise ValueError("inspect: no episode is there from its beginning to its end; choose one by --episode N")
+    return max(whole, key=lambda n: (episodes[n].total, n)) if best else whole[-1]
+
+
+def episode_row(number: int, one: Episode) -> dict[str, Any]:
+    """An episode as JSON."""
+    return {
+        "number": number,
+        "lane": one.lane,
+        "first_step": one.first_step,
+        "steps": one.steps,
+        "return": one.total,
+        "end": one.end,
+        "begun": one.begun,
+    }
+
+
+def episode_text(number: int, one: Episode) -> str:
+    """An episode in one line."""
+    begun = "" if one.begun else ", its beginning is not there"
+    return (
+        f"Episode {number}: lane {one.lane}, steps {one.first_step:,} to {one.first_step + one.steps - 1:,} "
+        f"({one.steps:,}), return {one.total:g}, {one.end}{begun}"
+    )
+
+
+def spread(values: list[float]) -> dict[str, Any]:
+    """mean, median, min, max (``None`` of nothing) and a histogram: ``edges`` [n + 1] and ``counts`` [n]."""
+    import numpy as np
+
+    array = np.array([value for value in values if np.isfinite(value)], np.float64)
+    if not array.size:
+        return {"mean": None, "median": None, "min": None, "max": None, "edges": [], "counts": []}
+    low, high = float(array.min()), float(array.max())
+    if (array == np.round(array)).all() and high - low < BINS:  # a bar for each value
+        edges = np.arange(low, high + 2)
+    elif high > low:
+        edges = np.linspace(low, high, BINS + 1)
+    else:
+        edges = np.array([low, low])
+    counts = np.histogram(array, edges)[0] if high > low else np.array([array.size])
+    found = {"mean": statistics.fmean(array), "median": statistics.median(array.tolist()), "min": low, "max": high}
+    return found | {"edges": edges.tolist(), "counts": counts.tolist()}
+
+
+def describe(found: Survey) -> dict[str, Any]:
+    """All that there is to say, as JSON."""
+    described, steps = found.described, found.steps
+    whole = [one for one in found.episodes if one.whole]
+    ends = [one.end for one in found.episodes]
+    taken = {
+        name: {
+            codec: {
+                "columns": packed.columns,
+                "steps": packed.steps,
+                "bytes": packed.bytes,
+                "bytes_per_step": packed.bytes / max(1, packed.steps),
+                "raw_bytes": packed.raw_bytes,
+                "ratio": packed.raw_bytes / max(1, packed.bytes),
+            }
+            for codec, packed in codecs.items()
+        }
+        for name, codecs in found.packed.items()
+    }
+    total = sum(one.header.nbytes for one in found.segments)
+    raw = steps * described.spec.step_bytes
+    lanes = []
+    for lane, chain in found.lanes.items():
+        lanes.append(
+            {
+                "lane": lane,
+                "segments": len(chain.segments),
+                "steps": sum(one.header.steps for one in chain.segments),
+                "first_step": chain.segments[0].header.first_step,
+                "last_step": chain.segments[-1].end - 1,
+                "gaps": [{"first_step": begin, "steps": end - begin} for begin, end in chain.gaps],
+            }
+        )
+    return {
+        "path": str(found.folder),
+        "store": described.identity.store.hex(),
+        "fields": {
+            name: {
+                "shape": list(field.shape),
+                "dtype": field.dtype,
+                "stack": field.stack,
+                "pad": field.pad,
+                "codec": described.codecs[name],
+            }
+            for name, field in described.spec.fields.items()
+        },
+        "segment_steps": described.segment_steps,
+        "limits": described.limits,
+        "steps": steps,
+        "segments": len(found.segments),
+        "lanes": lanes,
+        "episodes": {
+            "count": len(found.episodes),
+            "whole": len(whole),
+            **{end: ends.count(end) for end in ("terminated", "truncated", "unfinished")},
+            "length": spread([one.steps for one in whole]),
+            "return": spread([one.total for one in whole]),
+        },
+        "bytes": {
+            "segments": total,
+            "per_step": total / max(1, steps),
+            "raw": raw,
+            "ratio": raw / max(1, total),
+            "fields": taken,
+            "overhead": found.overhead_bytes,
+            "dictionaries": found.dictionary_bytes,
+            "files": sum(region.nbytes for region in found.regions),
+        },
+        "regions": [
+            {
+                "path": str(region.path),
+                "bytes": region.nbytes,
+                "used": region.used,
+                "segments": region.segments,
+                "tails": region.tails,
+                "dictionaries": region.dictionaries,
+            }
+            for region in found.regions
+        ],
+        "damages": [damage_text(damage) for damage in found.damages],
+    }
+
+
+def show(found: Survey) -> None:
+    """Print it for people."""
+    from rich.console import Console
+
+    console = Console()
+    told = describe(found)
+    sizes = told["bytes"]
+    console.print(f"[bold]{told['steps']:,} steps[/] in {told['segments']:,} segments of {len(told['lanes']):,} lanes; "
+                  f"{byte_text(sizes['segments'])}, {number_text(sizes['per_step'], 1)} bytes a step, "
+                  f"{number_text(sizes['ratio'], 1)} times smaller than raw", highlight=False)  # fmt: skip
+    names = {"capacity": "steps", "ram": "bytes", "disk_limit": "bytes"}
+    limits = [f"{name} {value:,} {names[name]}" for name, value in told["limits"].items() if value and name in names]
+    console.print(f"Made with {', '.join(limits)}; seed {told['limits']['seed']}; up to {told['segment_steps']} steps "
+                  "a segment", highlight=False)  # fmt: skip
+    fields = _table("field", "shape", "dtype", "stack", "pad", "codec")
+    for name, one in told["fields"].items():
+        shape = "x".join(map(str, one["shape"])) or "()"
+        pad = one["pad"] if one["stack"] else "-"
+        fields.add_row(name, shape, one["dtype"], str(one["stack"] or "-"), pad, one["codec"])
+    console.print(fields)
+    _show_bytes(console, told)
+    _show_lanes(console, told)
+    _show_episodes(console, told["episodes"])
+    if found.damages:
+        console.print(
+            f"{len(found.damages):,} damages are in none of these numbers; sharpwave verify {found.folder} names them",
+            style="bold red",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+def _table(*headers: str, left: int = 1) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD)
+    for number, header in enumerate(headers):
+        table.add_column(header, justify="left" if number < left else "right", no_wrap=True)
+    return table
+
+
+def _show_bytes(console: Any, told: dict[str, Any]) -> None:
+    sizes, steps = told["bytes"], max(1, told["steps"])
+    table = _table("packed", "codec", "steps", "bytes", "bytes a step", "smaller by", left=2)
+    for name, codecs in sizes["fields"].items():
+        for codec, one in codecs.items():
+            row = (f"{one['steps']:,}", byte_text(one["bytes"]), number_text(one["bytes_per_step"], 1))
+            table.add_row(name, codec, *row, f"{number_text(one['ratio'], 1)} x")
+    for name in ("overhead", "dictionaries"):
+        table.add_row(name, "", "", byte_text(sizes[name]), number_text(sizes[name] / steps, 1), "")
+    console.print(table)
+    files = _table("region file", "bytes", "used", "segments", "tails", "dictionaries")
+    for one in told["regions"][:ROWS]:
+        counts = (f"{one[name]:,}" for name in ("segments", "tails", "dictionaries"))
+        files.add_row(Path(one["path"]).name, byte_text(one["bytes"]), byte_text(one["used"]), *counts)
+    console.print(files)
+    _more(console, told["regions"], "region files")
+
+
+def _show_lanes(console: Any, told: dict[str, Any]) -> None:
+    lanes = _table("lane", "steps", "segments", "first step", "last step", "not there between")
+    for one in told["lanes"][:ROWS]:
+        missing = sum(gap["steps"] for gap in one["gaps"])
+        counts = (f"{one[name]:,}" for name in ("steps", "segments", "first_step", "last_step"))
+        lanes.add_row(str(one["lane"]), *counts, f"{missing:,}" if missing else "-")
+    console.print(lanes)
+    _more(console, told["lanes"], "lanes")
+
+
+def _more(console: Any, rows: list[Any], what: str) -> None:
+    if len(rows) > ROWS:
+        console.print(f"  ... and {len(rows) - ROWS:,} more {what}; --json lists all\n", highlight=False)
+
+
+def _show_episodes(console: Any, told: dict[str, Any]) -> None:
+    console.print(
+        f"[bold]{told['count']:,} episodes[/]: {told['terminated']:,} terminated, {told['truncated']:,} truncated, "
+        f"{told['unfinished']:,} unfinished; {told['whole']:,} are there from beginning to end:",
+        highlight=False,
+    )
+    for what in ("length", "return"):
+        one = told[what]
+        if not one["counts"]:
+            continue
+        numbers = "  ".join(f"{name} {number_text(one[name])}" for name in ("mean", "median", "min", "max"))
+        console.print(f"\n[bold]{what}[/]  {numbers}", highlight=False)
+        console.print("\n".join(histogram(one["edges"], one["counts"])), highlight=False, markup=False)
+
+
+def histogram(edges: list[float], counts: list[int]) -> list[str]:
+    """A line for each bin: from where it goes, a bar, and how many."""
+    labels = [f"{edge:,.6g}" for edge in edges[:-1]]
+    width, most = max(map(len, labels)), max(counts)
+    blocks = " ▏▎▍▌▋▊▉"
+    lines = []
+    for label, count in zip(labels, counts, strict=True):
+        eighths = max(round(count / most * BAR * 8), count > 0)
+        bar = "█" * (eighths // 8) + blocks[eighths % 8].strip()
+        lines.append(f"  {label:>{width}}  {bar} {count:,}")
+    return lines

@@ -1,0 +1,98 @@
+"""``sharpwave verify PATH``: whether every byte of a store's folder is as it was written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sharpwave.training.text import byte_text
+
+SHOWN = 100
+"""Damages and notes that are printed each; a file full of garbage may have millions."""
+
+
+def verify(
+    path: Annotated[Path, typer.Argument(help="a store's folder, as given to sharpwave.Store(disk=...)")],
+) -> None:
+    """Read and decode everything in a store's folder, and name whatever is damaged.
+
+    Nothing is changed, and the folder may be in use meanwhile. Looks at every record's checksum, every segment's
+    columns, every dictionary they refer to, every lane's chain of segments, and store.json.
+
+    Ends with 0 if all is sound, 1 if anything is damaged, 2 if there is no store.
+    """
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from sharpwave.tiers.check import check
+
+    console = Console()
+    with bytes_bar("verifying") as progress:
+        try:
+            found = check(path, progress)
+        except OSError as error:
+            raise ValueError(f"verify: {error}") from error
+    table = Table(title=f"{path}", title_justify="left", box=box.SIMPLE_HEAD)
+    for header, justify in (("checked", "left"), ("number", "right"), ("", "left")):
+        table.add_column(header, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    table.add_row("region files", f"{found.files:,}", byte_text(found.bytes))
+    table.add_row("segments", f"{found.segments:,}", "sealed, decoded")
+    table.add_row("tails", f"{found.tails:,}", "rows of open segments")
+    table.add_row("superseded", f"{found.superseded:,}", "of the segments and tails, by later ones")
+    table.add_row("dictionaries", f"{found.dictionaries:,}", "")
+    table.add_row("lanes", f"{found.lanes:,}", "")
+    table.add_row("steps", f"{found.steps:,}", "")
+    console.print(table)
+
+    def listed(lines: list[str], more: str) -> None:
+        for line in lines[:SHOWN]:
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        if len(lines) > SHOWN:
+            console.print(f"... and {len(lines) - SHOWN:,} more {more}", highlight=False)
+
+    if found.notes:
+        console.print("Notes, no damage:", style="bold")
+        listed(found.notes, "notes")
+    if not found.damages:
+        console.print("Sound.", style="bold green")
+        return
+    console.print("Damaged:", style="bold red")
+    listed([damage_text(damage) for damage in found.damages], "damages")
+    console.print(
+        f"{len(found.damages):,} damages. sharpwave.Store.open gives back what is whole; files of which nothing is "
+        "whole go to the folder quarantine.",
+        highlight=False,
+        soft_wrap=True,
+    )
+    raise typer.Exit(1)
+
+
+def damage_text(damage: Any) -> str:
+    """A damage in one line."""
+    return f"{damage.path}: byte {damage.offset:,}: {damage.what}; {damage.nbytes:,} bytes"
+
+
+class bytes_bar:
+    """Context manager giving a function: total bytes -> what is told of bytes read. Drawn only in a terminal."""
+
+    def __init__(self, what: str) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+        console = Console(stderr=True)
+        columns = [TextColumn(what), BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn()]
+        self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+    def __enter__(self) -> Any:
+        self._bar.start()
+        return self._start
+
+    def _start(self, total: int) -> Any:
+        task = self._bar.add_task("", total=total)
+        return lambda nbytes: self._bar.advance(task, nbytes)
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()

@@ -1,0 +1,275 @@
+"""Looking at a store's folder from outside: nothing is changed, nothing is locked, and any bytes may lie there.
+
+Another process may have the folder meanwhile. So a file that goes is no damage, and what looks damaged is looked at
+again before it is said to be: it may have been half written.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+import zstandard
+
+from .. import segment
+from ..codecs import DamagedError
+from ..segment import Header
+from ..spec import Spec
+from .disk import FOLDER, LOCK, MANIFEST, read_manifest
+from .recovery import QUARANTINE, newest
+from .regions import DICTIONARY, HEADER, TAIL, Damage, Identity, Record, Region, read_region
+
+Progress = Callable[[int], None]
+"""Told how many bytes were read since it was called last."""
+
+LOOK_AGAIN_S = 0.2
+"""How long a process that was writing has to finish a record."""
+
+LIMITS = ("capacity", "ram", "disk_limit", "seed")
+
+
+@dataclass(frozen=True)
+class Described:
+    """What ``store.json`` says.
+
+    Attributes:
+        limits: ``capacity``, ``ram``, ``disk_limit`` and ``seed``, as the store was made with.
+        codecs: by field, what was asked for.
+    """
+
+    spec: Spec
+    identity: Identity
+    segment_steps: int
+    limits: dict[str, int | None]
+    codecs: dict[str, str]
+
+    @property
+    def most_frames(self) -> int:
+        """The most frames that a segment holds."""
+        return self.spec.context + self.segment_steps + max(3, self.segment_steps // 8)
+
+    @property
+    def most_bytes(self) -> int:
+        """The most bytes that a segment takes: no codec makes rows larger."""
+        rows = self.most_frames * self.spec.step_bytes
+        return rows + segment.HEADER.size + (segment.COLUMN.size + segment.ALIGNMENT) * (2 + len(self.spec.fields)) + 4
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A segment that was found whole: where it lies, and what it says of itself."""
+
+    path: Path
+    record: Record
+    header: Header
+
+    @property
+    def end(self) -> int:
+        """The lane's number of the step behind its last one."""
+        return self.header.first_step + self.header.steps
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A lane's segments that count, in their order, and where two of them do not meet.
+
+    Attributes:
+        gaps: (first step that is not there, first that is there again).
+        overlaps: segments whose first steps are another's as well.
+    """
+
+    segments: list[Segment]
+    gaps: list[tuple[int, int]]
+    overlaps: list[Segment]
+
+
+def describe(folder: Path) -> Described:
+    """What a folder's ``store.json`` says.
+
+    Raises:
+        FileNotFoundError: no store there.  DamagedError: not what a store writes.
+    """
+    manifest = read_manifest(folder)
+    path = folder / MANIFEST
+    try:
+        spec = Spec.from_json(manifest["spec"])
+        steps, codecs = manifest["segment_steps"], manifest["codecs"]
+        limits = {name: manifest[name] for name in LIMITS}
+        whole = [steps, *(value for value in limits.values() if value is not None)]
+        if any(type(value) is not int or value < 0 for value in whole) or not 1 <= steps <= 65536:
+            raise ValueError(f"segment_steps {steps!r}, {limits}")
+        if set(codecs) != set(spec.fields):
+            raise ValueError(f"codecs of {list(codecs)}, expected of {list(spec.fields)}")
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise DamagedError(f"{path}: not what a store writes ({error!r}); put back a copy of it") from error
+    if spec.schema_hash != manifest["schema"]:
+        raise DamagedError(f"{path}: schema {manifest['schema']!r}, expected {spec.schema_hash} of the spec it holds")
+    return Described(spec, Identity(bytes.fromhex(manifest["store"]), spec.schema_hash), steps, limits, dict(codecs))
+
+
+def is_store(folder: Path) -> bool:
+    """Whether a store has been there: with ``store.json``, or with region files and without."""
+    return (folder / MANIFEST).is_file() or bool(region_files(folder))
+
+
+def region_files(folder: Path) -> list[Path]:
+    """The folder's region files, oldest first."""
+    return sorted(path for path in (folder / FOLDER).glob("*.region") if path.is_file())
+
+
+def strangers(folder: Path) -> list[Path]:
+    """What lies in a store's folder and is no part of the store; files that recovery set aside among it."""
+    found = [path for path in folder.glob("*") if path.name not in (MANIFEST, LOCK, FOLDER, QUARANTINE)]
+    found += [path for path in (folder / FOLDER).glob("*") if path.suffix != ".region" or not path.is_file()]
+    return sorted([*found, *(folder / QUARANTINE).glob("*")])
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file; 0 for one that has gone."""
+    try:
+        found = path.stat()
+    except OSError:
+        return 0
+    return found.st_size if stat.S_ISREG(found.st_mode) else 0
+
+
+class Reader:
+    """A region's file, open for reading.
+
+    Args:
+        identity: of the store it should belong to; ``None``: any.
+
+    Attributes:
+        region: ``None`` where the header cannot be trusted.
+        damages: what does not hold of its bytes, at two looks.
+
+    Raises:
+        OSError: FileNotFoundError where the file has gone.
+    """
+
+    def __init__(self, path: Path, identity: Identity | None) -> None:
+        self.path = path
+        self.region: Region | None
+        self.region, self.records, self.damages = read_region(path, identity)
+        if self.damages:
+            time.sleep(LOOK_AGAIN_S)
+            self.close()
+            before = self.damages
+            self.region, self.records, self.damages = read_region(path, identity)
+            # What is half written now is another record than the one before.
+            self.damages = [damage for damage in self.damages if damage in before]
+        self._dictionaries = {
+            (record.column, record.id): record for record in self.records if record.kind == DICTIONARY
+        }
+        self._keys = {record.id: record for record in self._dictionaries.values()}
+
+    def close(self) -> None:
+        """Close the file."""
+        if self.region is not None:
+            os.close(self.region.descriptor)
+            self.region = None
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def payload(self, record: Record) -> bytes:
+        """A record's content.  Raises: OSError."""
+        assert self.region is not None
+        return os.pread(self.region.descriptor, record.nbytes, record.offset)
+
+    def dictionary(self, key: int) -> bytes:
+        """Raises: KeyError: this region does not hold it."""
+        return self.payload(self._keys[key])
+
+    def _check_header(self, payload: bytes, described: Described) -> None:
+        """Whether what a segment says of itself fits its store and its region.  Raises: DamagedError."""
+        header = segment.parse(payload, described.spec)
+        steps, frames = described.segment_steps, described.most_frames
+        if not 0 < header.steps <= steps or not header.context <= header.frames <= frames:
+            raise DamagedError(
+                f"{header.steps:,} steps, {header.frames:,} frames, {header.context:,} of them context; "
+                f"expected 1 to {steps:,} steps and at most {frames:,} frames"
+            )
+        for column, placed in enumerate(header.placed):
+            if placed.dictionary and (column, placed.dictionary) not in self._dictionaries:
+                raise DamagedError(
+                    f"column {column} refers to dictionary {placed.dictionary:016x}, which this region does not hold"
+                )
+
+    def unpack(
+        self, record: Record, described: Described, only: Collection[str] | None = None
+    ) -> tuple[Header, dict[str, npt.NDArray[Any]]]:
+        """A segment decoded, or some of its columns.
+
+        Raises: DamagedError, also where what it says of itself could never be held in memory.
+        """
+        if record.nbytes > described.most_bytes:
+            raise DamagedError(f"{record.nbytes:,} bytes, expected at most {described.most_bytes:,}")
+        payload = self.payload(record)
+        self._check_header(payload, described)
+        try:
+            return segment.unpack(payload, described.spec, self.dictionary, only)
+        except DamagedError:
+            raise
+        except (ValueError, OverflowError, MemoryError, zstandard.ZstdError) as error:
+            raise DamagedError(f"segment: {error!r}") from error
+
+
+def damage_of(reader: Reader, record: Record, error: Exception) -> Damage:
+    """What is wrong with a segment whose checksum holds."""
+    text = str(error).removeprefix("segment: ")
+    return Damage(reader.path, record.offset, record.nbytes, f"segment {record.id}: {text}", record.id)
+
+
+def misnamed(reader: Reader) -> list[Damage]:
+    """Damage where a file's name is not that of the region in it: a copy, or one that was renamed."""
+    region = reader.region
+    if region is None or reader.path.stem == f"{region.number:012d}":
+        return []
+    return [Damage(reader.path, 0, HEADER.size, f"region {region.number}, expected {region.number:012d}.region")]
+
+
+def readers(folder: Path, identity: Identity | None) -> Iterator[Reader | Damage]:
+    """Every region file of a folder, open one at a time; or why it cannot be read. Those that have gone are no more."""
+    for path in region_files(folder):
+        try:
+            with Reader(path, identity) as reader:
+                yield reader
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            yield Damage(path, 0, size_of(path), f"cannot be read: {error.strerror or error}")
+
+
+def chains(found: Collection[tuple[int, Segment]], stride: int) -> dict[int, Chain]:
+    """By lane, the segments that count; of those of one slot only one does (``recovery.newest``)."""
+    by_place = {(file, one.record): one for file, one in found}
+    lanes: dict[int, list[Segment]] = {}
+    for file, record in newest([(file, one.record) for file, one in found], stride):
+        one = by_place[file, record]
+        lanes.setdefault(one.header.lane, []).append(one)
+    return {lane: _chain(lanes[lane]) for lane in sorted(lanes)}
+
+
+def _chain(segments: list[Segment]) -> Chain:
+    segments.sort(key=lambda one: (one.header.first_step, one.record.kind == TAIL, one.record.sequence))
+    chain = Chain([], [], [])
+    for one in segments:
+        last = chain.segments[-1] if chain.segments else None
+        if last is not None and one.header.first_step < last.end:
+            if one.record.kind != TAIL:  # rows that were flushed, and given up when the store was opened again
+                chain.overlaps.append(one)
+            continue
+        if last is not None and one.header.first_step > last.end:
+            chain.gaps.append((last.end, one.header.first_step))
+        chain.segments.append(one)
+    return chain
