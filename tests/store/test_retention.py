@@ -206,7 +206,7 @@ def test_a_step_that_lost_its_return_is_not_drawn_and_an_update_does_not_bring_i
 @pytest.mark.parametrize("retention", [sw.Reservoir(1), sw.LowestPriority()], ids=["reservoir", "lowest"])
 @pytest.mark.parametrize("limit", ["capacity", "ram"])
 def test_memory_that_segments_leave_in_any_order_is_used_again(retention: Any, limit: str) -> None:
-    """What is left between segments is closed up: no more than twice what is used stays committed, and ram= is filled."""
+    """What is left between segments is closed up: at most twice what is used stays committed, and ram= is filled."""
     spec = sw.Spec(obs=sw.Field((40, 40), "uint8", stack=2), action=sw.Field((), "int64"))
     frame = np.zeros((40, 40), np.uint8)
     rng = np.random.default_rng(0)
