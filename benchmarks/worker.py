@@ -105,10 +105,10 @@ class Bench:
         contender, self.contender = self.contender, self.make()
         self.contender.build(4096)
         self._add_all(frames, 500)
-        self.contender.sample(64)
-        self.contender.sample(64)
+        self.contender.sample(256)
+        self.contender.sample(256)
         if self.contender.prioritize(lambda: self._add_all(frames, 500)):
-            self.contender.sample_prioritized(64, np.ones(64))
+            self.contender.sample_prioritized(256, np.ones(256))
         self.contender = contender
 
     def _wrong(self, frames: Frames) -> dict[str, float]:

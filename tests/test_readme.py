@@ -11,12 +11,25 @@ README = (ROOT / "README.md").read_text()
 
 def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     examples = re.findall(r"```python\n(.*?)```", README, re.S)
-    assert len(examples) == 1
     exec(compile(examples[0], "README.md", "exec"), {})
     shape, reward, bytes_per_step = re.fullmatch(r"(\(.*\)) (\S+) (\S+)\n", capsys.readouterr().out).groups()
     assert shape == "(256, 4, 84, 84)"
     assert float(reward) == pytest.approx(1 + 0.99 + 0.99**2)
     assert float(bytes_per_step) > 0
+
+
+def test_the_example_of_a_store_on_disk_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = re.findall(r"```python\n(.*?)```", README, re.S)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    exec(compile(first, "README.md", "exec"), names)
+    lines = second.splitlines()
+    with_steps = [*lines[:2], "for _ in range(200):", "    " + EXTEND, *lines[2:3], "    break", *lines[4:-1]]
+    exec(compile("\n".join([*with_steps, "store.close()", lines[-1]]), "README.md", "exec"), names)
+    assert len(names["store"]) == 200 * 8 - 8  # type: ignore[arg-type]  # each lane's last step has no successor
+
+
+EXTEND = "store.extend(obs=frames, action=np.arange(8), reward=np.ones(8), terminated=no, truncated=no)"
 
 
 def test_links_and_pictures_exist() -> None:

@@ -15,7 +15,7 @@ ROOT = Path(sharpwave.__file__).parent
 
 # a module may import from its own layer and from those before it
 LAYERS = [
-    {"errors", "spec", "words", "delta", "codecs", "segment"},
+    {"errors", "spec", "checks", "words", "delta", "codecs", "segment"},
     {"tiers", "sampling"},
     {"views"},
     {"store"},

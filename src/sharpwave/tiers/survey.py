@@ -31,7 +31,7 @@ Progress = Callable[[int], None]
 LOOK_AGAIN_S = 0.2
 """How long a process that was writing has to finish a record."""
 
-LIMITS = ("capacity", "ram", "disk_limit", "on_full", "seed")
+LIMITS = ("capacity", "ram", "disk_limit", "seed")
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Described:
     """What ``store.json`` says.
 
     Attributes:
-        limits: ``capacity``, ``ram``, ``disk_limit``, ``on_full`` and ``seed``, as the store was made with.
+        limits: ``capacity``, ``ram``, ``disk_limit`` and ``seed``, as the store was made with.
         codecs: by field, what was asked for.
     """
 

@@ -1,0 +1,119 @@
+"""What comes from outside is checked here, before anything is changed: errors say what came and what was expected."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .spec import TERMINATED, TRUNCATED, Spec
+
+_UNITS = {"": 1, "B": 1} | {f"{p}{u}": b**e for e, p in enumerate("KMGT", 1) for u, b in (("B", 1000), ("iB", 1024))}
+MOST_LANES = 1 << 20
+
+
+def parse_bytes(size: int | str, name: str = "ram") -> int:
+    """``"512MiB"``, ``"2GB"`` or a number of bytes -> bytes.  Raises: ValueError."""
+    if isinstance(size, (int, np.integer)) and not isinstance(size, bool):
+        return int(size)
+    found = re.fullmatch(r"\s*([0-9.]+)\s*([A-Za-z]*)\s*", size) if isinstance(size, str) else None
+    if found and found[2] in _UNITS:
+        try:
+            return int(float(found[1]) * _UNITS[found[2]])
+        except ValueError:
+            pass
+    raise ValueError(f"{name}: got {size!r}, expected bytes as an integer, or a string such as '512MiB' or '2GB'")
+
+
+def checked_steps(
+    spec: Spec,
+    count: int | None,
+    obs: Any,
+    action: npt.ArrayLike,
+    reward: npt.ArrayLike,
+    terminated: npt.ArrayLike,
+    truncated: npt.ArrayLike,
+    final_obs: Any,
+    extra: Mapping[str, npt.ArrayLike],
+) -> tuple[dict[str, npt.NDArray[Any]], npt.NDArray[np.uint8], dict[str, npt.NDArray[Any]] | None]:
+    """Rows by field, flags uint8 [n] and final observations by field. ``count`` is ``None`` for one step."""
+    rows = {name: spec.fields[name].rows(name, value, count) for name, value in spec.split_obs(obs).items()}
+    given = {"action": action, **extra}
+    if given.keys() != set(spec.step_names):
+        raise _unknown(given.keys(), spec.step_names)
+    for name, value in given.items():
+        rows[name] = spec.fields[name].rows(name, value, count)
+    rows["reward"] = _rewards(reward, count)
+    te, tr = _flags("terminated", terminated, count), _flags("truncated", truncated, count)
+    flags = te.view(np.uint8) * np.uint8(TERMINATED) | tr.view(np.uint8) * np.uint8(TRUNCATED)
+    if final_obs is not None and flags.any():
+        split = spec.split_obs(final_obs, "final_obs")
+        finals = {name: spec.fields[name].rows(f"final_{name}", value, count) for name, value in split.items()}
+        return rows, flags, finals
+    if final_obs is None and (tr & ~te).any():
+        raise ValueError(
+            f"final_obs: row {int(np.argmax(tr & ~te))} is truncated, expected the observation after that step as "
+            "final_obs; learning bootstraps from it (Gymnasium: info['final_obs'], or the step's own obs where the "
+            "reset is separate)"
+        )
+    return rows, flags, None
+
+
+def check_capacity(capacity: Any) -> int | None:
+    if capacity is None:
+        return None
+    if isinstance(capacity, bool) or not isinstance(capacity, (int, np.integer)) or not 2 <= capacity <= 2**31:
+        raise ValueError(f"Store: capacity={capacity!r}, expected an integer number of steps from 2 to 2**31")
+    return int(capacity)
+
+
+def _unknown(given: Any, expected: Any) -> KeyError:
+    extra, missing = set(given) - set(expected), set(expected) - set(given)
+    what = f"unknown field {min(extra)!r}" if extra else f"field {min(missing)!r} is missing"
+    return KeyError(f"extend: {what}; the spec's fields beside obs are {list(expected)}")
+
+
+def _flags(name: str, value: npt.ArrayLike, count: int | None) -> npt.NDArray[np.bool_]:
+    array = np.asarray(value)
+    expected = () if count is None else (count,)
+    if array.shape != expected or array.dtype != np.bool_:
+        raise ValueError(f"{name}: got {_told(array)}, expected shape {expected} bool, one for each step")
+    return np.ascontiguousarray(array).reshape(-1)
+
+
+def _rewards(reward: npt.ArrayLike, count: int | None) -> npt.NDArray[np.float32]:
+    array = np.asarray(reward)
+    expected = () if count is None else (count,)
+    if array.shape != expected or array.dtype.kind not in "iuf":
+        raise ValueError(f"reward: got {_told(array)}, expected shape {expected} float32, one for each step")
+    if array.dtype == np.float32:
+        rewards = np.ascontiguousarray(array).reshape(-1)
+    else:
+        with np.errstate(over="ignore"):  # found below, and named
+            rewards = np.ascontiguousarray(array, np.float32).reshape(-1)
+    if not np.isfinite(rewards).all():
+        row = int(np.argmax(~np.isfinite(rewards)))
+        raise ValueError(
+            f"reward: row {row} is {array.reshape(-1)[row]}, expected finite float32; look at the environment"
+        )
+    return rewards
+
+
+def lane_numbers(lanes: npt.ArrayLike | None, count: int) -> npt.NDArray[np.int64]:
+    if lanes is None:
+        return np.arange(count)
+    array = np.asarray(lanes)
+    if array.shape != (count,) or array.dtype.kind not in "iu":
+        raise ValueError(f"lanes: got {_told(array)}, expected shape ({count},) of integers, one for each row of obs")
+    if count and (array.min() < 0 or array.max() >= MOST_LANES):
+        raise ValueError(f"lanes: got {array.min()}..{array.max()}, expected numbers from 0 to {MOST_LANES - 1}")
+    if len(np.unique(array)) != count:
+        raise ValueError(f"lanes: {array.tolist()} repeats a lane; a call appends one step to each")
+    return array.astype(np.int64)
+
+
+def _told(array: npt.NDArray[Any]) -> str:
+    return f"{array.item()!r}" if array.ndim == 0 else f"shape {array.shape} {array.dtype}"
