@@ -98,7 +98,7 @@ class StepLog:
         # With a disk, flags and rewards of all segments lie before the chunks: which steps can be sampled, and their
         # returns, are known without reading.
         self.spine_bytes = rounded(5 * stride, ALIGNMENT) if disk is not None else 0
-        self.arena = Arena(reserve, self.chunk_bytes, slots * self.spine_bytes)
+        self.arena = Arena(reserve, self.chunk_bytes, slots * self.spine_bytes, huge_pages=ram is None)
         self.floats = self.arena.memory.view(np.float32)
         self.words = self.arena.memory.view(np.uint32)
         self.index = SegmentIndex(slots, stride, len(self.names))

@@ -35,6 +35,7 @@ class Arena:
         reserve_bytes: address space to reserve; bounds what can ever be held.
         chunk_bytes: size of a chunk, and of the largest range; a multiple of the page size.
         head_bytes: bytes before the first chunk that are the caller's own, and not counted here.
+        huge_pages: ask for them, where little is given back: what is written to beside it is committed with it.
 
     Attributes:
         memory: uint8 [head_bytes + reserve_bytes], rounded up, what all offsets refer to.
@@ -45,7 +46,7 @@ class Arena:
         MemoryError: the address space cannot be reserved.
     """
 
-    def __init__(self, reserve_bytes: int, chunk_bytes: int, head_bytes: int = 0) -> None:
+    def __init__(self, reserve_bytes: int, chunk_bytes: int, head_bytes: int = 0, *, huge_pages: bool = False) -> None:
         self.chunk_bytes = chunk_bytes
         self._begin = rounded(head_bytes, PAGE)
         chunks = -(-max(reserve_bytes, 4 * chunk_bytes) // chunk_bytes)
@@ -61,7 +62,7 @@ class Arena:
                 f"store: cannot reserve {reserve_bytes:,} bytes of address space ({error}); "
                 "lower capacity=, or give ram= to bound it"
             ) from error
-        if reserve_bytes >= HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
+        if huge_pages and reserve_bytes >= HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
             with contextlib.suppress(OSError):  # a kernel without them
                 self._map.madvise(mmap.MADV_HUGEPAGE)
         self.memory: npt.NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)

@@ -21,6 +21,9 @@ from .ram import Arena
 
 Ints = npt.NDArray[np.int64]
 
+CANDIDATES = 4
+"""The oldest chunks of which the one with the fewest pinned segments is let go."""
+
 _NOT_YET: tuple[Future[str | None], int] = (Future(), -1)
 
 
@@ -63,13 +66,15 @@ class Residency:
 
         Cost: 5 us a segment, some 80 segments.
         """
-        best, fewest = -1, 0
+        best, fewest, looked = -1, 0, 0
         for chunk, slots in self._slots.items():
             pinned = int(np.count_nonzero(self._pins[list(slots)]))
             busy = chunk == self.arena.current or self._loading[chunk] > 0
-            if not busy and pinned < len(slots) and (best < 0 or pinned < fewest):
-                best, fewest = chunk, pinned
-                if pinned == 0:
+            if not busy and pinned < len(slots):
+                looked += 1
+                if best < 0 or pinned < fewest:
+                    best, fewest = chunk, pinned
+                if pinned == 0 or looked == CANDIDATES:
                     break
         if best < 0:
             return False
