@@ -155,8 +155,9 @@ def main() -> None:
     ram, used = tiered.ram or 1, stats["bytes"]
     per_step = [used[part] / stats["steps"] for part in ("index", "samplers")]
     console.print(
-        f"encoded {encoded:,} bytes, {encoded / ram:.1f} x ram=; the process grew by {grown:,} bytes, {grown / ram:.2f} x "
-        f"ram=, stats() says {stats['total_bytes']:,}; index {per_step[0]:.1f}, trees {per_step[1]:.1f} bytes a step\n"
+        f"encoded {encoded:,} bytes, {encoded / ram:.1f} x ram=\n"
+        f"the process grew by {grown:,} bytes, {grown / ram:.2f} x ram=; stats() says {stats['total_bytes']:,}\n"
+        f"index {per_step[0]:.1f}, trees {per_step[1]:.1f} bytes a step\n"
         f"stream beside the disk itself: {ratio(stream, limit):.2f} x (goal .9)\n"
         f"stream beside memory, with a learner of 10 ms: {ratio(*learner):.2f} x (goal .8)"
     )

@@ -143,22 +143,23 @@ class Disk:
                 self.regions.delete(number)
                 self._live.pop(number, None)
 
-    def start(self, wanted: Sequence[Read]) -> list[Future[str | None]]:
-        """Begin to fill every ``out``, many at a time; the results say what is wrong with each, or ``None``."""
+    def start(self, wanted: Sequence[Read]) -> list[tuple[Future[list[str | None]], int]]:
+        """Begin to fill every ``out``, many at a time; for each where to look for what is wrong with it, or ``None``."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="sharpwave-read")
-        futures: list[Future[str | None]] = [Future() for _ in wanted]
         order = sorted(range(len(wanted)), key=lambda i: (wanted[i].region, wanted[i].offset))
 
-        def read(task: list[int]) -> None:
-            for i in task:
-                futures[i].set_result(self._read(wanted[i]))
+        def read(task: list[int]) -> list[str | None]:
+            return [self._read(wanted[i]) for i in task]
 
+        found: dict[int, tuple[Future[list[str | None]], int]] = {}
         for at in range(0, len(order), READS_A_TASK):
-            self._pool.submit(read, order[at : at + READS_A_TASK])
+            task = order[at : at + READS_A_TASK]
+            future = self._pool.submit(read, task)
+            found.update((i, (future, k)) for k, i in enumerate(task))
         self.reads += len(wanted)
         self.bytes_read += sum(len(one.out) for one in wanted)
-        return futures
+        return [found[i] for i in range(len(wanted))]
 
     def _read(self, wanted: Read) -> str | None:
         region = self.regions.regions.get(wanted.region)

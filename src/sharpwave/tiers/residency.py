@@ -13,6 +13,7 @@ from concurrent.futures import Future
 
 import numpy as np
 import numpy.typing as npt
+from numba import njit
 
 from ..segment import FIRST_FIELD
 from .disk import Disk, Read
@@ -24,7 +25,15 @@ Ints = npt.NDArray[np.int64]
 CANDIDATES = 4
 """The oldest chunks of which the one with the fewest pinned segments is let go."""
 
-_NOT_YET: tuple[Future[str | None], int] = (Future(), -1)
+_Coming = tuple[Future[list[str | None]], int, int]
+"""A read under way: its task, its place among what that reads, and to where in the arena it goes."""
+_NOT_YET: _Coming = (Future(), 0, -1)
+
+
+@njit(nogil=True, cache=True)
+def _pin(pins: npt.NDArray[np.int32], slots: Ints, by: int) -> None:
+    for slot in slots:
+        pins[slot] = max(0, pins[slot] + by)  # one that has left meanwhile was unpinned by that
 
 
 class Residency:
@@ -39,7 +48,7 @@ class Residency:
     def __init__(self, arena: Arena, index: SegmentIndex, disk: Disk) -> None:
         self.arena, self.index, self.disk = arena, index, disk
         self._slots: dict[int, set[int]] = {}  # resident segments by chunk, chunks in the order of filling
-        self._coming: dict[int, tuple[Future[str | None], int]] = {}  # what is being read, by slot, and to where
+        self._coming: dict[int, _Coming] = {}  # what is being read, by slot, and to where
         self._loading: Counter[int] = Counter()  # how many are being read into each chunk
         self._pins = np.zeros(index.slots, np.int32)
         self.hits = self.misses = self.moved = 0
@@ -110,8 +119,7 @@ class Residency:
 
     def pin(self, slots: Ints, by: int = 1) -> None:
         """Keep segments in the arena until they are unpinned (``by=-1``) as often."""
-        np.add.at(self._pins, slots, by)
-        self._pins[slots] = np.maximum(self._pins[slots], 0)  # one that has left meanwhile was unpinned by that
+        _pin(self._pins, slots, by)
 
     def fetch(self, slots: Ints) -> int:
         """Begin to read those of ``slots`` [n] that are neither here nor coming; how many of the first ones are now.
@@ -141,8 +149,8 @@ class Residency:
             wanted.append(Read(int(index.region[slot]), int(index.place[slot]), out))
             places.append((slot, base))
         self.pin(slots, -1)
-        for (slot, base), future in zip(places, self.disk.start(wanted) if wanted else [], strict=True):
-            self._coming[slot] = (future, base)
+        for (slot, base), (task, k) in zip(places, self.disk.start(wanted) if wanted else [], strict=True):
+            self._coming[slot] = (task, k, base)
         self.misses += len(wanted)
         return ready
 
@@ -153,8 +161,8 @@ class Residency:
         begin = time.perf_counter()
         for slot in slots.tolist():
             if slot in self._coming:
-                future, base = self._coming[slot]
-                problem = future.result()
+                task, k, base = self._coming[slot]
+                problem = task.result()[k]
                 del self._coming[slot]
                 self._loading[self.arena.chunk_of(base)] -= 1
                 if problem is None:
