@@ -144,7 +144,7 @@ class Disk:
                 self._live.pop(number, None)
 
     def start(self, wanted: Sequence[Read]) -> list[tuple[Future[list[str | None]], int]]:
-        """Begin to fill every ``out``, many at a time; for each where to look for what is wrong with it, or ``None``."""
+        """Begin to fill every ``out``, many at a time; for each where it will say what is wrong, or ``None``."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="sharpwave-read")
         order = sorted(range(len(wanted)), key=lambda i: (wanted[i].region, wanted[i].offset))
