@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from .. import segment
-from ..codecs import RAW, DamagedError
-from ..segment import FIRST_FIELD, FLAGS, REWARD, Column, Header
+from ..checks import MOST_LANES
+from ..codecs import RAW, ZSTD_DICTIONARY_BYTES, DamagedError
+from ..segment import FIRST_FIELD, FLAGS, REWARD, Column
 from ..spec import TERMINATED, TRUNCATED
 from .disk import Disk
 from .index import LEAF_BITS, LEAF_MASK
@@ -42,8 +45,15 @@ class Recovery:
 
 
 def highest_slot(found: Found, stride: int) -> int:
-    """The highest slot that a record's id names; -1 without any."""
-    return max(((record.id & LEAF_MASK) // stride for _, record in found if record.kind != DICTIONARY), default=-1)
+    """The highest slot that a record's id names, of those that a store can have come to; -1 without any."""
+    slots = ((record.id & LEAF_MASK) // stride for _, record in found if record.kind != DICTIONARY)
+    most = _most_slots(found)
+    return max((slot for slot in slots if slot < most), default=-1)
+
+
+def _most_slots(found: Found) -> int:
+    """More slots than this no store has come to: tables of slots must not grow with what a damaged id says."""
+    return (1 << 22) + 64 * len(found)
 
 
 def recover(log: StepLog, disk: Disk, found: Found, damages: Sequence[Damage]) -> Recovery:
@@ -51,16 +61,22 @@ def recover(log: StepLog, disk: Disk, found: Found, damages: Sequence[Damage]) -
 
     Every lane begins a new episode afterwards: where the last step known of it did not end one, that episode is
     truncated there, and the observation after that step is the final one. So it is at gaps that damage left.
+
+    Raises:
+        OSError: a file cannot be written; then nothing is deleted or moved.
+        ValueError, MemoryError: the capacity, or ``ram``, is too small for the lanes.
     """
     adoption = _Adoption(log, disk, found)
     report = adoption.report
-    report.damages = [str(damage) for damage in damages]
+    damages = list(damages)
     for number, record in newest(found, log.stride):
         try:
             adoption.adopt(number, record)
-        except (DamagedError, KeyError, OSError) as error:
+        except DamagedError as error:
+            what = f"segment {record.id}: {str(error).removeprefix('segment: ')}"
             path = disk.regions.regions[number].path
-            report.damages.append(f"{path}: byte {record.offset:,}: segment {record.id}: {error}")
+            damages.append(Damage(path, record.offset, record.nbytes, what, record.id))
+    report.damages = [str(damage) for damage in damages]
     adoption.link()
     _set_aside(disk, damages)
     while log.capacity is not None and log.held_steps > log.capacity and log.evict():
@@ -69,7 +85,7 @@ def recover(log: StepLog, disk: Disk, found: Found, damages: Sequence[Damage]) -
 
 
 def newest(found: Found, stride: int) -> list[tuple[int, Record]]:
-    """Of every slot the record that counts, in the order of their writing."""
+    """Of every slot the record that counts, in the order of their writing; rows of open segments are the newest."""
     best: dict[int, tuple[int, Record]] = {}
     for number, record in found:
         if record.kind == DICTIONARY:
@@ -77,7 +93,7 @@ def newest(found: Found, stride: int) -> list[tuple[int, Record]]:
         slot = (record.id & LEAF_MASK) // stride
         if slot not in best or _rank(best[slot][1]) < _rank(record):
             best[slot] = (number, record)
-    return sorted(best.values(), key=lambda place: place[1].sequence)
+    return sorted(best.values(), key=lambda place: (place[1].kind != SEGMENT, place[1].sequence))
 
 
 def _rank(record: Record) -> tuple[int, bool, int]:
@@ -87,18 +103,27 @@ def _rank(record: Record) -> tuple[int, bool, int]:
 
 def _set_aside(disk: Disk, damages: Sequence[Damage]) -> None:
     """Delete regions that hold nothing any more; move those to ``quarantine`` of which nothing could be used."""
-    folder = disk.folder / QUARANTINE
+    regions, files = disk.regions, disk.files
+    regions.sync()  # what was written anew is on disk before what it replaces goes
     damaged = {damage.path for damage in damages}
-    for number in [number for number in disk.regions.regions if not disk.holds(number)]:
-        if disk.regions.regions[number].path not in damaged:
-            disk.regions.delete(number)
-            continue
-        region = disk.regions.regions.pop(number)
-        os.close(region.descriptor)
-    used = {region.path for region in disk.regions.regions.values()}
-    for path in damaged - used:
-        folder.mkdir(exist_ok=True)
-        os.replace(path, folder / path.name)
+    for number in [number for number in regions.regions if not disk.holds(number)]:
+        if regions.regions[number].path in damaged:
+            os.close(regions.regions.pop(number).descriptor)
+        else:
+            regions.delete(number)
+    for path in regions.folder.glob("*.partial"):  # a region that was about to be made
+        files.unlink(path)
+    used = {region.path for region in regions.regions.values()}
+    folder = disk.folder / QUARANTINE
+    for path in sorted(damaged - used):
+        files.make_folder(folder)
+        files.rename(path, _free_name(folder / path.name))
+
+
+def _free_name(path: Path) -> Path:
+    """``path``, or with a number behind its name where there is such a file already."""
+    names = (path if n == 0 else path.with_name(f"{path.name}.{n}") for n in itertools.count())
+    return next(name for name in names if not name.exists())
 
 
 class _Adoption:
@@ -109,30 +134,49 @@ class _Adoption:
         generations = [region.generation for region in disk.regions.regions.values()]
         generations += [record.id >> LEAF_BITS for _, record in found if record.kind != DICTIONARY]
         self._generation = max(generations, default=-1) + 1  # above all that were ever given out
+        self._most_slots = _most_slots(found)
+        self._read: dict[int, bytes] = {}  # dictionaries, by key
         self._lanes: dict[int, list[int]] = {}
 
     def adopt(self, number: int, record: Record) -> None:
-        """Note where a segment lies.  Raises: DamagedError, KeyError: it does not fit this store."""
+        """Note where a segment lies.
+
+        Raises:
+            DamagedError: it does not fit this store, or cannot be read.
+            OSError: it cannot be written anew, where it was open.
+        """
         log, index = self.log, self.log.index
+        slot, row = divmod(record.id & LEAF_MASK, log.stride)
+        if row or slot >= min(index.slots, self._most_slots):
+            raise DamagedError(f"no id of a segment of {log.stride} steps")
+        if record.nbytes > log.chunk_bytes:
+            raise DamagedError(f"{record.nbytes:,} bytes, expected at most {log.chunk_bytes:,}")
         data: bytes | bytearray = self._content(number, record)
-        header = segment.parse(memoryview(data), log.spec)
         if record.kind != SEGMENT:
-            data = self._ended(header, data)
+            data = self._ended(data)
             if not data:
                 return
-            header = segment.parse(memoryview(data), log.spec)
-            number, offset = self.disk.regions.append(SEGMENT, record.id, bytes(data), self._generation, {})
-        else:
-            offset = record.offset
-        if header.steps > log.stride or header.frames > log.most_frames:
-            raise DamagedError(f"{header.steps} steps, {header.frames} frames; expected at most {log.stride}")
-        slot = (record.id & LEAF_MASK) // log.stride
-        for c, column in enumerate(header.placed):
-            shared = self._dictionary(column.dictionary)
-            place = log.tables[c].add(shared) if shared else 0
+        header = segment.check(memoryview(data), log.spec, self._dictionary)
+        if header.steps > log.stride or header.frames > log.most_frames or header.lane >= MOST_LANES:
+            raise DamagedError(
+                f"{header.steps} steps, {header.frames} frames of lane {header.lane}; expected at most {log.stride}, "
+                f"{log.most_frames} and {MOST_LANES - 1}"
+            )
+        shared = [self._dictionary(column.dictionary) for column in header.placed]
+        places: list[int] = []
+        for c, one in enumerate(shared):
+            place = log.tables[c].add(one) if one else 0
             if place is None:
+                for table, taken in zip(log.tables, places, strict=False):
+                    table.drop(taken)
                 raise DamagedError(f"column {c} needs a dictionary, and 255 others are in use")
-            index.codec[c, slot], index.dictionary[c, slot], index.offset[c, slot] = column.codec, place, column.offset
+            places.append(place)
+        offset = record.offset
+        if record.kind != SEGMENT:
+            number, offset = self.disk.regions.append(SEGMENT, record.id, bytes(data), self._generation, {})
+        index.codec[:, slot] = [column.codec for column in header.placed]
+        index.dictionary[:, slot] = places
+        index.offset[:, slot] = [column.offset for column in header.placed]
         index.rows[slot], index.frames[slot], index.context[slot] = header.steps, header.frames, header.context
         index.lane[slot], index.first_step[slot] = header.lane, header.first_step
         index.generation[slot] = record.id >> LEAF_BITS
@@ -160,15 +204,27 @@ class _Adoption:
 
     def _content(self, number: int, record: Record) -> bytearray:
         out = bytearray(record.nbytes)
-        self.disk.regions.read(number, record.offset, memoryview(out))
+        try:
+            self.disk.regions.read(number, record.offset, memoryview(out))
+        except OSError as error:
+            raise DamagedError(f"cannot be read: {error}") from error
         return out
 
     def _dictionary(self, key: int) -> bytes:
-        return bytes(self._content(*self._dictionaries[key])) if key else b""
+        """Raises: KeyError: there is none.  DamagedError: it is not as a store makes them."""
+        if key and key not in self._read:
+            number, record = self._dictionaries[key]
+            most = max(ZSTD_DICTIONARY_BYTES, int(self.log.sizes.max()))
+            if record.nbytes > most:
+                raise DamagedError(f"dictionary {key:016x} has {record.nbytes:,} bytes, expected at most {most:,}")
+            self._read[key] = bytes(self._content(number, record))
+        return self._read[key] if key else b""
 
-    def _ended(self, header: Header, data: bytes | bytearray) -> bytes:
+    def _ended(self, data: bytes | bytearray) -> bytes:
         """An open segment's rows as a sealed segment: without the last step, if its episode went on."""
-        _, arrays = segment.unpack(memoryview(data), self.log.spec, self._dictionary)
+        limit = self.log.chunk_bytes
+        header, arrays = segment.unpack(memoryview(data), self.log.spec, self._dictionary, limit=limit)
+        segment.check_frames(header, arrays["flags"], sealed=False)
         flags = arrays["flags"].copy()
         steps, frames = header.steps, header.frames
         if steps and not flags[-1] & ENDED:
