@@ -186,8 +186,10 @@ class Disk:
         """Let the folder go."""
         if self._pool is not None:
             self._pool.shutdown()
-        self.regions.close()
-        os.close(self._lock)
+        try:
+            self.regions.close()
+        finally:
+            os.close(self._lock)
 
 
 def _locked(path: Path) -> int:

@@ -63,7 +63,7 @@ class Files:
     def replace(self, path: Path, content: bytes) -> None:
         """Write a file whole or not at all: under another name, synced, renamed."""
         temporary = path.with_name(f".{path.name}.partial")
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
         try:
             self.pwrite(descriptor, content, 0)
             self.fsync(descriptor)

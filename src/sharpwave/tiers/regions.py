@@ -181,6 +181,9 @@ class Regions:
         """
         found: list[tuple[int, Record]] = []
         damages: list[Damage] = []
+        for path in self.folder.iterdir():  # also what was about to be a region
+            if re.fullmatch("[0-9]{12}", path.stem) and int(path.stem) < MOST_NUMBER:
+                self.next_number = max(self.next_number, int(path.stem) + 1)
         for path in sorted(self.folder.glob("*.region")):
             try:
                 region, records, wrong = read_region(path, self.identity)
@@ -189,8 +192,6 @@ class Regions:
                     raise
                 region, records, wrong = None, [], [Damage(path, 0, path.stat().st_size, f"cannot be read ({error})")]
             damages += wrong
-            if re.fullmatch("[0-9]{12}", path.stem) and int(path.stem) < MOST_NUMBER:
-                self.next_number = max(self.next_number, int(path.stem) + 1)
             if region is not None and path.stem != f"{region.number:012d}":
                 os.close(region.descriptor)
                 what = f"region {region.number} under another name, expected {region.number:012d}.region"
