@@ -131,25 +131,28 @@ class Faulty(Files):
     def _note(self, descriptor: int, offset: int, nbytes: int) -> None:
         self._written.setdefault(self._inode(descriptor), []).append((offset, nbytes))
 
-    def cut_power(self, folder: Path) -> None:
-        """Leave of ``folder`` what a power cut may: all that was synced, and of the rest any sectors and any names."""
-        toss = self.random.random
+    def cut_power(self, folder: Path, kept_share: float = 0.5) -> None:
+        """Leave of ``folder`` what a power cut may: all that was synced, and of the rest some sectors and names."""
+
+        def lost() -> bool:
+            return self.random.random() >= kept_share
+
         for path in [folder, *(one for one in folder.iterdir() if one.is_dir())]:
             kept = self._names.get(path, {})
             for one in list(path.iterdir()):
                 if not one.is_file() or one.name == disk_module.LOCK:
                     continue
                 inode = one.stat().st_ino
-                if one.name not in kept and toss() < 0.5:
+                if one.name not in kept and lost():
                     one.unlink()
                     continue
                 held = bytearray(self._synced.get(inode, b""))
                 now = one.read_bytes()
-                if len(held) < len(now) and (one.name in kept or toss() < 0.5):
+                if len(held) < len(now) and (one.name in kept or not lost()):
                     held += bytes(len(now) - len(held))
                 for begin, nbytes in self._written.get(inode, []):
                     for sector in range(begin // SECTOR, -(-(begin + nbytes) // SECTOR)):
-                        if toss() < 0.5:
+                        if not lost():
                             place = slice(sector * SECTOR, min((sector + 1) * SECTOR, len(held)))
                             held[place] = now[place]
                 one.write_bytes(held)

@@ -69,13 +69,15 @@ def recover(log: StepLog, disk: Disk, found: Found, damages: Sequence[Damage]) -
     adoption = _Adoption(log, disk, found)
     report = adoption.report
     damages = list(damages)
-    for number, record in newest(found, log.stride):
-        try:
-            adoption.adopt(number, record)
-        except DamagedError as error:
-            what = f"segment {record.id}: {str(error).removeprefix('segment: ')}"
-            path = disk.regions.regions[number].path
-            damages.append(Damage(path, record.offset, record.nbytes, what, record.id))
+    for versions in ranked(found, log.stride):
+        for number, record in versions:
+            try:
+                adoption.adopt(number, record)
+                break
+            except DamagedError as error:
+                what = f"segment {record.id}: {str(error).removeprefix('segment: ')}"
+                path = disk.regions.regions[number].path
+                damages.append(Damage(path, record.offset, record.nbytes, what, record.id))
     report.damages = [str(damage) for damage in damages]
     adoption.link()
     _set_aside(disk, damages)
@@ -86,14 +88,20 @@ def recover(log: StepLog, disk: Disk, found: Found, damages: Sequence[Damage]) -
 
 def newest(found: Found, stride: int) -> list[tuple[int, Record]]:
     """Of every slot the record that counts, in the order of their writing; rows of open segments are the newest."""
-    best: dict[int, tuple[int, Record]] = {}
-    for number, record in found:
-        if record.kind == DICTIONARY:
-            continue
-        slot = (record.id & LEAF_MASK) // stride
-        if slot not in best or _rank(best[slot][1]) < _rank(record):
-            best[slot] = (number, record)
-    return sorted(best.values(), key=lambda place: (place[1].kind != SEGMENT, place[1].sequence))
+    return [versions[0] for versions in ranked(found, stride)]
+
+
+def ranked(found: Found, stride: int) -> list[list[tuple[int, Record]]]:
+    """As :func:`newest`, and behind each record those with the same id: where it turns out to be of no use, the
+    next one counts. A power cut may leave a segment, and not the dictionary that was written before it."""
+    slots: dict[int, list[tuple[int, Record]]] = {}
+    for place in found:
+        if place[1].kind != DICTIONARY:
+            slots.setdefault((place[1].id & LEAF_MASK) // stride, []).append(place)
+    for versions in slots.values():
+        versions.sort(key=lambda place: _rank(place[1]), reverse=True)
+        versions[:] = [place for place in versions if place[1].id == versions[0][1].id]
+    return sorted(slots.values(), key=lambda versions: (versions[0][1].kind != SEGMENT, versions[0][1].sequence))
 
 
 def _rank(record: Record) -> tuple[int, bool, int]:
@@ -171,9 +179,14 @@ class _Adoption:
                     table.drop(taken)
                 raise DamagedError(f"column {c} needs a dictionary, and 255 others are in use")
             places.append(place)
+        needed = {
+            (c, column.dictionary): one for c, (column, one) in enumerate(zip(header.placed, shared, strict=True))
+        }
+        needed = {key: one for key, one in needed.items() if one}
         offset = record.offset
-        if record.kind != SEGMENT:
-            number, offset = self.disk.regions.append(SEGMENT, record.id, bytes(data), self._generation, {})
+        if record.kind != SEGMENT or needed.keys() - self.disk.regions.regions[number].keys:
+            # Rows of an open segment; or a dictionary lies in another region only, which may go before this one.
+            number, offset = self.disk.regions.append(SEGMENT, record.id, bytes(data), self._generation, needed)
         index.codec[:, slot] = [column.codec for column in header.placed]
         index.dictionary[:, slot] = places
         index.offset[:, slot] = [column.offset for column in header.placed]
