@@ -227,6 +227,12 @@ def opened(folder: Path, codec: str) -> sw.Store:
     return sw.Store(SPEC, capacity=CAPACITY, disk=folder, segment_steps=SEGMENT_STEPS, codec=codec)
 
 
+def serials_of(store: sw.Store) -> list[int]:
+    """The serial numbers of all steps that can be sampled, in their order."""
+    replay = store.transitions()
+    return sorted(replay.fetch(replay.sampleable_ids())["serial"].tolist())
+
+
 def live(folder: Path, codec: str, files: Faulty, account: Account, appends: int = 100) -> None:
     """A store's life: made, appended to, flushed, opened again, full by and by. What fails is tried once more.
 

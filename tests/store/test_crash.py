@@ -13,7 +13,7 @@ from sharpwave.tiers.disk import Disk
 from sharpwave.tiers.files import Files
 from sharpwave.tiers.regions import SEGMENT, Identity, Regions, read_region
 
-from .faults import CAPACITY, ERRORS, KINDS, SEGMENT_STEPS, SPEC, Faulty, frame, on, round_of
+from .faults import CAPACITY, ERRORS, KINDS, SEGMENT_STEPS, SPEC, Faulty, frame, on, round_of, serials_of
 
 ME = Identity(bytes(16), 5)
 
@@ -76,11 +76,6 @@ def append(store: sw.Store, lane: int, serials: range) -> None:
         )
 
 
-def serials(store: sw.Store) -> list[int]:
-    replay = store.transitions()
-    return sorted(replay.fetch(replay.sampleable_ids())["serial"].tolist())
-
-
 def test_opening_deletes_flushed_rows_only_when_they_are_on_disk_anew(tmp_path: Path) -> None:
     files = Faulty()
     with on(files):
@@ -88,11 +83,11 @@ def test_opening_deletes_flushed_rows_only_when_they_are_on_disk_anew(tmp_path: 
             append(store, 0, range(3))
             store.flush()
         with sw.Store.open(tmp_path) as store:
-            assert serials(store) == [0, 1]
+            assert serials_of(store) == [0, 1]
         assert "unlink" in files.log
     files.cut_power(tmp_path, kept_share=0.0)
     with sw.Store.open(tmp_path) as store:
-        assert serials(store) == [0, 1]
+        assert serials_of(store) == [0, 1]
 
 
 def test_a_sync_that_failed_is_not_believed_the_next_time(tmp_path: Path) -> None:
@@ -144,7 +139,7 @@ def test_rows_that_were_flushed_outlive_segments_that_had_left(tmp_path: Path) -
         store.flush()
         append(store, 0, range(100))
     with sw.Store.open(tmp_path) as store:
-        assert len(store) <= CAPACITY and set(serials(store)) >= {1000, 1001, 99 - SEGMENT_STEPS}
+        assert len(store) <= CAPACITY and set(serials_of(store)) >= {1000, 1001, 99 - SEGMENT_STEPS}
 
 
 def test_a_region_that_cannot_be_deleted_is_tried_again(tmp_path: Path) -> None:
@@ -169,7 +164,7 @@ def test_a_region_that_cannot_be_deleted_is_tried_again(tmp_path: Path) -> None:
         del files.unlink
         append(store, 0, range(store.total_steps, store.total_steps + 8))
         assert store.stats()["disk"]["bytes"] <= more
-        assert serials(store) == list(range(store.total_steps - len(store), store.total_steps - 1))
+        assert serials_of(store) == list(range(store.total_steps - len(store), store.total_steps - 1))
 
 
 def test_a_segment_without_its_dictionary_gives_way_to_the_rows_that_were_flushed(tmp_path: Path) -> None:
@@ -188,7 +183,7 @@ def test_a_segment_without_its_dictionary_gives_way_to_the_rows_that_were_flushe
     regions.close()
     with sw.Store.open(tmp_path) as store:
         assert store.recovery is not None and "dictionary 0000000000000063" in store.recovery.damages[0]
-        assert serials(store) == [0, 1]
+        assert serials_of(store) == [0, 1]
 
 
 def test_quarantine_keeps_what_it_has(tmp_path: Path) -> None:
@@ -207,4 +202,4 @@ def test_a_full_disk_at_opening_costs_nothing(tmp_path: Path) -> None:
     with on(Faulty(1, "ENOSPC")), pytest.raises(OSError, match="No space left"):
         sw.Store.open(tmp_path)
     with sw.Store.open(tmp_path) as store:
-        assert serials(store) == [0, 1]
+        assert serials_of(store) == [0, 1]

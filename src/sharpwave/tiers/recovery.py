@@ -92,15 +92,14 @@ def newest(found: Found, stride: int) -> list[tuple[int, Record]]:
 
 
 def ranked(found: Found, stride: int) -> list[list[tuple[int, Record]]]:
-    """As :func:`newest`, and behind each record those with the same id: where it turns out to be of no use, the
-    next one counts. A power cut may leave a segment, and not the dictionary that was written before it."""
+    """As :func:`newest`, and behind each record those it replaced: where it turns out to be of no use, the next one
+    counts. A power cut may leave a segment, and not the dictionary that was written before it."""
     slots: dict[int, list[tuple[int, Record]]] = {}
     for place in found:
         if place[1].kind != DICTIONARY:
             slots.setdefault((place[1].id & LEAF_MASK) // stride, []).append(place)
     for versions in slots.values():
         versions.sort(key=lambda place: _rank(place[1]), reverse=True)
-        versions[:] = [place for place in versions if place[1].id == versions[0][1].id]
     return sorted(slots.values(), key=lambda versions: (versions[0][1].kind != SEGMENT, versions[0][1].sequence))
 
 
