@@ -6,9 +6,16 @@ import os
 import sys
 from pathlib import Path
 
+from ..words import INTERPRETED
+
 
 class Files:
     """The operating system's files. All methods raise OSError."""
+
+    @property
+    def native(self) -> bool:
+        """Whether kernels may call the system's ``pread`` in place of :meth:`pread`."""
+        return type(self).pread is Files.pread and hasattr(os, "pread") and not INTERPRETED
 
     def open(self, path: Path) -> int:
         """Make a file and open it for reading and writing; one that exists is an error."""
