@@ -18,10 +18,10 @@ def _table() -> Table:
     table = np.zeros((8 * LANES, 256), np.uint32)
     values: Table = np.arange(256, dtype=np.uint32)
     for _ in range(8):
-        values = (values >> 1) ^ (values & 1) * np.uint32(0xEDB88320)
+        values = (values >> np.uint32(1)) ^ (values & np.uint32(1)) * np.uint32(0xEDB88320)
     table[0] = values
     for zeros in range(1, 8 * LANES):
-        table[zeros] = (table[zeros - 1] >> 8) ^ table[0][table[zeros - 1] & 0xFF]
+        table[zeros] = (table[zeros - 1] >> np.uint32(8)) ^ table[0][table[zeros - 1] & 0xFF]
     return table
 
 
