@@ -11,6 +11,7 @@ import numpy.typing as npt
 from numba import njit
 
 from ..segment import FIRST_FIELD
+from ..words import fetch_add
 from .ram import ALIGNMENT
 
 Bytes = npt.NDArray[np.uint8]
@@ -184,7 +185,7 @@ def pick(slots: Ints, state: Ints, wanted: int, into: Ints) -> int:
     """Which different ones of ``slots`` have the ``wanted`` state, which becomes 0; how many."""
     found = 0
     for slot in slots:
-        if state[slot] == wanted:
+        if state[slot] != 0 and fetch_add(state, slot, 0) == wanted:  # what was read is seen as well
             state[slot] = 0
             into[found] = slot
             found += 1
