@@ -100,8 +100,11 @@ def _view(data: bytes | memoryview | npt.NDArray[np.uint8]) -> memoryview:
     return (np.ascontiguousarray(data).data if isinstance(data, np.ndarray) else memoryview(data)).cast("B")
 
 
-def parse(data: bytes | memoryview | npt.NDArray[np.uint8], spec: Spec) -> Header:
+def parse(data: bytes | memoryview | npt.NDArray[np.uint8], spec: Spec, whole: int | None = None) -> Header:
     """Read and check a segment's header, column table and checksum. Payloads are left packed.
+
+    Args:
+        whole: the segment's bytes, where ``data`` is only its beginning: then the checksum was checked before.
 
     Raises:
         DamagedError: naming what is wrong and what was expected.
@@ -114,17 +117,18 @@ def parse(data: bytes | memoryview | npt.NDArray[np.uint8], spec: Spec) -> Heade
         raise DamagedError(f"segment: begins with {bytes(magic)!r}, expected {MAGIC!r}")
     if version != VERSION:
         raise DamagedError(f"segment: format version {version}, this release reads {VERSION}")
-    if nbytes != len(data):
-        raise DamagedError(f"segment: the header says {nbytes} bytes, there are {len(data)}")
-    (stored,) = CHECKSUM.unpack_from(data, nbytes - CHECKSUM.size)
-    found = zlib.crc32(data[: nbytes - CHECKSUM.size])
-    if stored != found:
-        raise DamagedError(f"segment: checksum {found:08x}, expected {stored:08x}")
+    if nbytes != (len(data) if whole is None else whole):
+        raise DamagedError(f"segment: the header says {nbytes} bytes, there are {whole or len(data)}")
+    if whole is None:
+        (stored,) = CHECKSUM.unpack_from(data, nbytes - CHECKSUM.size)
+        found = zlib.crc32(data[: nbytes - CHECKSUM.size])
+        if stored != found:
+            raise DamagedError(f"segment: checksum {found:08x}, expected {stored:08x}")
     if schema != spec.schema_hash:
         raise DamagedError(
             f"segment: schema {schema:016x}, expected {spec.schema_hash:016x}: written under another Spec"
         )
-    if count != FIRST_FIELD + len(spec.fields) or HEADER.size + COLUMN.size * count + CHECKSUM.size > nbytes:
+    if count != FIRST_FIELD + len(spec.fields) or HEADER.size + COLUMN.size * count + CHECKSUM.size > len(data):
         raise DamagedError(f"segment: {count} columns, expected {FIRST_FIELD + len(spec.fields)}")
     placed = []
     for i in range(count):

@@ -386,10 +386,14 @@ class StepLog:
             index.offset[c, slot] = to
 
     def adopt(self, slot: int, content: Bytes) -> None:
-        """Count a sealed segment that lies on disk, and that the index describes already."""
+        """Count a sealed segment that lies on disk, and that the index describes already.
+
+        Args:
+            content: its bytes, or as many of the first ones as hold its flags and rewards.
+        """
         self._fill_spine(slot, content)
         self.held_steps += int(self.index.rows[slot])
-        self.sealed_bytes += len(content)
+        self.sealed_bytes += int(self.index.nbytes[slot])
         self.retention.add(slot)
         self.changes += 1
 

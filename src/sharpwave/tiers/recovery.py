@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from .regions import DICTIONARY, SEGMENT, Damage, Record
 
 ENDED = TERMINATED | TRUNCATED
 QUARANTINE = "quarantine"
+DICTIONARIES = 64
+"""Dictionaries kept while segments are adopted, because those that follow each other refer to the same ones."""
 
 Found = Sequence[tuple[int, Record]]
 
@@ -110,22 +113,33 @@ class _Adoption:
         generations += [record.id >> LEAF_BITS for _, record in found if record.kind != DICTIONARY]
         self._generation = max(generations, default=-1) + 1  # above all that were ever given out
         self._lanes: dict[int, list[int]] = {}
+        self._dictionary = lru_cache(DICTIONARIES)(self._read_dictionary)
+        # Checksums were checked when the records were found: now only what stays in memory is read.
+        self._head = segment.HEADER.size + segment.COLUMN.size * len(log.names) + 2 * segment.ALIGNMENT + 5 * log.stride
 
     def adopt(self, number: int, record: Record) -> None:
         """Note where a segment lies.  Raises: DamagedError, KeyError: it does not fit this store."""
         log, index = self.log, self.log.index
-        data: bytes | bytearray = self._content(number, record)
-        header = segment.parse(memoryview(data), log.spec)
-        if record.kind != SEGMENT:
-            data = self._ended(header, data)
+        nbytes, offset = record.nbytes, record.offset
+        data: bytes | bytearray
+        if record.kind == SEGMENT:
+            data = self._content(number, record, min(nbytes, self._head))
+            header = segment.parse(memoryview(data), log.spec, nbytes)
+            if max(column.offset + column.nbytes for column in header.placed[:FIRST_FIELD]) > len(data):
+                data = self._content(number, record, nbytes)
+        else:
+            data = self._content(number, record, nbytes)
+            data = self._ended(segment.parse(memoryview(data), log.spec), data)
             if not data:
                 return
+            nbytes = len(data)
             header = segment.parse(memoryview(data), log.spec)
             number, offset = self.disk.regions.append(SEGMENT, record.id, bytes(data), self._generation, {})
-        else:
-            offset = record.offset
         if header.steps > log.stride or header.frames > log.most_frames:
             raise DamagedError(f"{header.steps} steps, {header.frames} frames; expected at most {log.stride}")
+        for name, column, row_bytes in zip(log.names[:FIRST_FIELD], header.placed, (1, 4), strict=False):
+            if column.codec != RAW or column.nbytes != row_bytes * header.steps:
+                raise DamagedError(f"{name}: {column.nbytes} bytes of codec {column.codec}, expected plain rows")
         slot = (record.id & LEAF_MASK) // log.stride
         for c, column in enumerate(header.placed):
             shared = self._dictionary(column.dictionary)
@@ -136,7 +150,7 @@ class _Adoption:
         index.rows[slot], index.frames[slot], index.context[slot] = header.steps, header.frames, header.context
         index.lane[slot], index.first_step[slot] = header.lane, header.first_step
         index.generation[slot] = record.id >> LEAF_BITS
-        index.nbytes[slot], index.region[slot], index.place[slot] = len(data), number, offset
+        index.nbytes[slot], index.region[slot], index.place[slot] = nbytes, number, offset
         index.sealed[slot] = 1
         log.adopt(slot, np.frombuffer(data, np.uint8))
         self.disk.hold(number)
@@ -158,13 +172,17 @@ class _Adoption:
                     log.truncate(slot)
             log.chain(lane, slots)
 
-    def _content(self, number: int, record: Record) -> bytearray:
-        out = bytearray(record.nbytes)
+    def _content(self, number: int, record: Record, nbytes: int) -> bytearray:
+        """The first ``nbytes`` of a record's payload."""
+        out = bytearray(nbytes)
         self.disk.regions.read(number, record.offset, memoryview(out))
         return out
 
-    def _dictionary(self, key: int) -> bytes:
-        return bytes(self._content(*self._dictionaries[key])) if key else b""
+    def _read_dictionary(self, key: int) -> bytes:
+        if not key:
+            return b""
+        number, record = self._dictionaries[key]
+        return bytes(self._content(number, record, record.nbytes))
 
     def _ended(self, header: Header, data: bytes | bytearray) -> bytes:
         """An open segment's rows as a sealed segment: without the last step, if its episode went on."""

@@ -346,4 +346,4 @@ def _next_record(descriptor: int, begin: int, size: int) -> int:
 
 
 def _all_zero(descriptor: int, begin: int, size: int) -> bool:
-    return not any(any(part) for part in _parts(descriptor, begin, size))
+    return all(part == bytes(len(part)) for part in _parts(descriptor, begin, size))
