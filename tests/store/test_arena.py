@@ -38,6 +38,17 @@ class ArenaMachine(RuleBasedStateMachine):
         self.take(self.arena.allocate(nbytes), nbytes, False)
 
     @precondition(lambda self: len(self.ranges) < 200)
+    @rule(sizes=st.lists(st.one_of(st.integers(1, CHUNK), st.integers(1, 600)), min_size=1, max_size=20))
+    def allocate_some(self, sizes: list[int]) -> None:
+        offsets = self.arena.allocate_some(np.array(sizes, np.int64)).tolist()
+        for offset, nbytes in zip(offsets, sizes, strict=False):
+            self.take(offset, nbytes, False)
+        if offsets and len(offsets) < len(sizes):
+            following = self.arena.allocate(sizes[len(offsets)])
+            assert following is None or following // CHUNK != offsets[-1] // CHUNK, "there was room for more"
+            self.take(following, sizes[len(offsets)], False)
+
+    @precondition(lambda self: len(self.ranges) < 200)
     @rule()
     def reserve(self) -> None:
         self.take(self.arena.reserve(), CHUNK, True)

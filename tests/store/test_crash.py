@@ -48,7 +48,7 @@ def found_in(folder: Path) -> set[tuple[int, int]]:
 def test_flushed_rows_go_only_when_what_replaces_them_is_on_disk(tmp_path: Path) -> None:
     files = Faulty()
     with on(files):
-        disk = Disk(tmp_path, {"schema": 5}, None, None, files)
+        disk = Disk(tmp_path, ME, None, None, files)
         disk.append_tail(7, payload(100, 1), 0)
         disk.regions.sync()
         for i in range(3):  # the next regions

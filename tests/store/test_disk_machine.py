@@ -36,7 +36,7 @@ class DiskMachine(TransitionsMachine):
         index = log.index
         here = np.flatnonzero((index.resident == 1) & (index.sealed == 1) & (index.rows > 0))
         for slot in here[: int(len(here) * share)].tolist():
-            log.residency._cool(slot)
+            log.residency.release(slot)
 
     def teardown(self) -> None:
         super().teardown()

@@ -43,7 +43,7 @@ def test_what_a_stream_needs_is_read_ahead(tmp_path: Path) -> None:
     next(stream)
     before = store.stats()["disk"]["misses"]
     drawn = {slot for _, _, slots in stream._drawn for slot in slots.tolist()}
-    assert all(store._log.index.resident[slot] or slot in residency._coming for slot in drawn)
+    assert all(store._log.index.resident[slot] or residency._state[slot] for slot in drawn)
     next(stream)
     assert store.stats()["disk"]["misses"] - before <= 8, "one batch is read for each that is handed out"
     stream.close()

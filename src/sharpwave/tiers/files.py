@@ -7,6 +7,8 @@ import os
 import sys
 from pathlib import Path
 
+from ..words import INTERPRETED
+
 
 class Files:
     """The operating system's files. All methods raise OSError."""
@@ -17,6 +19,11 @@ class Files:
         path.mkdir(parents=True, exist_ok=True)
         for one in absent:
             self.fsync_folder(one.parent)
+
+    @property
+    def native(self) -> bool:
+        """Whether kernels may call the system's ``pread`` in place of :meth:`pread`."""
+        return type(self).pread is Files.pread and hasattr(os, "pread") and not INTERPRETED
 
     def open(self, path: Path) -> int:
         """Make a file and open it for reading and writing; one that exists is an error."""

@@ -257,7 +257,7 @@ class StepLog:
         self._staging += shift
         index.grow(slots)
         if self.residency is not None:
-            self.residency.resized()
+            self.residency = self.residency.anew()
 
     def keep_limits(self) -> None:
         """Let go what is too much of memory, of steps, or of files."""

@@ -128,6 +128,22 @@ class Arena:
         self._grow(self._current, self._top, nbytes)
         return offset
 
+    def allocate_some(self, nbytes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Offsets of the first of several ranges ([n], n > 0), as many as one chunk has room for; none as above."""
+        first = self.allocate(int(nbytes[0]))
+        if first is None:
+            return np.empty(0, np.int64)
+        spaces = -(-nbytes // ALIGNMENT) * ALIGNMENT
+        ends = np.cumsum(spaces[1:])
+        spare = max(0, self.limit_bytes - self.committed_bytes) // PAGE * PAGE
+        most = min(self.chunk_bytes, int(self._touched[self._current]) + spare)
+        count = int(np.searchsorted(ends, most - self._top, side="right"))
+        if count:
+            self._top += int(ends[count - 1])
+            self._grow(self._current, self._top, int(ends[count - 1]))
+        offsets: npt.NDArray[np.int64] = first + np.cumsum(spaces[: count + 1]) - spaces[: count + 1]
+        return offsets
+
     def reserve(self) -> int | None:
         """Offset of a whole chunk, for rows that are still being written; ``None`` as in :meth:`allocate`."""
         chunk = self._take(self.chunk_bytes)
@@ -156,6 +172,11 @@ class Arena:
     def begin_of(self, chunk: int) -> int:
         """Offset of a chunk."""
         return self._begin + chunk * self.chunk_bytes
+
+    @property
+    def live(self) -> npt.NDArray[np.int64]:
+        """Bytes handed out in each chunk. [chunks]"""
+        return self._live
 
     @property
     def current(self) -> int:

@@ -18,6 +18,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
 from .dictionaries import KEY_BYTES
 from .files import Files
 
@@ -162,6 +165,12 @@ class Regions:
             raise OSError(
                 f"{region.path}: got {done:,} bytes at {offset:,}, expected {len(out):,}: the file was cut off"
             )
+
+    def descriptors(self, numbers: npt.NDArray[np.int32]) -> list[int]:
+        """The open file of each region; -1 for one that is not there."""
+        return [
+            -1 if (region := self.regions.get(number)) is None else region.descriptor for number in numbers.tolist()
+        ]
 
     def sync(self) -> None:
         """Return when everything appended so far is on disk.  Raises: OSError."""
@@ -418,4 +427,4 @@ def _next_record(descriptor: int, begin: int, size: int) -> int:
 
 
 def _all_zero(descriptor: int, begin: int, size: int) -> bool:
-    return not any(any(part) for part in _parts(descriptor, begin, size))
+    return all(part == bytes(len(part)) for part in _parts(descriptor, begin, size))

@@ -42,9 +42,15 @@ class Stream:
                     break
                 self._draw()
             draw, ids, slots = self._drawn.popleft()
-            try:
+        residency = view._log.residency
+        try:
+            if residency is not None:
+                residency.wait(slots)  # while others append and sample
+            with view._lock:
+                view._log.check_open()
                 return view._from_draw(draw, ids, self._beta)
-            finally:
+        finally:
+            with view._lock:
                 self._pin(slots, -1)
 
     def close(self) -> None:

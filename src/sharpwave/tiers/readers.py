@@ -1,0 +1,236 @@
+"""Threads that read segments from disk into the arena, many at a time, without the interpreter.
+
+A read of some kilobytes takes a few microseconds where the system has the file in memory: less than it takes to hand
+the interpreter's lock from thread to thread. So a reader waits, reads and verifies in one kernel that never returns to
+Python; it is woken through a pipe, takes reads from a queue, and says in ``state`` what came of each. Who waits for a
+read takes from the queue as well. What went wrong is not told here: a read that failed, or whose bytes do not have
+their checksum, is SUSPECT, and is made again where errors have names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+import weakref
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit, types
+
+from ..words import exchange, fetch_add, pointer_to
+from .checksum import TABLE, Table, crc32
+from .files import Files
+
+Bytes = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int64]
+
+COMING, READ, SUSPECT = 1, 2, 3
+"""What ``state`` says of a slot whose segment is to be read; 0 and any other number: none of this module's business."""
+SLOT, DESCRIPTOR, PLACE, BASE, NBYTES = 0, 1, 2, 3, 4
+"""Columns of a read: the slot; the file and the offset there; the offset in memory; bytes, the last 4 their CRC-32."""
+COLUMNS = 8
+HEAD, TAIL, DONE = 0, 8, 16
+"""Counters, each on a cache line of its own: reads that were taken from the queue, put there, and settled."""
+QUEUE = 2048
+READERS = 16
+"""Reads in flight: a disk answers many at a time, and one only as fast as it turns around."""
+NAP_US = 30
+NAPS = 1000
+"""After so many a waiting thread returns to Python, where an interrupt by the user is noticed."""
+FAILURES = 100
+"""Failed reads of the pipe (as by signals) after which a reader gives up."""
+
+_pread: Any = types.ExternalFunction("pread", types.int64(types.int32, types.voidptr, types.uint64, types.int64))
+_read: Any = types.ExternalFunction("read", types.int64(types.int32, types.voidptr, types.uint64))
+_usleep: Any = types.ExternalFunction("usleep", types.int32(types.uint32))
+
+
+@njit(nogil=True, cache=True)
+def _put(queue: Ints, counters: Ints, state: Ints, reads: Ints) -> int:
+    """Queue as many of the first reads as there is room for; how many. One thread at a time may do this."""
+    tail = fetch_add(counters, TAIL, 0)
+    count = min(len(reads), len(queue) - (tail - fetch_add(counters, HEAD, 0)))
+    for i in range(count):
+        queue[(tail + i) % len(queue)] = reads[i]
+        state[reads[i, SLOT]] = COMING
+    fetch_add(counters, TAIL, count)
+    return count
+
+
+@njit(nogil=True, cache=True)
+def _take(queue: Ints, counters: Ints, read: Ints) -> bool:
+    """Take the oldest read from the queue; False if there is none."""
+    while True:
+        head = fetch_add(counters, HEAD, 0)
+        if head == fetch_add(counters, TAIL, 0):
+            return False
+        read[:] = queue[head % len(queue)]  # before it is taken, and its place with it
+        if exchange(counters, HEAD, head, head + 1):
+            return True
+
+
+@njit(nogil=True, cache=True)
+def _settle(state: Ints, counters: Ints, slot: int, sound: bool) -> None:
+    exchange(state, slot, COMING, READ if sound else SUSPECT)
+    fetch_add(counters, DONE, 1)
+
+
+@njit(nogil=True, cache=True)
+def _is_coming(state: Ints, slot: int) -> bool:
+    # A slot that is none of the readers' business needs no order among memory accesses, which costs.
+    return state[slot] != 0 and fetch_add(state, slot, 0) == COMING
+
+
+@njit(nogil=True, cache=True)
+def _make(memory: Bytes, table: Table, read: Ints) -> bool:
+    """Make a read; whether the bytes are there and have their checksum."""
+    at, offset = read[BASE], read[PLACE]
+    end = at + read[NBYTES]
+    while at < end:
+        got = _pread(read[DESCRIPTOR], pointer_to(memory.ctypes.data + at), end - at, offset)
+        if got <= 0:
+            return False
+        at += got
+        offset += got
+    stored = np.uint64(0)
+    for i in range(4):
+        stored |= np.uint64(memory[end - 4 + i]) << np.uint64(8 * i)
+    return bool(stored == crc32(memory, read[BASE], end - 4, table))
+
+
+@njit(nogil=True, cache=True)
+def _serve(memory: Bytes, queue: Ints, counters: Ints, state: Ints, table: Table, byte: Bytes, pipe: int) -> None:
+    """Wait for a byte in ``pipe``, make reads until none is queued, and again, until the pipe is closed."""
+    read = np.empty(COLUMNS, np.int64)
+    failures = 0
+    while failures < FAILURES:
+        got = _read(pipe, pointer_to(byte.ctypes.data), 1)
+        if got == 0:
+            return
+        failures = failures + 1 if got < 0 else 0
+        while _take(queue, counters, read):
+            _settle(state, counters, read[SLOT], _make(memory, table, read))
+
+
+@njit(nogil=True, cache=True)
+def _wait(memory: Bytes, queue: Ints, counters: Ints, state: Ints, table: Table, slots: Ints) -> bool:
+    """Return when none of ``slots`` is coming any more, making reads meanwhile. False: not yet, but ask again."""
+    read = np.empty(COLUMNS, np.int64)
+    naps = 0
+    for slot in slots:
+        while _is_coming(state, slot):
+            if _take(queue, counters, read):
+                _settle(state, counters, read[SLOT], _make(memory, table, read))
+            elif naps == NAPS:
+                return False
+            else:
+                _usleep(NAP_US)
+                naps += 1
+    return True
+
+
+def _make_with(files: Files, memory: Bytes, read: Ints) -> bool:
+    """:func:`_make`, through ``files``."""
+    begin, end = int(read[BASE]), int(read[BASE] + read[NBYTES])
+    try:
+        done = files.pread(int(read[DESCRIPTOR]), memory[begin:end].data, int(read[PLACE]))
+    except OSError:
+        return False
+    stored = int.from_bytes(memory[end - 4 : end].tobytes(), "little")
+    return done == end - begin and stored == int(crc32(memory, begin, end - 4, TABLE))
+
+
+def _thread(files: Files, memory: Bytes, queue: Ints, counters: Ints, state: Ints, pipe: int, ends: list[int]) -> None:
+    """A reader's life. What it is given keeps the memory that it writes to from going before it is done."""
+    if hasattr(os, "sched_setscheduler"):
+        with contextlib.suppress(OSError):  # one that wakes does not take the place of who woke it
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    try:
+        if files.native:
+            _serve(memory, queue, counters, state, TABLE, np.zeros(1, np.uint8), pipe)
+            return
+        read = np.empty(COLUMNS, np.int64)
+        while os.read(pipe, 1):
+            while _take(queue, counters, read):
+                _settle(state, counters, int(read[SLOT]), _make_with(files, memory, read))
+    finally:
+        if ends.pop():  # the last one
+            os.close(pipe)
+
+
+class Readers:
+    """Reads segments into ``memory``.
+
+    Args:
+        memory: uint8 [bytes], which lives as long as a read is under way.
+        state: int64 [slots]; of a slot to be read it becomes COMING, then READ or SUSPECT.
+        files: where its ``pread`` is the system's, the interpreter takes no part in reading.
+    """
+
+    def __init__(self, memory: Bytes, state: Ints, files: Files) -> None:
+        self._memory, self._state, self._files = memory, state, files
+        self._queue = np.zeros((QUEUE, COLUMNS), np.int64)
+        self._counters = np.zeros(24, np.int64)
+        self._writer = -1
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the queue."""
+        return self._queue.nbytes
+
+    def start(self, reads: Ints) -> None:
+        """Begin ``reads`` [n, COLUMNS]. One thread at a time may do this.
+
+        Cost: 10 us.
+        """
+        if self._writer < 0:
+            self._begin()
+        begin = 0
+        while begin < len(reads):
+            count = _put(self._queue, self._counters, self._state, reads[begin:])
+            begin += count
+            with contextlib.suppress(BlockingIOError):  # as many wake already as the pipe holds bytes
+                os.write(self._writer, b"!" * min(count, READERS))
+            if begin < len(reads):
+                self._work_or_nap()
+
+    def wait(self, slots: Ints) -> None:
+        """Return when none of ``slots`` is coming any more. Any thread may do this at any time."""
+        if self._files.native:
+            while not _wait(self._memory, self._queue, self._counters, self._state, TABLE, slots):
+                pass
+        else:
+            for slot in slots.tolist():
+                while _is_coming(self._state, slot):
+                    self._work_or_nap()
+
+    def close(self) -> None:
+        """Drop what is queued, and return when nothing is being read any more."""
+        read = np.empty(COLUMNS, np.int64)
+        while _take(self._queue, self._counters, read):
+            _settle(self._state, self._counters, int(read[SLOT]), False)
+        while self._counters[DONE] < self._counters[TAIL]:
+            time.sleep(1e-4)
+        if self._writer >= 0:
+            self._end()
+
+    def _begin(self) -> None:
+        pipe, self._writer = os.pipe()
+        os.set_blocking(self._writer, False)
+        self._end = weakref.finalize(self, os.close, self._writer)  # without a writer the readers end
+        arguments = (self._files, self._memory, self._queue, self._counters, self._state, pipe)
+        ends = [True, *[False] * (READERS - 1)]
+        for _ in range(READERS):
+            threading.Thread(target=_thread, args=(*arguments, ends), name="sharpwave-read", daemon=True).start()
+
+    def _work_or_nap(self) -> None:
+        read = np.empty(COLUMNS, np.int64)
+        if not _take(self._queue, self._counters, read):
+            time.sleep(1e-4)
+        elif self._files.native:
+            _settle(self._state, self._counters, int(read[SLOT]), _make(self._memory, TABLE, read))
+        else:
+            _settle(self._state, self._counters, int(read[SLOT]), _make_with(self._files, self._memory, read))
