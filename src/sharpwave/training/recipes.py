@@ -45,10 +45,16 @@ class Recipe:
     device: str = setting("auto", "auto (CUDA where present), cpu, cuda, cuda:1", RUN)
     threads: int = setting(0, "torch threads on the CPU; 0: torch decides", RUN)
     report_every: int = setting(1_000, "steps between reports on the display, in TensorBoard and metrics.jsonl", RUN)
-    checkpoint_every: int = setting(50_000, "steps between checkpoints of weights and optimizer", RUN)
+    checkpoint_every: int = setting(
+        50_000, "steps between checkpoints, to --resume from; at each the running episodes are broken off", RUN
+    )
+    save_replay: bool = setting(
+        True, "checkpoints hold the replay memory; without it a resumed run fills a new one before it learns", RUN
+    )
 
     capacity: int = setting(1_000_000, "steps that the replay memory holds", MEMORY)
     ram: str = setting("", "limit of the replay memory's bytes, as 2GiB; empty: none", MEMORY)
+    disk_limit: str = setting("", "keep it on disk, in the run's folder, in so many bytes, as 50GiB; empty: no", MEMORY)
     codec: str = setting("auto", "how frames are packed", MEMORY, ("auto", "zstd", "delta", "raw"))
     prioritized: bool = setting(False, "draw by temporal-difference error instead of uniformly", MEMORY)
     priority_alpha: float = setting(0.6, "prioritized: exponent of the priorities", MEMORY)
@@ -142,6 +148,10 @@ class Recipe:
         if unknown:
             raise ValueError(f"unknown settings {', '.join(unknown)}: written by another version of sharpwave")
         return cls(**values)
+
+
+RESUMABLE = ("steps", "stop_reward", "report_every", "checkpoint_every", "threads", "device")
+"""Settings that may be others in a run that is resumed: how long, where and how it is watched, not what it learns."""
 
 
 def flag(name: str) -> str:
