@@ -189,4 +189,6 @@ def summary_table(folder: Path, summary: dict[str, Any]) -> Any:
     table.add_row("replay memory", f"{replay}, {number_text(summary['bytes_per_step'], 1)} bytes a step")
     table.add_row("kept in", str(folder))
     table.add_row("play it", f"sharpwave eval {folder}")
+    if summary["reason"].startswith("interrupted"):
+        table.add_row("go on with it", f"sharpwave train --resume {folder}")
     return table

@@ -46,7 +46,9 @@ class Recipe:
     threads: int = setting(0, "torch threads on the CPU; 0: torch decides", RUN)
     report_every: int = setting(1_000, "steps between reports on the display, in TensorBoard and metrics.jsonl", RUN)
     checkpoint_every: int = setting(
-        50_000, "steps between checkpoints, to --resume from; at each the running episodes are broken off", RUN
+        50_000,
+        "steps between checkpoints, to --resume from; each breaks off the running episodes, so make it many of them",
+        RUN,
     )
     save_replay: bool = setting(
         True, "checkpoints hold the replay memory; without it a resumed run fills a new one before it learns", RUN
@@ -235,7 +237,14 @@ RECIPES: dict[str, tuple[str, Recipe]] = {
     ),
     "atari": (
         "Any Atari game with the defaults of deep Q-learning; name it with --env breakout.",
-        Recipe(env="breakout", steps=10_000_000, warmup_steps=20_000, adam_eps=1.5e-4, learning_rate=6.25e-5),
+        Recipe(
+            env="breakout",
+            steps=10_000_000,
+            checkpoint_every=500_000,  # an episode may take 27,000 steps of each environment
+            warmup_steps=20_000,
+            adam_eps=1.5e-4,
+            learning_rate=6.25e-5,
+        ),
     ),
 }
 """Known recipes by name: what each is for, and its settings."""

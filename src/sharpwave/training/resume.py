@@ -60,10 +60,12 @@ def resume(folder: Path, changes: dict[str, Any], console: Console) -> tuple[Pat
         say(
             f"Resumed {folder} from checkpoint {saved.checkpoint.name}: {progress.steps:,} steps, "
             f"{progress.updates:,} updates, {saved.state.episodes.count:,} episodes, "
-            f"{duration_text(progress.minutes * 60)}; {len(store):,} steps in the replay memory"
+            f"{duration_text(progress.minutes * 60)} of training"
         )
-        say("All environments begin new episodes, as they did in the run itself when the checkpoint was made")
-        if not (saved.checkpoint / REPLAY).is_dir():
+        say("All environments begin new episodes, as they did in the run itself when it made the checkpoint")
+        if (saved.checkpoint / REPLAY).is_dir():
+            say(f"The replay memory holds {len(store):,} steps")
+        else:
             progress.warm_up_again()
             say(
                 "The checkpoint has no replay memory: a new one is filled for "
@@ -72,7 +74,7 @@ def resume(folder: Path, changes: dict[str, Any], console: Console) -> tuple[Pat
         (folder / SUMMARY).unlink(missing_ok=True)
         dropped = drop_metrics(folder / METRICS, progress.steps)
         if dropped:
-            say(f"{dropped:,} lines of {METRICS} tell what came after it; they are dropped and will be written again")
+            say(f"Lines of {METRICS} about later steps are dropped, and will be written again: {dropped:,}")
         return folder, Run(folder, name, recipe, env, agent, store, replay, saved.state).train(console)
 
 
