@@ -99,6 +99,7 @@ def load_checkpoint(checkpoint: Path, agent: DQN, *, resume: bool = False) -> di
     """
     try:
         state: dict[str, Any] = json.loads((checkpoint / STATE).read_text())
+        _check(STATE, _figures(state), state)
         agent.load_weights(_load(checkpoint, WEIGHTS, state, agent.device))
         if resume:
             agent.load_optimizer_tensors(_load(checkpoint, OPTIMIZER, state, agent.device))
@@ -115,16 +116,27 @@ def _write_files(partial: Path, agent: DQN, state: dict[str, Any]) -> None:
     for name, tensors in files.items():
         save_file({key: tensor.contiguous().cpu() for key, tensor in tensors.items()}, partial / name)
     checksums = {name: zlib.crc32((partial / name).read_bytes()) for name in files}
+    checksums[STATE] = zlib.crc32(_figures(state))
     (partial / STATE).write_text(json.dumps({**state, "checksums": checksums}, indent=2) + "\n")
     for name in (*files, STATE):
         _sync(partial / name)  # the bytes before the name: a crash leaves the old one or the new one
 
 
 def _load(checkpoint: Path, name: str, state: dict[str, Any], device: torch.device) -> dict[str, torch.Tensor]:
-    found, written = zlib.crc32((checkpoint / name).read_bytes()), state["checksums"][name]
+    _check(name, (checkpoint / name).read_bytes(), state)
+    return load_file(checkpoint / name, device=str(device))
+
+
+def _check(name: str, content: bytes, state: dict[str, Any]) -> None:
+    found, written = zlib.crc32(content), state["checksums"][name]
     if found != written:
         raise ValueError(f"{name} is damaged: checksum {found:08x}, expected {written:08x}")
-    return load_file(checkpoint / name, device=str(device))
+
+
+def _figures(state: dict[str, Any]) -> bytes:
+    """What the checksum of the figures is taken over: all of them but the checksums."""
+    figures = {name: value for name, value in state.items() if name != "checksums"}
+    return json.dumps(figures, sort_keys=True).encode()
 
 
 def _random_state(device: torch.device) -> dict[str, torch.Tensor]:

@@ -115,8 +115,11 @@ def _load(folder: Path, checkpoint: Path, recipe: Recipe, env: setup.Env, agent:
     disk, saved = folder / DISK, checkpoint / REPLAY
     if disk.is_dir():
         shutil.rmtree(disk)  # what it has beyond the checkpoint will be made again; the checkpoint has the rest
-    memory = setup.memory(recipe, env, disk, saved if saved.is_dir() else None)
-    return Saved(checkpoint, report, state, None, memory)
+    store, view = setup.memory(recipe, env, disk, saved if saved.is_dir() else None)
+    if store.recovery is not None and store.recovery.damages:
+        store.close()
+        raise ValueError(f"its replay memory is damaged: {store.recovery.damages[0]}")
+    return Saved(checkpoint, report, state, None, (store, view))
 
 
 def drop_metrics(path: Path, after: int) -> int:
