@@ -4,6 +4,9 @@ import dataclasses
 import io
 import json
 import shutil
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -11,7 +14,7 @@ from rich.console import Console
 
 import sharpwave as sw
 from sharpwave.training.checkpoints import checkpoints
-from sharpwave.training.recipes import RECIPES
+from sharpwave.training.recipes import RECIPES, flag
 from sharpwave.training.resume import resume
 from sharpwave.training.run import locked, run
 
@@ -111,6 +114,32 @@ def test_a_replay_memory_on_disk_goes_on_from_its_checkpoint(tmp_path):
     # Linked, not copied: the newest checkpoint and the store share their files.
     linked = {path.stat().st_ino for path in (stopped / "replay").rglob("*.region")}
     assert linked & {path.stat().st_ino for path in checkpoints(stopped)[-1].rglob("*.region")}
+
+
+def test_killed_in_mid_run_and_resumed_from_the_command_line(tmp_path):
+    """A process of its own, ended by SIGKILL wherever it is; another one goes on. This process runs without a stop."""
+    recipe, killed = dataclasses.replace(CARTPOLE, steps=10_000_000), tmp_path / "killed"
+    command = [sys.executable, "-W", "error", "-m", "sharpwave.cli", "train"]
+    options = [
+        f"{flag(name)}={getattr(recipe, name)}"
+        for name in ("steps", "checkpoint_every", "report_every", "capacity", "seed")
+    ]
+    process = subprocess.Popen([*command, "cartpole", "--out", str(killed), *options], stdout=subprocess.DEVNULL)
+    limit = time.monotonic() + 90
+    while not any((killed / "checkpoints").glob("0*2000")):
+        assert time.monotonic() < limit and process.poll() is None, "no checkpoint came within 90 s"
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    steps = int(checkpoints(killed)[-1].name) + 1_500
+    done = subprocess.run(
+        [*command, "--resume", str(killed), "--steps", str(steps)], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"from checkpoint {steps - 1_500:012d}" in done.stdout.replace("\n", "")
+    recipe = dataclasses.replace(recipe, steps=steps)
+    whole, _, _ = go(run, "cartpole", recipe, tmp_path / "whole")
+    assert_same(whole, killed, recipe, tmp_path)
 
 
 def test_cartpole_resumed_twice_is_the_run_that_was_not_stopped(cartpole, tmp_path):
