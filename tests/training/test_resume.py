@@ -17,6 +17,7 @@ from sharpwave.training.checkpoints import checkpoints
 from sharpwave.training.recipes import RECIPES, flag
 from sharpwave.training.resume import resume
 from sharpwave.training.run import locked, run
+from sharpwave.training.state import episode_seed
 
 TIMES = {"minutes", "avg_fps", "seconds_left", "replay_bytes", "bytes_per_step", "process_bytes"}
 CARTPOLE = dataclasses.replace(
@@ -158,10 +159,17 @@ def test_cartpole_resumed_twice_is_the_run_that_was_not_stopped(cartpole, tmp_pa
 def test_episodes_broken_off_by_a_checkpoint_do_not_count(cartpole):
     episodes = [line for line in metrics(cartpole) if line["event"] == "episode"]
     assert episodes[-1]["episodes"] == len(episodes)
-    # CartPole's reward is 1 a step: a score that went on over a checkpoint would differ from the episode's length.
-    assert all(line["reward"] == line["episode_steps"] for line in episodes)
-    after = [line for line in episodes if 1_000 < line["steps"] <= 1_000 + 4 * CARTPOLE.num_envs]
-    assert not [line for line in after if line["episode_steps"] > 4]
+    assert all(line["reward"] == line["episode_steps"] for line in episodes)  # CartPole's reward is 1 a step
+    for line in episodes:
+        end = line["steps"] // CARTPOLE.num_envs
+        for checkpoint in (1_000 // CARTPOLE.num_envs, 2_000 // CARTPOLE.num_envs):
+            assert end <= checkpoint or end - line["episode_steps"] >= checkpoint, line
+
+
+def test_episodes_after_a_checkpoint_are_others():
+    assert episode_seed(7, 0) == 7
+    seeds = {episode_seed(seed, steps) for seed in range(20) for steps in range(50_000, 1_050_000, 50_000)}
+    assert len(seeds) == 20 * 20 and max(seeds) < 2**31 - 10_000
 
 
 def test_without_a_replay_memory_it_is_filled_before_learning_goes_on(cartpole, tmp_path):
