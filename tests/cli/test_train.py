@@ -89,6 +89,7 @@ def test_signals_end_a_run_with_a_checkpoint_that_plays(sharpwave, tmp_path, num
         (["atari", "--env", "breakot"], "did you mean the Atari game breakout?"),
         (["pong", "--actions", "UP"], "pong knows no 'UP', expected some of NOOP,FIRE,RIGHT"),
         (["cartpole", "--network", "nature"], "use 'mlp'"),
+        (["cartpole", "--disk-limit", "1MiB"], "disk_limit='1MiB', expected at least 16 MiB"),
         (["--seed", "3"], "No such option: --seed"),
         (["--steps", "3"], "--steps comes after the recipe's name, or with --resume RUN"),
         (["--resume", "nowhere"], "run folder 'nowhere' does not exist"),
