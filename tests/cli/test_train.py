@@ -68,8 +68,10 @@ def test_signals_end_a_run_with_a_checkpoint_that_plays(sharpwave, tmp_path, num
     assert json.loads((folder / "summary.json").read_text())["reason"] == f"interrupted by {number.name}"
     played = sharpwave("eval", folder, "--episodes", 2)
     assert played.code == 0 and "of 2 episodes" in played.text
-    steps = json.loads((folder / "summary.json").read_text())["steps"]
     assert f"sharpwave train --resume {folder}" in text
+    if number == signal.SIGINT:  # once is enough
+        return
+    steps = json.loads((folder / "summary.json").read_text())["steps"]
     resumed = sharpwave("train", "--resume", folder, "--steps", steps + 200)
     assert resumed.code == 0 and f"from checkpoint {steps:012d}" in resumed.text, resumed.text
     assert f"Ended by the limit of {steps + 200:,} steps" in resumed.text

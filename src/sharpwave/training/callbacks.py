@@ -111,7 +111,7 @@ class Display(Callback):
         self._last_line = float("-inf")
         self._live: Live | None = None
         if console.is_terminal:
-            self._live = Live(Panel("filling the replay memory ..."), console=console, refresh_per_second=4)
+            self._live = Live(Panel("waiting for the first report ..."), console=console, refresh_per_second=4)
             self._live.start()
 
     def on_report(self, metrics: Metrics) -> None:
@@ -137,7 +137,9 @@ class Display(Callback):
         half = (len(figures) + 1) // 2
         for left, right in zip(figures[:half], [*figures[half:], ("", "")], strict=False):
             table.add_row(*left, *right)
-        return Panel(table, title=self._title, border_style="cyan", subtitle="Ctrl-C ends with a checkpoint")
+        return Panel(
+            table, title=self._title, border_style="cyan", subtitle="Ctrl-C ends with a checkpoint to --resume from"
+        )
 
     def _figures(self, m: Metrics) -> list[tuple[str, str]]:
         goal = "" if self._stop_reward is None else f" / {self._stop_reward:g}"

@@ -20,10 +20,17 @@ STATE, REPLAY = "state.json", "replay"
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Write atomically: under another name first, then renamed."""
+    """:func:`write_text` of a dict, indented."""
+    write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write atomically: under another name first, then renamed; a crash leaves the old file or the new one, whole."""
     temporary = path.with_name(f".{path.name}.partial")
-    temporary.write_text(json.dumps(value, indent=2) + "\n")
+    temporary.write_text(text)
+    _sync(temporary)
     os.replace(temporary, path)
+    _sync(path.parent)
 
 
 def save_checkpoint(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ import sharpwave as sw
 from sharpwave.agents.dqn import DQN
 from sharpwave.training import setup
 from sharpwave.training.callbacks import Metrics
-from sharpwave.training.checkpoints import REPLAY, checkpoints, load_checkpoint
+from sharpwave.training.checkpoints import REPLAY, checkpoints, load_checkpoint, write_text
 from sharpwave.training.recipes import Recipe
 from sharpwave.training.run import DISK, METRICS, SUMMARY, Run, locked, read_config, summarize
 from sharpwave.training.state import TrainingState
@@ -126,9 +125,7 @@ def drop_metrics(path: Path, after: int) -> int:
     """Remove lines about more than ``after`` steps, and one that was cut short; returns how many they were."""
     lines = path.read_text().splitlines() if path.is_file() else []
     kept = [line for line in lines if _steps(line) <= after]
-    temporary = path.with_name(f".{path.name}.partial")
-    temporary.write_text("".join(f"{line}\n" for line in kept))
-    os.replace(temporary, path)
+    write_text(path, "".join(f"{line}\n" for line in kept))
     return len(lines) - len(kept)
 
 
