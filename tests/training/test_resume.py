@@ -94,7 +94,8 @@ def cartpole(tmp_path_factory):
 
 
 def test_pong_resumed_is_the_run_that_was_not_stopped(tmp_path):
-    whole, summary, _ = go(run, "pong", PONG, tmp_path / "whole")
+    whole, summary, text = go(run, "pong", PONG, tmp_path / "whole")
+    assert "No episode has ended in the 800 steps before this checkpoint" in text  # 200 of each environment
     assert summary["updates"] == (2_400 - 600) // PONG.update_every
     stopped = stopped_copy(whole, tmp_path / "stopped", 1_600)
     _, resumed, text = go(resume, stopped, {})
@@ -150,7 +151,7 @@ def test_cartpole_resumed_twice_is_the_run_that_was_not_stopped(cartpole, tmp_pa
     half, _, _ = go(run, "cartpole", dataclasses.replace(more, steps=2_000), tmp_path / "half")
     go(resume, half, {"steps": 2_500})
     _, _, text = go(resume, half, {"steps": 3_000, "report_every": 500})
-    assert "from checkpoint 000000002500" in text
+    assert "from checkpoint 000000002500" in text and "No episode" not in text
     # The run that ended at 2,000 and at 2,500 has made the same reports there.
     assert_same(whole, half, more, tmp_path)
     assert metrics(whole) != metrics(cartpole)  # other checkpoints break off other episodes

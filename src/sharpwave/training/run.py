@@ -94,7 +94,17 @@ class Run:
             for callback in callbacks:
                 stack.callback(callback.close)
 
+            counted = 0 if self.state is None else self.state.episodes.count
+
             def save(state: TrainingState, report: Metrics) -> None:
+                nonlocal counted
+                if state.episodes.count == counted and state.progress.passed(recipe.checkpoint_every):
+                    console.print(
+                        f"No episode has ended in the {recipe.checkpoint_every:,} steps before this checkpoint, and it "
+                        "breaks them all off: give a longer --checkpoint-every",
+                        soft_wrap=True, highlight=False,
+                    )  # fmt: skip
+                counted = state.episodes.count
                 for callback in callbacks:
                     callback.flush()
                 figures = {"steps": report["steps"], "report": report, "training": state.to_dict()}
