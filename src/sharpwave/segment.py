@@ -6,6 +6,7 @@ specification's executable twin. All functions are pure.
 
 from __future__ import annotations
 
+import math
 import struct
 import zlib
 from collections.abc import Callable, Collection, Sequence
@@ -17,7 +18,7 @@ import numpy.typing as npt
 
 from . import codecs
 from .codecs import DamagedError
-from .spec import Spec
+from .spec import TERMINATED, TRUNCATED, Spec
 
 MAGIC = b"SWSG"
 VERSION = 1
@@ -25,6 +26,12 @@ HEADER = struct.Struct("<4sHHQQQIIIIQ")  # 56 bytes; the fields of Header, in or
 COLUMN = struct.Struct("<IIQQQ")  # 32 bytes; codec, rows, offset, nbytes, dictionary
 CHECKSUM = struct.Struct("<I")
 ALIGNMENT = 8
+
+MOST_STEPS = 1 << 16
+MOST_NUMBER = 1 << 62
+"""Steps in a segment; lanes and first steps lie below it. No store counts so far."""
+DECODED_BYTES = 1 << 30
+"""What :func:`unpack` decodes at most, unless it is told otherwise."""
 
 FLAGS, REWARD, FIRST_FIELD = 0, 1, 2
 """Column numbers: flags (uint8), reward (float32), then the spec's fields in their order."""
@@ -126,14 +133,79 @@ def parse(data: bytes | memoryview | npt.NDArray[np.uint8], spec: Spec) -> Heade
         )
     if count != FIRST_FIELD + len(spec.fields) or HEADER.size + COLUMN.size * count + CHECKSUM.size > nbytes:
         raise DamagedError(f"segment: {count} columns, expected {FIRST_FIELD + len(spec.fields)}")
+    if steps > MOST_STEPS or max(lane, first_step) >= MOST_NUMBER:
+        raise DamagedError(
+            f"segment: {steps:,} steps from step {first_step:,} of lane {lane:,} on: no store counts so far"
+        )
     placed = []
+    begin = HEADER.size + COLUMN.size * count
+    observed = [False] * FIRST_FIELD + [name in spec.obs_names for name in spec.fields]
     for i in range(count):
         column = Placed(*COLUMN.unpack_from(data, HEADER.size + COLUMN.size * i))
-        expected = frames if i >= FIRST_FIELD and list(spec.fields)[i - FIRST_FIELD] in spec.obs_names else steps
+        expected = frames if observed[i] else steps
         if column.rows != expected or column.offset + column.nbytes > nbytes - CHECKSUM.size:
             raise DamagedError(f"segment: column {i} has {column.rows} rows, expected {expected}, or lies outside")
+        if column.offset % ALIGNMENT or column.offset < begin:
+            raise DamagedError(f"segment: column {i} begins at byte {column.offset}, expected a multiple of 8 there")
+        begin = column.offset + column.nbytes
         placed.append(column)
     return Header(schema, lane, first_step, steps, frames, context, nbytes, tuple(placed))
+
+
+def _layout(spec: Spec) -> list[tuple[str, tuple[int, ...], str, int]]:
+    layout: list[tuple[str, tuple[int, ...], str, int]] = [("flags", (), "uint8", 0), ("reward", (), "float32", 0)]
+    return layout + [(name, field.shape, field.dtype, field.line_bytes) for name, field in spec.fields.items()]
+
+
+def _size(shape: tuple[int, ...], dtype: str) -> int:
+    return math.prod(shape) * np.dtype(dtype).itemsize
+
+
+def _shared(name: str, key: int, dictionary: Callable[[int], bytes]) -> bytes:
+    try:
+        return dictionary(key) if key else b""
+    except KeyError as error:
+        raise DamagedError(f"segment: {name} refers to dictionary {key:016x}, not known here") from error
+
+
+def check(data: bytes | memoryview | npt.NDArray[np.uint8], spec: Spec, dictionary: Callable[[int], bytes]) -> Header:
+    """Whether a sealed segment, wherever it comes from, can be sampled in place, where nothing is checked any more.
+
+    Beyond :func:`parse`: that flags and rewards are raw, that there is a frame for every step and every end, and that
+    each payload's rows lie within it (:func:`codecs.check`).
+
+    Raises:
+        DamagedError: naming what is wrong and what was expected.
+
+    Cost: 70 us for 128 steps of 84x84 frames, beside the checksum.
+    """
+    header = parse(data, spec)
+    view = _view(data)
+    for (name, shape, dtype, line_bytes), column in zip(_layout(spec), header.placed, strict=True):
+        if name in ("flags", "reward") and column.codec != codecs.RAW:
+            raise DamagedError(f"segment: {name} is packed with codec {column.codec}, expected {codecs.RAW}")
+        payload = view[column.offset : column.offset + column.nbytes]
+        shared = _shared(name, column.dictionary, dictionary)
+        try:
+            codecs.check(column.codec, payload, column.rows, _size(shape, dtype), shared, line_bytes)
+        except DamagedError as error:
+            raise DamagedError(f"segment: {name}: {error}") from error
+    flags = np.frombuffer(view, np.uint8, header.steps, header.placed[FLAGS].offset)
+    check_frames(header, flags, sealed=True)
+    if header.context > spec.context:
+        raise DamagedError(f"segment: {header.context} frames of context, expected at most {spec.context}")
+    return header
+
+
+def check_frames(header: Header, flags: npt.NDArray[np.uint8], *, sealed: bool) -> None:
+    """Raises: DamagedError: frames are missing for a step, for the end of an episode, or for the last successor."""
+    if not header.steps:
+        raise DamagedError("segment: 0 steps, expected at least 1")
+    ended = flags & (TERMINATED | TRUNCATED) != 0
+    successor = sealed and not ended[-1]  # what came after an open segment is not known yet
+    expected = header.context + header.steps + int(ended.sum()) + successor
+    if header.frames != expected:
+        raise DamagedError(f"{header.frames:,} frames, expected {expected:,} for its steps and ends of episodes")
 
 
 def unpack(
@@ -141,31 +213,30 @@ def unpack(
     spec: Spec,
     dictionary: Callable[[int], bytes],
     only: Collection[str] | None = None,
+    limit: int = DECODED_BYTES,
 ) -> tuple[Header, dict[str, npt.NDArray[Any]]]:
     """Decode a whole segment: its header, and ``flags``, ``reward`` and every field as ``[rows, *shape]``.
 
     Args:
         dictionary: key -> bytes of the dictionaries that its columns refer to; may raise KeyError.
         only: names of the columns to decode; ``None``: all.
+        limit: most bytes of decoded rows. Nothing larger is allocated, whatever ``data`` says, but for three times
+            the bytes of ``data`` and of the dictionaries.
 
     Raises:
-        DamagedError: naming what is wrong and what was expected.
+        DamagedError: naming what is wrong and what was expected. No input does anything else.
     """
     header = parse(data, spec)
     view = _view(data)
-    layout: list[tuple[str, tuple[int, ...], str, int]] = [("flags", (), "uint8", 0), ("reward", (), "float32", 0)]
-    layout += [(name, field.shape, field.dtype, field.line_bytes) for name, field in spec.fields.items()]
     arrays = {}
-    for (name, shape, dtype, line_bytes), column in zip(layout, header.placed, strict=True):
+    for (name, shape, dtype, line_bytes), column in zip(_layout(spec), header.placed, strict=True):
         if only is not None and name not in only:
             continue
-        size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-        try:
-            shared = dictionary(column.dictionary) if column.dictionary else b""
-        except KeyError as error:
-            raise DamagedError(
-                f"segment: {name} refers to dictionary {column.dictionary:016x}, not known here"
-            ) from error
+        size = _size(shape, dtype)
+        limit -= column.rows * size
+        if limit < 0:
+            raise DamagedError(f"segment: {name}: {column.rows:,} rows of {size:,} bytes are beyond the limit")
+        shared = _shared(name, column.dictionary, dictionary)
         payload = view[column.offset : column.offset + column.nbytes]
         try:
             rows = codecs.decode(column.codec, payload, column.rows, size, shared, line_bytes)

@@ -20,6 +20,7 @@ import pytest
 import sharpwave as sw
 from sharpwave.codecs import DamagedError
 from sharpwave.tiers.check import check
+from sharpwave.tiers.disk import packed_manifest
 from sharpwave.tiers.episodes import Episode, frames, survey
 from sharpwave.tiers.regions import (
     DICTIONARY,
@@ -480,11 +481,11 @@ def test_every_part_of_a_manifest_may_be_anything(tmp_path: Path) -> None:
     written(tmp_path)
     path = tmp_path / "store.json"
     manifest = json.loads(path.read_text())
-    for name in manifest:
+    for name in manifest.keys() - {"checksum"}:
         for value in (None, -1, 1.5, "x", [], {}, {"fields": {}}, {"fields": {"obs": 3}}, 10**30):
             if value is None and name in ("capacity", "ram", "disk_limit"):
                 continue
-            path.write_text(json.dumps({**manifest, name: value}))
+            path.write_bytes(packed_manifest({**manifest, name: value}))
             assert check(tmp_path).damages or name in (*LIMITS, "on_full"), (name, value)
     path.unlink()
     assert "is missing" in check(tmp_path).damages[0].what

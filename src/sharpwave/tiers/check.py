@@ -6,15 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
 from ..codecs import DamagedError
-from ..segment import Header
-from ..spec import TERMINATED, TRUNCATED
+from ..segment import check_frames
 from .disk import FOLDER, MANIFEST
 from .recovery import QUARANTINE
-from .regions import DICTIONARY, TAIL, Damage, Record
+from .regions import DICTIONARY, TAIL, Damage
 from .survey import (
     Described,
     Progress,
@@ -112,7 +108,7 @@ def _check_file(reader: Reader, described: Described | None, result: Check, adva
         if described is not None:
             try:
                 header, arrays = reader.unpack(record, described)
-                _check_frames(record, header, arrays["flags"])
+                check_frames(header, arrays["flags"], sealed=record.kind != TAIL)
             except (DamagedError, OSError) as error:
                 result.damages.append(damage_of(reader, record, error))
                 continue
@@ -123,15 +119,6 @@ def _check_file(reader: Reader, described: Described | None, result: Check, adva
             result.segments += 1
     advance(max(0, nbytes - told))
     return found
-
-
-def _check_frames(record: Record, header: Header, flags: npt.NDArray[np.uint8]) -> None:
-    """Raises: DamagedError: frames are missing for a step, for the end of an episode, or for the last successor."""
-    ended = flags & (TERMINATED | TRUNCATED) != 0
-    successor = record.kind != TAIL and not ended[-1]  # what came after an open segment is not known yet
-    expected = header.context + header.steps + int(ended.sum()) + successor
-    if header.frames != expected:
-        raise DamagedError(f"{header.frames:,} frames, expected {expected:,} for its steps and ends of episodes")
 
 
 def _check_lanes(found: list[tuple[int, Segment]], stride: int, result: Check) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import StoreInUseError
+from ..errors import DamagedError, StoreInUseError
 from .files import Files
 from .regions import ALIGNMENT, FIRST, RECORD, SEGMENT, TAIL, Identity, Regions
 
@@ -56,7 +56,7 @@ class Disk:
         self, folder: Path, identity: Identity, limit: int | None, most_bytes: int | None, files: Files
     ) -> None:
         self.folder, self.limit, self.files = folder, limit, files
-        folder.mkdir(parents=True, exist_ok=True)
+        files.make_folder(folder)
         self._lock = locked(folder / LOCK)
         try:
             self.regions = Regions(folder / FOLDER, identity, region_bytes(limit, most_bytes), files)
@@ -140,17 +140,26 @@ class Disk:
         self._live.clear()
 
     def release(self, region: int) -> None:
-        """One of its segments has left the store; a region without any is deleted, unless it is being written to."""
+        """One of its segments has left the store; a region without any is deleted, unless it is being written to.
+
+        Raises nothing: one that cannot be deleted now is tried again when the next segment leaves.
+        """
         self._live[region] -= 1
         self._delete_unused()
 
     def _delete_unused(self) -> None:
         """Delete regions that hold neither segments nor the newest rows of an open one, but for the one written to."""
         needed = {region for region, _ in self._tails.values()}
-        for number in list(self.regions.regions)[:-1]:
-            if not self.holds(number) and number not in needed:
+        unused = [n for n in list(self.regions.regions)[:-1] if not self.holds(n) and n not in needed]
+        if not unused:
+            return
+        try:
+            self.regions.sync()  # what replaces rows that were flushed is on disk before they go
+            for number in unused:
                 self.regions.delete(number)
                 self._live.pop(number, None)
+        except OSError:
+            self.failures += 1
 
     def start(self, wanted: Sequence[Read]) -> list[tuple[Future[list[str | None]], int]]:
         """Begin to fill every ``out``, many at a time; for each where it will say what is wrong, or ``None``."""
@@ -190,8 +199,10 @@ class Disk:
         """Let the folder go."""
         if self._pool is not None:
             self._pool.shutdown()
-        self.regions.close()
-        os.close(self._lock)
+        try:
+            self.regions.close()
+        finally:
+            os.close(self._lock)
 
 
 def region_bytes(limit: int | None, most_bytes: int | None) -> int:
@@ -202,7 +213,7 @@ def region_bytes(limit: int | None, most_bytes: int | None) -> int:
 
 def write_manifest(folder: Path, manifest: dict[str, Any], files: Files) -> None:
     """Write ``store.json``, whole or not at all.  Raises: OSError."""
-    files.replace(folder / MANIFEST, json.dumps({"format": FORMAT, **manifest}, indent=1).encode() + b"\n")
+    files.replace(folder / MANIFEST, packed_manifest({"format": FORMAT, **manifest}))
 
 
 def locked(path: Path) -> int:
@@ -222,22 +233,35 @@ def locked(path: Path) -> int:
     return descriptor
 
 
+def packed_manifest(manifest: dict[str, Any]) -> bytes:
+    """The bytes of ``store.json``: whatever ``manifest`` says, and a checksum of it."""
+    said = {name: value for name, value in manifest.items() if name != "checksum"}
+    checksum = zlib.crc32(json.dumps(said, separators=(",", ":")).encode())
+    return json.dumps({**said, "checksum": f"{checksum:08x}"}, indent=1).encode() + b"\n"
+
+
 def read_manifest(folder: Path) -> dict[str, Any]:
     """A store folder's ``store.json``.
 
     Raises:
         FileNotFoundError: no store there.  DamagedError: not what a store writes.
     """
-    from ..errors import DamagedError
-
     path = folder / MANIFEST
     if not path.is_file():
         raise FileNotFoundError(f"{folder}: no store there: {MANIFEST} is missing")
+    content = path.read_bytes()
     try:
-        manifest: dict[str, Any] = json.loads(path.read_bytes())
+        manifest: dict[str, Any] = json.loads(content)
         version, store, schema = manifest["format"], bytes.fromhex(manifest["store"]), int(manifest["schema"])
+        expected = packed_manifest(manifest)
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise DamagedError(f"{path}: not what a store writes ({error!r}); put back a copy of it") from error
     if version != FORMAT or len(store) != 16 or not 0 <= schema < 2**64:
         raise DamagedError(f"{path}: format {version!r}, this release reads {FORMAT}")
+    if content != expected:  # byte by byte: there is one way to write it
+        at = next((i for i, (a, b) in enumerate(zip(content, expected, strict=False)) if a != b), len(expected))
+        raise DamagedError(
+            f"{path}: not what a store writes: its checksum does not hold, or it was edited (byte {at:,}); put back a "
+            "copy of it. Limits are changed with the arguments of Store.open"
+        )
     return manifest

@@ -11,6 +11,13 @@ from pathlib import Path
 class Files:
     """The operating system's files. All methods raise OSError."""
 
+    def make_folder(self, path: Path) -> None:
+        """Make a folder, and those above it that are absent, and see to it that their names are on disk."""
+        absent = [one for one in (path, *path.parents) if not one.exists()]
+        path.mkdir(parents=True, exist_ok=True)
+        for one in absent:
+            self.fsync_folder(one.parent)
+
     def open(self, path: Path) -> int:
         """Make a file and open it for reading and writing; one that exists is an error."""
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
@@ -79,14 +86,18 @@ class Files:
     def replace(self, path: Path, content: bytes | memoryview) -> None:
         """Write a file whole or not at all: under another name, synced, renamed."""
         temporary = path.with_name(f".{path.name}.partial")
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
         try:
             self.pwrite(descriptor, content, 0)
             self.fsync(descriptor)
         finally:
             os.close(descriptor)
-        os.replace(temporary, path)
+        self.rename(temporary, path)
         self.fsync_folder(path.parent)
+
+    def rename(self, path: Path, to: Path) -> None:
+        """Give a file another name; one that has that name goes."""
+        os.replace(path, to)
 
     def unlink(self, path: Path) -> None:
         """Delete a file; one that is gone is no error."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from .. import segment
-from ..codecs import RAW, DamagedError
-from ..segment import FIRST_FIELD, FLAGS, REWARD, Column, Header
+from ..checks import MOST_LANES
+from ..codecs import RAW, ZSTD_DICTIONARY_BYTES, DamagedError
+from ..segment import FIRST_FIELD, FLAGS, REWARD, Column
 from ..spec import TERMINATED, TRUNCATED
 from .disk import Disk
 from .index import LEAF_BITS, LEAF_MASK
@@ -44,35 +47,57 @@ class Recovery:
 
 
 def highest_slot(found: Found, stride: int) -> int:
-    """The highest slot that a record's id names; -1 without any."""
-    return max(((record.id & LEAF_MASK) // stride for _, record in found if record.kind != DICTIONARY), default=-1)
+    """The highest slot that a record's id names, of those that a store can have come to; -1 without any."""
+    slots = ((record.id & LEAF_MASK) // stride for _, record in found if record.kind != DICTIONARY)
+    most = _most_slots(found)
+    return max((slot for slot in slots if slot < most), default=-1)
 
 
-def adopt_all(log: StepLog, regions: Regions, found: Found, damages: Sequence[Damage], disk: Disk | None) -> Recovery:
+def _most_slots(found: Found) -> int:
+    """More slots than this no store has come to: tables of slots must not grow with what a damaged id says."""
+    return (1 << 22) + 64 * len(found)
+
+
+def adopt_all(log: StepLog, regions: Regions, found: Found, damages: list[Damage], disk: Disk | None) -> Recovery:
     """Put every whole segment into the empty ``log``; with a ``disk`` they stay there until they are sampled.
 
     Every lane begins a new episode afterwards: where the last step known of it did not end one, that episode is
     truncated there, and the observation after that step is the final one. So it is at gaps that damage left.
+
+    Args:
+        damages: segments that are damaged are added.
+
+    Raises:
+        OSError: a file cannot be written; then nothing is deleted or moved.
+        ValueError, MemoryError: the capacity, or ``ram``, is too small for the lanes.
     """
-    adoption = Adoption(log, regions, found, disk)
-    adoption.report.damages = [str(damage) for damage in damages]
-    for number, record in newest(found, log.stride):
-        if adoption.try_adopt(number, record):
-            log.retention.add((record.id & LEAF_MASK) // log.stride)
+    adoption = Adoption(log, regions, found, damages, disk)
+    for versions in ranked(found, log.stride):
+        for number, record in versions:
+            if adoption.try_adopt(number, record):
+                log.retention.add((record.id & LEAF_MASK) // log.stride)
+            elif adoption.damaged:
+                continue
+            break
     adoption.link()
     return adoption.report
 
 
 def newest(found: Found, stride: int) -> list[tuple[int, Record]]:
-    """Of every slot the record that counts, in the order of their writing."""
-    best: dict[int, tuple[int, Record]] = {}
-    for number, record in found:
-        if record.kind == DICTIONARY:
-            continue
-        slot = (record.id & LEAF_MASK) // stride
-        if slot not in best or _rank(best[slot][1]) < _rank(record):
-            best[slot] = (number, record)
-    return sorted(best.values(), key=lambda place: place[1].sequence)
+    """Of every slot the record that counts, in the order of their writing; rows of open segments are the newest."""
+    return [versions[0] for versions in ranked(found, stride)]
+
+
+def ranked(found: Found, stride: int) -> list[list[tuple[int, Record]]]:
+    """As :func:`newest`, and behind each record those it replaced: where it turns out to be of no use, the next one
+    counts. A power cut may leave a segment, and not the dictionary that was written before it."""
+    slots: dict[int, list[tuple[int, Record]]] = {}
+    for place in found:
+        if place[1].kind != DICTIONARY:
+            slots.setdefault((place[1].id & LEAF_MASK) // stride, []).append(place)
+    for versions in slots.values():
+        versions.sort(key=lambda place: _rank(place[1]), reverse=True)
+    return sorted(slots.values(), key=lambda versions: (versions[0][1].kind != SEGMENT, versions[0][1].sequence))
 
 
 def _rank(record: Record) -> tuple[int, bool, int]:
@@ -82,70 +107,107 @@ def _rank(record: Record) -> tuple[int, bool, int]:
 
 def set_aside(disk: Disk, damages: Sequence[Damage]) -> None:
     """Delete regions that hold nothing any more; move those to ``quarantine`` of which nothing could be used."""
-    folder = disk.folder / QUARANTINE
+    regions, files = disk.regions, disk.files
+    regions.sync()  # what was written anew is on disk before what it replaces goes
     damaged = {damage.path for damage in damages}
-    for number in [number for number in disk.regions.regions if not disk.holds(number)]:
-        if disk.regions.regions[number].path not in damaged:
-            disk.regions.delete(number)
-            continue
-        region = disk.regions.regions.pop(number)
-        os.close(region.descriptor)
-    used = {region.path for region in disk.regions.regions.values()}
-    for path in damaged - used:
-        folder.mkdir(exist_ok=True)
-        os.replace(path, folder / path.name)
+    for number in [number for number in regions.regions if not disk.holds(number)]:
+        if regions.regions[number].path in damaged:
+            os.close(regions.regions.pop(number).descriptor)
+        else:
+            regions.delete(number)
+    for path in regions.folder.glob("*.partial"):  # a region that was about to be made
+        files.unlink(path)
+    used = {region.path for region in regions.regions.values()}
+    folder = disk.folder / QUARANTINE
+    for path in sorted(damaged - used):
+        files.make_folder(folder)
+        files.rename(path, _free_name(folder / path.name))
+
+
+def _free_name(path: Path) -> Path:
+    """``path``, or with a number behind its name where there is such a file already."""
+    names = (path if n == 0 else path.with_name(f"{path.name}.{n}") for n in itertools.count())
+    return next(name for name in names if not name.exists())
 
 
 class Adoption:
     """Takes segments in that lie in ``regions``, as the records ``found`` say.
 
     Args:
+        damages: segments that are damaged are added.
         disk: the log's, which has the regions; ``None``: the log keeps segments in memory.
 
     Attributes:
-        full: a segment did not fit into memory.
+        full: a segment did not fit into memory.  damaged: the last one that was tried was.
     """
 
-    def __init__(self, log: StepLog, regions: Regions, found: Found, disk: Disk | None) -> None:
-        self.log, self.regions, self.disk = log, regions, disk
+    def __init__(self, log: StepLog, regions: Regions, found: Found, damages: list[Damage], disk: Disk | None) -> None:
+        self.log, self.regions, self.damages, self.disk = log, regions, damages, disk
         self.report = Recovery()
-        self.full = False
+        self.full = self.damaged = False
         self._dictionaries = {record.id: (number, record) for number, record in found if record.kind == DICTIONARY}
         generations = [region.generation for region in regions.regions.values()]
         generations += [record.id >> LEAF_BITS for _, record in found if record.kind != DICTIONARY]
         self._generation = max(generations, default=-1) + 1  # above all that were ever given out
+        self._most_slots = _most_slots(found)
+        self._read: dict[int, bytes] = {}  # dictionaries, by key
         self._lanes: dict[int, list[int]] = {}
 
     def try_adopt(self, number: int, record: Record) -> bool:
-        """Take a segment in. False: it is damaged, which is noted, or there is no room, or nothing in it."""
+        """Take a segment in. False: it is damaged, which is noted, or there is no room, or nothing in it.
+
+        Raises:
+            OSError: it cannot be written anew, where it was open.
+        """
+        self.damaged = False
         try:
             return self._adopt(number, record)
-        except (DamagedError, KeyError, OSError) as error:
+        except DamagedError as error:
+            what = f"segment {record.id}: {str(error).removeprefix('segment: ')}"
             path = self.regions.regions[number].path
-            self.report.damages.append(f"{path}: byte {record.offset:,}: segment {record.id}: {error}")
+            self.damages.append(Damage(path, record.offset, record.nbytes, what, record.id))
+            self.damaged = True
             return False
 
     def _adopt(self, number: int, record: Record) -> bool:
         log, index = self.log, self.log.index
+        slot, row = divmod(record.id & LEAF_MASK, log.stride)
+        if row or slot >= min(index.slots, self._most_slots):
+            raise DamagedError(f"no id of a segment of {log.stride} steps")
+        if record.nbytes > log.chunk_bytes:
+            raise DamagedError(f"{record.nbytes:,} bytes, expected at most {log.chunk_bytes:,}")
         data: bytes | bytearray = self._content(number, record)
-        header = segment.parse(memoryview(data), log.spec)
         if record.kind != SEGMENT:
-            data = self._ended(header, data)
+            data = self._ended(data)
             if not data:
                 return False
-            header = segment.parse(memoryview(data), log.spec)
-            number, offset = self.regions.append(SEGMENT, record.id, bytes(data), self._generation, {})
-        else:
-            offset = record.offset
-        if header.steps > log.stride or header.frames > log.most_frames:
-            raise DamagedError(f"{header.steps} steps, {header.frames} frames; expected at most {log.stride}")
-        slot = (record.id & LEAF_MASK) // log.stride
-        for c, column in enumerate(header.placed):
-            shared = self._dictionary(column.dictionary)
-            place = log.tables[c].add(shared) if shared else 0
+        header = segment.check(memoryview(data), log.spec, self._dictionary)
+        if header.steps > log.stride or header.frames > log.most_frames or header.lane >= MOST_LANES:
+            raise DamagedError(
+                f"{header.steps} steps, {header.frames} frames of lane {header.lane}; expected at most {log.stride}, "
+                f"{log.most_frames} and {MOST_LANES - 1}"
+            )
+        shared = [self._dictionary(column.dictionary) for column in header.placed]
+        places: list[int] = []
+        for c, one in enumerate(shared):
+            place = log.tables[c].add(one) if one else 0
             if place is None:
+                for table, taken in zip(log.tables, places, strict=False):
+                    table.drop(taken)
                 raise DamagedError(f"column {c} needs a dictionary, and 255 others are in use")
-            index.codec[c, slot], index.dictionary[c, slot], index.offset[c, slot] = column.codec, place, column.offset
+            places.append(place)
+        needed = {
+            (c, column.dictionary): one for c, (column, one) in enumerate(zip(header.placed, shared, strict=True))
+        }
+        needed = {key: one for key, one in needed.items() if one}
+        offset = record.offset
+        alone = self.disk is not None and bool(needed.keys() - self.regions.regions[number].keys)
+        if record.kind != SEGMENT or alone:
+            # Rows of an open segment; or a dictionary lies in another region only, which may go before this one.
+            number, offset = self.regions.append(SEGMENT, record.id, bytes(data), self._generation, needed)
+        index.codec[:, slot] = [column.codec for column in header.placed]
+        index.dictionary[:, slot] = places
+        index.offset[:, slot] = [column.offset for column in header.placed]
         index.rows[slot], index.frames[slot], index.context[slot] = header.steps, header.frames, header.context
         index.lane[slot], index.first_step[slot] = header.lane, header.first_step
         index.generation[slot] = record.id >> LEAF_BITS
@@ -189,15 +251,27 @@ class Adoption:
 
     def _content(self, number: int, record: Record) -> bytearray:
         out = bytearray(record.nbytes)
-        self.regions.read(number, record.offset, memoryview(out))
+        try:
+            self.regions.read(number, record.offset, memoryview(out))
+        except OSError as error:
+            raise DamagedError(f"cannot be read: {error}") from error
         return out
 
     def _dictionary(self, key: int) -> bytes:
-        return bytes(self._content(*self._dictionaries[key])) if key else b""
+        """Raises: KeyError: there is none.  DamagedError: it is not as a store makes them."""
+        if key and key not in self._read:
+            number, record = self._dictionaries[key]
+            most = max(ZSTD_DICTIONARY_BYTES, int(self.log.sizes.max()))
+            if record.nbytes > most:
+                raise DamagedError(f"dictionary {key:016x} has {record.nbytes:,} bytes, expected at most {most:,}")
+            self._read[key] = bytes(self._content(number, record))
+        return self._read[key] if key else b""
 
-    def _ended(self, header: Header, data: bytes | bytearray) -> bytes:
+    def _ended(self, data: bytes | bytearray) -> bytes:
         """An open segment's rows as a sealed segment: without the last step, if its episode went on."""
-        _, arrays = segment.unpack(memoryview(data), self.log.spec, self._dictionary)
+        limit = self.log.chunk_bytes
+        header, arrays = segment.unpack(memoryview(data), self.log.spec, self._dictionary, limit=limit)
+        segment.check_frames(header, arrays["flags"], sealed=False)
         flags = arrays["flags"].copy()
         steps, frames = header.steps, header.frames
         if steps and not flags[-1] & ENDED:

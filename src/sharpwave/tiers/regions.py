@@ -7,8 +7,11 @@ bytes.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import os
+import re
 import struct
 import zlib
 from collections.abc import Iterator
@@ -26,6 +29,8 @@ SEGMENT, DICTIONARY, TAIL, END = 1, 2, 3, 4
 """Kinds of records: a sealed segment; a dictionary; an open segment's rows so far, which a later record replaces;
 nothing follows, and the file may end here."""
 ALIGNMENT = 8
+MOST_NUMBER, MOST_GENERATION, MOST_ID = 1 << 31, 1 << 30, 1 << 62
+"""Region numbers, generations, and ids and sequence numbers lie below these; a file that says otherwise is damaged."""
 FIRST = -(-HEADER.size // ALIGNMENT) * ALIGNMENT
 
 
@@ -65,7 +70,13 @@ class Damage:
 
 @dataclass
 class Region:
-    """One file. ``used`` is where the next record goes, ``size`` how large the file is on disk."""
+    """One file. ``used`` is where the next record goes, ``size`` how large the file is on disk.
+
+    Attributes:
+        synced: all before it is on disk.
+        spoiled: up to here may lie what a write left that failed.
+        unsure: a sync failed. The system may count as written what it could not write, and say so of the next sync.
+    """
 
     path: Path
     number: int
@@ -76,6 +87,8 @@ class Region:
     keys: set[tuple[int, int]] = field(default_factory=set)  # (column, dictionary's key) that it holds
     synced: int = 0
     finished: bool = False
+    spoiled: int = 0
+    unsure: bool = False
 
 
 class Regions:
@@ -91,7 +104,7 @@ class Regions:
         self.regions: dict[int, Region] = {}
         self.sequence = 0
         self.next_number = 0
-        folder.mkdir(parents=True, exist_ok=True)
+        files.make_folder(folder)
 
     @property
     def nbytes(self) -> int:
@@ -120,6 +133,7 @@ class Regions:
         region = self._newest()
         if region is None or region.finished or region.used + need > region.size:
             if region is not None:
+                self._clean(region)
                 self.sync()
             region = self._create(max(self.region_bytes, FIRST + need), generation)
         for (column, key), data in dictionaries.items():
@@ -133,6 +147,7 @@ class Regions:
         region = self._newest()
         if region is None or region.finished or region.used == FIRST:
             return
+        self._clean(region)
         region.finished = True
         if region.used + RECORD.size <= region.size:
             self._write(region, END, 0, 0, b"")
@@ -153,18 +168,22 @@ class Regions:
         for region in self.regions.values():
             if region.synced < region.used:
                 used = region.used
+                if region.unsure:
+                    self._rewrite(region)
+                region.unsure = True
                 self.files.fsync(region.descriptor)
-                region.synced = used
+                region.synced, region.unsure = used, False
 
     def delete(self, number: int) -> None:
-        """Delete a region's file."""
-        region = self.regions.pop(number)
-        os.close(region.descriptor)
-        self.files.unlink(region.path)
+        """Delete a region's file.  Raises: OSError; then it is still there."""
+        self.files.unlink(self.regions[number].path)
+        os.close(self.regions.pop(number).descriptor)
 
     def close(self) -> None:
         """Close the files."""
         for region in self.regions.values():
+            with contextlib.suppress(OSError):  # it is found when the store is opened, and costs nothing
+                self._clean(region)
             os.close(region.descriptor)
         self.regions.clear()
 
@@ -172,13 +191,28 @@ class Regions:
         """Open the folder's files, oldest first: what is whole, as (region, record), and what is not.
 
         Nothing is changed on disk. Writing goes on in a new file.
+
+        Raises:
+            OSError: a file cannot be opened. One that the disk cannot read is a damage.
         """
         found: list[tuple[int, Record]] = []
         damages: list[Damage] = []
+        for path in self.folder.iterdir():  # also what was about to be a region
+            if re.fullmatch("[0-9]{12}", path.stem) and int(path.stem) < MOST_NUMBER:
+                self.next_number = max(self.next_number, int(path.stem) + 1)
         for path in sorted(self.folder.glob("*.region")):
-            region, records, wrong = read_region(path, self.identity)
+            try:
+                region, records, wrong = read_region(path, self.identity)
+            except OSError as error:
+                if error.errno != errno.EIO:
+                    raise
+                region, records, wrong = None, [], [Damage(path, 0, path.stat().st_size, f"cannot be read ({error})")]
             damages += wrong
-            self.next_number = max(self.next_number, int(path.stem, 10) + 1 if path.stem.isdigit() else 0)
+            if region is not None and path.stem != f"{region.number:012d}":
+                os.close(region.descriptor)
+                what = f"region {region.number} under another name, expected {region.number:012d}.region"
+                damages.append(Damage(path, 0, region.size, what))
+                region = None
             if region is None:
                 continue
             self.regions[region.number] = region
@@ -194,30 +228,51 @@ class Regions:
         return next(reversed(self.regions.values()), None)
 
     def _create(self, size: int, generation: int) -> Region:
+        """Begin a file. It gets its name when its header is on disk, so that one without a header is damaged."""
         number = self.next_number
         path = self.folder / f"{number:012d}.region"
+        partial = self.folder / f"{number:012d}.partial"
         me = self.identity
         body = HEADER.pack(MAGIC, VERSION, 0, number, size, me.schema, me.store, generation, 0, 0)[:-4]
-        descriptor = self.files.open(path)
+        self.next_number += 1  # also where it fails: what could not be deleted is in no one's way
+        descriptor = self.files.open(partial)
         try:
             self.files.allocate(descriptor, size)
             self.files.pwrite(descriptor, body + struct.pack("<I", zlib.crc32(body)), 0)
+            self.files.fsync(descriptor)
+            self.files.rename(partial, path)
             self.files.fsync_folder(self.folder)
         except OSError:
             os.close(descriptor)
-            self.files.unlink(path)
+            for left in (partial, path):
+                with contextlib.suppress(OSError):
+                    self.files.unlink(left)
             raise
-        self.next_number += 1
-        region = self.regions[number] = Region(path, number, descriptor, size, FIRST, generation)
+        region = self.regions[number] = Region(path, number, descriptor, size, FIRST, generation, synced=FIRST)
         return region
 
     def _write(self, region: Region, kind: int, id_: int, column: int, payload: bytes) -> int:
         body = RECORD.pack(RECORD_MAGIC, kind, len(payload), id_, self.sequence, column, 0)[:-4]
         offset = region.used + RECORD.size
+        end = region.used + _space(len(payload))
+        self._clean(region)
+        region.spoiled = end
         self.files.pwrite(region.descriptor, body + struct.pack("<I", zlib.crc32(body)) + payload, region.used)
-        region.used += _space(len(payload))
+        region.spoiled, region.used = 0, end
         self.sequence += 1
         return offset
+
+    def _clean(self, region: Region) -> None:
+        """Make zeros again of what a write left that failed.  Raises: OSError."""
+        if region.spoiled > region.used:
+            self.files.pwrite(region.descriptor, bytes(region.spoiled - region.used), region.used)
+        region.spoiled = 0
+
+    def _rewrite(self, region: Region) -> None:
+        """Write once more what is not known to be on disk, from what the system still holds.  Raises: OSError."""
+        content = memoryview(bytearray(region.used - region.synced))
+        self.read(region.number, region.synced, content)
+        self.files.pwrite(region.descriptor, bytes(content), region.synced)
 
 
 def _space(nbytes: int) -> int:
@@ -253,6 +308,8 @@ def _read_region(
         elif identity is not None and (schema, store) != (identity.schema, identity.store):
             expected = f"{identity.store.hex()}, {identity.schema:016x}"
             what = f"region of store {store.hex()}, schema {schema:016x}; expected {expected}"
+        elif number >= MOST_NUMBER or generation >= MOST_GENERATION:
+            what = f"region {number}, generation {generation}: no store counts so far"
     if what:
         os.close(descriptor)
         return None, [], [Damage(path, 0, size, what)]
@@ -301,6 +358,8 @@ def _scan(path: Path, descriptor: int, size: int) -> Iterator[Record | Damage]:
             return
         begin, end = at + RECORD.size, at + RECORD.size + nbytes
         wrong = _wrong(descriptor, kind, id_, begin, end)
+        if sequence >= MOST_ID or (kind != DICTIONARY and id_ >= MOST_ID):
+            wrong = wrong or f"record {sequence}, id {id_}: no store counts so far"
         padding = os.pread(descriptor, at + _space(nbytes) - end, end)
         if not wrong and any(padding):
             yield Damage(path, end, len(padding), "padding that is not zero")

@@ -57,7 +57,7 @@ def restore(
     log: StepLog,
     regions: Regions,
     found: Sequence[tuple[int, Record]],
-    damages: Sequence[Damage],
+    damages: list[Damage],
     disk: Disk | None,
     state: dict[str, Any],
 ) -> Recovery:
@@ -69,9 +69,8 @@ def restore(
     Raises:
         KeyError, TypeError, ValueError, DamagedError: not what :func:`capture` gives.
     """
-    adoption = Adoption(log, regions, found, disk)
+    adoption = Adoption(log, regions, found, damages, disk)
     report = adoption.report
-    report.damages = [str(damage) for damage in damages]
     index, stride = log.index, log.stride
     generation, ids = checked_array(state, "generation", np.int64), checked_array(state, "ids", np.int64)
     slots, last_flags = (ids & LEAF_MASK) // stride, checked_array(state, "last_flags", np.uint8)

@@ -1,0 +1,360 @@
+"""Disks that fail, processes that die and power that goes, at any chosen file operation; and what must be left then.
+
+:class:`Faulty` stands in for the store's files. :func:`live` takes a store through a small life on them and keeps an
+account of what was acknowledged; :func:`verify` opens what is left and compares.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import os
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+import sharpwave as sw
+from sharpwave import store as store_module
+from sharpwave.tiers import disk as disk_module
+from sharpwave.tiers.files import Files
+
+KINDS = ("EIO", "ENOSPC", "short write", "killed", "killed in a write", "power cut", "power cut in a write")
+"""What may happen at an operation: the first three are errors, after which the process goes on."""
+ERRORS, CUTS = KINDS[:3], KINDS[-2:]
+SECTOR = 512
+
+
+class Died(BaseException):
+    """The process is no more: raised by the operation at which it ended, and by every later one."""
+
+
+class Faulty(Files):
+    """Files on which operation number ``at`` (from 1) comes out as ``kind`` says; all others work.
+
+    Keeps beside what is in the files what would be left of them after a power cut: the content of their last sync, and
+    of a folder the names of its. A sync that fails leaves what was written since the last one to be lost, though the
+    system will not say so again.
+
+    Attributes:
+        count: operations so far.  log: their names.
+    """
+
+    def __init__(self, at: int = 0, kind: str = "EIO", seed: int = 0) -> None:
+        self.at, self.kind, self.count = at, kind, 0
+        self.log: list[str] = []
+        self.random = random.Random(seed)
+        self.dead = False
+        self._synced: dict[int, bytes] = {}  # by inode: content that a power cut leaves
+        self._names: dict[Path, dict[str, int]] = {}  # by folder: names and inodes that a power cut leaves
+        self._written: dict[int, list[tuple[int, int]]] = {}  # by inode: ranges since the last sync
+
+    # what the store calls
+
+    def open(self, path: Path) -> int:
+        self._step("open")
+        descriptor = super().open(path)
+        self._synced[self._inode(descriptor)] = b""
+        self._written[self._inode(descriptor)] = []
+        return descriptor
+
+    def allocate(self, descriptor: int, nbytes: int) -> None:
+        self._step("allocate")
+        super().allocate(descriptor, nbytes)
+
+    def pwrite(self, descriptor: int, data: bytes, offset: int) -> None:
+        try:
+            self._step("pwrite")
+        except (OSError, Died):
+            if "write" in self.kind:
+                part = self.random.randrange(len(data) + 1)  # all of it as well: written, and not said to be
+                super().pwrite(descriptor, data[:part], offset)
+                self._note(descriptor, offset, part)
+            raise
+        super().pwrite(descriptor, data, offset)
+        self._note(descriptor, offset, len(data))
+
+    def fsync(self, descriptor: int) -> None:
+        inode = self._inode(descriptor)
+        try:
+            self._step("fsync")
+        except OSError:
+            self._written[inode] = []  # the system counts as written what it could not write
+            raise
+        super().fsync(descriptor)
+        held = bytearray(self._synced.get(inode, b""))
+        size = os.fstat(descriptor).st_size
+        held += bytes(max(0, size - len(held)))
+        for begin, nbytes in self._written.get(inode, []):
+            held[begin : begin + nbytes] = os.pread(descriptor, nbytes, begin)
+        self._synced[inode], self._written[inode] = bytes(held), []
+
+    def fsync_folder(self, path: Path) -> None:
+        self._step("fsync_folder")
+        super().fsync_folder(path)
+        self._names[path] = {one.name: one.stat().st_ino for one in path.iterdir() if one.is_file()}
+
+    def rename(self, path: Path, to: Path) -> None:
+        self._step("rename")
+        super().rename(path, to)
+
+    def unlink(self, path: Path) -> None:
+        self._step("unlink")
+        if path.exists():
+            inode = path.stat().st_ino  # may soon be another file's
+            self._synced.pop(inode, None)
+            self._written.pop(inode, None)
+        super().unlink(path)
+
+    # what happens then
+
+    def _step(self, name: str) -> None:
+        if self.dead:
+            raise Died
+        self.count += 1
+        self.log.append(name)
+        if self.count == self.at:
+            if self.kind in ERRORS:
+                number = errno.ENOSPC if self.kind == "ENOSPC" else errno.EIO
+                raise OSError(number, os.strerror(number))
+            self.dead = True
+            raise Died
+
+    def _inode(self, descriptor: int) -> int:
+        return os.fstat(descriptor).st_ino
+
+    def _note(self, descriptor: int, offset: int, nbytes: int) -> None:
+        self._written.setdefault(self._inode(descriptor), []).append((offset, nbytes))
+
+    def cut_power(self, folder: Path, kept_share: float = 0.5) -> None:
+        """Leave of ``folder`` what a power cut may: all that was synced, and of the rest some sectors and names."""
+
+        def lost() -> bool:
+            return self.random.random() >= kept_share
+
+        for path in [folder, *(one for one in folder.iterdir() if one.is_dir())]:
+            kept = self._names.get(path, {})
+            for one in list(path.iterdir()):
+                if not one.is_file() or one.name == disk_module.LOCK:
+                    continue
+                inode = one.stat().st_ino
+                if one.name not in kept and lost():
+                    one.unlink()
+                    continue
+                held = bytearray(self._synced.get(inode, b""))
+                now = one.read_bytes()
+                if len(held) < len(now) and (one.name in kept or not lost()):
+                    held += bytes(len(now) - len(held))
+                for begin, nbytes in self._written.get(inode, []):
+                    for sector in range(begin // SECTOR, -(-(begin + nbytes) // SECTOR)):
+                        if not lost():
+                            place = slice(sector * SECTOR, min((sector + 1) * SECTOR, len(held)))
+                            held[place] = now[place]
+                one.write_bytes(held)
+
+
+SPEC = sw.Spec(obs=sw.Field((8, 12), "uint8", stack=2), action=sw.Field((), "int64"), serial=sw.Field((), "int64"))
+LANES, CAPACITY, SEGMENT_STEPS, REGION_BYTES = 2, 40, 4, 4096
+
+
+FINAL = 40_000
+"""Added to a step's serial number: that of the picture after it, where it ended an episode."""
+
+
+def frame(serial: int) -> Any:
+    """A picture that tells its step, on a background that a dictionary is worth."""
+    picture = np.arange(96, dtype=np.uint8).reshape(8, 12)
+    picture[serial % 7, serial % 12] ^= 255
+    picture[7, :8] = np.frombuffer(np.int64(serial).tobytes(), np.uint8)
+    return picture
+
+
+@dataclass
+class Step:
+    """A step that was appended: ``ends`` an episode, and what followed it, as far as that is known."""
+
+    serial: int
+    id: int
+    ends: bool
+
+
+@dataclass
+class Account:
+    """What the store was given, and what it acknowledged, lane by lane.
+
+    Attributes:
+        steps: by lane, in order.
+        flushed: by lane, how many of them a flush has acknowledged.
+        sealed, gone: by lane, how many lie in sealed segments, and how many of the first ones have left.
+    """
+
+    steps: dict[int, list[Step]] = field(default_factory=lambda: {lane: [] for lane in range(LANES)})
+    flushed: dict[int, int] = field(default_factory=lambda: dict.fromkeys(range(LANES), 0))
+    sealed: dict[int, int] = field(default_factory=lambda: dict.fromkeys(range(LANES), 0))
+    gone: dict[int, int] = field(default_factory=lambda: dict.fromkeys(range(LANES), 0))
+    errors: int = 0
+    store: sw.Store | None = None
+
+    def look(self, store: sw.Store) -> None:
+        """Note what is sealed and what has left."""
+        log, index = store._log, store._log.index
+        for lane in range(log.lanes):
+            slot = int(log._slot[lane])
+            self.sealed[lane] = int(index.first_step[slot])
+            self.gone[lane] = int(index.first_step[log.oldest[lane]])
+
+
+@contextlib.contextmanager
+def on(files: Files) -> Iterator[None]:
+    """Stores in this block are made on ``files``, with small regions."""
+    with (
+        mock.patch.object(store_module, "Files", lambda: files),
+        mock.patch.object(disk_module, "REGION_BYTES", REGION_BYTES),
+        mock.patch.object(disk_module, "SMALLEST_REGION", REGION_BYTES),
+    ):
+        yield
+
+
+def opened(folder: Path, codec: str) -> sw.Store:
+    """The store in a folder, made where there is none."""
+    if (folder / disk_module.MANIFEST).exists():
+        return sw.Store.open(folder)
+    return sw.Store(SPEC, capacity=CAPACITY, disk=folder, segment_steps=SEGMENT_STEPS, codec=codec)
+
+
+def serials_of(store: sw.Store) -> list[int]:
+    """The serial numbers of all steps that can be sampled, in their order."""
+    replay = store.transitions()
+    return sorted(replay.fetch(replay.sampleable_ids())["serial"].tolist())
+
+
+def live(folder: Path, codec: str, files: Faulty, account: Account, appends: int = 100) -> None:
+    """A store's life: made, appended to, flushed, opened again, full by and by. What fails is tried once more.
+
+    Raises: Died, where ``files`` say so.
+    """
+
+    def done(action: Callable[[], Any]) -> Any:
+        try:
+            return action()
+        except OSError:
+            account.errors += 1
+            return action()
+
+    def flush(store: sw.Store) -> None:
+        done(store.flush)
+        account.flushed = {lane: len(steps) for lane, steps in account.steps.items()}
+
+    with on(files):
+        store = account.store = done(lambda: opened(folder, codec))
+        for serial in range(appends):
+            lane = serial % LANES
+            terminated, truncated = serial % 13 > 10, serial % 17 > 14
+            step = {"obs": frame(serial), "action": serial, "reward": serial % 8, "serial": serial}
+            step |= {"terminated": terminated, "truncated": truncated, "final_obs": frame(serial + FINAL)}
+            done(functools.partial(store.append, lane=lane, **step))
+            slot = int(store._log._slot[lane])
+            leaf = slot * SEGMENT_STEPS + int(store._log.index.rows[slot]) - 1
+            id_ = int(store._log.index.generation[slot]) << 32 | leaf
+            account.steps[lane].append(Step(serial, id_, terminated or truncated))
+            account.look(store)
+            if serial % 9 == 8:
+                flush(store)
+            if serial == appends // 2:
+                flush(store)
+                store.close()
+                store = account.store = done(lambda: opened(folder, codec))
+                for one in range(store.lanes):
+                    kept = int(store._log._steps[one])
+                    assert account.flushed[one] - kept <= 1, "more than the last step of an episode was given up"
+                    del account.steps[one][kept:]
+                    account.flushed[one] = kept
+                account.look(store)
+        store.close()
+
+
+def bury(account: Account) -> None:
+    """Let go what a process that has died held."""
+    if account.store is None or account.store._log.closed:
+        return
+    account.look(account.store)
+    disk = account.store._log.disk
+    assert disk is not None
+    try:
+        disk.close()
+    except Died:
+        os.close(next(reversed(disk.regions.regions.values())).descriptor)
+
+
+def verify(folder: Path, codec: str, account: Account, kind: str) -> sw.Store:
+    """Open what is left and compare it with what was acknowledged; the store goes on afterwards."""
+    store = opened(folder, codec)
+    damages = store.recovery.damages if store.recovery else []
+    assert all(str(folder) in damage for damage in damages)
+    if kind not in (*CUTS, "killed in a write"):
+        assert not damages, "nothing was half written, so nothing is damaged"
+    compare(store, account, power=kind in CUTS)
+    return store
+
+
+def compare(store: sw.Store, account: Account, *, power: bool) -> None:
+    """Everything acknowledged is there, with its id and its bytes, once; and nothing else is."""
+    replay = store.transitions()
+    ids = replay.sampleable_ids()
+    batch = replay.fetch(ids) if len(ids) else None
+    serials = batch["serial"].tolist() if batch is not None else []
+    assert len(set(serials)) == len(serials), "a step is there twice"
+    known = {step.serial: step for steps in account.steps.values() for step in steps}
+    assert set(serials) <= known.keys(), "a step is there that was never appended"
+    for row, serial in enumerate(serials):
+        step = known[serial]
+        assert batch is not None and batch.ids[row] == step.id
+        assert batch.action[row] == serial and batch.reward[row] == serial % 8
+        assert np.array_equal(batch.obs[row, -1], frame(serial))
+        assert np.array_equal(batch.next_obs[row, -1], frame(serial + (FINAL if step.ends else LANES)))
+    for lane, steps in account.steps.items():
+        upto = account.flushed[lane] if power else max(account.flushed[lane], account.sealed[lane])
+        required = steps[account.gone[lane] : upto]
+        if required and not required[-1].ends and (power or upto > account.sealed[lane]):
+            required.pop()  # what came after it is not known
+        lost = [step.serial for step in required if step.serial not in serials]
+        assert not lost, f"lane {lane}: steps {lost} were acknowledged and are lost"
+
+
+def go_on(store: sw.Store) -> None:
+    """The store takes more steps, and gives them out."""
+    for serial in range(1000, 1012):
+        store.append(
+            lane=serial % LANES, obs=frame(serial), action=serial, reward=0.0, serial=serial,
+            terminated=False, truncated=False,
+        )  # fmt: skip
+    store.flush()
+    replay = store.transitions()
+    batch = replay.fetch(replay.sampleable_ids())
+    assert set(range(1000, 1010)) <= set(batch["serial"].tolist())
+    assert len(np.unique(batch.ids)) == len(batch.ids)
+    for row, serial in enumerate(batch["serial"].tolist()):
+        assert np.array_equal(batch.obs[row, -1], frame(serial))
+
+
+def round_of(folder: Path, codec: str, at: int, kind: str, seed: int = 0) -> Faulty:
+    """One life, in which operation ``at`` comes out as ``kind`` says (0: none does), and what is left of it."""
+    files, account = Faulty(at, kind, seed), Account()
+    try:
+        live(folder, codec, files, account)
+    except Died:
+        bury(account)
+    if kind in CUTS and at:
+        files.cut_power(folder)
+    with on(Files()):
+        store = verify(folder, codec, account, kind)
+        go_on(store)
+        store.close()
+        with sw.Store.open(folder) as store:  # and nothing of that is lost either
+            assert len(store) >= 10
+    return files

@@ -1,0 +1,205 @@
+"""Every file operation of a store's life fails in every way, or is its last: what was acknowledged is there."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from pathlib import Path
+
+import pytest
+
+import sharpwave as sw
+from sharpwave.tiers.disk import Disk, read_manifest
+from sharpwave.tiers.files import Files
+from sharpwave.tiers.regions import SEGMENT, Identity, Regions, read_region
+
+from .faults import CAPACITY, ERRORS, KINDS, SEGMENT_STEPS, SPEC, Faulty, frame, on, round_of, serials_of
+
+ME = Identity(bytes(16), 5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_acknowledged_is_lost_at_any_operation(tmp_path: Path, kind: str) -> None:
+    """Every third operation here, each with another beginning for each kind; all of them in benchmarks/crash.py."""
+    operations = round_of(tmp_path / "whole", "delta", 0, kind).log
+    assert {"open", "allocate", "pwrite", "fsync", "fsync_folder", "rename", "unlink"} == set(operations)
+    for at in range(1 + KINDS.index(kind) % 3, len(operations) + 1, 3):
+        try:
+            files = round_of(tmp_path / str(at), "delta", at, kind, seed=at)
+        except BaseException as error:
+            error.add_note(f"operation {at}, {operations[at - 1]}: {kind}")
+            raise
+        assert files.count >= at and files.dead != (kind in ERRORS)
+
+
+def payload(nbytes: int, value: int) -> bytes:
+    body = bytes([value]) * nbytes
+    return body + zlib.crc32(body).to_bytes(4, "little")
+
+
+def found_in(folder: Path) -> set[tuple[int, int]]:
+    """(kind, id) of every record that is whole."""
+    regions = Regions(folder, ME, 4096, Files())
+    found, _ = regions.recover()
+    regions.close()
+    return {(record.kind, record.id) for _, record in found}
+
+
+def test_flushed_rows_go_only_when_what_replaces_them_is_on_disk(tmp_path: Path) -> None:
+    files = Faulty()
+    with on(files):
+        disk = Disk(tmp_path, {"schema": 5}, None, None, files)
+        disk.append_tail(7, payload(100, 1), 0)
+        disk.regions.sync()
+        for i in range(3):  # the next regions
+            disk.append(100 + i, payload(3900, 2), 0, {})
+        for i in range(2):
+            disk.release(1 + i)
+        assert disk.append(7, payload(120, 3), 0, {}) and len(disk.regions.regions) < 4, "the first region has gone"
+        me = disk.regions.identity
+        disk.close()
+    files.cut_power(tmp_path, kept_share=0.0)
+    regions = Regions(tmp_path / "regions", me, 4096, Files())
+    found, _ = regions.recover()
+    regions.close()
+    assert 7 in {record.id for _, record in found}
+
+
+def small_store(folder: Path) -> sw.Store:
+    return sw.Store(SPEC, capacity=CAPACITY, disk=folder, segment_steps=SEGMENT_STEPS, codec="raw")
+
+
+def append(store: sw.Store, lane: int, serials: range) -> None:
+    for serial in serials:
+        store.append(
+            lane=lane, obs=frame(serial), action=serial, reward=0, serial=serial, terminated=False, truncated=False
+        )
+
+
+def test_opening_deletes_flushed_rows_only_when_they_are_on_disk_anew(tmp_path: Path) -> None:
+    files = Faulty()
+    with on(files):
+        with small_store(tmp_path) as store:
+            append(store, 0, range(3))
+            store.flush()
+        with sw.Store.open(tmp_path) as store:
+            assert serials_of(store) == [0, 1]
+        assert "unlink" in files.log
+    files.cut_power(tmp_path, kept_share=0.0)
+    with sw.Store.open(tmp_path) as store:
+        assert serials_of(store) == [0, 1]
+
+
+def test_a_sync_that_failed_is_not_believed_the_next_time(tmp_path: Path) -> None:
+    """The system says once that it could not write, and then counts the bytes as written."""
+    files = Faulty()
+    regions = Regions(tmp_path, ME, 4096, files)
+    regions.append(SEGMENT, 1, payload(100, 1), 0, {})
+    files.at, files.kind = files.count + 1, "EIO"
+    with pytest.raises(OSError):
+        regions.sync()
+    regions.append(SEGMENT, 2, payload(100, 2), 0, {})
+    regions.sync()
+    regions.close()
+    files.cut_power(tmp_path, kept_share=0.0)
+    assert found_in(tmp_path) == {(SEGMENT, 1), (SEGMENT, 2)}
+
+
+@pytest.mark.parametrize("then", ["a smaller one", "another region", "nothing"])
+def test_what_a_failed_write_left_is_made_zeros_again(tmp_path: Path, then: str) -> None:
+    class HalfWritten(Files):
+        fails = False
+
+        def pwrite(self, descriptor: int, data: bytes, offset: int) -> None:
+            super().pwrite(descriptor, data[:-9] if self.fails else data, offset)
+            if self.fails:
+                self.fails = False
+                raise OSError(28, "No space left on device")
+
+    files = HalfWritten()
+    regions = Regions(tmp_path, ME, 4096, files)
+    regions.append(SEGMENT, 1, payload(100, 1), 0, {})
+    files.fails = True
+    with pytest.raises(OSError):
+        regions.append(SEGMENT, 2, payload(2000, 2), 0, {})
+    if then != "nothing":
+        regions.append(SEGMENT, 3, payload(50 if then == "a smaller one" else 4000, 3), 0, {})
+    regions.close()
+    for path in tmp_path.glob("*.region"):
+        region, _, damages = read_region(path, ME)
+        assert region is not None and not damages
+        os.close(region.descriptor)
+    assert found_in(tmp_path) == {(SEGMENT, 1)} | ({(SEGMENT, 3)} if then != "nothing" else set())
+
+
+def test_rows_that_were_flushed_outlive_segments_that_had_left(tmp_path: Path) -> None:
+    """What had left is there again when the store is opened, as long as its region is; it leaves first."""
+    with small_store(tmp_path) as store:
+        append(store, 1, range(1000, 1003))
+        store.flush()
+        append(store, 0, range(100))
+    with sw.Store.open(tmp_path) as store:
+        assert len(store) <= CAPACITY and set(serials_of(store)) >= {1000, 1001, 99 - SEGMENT_STEPS}
+
+
+def test_a_region_that_cannot_be_deleted_is_tried_again(tmp_path: Path) -> None:
+    files = Faulty()
+    with on(files), small_store(tmp_path) as store:
+        append(store, 0, range(CAPACITY))
+        while "unlink" not in files.log:
+            append(store, 0, range(store.total_steps, store.total_steps + 1))
+        before = store.stats()["disk"]["bytes"]
+        refused = False
+
+        def unlink(path: Path) -> None:
+            nonlocal refused
+            refused = True
+            raise OSError(5, "Input/output error")
+
+        files.unlink = unlink  # type: ignore[method-assign]
+        while not refused:
+            append(store, 0, range(store.total_steps, store.total_steps + 1))
+        more = store.stats()["disk"]["bytes"]
+        assert more >= before and store.stats()["disk"]["failures"] == 1
+        del files.unlink
+        append(store, 0, range(store.total_steps, store.total_steps + 8))
+        assert store.stats()["disk"]["bytes"] <= more
+        assert serials_of(store) == list(range(store.total_steps - len(store), store.total_steps - 1))
+
+
+def test_a_segment_without_its_dictionary_gives_way_to_the_rows_that_were_flushed(tmp_path: Path) -> None:
+    files = Faulty()
+    with small_store(tmp_path) as store:
+        append(store, 0, range(3))
+        store.flush()
+        id_, rows = store._log.pack_open(0)
+    column = 56 + 32 * 2 + 24
+    broken = rows[:column] + (99).to_bytes(8, "little") + rows[column + 8 : -4]
+    manifest = read_manifest(tmp_path)
+    me = Identity(bytes.fromhex(manifest["store"]), manifest["schema"])
+    regions = Regions(tmp_path / "regions", me, 4096, files)
+    regions.recover()
+    regions.append(SEGMENT, id_, broken + zlib.crc32(broken).to_bytes(4, "little"), 0, {})
+    regions.close()
+    with sw.Store.open(tmp_path) as store:
+        assert store.recovery is not None and "dictionary 0000000000000063" in store.recovery.damages[0]
+        assert serials_of(store) == [0, 1]
+
+
+def test_quarantine_keeps_what_it_has(tmp_path: Path) -> None:
+    small_store(tmp_path).close()
+    for turn in range(3):
+        (tmp_path / "regions" / "000000000000.region").write_bytes(b"turn %d" % turn)
+        with sw.Store.open(tmp_path) as store:
+            assert store.recovery is not None and len(store.recovery.damages) == 1
+    assert {path.read_bytes() for path in (tmp_path / "quarantine").iterdir()} == {b"turn 0", b"turn 1", b"turn 2"}
+
+
+def test_a_full_disk_at_opening_costs_nothing(tmp_path: Path) -> None:
+    with small_store(tmp_path) as store:
+        append(store, 0, range(3))
+        store.flush()
+    with on(Faulty(1, "ENOSPC")), pytest.raises(OSError, match="No space left"):
+        sw.Store.open(tmp_path)
+    with sw.Store.open(tmp_path) as store:
+        assert serials_of(store) == [0, 1]
