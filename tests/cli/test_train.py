@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(180)
 def test_a_run_leaves_everything(pong_run):
     folder, text = pong_run
     assert {path.name for path in folder.iterdir()} == {
-        "config.json", "metrics.jsonl", "tensorboard", "checkpoints", "summary.json", "curve.png",
+        "config.json", "metrics.jsonl", "tensorboard", "checkpoints", "summary.json", "curve.png", "lock",
     }  # fmt: skip
     config = json.loads((folder / "config.json").read_text())
     recipe = Recipe.from_dict(config["settings"])
@@ -68,6 +68,16 @@ def test_signals_end_a_run_with_a_checkpoint_that_plays(sharpwave, tmp_path, num
     assert json.loads((folder / "summary.json").read_text())["reason"] == f"interrupted by {number.name}"
     played = sharpwave("eval", folder, "--episodes", 2)
     assert played.code == 0 and "of 2 episodes" in played.text
+    assert f"sharpwave train --resume {folder}" in text
+    if number == signal.SIGINT:  # once is enough
+        return
+    steps = json.loads((folder / "summary.json").read_text())["steps"]
+    resumed = sharpwave("train", "--resume", folder, "--steps", steps + 200)
+    assert resumed.code == 0 and f"from checkpoint {steps:012d}" in resumed.text, resumed.text
+    assert f"Ended by the limit of {steps + 200:,} steps" in resumed.text
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["steps"] for line in lines] == sorted(line["steps"] for line in lines)
+    assert lines[-1]["steps"] == steps + 200
 
 
 @pytest.mark.parametrize(
@@ -81,11 +91,22 @@ def test_signals_end_a_run_with_a_checkpoint_that_plays(sharpwave, tmp_path, num
         (["atari", "--env", "breakot"], "did you mean the Atari game breakout?"),
         (["pong", "--actions", "UP"], "pong knows no 'UP', expected some of NOOP,FIRE,RIGHT"),
         (["cartpole", "--network", "nature"], "use 'mlp'"),
+        (["cartpole", "--disk-limit", "1MiB"], "disk_limit='1MiB', expected at least 16 MiB"),
+        (["--seed", "3"], "No such option: --seed"),
+        (["--steps", "3"], "--steps comes after the recipe's name, or with --resume RUN"),
+        (["--resume", "nowhere"], "run folder 'nowhere' does not exist"),
+        (["pong", "--resume", "nowhere"], "--resume takes the recipe from the run"),
+        (
+            ["--resume", "nowhere", "--seed=3"],
+            "--seed cannot be changed in a run that is resumed; expected only --steps",
+        ),
+        (["--resume", "pong", "--no-double"], "--no-double cannot be changed in a run that is resumed"),
         (["cartpole", "--device", "gpu"], "device: got 'gpu', expected 'auto'"),
     ],
 )
 def test_errors_teach_and_make_no_folder(sharpwave, tmp_path, arguments, message):
-    result = sharpwave("train", *arguments, "--out", tmp_path / "run")
+    where = ("--out", tmp_path / "run") if arguments[0] in (*RECIPES, "cartpol") else ()
+    result = sharpwave("train", *arguments, *where)
     assert result.code == 2
     assert message in " ".join(result.text.split()), result.text
     assert "Traceback" not in result.text

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from sharpwave.training.callbacks import Checkpoints, Display, JsonLines, TensorBoard
+from sharpwave.training.callbacks import Display, JsonLines, TensorBoard
 from sharpwave.training.text import byte_text, duration_text, number_text
 
 EPISODE = {
@@ -43,12 +43,14 @@ def test_json_lines(tmp_path):
     assert lines == [{"event": "episode", **EPISODE}, {"event": "report", **REPORT}]
 
 
-def test_checkpoints_come_once_a_period():
-    saved = []
-    callback = Checkpoints(lambda metrics: saved.append(metrics["steps"]), every=100)
-    for steps in (40, 80, 120, 160, 199, 350, 360, 400):
-        callback.on_report({"steps": steps})
-    assert saved == [120, 350, 400]
+def test_tensorboard_of_a_resumed_run_forgets_what_came_after_the_checkpoint(tmp_path):
+    for after, loss in ((None, 1.0), (1_000, 2.0)):
+        callback = TensorBoard(tmp_path, after)
+        for steps in (1_000, 2_000) if after is None else (2_000, 3_000):
+            callback.on_report({**REPORT, "steps": steps, "loss": loss})
+        callback.close()
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert [(event.step, event.value) for event in events.Scalars("loss")] == [(1_000, 1.0), (2_000, 2.0), (3_000, 2.0)]
 
 
 @pytest.mark.parametrize("terminal", [False, True])

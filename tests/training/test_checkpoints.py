@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from sharpwave.agents.dqn import DQN
-from sharpwave.training.checkpoints import latest_checkpoint, load_checkpoint, save_checkpoint
+from sharpwave.training.checkpoints import checkpoints, latest_checkpoint, load_checkpoint, save_checkpoint
 
 
 def make_agent(units=3):
@@ -26,7 +26,7 @@ def test_the_newest_is_loaded_and_the_oldest_leaves(run):
         save_checkpoint(run / "checkpoints", agent, {"steps": steps})
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["000000001000", "000000020000"]
     loaded = make_agent()
-    assert load_checkpoint(latest_checkpoint(run), loaded, optimizer=True) == {"steps": 20_000}
+    assert load_checkpoint(latest_checkpoint(run), loaded, resume=True)["steps"] == 20_000
     torch.testing.assert_close(loaded.online.weight, agents[2].online.weight, rtol=0, atol=0)
 
 
@@ -39,10 +39,61 @@ def test_the_same_steps_again_replace(run):
     torch.testing.assert_close(loaded.online.weight, second.online.weight, rtol=0, atol=0)
 
 
-def test_a_checkpoint_cut_short_is_not_seen(run):
+def test_a_checkpoint_cut_short_is_not_seen_and_cleared_away(run):
     save_checkpoint(run / "checkpoints", make_agent(), {"steps": 5})
     (run / "checkpoints" / ".000000000009.partial").mkdir()
     assert latest_checkpoint(run).name == "000000000005"
+    save_checkpoint(run / "checkpoints", make_agent(), {"steps": 10})
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["000000000005", "000000000010"]
+
+
+def test_checkpoints_of_a_future_that_was_left_go(run):
+    """Resumed from 20, because 30 was damaged: what comes next follows on 20."""
+    for steps in (10, 20, 30, 25):
+        save_checkpoint(run / "checkpoints", make_agent(), {"steps": steps})
+    assert [path.name[-2:] for path in checkpoints(run)] == ["20", "25"]
+
+
+def test_a_failed_save_leaves_the_others_and_nothing_half(run):
+    save_checkpoint(run / "checkpoints", make_agent(), {"steps": 5})
+    with pytest.raises(TypeError):
+        save_checkpoint(run / "checkpoints", make_agent(), {"steps": 10, "not json": object()})
+    assert [path.name[-2:] for path in (run / "checkpoints").iterdir()] == ["05"]
+
+
+def test_the_optimizer_comes_back_where_its_elements_lie():
+    """Convolutions lie with the channels last; the next update must be the one that would have come."""
+
+    def build():
+        return nn.Sequential(nn.Conv2d(4, 8, 3), nn.Flatten(), nn.Linear(8 * 4, 2)).to(
+            memory_format=torch.channels_last
+        )
+
+    def update(agent, obs):
+        agent.optimizer.zero_grad()
+        agent.online(obs).square().sum().backward()
+        agent.optimizer.step()
+
+    agents = [DQN(build, 2), DQN(build, 2)]
+    obs = [torch.randn(5, 4, 4, 4).contiguous(memory_format=torch.channels_last) for _ in range(2)]
+    update(agents[0], obs[0])
+    agents[1].load_weights(agents[0].weights())
+    saved = {name: tensor.contiguous().clone() for name, tensor in agents[0].optimizer_tensors().items()}
+    agents[1].load_optimizer_tensors(saved)
+    for agent in agents:
+        update(agent, obs[1])
+    for one, two in zip(agents[0].online.parameters(), agents[1].online.parameters(), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_torch_s_random_state_is_part_of_it(run):
+    agent = make_agent()
+    folder = save_checkpoint(run / "checkpoints", agent, {"steps": 5})
+    expected = torch.rand(4)
+    load_checkpoint(folder, agent)
+    assert not torch.equal(torch.rand(4), expected)  # playing leaves it alone
+    load_checkpoint(folder, agent, resume=True)
+    assert torch.equal(torch.rand(4), expected)
 
 
 def test_nothing_is_pickled(run):
@@ -64,8 +115,14 @@ def test_what_is_missing_or_damaged_is_named(run, tmp_path):
     with pytest.raises(ValueError, match="do not fit the agent's online module"):
         load_checkpoint(folder, make_agent(units=4))
     weights = folder / "weights.safetensors"
-    weights.write_bytes(weights.read_bytes()[:40])
-    with pytest.raises(ValueError, match=r"000000000005.* is damaged"):
+    whole = bytearray(weights.read_bytes())
+    whole[-1] ^= 1
+    for damaged in (whole, whole[:40]):
+        weights.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"000000000005.*weights.safetensors is damaged: checksum"):
+            load_checkpoint(folder, make_agent())
+    weights.unlink()
+    with pytest.raises(ValueError, match=r"000000000005.* cannot be loaded: .*weights.safetensors"):
         load_checkpoint(folder, make_agent())
     (run / "config.json").unlink()
     with pytest.raises(ValueError, match="is not a run folder"):

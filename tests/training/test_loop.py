@@ -8,8 +8,9 @@ import torch
 from sharpwave.training import setup
 from sharpwave.training.callbacks import Callback
 from sharpwave.training.evaluation import play
-from sharpwave.training.loop import Progress, train
+from sharpwave.training.loop import train
 from sharpwave.training.recipes import RECIPES
+from sharpwave.training.state import Progress
 
 
 class Kept(Callback):

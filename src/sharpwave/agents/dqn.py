@@ -193,9 +193,14 @@ class DQN:
 
     def load_optimizer_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Inverse of :meth:`optimizer_tensors`."""
+        parameters = list(self.online.parameters())
         state: dict[int, dict[str, Tensor]] = {}
         for key, tensor in tensors.items():
             index, name = key.split(".", 1)
+            parameter = parameters[int(index)]
+            if tensor.shape == parameter.shape:
+                # Laid out as the parameter (channels last): Adam's fused kernel pairs elements by where they lie.
+                tensor = torch.empty_like(parameter).copy_(tensor)
             state.setdefault(int(index), {})[name] = tensor
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})

@@ -11,11 +11,11 @@ from typing import Annotated, Any, Literal, get_type_hints
 import typer
 from typer.core import TyperGroup
 
-from sharpwave.training.recipes import RECIPES, Recipe, flag
+from sharpwave.training.recipes import RECIPES, RESUMABLE, Recipe, flag
 
 
 class RecipeGroup(TyperGroup):
-    """Says which recipes there are when an unknown one is asked for."""
+    """Says which recipes there are when an unknown one is asked for, and what cannot be asked for with ``--resume``."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The recipe's command."""
@@ -27,13 +27,63 @@ class RecipeGroup(TyperGroup):
             )
         return command
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As ever, with a word on what does not go with ``--resume``."""
+        options = [argument.partition("=")[0] for argument in args]
+        if "--resume" in options:
+            settings = {flag(field.name): field.name for field in dataclasses.fields(Recipe)} | {"--out": "out"}
+            for before, option in zip(["", *args], options, strict=False):
+                name = settings.get(option.replace("--no-", "--"))
+                if option in RECIPES and before != "--resume":
+                    ctx.fail(
+                        f"--resume takes the recipe from the run: sharpwave train --resume RUN, without {option!r}"
+                    )
+                if name is not None and name not in RESUMABLE:
+                    ctx.fail(
+                        f"{option} cannot be changed in a run that is resumed; expected only "
+                        f"{', '.join(map(flag, RESUMABLE))}"
+                    )
+        rest: list[str] = super().parse_args(ctx, args)
+        return rest
+
 
 app = typer.Typer(
     cls=RecipeGroup,
-    help="Train an agent by a recipe; every setting of it is an option.",
+    help="Train an agent by a recipe; every setting of it is an option. Or go on with a run: --resume RUN.",
     no_args_is_help=True,
+    invoke_without_command=True,
     subcommand_metavar="RECIPE [OPTIONS]",
 )
+
+
+def group_callback() -> Callable[..., None]:
+    """A function that typer makes the group's own options of: ``--resume``, and the settings that go with it."""
+
+    def callback(ctx: typer.Context, resume: Path | None, **values: Any) -> None:
+        changes = {name: value for name, value in values.items() if value is not None}
+        if resume is not None:
+            resume_run(resume, changes)
+        elif changes:
+            ctx.fail(f"{flag(next(iter(changes)))} comes after the recipe's name, or with --resume RUN")
+        elif ctx.invoked_subcommand is None:
+            ctx.fail(f"expected a recipe ({', '.join(RECIPES)}) or --resume RUN")
+
+    hints = get_type_hints(Recipe)
+    annotations: dict[str, Any] = {
+        "resume": Annotated[
+            Path | None,
+            typer.Option(
+                "--resume", metavar="RUN", help="go on with the run in this folder from its newest checkpoint"
+            ),
+        ]
+    }
+    for field in dataclasses.fields(Recipe):
+        if field.name in RESUMABLE:
+            annotations[field.name] = Annotated[
+                hints[field.name] | None,
+                typer.Option(flag(field.name), help=field.metadata["help"], rich_help_panel="With --resume"),
+            ]
+    return _with_options(callback, annotations, dict.fromkeys(annotations), context=True)
 
 
 def recipe_command(name: str, help: str, recipe: Recipe) -> Callable[..., None]:
@@ -63,16 +113,26 @@ def recipe_command(name: str, help: str, recipe: Recipe) -> Callable[..., None]:
         defaults[field.name] = getattr(recipe, field.name)
     command.__name__ = name
     command.__doc__ = help
-    command.__annotations__ = annotations
-    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    return _with_options(command, annotations, defaults)
+
+
+def _with_options(
+    function: Callable[..., None], annotations: dict[str, Any], defaults: dict[str, Any], context: bool = False
+) -> Callable[..., None]:
+    """Give a function of keywords the signature that typer reads its options from."""
+    if context:
+        annotations, defaults = {"ctx": typer.Context, **annotations}, {"ctx": inspect.Parameter.empty, **defaults}
+    function.__annotations__ = annotations
+    function.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [
             inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=defaults[key], annotation=annotation)
             for key, annotation in annotations.items()
         ]
     )
-    return command
+    return function
 
 
+app.callback()(group_callback())
 for _name, (_help, _recipe) in RECIPES.items():
     app.command(_name, help=_help)(recipe_command(_name, _help, _recipe))
 
@@ -87,6 +147,16 @@ def train(name: str, recipe: Recipe, out: Path | None) -> None:
     console.print(settings_table(name, recipe))
     folder, summary = run(name, recipe, out, console)
     console.print(summary_table(folder, summary))
+
+
+def resume_run(folder: Path, changes: dict[str, Any]) -> None:
+    """Go on with a run, print the summary."""
+    from rich.console import Console
+
+    from sharpwave.training.resume import resume
+
+    console = Console()
+    console.print(summary_table(*resume(folder, changes, console)))
 
 
 def settings_table(name: str, recipe: Recipe) -> Any:
@@ -119,4 +189,6 @@ def summary_table(folder: Path, summary: dict[str, Any]) -> Any:
     table.add_row("replay memory", f"{replay}, {number_text(summary['bytes_per_step'], 1)} bytes a step")
     table.add_row("kept in", str(folder))
     table.add_row("play it", f"sharpwave eval {folder}")
+    if summary["reason"].startswith("interrupted"):
+        table.add_row("go on with it", f"sharpwave train --resume {folder}")
     return table

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,6 +27,9 @@ class Callback:
     def on_report(self, metrics: Metrics) -> None:
         """A report is due: steps, minutes, avg_fps, loss, epsilon, replay_bytes and the rest of the run's figures."""
 
+    def flush(self) -> None:
+        """A checkpoint is about to be made: what was told before it must be kept as surely as the checkpoint."""
+
     def close(self) -> None:
         """The run is over, by whatever way."""
 
@@ -43,12 +46,20 @@ class JsonLines(Callback):
     def on_report(self, metrics: Metrics) -> None:
         self._file.write(json.dumps({"event": "report", **metrics}) + "\n")
 
+    def flush(self) -> None:
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
     def close(self) -> None:
         self._file.close()
 
 
 class TensorBoard(Callback):
-    """Scalars against environment steps; ``steps`` is an episode's length."""
+    """Scalars against environment steps; ``steps`` is an episode's length.
+
+    Args:
+        after: a run is resumed after so many steps; what earlier files say about later steps is not shown.
+    """
 
     EPISODE: ClassVar[dict[str, str]] = {"reward": "reward", "avg_reward": "avg_reward", "episode_steps": "steps"}
     REPORT: ClassVar[dict[str, str]] = {
@@ -63,16 +74,19 @@ class TensorBoard(Callback):
         "process_bytes": "memory/process_bytes",
     }
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, after: int | None = None) -> None:
         from torch.utils.tensorboard import SummaryWriter  # takes a second to import
 
-        self._writer = SummaryWriter(str(folder))
+        self._writer = SummaryWriter(str(folder), purge_step=None if after is None else after + 1)
 
     def on_episode(self, metrics: Metrics) -> None:
         self._write(metrics, self.EPISODE)
 
     def on_report(self, metrics: Metrics) -> None:
         self._write(metrics, self.REPORT)
+
+    def flush(self) -> None:
+        self._writer.flush()
 
     def close(self) -> None:
         self._writer.close()
@@ -81,20 +95,6 @@ class TensorBoard(Callback):
         for key, name in names.items():
             if metrics[key] is not None:
                 self._writer.add_scalar(name, metrics[key], metrics["steps"])
-
-
-class Checkpoints(Callback):
-    """Calls ``save`` at the first report after every ``every`` steps."""
-
-    def __init__(self, save: Callable[[Metrics], None], every: int) -> None:
-        self._save = save
-        self._every = every
-        self._next = every
-
-    def on_report(self, metrics: Metrics) -> None:
-        if metrics["steps"] >= self._next:
-            self._save(metrics)
-            self._next = (metrics["steps"] // self._every + 1) * self._every
 
 
 class Display(Callback):
@@ -111,7 +111,7 @@ class Display(Callback):
         self._last_line = float("-inf")
         self._live: Live | None = None
         if console.is_terminal:
-            self._live = Live(Panel("filling the replay memory ..."), console=console, refresh_per_second=4)
+            self._live = Live(Panel("waiting for the first report ..."), console=console, refresh_per_second=4)
             self._live.start()
 
     def on_report(self, metrics: Metrics) -> None:
@@ -137,7 +137,9 @@ class Display(Callback):
         half = (len(figures) + 1) // 2
         for left, right in zip(figures[:half], [*figures[half:], ("", "")], strict=False):
             table.add_row(*left, *right)
-        return Panel(table, title=self._title, border_style="cyan", subtitle="Ctrl-C ends with a checkpoint")
+        return Panel(
+            table, title=self._title, border_style="cyan", subtitle="Ctrl-C ends with a checkpoint to --resume from"
+        )
 
     def _figures(self, m: Metrics) -> list[tuple[str, str]]:
         goal = "" if self._stop_reward is None else f" / {self._stop_reward:g}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -56,6 +57,22 @@ class Episodes:
             self.avg_reward = running_mean(self.avg_reward, episode.reward)
             finished.append(episode)
         return finished
+
+    def break_off(self) -> None:
+        """Every environment begins a new episode; those that had not ended are not counted."""
+        self._reward[:] = 0.0
+        self._steps[:] = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, of the episodes that have ended."""
+        return {"count": self.count, "avg_reward": self.avg_reward, "last": list(self.last)}
+
+    def load(self, values: dict[str, Any]) -> None:
+        """Inverse of :meth:`to_dict`; no episode has begun."""
+        self.break_off()
+        self.count, self.avg_reward = values["count"], values["avg_reward"]
+        self.last.clear()
+        self.last.extend(values["last"])
 
     @property
     def mean_reward(self) -> float | None:

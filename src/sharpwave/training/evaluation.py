@@ -14,7 +14,7 @@ from sharpwave.agents.dqn import DQN
 from sharpwave.training import setup
 from sharpwave.training.checkpoints import latest_checkpoint, load_checkpoint
 from sharpwave.training.episodes import Episodes
-from sharpwave.training.run import read_recipe
+from sharpwave.training.run import read_config
 
 ShowFrame = Callable[[npt.NDArray[np.uint8]], None]
 
@@ -59,7 +59,9 @@ def evaluate(
         ValueError: no run or no checkpoint there, or a video that cannot be written.
     """
     checkpoint = latest_checkpoint(run)
-    recipe = replace(read_recipe(run), device=device, threads=1)  # few observations at a time: more threads only wait
+    recipe = replace(
+        read_config(run)[1], device=device, threads=1
+    )  # few observations at a time: more threads only wait
     env = setup.environments(
         recipe, 1 if video is not None else min(episodes, recipe.num_envs), render=video is not None
     )

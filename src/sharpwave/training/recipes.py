@@ -45,10 +45,18 @@ class Recipe:
     device: str = setting("auto", "auto (CUDA where present), cpu, cuda, cuda:1", RUN)
     threads: int = setting(0, "torch threads on the CPU; 0: torch decides", RUN)
     report_every: int = setting(1_000, "steps between reports on the display, in TensorBoard and metrics.jsonl", RUN)
-    checkpoint_every: int = setting(50_000, "steps between checkpoints of weights and optimizer", RUN)
+    checkpoint_every: int = setting(
+        50_000,
+        "steps between checkpoints, to --resume from; each breaks off the running episodes, so make it many of them",
+        RUN,
+    )
+    save_replay: bool = setting(
+        True, "checkpoints hold the replay memory; without it a resumed run fills a new one before it learns", RUN
+    )
 
     capacity: int = setting(1_000_000, "steps that the replay memory holds", MEMORY)
     ram: str = setting("", "limit of the replay memory's bytes, as 2GiB; empty: none", MEMORY)
+    disk_limit: str = setting("", "keep it on disk, in the run's folder, in so many bytes, as 50GiB; empty: no", MEMORY)
     codec: str = setting("auto", "how frames are packed", MEMORY, ("auto", "zstd", "delta", "raw"))
     prioritized: bool = setting(False, "draw by temporal-difference error instead of uniformly", MEMORY)
     priority_alpha: float = setting(0.6, "prioritized: exponent of the priorities", MEMORY)
@@ -144,6 +152,10 @@ class Recipe:
         return cls(**values)
 
 
+RESUMABLE = ("steps", "stop_reward", "report_every", "checkpoint_every", "threads", "device")
+"""Settings that may be others in a run that is resumed: how long, where and how it is watched, not what it learns."""
+
+
 def flag(name: str) -> str:
     """A field's name -> its name on the command line."""
     return "--" + name.replace("_", "-")
@@ -225,7 +237,14 @@ RECIPES: dict[str, tuple[str, Recipe]] = {
     ),
     "atari": (
         "Any Atari game with the defaults of deep Q-learning; name it with --env breakout.",
-        Recipe(env="breakout", steps=10_000_000, warmup_steps=20_000, adam_eps=1.5e-4, learning_rate=6.25e-5),
+        Recipe(
+            env="breakout",
+            steps=10_000_000,
+            checkpoint_every=500_000,  # an episode may take 27,000 steps of each environment
+            warmup_steps=20_000,
+            adam_eps=1.5e-4,
+            learning_rate=6.25e-5,
+        ),
     ),
 }
 """Known recipes by name: what each is for, and its settings."""

@@ -3,55 +3,38 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from rich.console import Console
 
+import sharpwave as sw
+from sharpwave.agents.dqn import DQN
 from sharpwave.training import setup
-from sharpwave.training.callbacks import Callback, Checkpoints, Display, JsonLines, Metrics, TensorBoard
+from sharpwave.training.callbacks import Callback, Display, JsonLines, Metrics, TensorBoard
 from sharpwave.training.checkpoints import save_checkpoint, write_json
 from sharpwave.training.curve import draw_curve
 from sharpwave.training.loop import train
 from sharpwave.training.recipes import Recipe
+from sharpwave.training.state import TrainingState
 
+try:
+    import fcntl
+except ImportError:  # Windows: two processes on one folder are not noticed there
+    fcntl = None  # type: ignore[assignment]
 
-def run_folder(out: Path | None, name: str, seed: int) -> Path:
-    """Make the folder of a new run: ``out``, or ``runs/<name>-<time>-<seed>``.
-
-    Raises:
-        ValueError: ``out`` is there already and not empty, or is a file.
-    """
-    folder = out or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{seed}"
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(
-            f"--out: {str(folder)!r} exists and is not empty; a run writes into a folder of its own. "
-            "Give another name or remove it"
-        )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"--out: {str(folder)!r} cannot be made: {error}") from error
-    return folder
-
-
-def read_recipe(folder: Path) -> Recipe:
-    """The recipe that a run was made with.
-
-    Raises:
-        ValueError: the folder has no config.json, or one that is damaged.
-    """
-    path = folder / "config.json"
-    try:
-        return Recipe.from_dict(json.loads(path.read_text())["settings"])
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{str(path)!r} is not the config of a run: {error}") from error
+CONFIG, METRICS, SUMMARY, CURVE, CHECKPOINTS, DISK = (
+    "config.json", "metrics.jsonl", "summary.json", "curve.png", "checkpoints", "replay",
+)  # fmt: skip
 
 
 def run(name: str, recipe: Recipe, out: Path | None, console: Console) -> tuple[Path, Metrics]:
@@ -66,34 +49,142 @@ def run(name: str, recipe: Recipe, out: Path | None, console: Console) -> tuple[
         env = setup.environments(recipe)
         stack.callback(env.close)
         agent = setup.agent(recipe, env)
-        store, replay = setup.memory(recipe, env)
-        stack.callback(store.close)
         # All that the user may have got wrong has been refused by now; only a good run leaves a folder.
         folder = run_folder(out, name, recipe.seed)
-        write_json(folder / "config.json", {"recipe": name, "settings": recipe.to_dict()})
+        try:
+            store, replay = setup.memory(recipe, env, folder / DISK)
+        except ValueError:
+            shutil.rmtree(folder)
+            raise
+        stack.callback(store.close)
+        stack.enter_context(locked(folder))
         console.print(f"Run folder: {folder}  (tensorboard --logdir {folder})", soft_wrap=True, highlight=False)
-        interrupted = stack.enter_context(caught_signals())
+        return folder, Run(folder, name, recipe, env, agent, store, replay).train(console)
 
-        def save(metrics: Metrics) -> None:
-            save_checkpoint(folder / "checkpoints", agent, metrics)
 
-        callbacks: list[Callback] = [
-            JsonLines(folder / "metrics.jsonl"),
-            TensorBoard(folder / "tensorboard"),
-            Checkpoints(save, recipe.checkpoint_every),
-            Display(
-                console, f"{name}: {recipe.env} on {agent.device}, seed {recipe.seed}", recipe.steps, recipe.stop_reward
-            ),
-        ]
-        for callback in callbacks:
-            stack.callback(callback.close)
-        last = train(recipe, env, agent, store, replay, callbacks, interrupted)
-        save(last)
-    summary = {"recipe": name, "env": recipe.env, "seed": recipe.seed, "device": str(agent.device), **last}
+@dataclass(frozen=True)
+class Run:
+    """A run that is ready to train: its folder, its settings and what they were made into.
+
+    Attributes:
+        state: where a run that is resumed stands; None: at its start.
+    """
+
+    folder: Path
+    name: str
+    recipe: Recipe
+    env: setup.Env
+    agent: DQN
+    store: sw.Store
+    replay: Any
+    state: TrainingState | None = None
+
+    def train(self, console: Console) -> Metrics:
+        """Train to the end, or until a signal comes; returns the summary."""
+        recipe, folder = self.recipe, self.folder
+        write_json(folder / CONFIG, {"recipe": self.name, "settings": recipe.to_dict()})
+        title = f"{self.name}: {recipe.env} on {self.agent.device}, seed {recipe.seed}"
+        with ExitStack() as stack:
+            interrupted = stack.enter_context(caught_signals())
+            callbacks: list[Callback] = [
+                JsonLines(folder / METRICS),
+                TensorBoard(folder / "tensorboard", None if self.state is None else self.state.progress.steps),
+                Display(console, title, recipe.steps, recipe.stop_reward),
+            ]
+            for callback in callbacks:
+                stack.callback(callback.close)
+
+            counted = 0 if self.state is None else self.state.episodes.count
+
+            def save(state: TrainingState, report: Metrics) -> None:
+                nonlocal counted
+                if state.episodes.count == counted and state.progress.passed(recipe.checkpoint_every):
+                    console.print(
+                        f"No episode has ended in the {recipe.checkpoint_every:,} steps before this checkpoint, and it "
+                        "breaks them all off: give a longer --checkpoint-every",
+                        soft_wrap=True, highlight=False,
+                    )  # fmt: skip
+                counted = state.episodes.count
+                for callback in callbacks:
+                    callback.flush()
+                figures = {"steps": report["steps"], "report": report, "training": state.to_dict()}
+                replay = self.store if recipe.save_replay else None
+                save_checkpoint(folder / CHECKPOINTS, self.agent, figures, replay)
+
+            last = train(
+                recipe, self.env, self.agent, self.store, self.replay, callbacks, interrupted, self.state, save
+            )
+        return summarize(folder, self.name, recipe, str(self.agent.device), last)
+
+
+def summarize(folder: Path, name: str, recipe: Recipe, device: str, last: Metrics) -> Metrics:
+    """Write a run's summary and draw its curve; returns the summary.
+
+    Args:
+        last: the last report, with ``reason``.
+    """
+    summary = {"recipe": name, "env": recipe.env, "seed": recipe.seed, "device": device, **last}
     del summary["seconds_left"]
-    write_json(folder / "summary.json", summary)
-    draw_curve(folder / "metrics.jsonl", folder / "curve.png", f"{name}, seed {recipe.seed}", recipe.stop_reward)
-    return folder, summary
+    write_json(folder / SUMMARY, summary)
+    draw_curve(folder / METRICS, folder / CURVE, f"{name}, seed {recipe.seed}", recipe.stop_reward)
+    return summary
+
+
+def run_folder(out: Path | None, name: str, seed: int) -> Path:
+    """Make the folder of a new run: ``out``, or ``runs/<name>-<time>-<seed>``.
+
+    Raises:
+        ValueError: ``out`` is there already and not empty, or is a file.
+    """
+    folder = out or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{seed}"
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(
+            f"--out: {str(folder)!r} exists and is not empty; a run writes into a folder of its own. "
+            f"Give another name or remove it; to go on with a run: sharpwave train --resume {folder}"
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"--out: {str(folder)!r} cannot be made: {error}") from error
+    return folder
+
+
+def read_config(folder: Path) -> tuple[str, Recipe]:
+    """The recipe's name, and the settings that a run was made with.
+
+    Raises:
+        ValueError: the folder has no config.json, or one that is damaged.
+    """
+    path = folder / CONFIG
+    try:
+        config = json.loads(path.read_text())
+        return str(config["recipe"]), Recipe.from_dict(config["settings"])
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{str(path)!r} is not the config of a run: {error}") from error
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """While inside, no other process trains in the folder; the lock ends with the process, however that ends.
+
+    Raises:
+        ValueError: another process does.
+    """
+    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        if fcntl is not None:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                holder = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
+                raise ValueError(
+                    f"run {str(folder)!r} is in use by process {holder}, which trains it; end that first"
+                ) from error
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"{os.getpid()}\n".encode())
+        yield
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager

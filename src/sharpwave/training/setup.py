@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -74,11 +75,26 @@ def precision(name: str, device: torch.device) -> str:
     return "bfloat16" if device.type == "cpu" and native else "float32"
 
 
-def memory(recipe: Recipe, env: Env) -> tuple[sw.Store, Any]:
-    """The store for what ``env`` gives, and the view that is learned from."""
-    store = sw.Store(
-        step_spec(env), capacity=recipe.capacity, ram=recipe.ram or None, codec=recipe.codec, seed=recipe.seed
-    )
+def memory(recipe: Recipe, env: Env, disk: Path | None = None, saved: Path | None = None) -> tuple[sw.Store, Any]:
+    """The store for what ``env`` gives, and the view that is learned from.
+
+    Args:
+        disk: a new or empty folder for a recipe with ``disk_limit``; not used without.
+        saved: a checkpoint of the store to go on from.
+    """
+    disk = disk if recipe.disk_limit else None
+    if saved is None:
+        store = sw.Store(
+            step_spec(env),
+            capacity=recipe.capacity,
+            ram=recipe.ram or None,
+            disk=disk,
+            disk_limit=recipe.disk_limit or None if disk else None,
+            codec=recipe.codec,
+            seed=recipe.seed,
+        )
+    else:
+        store = sw.Store.open(saved, disk=disk)
     sampler = (
         sw.Prioritized(alpha=recipe.priority_alpha, beta=recipe.beta_start) if recipe.prioritized else sw.Uniform()
     )

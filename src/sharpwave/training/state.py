@@ -1,0 +1,179 @@
+"""What a run carries from step to step beside networks and replay memory, and how it goes into a checkpoint."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+
+import sharpwave as sw
+from sharpwave.training.callbacks import Metrics
+from sharpwave.training.episodes import Episodes, running_mean
+from sharpwave.training.recipes import Recipe
+
+
+def episode_seed(seed: int, steps: int) -> int:
+    """The seed of the episodes that begin after ``steps`` steps: at a run's start and at each of its checkpoints.
+
+    No environment here can be saved in mid-episode, so all of them begin anew at a checkpoint, in the run that goes on
+    exactly as in one that is resumed there; after that both see the same.
+    """
+    if steps == 0:
+        return seed
+    return int(np.random.SeedSequence([seed, steps]).generate_state(1)[0] >> 2)  # seed + lane must fit an int32
+
+
+class Progress:
+    """How far a run is, and how fast.
+
+    Attributes:
+        steps: environment steps.  updates: gradient steps.  losses: of the updates since the last report.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+        self.steps = self.updates = 0
+        self.losses: list[torch.Tensor] = []
+        self._avg_loss: float | None = None
+        self._learn_after = recipe.warmup_steps
+        self._updates_then = 0  # updates made before step ``_learn_after``
+        self._process = psutil.Process()
+        self._start_clock(0.0)
+
+    def _start_clock(self, minutes: float) -> None:
+        now = time.perf_counter()
+        self._started = now - minutes * 60
+        # Time and steps of the last reports: the speed shown is that of the last ten periods.
+        self._marks: deque[tuple[float, int]] = deque([(now, self.steps)], maxlen=11)
+
+    @property
+    def minutes(self) -> float:
+        """Time of training, that before a checkpoint included."""
+        return (time.perf_counter() - self._started) / 60
+
+    @property
+    def updates_due(self) -> int:
+        """Updates that the steps so far call for."""
+        return self._updates_then + max(0, self.steps - self._learn_after) // self.recipe.update_every
+
+    def passed(self, period: int) -> bool:
+        """Whether the last step of the environments reached or passed a multiple of ``period`` steps."""
+        return self.steps // period > (self.steps - self.recipe.num_envs) // period
+
+    def warm_up_again(self) -> None:
+        """The replay memory is empty: fill it for ``warmup_steps`` before the next update."""
+        self._learn_after, self._updates_then = self.steps + self.recipe.warmup_steps, self.updates
+
+    def of_episode(self, reward: float, steps: int, episodes: Episodes) -> Metrics:
+        """What is told about an episode that has ended. ``episode_steps`` is its own length, ``steps`` the run's."""
+        return {
+            "steps": self.steps,
+            "minutes": self.minutes,
+            "reward": reward,
+            "episode_steps": steps,
+            "avg_reward": episodes.avg_reward,
+            "mean_reward": episodes.mean_reward,
+            "episodes": episodes.count,
+        }
+
+    def report(self, epsilon: float, episodes: Episodes, store: sw.Store) -> Metrics:
+        """What is told about the run; empties ``losses``."""
+        now = time.perf_counter()
+        losses = torch.stack(self.losses).tolist() if self.losses else []  # one transfer from the device for all
+        self.losses.clear()
+        for loss in losses:
+            self._avg_loss = running_mean(self._avg_loss, loss)
+        then, steps_then = self._marks[0]
+        self._marks.append((now, self.steps))
+        avg_fps = (self.steps - steps_then) / max(now - then, 1e-9)
+        stats = store.stats()
+        return {
+            "steps": self.steps,
+            "minutes": (now - self._started) / 60,
+            "episodes": episodes.count,
+            "updates": self.updates,
+            "mean_reward": episodes.mean_reward,
+            "avg_reward": episodes.avg_reward,
+            "loss": losses[-1] if losses else None,
+            "avg_loss": self._avg_loss,
+            "epsilon": epsilon,
+            "avg_fps": avg_fps,
+            "seconds_left": (self.recipe.steps - self.steps) / max(avg_fps, 1e-9),
+            "replay_steps": len(store),
+            "replay_bytes": stats["total_bytes"],
+            "bytes_per_step": stats["bytes_per_step"],
+            "process_bytes": self._process.memory_info().rss,
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; to be taken after a report, when no losses wait."""
+        assert not self.losses
+        return {
+            "steps": self.steps,
+            "updates": self.updates,
+            "avg_loss": self._avg_loss,
+            "learn_after": self._learn_after,
+            "updates_then": self._updates_then,
+            "minutes": self.minutes,
+        }
+
+    @classmethod
+    def from_dict(cls, recipe: Recipe, values: dict[str, Any]) -> Progress:
+        """Inverse of :meth:`to_dict`; the clock goes on from there."""
+        progress = cls(recipe)
+        progress.steps, progress.updates = values["steps"], values["updates"]
+        progress._avg_loss = values["avg_loss"]
+        progress._learn_after, progress._updates_then = values["learn_after"], values["updates_then"]
+        progress._start_clock(values["minutes"])
+        return progress
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """What :func:`sharpwave.training.loop.train` changes, beside the agent and the replay memory.
+
+    Attributes:
+        rng: of the exploration.  episodes: the scores.  progress: steps, updates, time.
+    """
+
+    rng: np.random.Generator
+    episodes: Episodes
+    progress: Progress
+
+    @classmethod
+    def fresh(cls, recipe: Recipe) -> TrainingState:
+        """Of a run that begins."""
+        return cls(np.random.default_rng(recipe.seed), Episodes(recipe.num_envs), Progress(recipe))
+
+    def end_reached(self, recipe: Recipe) -> str | None:
+        """Why the run has ended, or None where it has not: the recipe's reward or steps are reached."""
+        if self.episodes.reached(recipe.stop_reward):
+            return f"the mean of 100 episodes reached {recipe.stop_reward:g}"
+        if self.progress.steps >= recipe.steps:
+            return f"the limit of {recipe.steps:,} steps"
+        return None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "progress": self.progress.to_dict(),
+            "episodes": self.episodes.to_dict(),
+            "exploration": self.rng.bit_generator.state,
+        }
+
+    @classmethod
+    def from_dict(cls, recipe: Recipe, values: dict[str, Any]) -> TrainingState:
+        """Inverse of :meth:`to_dict`.
+
+        Raises:
+            KeyError, TypeError, ValueError: not what it writes.
+        """
+        state = cls.fresh(recipe)
+        state.rng.bit_generator.state = values["exploration"]
+        state.episodes.load(values["episodes"])
+        return cls(state.rng, state.episodes, Progress.from_dict(recipe, values["progress"]))

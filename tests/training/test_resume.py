@@ -1,0 +1,236 @@
+"""A run resumed from its checkpoint is, bit for bit, the run that was never stopped."""
+
+import dataclasses
+import io
+import json
+import shutil
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import sharpwave as sw
+from sharpwave.training.checkpoints import checkpoints
+from sharpwave.training.recipes import RECIPES, flag
+from sharpwave.training.resume import resume
+from sharpwave.training.run import locked, run
+from sharpwave.training.state import episode_seed
+
+TIMES = {"minutes", "avg_fps", "seconds_left", "replay_bytes", "bytes_per_step", "process_bytes"}
+CARTPOLE = dataclasses.replace(
+    RECIPES["cartpole"][1], steps=3_000, checkpoint_every=1_000, report_every=500, capacity=2_000, seed=5
+)
+PONG = dataclasses.replace(
+    RECIPES["pong"][1], steps=2_400, checkpoint_every=800, report_every=400, num_envs=4, capacity=1_500, n_step=3,
+    warmup_steps=600, batch_size=16, hidden_units=32, target_every=500, epsilon_steps=2_000, beta_steps=2_000,
+    prioritized=True, sticky=0.25, precision="float32",
+)  # fmt: skip
+
+
+def go(how, *arguments):
+    """Run ``how`` and give back what it printed."""
+    out = io.StringIO()
+    folder, summary = how(*arguments, Console(file=out, width=200, _environ={}))
+    return folder, summary, out.getvalue()
+
+
+def stopped_copy(folder, to, steps):
+    """What a run's folder would be had the process died some time after its checkpoint of ``steps``."""
+    shutil.copytree(folder, to)
+    for checkpoint in checkpoints(to):
+        if int(checkpoint.name) > steps:
+            shutil.rmtree(checkpoint)
+    (to / "summary.json").unlink()
+    (to / "curve.png").unlink()
+    with (to / "metrics.jsonl").open("a") as file:
+        file.write('{"event": "episode", "steps": 29')  # cut short
+    return to
+
+
+def metrics(folder):
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key not in TIMES} for line in lines]
+
+
+def drawn(checkpoint, recipe, open_as=None):
+    """Batches of the replay memory in a checkpoint, and its steps."""
+    store = sw.Store.open(checkpoint / "replay", **({"disk": open_as} if open_as else {}))
+    sampler = sw.Prioritized(recipe.priority_alpha, recipe.beta_start) if recipe.prioritized else sw.Uniform()
+    view = store.transitions(n_step=recipe.n_step, gamma=recipe.gamma, sampler=sampler, seed=recipe.seed)
+    batches = [view.sample(64).copy() for _ in range(20)]
+    steps = len(store)
+    store.close()
+    return batches, steps
+
+
+def assert_same(one, two, recipe, scratch):
+    """All that two finished runs have left is equal, bit for bit, but for times and bytes."""
+    assert metrics(one) == metrics(two)
+    ours, theirs = checkpoints(one)[-1], checkpoints(two)[-1]
+    assert ours.name == theirs.name == f"{recipe.steps:012d}"
+    for name in ("weights.safetensors", "optimizer.safetensors", "random.safetensors"):
+        assert (ours / name).read_bytes() == (theirs / name).read_bytes(), name
+    states = [json.loads((checkpoint / "state.json").read_text())["training"] for checkpoint in (ours, theirs)]
+    for state in states:
+        del state["progress"]["minutes"]
+    assert states[0] == states[1]
+    on_disk = [scratch / "one", scratch / "two"] if recipe.disk_limit else [None, None]
+    (first, steps), (second, steps_too) = (
+        drawn(checkpoint, recipe, at) for checkpoint, at in zip((ours, theirs), on_disk, strict=True)
+    )
+    assert steps == steps_too > 0
+    for a, b in zip(first, second, strict=True):
+        for name in ("ids", "obs", "next_obs", "action", "reward", "discount", "weights", "probabilities"):
+            np.testing.assert_array_equal(getattr(a, name), getattr(b, name), err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def cartpole(tmp_path_factory):
+    folder, _, _ = go(run, "cartpole", CARTPOLE, tmp_path_factory.mktemp("cartpole") / "run")
+    return folder
+
+
+def test_pong_resumed_is_the_run_that_was_not_stopped(tmp_path):
+    whole, summary, text = go(run, "pong", PONG, tmp_path / "whole")
+    assert "No episode has ended in the 800 steps before this checkpoint" in text  # 200 of each environment
+    assert summary["updates"] == (2_400 - 600) // PONG.update_every
+    stopped = stopped_copy(whole, tmp_path / "stopped", 1_600)
+    _, resumed, text = go(resume, stopped, {})
+    assert "from checkpoint 000000001600: 1,600 steps, 250 updates" in text and "begin new episodes" in text
+    assert_same(whole, stopped, PONG, tmp_path)
+    assert {**summary, **dict.fromkeys(TIMES)} == {**resumed, **dict.fromkeys(TIMES)}
+    assert resumed["minutes"] > json.loads((checkpoints(whole)[0] / "state.json").read_text())["report"]["minutes"]
+    assert (stopped / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_replay_memory_on_disk_goes_on_from_its_checkpoint(tmp_path):
+    recipe = dataclasses.replace(CARTPOLE, disk_limit="64MiB", ram="16MiB", prioritized=True)
+    whole, _, _ = go(run, "cartpole", recipe, tmp_path / "whole")
+    assert (whole / "replay" / "store.json").is_file()
+    stopped = stopped_copy(whole, tmp_path / "stopped", 2_000)  # with the files that it had at 3,000 steps
+    go(resume, stopped, {})
+    assert_same(whole, stopped, recipe, tmp_path)
+    # Linked, not copied: the newest checkpoint and the store share their files.
+    linked = {path.stat().st_ino for path in (stopped / "replay").rglob("*.region")}
+    assert linked & {path.stat().st_ino for path in checkpoints(stopped)[-1].rglob("*.region")}
+
+
+def test_killed_in_mid_run_and_resumed_from_the_command_line(tmp_path):
+    """A process of its own, ended by SIGKILL wherever it is; another one goes on. This process runs without a stop."""
+    recipe, killed = dataclasses.replace(CARTPOLE, steps=10_000_000), tmp_path / "killed"
+    command = [sys.executable, "-W", "error", "-m", "sharpwave.cli", "train"]
+    options = [
+        f"{flag(name)}={getattr(recipe, name)}"
+        for name in ("steps", "checkpoint_every", "report_every", "capacity", "seed")
+    ]
+    process = subprocess.Popen([*command, "cartpole", "--out", str(killed), *options], stdout=subprocess.DEVNULL)
+    limit = time.monotonic() + 90
+    while not any((killed / "checkpoints").glob("0*2000")):
+        assert time.monotonic() < limit and process.poll() is None, "no checkpoint came within 90 s"
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    steps = int(checkpoints(killed)[-1].name) + 1_500
+    done = subprocess.run(
+        [*command, "--resume", str(killed), "--steps", str(steps)], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"from checkpoint {steps - 1_500:012d}" in done.stdout.replace("\n", "")
+    recipe = dataclasses.replace(recipe, steps=steps)
+    whole, _, _ = go(run, "cartpole", recipe, tmp_path / "whole")
+    assert_same(whole, killed, recipe, tmp_path)
+
+
+def test_cartpole_resumed_twice_is_the_run_that_was_not_stopped(cartpole, tmp_path):
+    """Resumed at 2,000 to 2,500, and from there, a checkpoint in both, to the end."""
+    more = dataclasses.replace(CARTPOLE, checkpoint_every=500)
+    whole, _, _ = go(run, "cartpole", more, tmp_path / "whole")
+    half, _, _ = go(run, "cartpole", dataclasses.replace(more, steps=2_000), tmp_path / "half")
+    go(resume, half, {"steps": 2_500})
+    _, _, text = go(resume, half, {"steps": 3_000, "report_every": 500})
+    assert "from checkpoint 000000002500" in text and "No episode" not in text
+    # The run that ended at 2,000 and at 2,500 has made the same reports there.
+    assert_same(whole, half, more, tmp_path)
+    assert metrics(whole) != metrics(cartpole)  # other checkpoints break off other episodes
+
+
+def test_episodes_broken_off_by_a_checkpoint_do_not_count(cartpole):
+    episodes = [line for line in metrics(cartpole) if line["event"] == "episode"]
+    assert episodes[-1]["episodes"] == len(episodes)
+    assert all(line["reward"] == line["episode_steps"] for line in episodes)  # CartPole's reward is 1 a step
+    for line in episodes:
+        end = line["steps"] // CARTPOLE.num_envs
+        for checkpoint in (1_000 // CARTPOLE.num_envs, 2_000 // CARTPOLE.num_envs):
+            assert end <= checkpoint or end - line["episode_steps"] >= checkpoint, line
+
+
+def test_episodes_after_a_checkpoint_are_others():
+    assert episode_seed(7, 0) == 7
+    seeds = {episode_seed(seed, steps) for seed in range(20) for steps in range(50_000, 1_050_000, 50_000)}
+    assert len(seeds) == 20 * 20 and max(seeds) < 2**31 - 10_000
+
+
+def test_without_a_replay_memory_it_is_filled_before_learning_goes_on(cartpole, tmp_path):
+    stopped = stopped_copy(cartpole, tmp_path / "stopped", 2_000)
+    shutil.rmtree(stopped / "checkpoints" / "000000002000" / "replay")
+    _, summary, text = go(resume, stopped, {"steps": 3_400})
+    assert "no replay memory: a new one is filled for 1,000 steps" in text
+    assert summary["updates"] == (2_000 - 1_000) // 4 + (3_400 - 3_000) // 4
+    assert summary["replay_steps"] == 1_400
+    assert [line["loss"] is None for line in metrics(stopped) if line["event"] == "report"][-3:] == [True, True, False]
+
+
+def test_save_replay_off_leaves_it_out(tmp_path):
+    recipe = dataclasses.replace(CARTPOLE, steps=1_200, save_replay=False)
+    folder, _, _ = go(run, "cartpole", recipe, tmp_path / "run")
+    assert [(checkpoint / "replay").exists() for checkpoint in checkpoints(folder)] == [False, False]
+
+
+@pytest.mark.parametrize(
+    "name", ["optimizer.safetensors", "state.json", "replay/store.json", "replay/1/state.npz", "replay/1/regions/*"]
+)
+def test_where_the_newest_is_damaged_the_one_before_it_is_used(cartpole, tmp_path, name):
+    damaged = tmp_path / "damaged"
+    shutil.copytree(cartpole, damaged)
+    (file,) = (damaged / "checkpoints" / "000000003000").glob(name)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 16
+    file.write_bytes(content)
+    _, summary, text = go(resume, damaged, {"steps": 3_200})
+    assert "Checkpoint 000000003000 cannot be used: " in text and "from checkpoint 000000002000" in text
+    assert summary["steps"] == 3_200
+    assert [path.name for path in checkpoints(damaged)] == ["000000003000", "000000003200"]  # 3,000 was made again
+    assert metrics(damaged)[: len(metrics(cartpole))] == metrics(cartpole)
+
+
+def test_where_none_is_whole_that_is_said(cartpole, tmp_path):
+    damaged = tmp_path / "damaged"
+    shutil.copytree(cartpole, damaged)
+    for checkpoint in checkpoints(damaged):
+        (checkpoint / "weights.safetensors").write_bytes(b"")
+    before = sorted(path for path in damaged.rglob("*"))
+    with pytest.raises(ValueError, match=r"none of its checkpoints \(000000003000, 000000002000\) can be used"):
+        go(resume, damaged, {})
+    assert sorted(path for path in damaged.rglob("*")) == before
+
+
+def test_a_run_that_has_ended_says_so_and_goes_on_with_more_steps(cartpole, tmp_path):
+    ended = tmp_path / "ended"
+    shutil.copytree(cartpole, ended)
+    before = metrics(ended)
+    summary = json.loads((ended / "summary.json").read_text())
+    _, again, text = go(resume, ended, {})
+    assert "has ended already, by the limit of 3,000 steps" in text and again == summary and metrics(ended) == before
+    (ended / "summary.json").unlink()  # died between the last checkpoint and the summary
+    assert go(resume, ended, {})[1] == summary
+    _, more, _ = go(resume, ended, {"steps": 3_200})
+    assert more["steps"] == 3_200 and metrics(ended)[: len(before)] == before
+    assert json.loads((ended / "config.json").read_text())["settings"]["steps"] == 3_200
+
+
+def test_a_folder_in_use_is_refused(cartpole):
+    with locked(cartpole), pytest.raises(ValueError, match="is in use by process"):
+        go(resume, cartpole, {"steps": 4_000})
