@@ -1,4 +1,4 @@
-"""What a disk allows: pieces of files read from random places by many threads, nothing looked up, checked or decoded."""
+"""What a disk allows: pieces of files read from random places by many threads, nothing checked or decoded."""
 
 from __future__ import annotations
 
@@ -68,31 +68,35 @@ def reads(descriptors: Ints, offsets: Ints, nbytes: Ints, threads: int, seconds:
     return sum(counts) / took, sum(got) / took
 
 
+def forget(descriptors: Iterable[int], mappings: Iterable[tuple[int, int]] = ()) -> None:
+    """Let the system forget what it has cached of some files. What is not on disk yet cannot be forgotten.
+
+    Args:
+        mappings: (address, bytes) of where this process has mapped them: mapped pages would be kept.
+    """
+    for address, nbytes in mappings:
+        _madvise(address, nbytes, MADV_DONTNEED)
+    for descriptor in descriptors:
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 @contextlib.contextmanager
-def forgetful(descriptors: Iterable[int], mappings: Sequence[tuple[int, int]] = ()) -> Iterator[None]:
+def forgetful(descriptors: Sequence[int]) -> Iterator[None]:
     """Let the system forget what it has of some files, now and every 50 ms until the end.
 
     Otherwise a store of some hundred megabytes is in the system's cache before its measurement ends. What lies below
     the system, as the cache of a virtual machine's host, cannot be reached; the disk's own limit has it as well.
-
-    Args:
-        mappings: (address, bytes) of where this process has mapped the files: mapped pages would be kept.
     """
-    files = list(descriptors)
     ended = threading.Event()
 
-    def forget() -> None:
-        while True:
-            for address, nbytes in mappings:
-                _madvise(address, nbytes, MADV_DONTNEED)
-            for descriptor in files:
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            if ended.wait(FORGET_S):
-                return
+    def again() -> None:
+        while not ended.wait(FORGET_S):
+            forget(descriptors)
 
-    for descriptor in files:
-        os.fdatasync(descriptor)  # what is not on disk yet cannot be forgotten
-    thread = threading.Thread(target=forget)
+    for descriptor in descriptors:
+        os.fdatasync(descriptor)
+    forget(descriptors)
+    thread = threading.Thread(target=again)
     thread.start()
     try:
         yield

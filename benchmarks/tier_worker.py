@@ -1,7 +1,7 @@
 """One contender of ``tiers.py`` or ``latency.py`` in a process of its own; it answers requests, one JSON object a line.
 
-``{"plan": times, "ram": ...}`` -> how many steps take so many times ``ram``; ``{"fill": steps, ...}`` -> what they take;
-``{"measure": what, "seconds": s}`` -> transitions a second; ``{"latencies": calls}`` -> seconds of each call.
+``{"do": "plan"}`` -> how many steps take so many times ``ram``; then ``build`` and ``fill`` it, and ``measure``
+transitions a second or ``latencies``, the seconds of each call: each a method of :class:`Bench`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from disk_limit import forgetful, reads
+from disk_limit import forget, forgetful, reads
 from frames import CACHE, LANES, STACK, folder_of, read
 from worker import private_bytes
 
@@ -33,8 +33,9 @@ BATCH, LOOKAHEAD, LEARNER_S = 256, 4, 0.01
 PLAYED = 250_000
 """Different steps of a game; larger stores hold them several times."""
 PROBED = 65_536
-CHUNK = 16
 WATCH_S = 0.02
+SAMPLED = 8
+"""Calls of add for each of sample, where single calls are timed."""
 
 Array = npt.NDArray[Any]
 
@@ -76,6 +77,9 @@ class Contender(Protocol):
     def files(self) -> AbstractContextManager[None]:
         """While this lasts the system's cache holds little of them."""
 
+    def forget(self) -> None:
+        """Empty the system's cache of them, between two calls and not timed, where it is not done meanwhile."""
+
 
 class Sharpwave:
     """``sharpwave.Store``, in memory or on disk."""
@@ -114,6 +118,9 @@ class Sharpwave:
     def files(self) -> AbstractContextManager[None]:
         disk = self.store._log.disk
         return forgetful([region.descriptor for region in disk.regions.regions.values()] if disk else [])
+
+    def forget(self) -> None:
+        pass
 
     def limit(self, threads: int, seconds: float) -> tuple[float, float]:
         """Segments and bytes a second that the disk gives at random places, straight from the files."""
@@ -174,18 +181,26 @@ class TorchRL:
 
     @contextlib.contextmanager
     def files(self) -> Iterator[None]:
+        # The system reads far more than a page where a mapped one is missing; forgotten during a batch, that would be
+        # read again and again. So this one's cache is emptied between batches.
         mappings = []
         for line in Path("/proc/self/maps").read_text().splitlines():
             if str(self.folder) in line:
                 begin, end = (int(number, 16) for number in line.split()[0].split("-"))
                 mappings.append((begin, end - begin))
         descriptors = [os.open(path, os.O_RDONLY) for path in self._paths()]
+        for descriptor in descriptors:
+            os.fdatasync(descriptor)
+        self.cached = (descriptors, mappings)
         try:
-            with forgetful(descriptors, mappings):
-                yield
+            yield
         finally:
+            del self.cached
             for descriptor in descriptors:
                 os.close(descriptor)
+
+    def forget(self) -> None:
+        forget(*self.cached)
 
 
 def memory() -> tuple[int, int]:
@@ -286,36 +301,42 @@ class Bench:
             with contender.files():
                 rate, nbytes = contender.limit(int(what.split()[1]), seconds)
             return {"rate": rate, "bytes": nbytes}
-        call = contender.sample if what == "sample" else contender.ahead
-        pause = LEARNER_S if what == "learner" else 0.0
+        kind, _, cached = what.partition(" ")
+        call = contender.sample if kind == "sample" else contender.ahead
+        pause = LEARNER_S if kind == "learner" else 0.0
         try:
-            return {"rate": self._rate(call, pause, seconds)}
+            if cached:
+                return {"rate": self._rate(call, pause, seconds, lambda: None)}
+            with contender.files():
+                return {"rate": self._rate(call, pause, seconds, contender.forget)}
         except MemoryError as error:
             return {"rate": math.nan, "error": str(error)}
         finally:
             contender.rest()
 
-    def _rate(self, call: Callable[[], Any], pause: float, seconds: float) -> float:
-        with self.contender.files():
-            for _ in range(LOOKAHEAD + 1):  # what was begun during the last measurement is no merit of this one
-                call()
-            count = 0
+    def _rate(self, call: Callable[[], Any], pause: float, seconds: float, before: Callable[[], None]) -> float:
+        for _ in range(LOOKAHEAD + 1):  # what was begun during the last measurement is no merit of this one
+            call()
+        count, taken = 0, 0.0
+        while taken < seconds or count < 3:
+            before()
             begin = time.perf_counter()
-            while (now := time.perf_counter()) < begin + seconds or count < 3:
-                call()
-                if pause:
-                    time.sleep(pause)
-                count += 1
-        return count * BATCH / (now - begin)
+            call()
+            if pause:
+                time.sleep(pause)
+            taken += time.perf_counter() - begin
+            count += 1
+        return count * BATCH / taken
 
     def latencies(self, calls: int) -> dict[str, list[float]]:
         """Seconds of single calls: of adding a step to each lane, and of sampling a batch."""
         contender = self.contender
         rows = [np.array(next(self.source)) for _ in range(min(calls, 512))]
 
-        def each(call: Callable[[int], Any], count: int) -> list[float]:
+        def each(call: Callable[[int], Any], count: int, before: Callable[[], None] = lambda: None) -> list[float]:
             times = []
             for i in range(count):
+                before()
                 begin = time.perf_counter()
                 call(i)
                 times.append(time.perf_counter() - begin)
@@ -324,9 +345,8 @@ class Bench:
         adds = each(lambda i: contender.add(rows[i % len(rows)]), calls)
         self.held += calls * LANES
         with contender.files():
-            for _ in range(3):
-                contender.sample()
-            samples = each(lambda _: contender.sample(), calls // 4)
+            each(lambda _: contender.sample(), 3)
+            samples = each(lambda _: contender.sample(), max(50, calls // SAMPLED), contender.forget)
         return {"add": adds, "sample": samples}
 
 

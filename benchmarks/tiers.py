@@ -1,4 +1,4 @@
-"""A store ten times its memory, beside one that is all in memory, beside the disk itself and beside TorchRL's memory-mapped one.
+"""A store ten times its memory: beside one all in memory, beside the disk itself, beside TorchRL's memory-mapped one.
 
     python benchmarks/tiers.py [--quick] [--data seaquest noise] [--times 10] [--rounds 5] [--folder FOLDER]
 
@@ -38,6 +38,7 @@ SEGMENT_STEPS = {"noise": 8}
 """An item of incompressible data is one read of its segment: with the usual 128 steps that would be 0.9 MB."""
 LIMITS = ("limit 16", "limit 64")
 KINDS = ("sample", "stream", "learner")
+CACHED = tuple(f"{kind} cached" for kind in KINDS)
 TITLES = {
     "memory": "Store, all in memory",
     "disk": "Store, ram= and disk=",
@@ -74,7 +75,7 @@ def measure(data: str, arguments: argparse.Namespace, base: Path) -> Results:
         for turn in range(arguments.rounds):
             say(f"{data}: round {turn + 1} of {arguments.rounds}")
             asked = [(name, what) for what in KINDS for name in names]
-            asked += [("disk", what) for what in LIMITS]
+            asked += [("disk", what) for what in LIMITS] + [("torchrl", what) for what in CACHED if "torchrl" in names]
             for name, what in asked[turn % len(asked) :] + asked[: turn % len(asked)]:
                 answer = workers[name].ask(do="measure", what=what, seconds=arguments.seconds)
                 kept = results["limits"] if what in LIMITS else results["contenders"][name]["rounds"]
@@ -117,6 +118,9 @@ def table(console: Console, data: str, results: Results) -> None:
         cells = [f"{fill['steps']:,}", f"{state['disk'] / fill['steps']:,.0f}", held, f"{fill['adds']:,.0f}"]
         cells += [_rate(statistics.median(rates(results, name, what))) for what in KINDS]
         shown.add_row(TITLES[name], *cells, style="bold cyan" if name == "disk" else "")
+        if name == "torchrl":
+            cells = [_rate(statistics.median(rates(results, name, what))) for what in CACHED]
+            shown.add_row("the same, all of it in the system's cache", *[""] * 4, *cells)
     for limit, rounds in results["limits"].items():
         nbytes = statistics.median(r["bytes"] for r in rounds) / MIB
         text = f"{TITLES['limit']}, {limit.split()[1]} threads: {nbytes:,.0f} MiB/s"
@@ -225,8 +229,8 @@ def main() -> None:
             shutil.rmtree(base, ignore_errors=True)
     versions = ", ".join(f"{name} {number}" for name, number in where["versions"].items())
     console.print(
-        "sample, stream, learner: transitions a second of batches of 256: asked for now; drawn 4 batches ahead (TorchRL: "
-        f"prefetch=4); so, with a learner of 10 ms a batch.\nMedians of {arguments.rounds} rounds of "
+        "sample, stream, learner: transitions a second of batches of 256: asked for now; drawn 4 batches ahead "
+        f"(TorchRL: prefetch=4); so, with a learner of 10 ms a batch.\nMedians of {arguments.rounds} rounds of "
         f"{arguments.seconds} s. {where['machine']}, load {where['load_average']:.1f}, {versions}",
         style="dim",
     )
