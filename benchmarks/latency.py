@@ -4,7 +4,7 @@
 
 Real frames (Seaquest), single calls: one ``extend`` of 8 lanes, one ``sample(256)``. The store on disk has ``--ram`` of
 memory, and the system's cache of its files is emptied all the time, so that of a large one nearly every item is a read.
-README.md beside this file says more.
+TorchRL's files are left in the system's cache. README.md beside this file says more.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def measure(arguments: argparse.Namespace, base: Path) -> Results:
                 say(f"{size:,} steps: {TITLES[name]}")
                 workers[name].ask(do="fill", steps=size - calls * arguments.rounds * LANES)
             rounds = [
-                {name: workers[name].ask(do="latencies", calls=calls) for name in there}
+                {name: workers[name].ask(do="latencies", calls=calls, cold=name == "disk") for name in there}
                 for _ in range(arguments.rounds)
             ]
             for name in there:
@@ -102,6 +102,7 @@ def figure(found: Results, where: dict[str, Any], ram: str, path: Path) -> None:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.ticker import NullFormatter
 
     with pyplot.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
         shown, axes = pyplot.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
@@ -120,6 +121,7 @@ def figure(found: Results, where: dict[str, Any], ram: str, path: Path) -> None:
             axis.set_xlabel("steps in the store")
             axis.grid(True, which="major", color="#e9ecef")
             axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+            axis.yaxis.set_minor_formatter(NullFormatter())
         axes[0].set_ylabel("milliseconds a call")
         axes[1].legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
         shown.suptitle(

@@ -115,12 +115,18 @@ def figure(results: Results, path: Path) -> None:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.ticker import NullFormatter
 
     windows, where = results["windows"], results["environment"]
     minutes = [w["at_s"] / 60 for w in windows]
-    colours = dict(
-        zip(("append", "stream", "sample", "update"), ("#0b7285", "#e8590c", "#5f3dc4", "#868e96"), strict=True)
-    )
+    styles = {
+        "append": ("#0b7285", "-"),
+        "stream": ("#e8590c", "-"),
+        "sample": ("#5f3dc4", "-"),
+        "update": ("#868e96", "-"),
+        "checkpoint": ("#2b8a3e", "--"),
+        "flush": ("#adb5bd", "--"),
+    }
     with pyplot.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
         shown, axes = pyplot.subplots(2, 2, figsize=(11, 7), layout="constrained", sharex=True)
         held, disk = axes[0]
@@ -136,15 +142,20 @@ def figure(results: Results, path: Path) -> None:
         disk.set_title("steps, millions", loc="left", fontsize=10)
         disk.legend(frameon=False, loc="upper left", fontsize=8)
         for axis, part in zip(axes[1], ("p50", "p99"), strict=True):
-            for name, colour in colours.items():
+            for name, (colour, style) in styles.items():
                 there = [w for w in windows if name in w["operations"]]
                 x = [w["at_s"] / 60 for w in there]
-                axis.plot(x, [w["operations"][name][f"{part}_ms"] for w in there], color=colour, label=name)
+                if there:
+                    values = [w["operations"][name][f"{part}_ms"] for w in there]
+                    axis.plot(x, values, style, color=colour, label=name)
             axis.set_yscale("log")
             axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+            axis.yaxis.set_minor_formatter(NullFormatter())
             axis.set_title(f"{part}, ms, in windows of {windows[0]['seconds']:.0f} s", loc="left", fontsize=10)
             axis.set_xlabel("minutes")
-        axes[1][0].legend(frameon=False, fontsize=8, ncols=4, loc="upper left")
+            axis.grid(True, which="major", color="#e9ecef")
+        axes[1][1].sharey(axes[1][0])
+        axes[1][1].legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
         shown.suptitle(
             f"A store on disk under five threads for {minutes[-1]:.0f} minutes ({where['machine']}, {where['date']})",
             fontsize=11,

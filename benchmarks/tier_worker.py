@@ -328,15 +328,14 @@ class Bench:
             count += 1
         return count * BATCH / taken
 
-    def latencies(self, calls: int) -> dict[str, list[float]]:
+    def latencies(self, calls: int, cold: bool) -> dict[str, list[float]]:
         """Seconds of single calls: of adding a step to each lane, and of sampling a batch."""
         contender = self.contender
         rows = [np.array(next(self.source)) for _ in range(min(calls, 512))]
 
-        def each(call: Callable[[int], Any], count: int, before: Callable[[], None] = lambda: None) -> list[float]:
+        def each(call: Callable[[int], Any], count: int) -> list[float]:
             times = []
             for i in range(count):
-                before()
                 begin = time.perf_counter()
                 call(i)
                 times.append(time.perf_counter() - begin)
@@ -344,9 +343,9 @@ class Bench:
 
         adds = each(lambda i: contender.add(rows[i % len(rows)]), calls)
         self.held += calls * LANES
-        with contender.files():
+        with contender.files() if cold else contextlib.nullcontext():
             each(lambda _: contender.sample(), 3)
-            samples = each(lambda _: contender.sample(), max(50, calls // SAMPLED), contender.forget)
+            samples = each(lambda _: contender.sample(), max(50, calls // SAMPLED))
         return {"add": adds, "sample": samples}
 
 
