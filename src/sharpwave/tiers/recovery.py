@@ -16,7 +16,7 @@ from ..spec import TERMINATED, TRUNCATED
 from .disk import Disk
 from .index import LEAF_BITS, LEAF_MASK
 from .log import StepLog
-from .regions import DICTIONARY, SEGMENT, Damage, Record
+from .regions import DICTIONARY, SEGMENT, Damage, Record, Regions
 
 ENDED = TERMINATED | TRUNCATED
 QUARANTINE = "quarantine"
@@ -33,12 +33,14 @@ class Recovery:
         cut_steps: flushed steps that were the last of an episode that went on; they cannot be learned from, because
             what came after them is not known. Their observation is the final one of the step before.
         damages: bytes that were set aside, each with its file, its offset and what was expected.
+        differences: limits that are other than they were, and what that costs.
     """
 
     segments: int = 0
     steps: int = 0
     cut_steps: int = 0
     damages: list[str] = field(default_factory=list)
+    differences: list[str] = field(default_factory=list)
 
 
 def highest_slot(found: Found, stride: int) -> int:
@@ -46,26 +48,19 @@ def highest_slot(found: Found, stride: int) -> int:
     return max(((record.id & LEAF_MASK) // stride for _, record in found if record.kind != DICTIONARY), default=-1)
 
 
-def recover(log: StepLog, disk: Disk, found: Found, damages: Sequence[Damage]) -> Recovery:
-    """Put every whole segment into the empty ``log``; they stay on disk until they are sampled.
+def adopt_all(log: StepLog, regions: Regions, found: Found, damages: Sequence[Damage], disk: Disk | None) -> Recovery:
+    """Put every whole segment into the empty ``log``; with a ``disk`` they stay there until they are sampled.
 
     Every lane begins a new episode afterwards: where the last step known of it did not end one, that episode is
     truncated there, and the observation after that step is the final one. So it is at gaps that damage left.
     """
-    adoption = _Adoption(log, disk, found)
-    report = adoption.report
-    report.damages = [str(damage) for damage in damages]
+    adoption = Adoption(log, regions, found, disk)
+    adoption.report.damages = [str(damage) for damage in damages]
     for number, record in newest(found, log.stride):
-        try:
-            adoption.adopt(number, record)
-        except (DamagedError, KeyError, OSError) as error:
-            path = disk.regions.regions[number].path
-            report.damages.append(f"{path}: byte {record.offset:,}: segment {record.id}: {error}")
+        if adoption.try_adopt(number, record):
+            log.retention.add((record.id & LEAF_MASK) // log.stride)
     adoption.link()
-    _set_aside(disk, damages)
-    while log.capacity is not None and log.held_steps > log.capacity and log.evict():
-        pass
-    return report
+    return adoption.report
 
 
 def newest(found: Found, stride: int) -> list[tuple[int, Record]]:
@@ -85,7 +80,7 @@ def _rank(record: Record) -> tuple[int, bool, int]:
     return record.id >> LEAF_BITS, record.kind == SEGMENT, record.sequence
 
 
-def _set_aside(disk: Disk, damages: Sequence[Damage]) -> None:
+def set_aside(disk: Disk, damages: Sequence[Damage]) -> None:
     """Delete regions that hold nothing any more; move those to ``quarantine`` of which nothing could be used."""
     folder = disk.folder / QUARANTINE
     damaged = {damage.path for damage in damages}
@@ -101,27 +96,45 @@ def _set_aside(disk: Disk, damages: Sequence[Damage]) -> None:
         os.replace(path, folder / path.name)
 
 
-class _Adoption:
-    def __init__(self, log: StepLog, disk: Disk, found: Found) -> None:
-        self.log, self.disk = log, disk
+class Adoption:
+    """Takes segments in that lie in ``regions``, as the records ``found`` say.
+
+    Args:
+        disk: the log's, which has the regions; ``None``: the log keeps segments in memory.
+
+    Attributes:
+        full: a segment did not fit into memory.
+    """
+
+    def __init__(self, log: StepLog, regions: Regions, found: Found, disk: Disk | None) -> None:
+        self.log, self.regions, self.disk = log, regions, disk
         self.report = Recovery()
+        self.full = False
         self._dictionaries = {record.id: (number, record) for number, record in found if record.kind == DICTIONARY}
-        generations = [region.generation for region in disk.regions.regions.values()]
+        generations = [region.generation for region in regions.regions.values()]
         generations += [record.id >> LEAF_BITS for _, record in found if record.kind != DICTIONARY]
         self._generation = max(generations, default=-1) + 1  # above all that were ever given out
         self._lanes: dict[int, list[int]] = {}
 
-    def adopt(self, number: int, record: Record) -> None:
-        """Note where a segment lies.  Raises: DamagedError, KeyError: it does not fit this store."""
+    def try_adopt(self, number: int, record: Record) -> bool:
+        """Take a segment in. False: it is damaged, which is noted, or there is no room, or nothing in it."""
+        try:
+            return self._adopt(number, record)
+        except (DamagedError, KeyError, OSError) as error:
+            path = self.regions.regions[number].path
+            self.report.damages.append(f"{path}: byte {record.offset:,}: segment {record.id}: {error}")
+            return False
+
+    def _adopt(self, number: int, record: Record) -> bool:
         log, index = self.log, self.log.index
         data: bytes | bytearray = self._content(number, record)
         header = segment.parse(memoryview(data), log.spec)
         if record.kind != SEGMENT:
             data = self._ended(header, data)
             if not data:
-                return
+                return False
             header = segment.parse(memoryview(data), log.spec)
-            number, offset = self.disk.regions.append(SEGMENT, record.id, bytes(data), self._generation, {})
+            number, offset = self.regions.append(SEGMENT, record.id, bytes(data), self._generation, {})
         else:
             offset = record.offset
         if header.steps > log.stride or header.frames > log.most_frames:
@@ -137,12 +150,16 @@ class _Adoption:
         index.lane[slot], index.first_step[slot] = header.lane, header.first_step
         index.generation[slot] = record.id >> LEAF_BITS
         index.nbytes[slot], index.region[slot], index.place[slot] = len(data), number, offset
-        index.sealed[slot] = 1
-        log.adopt(slot, np.frombuffer(data, np.uint8))
-        self.disk.hold(number)
+        if not log.adopt(slot, np.frombuffer(data, np.uint8)):
+            log.drop_dictionaries(index.dictionary[:, slot])
+            self.full = True
+            return False
+        if self.disk is not None:
+            self.disk.hold(number)
         self._lanes.setdefault(header.lane, []).append(slot)
         self.report.segments += 1
         self.report.steps += header.steps
+        return True
 
     def link(self) -> None:
         """Chain the lanes' segments, open new ones behind them, and free every other slot."""
@@ -153,14 +170,26 @@ class _Adoption:
         for lane, slots in self._lanes.items():
             slots.sort(key=lambda slot: int(index.first_step[slot]))
             for slot, following in zip(slots, [*slots[1:], -1], strict=True):
-                goes_on = following >= 0 and index.first_step[following] == index.first_step[slot] + index.rows[slot]
-                if not goes_on:
+                if following < 0 or not self._goes_on(slot, following):
                     log.truncate(slot)
             log.chain(lane, slots)
+            log.begin_at(lane, int(index.first_step[slots[-1]] + index.rows[slots[-1]]))
+
+    def link_lanes(self) -> None:
+        """Chain the lanes' segments before their open ones, which are there already."""
+        for lane, slots in self._lanes.items():
+            slots.sort(key=lambda slot: int(self.log.index.first_step[slot]))
+            self.log.chain(lane, slots)
+            for slot, following in zip(slots, [*slots[1:], int(self.log.open_slots[lane])], strict=True):
+                self.log.index.gap[slot] = not self._goes_on(slot, following)
+
+    def _goes_on(self, slot: int, following: int) -> bool:
+        index = self.log.index
+        return bool(index.first_step[following] == index.first_step[slot] + index.rows[slot])
 
     def _content(self, number: int, record: Record) -> bytearray:
         out = bytearray(record.nbytes)
-        self.disk.regions.read(number, record.offset, memoryview(out))
+        self.regions.read(number, record.offset, memoryview(out))
         return out
 
     def _dictionary(self, key: int) -> bytes:
