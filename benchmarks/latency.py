@@ -31,6 +31,7 @@ LANES = frames.LANES
 SMALLEST = 10_000
 OPERATIONS = {"add": "extend, 8 lanes", "sample": "sample(256)"}
 PARTS = ("p50", "p99", "mean")
+NAMES = TITLES | {"torchrl": "TorchRL LazyMemmapStorage, cached"}
 LOOKS = {"memory": "#0b7285", "disk": "#e8590c", "torchrl": "#868e96"}
 
 Results = dict[str, Any]
@@ -90,7 +91,7 @@ def table(console: Console, found: Results) -> None:
             ]
             first, last = min(by_size), max(by_size)
             grown = by_size[last][operation]["p50"] / by_size[first][operation]["p50"]
-            shown.add_row(TITLES[name], *cells, f"{grown:.2f} x" if last > first else "-")
+            shown.add_row(NAMES[name], *cells, f"{grown:.2f} x" if last > first else "-")
         console.print(shown)
     last = max(found["memory"])
     console.print(f"log n grows {math.log(last) / math.log(min(found['memory'])):.2f} x", style="dim")
@@ -108,7 +109,7 @@ def figure(found: Results, where: dict[str, Any], ram: str, path: Path) -> None:
         shown, axes = pyplot.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
         for axis, (operation, title) in zip(axes, OPERATIONS.items(), strict=True):
             for name, by_size in found.items():
-                label = TITLES[name].replace("ram=", f"ram={ram}") if name == "disk" else TITLES[name]
+                label = NAMES[name].replace("ram=", f"ram={ram}") if name == "disk" else NAMES[name]
                 for part, style in (("p50", "-"), ("p99", "--")):
                     values = [entry[operation][part] / 1e3 for entry in by_size.values()]
                     axis.plot(

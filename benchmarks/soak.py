@@ -2,11 +2,12 @@
 
     python benchmarks/soak.py [--minutes 30] [--ram 128MiB] [--capacity 1000000] [--rate 4000] [--folder FOLDER]
 
-Two threads append to four lanes each; one takes batches from a stream, one samples by priority and updates; one writes
-a checkpoint every 20 s, flushes and, where the store can, changes its limits for a while. Every observation says which
-step of which lane and episode it is, so every sampled transition is checked: stack, successor, reward, discount,
-action; some pixel by pixel. Every 10 s a line of memory, counts and latencies is printed; at the end their slopes, and
-what the checks of ``sharpwave verify`` find in the last checkpoint. Ends with 1 if anything was wrong.
+Two threads append to four lanes each; one takes batches from a stream, one samples by priority and updates; one
+flushes, writes a checkpoint every 20 s and changes the capacity every minute. Every observation says which step of
+which lane and episode it is, so every sampled transition is checked: stack, successor, reward, discount, action; some
+pixel by pixel. Every 10 s a line of memory, counts and latencies is printed; at the end their slopes, and what the
+checks of ``sharpwave verify`` find in the last checkpoint, which is then opened and sampled. Ends with 1 if anything
+was wrong.
 """
 
 from __future__ import annotations
@@ -136,8 +137,7 @@ class Soak:
         self.before = private_bytes()
         self.peak = 0
         self.store = sw.Store(self.spec, capacity=arguments.capacity, ram=arguments.ram, disk=base / "store", seed=1)
-        self.uniform = self.store.transitions(n_step=N_STEP, gamma=GAMMA)
-        self.prioritized = self.store.transitions(gamma=GAMMA, sampler=sw.Prioritized(alpha=0.6, beta=0.4))
+        self.uniform, self.prioritized = self._views(self.store)
         self.steps = np.zeros(WRITERS, np.int64)  # that each lane of a writer has been given
         self.ended = threading.Event()
         self.lock = threading.Lock()
@@ -151,12 +151,19 @@ class Soak:
         with sw.Store(self.spec, capacity=4_096, ram="32MiB", disk=folder) as small:
             for step in range(600):
                 small.extend(**self._rows(0, step))
-            views = [small.transitions(n_step=N_STEP), small.transitions(sampler=sw.Prioritized(alpha=0.6, beta=0.4))]
+            views = self._views(small)
             for view in views:
                 batch = view.sample(self.arguments.batch)
                 assert not self.world.wrong(batch, view.n_step, random.Random(0))
             views[1].update_priorities(batch.ids, np.ones(len(batch)))
             small.flush()
+            small.checkpoint(folder.with_name("small checkpoint"))
+
+    @staticmethod
+    def _views(store: sw.Store) -> tuple[Any, Any]:
+        """One that is streamed, and one that is sampled by priority."""
+        prioritized = sw.Prioritized(alpha=0.6, beta=0.4)
+        return store.transitions(n_step=N_STEP, gamma=GAMMA), store.transitions(gamma=GAMMA, sampler=prioritized)
 
     def _rows(self, writer: int, step: int) -> dict[str, Any]:
         """The arguments of ``extend`` for the lanes of a writer."""
@@ -233,24 +240,29 @@ class Soak:
                 self.problems.append(problem)
 
     def keep(self) -> None:
-        """Flushes, checkpoints, and other limits for a while."""
-        turn, kept = 0, []
+        """Flushes, checkpoints in two folders by turns, and now and then a smaller capacity for a while."""
+        turn = 0
         while not self.ended.wait(CHECKPOINT_S / 4):
             turn += 1
             if turn % 4:
                 self.timed("flush", self.store.flush)
                 continue
-            if hasattr(self.store, "checkpoint"):
-                path = self.checkpoints / f"{turn:06d}"
-                self.timed("checkpoint", lambda path=path: self.store.checkpoint(path))
-                kept.append(path)
-                self.last_checkpoint = path
-                for old in kept[:-2]:
-                    shutil.rmtree(old)
-                kept = kept[-2:]
-            if hasattr(self.store, "resize"):
-                smaller = self.arguments.capacity * (3 if turn % 8 else 4) // 4
-                self.timed("resize", lambda smaller=smaller: self.store.resize(capacity=smaller))
+            path = self.checkpoints / str(turn % 8)
+            self.timed("checkpoint", lambda path=path: self.store.checkpoint(path))
+            self.last_checkpoint = path
+            if turn % 12 == 0:
+                capacity = self.arguments.capacity * (4 if turn % 24 == 0 else 3) // 4
+                self.timed("resize", lambda capacity=capacity: self.store.resize(capacity=capacity))
+
+    def opened(self, path: Path) -> dict[str, Any]:
+        """What is wrong with a checkpoint that is opened and sampled."""
+        rng = random.Random(3)
+        with sw.Store.open(path) as store:
+            wrong = []
+            for view in self._views(store):
+                for _ in range(50):
+                    wrong.append(self.world.wrong(view.sample(self.arguments.batch), view.n_step, rng))
+            return {"held": len(store), "wrong": [problem for problem in wrong if problem]}
 
     def guarded(self, work: Callable[[], None]) -> Callable[[], None]:
         """``work``, begun again after an error, which is counted."""
@@ -390,6 +402,8 @@ def main() -> None:
             found = check(path)
             said = {"steps": found.steps, "segments": found.segments, "damages": [str(d) for d in found.damages]}
             summary[name] = {"path": path.name, **said}
+    if soak.last_checkpoint is not None:
+        summary["checkpoint"] |= soak.opened(soak.last_checkpoint)
     arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / "soak.json").write_text(json.dumps(summary, indent=1) + "\n")
     table(console, summary)

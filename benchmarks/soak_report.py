@@ -94,9 +94,16 @@ def goals(console: Console, results: Results) -> bool:
         if found is not None:
             told = f"{len(found['damages'])} damages in {found['segments']:,} segments, {found['steps']:,} steps"
             rows.append(
-                (f"sharpwave verify: the {'last ' if found is checkpoint else ''}{name}", told, not found["damages"])
+                (
+                    f"sharpwave verify: the {'last ' if found is checkpoint else ''}{name}",
+                    told,
+                    found["segments"] > 0 and not found["damages"],
+                )
             )
-    if checkpoint is None:
+    if checkpoint is not None:
+        told = f"{checkpoint['held']:,} steps, {len(checkpoint['wrong'])} of 100 batches wrong"
+        rows.append(("the last checkpoint opened and sampled", told, not checkpoint["wrong"]))
+    else:
         rows.append(("sharpwave verify: the last checkpoint", "none was made", None))
     shown = Table(title="Goals", title_style="bold", title_justify="left")
     for column in ("goal", "reached", ""):
