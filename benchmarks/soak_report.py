@@ -69,7 +69,7 @@ def table(console: Console, results: Results) -> None:
 
 def change(found: tuple[float, float] | None, unit: str) -> str:
     """A slope as text."""
-    return "-" if found is None else f"{found[0]:+.1f} ± {found[1]:.1f} {unit}"
+    return "-" if found is None or np.isnan(found[0]) else f"{found[0]:+.1f} ± {found[1]:.1f} {unit}"
 
 
 def goals(console: Console, results: Results) -> bool:
