@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: pong cartpole test check tests bench clean
+.PHONY: pong cartpole test check tests bench tiers latency soak clean
 
 pong: $(VENV)/.train
 	$(BIN)/sharpwave train pong
@@ -24,6 +24,9 @@ tests: $(VENV)/.test
 
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/store.py
+
+tiers latency soak: $(VENV)/.bench
+	$(BIN)/python benchmarks/$@.py
 
 clean:
 	rm -rf $(VENV)

@@ -32,13 +32,15 @@ PACKAGES = ("sharpwave", "numpy", "numba", "zstandard", "torch", "stable-baselin
 
 
 class Worker:
-    """A contender's process, spoken to over a pipe."""
+    """A contender's process, spoken to over a pipe. ``more``: further arguments of ``script``."""
 
-    def __init__(self, name: str, folder: Path, threads: int) -> None:
+    def __init__(
+        self, name: str, folder: Path, threads: int, script: str = "worker.py", more: tuple[str, ...] = ()
+    ) -> None:
         self.name = name
         limits = dict.fromkeys(("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
         self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "worker.py"), name, str(folder)],
+            [sys.executable, str(HERE / script), name, str(folder), *more],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

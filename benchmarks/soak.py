@@ -1,0 +1,418 @@
+"""A store on disk under everything at once for a long time: appending, sampling, updating, flushing, checkpoints.
+
+    python benchmarks/soak.py [--minutes 30] [--ram 128MiB] [--capacity 1000000] [--rate 4000] [--folder FOLDER]
+
+Two threads append to four lanes each; one takes batches from a stream, one samples by priority and updates; one
+flushes, writes a checkpoint every 20 s and changes the capacity every minute. Every observation says which step of
+which lane and episode it is, so every sampled transition is checked: stack, successor, reward, discount, action; some
+pixel by pixel. Every 10 s a line of memory, counts and latencies is printed; at the end their slopes, and what the
+checks of ``sharpwave verify`` find in the last checkpoint, which is then opened and sampled. Ends with 1 if anything
+was wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+from soak_report import figure, goals, slopes, table
+from tier_worker import memory
+from tiers import environment
+from worker import private_bytes
+
+import sharpwave as sw
+from sharpwave.tiers.check import check
+
+HERE = Path(__file__).parent
+WRITERS, LANES, STACK, SIDE = 2, 4, 4, 84
+GAMMA, N_STEP = 0.99, 3
+SHOWN_BYTES = 24
+"""Of a frame's first row: lane, step and episode as int64."""
+PIXELS = 4
+"""Items of a batch whose pixels are all looked at."""
+CHECKPOINT_S = 20.0
+
+Ints = npt.NDArray[np.int64]
+Array = npt.NDArray[Any]
+
+
+class World:
+    """What each step of each lane is: a function of its numbers, so that what comes back can be held against it."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(0)
+        self.backgrounds = rng.integers(0, 256, (WRITERS * LANES, SIDE, SIDE), dtype=np.uint8)
+        self.sprites = rng.integers(0, 256, (997, 12, 12), dtype=np.uint8)
+
+    @staticmethod
+    def length(lane: Ints) -> Ints:
+        """Steps of every episode of a lane."""
+        return 60 + 37 * lane
+
+    def frame(self, lane: int, step: int, episode: int) -> Array:
+        """[84, 84]: the lane's background, a sprite that moves, and the numbers."""
+        picture = self.backgrounds[lane].copy()
+        top, left = 1 + step * 7 % (SIDE - 13), step * 3 % (SIDE - 12)
+        picture[top : top + 12, left : left + 12] = self.sprites[(step * 31 + lane) % 997]
+        picture[0, :SHOWN_BYTES] = np.array([lane, step, episode], np.int64).view(np.uint8)
+        return picture
+
+    @staticmethod
+    def reward(lane: Ints, step: Ints) -> npt.NDArray[np.float64]:
+        """Small whole numbers, exact in float32."""
+        return ((step * 5 + lane) % 11).astype(np.float64)
+
+    @staticmethod
+    def terminated(episode: Ints) -> npt.NDArray[np.bool_]:
+        """Whether an episode ends so; else it is truncated."""
+        return episode % 3 != 0
+
+    def wrong(self, batch: sw.Batch, n_step: int, rng: random.Random) -> str:
+        """What of a batch is not as it was appended; nothing if all is."""
+        obs, successor = _numbers(batch.obs), _numbers(batch.next_obs)  # [B, stack, 3]
+        lane, step, episode = obs[:, -1].T
+        length = self.length(lane)
+        first = episode * length
+        back = np.arange(1 - STACK, 1)
+        used = np.minimum(n_step, first + length - step)
+        ended = step + used == first + length
+        ks = np.arange(n_step)
+        rewards = self.reward(lane[:, None], step[:, None] + ks) * GAMMA**ks * (ks < used[:, None])
+        discount = np.where(ended & self.terminated(episode), 0.0, GAMMA**used)
+        stacks = {
+            "obs": (obs, np.maximum(step[:, None] + back, first[:, None])),
+            "next_obs": (successor, np.maximum((step + used)[:, None] + back, first[:, None])),
+        }
+        for name, (found, expected) in stacks.items():
+            shown = np.stack([np.broadcast_to(lane[:, None], expected.shape), expected, expected * 0], axis=2)
+            shown[:, :, 2] = episode[:, None]
+            if not np.array_equal(found, shown):
+                item = int(np.flatnonzero((found != shown).any(axis=(1, 2)))[0])
+                return f"{name} of item {item}: {found[item].tolist()}, expected {shown[item].tolist()}"
+        if not (step - first >= 0).all() or not (step < first + length).all():
+            return f"a step outside its episode: {obs[:, -1].tolist()}"
+        for name, values, others in (
+            ("reward", batch.reward, rewards.sum(axis=1)),
+            ("discount", batch.discount, discount),
+            ("action", batch.action, lane * 1_000_000_000 + step),
+        ):
+            if not np.allclose(values, others, rtol=1e-6):
+                item = int(np.argmax(~np.isclose(values, others, rtol=1e-6)))
+                return f"{name} of step {step[item]} of lane {lane[item]}: {values[item]}, expected {others[item]}"
+        for item in (rng.randrange(len(lane)) for _ in range(PIXELS)):
+            for name, (found, _) in stacks.items():
+                shown = np.stack([self.frame(*numbers) for numbers in found[item].tolist()])
+                if not np.array_equal(batch[name][item], shown):
+                    return f"pixels of {name} of step {step[item]} of lane {lane[item]} are not what was appended"
+        return ""
+
+
+def _numbers(frames: Array) -> Ints:
+    return np.ascontiguousarray(frames[..., 0, :SHOWN_BYTES]).view(np.int64)
+
+
+class Soak:
+    """The store, the threads that use it, and what they report."""
+
+    def __init__(self, arguments: argparse.Namespace, base: Path) -> None:
+        self.arguments, self.world = arguments, World()
+        self.spec = sw.Spec(obs=sw.Field((SIDE, SIDE), "uint8", stack=STACK), action=sw.Field((), "int64"))
+        self.checkpoints = base / "checkpoints"
+        self.checkpoints.mkdir(parents=True)
+        self._warm_up(base / "small")
+        self.before = private_bytes()
+        self.peak = 0
+        self.store = sw.Store(self.spec, capacity=arguments.capacity, ram=arguments.ram, disk=base / "store", seed=1)
+        self.uniform, self.prioritized = self._views(self.store)
+        self.steps = np.zeros(WRITERS, np.int64)  # that each lane of a writer has been given
+        self.ended = threading.Event()
+        self.lock = threading.Lock()
+        self.taken: dict[str, list[float]] = defaultdict(list)
+        self.counts: dict[str, int] = defaultdict(int)
+        self.problems: list[str] = []
+        self.last_checkpoint: Path | None = None
+
+    def _warm_up(self, folder: Path) -> None:
+        """Compiled code is no part of a store's memory."""
+        with sw.Store(self.spec, capacity=4_096, ram="32MiB", disk=folder) as small:
+            for step in range(600):
+                small.extend(**self._rows(0, step))
+            views = self._views(small)
+            for view in views:
+                batch = view.sample(self.arguments.batch)
+                assert not self.world.wrong(batch, view.n_step, random.Random(0))
+            views[1].update_priorities(batch.ids, np.ones(len(batch)))
+            small.flush()
+            small.checkpoint(folder.with_name("small checkpoint"))
+
+    @staticmethod
+    def _views(store: sw.Store) -> tuple[Any, Any]:
+        """One that is streamed, and one that is sampled by priority."""
+        prioritized = sw.Prioritized(alpha=0.6, beta=0.4)
+        return store.transitions(n_step=N_STEP, gamma=GAMMA), store.transitions(gamma=GAMMA, sampler=prioritized)
+
+    def _rows(self, writer: int, step: int) -> dict[str, Any]:
+        """The arguments of ``extend`` for the lanes of a writer."""
+        lanes = np.arange(writer * LANES, (writer + 1) * LANES)
+        length = self.world.length(lanes)
+        episode = step // length
+        ends = (step + 1) % length == 0
+        terminated = ends & self.world.terminated(episode)
+
+        def frames(step: int) -> Array:
+            pairs = zip(lanes.tolist(), episode.tolist(), strict=True)
+            return np.stack([self.world.frame(lane, step, number) for lane, number in pairs])
+
+        return {
+            "obs": frames(step),
+            "action": lanes * 1_000_000_000 + step,
+            "reward": self.world.reward(lanes, np.full(LANES, step)),
+            "terminated": terminated,
+            "truncated": ends & ~terminated,
+            "final_obs": frames(step + 1) if ends.any() else None,
+            "lanes": lanes,
+        }
+
+    # what the threads do
+
+    def timed(self, name: str, call: Callable[[], Any]) -> Any:
+        """The call's result; its seconds are kept."""
+        begin = time.perf_counter()
+        result = call()
+        took = time.perf_counter() - begin
+        with self.lock:
+            self.taken[name].append(took)
+        return result
+
+    def append(self, writer: int) -> None:
+        """A step to each of four lanes, at the wanted rate where the machine keeps up."""
+        pause = LANES * WRITERS / self.arguments.rate
+        due = time.perf_counter()
+        while not self.ended.is_set():
+            rows = self._rows(writer, int(self.steps[writer]))
+            self.timed("append", lambda rows=rows: self.store.extend(**rows))
+            self.steps[writer] += 1
+            due = max(due + pause, time.perf_counter() - 1.0)
+            time.sleep(max(0.0, due - time.perf_counter()))
+
+    def stream(self) -> None:
+        """Batches from a stream, each of them checked."""
+        batches, rng = self.uniform.stream(self.arguments.batch, lookahead=4), random.Random(1)
+        while not self.ended.is_set():
+            batch = self.timed("stream", lambda: next(batches))
+            self._look(batch, self.uniform.n_step, rng)
+            time.sleep(self.arguments.learner)
+        batches.close()
+
+    def sample(self) -> None:
+        """Batches by priority, each of them checked, and new priorities."""
+        rng, generator = random.Random(2), np.random.default_rng(2)
+        while not self.ended.is_set():
+            batch = self.timed("sample", lambda: self.prioritized.sample(self.arguments.batch))
+            ids = batch.ids.copy()
+            self._look(batch, 1, rng)
+            errors = generator.exponential(size=len(batch))
+            stale = self.timed("update", lambda ids=ids, errors=errors: self.prioritized.update_priorities(ids, errors))
+            with self.lock:
+                self.counts["stale"] += stale
+            time.sleep(self.arguments.learner)
+
+    def _look(self, batch: sw.Batch, n_step: int, rng: random.Random) -> None:
+        problem = self.world.wrong(batch, n_step, rng)
+        with self.lock:
+            self.counts["transitions"] += len(batch)
+            self.counts["wrong"] += bool(problem)
+            if problem:
+                self.problems.append(problem)
+
+    def keep(self) -> None:
+        """Flushes, checkpoints in two folders by turns, and now and then a smaller capacity for a while."""
+        turn = 0
+        while not self.ended.wait(CHECKPOINT_S / 4):
+            turn += 1
+            if turn % 4:
+                self.timed("flush", self.store.flush)
+                continue
+            path = self.checkpoints / str(turn % 8)
+            self.timed("checkpoint", lambda path=path: self.store.checkpoint(path))
+            self.last_checkpoint = path
+            if turn % 12 == 0:
+                capacity = self.arguments.capacity * (4 if turn % 24 == 0 else 3) // 4
+                self.timed("resize", lambda capacity=capacity: self.store.resize(capacity=capacity))
+
+    def opened(self, path: Path) -> dict[str, Any]:
+        """What is wrong with a checkpoint that is opened and sampled."""
+        rng = random.Random(3)
+        with sw.Store.open(path) as store:
+            wrong = []
+            for view in self._views(store):
+                for _ in range(50):
+                    wrong.append(self.world.wrong(view.sample(self.arguments.batch), view.n_step, rng))
+            return {"held": len(store), "wrong": [problem for problem in wrong if problem]}
+
+    def guarded(self, work: Callable[[], None]) -> Callable[[], None]:
+        """``work``, begun again after an error, which is counted."""
+
+        def run() -> None:
+            while not self.ended.is_set():
+                try:
+                    work()
+                except Exception:
+                    with self.lock:
+                        self.counts["exceptions"] += 1
+                        self.problems.append(traceback.format_exc(limit=-3))
+                    time.sleep(1.0)
+
+        return run
+
+    # the run
+
+    def fill(self) -> None:
+        """Up to the capacity and a tenth more, so that steps leave from the beginning on."""
+        while self.store.total_steps < 1.1 * self.arguments.capacity:
+            for writer in range(WRITERS):
+                self.store.extend(**self._rows(writer, int(self.steps[writer])))
+                self.steps[writer] += 1
+            self._watch()
+
+    def _watch(self) -> int:
+        grown = memory()[0] - self.before
+        self.peak = max(self.peak, grown)
+        return grown
+
+    def run(self, console: Console) -> list[dict[str, Any]]:
+        """Everything at once; what was seen in each window."""
+        works = [*(lambda writer=writer: self.append(writer) for writer in range(WRITERS)), self.stream, self.sample]
+        threads = [threading.Thread(target=self.guarded(work)) for work in (*works, self.keep)]
+        begin = time.perf_counter()
+        for thread in threads:
+            thread.start()
+        windows: list[dict[str, Any]] = []
+        try:
+            for k in range(max(1, round(self.arguments.minutes * 60 / self.arguments.window))):
+                since = time.perf_counter()
+                while time.perf_counter() < begin + (k + 1) * self.arguments.window:
+                    self._watch()
+                    time.sleep(0.05)
+                windows.append(self._window(time.perf_counter() - begin, time.perf_counter() - since))
+                self._tell(console, windows[-1])
+        except KeyboardInterrupt:
+            console.print("ended by the user")
+        finally:
+            self.ended.set()
+            for thread in threads:
+                thread.join(60.0)
+                if thread.is_alive():
+                    self.problems.append(f"{thread.name} did not end within 60 s")
+                    self.counts["exceptions"] += 1
+        return windows
+
+    def _window(self, at: float, seconds: float) -> dict[str, Any]:
+        with self.lock:
+            taken, self.taken = self.taken, defaultdict(list)
+            counts = dict(self.counts)
+        stats = self.store.stats()
+        operations = {
+            name: {
+                "calls": len(values),
+                "p50_ms": float(np.percentile(values, 50)) * 1e3,
+                "p99_ms": float(np.percentile(values, 99)) * 1e3,
+                "max_ms": max(values) * 1e3,
+            }
+            for name, values in sorted(taken.items())
+        }
+        return {
+            "at_s": at,
+            "seconds": seconds,
+            "grown": self._watch(),
+            "steps": len(self.store),
+            "total_steps": self.store.total_steps,
+            "counted": stats["total_bytes"],
+            "disk": stats["disk"]["bytes"],
+            "files": len(list((Path(self.store._log.disk.folder) / "regions").iterdir())),
+            "counts": {name: counts.get(name, 0) for name in ("transitions", "wrong", "exceptions", "stale")},
+            "operations": operations,
+        }
+
+    def _tell(self, console: Console, window: dict[str, Any]) -> None:
+        parts = [
+            f"{name} {o['calls'] / window['seconds']:,.0f}/s {o['p50_ms']:.2f}/{o['p99_ms']:.1f} ms"
+            for name, o in window["operations"].items()
+        ]
+        counts = window["counts"]
+        console.print(
+            f"{window['at_s']:6.0f} s  {window['grown'] / 2**20:.1f} MiB  {window['steps']:,} of "
+            f"{window['total_steps']:,} steps  wrong {counts['wrong']}, exceptions {counts['exceptions']}  "
+            + "  ".join(parts),
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--ram", default="128MiB")
+    parser.add_argument("--capacity", type=int, default=1_000_000)
+    parser.add_argument("--rate", type=float, default=4_000, help="steps appended a second, all lanes together")
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--learner", type=float, default=0.01, help="seconds that a learner takes for a batch")
+    parser.add_argument("--window", type=float, default=10.0, help="seconds between two lines")
+    parser.add_argument("--folder", type=Path, help="where the files go; default: a temporary folder")
+    parser.add_argument("--out", type=Path, default=HERE / "results", help="folder for soak.json and soak.png")
+    arguments = parser.parse_args()
+    console = Console(width=150)
+    base = Path(tempfile.mkdtemp(prefix="sharpwave-soak-", dir=arguments.folder))
+    where = environment()
+    soak = Soak(arguments, base)
+    console.print(
+        f"filling {arguments.capacity:,} steps; the appending threads go on at {arguments.rate:,.0f} a second"
+    )
+    soak.fill()
+    windows = soak.run(console)
+    summary: dict[str, Any] = {
+        "environment": where,
+        "settings": {name: str(value) for name, value in vars(arguments).items()},
+        "ram": soak.store.ram,
+        "peak": soak.peak,
+        "problems": soak.problems[:20],
+        "checkpoint": None,
+        "windows": windows,
+        "slopes": slopes(windows),
+    }
+    soak.store.flush()
+    soak.store.close()
+    for name, path in (("checkpoint", soak.last_checkpoint), ("store", base / "store")):
+        if path is not None:
+            found = check(path)
+            said = {"steps": found.steps, "segments": found.segments, "damages": [str(d) for d in found.damages]}
+            summary[name] = {"path": path.name, **said}
+    if soak.last_checkpoint is not None:
+        summary["checkpoint"] |= soak.opened(soak.last_checkpoint)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / "soak.json").write_text(json.dumps(summary, indent=1) + "\n")
+    table(console, summary)
+    good = goals(console, summary)
+    figure(summary, arguments.out / "soak.png")
+    console.print(f"written: {arguments.out / 'soak.json'}, {arguments.out / 'soak.png'}")
+    shutil.rmtree(base, ignore_errors=True)
+    sys.exit(0 if good else 1)
+
+
+if __name__ == "__main__":
+    main()

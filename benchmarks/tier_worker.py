@@ -1,0 +1,366 @@
+"""One contender of ``tiers.py`` or ``latency.py`` in a process of its own; it answers requests, one JSON object a line.
+
+``{"do": "plan"}`` -> how many steps take so many times ``ram``; then ``build`` and ``fill`` it, and ``measure``
+transitions a second or ``latencies``, the seconds of each call: each a method of :class:`Bench`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import math
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from disk_limit import forget, forgetful, reads
+from frames import CACHE, LANES, STACK, folder_of, read
+from worker import private_bytes
+
+import sharpwave as sw
+
+BATCH, LOOKAHEAD, LEARNER_S = 256, 4, 0.01
+PLAYED = 250_000
+"""Different steps of a game; larger stores hold them several times."""
+PROBED = 65_536
+WATCH_S = 0.02
+SAMPLED = 8
+"""Calls of add for each of sample, where single calls are timed."""
+
+Array = npt.NDArray[Any]
+
+
+def observations(data: str) -> Iterator[Array]:
+    """Frames of all lanes, [lanes, 84, 84], time after time without end: of a game, or noise."""
+    if data == "noise":
+        rng = np.random.default_rng(0)
+        while True:
+            yield np.frombuffer(rng.bytes(LANES * 84 * 84), np.uint8).reshape(LANES, 84, 84)
+    else:
+        steps = 500_000 if data == "pong" else PLAYED
+        played = read(folder_of(data, steps, cache=CACHE, say=lambda text: print(text, file=sys.stderr)), steps)
+        while True:
+            yield from played.obs
+
+
+class Contender(Protocol):
+    """A memory that is filled and then measured."""
+
+    def build(self, steps: int, ram: str, folder: Path) -> None:
+        """An empty one for ``steps``."""
+
+    def add(self, obs: Array) -> None:
+        """A step of each lane: [lanes, 84, 84]."""
+
+    def sample(self) -> Any:
+        """A batch, asked for now."""
+
+    def ahead(self) -> Any:
+        """A batch that was begun before."""
+
+    def rest(self) -> None:
+        """No more of those for now."""
+
+    def bytes(self) -> dict[str, int]:
+        """``disk``: bytes of its files."""
+
+    def files(self) -> AbstractContextManager[None]:
+        """While this lasts the system's cache holds little of them."""
+
+    def forget(self) -> None:
+        """Empty the system's cache of them, between two calls and not timed, where it is not done meanwhile."""
+
+
+class Sharpwave:
+    """``sharpwave.Store``, in memory or on disk."""
+
+    def __init__(self, on_disk: bool, segment_steps: int | None) -> None:
+        self.on_disk, self.segment_steps = on_disk, segment_steps
+
+    def build(self, steps: int, ram: str, folder: Path) -> None:
+        spec = sw.Spec(obs=sw.Field((84, 84), "uint8", stack=STACK), action=sw.Field((), "int64"))
+        tier: dict[str, Any] = {"ram": ram, "disk": folder / "store"} if self.on_disk else {}
+        self.store = sw.Store(spec, capacity=steps, segment_steps=self.segment_steps, **tier)
+        self.view = self.store.transitions()
+        self.stream = self.view.stream(BATCH, lookahead=LOOKAHEAD)
+        zeros = np.zeros(LANES)
+        no = np.zeros(LANES, bool)
+        self.others = {"action": zeros.astype(int), "reward": zeros, "terminated": no, "truncated": no}
+
+    def add(self, obs: Array) -> None:
+        self.store.extend(obs=obs, **self.others)
+
+    def sample(self) -> Any:
+        return self.view.sample(BATCH)
+
+    def ahead(self) -> Any:
+        return next(self.stream)
+
+    def rest(self) -> None:
+        self.stream.close()
+
+    def bytes(self) -> dict[str, int]:
+        stats, log = self.store.stats(), self.store._log
+        found = {"encoded": log.sealed_bytes, "counted": stats["total_bytes"], "disk": 0}
+        found |= {part: stats["bytes"][part] for part in ("index", "samplers", "open_segments", "batches")}
+        return found | ({"disk": stats["disk"]["bytes"]} if self.on_disk else {})
+
+    def files(self) -> AbstractContextManager[None]:
+        disk = self.store._log.disk
+        return forgetful([region.descriptor for region in disk.regions.regions.values()] if disk else [])
+
+    def forget(self) -> None:
+        pass
+
+    def limit(self, threads: int, seconds: float) -> tuple[float, float]:
+        """Segments and bytes a second that the disk gives at random places, straight from the files."""
+        log = self.store._log
+        assert log.disk is not None
+        index = log.index
+        slots = np.flatnonzero(index.sealed[: index.highest] & (index.rows[: index.highest] > 0))
+        regions = log.disk.regions.regions
+        descriptors = np.array([regions[number].descriptor for number in index.region[slots].tolist()])
+        places, sizes = index.place[slots].astype(np.int64), index.nbytes[slots].astype(np.int64)
+        return reads(descriptors, places, sizes, threads, seconds)
+
+
+class TorchRL:
+    """TorchRL's ``TensorDictReplayBuffer`` over ``LazyMemmapStorage``: stacks of 4, before and after the step."""
+
+    def build(self, steps: int, ram: str, folder: Path) -> None:
+        from torchrl.data import LazyMemmapStorage, TensorDictReplayBuffer
+
+        self.folder = folder / "torchrl"
+        storage = LazyMemmapStorage(steps, scratch_dir=str(self.folder))
+        self.buffer = TensorDictReplayBuffer(storage=storage, batch_size=BATCH)
+        self.prefetching = TensorDictReplayBuffer(storage=storage, batch_size=BATCH, prefetch=LOOKAHEAD)
+        self.recent: list[Array] = []
+
+    def add(self, obs: Array) -> None:
+        self.recent = [*self.recent[-STACK:], np.array(obs)]
+        if len(self.recent) == STACK + 1:
+            window = np.stack(self.recent, axis=1)
+            self.buffer.extend(self.transitions(window[:, :-1], window[:, 1:]))
+
+    def transitions(self, obs: Array, successor: Array) -> Any:
+        """Rows of [n, 4, 84, 84] as TorchRL lays them out."""
+        import torch
+        from tensordict import TensorDict
+
+        n = len(obs)
+        no = torch.zeros(n, dtype=torch.bool)
+        after = {"obs": torch.from_numpy(successor), "reward": torch.zeros(n), "done": no, "terminated": no}
+        action = torch.zeros(n, dtype=torch.int64)
+        row = {"obs": torch.from_numpy(obs), "action": action, "next": TensorDict(after, batch_size=[n])}
+        return TensorDict(row, batch_size=[n])
+
+    def sample(self) -> Any:
+        return self.buffer.sample()
+
+    def ahead(self) -> Any:
+        return self.prefetching.sample()
+
+    def rest(self) -> None:
+        pass
+
+    def _paths(self) -> list[Path]:
+        return list(self.folder.rglob("*.memmap"))
+
+    def bytes(self) -> dict[str, int]:
+        return {"disk": sum(path.stat().st_blocks * 512 for path in self._paths())}
+
+    @contextlib.contextmanager
+    def files(self) -> Iterator[None]:
+        # The system reads far more than a page where a mapped one is missing; forgotten during a batch, that would be
+        # read again and again. So this one's cache is emptied between batches.
+        mappings = []
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            if str(self.folder) in line:
+                begin, end = (int(number, 16) for number in line.split()[0].split("-"))
+                mappings.append((begin, end - begin))
+        descriptors = [os.open(path, os.O_RDONLY) for path in self._paths()]
+        for descriptor in descriptors:
+            os.fdatasync(descriptor)
+        self.cached = (descriptors, mappings)
+        try:
+            yield
+        finally:
+            del self.cached
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def forget(self) -> None:
+        forget(*self.cached)
+
+
+def memory() -> tuple[int, int]:
+    """Bytes of this process: private ones, and pages of files that it has mapped."""
+    parts = dict.fromkeys(("RssAnon", "RssFile", "RssShmem"), 0)
+    for line in Path("/proc/self/status").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name in parts:
+            parts[name] = int(value.split()[0]) * 1024
+    return parts["RssAnon"], parts["RssFile"] + parts["RssShmem"]
+
+
+class Watch(threading.Thread):
+    """Looks at the memory of this process 50 times a second and keeps the most."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.before = (private_bytes(), memory()[1])
+        self.private = self.mapped = 0
+
+    def run(self) -> None:
+        while True:
+            private, mapped = memory()
+            self.private = max(self.private, private - self.before[0])
+            self.mapped = max(self.mapped, mapped - self.before[1])
+            time.sleep(WATCH_S)
+
+
+class Bench:
+    """A contender, its data, and what is measured."""
+
+    def __init__(self, name: str, data: str, folder: Path, segment_steps: int | None) -> None:
+        self.data, self.folder = data, folder
+        self.make: Callable[[], Contender] = {
+            "memory": lambda: Sharpwave(False, segment_steps),
+            "disk": lambda: Sharpwave(True, segment_steps),
+            "torchrl": TorchRL,
+        }[name]
+        self.held = 0
+
+    def plan(self, times: float, ram: str) -> dict[str, Any]:
+        """How many steps take ``times`` the bytes of ``ram``, encoded."""
+        contender = self.make()
+        assert isinstance(contender, Sharpwave)
+        contender.on_disk = False
+        contender.build(PROBED, ram, self.folder)
+        source = observations(self.data)
+        probed = PROBED if self.data != "noise" else 2048
+        for _ in range(probed // LANES):
+            contender.add(next(source))
+        a_step = contender.store.stats()["encoded_bytes_per_step"]
+        limit = sw.Store(contender.store.spec, ram=ram).ram or 0
+        return {"steps": int(1.03 * times * limit / a_step) // LANES * LANES, "a_step": a_step, "ram": limit}
+
+    def build(self, steps: int, ram: str) -> dict[str, Any]:
+        """An empty contender, after a small one has loaded what code there is."""
+        with tempfile.TemporaryDirectory(dir=self.folder) as small:
+            warm = self.make()
+            warm.build(4096, ram, Path(small))
+            source = observations(self.data)
+            for _ in range(4096 // LANES):
+                warm.add(next(source))
+            for call in (warm.sample, warm.ahead):
+                call()
+                call()
+            warm.rest()
+            if isinstance(warm, Sharpwave):
+                warm.store.close()
+            del warm, source
+        gc.collect()
+        self.contender = self.make()
+        self.source = observations(self.data)
+        next(self.source)
+        self.watch = Watch()
+        self.watch.start()
+        self.contender.build(steps, ram, self.folder)
+        return {}
+
+    def fill(self, steps: int) -> dict[str, Any]:
+        """Append until ``steps`` are held."""
+        begin = time.perf_counter()
+        added = (steps - self.held) // LANES
+        for _ in range(added):
+            self.contender.add(next(self.source))
+        self.held += added * LANES
+        took = time.perf_counter() - begin
+        return {"steps": self.held, "adds": added * LANES / took}
+
+    def state(self) -> dict[str, Any]:
+        """Bytes of files and of memory, the most so far."""
+        return {"private": self.watch.private, "mapped": self.watch.mapped, **self.contender.bytes()}
+
+    def measure(self, what: str, seconds: float) -> dict[str, Any]:
+        """Transitions a second; NaN and why where the contender cannot."""
+        contender = self.contender
+        if what.startswith("limit"):
+            assert isinstance(contender, Sharpwave)
+            with contender.files():
+                rate, nbytes = contender.limit(int(what.split()[1]), seconds)
+            return {"rate": rate, "bytes": nbytes}
+        kind, _, cached = what.partition(" ")
+        call = contender.sample if kind == "sample" else contender.ahead
+        pause = LEARNER_S if kind == "learner" else 0.0
+        try:
+            if cached:
+                return {"rate": self._rate(call, pause, seconds, lambda: None)}
+            with contender.files():
+                return {"rate": self._rate(call, pause, seconds, contender.forget)}
+        except MemoryError as error:
+            return {"rate": math.nan, "error": str(error)}
+        finally:
+            contender.rest()
+
+    def _rate(self, call: Callable[[], Any], pause: float, seconds: float, before: Callable[[], None]) -> float:
+        for _ in range(LOOKAHEAD + 1):  # what was begun during the last measurement is no merit of this one
+            call()
+        count, taken = 0, 0.0
+        while taken < seconds or count < 3:
+            before()
+            begin = time.perf_counter()
+            call()
+            if pause:
+                time.sleep(pause)
+            taken += time.perf_counter() - begin
+            count += 1
+        return count * BATCH / taken
+
+    def latencies(self, calls: int, cold: bool) -> dict[str, list[float]]:
+        """Seconds of single calls: of adding a step to each lane, and of sampling a batch."""
+        contender = self.contender
+        rows = [np.array(next(self.source)) for _ in range(min(calls, 512))]
+
+        def each(call: Callable[[int], Any], count: int) -> list[float]:
+            times = []
+            for i in range(count):
+                begin = time.perf_counter()
+                call(i)
+                times.append(time.perf_counter() - begin)
+            return times
+
+        adds = each(lambda i: contender.add(rows[i % len(rows)]), calls)
+        self.held += calls * LANES
+        with contender.files() if cold else contextlib.nullcontext():
+            each(lambda _: contender.sample(), 3)
+            samples = each(lambda _: contender.sample(), max(50, calls // SAMPLED))
+        return {"add": adds, "sample": samples}
+
+
+def main() -> None:
+    """Serve requests until the pipe closes. What libraries print goes to stderr."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    name, folder, data, segment_steps = sys.argv[1:]
+    scratch = Path(folder)
+    bench = Bench(name, data, scratch, int(segment_steps) or None)
+    for line in sys.stdin:
+        request = json.loads(line)
+        answers.write(json.dumps(getattr(bench, request.pop("do"))(**request)) + "\n")
+    shutil.rmtree(scratch, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
