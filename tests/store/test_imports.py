@@ -18,6 +18,8 @@ LAYERS = [
     {"errors", "spec", "checks", "words", "delta", "codecs", "segment"},
     {"tiers", "sampling"},
     {"views"},
+    {"settings", "accounting", "checkpoint"},
+    {"opening"},
     {"store"},
     {"recorder"},
     {"agents", "envs"},
@@ -25,7 +27,7 @@ LAYERS = [
     {"cli"},
 ]
 LAYER = {name: number for number, names in enumerate(LAYERS) for name in names}
-STORE = {name for names in LAYERS[:5] for name in names}
+STORE = {name for names in LAYERS[:7] for name in names}
 HEAVY = {"torch", "gymnasium", "ale_py", "cv2", "tensorboard", "matplotlib", "rich", "typer", "ray"}
 
 
