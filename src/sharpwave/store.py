@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-import copy
-import json
 import os
 import threading
+import time
+import warnings
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
+from types import EllipsisType
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from .checks import MOST_LANES, check_capacity, checked_steps, lane_numbers, parse_bytes
-from .codecs import NAMES, DamagedError, codec_choice
+from .accounting import account
+from .checkpoint import save
+from .checks import MOST_LANES, checked_steps, lane_numbers
+from .opening import NO_STATE, Left, begin
 from .sampling.limiters import Gate, Limiter
 from .sampling.order import Fifo
 from .sampling.retention import LowestPriority, Reservoir
 from .sampling.samplers import Sampler, Uniform
-from .segment import FIRST_FIELD
+from .settings import Settings
 from .spec import Spec
-from .tiers.disk import Disk, read_manifest
 from .tiers.files import Files
-from .tiers.log import DEFAULT_STRIDE, StepLog
-from .tiers.recovery import Recovery, highest_slot, recover
+from .views.saved import claim, restored, saved
 from .views.transitions import Transitions
 
-SMALLEST_RAM = 4 << 20
-SMALLEST_DISK = 16 << 20
-ON_FULL = ("raise", "block", "drop_oldest", "drop_newest")
+BLOCK_S = 60.0
+"""How long an append tries to write to a disk that refuses, with on_full="block"."""
 
 
 class Store:
@@ -74,100 +74,59 @@ class Store:
         retention: Fifo | Reservoir | LowestPriority | None = None,
         seed: int = 0,
         segment_steps: int | None = None,
-        _manifest: dict[str, Any] | None = None,  # of the store to open, which is in ``disk`` already
     ) -> None:
-        if not isinstance(spec, Spec):
-            raise TypeError(f"Store: spec is {spec!r}, expected a sharpwave.Spec")
-        self.spec = spec
-        self.capacity = check_capacity(capacity)
-        self.ram = None if ram is None else parse_bytes(ram)
-        self.disk_limit = None if disk_limit is None else parse_bytes(disk_limit, "disk_limit")
-        if self.capacity is None and (self.ram if disk is None else self.disk_limit) is None:
-            limit = "ram=" if disk is None else "disk_limit="
-            raise ValueError(
-                f"Store: give capacity= (steps), {limit} (bytes) or both; without either it would never be full"
-            )
-        if self.disk_limit is not None and (disk is None or self.disk_limit < SMALLEST_DISK):
-            raise ValueError(
-                f"Store: disk_limit={disk_limit!r}, expected at least {SMALLEST_DISK >> 20} MiB, and a folder as disk="
-            )
-        if on_full not in ON_FULL:
-            raise ValueError(f"Store: on_full={on_full!r}, expected one of {', '.join(ON_FULL)}")
-        self.on_full = on_full
-        if self.ram is not None and self.ram < SMALLEST_RAM:
-            raise ValueError(f"Store: ram={ram!r}, expected at least {SMALLEST_RAM >> 20} MiB")
-        if retention is not None and not isinstance(retention, (Fifo, Reservoir, LowestPriority)):
-            raise TypeError(
-                f"Store: retention is {retention!r}, expected sharpwave.Fifo(), Reservoir() or LowestPriority()"
-            )
-        if disk is not None and retention is not None and not isinstance(retention, Fifo):
-            raise ValueError(f"Store: retention={retention!r} works in memory only; with disk= it is Fifo()")
-        if not isinstance(seed, (int, np.integer)) or seed < 0:
-            raise ValueError(f"Store: seed={seed!r}, expected an integer of at least 0")
-        self.retention = Fifo() if retention is None else copy.deepcopy(retention)
-        if isinstance(self.retention, LowestPriority):
-            self.retention.priorities = self._priorities
-        self.seed = int(seed)
-        self.segment_steps = self._stride(segment_steps)
+        settings = Settings.checked(
+            spec,
+            capacity=capacity,
+            ram=ram,
+            on_disk=disk is not None,
+            disk_limit=disk_limit,
+            on_full=on_full,
+            codec=codec,
+            retention=retention,
+            seed=seed,
+            segment_steps=segment_steps,
+        )
+        self._begin(settings, None if disk is None else Path(disk), None)
+
+    def _begin(self, settings: Settings, folder: Path | None, left: Left | None) -> None:
+        """Set up, empty or with what another process ``left``."""
+        self.spec, self._settings = settings.spec, settings
         self._lock = threading.RLock()
+        self._saving = threading.Lock()  # one checkpoint at a time
         self._gate = Gate(self._lock)
-        self._views: list[weakref.ref[Transitions]] = []
+        self._views: dict[int, weakref.ref[Transitions]] = {}  # by the number of their making
         self._views_made = 0
-        chosen = self._codecs(codec)
-        tier = None if disk is None else self._disk(Path(disk), chosen, _manifest)
-        self.recovery: Recovery | None = None
-        try:
-            self._log = self._new_log(chosen, tier, _manifest is not None)
-        except BaseException:
-            if tier is not None:
-                tier.close()
-            raise
+        self._waiting: dict[int, Transitions] = {}  # restored, and not asked for yet
+        self._log, self.recovery, states = begin(settings, folder, left, Files())
+        if isinstance(self._log.retention, LowestPriority):
+            self._log.retention.priorities = self._priorities
         self._log.watchers.append(self._forget)
         self._log.other_bytes = lambda: sum(view.nbytes for view in self._live_views())
+        for number, state in states.items():
+            try:
+                view = restored(self._log, self._lock, self._gate, state)
+            except NO_STATE as error:
+                assert self.recovery is not None
+                self.recovery.damages.append(f"view {number}: {error!r}; it begins anew")
+            else:
+                self._waiting[number], self._views[number] = view, weakref.ref(view)
+        self._log.keep_limits()
 
-    def _stride(self, segment_steps: int | None) -> int:
-        if segment_steps is not None:
-            if not isinstance(segment_steps, (int, np.integer)) or not 1 <= segment_steps <= 65536:
-                raise ValueError(f"Store: segment_steps={segment_steps!r}, expected an integer from 1 to 65536")
-            return int(segment_steps)
-        stride = DEFAULT_STRIDE
-        if self.capacity is not None:
-            stride = min(stride, self.capacity // 16)
-        if self.ram is not None:
-            stride = min(stride, self.ram // 64 // self.spec.step_bytes)
-        return max(1, stride)
+    @property
+    def capacity(self) -> int | None:
+        """Most steps held; ``None``: no limit."""
+        return self._settings.capacity
 
-    def _disk(self, folder: Path, codecs: dict[str, str], manifest: dict[str, Any] | None) -> Disk:
-        most = None if self.capacity is None else self.capacity * self.spec.step_bytes
-        settings = {
-            "schema": self.spec.schema_hash,
-            "spec": json.loads(self.spec.to_json()),
-            "codecs": codecs,
-            "segment_steps": self.segment_steps,
-            "capacity": self.capacity,
-            "ram": self.ram,
-            "disk_limit": self.disk_limit,
-            "on_full": self.on_full,
-            "seed": self.seed,
-        }
-        return Disk(folder, manifest or settings, self.disk_limit, most, Files())
+    @property
+    def ram(self) -> int | None:
+        """Most bytes of memory; ``None``: no limit."""
+        return self._settings.ram
 
-    def _new_log(self, codecs: dict[str, str], disk: Disk | None, existing: bool) -> StepLog:
-        found, damages = disk.regions.recover() if disk is not None and existing else ([], [])
-        slots = highest_slot(found, self.segment_steps) + 1024
-        log = StepLog(
-            self.spec, codecs, self.capacity, self.ram, self.segment_steps, self.retention, disk, slots, self.on_full
-        )
-        if disk is not None and existing:
-            self.recovery = recover(log, disk, found, damages)
-        return log
-
-    def _codecs(self, codec: str | Mapping[str, str]) -> dict[str, str]:
-        given = codec if isinstance(codec, Mapping) else dict.fromkeys(self.spec.fields, codec)
-        unknown = set(given) - set(self.spec.fields)
-        if unknown:
-            raise ValueError(f"Store: codec names unknown field {min(unknown)!r}; there are {list(self.spec.fields)}")
-        return {name: codec_choice(field.codec or given.get(name, "auto")) for name, field in self.spec.fields.items()}
+    @property
+    def disk_limit(self) -> int | None:
+        """Most bytes of files; ``None``: no limit."""
+        return self._settings.disk_limit
 
     # writing
 
@@ -239,12 +198,23 @@ class Store:
         finals: dict[str, npt.NDArray[Any]] | None,
         timeout: float | None,
     ) -> None:
-        with self._lock:
-            self._gate.wait("append", lambda: self._append_waits(len(lanes)), timeout)
-            if len(lanes):
-                self._log.open_lanes(int(lanes.max()) + 1)
-                self._log.write(lanes, flags, rows, finals)
-                self._tell_views()
+        deadline = time.monotonic() + BLOCK_S
+        while True:
+            with self._lock:
+                self._gate.wait("append", lambda: self._append_waits(len(lanes)), timeout)
+                if not len(lanes):
+                    return
+                try:
+                    self._log.open_lanes(int(lanes.max()) + 1)
+                    self._log.write(lanes, flags, rows, finals)
+                    self._tell_views()
+                    return
+                except OSError as error:  # and nothing was appended
+                    if self._settings.on_full != "block":
+                        raise
+                    if time.monotonic() > deadline:
+                        raise OSError(error.errno, f"{error.strerror}, after {BLOCK_S:g} s of trying") from error
+            time.sleep(0.05)  # others may go on meanwhile
 
     def _append_waits(self, steps: int) -> str | None:
         self._log.check_open()
@@ -300,26 +270,43 @@ class Store:
             depth: how many batches stay valid at a time; each takes memory of its own.
             seed: default: from the store's seed and the number of views made before.
 
+        In a store opened from a checkpoint the first call gives back the first view of that time as it was, the second
+        the second, and so on, ``seed`` not being used. If one is asked for with other settings a warning says which.
+
         Raises:
             ValueError: naming the argument.
         """
         with self._lock:
             self._log.check_open()
-            seeds = [self.seed, self._views_made] if seed is None else seed
-            view = Transitions(
-                self._log,
-                self._lock,
-                self._gate,
-                n_step=n_step,
-                gamma=gamma,
-                sampler=Uniform() if sampler is None else sampler,
-                max_times_sampled=max_times_sampled,
-                limiter=limiter,
-                depth=depth,
-                seed=seeds,
-            )
+            sampler = Uniform() if sampler is None else sampler
+            number = self._views_made
+            view = self._waiting.pop(number, None)
+            if view is not None:
+                settings = {"n_step": n_step, "gamma": gamma, "max_times_sampled": max_times_sampled}
+                wrong = claim(view, sampler, limiter, depth, **settings)
+                if wrong:
+                    warnings.warn(
+                        f"transitions: view {number} of the checkpoint is another: {'; '.join(wrong)}. This one begins "
+                        "anew, with new priorities and a new random state",
+                        RuntimeWarning,
+                        stacklevel=2,
+                    )
+                    view = None
+            if view is None:
+                view = Transitions(
+                    self._log,
+                    self._lock,
+                    self._gate,
+                    n_step=n_step,
+                    gamma=gamma,
+                    sampler=sampler,
+                    max_times_sampled=max_times_sampled,
+                    limiter=limiter,
+                    depth=depth,
+                    seed=[self._settings.seed, number] if seed is None else seed,
+                )
+            self._views[number] = weakref.ref(view)
             self._views_made += 1
-            self._views.append(weakref.ref(view))
             self._log.limit_arena()
             return view
 
@@ -357,51 +344,7 @@ class Store:
             read.
         """
         with self._lock:
-            log, index = self._log, self._log.index
-            sealed = np.flatnonzero(index.sealed[: index.highest] & (index.rows[: index.highest] > 0))
-            views = self._live_views()
-            batches = sum(view.batch_bytes for view in views)
-            taken = log.bytes() | {"samplers": sum(view.nbytes for view in views) - batches, "batches": batches}
-            total = sum(taken.values())
-            sealed_steps = int(index.rows[sealed].sum())
-            found = {
-                "steps": log.held_steps,
-                "total_steps": log.total_steps,
-                "evicted_steps": log.evicted_steps,
-                "evicted_segments": log.evicted_segments,
-                "segments": len(sealed) + log.lanes,
-                "lanes": log.lanes,
-                "bytes": taken,
-                "total_bytes": total,
-                "bytes_per_step": total / max(1, log.held_steps),
-                "encoded_bytes_per_step": log.sealed_bytes / max(1, sealed_steps),
-                "raw_bytes_per_step": self.spec.step_bytes,
-                "append_waits": self._gate.waits["append"],
-                "append_wait_s": self._gate.seconds["append"],
-                "sample_waits": self._gate.waits["sample"],
-                "sample_wait_s": self._gate.seconds["sample"],
-                "codecs": {
-                    name: {
-                        NAMES[codec]: int((index.codec[FIRST_FIELD + i, sealed] == codec).sum())
-                        for codec in np.unique(index.codec[FIRST_FIELD + i, sealed]).tolist()
-                    }
-                    for i, name in enumerate(self.spec.fields)
-                },
-            }
-            if log.disk is not None and log.residency is not None:
-                found["disk"] = {
-                    "bytes": log.disk.nbytes,
-                    "resident_segments": int(index.resident[sealed].sum()),
-                    "hits": log.residency.hits,
-                    "misses": log.residency.misses,
-                    "bytes_read": log.disk.bytes_read,
-                    "waited_s": log.residency.waited_s,
-                    "bytes_written": log.disk.bytes_written,
-                    "failures": log.disk.failures,
-                    "dropped_steps": log.dropped_steps,
-                    "damaged": list(log.residency.damaged.values()),
-                }
-            return found
+            return account(self._log, self._live_views(), self._gate)
 
     def flush(self) -> None:
         """Return when all that was appended so far is on disk, open segments included. Without a disk: at once.
@@ -419,27 +362,102 @@ class Store:
                 return
             generation = int(log.index.generation[: log.index.highest].max(initial=0))
             for lane in range(log.lanes):
-                id_, packed = log.pack_open(lane)
-                if packed:
-                    log.disk.append_tail(id_, packed, generation)
+                if log.index.rows[log.open_slots[lane]]:
+                    log.disk.append_tail(*log.pack_open(lane), generation)
             log.disk.regions.sync()
+
+    def checkpoint(self, path: str | os.PathLike[str]) -> None:
+        """Write a checkpoint into a folder, or replace the one that is there, whole or not at all.
+
+        It holds every step with its id, open segments included, and of every view the priorities, the uses, the random
+        state and what streams have drawn ahead. :meth:`open` gives the store back as it was: the same calls give the
+        same batches. Writers and samplers go on meanwhile; what they do after this was called is not in it.
+
+        With a disk nothing is copied: the region files get a second name in the checkpoint (so it should be on the same
+        file system), and their space comes back when both have let them go. Without, all that is in memory is written.
+
+        Raises:
+            OSError: the disk is full or failing; a checkpoint that was there before stays.
+            FileExistsError: the folder holds a store that is no checkpoint.  StoreInUseError: it is in use.
+        """
+        with self._saving:
+            save(Path(path), self._log, self._lock, self._manifest(), self._states, Files())
+
+    def resize(
+        self,
+        *,
+        capacity: int | EllipsisType | None = ...,
+        ram: int | str | EllipsisType | None = ...,
+        disk_limit: int | str | EllipsisType | None = ...,
+    ) -> None:
+        """Change limits while the store is in use; those that are not given stay, ``None`` lifts one.
+
+        What is too much now leaves at once: steps as the retention chooses them, or, with a disk, memory alone. Ids,
+        priorities and random states stay. Growing beyond what was first asked for moves what is in memory: some 0.3 s a
+        GiB; with a disk it is read again when it is sampled.
+
+        Raises:
+            ValueError: naming the argument; then nothing changed.  MemoryError: no address space; nothing changed.
+        """
+        with self._lock:
+            self._log.check_open()
+            now = {"capacity": capacity, "ram": ram, "disk_limit": disk_limit}
+            now = {name: getattr(self, name) if value is ... else value for name, value in now.items()}
+            settings = self._settings.limited(**now)
+            for view in self._live_views():
+                if view.limiter is not None:
+                    view.limiter.check(settings.capacity, view.max_times_sampled)
+            self._log.resize(settings.capacity, settings.ram, settings.disk_limit)
+            self._settings = settings
+            for view in self._live_views():
+                view.resized()
+            self._log.keep_limits()
+            if self._log.disk is not None:
+                self._log.disk.describe(self._manifest())
+            self._gate.notify()
+
+    def _manifest(self) -> dict[str, Any]:
+        return self._settings.manifest() | self._log.identity
+
+    def _states(self) -> dict[str, Any]:
+        found = {}
+        for number, ref in self._views.items():
+            view = ref()
+            state = None if view is None else saved(view)
+            if state is not None:
+                found[str(number)] = state
+            elif view is not None:
+                warnings.warn(
+                    f"checkpoint: view {number} has a sampler of another kind, {view.sampler!r}; it is not kept",
+                    RuntimeWarning,
+                    stacklevel=4,
+                )
+        return found
 
     @classmethod
     def open(
         cls,
         path: str | os.PathLike[str],
         *,
+        disk: str | os.PathLike[str] | None = None,
         capacity: int | None = None,
         ram: int | str | None = None,
         disk_limit: int | str | None = None,
         on_full: str | None = None,
         seed: int | None = None,
     ) -> Self:
-        """The store in a folder, as another process left it: in whatever way it ended.
+        """The store in a folder: a checkpoint, or a store on disk as another process left it, in whatever way it ended.
 
-        Every segment that is whole comes back with its ids, and every step that was flushed, but for the last one of an
-        episode that went on (what came after it is not known). ``store.recovery`` says how many, and names what was
-        damaged; damaged files are moved to the folder ``quarantine``. Every lane begins a new episode.
+        **A checkpoint** comes back exactly, views included: see :meth:`transitions`. That of a store in memory is read
+        into memory and stays as it is. That of a store on disk becomes a store on disk again: in the folder ``disk``,
+        new or empty, to which its files are linked; or, without it, in its own folder, which is no checkpoint from then
+        on.
+
+        **A store on disk**: every segment that is whole comes back with its ids, and every step that was flushed, but
+        for the last one of an episode that went on (what came after it is not known). Every lane begins a new episode.
+
+        ``store.recovery`` says how much came back, and names what was damaged, what is missing and which limits differ;
+        damaged files are moved to the folder ``quarantine``.
 
         Args:
             capacity, ram, disk_limit, on_full, seed: as for :class:`Store`; by default what they were.
@@ -447,18 +465,14 @@ class Store:
         Raises:
             FileNotFoundError: no store there.  StoreInUseError: another process has it.
             DamagedError: ``store.json`` is not what a store writes.
+            ValueError, FileExistsError: naming the argument that does not fit.
         """
-        folder = Path(path)
-        manifest = read_manifest(folder)
-        try:
-            spec = Spec.from_json(manifest["spec"])
-            codecs, segment_steps = manifest["codecs"], manifest["segment_steps"]
-            limits = {name: manifest[name] for name in ("capacity", "ram", "disk_limit", "on_full", "seed")}
-        except (KeyError, TypeError, ValueError) as error:
-            raise DamagedError(f"{folder}: store.json is not what a store writes ({error!r})") from error
+        left = Left.read(Path(path), None if disk is None else Path(disk))
         given = {"capacity": capacity, "ram": ram, "disk_limit": disk_limit, "on_full": on_full, "seed": seed}
-        limits |= {name: value for name, value in given.items() if value is not None}
-        return cls(spec, disk=folder, codec=codecs, segment_steps=segment_steps, _manifest=manifest, **limits)
+        settings = Settings.from_manifest(left.folder, left.manifest, on_disk=left.target is not None, **given)
+        store = cls.__new__(cls)
+        store._begin(settings, left.target, left)
+        return store
 
     def close(self) -> None:
         """Refuse any further writing and sampling. Memory goes with the last reference to the store and its views.
@@ -482,7 +496,7 @@ class Store:
         return f"<Store {len(self):,} steps in {self.lanes} lanes, {limits}, fields {list(self.spec.fields)}>"
 
     def _live_views(self) -> list[Transitions]:
-        return [view for ref in self._views if (view := ref()) is not None]
+        return [view for ref in self._views.values() if (view := ref()) is not None]
 
     def _priorities(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.float64] | None:
         """Mean priorities of the steps in ``slots`` by the first view that has any."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import sharpwave as sw
-from sharpwave.tiers.disk import Disk
+from sharpwave.tiers.disk import Disk, read_manifest
 from sharpwave.tiers.files import Files
 from sharpwave.tiers.regions import SEGMENT, Identity, Regions, read_region
 
@@ -48,7 +48,7 @@ def found_in(folder: Path) -> set[tuple[int, int]]:
 def test_flushed_rows_go_only_when_what_replaces_them_is_on_disk(tmp_path: Path) -> None:
     files = Faulty()
     with on(files):
-        disk = Disk(tmp_path, {"schema": 5}, None, None, files)
+        disk = Disk(tmp_path, ME, None, None, files)
         disk.append_tail(7, payload(100, 1), 0)
         disk.regions.sync()
         for i in range(3):  # the next regions
@@ -56,10 +56,9 @@ def test_flushed_rows_go_only_when_what_replaces_them_is_on_disk(tmp_path: Path)
         for i in range(2):
             disk.release(1 + i)
         assert disk.append(7, payload(120, 3), 0, {}) and len(disk.regions.regions) < 4, "the first region has gone"
-        me = disk.regions.identity
         disk.close()
     files.cut_power(tmp_path, kept_share=0.0)
-    regions = Regions(tmp_path / "regions", me, 4096, Files())
+    regions = Regions(tmp_path / "regions", ME, 4096, Files())
     found, _ = regions.recover()
     regions.close()
     assert 7 in {record.id for _, record in found}
@@ -175,7 +174,7 @@ def test_a_segment_without_its_dictionary_gives_way_to_the_rows_that_were_flushe
         id_, rows = store._log.pack_open(0)
     column = 56 + 32 * 2 + 24
     broken = rows[:column] + (99).to_bytes(8, "little") + rows[column + 8 : -4]
-    manifest = sw.store.read_manifest(tmp_path)
+    manifest = read_manifest(tmp_path)
     me = Identity(bytes.fromhex(manifest["store"]), manifest["schema"])
     regions = Regions(tmp_path / "regions", me, 4096, files)
     regions.recover()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -64,6 +65,11 @@ class Mixture:
         for sampler in self._samplers:
             sampler.bind(slots, stride)
 
+    def grow(self, slots: int) -> None:
+        """Every part."""
+        for sampler in self._samplers:
+            sampler.grow(slots)
+
     def insert(self, slots: Ints, begins: Ints, ends: Ints) -> None:
         """Into every part."""
         for sampler in self._samplers:
@@ -109,6 +115,18 @@ class Mixture:
         """Of every part."""
         for sampler in self._samplers:
             sampler.update(leaves, td_error)
+
+    def state(self) -> dict[str, Any]:
+        """Of every part."""
+        return {"parts": [sampler.state() for sampler in self._samplers]}
+
+    def recall(self, state: dict[str, Any]) -> None:
+        """Every part its own."""
+        parts = state.get("parts")
+        if not isinstance(parts, list) or len(parts) != len(self._samplers):
+            raise ValueError(f"Mixture: state of {len(self._samplers)} parts expected")
+        for sampler, part in zip(self._samplers, parts, strict=True):
+            sampler.recall(part)
 
     @property
     def nbytes(self) -> int:

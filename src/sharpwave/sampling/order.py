@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numba import njit
 
-from .samplers import Draw, Floats, Ints, check_unbound
+from .samplers import Draw, Floats, Ints, check_unbound, checked_array, extended
 
 SLACK = 1024
 """Entries that have gone may outnumber those that are there by this many before the order is closed up."""
@@ -89,6 +89,12 @@ class _InOrder:
         self._head = self._tail = self._count = self._highest = 0
         self._drawn = np.empty(0, np.int64)
 
+    def grow(self, slots: int) -> None:
+        """Cost: O(leaves)."""
+        assert self._order is not None
+        self._order = extended(self._order, 2 * slots * self._stride + SLACK)
+        self._place = extended(self._place, slots * self._stride)
+
     def insert(self, slots: Ints, begins: Ints, ends: Ints) -> None:
         """Cost: O(steps), spread over the calls."""
         assert self._order is not None
@@ -139,6 +145,24 @@ class _InOrder:
     def update(self, leaves: Ints, td_error: Floats) -> None:
         """Priorities mean nothing here: nothing happens."""
 
+    def state(self) -> dict[str, Any]:
+        """``order`` int64 [count], leaves as they came."""
+        assert self._order is not None
+        order = self._order[self._head : self._tail]
+        return {"order": order[order >= 0]}
+
+    def recall(self, state: dict[str, Any]) -> None:
+        """Cost: O(leaves)."""
+        assert self._order is not None
+        before, there = checked_array(state, "order", np.int64), self.state()["order"]
+        before = before[np.isin(before, there)]
+        if len(np.unique(before)) < len(before):
+            raise ValueError(f"{type(self).__name__}: a leaf that comes twice")
+        order = np.concatenate([before, there[~np.isin(there, before)]])
+        self._order[: len(order)] = order
+        self._place[order] = np.arange(1, len(order) + 1)
+        self._head, self._tail = 0, len(order)
+
     @property
     def nbytes(self) -> int:
         """Bytes of memory in use."""
@@ -179,6 +203,14 @@ class Fifo(_InOrder):
     def discard(self, slot: int) -> None:
         """Cost: O(1)."""
         self._segments.remove(slot)
+
+    def order(self) -> dict[str, Any]:
+        """Oldest first."""
+        return {"slots": np.array(self._segments, np.int64)}
+
+    def restore(self, order: dict[str, Any]) -> None:
+        """Cost: O(segments)."""
+        self._segments = deque(checked_array(order, "slots", np.int64).tolist())
 
     def __len__(self) -> int:
         return len(self._segments)

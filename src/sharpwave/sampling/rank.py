@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numba import njit
 
-from .samplers import Draw, Floats, Ints, check_exponents, check_unbound
+from .samplers import Draw, Floats, Ints, check_exponents, check_unbound, checked_array, extended
 
 
 @njit(nogil=True, cache=True)
@@ -134,6 +134,12 @@ class RankPrioritized:
         self._stride = stride
         self._count = self._changes = self._highest = 0
 
+    def grow(self, slots: int) -> None:
+        """Cost: O(leaves)."""
+        assert self._heap is not None
+        for name in ("_heap", "_place", "_priority"):
+            setattr(self, name, extended(getattr(self, name), slots * self._stride))
+
     def insert(self, slots: Ints, begins: Ints, ends: Ints) -> None:
         """Cost: O(steps log2 count)."""
         assert self._heap is not None
@@ -197,6 +203,35 @@ class RankPrioritized:
             self.max_priority = max(self.max_priority, float(priorities.max()))
             _change(self._heap, self._place, self._priority, self._count, leaves, priorities)
             self._changes += len(leaves)
+
+    def state(self) -> dict[str, Any]:
+        """``heap`` int64 [count], leaves by rank; ``priorities`` float64 [count]; ``changes`` since it was sorted."""
+        assert self._heap is not None
+        heap = self._heap[: self._count].copy()
+        priorities = self._priority[heap]
+        return {"max_priority": self.max_priority, "changes": self._changes, "heap": heap, "priorities": priorities}
+
+    def recall(self, state: dict[str, Any]) -> None:
+        """Cost: O(leaves), and O(leaves log2 leaves) if some are not the same."""
+        assert self._heap is not None
+        heap, priorities = checked_array(state, "heap", np.int64), checked_array(state, "priorities", np.float64)
+        largest, changes = state.get("max_priority"), state.get("changes")
+        if len(heap) != len(priorities) or len(np.unique(heap)) < len(heap) or not (np.isfinite(priorities)).all():
+            raise ValueError("RankPrioritized: no heap of leaves and their priorities")
+        if not isinstance(largest, float) or not 0 < largest < np.inf or not isinstance(changes, int) or changes < 0:
+            raise ValueError(f"RankPrioritized: max_priority {largest!r}, changes {changes!r}")
+        now = self._heap[: self._count]
+        same = np.isin(heap, now)
+        self._priority[heap[same]] = priorities[same]
+        self.max_priority = largest
+        if same.all() and len(heap) == len(now):
+            now[:] = heap
+            self._changes = changes
+        else:  # to be sorted anew
+            now[:] = np.concatenate([now[~np.isin(now, heap)], heap[same]])
+            now[:] = now[np.argsort(-self._priority[now], kind="stable")]
+            self._changes = 0
+        self._place[now] = np.arange(1, len(now) + 1)
 
     @property
     def nbytes(self) -> int:

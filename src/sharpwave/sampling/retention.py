@@ -5,11 +5,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from .samplers import Floats, Ints
+from .samplers import Floats, Ints, checked_array
 
 
 class Retention(Protocol):
@@ -27,6 +27,12 @@ class Retention(Protocol):
 
     def discard(self, slot: int) -> None:
         """The segment added last was not sealed after all."""
+
+    def order(self) -> dict[str, Any]:
+        """What :meth:`restore` needs: ``slots`` int64 [segments], and what else it remembers."""
+
+    def restore(self, order: dict[str, Any]) -> None:
+        """Go on as the one whose ``order`` it was; called before anything else.  Raises: ValueError."""
 
     def __len__(self) -> int:
         """Segments there."""
@@ -76,6 +82,23 @@ class Reservoir:
         self._heap = [entry for entry in self._heap if entry[1] != slot]
         heapq.heapify(self._heap)
 
+    def order(self) -> dict[str, Any]:
+        """With keys, threshold and the random state."""
+        heap = sorted(self._heap)
+        return {
+            "slots": np.array([slot for _, slot in heap], np.int64),
+            "keys": np.array([key for key, _ in heap], np.float64),
+            "threshold": self._threshold,
+            "rng": self._rng.bit_generator.state,
+        }
+
+    def restore(self, order: dict[str, Any]) -> None:
+        """Cost: O(segments)."""
+        slots, keys = checked_array(order, "slots", np.int64), checked_array(order, "keys", np.float64)
+        self._heap = list(zip(keys.tolist(), slots.tolist(), strict=True))  # in order, and so a heap
+        self._threshold = float(order["threshold"])
+        self._rng.bit_generator.state = order["rng"]
+
     def __len__(self) -> int:
         return len(self._heap)
 
@@ -112,6 +135,14 @@ class LowestPriority:
     def discard(self, slot: int) -> None:
         """Cost: O(1)."""
         del self._slots[slot]
+
+    def order(self) -> dict[str, Any]:
+        """Oldest first."""
+        return {"slots": np.fromiter(self._slots, np.int64, len(self._slots))}
+
+    def restore(self, order: dict[str, Any]) -> None:
+        """Cost: O(segments)."""
+        self._slots = dict.fromkeys(checked_array(order, "slots", np.int64).tolist())
 
     def __len__(self) -> int:
         return len(self._slots)

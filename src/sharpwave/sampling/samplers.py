@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -61,6 +61,9 @@ class Sampler(Protocol):
     def bind(self, slots: int, stride: int) -> None:
         """Make room for ``slots * stride`` leaves, all absent. Raises: ValueError if bound already."""
 
+    def grow(self, slots: int) -> None:
+        """Make room for so many slots, more than before; nothing else changes."""
+
     def insert(self, slots: Ints, begins: Ints, ends: Ints) -> None:
         """Rows ``begins[i] <= r < ends[i]`` of ``slots[i]`` can be sampled from now on; rows come in order, from 0."""
 
@@ -80,6 +83,13 @@ class Sampler(Protocol):
     def update(self, leaves: Ints, td_error: Floats) -> None:
         """New priorities for leaves that are there; of repeated ones the last wins."""
 
+    def state(self) -> dict[str, Any]:
+        """What :meth:`recall` needs: copies of arrays, numbers, lists and dicts of those."""
+
+    def recall(self, state: dict[str, Any]) -> None:
+        """Take what another of its kind remembered, for the leaves that are there now: those that were there then are
+        drawn as that one would draw them, others are as just inserted. Raises: ValueError if it is no such state."""
+
     @property
     def nbytes(self) -> int:
         """Bytes of memory in use."""
@@ -90,6 +100,23 @@ def check_unbound(sampler: object, bound: object) -> None:
     if bound is not None:
         name = type(sampler).__name__
         raise ValueError(f"sampler: this {name}() serves a view already; make a new one for each view")
+
+
+def extended(array: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
+    """The same with zeros behind it, which take no memory until they are written to."""
+    longer = np.zeros(size, array.dtype)
+    used = np.flatnonzero(array)
+    end = int(used[-1]) + 1 if used.size else 0
+    longer[:end] = array[:end]
+    return longer
+
+
+def checked_array(state: dict[str, Any], name: str, dtype: type) -> npt.NDArray[Any]:
+    """The one-dimensional array of that name.  Raises: ValueError if there is none."""
+    array = state.get(name)
+    if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype != dtype:
+        raise ValueError(f"state: {name} is {type(array).__name__}, expected an array of {np.dtype(dtype)}")
+    return array
 
 
 def check_exponents(sampler: object, **values: float) -> None:
@@ -137,6 +164,11 @@ class Uniform:
         self._gone = np.zeros(slots * stride, np.uint8)  # untouched, it takes no memory
         self._any_gone = False
 
+    def grow(self, slots: int) -> None:
+        """Cost: O(slots)."""
+        assert self._tree is not None
+        self._tree, self._gone = self._tree.grown(slots), extended(self._gone, slots * self._stride)
+
     def insert(self, slots: Ints, begins: Ints, ends: Ints) -> None:
         """Cost: O(runs log8 slots)."""
         assert self._tree is not None
@@ -178,6 +210,13 @@ class Uniform:
 
     def update(self, leaves: Ints, td_error: Floats) -> None:
         """Priorities mean nothing here: nothing happens."""
+
+    def state(self) -> dict[str, Any]:
+        """Nothing: all that are there are alike."""
+        return {}
+
+    def recall(self, state: dict[str, Any]) -> None:
+        """Nothing to take."""
 
     @property
     def nbytes(self) -> int:
@@ -239,6 +278,11 @@ class Prioritized:
         self._tree = SumTree(slots * stride)
         self._stride = stride
 
+    def grow(self, slots: int) -> None:
+        """Cost: O(leaves)."""
+        assert self._tree is not None
+        self._tree = self._tree.grown(slots * self._stride)
+
     def insert(self, slots: Ints, begins: Ints, ends: Ints) -> None:
         """Cost: O(steps + runs log8 leaves)."""
         assert self._tree is not None
@@ -283,6 +327,24 @@ class Prioritized:
             priorities = np.abs(td_error) + self.eps
             self.max_priority = max(self.max_priority, float(priorities.max()))
             self._tree.set(leaves, priorities**self.alpha)
+
+    def state(self) -> dict[str, Any]:
+        """``values`` float64 [leaves]: p^alpha, 0 for those that are absent."""
+        assert self._tree is not None
+        return {"max_priority": self.max_priority, "values": self._tree.leaves.copy()}
+
+    def recall(self, state: dict[str, Any]) -> None:
+        """Cost: O(leaves)."""
+        assert self._tree is not None
+        values, largest = checked_array(state, "values", np.float64), state.get("max_priority")
+        if not isinstance(largest, float) or not 0 < largest < math.inf:
+            raise ValueError(f"Prioritized: max_priority {largest!r}, expected a positive, finite number")
+        if not (np.isfinite(values) & (values >= 0)).all():
+            raise ValueError("Prioritized: a priority that is no finite number of at least 0")
+        there = np.flatnonzero(self._tree.leaves[: len(values)])
+        there = there[values[there] > 0]
+        self._tree.set(there, values[there])
+        self.max_priority = largest
 
     @property
     def nbytes(self) -> int:

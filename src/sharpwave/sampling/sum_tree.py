@@ -156,6 +156,17 @@ class SumTree:
         values: Floats = self.nodes[self.starts[-1] + leaves]
         return values
 
+    def grown(self, size: int) -> SumTree:
+        """One of more leaves, with the values of this."""
+        larger = SumTree(size)
+        larger.set(np.arange(self._highest), self.leaves)
+        return larger
+
+    @property
+    def leaves(self) -> Floats:
+        """Values of all leaves up to the highest one ever set: a view."""
+        return self.nodes[self.starts[-1] : self.starts[-1] + self._highest]
+
     def sums(self, runs: Ints, length: int) -> Floats:
         """Sums of the leaves ``run * length <= i < (run + 1) * length``.
 

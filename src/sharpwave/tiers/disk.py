@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import zlib
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -43,37 +42,24 @@ class Disk:
     """One process's hold on a store's folder.
 
     Args:
-        folder: made if absent. ``manifest``: what ``store.json`` says; for a new store, without its ``store``.
-        limit: most bytes of region files; ``None``: none.
+        folder: made if absent. ``identity``: of its region files.
+        limit: most bytes of region files; ``None``: none. ``most_bytes``: of steps, as they come.
 
     Attributes:
         reads, bytes_read: of sampling. ``bytes_written``, ``failures``: of appending.
 
     Raises:
         StoreInUseError: another process holds the folder.
-        FileExistsError: a new store where one is already.
     """
 
     def __init__(
-        self, folder: Path, manifest: dict[str, Any], limit: int | None, most_bytes: int | None, files: Files
+        self, folder: Path, identity: Identity, limit: int | None, most_bytes: int | None, files: Files
     ) -> None:
         self.folder, self.limit, self.files = folder, limit, files
         files.make_folder(folder)
-        self._lock = _locked(folder / LOCK)
+        self._lock = locked(folder / LOCK)
         try:
-            path = folder / MANIFEST
-            if "store" not in manifest:
-                if path.exists():
-                    raise FileExistsError(
-                        f"disk: {folder} holds a store already; open it with sharpwave.Store.open({str(folder)!r}), "
-                        "or give an empty folder"
-                    )
-                manifest = {"format": FORMAT, "store": secrets.token_hex(16), **manifest}
-                files.replace(path, packed_manifest(manifest))
-            size = REGION_BYTES if most_bytes is None else min(REGION_BYTES, most_bytes // 8)
-            size = size if limit is None else min(size, limit // 8)
-            identity = Identity(bytes.fromhex(manifest["store"]), manifest["schema"])
-            self.regions = Regions(folder / FOLDER, identity, max(size, SMALLEST_REGION), files)
+            self.regions = Regions(folder / FOLDER, identity, region_bytes(limit, most_bytes), files)
         except BaseException:
             os.close(self._lock)
             raise
@@ -86,6 +72,25 @@ class Disk:
     def nbytes(self) -> int:
         """Bytes that the region files take."""
         return self.regions.nbytes
+
+    def set_limit(self, limit: int | None, most_bytes: int | None) -> None:
+        """Other limits from now on; regions that are there stay as large as they are."""
+        if self.limit is not None and (limit is None or limit < self.limit):
+            self.regions.finish()  # and so gives back what it had taken in advance
+        self.limit, self.regions.region_bytes = limit, region_bytes(limit, most_bytes)
+
+    def share(self, folder: Path) -> list[tuple[int, Path]]:
+        """Give every region that holds a segment a second name in ``folder``; it will not be written to any more.
+
+        Returns descriptors of those that could get none, and the paths to copy them to.  Raises: OSError.
+        """
+        self.regions.finish()
+        left = []
+        for number, region in self.regions.regions.items():
+            path = folder / region.path.name
+            if self.holds(number) and not self.files.link(region.path, path):
+                left.append((os.dup(region.descriptor), path))
+        return left
 
     def room_for(self, nbytes: int) -> bool:
         """Whether the limit allows for another ``nbytes``."""
@@ -129,6 +134,10 @@ class Disk:
     def holds(self, region: int) -> bool:
         """Whether a segment of ``region`` is held."""
         return self._live.get(region, 0) > 0
+
+    def let_go(self) -> None:
+        """Count no segment as held."""
+        self._live.clear()
 
     def release(self, region: int) -> None:
         """One of its segments has left the store; a region without any is deleted, unless it is being written to.
@@ -182,6 +191,10 @@ class Disk:
             return f"{path}: byte {wanted.offset:,}: checksum {found:08x}, expected {stored:08x}"
         return None
 
+    def describe(self, manifest: dict[str, Any]) -> None:
+        """Write ``store.json``.  Raises: OSError."""
+        write_manifest(self.folder, manifest, self.files)
+
     def close(self) -> None:
         """Let the folder go."""
         if self._pool is not None:
@@ -192,7 +205,18 @@ class Disk:
             os.close(self._lock)
 
 
-def _locked(path: Path) -> int:
+def region_bytes(limit: int | None, most_bytes: int | None) -> int:
+    """Size of a region, so that a store is some eight of them or more."""
+    sizes = [REGION_BYTES, *(most // 8 for most in (limit, most_bytes) if most is not None)]
+    return max(min(sizes), SMALLEST_REGION)
+
+
+def write_manifest(folder: Path, manifest: dict[str, Any], files: Files) -> None:
+    """Write ``store.json``, whole or not at all.  Raises: OSError."""
+    files.replace(folder / MANIFEST, packed_manifest({"format": FORMAT, **manifest}))
+
+
+def locked(path: Path) -> int:
     """Take the folder's lock, which ends with the process."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     if fcntl is not None:

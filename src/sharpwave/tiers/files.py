@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from pathlib import Path
@@ -28,7 +29,29 @@ class Files:
         else:
             os.ftruncate(descriptor, nbytes)
 
-    def pwrite(self, descriptor: int, data: bytes, offset: int) -> None:
+    def truncate(self, descriptor: int, nbytes: int) -> None:
+        """Let a file end after ``nbytes``."""
+        os.ftruncate(descriptor, nbytes)
+
+    def link(self, source: Path, path: Path) -> bool:
+        """Give a file a second name. False where the file system has no such names, or ``path`` is on another."""
+        try:
+            os.link(source, path)
+        except OSError as error:
+            if error.errno in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP):
+                return False
+            raise
+        return True
+
+    def sync(self, path: Path) -> None:
+        """Return when the content of a file is on disk."""
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            self.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def pwrite(self, descriptor: int, data: bytes | memoryview, offset: int) -> None:
         """Write all of ``data``."""
         view = memoryview(data)
         while view:
@@ -60,7 +83,7 @@ class Files:
         finally:
             os.close(descriptor)
 
-    def replace(self, path: Path, content: bytes) -> None:
+    def replace(self, path: Path, content: bytes | memoryview) -> None:
         """Write a file whole or not at all: under another name, synced, renamed."""
         temporary = path.with_name(f".{path.name}.partial")
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)

@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+Ints = npt.NDArray[np.int64]
+
 LEAF_BITS = 32
 LEAF_MASK = (1 << LEAF_BITS) - 1
 
@@ -97,14 +99,26 @@ class SegmentIndex:
         self.generation[slot] += 1
         heapq.heappush(self._returned, slot)
 
-    def restore(self, used: set[int], generation: int) -> None:
-        """Make ``used`` the slots in use; all others are free, and their steps' ids will be of ``generation``."""
-        self.highest = max(used, default=-1) + 1
+    def restore(self, used: set[int], first_generation: int, generation: Ints | None = None) -> None:
+        """Make ``used`` the slots in use, of those up to ``highest`` or what is more; all others are free.
+
+        Args:
+            first_generation: of the ids of steps in slots that were never used.
+            generation: int64 [highest], of those in the others; without it ``first_generation`` for all that are free.
+        """
+        self.highest = max(self.highest, max(used, default=-1) + 1)
         self._returned = [slot for slot in range(self.highest) if slot not in used]  # in order, and so a heap
-        free = np.ones(self.highest, np.bool_)
-        free[list(used)] = False
-        self.generation[: self.highest][free] = generation
-        self.first_generation = generation
+        self.generation[self._returned] = first_generation if generation is None else generation[self._returned]
+        self.first_generation = first_generation
+
+    def grow(self, slots: int) -> None:
+        """Make room for so many slots."""
+        for name, array in vars(self).items():
+            if isinstance(array, np.ndarray):
+                larger = np.zeros((*array.shape[:-1], slots), array.dtype)
+                larger[..., : self.highest] = array[..., : self.highest]
+                setattr(self, name, larger)
+        self.slots = slots
 
     def ids(self, leaves: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Ids of the steps that live at ``leaves`` now."""

@@ -7,7 +7,6 @@ columns are all raw; so sampling does not know the difference.
 from __future__ import annotations
 
 import mmap
-import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -15,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import segment
-from ..codecs import RAW, ZSTD, encode
+from ..codecs import RAW, ZSTD, DamagedError, encode
 from ..sampling.retention import Retention
 from ..segment import FIRST_FIELD, FLAGS, REWARD, Column
 from ..spec import START, TRUNCATED, Spec
-from .dictionaries import DictionaryTable
+from .dictionaries import DictionaryTable, key_of
 from .disk import Disk
 from .encoder import AUTO_MIN_BYTES, ColumnEncoder
 from .index import LEAF_BITS, LEAF_MASK, SegmentIndex
@@ -32,8 +31,6 @@ Ints = npt.NDArray[np.int64]
 Rows = Mapping[str, npt.NDArray[Any]]
 
 DEFAULT_STRIDE = 128
-BLOCK_S = 60.0
-"""How long an append waits for a disk that cannot be written to, with on_full="block"."""
 
 
 class StepLog:
@@ -87,14 +84,8 @@ class StepLog:
         self.column_starts = starts[:-1].astype(np.int64)
         overhead = segment.HEADER.size + 64 * len(self.names)
         self.chunk_bytes = rounded(int(starts[-1]) + overhead, max(PAGE, 64 * 1024))
-        limit = ram if disk is None else disk.limit
-        steps = LEAF_MASK if limit is None else limit // (len(self.names) * 4 + 16)  # no step takes less
-        steps = steps if capacity is None else min(capacity, steps)
-        if ram is not None:
-            reserve = ram
-        else:
-            reserve = int(2.2 * steps * spec.step_bytes) + 1024 * self.chunk_bytes
-        slots = min(max(slots, 2 * -(-steps // stride) + 1024), LEAF_MASK // stride)
+        reserve, most_slots = self._room(None if disk is None else disk.limit, disk is not None)
+        slots = max(slots, most_slots)
         # With a disk, flags and rewards of all segments lie before the chunks: which steps can be sampled, and their
         # returns, are known without reading.
         self.spine_bytes = rounded(5 * stride, ALIGNMENT) if disk is not None else 0
@@ -125,6 +116,21 @@ class StepLog:
         self.watchers: list[Callable[[int], None]] = []
         self.other_bytes: Callable[[], int] = lambda: 0
 
+    def _room(self, disk_limit: int | None, on_disk: bool) -> tuple[int, int]:
+        """Bytes of address space and slots that the limits call for."""
+        limit = disk_limit if on_disk else self.ram
+        steps = LEAF_MASK if limit is None else limit // (len(self.names) * 4 + 16)  # no step takes less
+        steps = steps if self.capacity is None else min(self.capacity, steps)
+        reserve = self.ram
+        if reserve is None:
+            reserve = int(2.2 * steps * self.spec.step_bytes) + 1024 * self.chunk_bytes
+        return reserve, min(2 * -(-steps // self.stride) + 1024, LEAF_MASK // self.stride)
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """The store's random name, where it has files."""
+        return {} if self.disk is None else {"store": self.disk.regions.identity.store.hex()}
+
     @property
     def lanes(self) -> int:
         """Number of lanes."""
@@ -148,10 +154,7 @@ class StepLog:
         Raises:
             ValueError: the capacity is too small for so many.  MemoryError: ``ram`` is.
         """
-        if self.capacity is not None and self.capacity < 2 * count:
-            raise ValueError(
-                f"store: capacity {self.capacity} is too small for {count} lanes; every lane needs at least 2 steps"
-            )
+        check_lanes(self.capacity, count)
         if count > self.lanes:
             self.limit_arena()
             if (count + 1) * self.chunk_bytes > self.arena.limit_bytes:
@@ -214,6 +217,58 @@ class StepLog:
         self.held_steps += count
         self.total_steps += count
         self.changes += 1
+
+    def resize(self, capacity: int | None, ram: int | None, disk_limit: int | None) -> None:
+        """Other limits from now on; :meth:`keep_limits` lets go what is too much.
+
+        Raises:
+            ValueError: too small for the lanes; then nothing changed.  MemoryError: no address space; likewise.
+        """
+        check_lanes(capacity, self.lanes)
+        if ram is not None and (self.lanes + 2) * self.chunk_bytes > ram:
+            raise ValueError(
+                f"resize: ram={ram:,}, expected at least {(self.lanes + 2) * self.chunk_bytes:,} for the open segments "
+                f"of {self.lanes} lanes"
+            )
+        before = self.capacity, self.ram
+        self.capacity, self.ram = capacity, ram
+        try:
+            reserve, slots = self._room(disk_limit, self.disk is not None)
+            if reserve > self.arena.reserved_bytes or slots > self.index.slots:
+                self._grow(max(reserve, self.arena.reserved_bytes), max(slots, self.index.slots))
+        except BaseException:
+            self.capacity, self.ram = before
+            raise
+        if self.ram is None:
+            self.arena.limit_bytes = self.arena.reserved_bytes
+        if self.disk is not None:
+            self.disk.set_limit(disk_limit, None if capacity is None else capacity * self.spec.step_bytes)
+        self.changes += 1
+
+    def _grow(self, reserve: int, slots: int) -> None:
+        """More address space and more slots: what is in memory moves."""
+        index = self.index
+        if self.residency is not None:
+            self.residency.clear()
+        used = index.highest * self.spine_bytes
+        shift = self.arena.grow(reserve, slots * self.spine_bytes, used)
+        self.floats, self.words = self.arena.memory.view(np.float32), self.arena.memory.view(np.uint32)
+        moved = self._slot if self.residency is not None else np.arange(index.highest)
+        index.offset[:, moved] += shift
+        index.base[moved] += shift
+        self._staging += shift
+        index.grow(slots)
+        if self.residency is not None:
+            self.residency.resized()
+
+    def keep_limits(self) -> None:
+        """Let go what is too much of memory, of steps, or of files."""
+        while self.capacity is not None and self.held_steps > self.capacity and self.evict():
+            pass
+        if self.disk is not None and self.disk.limit is not None:
+            while self.disk.nbytes > self.disk.limit and self.evict():
+                pass
+        self.limit_arena()
 
     def limit_arena(self) -> None:
         """Leave the arena what of ``ram`` nothing else takes; what is too much there now goes."""
@@ -357,10 +412,10 @@ class StepLog:
             if self._sealing:
                 self.retention.discard(slot)
                 self._sealing = False
-            self._drop_dictionaries(places)
+            self.drop_dictionaries(places)
             raise
         if not self._sealing:
-            self._drop_dictionaries(places)
+            self.drop_dictionaries(places)
             return False
         assert base is not None
         self.arena.memory[base : base + len(packed)] = np.frombuffer(packed, np.uint8)
@@ -385,13 +440,27 @@ class StepLog:
             memory[to : to + size] = source[begin : begin + size]
             index.offset[c, slot] = to
 
-    def adopt(self, slot: int, content: Bytes) -> None:
-        """Count a sealed segment that lies on disk, and that the index describes already."""
-        self._fill_spine(slot, content)
-        self.held_steps += int(self.index.rows[slot])
+    def adopt(self, slot: int, content: Bytes) -> bool:
+        """Take in a sealed segment that the index describes already, offsets counting from its beginning.
+
+        With a disk it stays there. Without, it is copied into the arena; False if there is no room for it.
+        """
+        index = self.index
+        if self.residency is not None:
+            self._fill_spine(slot, content)
+        else:
+            base = self.arena.allocate(len(content))
+            if base is None:
+                index.rows[slot] = 0
+                return False
+            self.arena.memory[base : base + len(content)] = content
+            index.base[slot] = base
+            index.offset[:, slot] += base
+        index.sealed[slot] = 1
+        self.held_steps += int(index.rows[slot])
         self.sealed_bytes += len(content)
-        self.retention.add(slot)
         self.changes += 1
+        return True
 
     def truncate(self, slot: int) -> None:
         """Let the episode of a sealed segment's last step end there, with the successor's frame as the final one."""
@@ -405,24 +474,74 @@ class StepLog:
         index.next[slots] = [*slots[1:], opened]
         index.previous[[*slots, opened]] = [-1, *slots]
         self.oldest[lane] = slots[0]
-        self._steps[lane] = index.first_step[opened] = index.first_step[slots[-1]] + index.rows[slots[-1]]
-        self.total_steps += int(self._steps[lane])
         self.changes += 1
 
+    def begin_at(self, lane: int, step: int) -> None:
+        """Let the lane's next step, in an open segment that is empty, be the one of that number."""
+        self._steps[lane] = self.index.first_step[self._slot[lane]] = step
+        self.total_steps += step
+
+    def reopen_lane(
+        self, slot: int, header: segment.Header, arrays: Mapping[str, npt.NDArray[Any]], begins: bool
+    ) -> None:
+        """Make one more lane, whose open segment lies in ``slot`` and holds the rows of :meth:`pack_open`, decoded.
+
+        Raises: DamagedError: more rows than there is room for.  MemoryError.
+        """
+        if header.steps > self.stride or header.frames > self.most_frames or header.context > header.frames:
+            raise DamagedError(f"{header.steps} steps, {header.frames} frames in an open segment")
+        staging = self.arena.reserve()
+        if staging is None:
+            raise MemoryError(f"store: no room to open lane {self.lanes}; raise ram=")
+        self._slot = np.append(self._slot, np.int32(slot))
+        self._staging = np.append(self._staging, np.int64(staging))
+        self._steps = np.append(self._steps, np.int64(header.first_step))
+        self.oldest = np.append(self.oldest, np.int32(slot))
+        index = self.index
+        self._open(self.lanes - 1, slot)
+        index.next[slot] = index.previous[slot] = -1
+        index.begins[slot] = begins
+        index.rows[slot], index.frames[slot], index.context[slot] = header.steps, header.frames, header.context
+        for c, name in enumerate(self.names):
+            data = np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8).reshape(-1, self.sizes[c])
+            self._column(c, slot, len(data))[:] = data
+        self._steps[-1] += header.steps
+        self.held_steps += header.steps
+
+    @property
+    def open_slots(self) -> npt.NDArray[np.int32]:
+        """int32 [lanes], the slot of each lane's open segment."""
+        return self._slot
+
+    @property
+    def lane_steps(self) -> Ints:
+        """int64 [lanes], steps ever written to each lane."""
+        return self._steps
+
     def pack_open(self, lane: int) -> tuple[int, bytes]:
-        """The id and the bytes of a lane's open segment as far as it goes, without dictionaries; no bytes if empty."""
+        """The id and the bytes of a lane's open segment as far as it goes, without dictionaries."""
         slot = int(self._slot[lane])
         rows, frames = int(self.index.rows[slot]), int(self.index.frames[slot])
         id_ = int(self.index.generation[slot]) << LEAF_BITS | slot * self.stride
-        if rows == 0:
-            return id_, b""
         columns = []
         for c, size in enumerate(self.sizes.tolist()):
             data = self._column(c, slot, frames if c in self.obs_columns else rows)
-            packed = encode(ZSTD, data) if size >= AUTO_MIN_BYTES else None
+            packed = encode(ZSTD, data) if size >= AUTO_MIN_BYTES and len(data) else None
             columns.append(Column(RAW if packed is None else ZSTD, len(data), packed or data.tobytes()))
         first, context = int(self.index.first_step[slot]), int(self.index.context[slot])
         return id_, segment.pack(self.spec.schema_hash, lane, first, rows, frames, context, columns)[0]
+
+    def packed(self, slot: int) -> tuple[int, bytes, dict[tuple[int, int], bytes]]:
+        """A sealed segment in memory: its id, its bytes, and the dictionaries it needs by (column, key)."""
+        index = self.index
+        begin = int(index.base[slot])
+        content = self.arena.memory[begin : begin + int(index.nbytes[slot])].tobytes()
+        shared = {}
+        for c, place in enumerate(index.dictionary[:, slot].tolist()):
+            if place:
+                data = self.tables[c].data(place)
+                shared[c, key_of(data)] = data
+        return int(index.generation[slot]) << LEAF_BITS | slot * self.stride, content, shared
 
     def _to_disk(self, disk: Disk, slot: int, packed: bytes, columns: list[Column], places: list[int]) -> None:
         """Append a segment to the newest region.  Raises: OSError."""
@@ -440,7 +559,6 @@ class StepLog:
                 )
         id_ = int(index.generation[slot]) << LEAF_BITS | slot * self.stride
         generation = int(index.generation[: index.highest].max())
-        deadline = time.monotonic() + BLOCK_S
         while True:
             try:
                 index.region[slot], index.place[slot] = disk.append(id_, packed, generation, dictionaries)
@@ -448,14 +566,10 @@ class StepLog:
             except OSError as error:
                 if self.on_full == "drop_oldest" and self.evict():
                     continue
-                if self.on_full == "block" and time.monotonic() < deadline:
-                    time.sleep(0.05)
-                    continue
-                waited = f" for {BLOCK_S:g} s" if self.on_full == "block" else ""
                 raise OSError(
                     error.errno,
-                    f"disk: {disk.folder} could not be written to{waited} ({error.strerror}); make room, or choose "
-                    f"another on_full= (now {self.on_full!r}). This step was not appended",
+                    f"disk: {disk.folder} could not be written to ({error.strerror}); make room, or choose another "
+                    f"on_full= (now {self.on_full!r}). This step was not appended",
                 ) from error
 
     def _make_room(self) -> bool:
@@ -509,7 +623,7 @@ class StepLog:
             return True
         base, nbytes = int(index.base[slot]), int(index.nbytes[slot])
         self._remove(slot)
-        self._drop_dictionaries(index.dictionary[:, slot])
+        self.drop_dictionaries(index.dictionary[:, slot])
         if self.residency is None or self.disk is None:
             self.arena.free(base, nbytes)
         else:
@@ -518,7 +632,8 @@ class StepLog:
         self.sealed_bytes -= nbytes
         return True
 
-    def _drop_dictionaries(self, places: Iterable[int]) -> None:
+    def drop_dictionaries(self, places: Iterable[int]) -> None:
+        """A segment goes whose columns' dictionaries are at ``places``."""
         for table, place in zip(self.tables, places, strict=False):
             table.drop(int(place))
 
@@ -554,3 +669,11 @@ class StepLog:
             "dictionaries": sum(table.nbytes for table in self.tables),
             "encoders": sum(encoder.nbytes for encoder in self.encoders.values()),
         }
+
+
+def check_lanes(capacity: int | None, lanes: int) -> None:
+    """Raises: ValueError."""
+    if capacity is not None and capacity < 2 * lanes:
+        raise ValueError(
+            f"store: capacity {capacity} is too small for {lanes} lanes; every lane needs at least 2 steps"
+        )

@@ -19,7 +19,7 @@ from ..spec import TERMINATED, TRUNCATED
 from .disk import Disk
 from .index import LEAF_BITS, LEAF_MASK
 from .log import StepLog
-from .regions import DICTIONARY, SEGMENT, Damage, Record
+from .regions import DICTIONARY, SEGMENT, Damage, Record, Regions
 
 ENDED = TERMINATED | TRUNCATED
 QUARANTINE = "quarantine"
@@ -36,12 +36,14 @@ class Recovery:
         cut_steps: flushed steps that were the last of an episode that went on; they cannot be learned from, because
             what came after them is not known. Their observation is the final one of the step before.
         damages: bytes that were set aside, each with its file, its offset and what was expected.
+        differences: limits that are other than they were, and what that costs.
     """
 
     segments: int = 0
     steps: int = 0
     cut_steps: int = 0
     damages: list[str] = field(default_factory=list)
+    differences: list[str] = field(default_factory=list)
 
 
 def highest_slot(found: Found, stride: int) -> int:
@@ -56,8 +58,8 @@ def _most_slots(found: Found) -> int:
     return (1 << 22) + 64 * len(found)
 
 
-def recover(log: StepLog, disk: Disk, found: Found, damages: Sequence[Damage]) -> Recovery:
-    """Put every whole segment into the empty ``log``; they stay on disk until they are sampled.
+def adopt_all(log: StepLog, regions: Regions, found: Found, damages: list[Damage], disk: Disk | None) -> Recovery:
+    """Put every whole segment into the empty ``log``; with a ``disk`` they stay there until they are sampled.
 
     Every lane begins a new episode afterwards: where the last step known of it did not end one, that episode is
     truncated there, and the observation after that step is the final one. So it is at gaps that damage left.
@@ -66,24 +68,16 @@ def recover(log: StepLog, disk: Disk, found: Found, damages: Sequence[Damage]) -
         OSError: a file cannot be written; then nothing is deleted or moved.
         ValueError, MemoryError: the capacity, or ``ram``, is too small for the lanes.
     """
-    adoption = _Adoption(log, disk, found)
-    report = adoption.report
-    damages = list(damages)
+    adoption = Adoption(log, regions, found, disk, damages)
     for versions in ranked(found, log.stride):
         for number, record in versions:
-            try:
-                adoption.adopt(number, record)
+            known = len(damages)
+            if adoption.try_adopt(number, record):
+                log.retention.add((record.id & LEAF_MASK) // log.stride)
+            if len(damages) == known:
                 break
-            except DamagedError as error:
-                what = f"segment {record.id}: {str(error).removeprefix('segment: ')}"
-                path = disk.regions.regions[number].path
-                damages.append(Damage(path, record.offset, record.nbytes, what, record.id))
-    report.damages = [str(damage) for damage in damages]
     adoption.link()
-    _set_aside(disk, damages)
-    while log.capacity is not None and log.held_steps > log.capacity and log.evict():
-        pass
-    return report
+    return adoption.report
 
 
 def newest(found: Found, stride: int) -> list[tuple[int, Record]]:
@@ -108,7 +102,7 @@ def _rank(record: Record) -> tuple[int, bool, int]:
     return record.id >> LEAF_BITS, record.kind == SEGMENT, record.sequence
 
 
-def _set_aside(disk: Disk, damages: Sequence[Damage]) -> None:
+def set_aside(disk: Disk, damages: Sequence[Damage]) -> None:
     """Delete regions that hold nothing any more; move those to ``quarantine`` of which nothing could be used."""
     regions, files = disk.regions, disk.files
     regions.sync()  # what was written anew is on disk before what it replaces goes
@@ -133,25 +127,44 @@ def _free_name(path: Path) -> Path:
     return next(name for name in names if not name.exists())
 
 
-class _Adoption:
-    def __init__(self, log: StepLog, disk: Disk, found: Found) -> None:
-        self.log, self.disk = log, disk
-        self.report = Recovery()
+class Adoption:
+    """Takes segments in that lie in ``regions``, as the records ``found`` say.
+
+    Args:
+        disk: the log's, which has the regions; ``None``: the log keeps segments in memory.
+        damages: those of the regions; those of segments are added.
+
+    Attributes:
+        full: a segment did not fit into memory.
+    """
+
+    def __init__(self, log: StepLog, regions: Regions, found: Found, disk: Disk | None, damages: list[Damage]) -> None:
+        self.log, self.regions, self.disk, self.damages = log, regions, disk, damages
+        self.report = Recovery(damages=[str(damage) for damage in damages])
+        self.full = False
         self._dictionaries = {record.id: (number, record) for number, record in found if record.kind == DICTIONARY}
-        generations = [region.generation for region in disk.regions.regions.values()]
+        generations = [region.generation for region in regions.regions.values()]
         generations += [record.id >> LEAF_BITS for _, record in found if record.kind != DICTIONARY]
         self._generation = max(generations, default=-1) + 1  # above all that were ever given out
         self._most_slots = _most_slots(found)
         self._read: dict[int, bytes] = {}  # dictionaries, by key
         self._lanes: dict[int, list[int]] = {}
 
-    def adopt(self, number: int, record: Record) -> None:
-        """Note where a segment lies.
+    def try_adopt(self, number: int, record: Record) -> bool:
+        """Take a segment in. False: it is damaged, which is noted, or there is no room, or nothing in it.
 
-        Raises:
-            DamagedError: it does not fit this store, or cannot be read.
-            OSError: it cannot be written anew, where it was open.
+        Raises: OSError: it cannot be written anew, where it was open.
         """
+        try:
+            return self._adopt(number, record)
+        except DamagedError as error:
+            path = self.regions.regions[number].path
+            what = f"segment {record.id}: {str(error).removeprefix('segment: ')}"
+            self.damages.append(Damage(path, record.offset, record.nbytes, what, record.id))
+            self.report.damages.append(str(self.damages[-1]))
+            return False
+
+    def _adopt(self, number: int, record: Record) -> bool:
         log, index = self.log, self.log.index
         slot, row = divmod(record.id & LEAF_MASK, log.stride)
         if row or slot >= min(index.slots, self._most_slots):
@@ -162,7 +175,7 @@ class _Adoption:
         if record.kind != SEGMENT:
             data = self._ended(data)
             if not data:
-                return
+                return False
         header = segment.check(memoryview(data), log.spec, self._dictionary)
         if header.steps > log.stride or header.frames > log.most_frames or header.lane >= MOST_LANES:
             raise DamagedError(
@@ -178,14 +191,12 @@ class _Adoption:
                     table.drop(taken)
                 raise DamagedError(f"column {c} needs a dictionary, and 255 others are in use")
             places.append(place)
-        needed = {
-            (c, column.dictionary): one for c, (column, one) in enumerate(zip(header.placed, shared, strict=True))
-        }
-        needed = {key: one for key, one in needed.items() if one}
+        keys = [(c, column.dictionary) for c, column in enumerate(header.placed)]
+        needed = {key: one for key, one in zip(keys, shared, strict=True) if one}
         offset = record.offset
-        if record.kind != SEGMENT or needed.keys() - self.disk.regions.regions[number].keys:
+        if self.disk is not None and (record.kind != SEGMENT or needed.keys() - self.regions.regions[number].keys):
             # Rows of an open segment; or a dictionary lies in another region only, which may go before this one.
-            number, offset = self.disk.regions.append(SEGMENT, record.id, bytes(data), self._generation, needed)
+            number, offset = self.regions.append(SEGMENT, record.id, bytes(data), self._generation, needed)
         index.codec[:, slot] = [column.codec for column in header.placed]
         index.dictionary[:, slot] = places
         index.offset[:, slot] = [column.offset for column in header.placed]
@@ -193,12 +204,16 @@ class _Adoption:
         index.lane[slot], index.first_step[slot] = header.lane, header.first_step
         index.generation[slot] = record.id >> LEAF_BITS
         index.nbytes[slot], index.region[slot], index.place[slot] = len(data), number, offset
-        index.sealed[slot] = 1
-        log.adopt(slot, np.frombuffer(data, np.uint8))
-        self.disk.hold(number)
+        if not log.adopt(slot, np.frombuffer(data, np.uint8)):
+            log.drop_dictionaries(index.dictionary[:, slot])
+            self.full = True
+            return False
+        if self.disk is not None:
+            self.disk.hold(number)
         self._lanes.setdefault(header.lane, []).append(slot)
         self.report.segments += 1
         self.report.steps += header.steps
+        return True
 
     def link(self) -> None:
         """Chain the lanes' segments, open new ones behind them, and free every other slot."""
@@ -209,15 +224,27 @@ class _Adoption:
         for lane, slots in self._lanes.items():
             slots.sort(key=lambda slot: int(index.first_step[slot]))
             for slot, following in zip(slots, [*slots[1:], -1], strict=True):
-                goes_on = following >= 0 and index.first_step[following] == index.first_step[slot] + index.rows[slot]
-                if not goes_on:
+                if following < 0 or not self._goes_on(slot, following):
                     log.truncate(slot)
             log.chain(lane, slots)
+            log.begin_at(lane, int(index.first_step[slots[-1]] + index.rows[slots[-1]]))
+
+    def link_lanes(self) -> None:
+        """Chain the lanes' segments before their open ones, which are there already."""
+        for lane, slots in self._lanes.items():
+            slots.sort(key=lambda slot: int(self.log.index.first_step[slot]))
+            self.log.chain(lane, slots)
+            for slot, following in zip(slots, [*slots[1:], int(self.log.open_slots[lane])], strict=True):
+                self.log.index.gap[slot] = not self._goes_on(slot, following)
+
+    def _goes_on(self, slot: int, following: int) -> bool:
+        index = self.log.index
+        return bool(index.first_step[following] == index.first_step[slot] + index.rows[slot])
 
     def _content(self, number: int, record: Record) -> bytearray:
         out = bytearray(record.nbytes)
         try:
-            self.disk.regions.read(number, record.offset, memoryview(out))
+            self.regions.read(number, record.offset, memoryview(out))
         except OSError as error:
             raise DamagedError(f"cannot be read: {error}") from error
         return out

@@ -25,8 +25,9 @@ MAGIC, VERSION = b"SWREGION", 1
 HEADER = struct.Struct("<8sIIQQQ16sQII")  # magic, version, 0, number, size, schema, store, generation, 0, CRC-32; 72
 RECORD = struct.Struct("<4sIQQQII")  # magic, kind, nbytes, id, sequence, column, CRC-32 of what stands before it; 40
 RECORD_MAGIC = b"SWRC"
-SEGMENT, DICTIONARY, TAIL = 1, 2, 3
-"""Kinds of records: a sealed segment; a dictionary; an open segment's rows so far, which a later record replaces."""
+SEGMENT, DICTIONARY, TAIL, END = 1, 2, 3, 4
+"""Kinds of records: a sealed segment; a dictionary; an open segment's rows so far, which a later record replaces;
+nothing follows, and the file may end here."""
 ALIGNMENT = 8
 MOST_NUMBER, MOST_GENERATION, MOST_ID = 1 << 31, 1 << 30, 1 << 62
 """Region numbers, generations, and ids and sequence numbers lie below these; a file that says otherwise is damaged."""
@@ -87,6 +88,7 @@ class Region:
     synced: int = 0
     spoiled: int = 0
     unsure: bool = False
+    finished: bool = False
 
 
 class Regions:
@@ -112,7 +114,9 @@ class Regions:
     def room_for(self, nbytes: int) -> bool:
         """Whether a record of ``nbytes`` fits without another file. Dictionaries may come on top."""
         newest = self._newest()
-        return newest is not None and newest.used + RECORD.size + nbytes + ALIGNMENT <= newest.size
+        if newest is None or newest.finished:
+            return False
+        return newest.used + RECORD.size + nbytes + ALIGNMENT <= newest.size
 
     def append(
         self, kind: int, id_: int, payload: bytes, generation: int, dictionaries: dict[tuple[int, int], bytes]
@@ -127,7 +131,7 @@ class Regions:
         """
         need = sum(_space(len(data)) for data in dictionaries.values()) + _space(len(payload))
         region = self._newest()
-        if region is None or region.used + need > region.size:
+        if region is None or region.finished or region.used + need > region.size:
             if region is not None:
                 self._clean(region)
                 self.sync()
@@ -137,6 +141,17 @@ class Regions:
                 self._write(region, DICTIONARY, key, column, data)
                 region.keys.add((column, key))
         return region.number, self._write(region, kind, id_, 0, payload)
+
+    def finish(self) -> None:
+        """Write nothing more into the newest region: its file may be shared from now on.  Raises: OSError."""
+        region = self._newest()
+        if region is None or region.finished or region.used == FIRST:
+            return
+        region.finished = True
+        if region.used + RECORD.size <= region.size:
+            self._write(region, END, 0, 0, b"")
+            self.files.truncate(region.descriptor, region.used)
+            region.size = region.used
 
     def read(self, number: int, offset: int, out: memoryview) -> None:
         """Fill ``out`` from a region's bytes.  Raises: OSError, also where the file is too short."""
@@ -204,7 +219,8 @@ class Regions:
                 self.sequence = max(self.sequence, record.sequence + 1)
                 found.append((region.number, record))
         for region in self.regions.values():
-            region.used = region.synced = region.size  # appending begins in a file of its own
+            region.used = region.synced = region.size
+            region.finished = True  # appending begins in a file of its own
         return found, damages
 
     def _newest(self) -> Region | None:
@@ -298,15 +314,19 @@ def _read_region(
         return None, [], [Damage(path, 0, size, what)]
     region = Region(path, number, descriptor, size, FIRST, generation)
     records: list[Record] = []
-    damages = [] if size >= said else [Damage(path, size, said - size, f"the file ends here, expected {said:,} bytes")]
+    damages: list[Damage] = []
     for found in _scan(path, descriptor, size):
         if isinstance(found, Damage):
             damages.append(found)
+        elif found.kind == END:
+            region.finished = True
         else:
             records.append(found)
             region.used = found.offset + found.nbytes
             if found.kind == DICTIONARY:
                 region.keys.add((found.column, found.id))
+    if size < said and not region.finished:
+        damages.insert(0, Damage(path, size, said - size, f"the file ends here, expected {said:,} bytes"))
     return region, records, damages
 
 
@@ -361,6 +381,8 @@ def _wrong(descriptor: int, kind: int, id_: int, begin: int, end: int) -> str:
             digest.update(part)
         key = int.from_bytes(digest.digest(), "little") if end > begin else 0
         return "" if key == id_ else f"dictionary {id_:016x} does not have the content of its key"
+    if kind == END and begin == end:
+        return ""
     if kind not in (SEGMENT, TAIL):
         return f"a record of unknown kind {kind}"
     found = 0

@@ -70,6 +70,17 @@ class Residency:
         self._pins[slot] = 0
         self.damaged.pop(slot, None)
 
+    def clear(self) -> None:
+        """Let every segment go; those that are about to be used will be read again."""
+        self.arrive(np.array(list(self._coming), np.int64))
+        for slots in list(self._slots.values()):
+            for slot in list(slots):
+                self._cool(slot)
+
+    def resized(self) -> None:
+        """The index has more slots than before."""
+        self._pins = np.concatenate([self._pins, np.zeros(self.index.slots - len(self._pins), np.int32)])
+
     def cool(self) -> bool:
         """Let a chunk's segments go, which are on disk; those that are pinned move. False if that would free nothing.
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..sampling.samplers import Draw
+from ..sampling.samplers import Draw, checked_array
 from .batch import Batch
 
 if TYPE_CHECKING:
@@ -53,10 +53,33 @@ class Stream:
             while self._drawn:
                 self._pin(self._drawn.popleft()[2], -1)
 
+    def ahead(self) -> list[dict[str, Any]]:
+        """What was drawn and not used, oldest first, for :meth:`resume`."""
+        return [
+            {"ids": ids.copy(), "probabilities": draw.probabilities.copy(), "weights": draw.weights.copy()}
+            for draw, ids, _ in self._drawn
+        ]
+
+    def resume(self, ahead: list[dict[str, Any]]) -> None:
+        """Begin with what another stream had drawn; batches of another size come as well.  Raises: ValueError."""
+        for batch in ahead:
+            ids = checked_array(batch, "ids", np.int64)
+            draw = Draw.of(len(ids))
+            draw.leaves[:], there = self._view._log.index.resolve(ids, self._view._known)
+            draw.probabilities[:] = checked_array(batch, "probabilities", np.float64)
+            draw.weights[:] = checked_array(batch, "weights", np.float32)
+            self._expect(draw, np.where(there, ids, -1))
+
     def _draw(self) -> None:
-        view, index = self._view, self._view._log.index
+        view = self._view
         draw = Draw.of(self._size)
         view._take(draw, self._beta)
+        self._expect(draw, view._log.index.ids(draw.leaves))
+        view._gate.notify()
+
+    def _expect(self, draw: Draw, ids: Ints) -> None:
+        """Let the segments come that a batch needs."""
+        view, index = self._view, self._view._log.index
         slots = draw.leaves // index.stride
         if view.n_step > 1:
             crossing = draw.leaves - slots * index.stride + view.n_step >= index.rows[slots]
@@ -65,8 +88,7 @@ class Stream:
         self._pin(slots, 1)
         if view._log.residency is not None:
             view._log.residency.fetch(slots)
-        self._drawn.append((draw, index.ids(draw.leaves), slots))
-        view._gate.notify()
+        self._drawn.append((draw, ids, slots))
 
     def _pin(self, slots: Ints, by: int) -> None:
         if self._view._log.residency is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ import numpy.typing as npt
 
 from ..errors import DamagedError, EmptyError
 from ..sampling.limiters import Cursor, Gate, Limiter
-from ..sampling.samplers import Draw, Prioritized, Sampler, importance_weights
+from ..sampling.samplers import Draw, Prioritized, Sampler, extended, importance_weights
 from ..segment import FLAGS, REWARD
 from .batch import Batch
 from .buffers import Buffers
@@ -60,20 +61,15 @@ class Transitions:
             raise ValueError(f"transitions: n_step={n_step!r}, expected an integer of at least 1")
         if not isinstance(gamma, (int, float, np.floating)) or not 0 <= gamma <= 1:
             raise ValueError(f"transitions: gamma={gamma!r}, expected a number from 0 to 1")
-        if not isinstance(depth, (int, np.integer)) or depth < 1:
-            raise ValueError(f"transitions: depth={depth!r}, expected an integer of at least 1")
         if isinstance(sampler, type) or not hasattr(sampler, "draw"):
             raise TypeError(
                 f"transitions: sampler={sampler!r}, expected a sampler such as sharpwave.Uniform() or Prioritized(...)"
             )
         self._uses = None if max_times_sampled is None else Uses(max_times_sampled, log.index.leaves)
-        if limiter is not None:
-            if isinstance(limiter, type) or not hasattr(limiter, "sample_waits"):
-                raise TypeError(f"transitions: limiter={limiter!r}, expected a limiter such as sharpwave.MinSize(1000)")
-            limiter.check(log.capacity, max_times_sampled)
-        self.n_step, self.gamma, self.depth, self.sampler = int(n_step), float(gamma), int(depth), sampler
-        self.limiter = limiter
+        self.n_step, self.gamma, self.sampler = int(n_step), float(gamma), sampler
         self._log, self._lock, self._gate = log, lock, gate
+        self.set_depth(depth)
+        self.set_limiter(limiter)
         self._steps_before = log.total_steps - log.held_steps
         self._samples = 0
         self._rng = np.random.default_rng(seed)
@@ -85,6 +81,27 @@ class Transitions:
         self._count = 0
         self._ring: list[Buffers] = []
         self._turn = 0
+        self._streams: list[weakref.ref[Stream]] = []
+        self._ahead: list[list[dict[str, Any]]] = []  # what the streams before a checkpoint had drawn ahead
+
+    def set_depth(self, depth: int) -> None:
+        """Raises: ValueError."""
+        if not isinstance(depth, (int, np.integer)) or depth < 1:
+            raise ValueError(f"transitions: depth={depth!r}, expected an integer of at least 1")
+        self.depth = int(depth)
+
+    def set_limiter(self, limiter: Limiter | None) -> None:
+        """Raises: ValueError, TypeError: the store can never satisfy it, or it is none."""
+        if limiter is not None:
+            if isinstance(limiter, type) or not hasattr(limiter, "sample_waits"):
+                raise TypeError(f"transitions: limiter={limiter!r}, expected a limiter such as sharpwave.MinSize(1000)")
+            limiter.check(self._log.capacity, self.max_times_sampled)
+        self.limiter = limiter
+
+    @property
+    def max_times_sampled(self) -> int | None:
+        """Times that a step is given out, at most; ``None``: no limit."""
+        return None if self._uses is None else self._uses.most
 
     def __len__(self) -> int:
         """Steps that can be sampled now; not those that were ``max_times_sampled`` times."""
@@ -138,7 +155,16 @@ class Transitions:
         _check_beta(beta)
         if not isinstance(lookahead, (int, np.integer)) or lookahead < 0:
             raise ValueError(f"stream: lookahead={lookahead!r}, expected an integer of at least 0")
-        return Stream(self, int(batch_size), int(lookahead), beta, timeout)
+        stream = Stream(self, int(batch_size), int(lookahead), beta, timeout)
+        with self._lock:
+            if self._ahead:
+                stream.resume(self._ahead.pop(0))
+            self._streams = [ref for ref in self._streams if ref() is not None] + [weakref.ref(stream)]
+        return stream
+
+    def streams(self) -> list[Stream]:
+        """Those in use, in the order of their making."""
+        return [stream for ref in self._streams if (stream := ref()) is not None]
 
     def _take(self, draw: Draw, beta: float | None) -> Callable[[], None]:
         """Fill ``draw`` and count it as given out; returns what takes that back."""
@@ -364,6 +390,15 @@ class Transitions:
         self._sync()
         known = self._known[slots]
         return np.where(known > 0, self.sampler.masses(slots) / np.maximum(known, 1), np.inf)
+
+    def resized(self) -> None:
+        """The log may have more slots than before."""
+        slots = self._log.index.slots
+        if slots > len(self._known):
+            self._known = extended(self._known, slots)
+            self.sampler.grow(slots)
+            if self._uses is not None:
+                self._uses.grow(self._log.index.leaves)
 
     def written(self) -> None:
         """The log has changed."""

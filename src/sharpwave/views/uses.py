@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from ..sampling.samplers import Draw, Sampler
+from ..sampling.samplers import Draw, Sampler, extended
 
 Ints = npt.NDArray[np.int64]
 
@@ -52,6 +52,10 @@ class Uses:
         self.most = int(most)
         self.left = 0
         self._given = np.zeros(leaves, np.int32)
+
+    def grow(self, leaves: int) -> None:
+        """Make room for so many."""
+        self._given = extended(self._given, leaves)
 
     def add(self, count: int) -> None:
         """``count`` steps came that can be sampled."""
@@ -103,6 +107,31 @@ class Uses:
             undo()
             raise
         return ended, undo
+
+    def given(self, leaves: int) -> npt.NDArray[np.int32]:
+        """How often each of so many leaves was given out: int32 [leaves], a copy."""
+        return self._given[:leaves].copy()
+
+    def recall(self, given: npt.NDArray[np.int32], known: npt.NDArray[np.int32], stride: int) -> Ints:
+        """Take counts of another time for the steps that are there; those that have no use left.
+
+        Args:
+            known: int32 [slots], how many steps of each slot can be sampled.
+
+        Raises:
+            ValueError: counts out of range.
+        """
+        if ((given < 0) | (given > self.most)).any() or len(given) > len(self._given):
+            raise ValueError(f"uses: expected counts from 0 to {self.most} of at most {len(self._given)} steps")
+        slots = np.flatnonzero(known[: -(-len(given) // stride)])
+        leaves = np.concatenate(
+            [np.arange(s * stride, s * stride + known[s]) for s in slots] or [np.empty(0, np.int64)]
+        )
+        leaves = leaves[leaves < len(given)]
+        self._given[leaves] = given[leaves]
+        self.left -= int(given[leaves].sum())
+        full: Ints = leaves[given[leaves] == self.most]
+        return full
 
     def nbytes(self, leaves: int) -> int:
         """Bytes of memory in use, where leaves below that many are."""

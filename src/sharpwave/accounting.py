@@ -1,0 +1,62 @@
+"""What a store holds and what that costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .codecs import NAMES
+from .sampling.limiters import Gate
+from .segment import FIRST_FIELD
+from .tiers.log import StepLog
+from .views.transitions import Transitions
+
+
+def account(log: StepLog, views: Sequence[Transitions], gate: Gate) -> dict[str, Any]:
+    """:meth:`sharpwave.Store.stats`, the lock held. Cost: some 10 ns a segment."""
+    index = log.index
+    sealed = np.flatnonzero(index.sealed[: index.highest] & (index.rows[: index.highest] > 0))
+    batches = sum(view.batch_bytes for view in views)
+    taken = log.bytes() | {"samplers": sum(view.nbytes for view in views) - batches, "batches": batches}
+    total = sum(taken.values())
+    sealed_steps = int(index.rows[sealed].sum())
+    found = {
+        "steps": log.held_steps,
+        "total_steps": log.total_steps,
+        "evicted_steps": log.evicted_steps,
+        "evicted_segments": log.evicted_segments,
+        "segments": len(sealed) + log.lanes,
+        "lanes": log.lanes,
+        "bytes": taken,
+        "total_bytes": total,
+        "bytes_per_step": total / max(1, log.held_steps),
+        "encoded_bytes_per_step": log.sealed_bytes / max(1, sealed_steps),
+        "raw_bytes_per_step": log.spec.step_bytes,
+        "append_waits": gate.waits["append"],
+        "append_wait_s": gate.seconds["append"],
+        "sample_waits": gate.waits["sample"],
+        "sample_wait_s": gate.seconds["sample"],
+        "codecs": {
+            name: {
+                NAMES[codec]: int((index.codec[FIRST_FIELD + i, sealed] == codec).sum())
+                for codec in np.unique(index.codec[FIRST_FIELD + i, sealed]).tolist()
+            }
+            for i, name in enumerate(log.spec.fields)
+        },
+    }
+    if log.disk is not None and log.residency is not None:
+        found["disk"] = {
+            "bytes": log.disk.nbytes,
+            "resident_segments": int(index.resident[sealed].sum()),
+            "hits": log.residency.hits,
+            "misses": log.residency.misses,
+            "bytes_read": log.disk.bytes_read,
+            "waited_s": log.residency.waited_s,
+            "bytes_written": log.disk.bytes_written,
+            "failures": log.disk.failures,
+            "dropped_steps": log.dropped_steps,
+            "damaged": list(log.residency.damaged.values()),
+        }
+    return found

@@ -1,0 +1,168 @@
+"""What a store was asked for: checked, and as ``store.json`` keeps it."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .checks import check_capacity, parse_bytes
+from .codecs import DamagedError, codec_choice
+from .sampling.kinds import describe, make
+from .sampling.order import Fifo
+from .sampling.retention import LowestPriority, Reservoir
+from .spec import Spec
+from .tiers.log import DEFAULT_STRIDE
+
+SMALLEST_RAM = 4 << 20
+SMALLEST_DISK = 16 << 20
+ON_FULL = ("raise", "block", "drop_oldest", "drop_newest")
+LIMITS = ("capacity", "ram", "disk_limit")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Of one store. ``retention`` is the caller's, and copied where it is used."""
+
+    spec: Spec
+    capacity: int | None
+    ram: int | None
+    on_disk: bool
+    disk_limit: int | None
+    on_full: str
+    codecs: dict[str, str]
+    retention: Fifo | Reservoir | LowestPriority
+    seed: int
+    segment_steps: int
+
+    @classmethod
+    def checked(
+        cls,
+        spec: Spec,
+        *,
+        capacity: Any,
+        ram: Any,
+        on_disk: bool,
+        disk_limit: Any,
+        on_full: Any,
+        codec: str | Mapping[str, str],
+        retention: Any,
+        seed: Any,
+        segment_steps: Any,
+    ) -> Settings:
+        """Raises: ValueError, TypeError: naming the argument."""
+        if not isinstance(spec, Spec):
+            raise TypeError(f"Store: spec is {spec!r}, expected a sharpwave.Spec")
+        if on_full not in ON_FULL:
+            raise ValueError(f"Store: on_full={on_full!r}, expected one of {', '.join(ON_FULL)}")
+        if retention is not None and not isinstance(retention, (Fifo, Reservoir, LowestPriority)):
+            raise TypeError(
+                f"Store: retention is {retention!r}, expected sharpwave.Fifo(), Reservoir() or LowestPriority()"
+            )
+        if on_disk and retention is not None and not isinstance(retention, Fifo):
+            raise ValueError(f"Store: retention={retention!r} works in memory only; with disk= it is Fifo()")
+        if not isinstance(seed, (int, np.integer)) or seed < 0:
+            raise ValueError(f"Store: seed={seed!r}, expected an integer of at least 0")
+        limits = checked_limits(capacity, ram, disk_limit, on_disk)
+        return cls(
+            spec,
+            on_disk=on_disk,
+            on_full=on_full,
+            codecs=_codecs(spec, codec),
+            retention=Fifo() if retention is None else copy.deepcopy(retention),
+            seed=int(seed),
+            segment_steps=_stride(spec, segment_steps, limits),
+            **limits,
+        )
+
+    @property
+    def most_bytes(self) -> int | None:
+        """Bytes of the steps that ``capacity`` allows, as they come; ``None``: no limit."""
+        return None if self.capacity is None else self.capacity * self.spec.step_bytes
+
+    def limited(self, capacity: Any, ram: Any, disk_limit: Any) -> Settings:
+        """The same with other limits.  Raises: ValueError: naming the argument."""
+        found: dict[str, Any] = {**checked_limits(capacity, ram, disk_limit, self.on_disk)}
+        return replace(self, **found)
+
+    def manifest(self) -> dict[str, Any]:
+        """What :meth:`from_manifest` needs, as JSON has it."""
+        return {
+            "schema": self.spec.schema_hash,
+            "spec": json.loads(self.spec.to_json()),
+            "codecs": self.codecs,
+            "segment_steps": self.segment_steps,
+            "capacity": self.capacity,
+            "ram": self.ram,
+            "disk_limit": self.disk_limit,
+            "on_full": self.on_full,
+            "retention": describe(self.retention),
+            "seed": self.seed,
+        }
+
+    @classmethod
+    def from_manifest(cls, folder: Path, manifest: Mapping[str, Any], on_disk: bool, **given: Any) -> Settings:
+        """What ``store.json`` says, but for what is ``given`` and not ``None``.
+
+        Raises:
+            DamagedError: not what a store writes.  ValueError: what is given.
+        """
+        try:
+            spec = Spec.from_json(manifest["spec"])
+            if spec.schema_hash != manifest["schema"]:
+                raise ValueError(f"schema {manifest['schema']!r}, expected {spec.schema_hash} of the spec it holds")
+            limits = {name: manifest[name] for name in (*LIMITS, "on_full", "seed")}
+            retention = make(manifest.get("retention") or {"kind": "Fifo"})
+            fixed = {"codec": manifest["codecs"], "segment_steps": manifest["segment_steps"], "retention": retention}
+            cls.checked(spec, on_disk=limits["disk_limit"] is not None or on_disk, **limits, **fixed)
+        except (KeyError, TypeError, ValueError) as error:
+            raise DamagedError(f"{folder}: store.json is not what a store writes ({error!r})") from error
+        limits |= {name: value for name, value in given.items() if value is not None}
+        return cls.checked(spec, on_disk=on_disk, **limits, **fixed)
+
+
+def checked_limits(capacity: Any, ram: Any, disk_limit: Any, on_disk: bool) -> dict[str, int | None]:
+    """Numbers by name.  Raises: ValueError: naming the argument, or because there is no limit."""
+    found = {
+        "capacity": check_capacity(capacity),
+        "ram": None if ram is None else parse_bytes(ram),
+        "disk_limit": None if disk_limit is None else parse_bytes(disk_limit, "disk_limit"),
+    }
+    if found["capacity"] is None and found["disk_limit" if on_disk else "ram"] is None:
+        limit = "disk_limit=" if on_disk else "ram="
+        raise ValueError(
+            f"Store: give capacity= (steps), {limit} (bytes) or both; without either it would never be full"
+        )
+    if found["disk_limit"] is not None and (not on_disk or found["disk_limit"] < SMALLEST_DISK):
+        raise ValueError(
+            f"Store: disk_limit={disk_limit!r}, expected at least {SMALLEST_DISK >> 20} MiB, and a folder as disk="
+        )
+    if found["ram"] is not None and found["ram"] < SMALLEST_RAM:
+        raise ValueError(f"Store: ram={ram!r}, expected at least {SMALLEST_RAM >> 20} MiB")
+    return found
+
+
+def _stride(spec: Spec, segment_steps: Any, limits: Mapping[str, int | None]) -> int:
+    if segment_steps is not None:
+        if not isinstance(segment_steps, (int, np.integer)) or not 1 <= segment_steps <= 65536:
+            raise ValueError(f"Store: segment_steps={segment_steps!r}, expected an integer from 1 to 65536")
+        return int(segment_steps)
+    stride = DEFAULT_STRIDE
+    if (capacity := limits["capacity"]) is not None:
+        stride = min(stride, capacity // 16)
+    if (ram := limits["ram"]) is not None:
+        stride = min(stride, ram // 64 // spec.step_bytes)
+    return max(1, stride)
+
+
+def _codecs(spec: Spec, codec: str | Mapping[str, str]) -> dict[str, str]:
+    given = codec if isinstance(codec, Mapping) else dict.fromkeys(spec.fields, codec)
+    unknown = set(given) - set(spec.fields)
+    if unknown:
+        raise ValueError(f"Store: codec names unknown field {min(unknown)!r}; there are {list(spec.fields)}")
+    return {name: codec_choice(field.codec or given.get(name, "auto")) for name, field in spec.fields.items()}

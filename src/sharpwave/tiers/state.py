@@ -1,0 +1,63 @@
+"""A tree of arrays and numbers <-> one file. NumPy's format in a zip, each array with a checksum; no pickle."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..codecs import DamagedError
+from .files import Files
+
+TREE = "tree"
+
+
+def write_state(path: Path, tree: dict[str, Any], files: Files) -> None:
+    """Write dicts and lists of arrays, numbers, strings and ``None``, and sync.  Raises: OSError."""
+    arrays: dict[str, np.ndarray[Any, Any]] = {}
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            name = f"a{len(arrays)}"
+            arrays[name] = value
+            return {"array": name}
+        if isinstance(value, dict):
+            return {"dict": {key: plain(one) for key, one in value.items()}}
+        if isinstance(value, list):
+            return [plain(one) for one in value]
+        return value.item() if isinstance(value, np.generic) else value
+
+    arrays[TREE] = np.frombuffer(json.dumps(plain(tree)).encode(), np.uint8)
+    content = io.BytesIO()
+    np.savez(content, allow_pickle=False, **arrays)
+    files.replace(path, content.getbuffer())
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """Inverse of :func:`write_state`.
+
+    Raises:
+        DamagedError: not what it writes, or not as it was written.  OSError.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+
+            def rich(value: Any) -> Any:
+                if isinstance(value, list):
+                    return [rich(one) for one in value]
+                if not isinstance(value, dict):
+                    return value
+                if "array" in value:
+                    return arrays[value["array"]]
+                return {key: rich(one) for key, one in value["dict"].items()}
+
+            tree = rich(json.loads(arrays[TREE].tobytes()))
+    except (ValueError, KeyError, TypeError, AttributeError, EOFError, RecursionError, zipfile.BadZipFile) as error:
+        raise DamagedError(f"{path}: not a checkpoint's state, or not as it was written ({error})") from error
+    if not isinstance(tree, dict):
+        raise DamagedError(f"{path}: not a checkpoint's state")
+    return tree

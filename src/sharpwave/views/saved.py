@@ -1,0 +1,94 @@
+"""What a checkpoint keeps of a view, and the view that goes on from it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..sampling.kinds import describe, differences, make
+from ..sampling.limiters import Gate, Limiter
+from ..sampling.samplers import Sampler, checked_array
+from .transitions import Transitions
+
+if TYPE_CHECKING:
+    from ..tiers.log import StepLog
+
+
+def saved(view: Transitions) -> dict[str, Any] | None:
+    """Arrays (copies) and numbers of a view, its lock held; ``None`` where its sampler is of a kind of the user's."""
+    described = describe(view.sampler)
+    if described is None:
+        return None
+    view._sync()
+    highest = view._log.index.highest * view._log.stride
+    return {
+        "n_step": view.n_step,
+        "gamma": view.gamma,
+        "max_times_sampled": None if view._uses is None else view._uses.most,
+        "sampler": described,
+        "remembered": view.sampler.state(),
+        "uses": None if view._uses is None else view._uses.given(highest),
+        "rng": view._rng.bit_generator.state,
+        "samples": view._samples,
+        "inserts": view._log.total_steps - view._steps_before,
+        "ahead": [stream.ahead() for stream in view.streams()],
+    }
+
+
+def restored(log: StepLog, lock: Any, gate: Gate, state: dict[str, Any]) -> Transitions:
+    """A view that goes on from ``state``, over the steps of ``log`` that are there.
+
+    Raises:
+        KeyError, TypeError, ValueError: not what :func:`saved` gives.
+    """
+    view = Transitions(
+        log,
+        lock,
+        gate,
+        n_step=state["n_step"],
+        gamma=state["gamma"],
+        sampler=make(state["sampler"]),
+        max_times_sampled=state["max_times_sampled"],
+        limiter=None,
+        depth=2,
+        seed=0,
+    )
+    view._sync()  # all that can be sampled comes in, as if new
+    view.sampler.recall(state["remembered"])
+    if view._uses is not None:
+        full = view._uses.recall(checked_array(state, "uses", np.int32), view._known, log.stride)
+        if len(full):
+            view.sampler.exclude(full)
+            view._count -= len(full)
+    view._rng.bit_generator.state = state["rng"]
+    view._samples = int(state["samples"])
+    view._steps_before = log.total_steps - int(state["inserts"])
+    view._ahead = [list(batches) for batches in state["ahead"]]
+    return view
+
+
+def claim(view: Transitions, sampler: Sampler, limiter: Limiter | None, depth: int, **settings: Any) -> list[str]:
+    """Hand a restored view to who asks for one with these settings; or else what differs.
+
+    Args:
+        sampler: becomes the view's, and remembers what the view's own did.
+
+    Raises:
+        ValueError, TypeError: as for a new view.
+    """
+    wrong = [
+        f"{name} was {getattr(view, name)}, is {value}"
+        for name, value in settings.items()
+        if getattr(view, name) != value
+    ]
+    own = describe(view.sampler)
+    assert own is not None
+    wrong += differences(own, describe(sampler))
+    if not wrong:
+        sampler.bind(1, 1)  # refused if it serves another view
+        vars(sampler).update({name: value for name, value in vars(view.sampler).items() if name != "beta"})
+        view.sampler = sampler
+        view.set_depth(depth)
+        view.set_limiter(limiter)
+    return wrong
