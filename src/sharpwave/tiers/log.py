@@ -198,9 +198,7 @@ class StepLog:
                 slot = self._slot[lane]
                 if index.rows[slot] >= self.most_rows or index.frames[slot] > self.most_frames - 3:
                     self._roll(int(lane), {c: rows[self.names[c]][i] for c in self.obs_columns})
-        while self.capacity is not None and self.held_steps + len(lanes) > self.capacity:
-            if not self.evict():  # many lanes that were opened one after another and hold all there is
-                self._abandon(int(np.argmax(index.rows[self._slot])))
+        self._keep_capacity(len(lanes))
         slots = self._slot[lanes]
         count = len(lanes)
         for columns, position in ((self.obs_columns, index.frames), (self.step_columns, index.rows)):
@@ -263,12 +261,16 @@ class StepLog:
 
     def keep_limits(self) -> None:
         """Let go what is too much of memory, of steps, or of files."""
-        while self.capacity is not None and self.held_steps > self.capacity and self.evict():
-            pass
+        self._keep_capacity(0)
         if self.disk is not None and self.disk.limit is not None:
             while self.disk.nbytes > self.disk.limit and self.evict():
                 pass
         self.limit_arena()
+
+    def _keep_capacity(self, coming: int) -> None:
+        while self.capacity is not None and self.held_steps + coming > self.capacity:
+            if not self.evict():  # many lanes that were opened one after another and hold all there is
+                self._abandon(int(np.argmax(self.index.rows[self._slot])))
 
     def limit_arena(self) -> None:
         """Leave the arena what of ``ram`` nothing else takes; what is too much there now goes."""

@@ -80,9 +80,10 @@ class Stream:
     def _expect(self, draw: Draw, ids: Ints) -> None:
         """Let the segments come that a batch needs."""
         view, index = self._view, self._view._log.index
-        slots = draw.leaves // index.stride
+        leaves = draw.leaves[ids >= 0]
+        slots = leaves // index.stride
         if view.n_step > 1:
-            crossing = draw.leaves - slots * index.stride + view.n_step >= index.rows[slots]
+            crossing = leaves - slots * index.stride + view.n_step >= index.rows[slots]
             after = index.next[slots[crossing]]
             slots = np.concatenate([slots, after[after >= 0]])
         self._pin(slots, 1)
