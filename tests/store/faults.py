@@ -37,8 +37,8 @@ class Died(BaseException):
 class Faulty(Files):
     """Files on which operation number ``at`` (from 1) comes out as ``kind`` says; all others work.
 
-    Syncs take no time: they only note. Keeps beside what is in the files what would be left of them after a power cut: the content of their last sync, and
-    of a folder the names of its. A sync that fails leaves what was written since the last one to be lost, though the
+    Syncs take no time: they only note what would be left after a power cut, the content of files at their last sync, and
+    the names in a folder at its. A sync that fails leaves what was written since the last one to be lost, though the
     system will not say so again.
 
     Attributes:
