@@ -37,9 +37,9 @@ class Died(BaseException):
 class Faulty(Files):
     """Files on which operation number ``at`` (from 1) comes out as ``kind`` says; all others work.
 
-    Syncs take no time: they only note what would be left after a power cut, the content of files at their last sync, and
-    the names in a folder at its. A sync that fails leaves what was written since the last one to be lost, though the
-    system will not say so again.
+    Syncs take no time: they only note what would be left after a power cut, the content of files at their last sync,
+    and the names in a folder at its. A sync that fails leaves what was written since the last one to be lost, though
+    the system will not say so again.
 
     Attributes:
         count: operations so far.  log: their names.
