@@ -417,4 +417,7 @@ def _next_record(descriptor: int, begin: int, size: int) -> int:
 
 
 def _all_zero(descriptor: int, begin: int, size: int) -> bool:
-    return not any(any(part) for part in _parts(descriptor, begin, size))
+    zeros = bytes(_STRIDE)  # compared a megabyte at a time: any() looks at one byte after the other
+    return all(
+        part == (zeros if len(part) == len(zeros) else bytes(len(part))) for part in _parts(descriptor, begin, size)
+    )
