@@ -27,6 +27,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -306,14 +307,17 @@ def main() -> None:
     arguments = parser.parse_args()
     base = Path(tempfile.mkdtemp(prefix="sharpwave-crash-"))
     results: dict[str, Any] = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+    parts: dict[str, Callable[[], dict[str, Any]]] = {}
     if not arguments.no_faults:
-        results["faults"] = fail(base)
+        parts["faults"] = lambda: fail(base)
     if arguments.flips:
-        results["flips"] = flips(arguments.flips, arguments.whole_opens, arguments.seed, base)
+        parts["flips"] = lambda: flips(arguments.flips, arguments.whole_opens, arguments.seed, base)
     if arguments.rounds:
-        results["kills"] = kills(arguments.rounds, arguments.seed, base)
+        parts["kills"] = lambda: kills(arguments.rounds, arguments.seed, base)
+    for name, part in parts.items():
+        results[name] = part()
+        arguments.out.write_text(json.dumps(results, indent=1) + "\n")
     shutil.rmtree(base)
-    arguments.out.write_text(json.dumps(results, indent=1) + "\n")
     bad = [part["losses"] for name, part in results.items() if name != "flips"]
     bad += [results["flips"][name] for name in ("not_found", "undamaged_lost") if "flips" in results]
     say(f"losses: {sum(bad)}")
