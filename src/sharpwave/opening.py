@@ -142,6 +142,7 @@ def _opened(settings: Settings, disk: Disk | None, left: Left, files: Files) -> 
         finally:
             if disk is None:
                 regions.close()
+    report.damages = [*map(str, damages), *report.damages]
     report.differences = _differences(settings, left)
     if disk is not None:
         set_aside(disk, damages)

@@ -117,7 +117,7 @@ class Settings:
             if spec.schema_hash != manifest["schema"]:
                 raise ValueError(f"schema {manifest['schema']!r}, expected {spec.schema_hash} of the spec it holds")
             limits = {name: manifest[name] for name in (*LIMITS, "on_full", "seed")}
-            retention = make(manifest.get("retention") or {"kind": "Fifo"})
+            retention = make(manifest["retention"])
             fixed = {"codec": manifest["codecs"], "segment_steps": manifest["segment_steps"], "retention": retention}
             cls.checked(spec, on_disk=limits["disk_limit"] is not None or on_disk, **limits, **fixed)
         except (KeyError, TypeError, ValueError) as error:

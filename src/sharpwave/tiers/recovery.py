@@ -64,18 +64,21 @@ def adopt_all(log: StepLog, regions: Regions, found: Found, damages: list[Damage
     Every lane begins a new episode afterwards: where the last step known of it did not end one, that episode is
     truncated there, and the observation after that step is the final one. So it is at gaps that damage left.
 
+    Args:
+        damages: segments that are damaged are added.
+
     Raises:
         OSError: a file cannot be written; then nothing is deleted or moved.
         ValueError, MemoryError: the capacity, or ``ram``, is too small for the lanes.
     """
-    adoption = Adoption(log, regions, found, disk, damages)
+    adoption = Adoption(log, regions, found, damages, disk)
     for versions in ranked(found, log.stride):
         for number, record in versions:
-            known = len(damages)
             if adoption.try_adopt(number, record):
                 log.retention.add((record.id & LEAF_MASK) // log.stride)
-            if len(damages) == known:
-                break
+            elif adoption.damaged:
+                continue
+            break
     adoption.link()
     return adoption.report
 
@@ -131,17 +134,17 @@ class Adoption:
     """Takes segments in that lie in ``regions``, as the records ``found`` say.
 
     Args:
+        damages: segments that are damaged are added.
         disk: the log's, which has the regions; ``None``: the log keeps segments in memory.
-        damages: those of the regions; those of segments are added.
 
     Attributes:
-        full: a segment did not fit into memory.
+        full: a segment did not fit into memory.  damaged: the last one that was tried was.
     """
 
-    def __init__(self, log: StepLog, regions: Regions, found: Found, disk: Disk | None, damages: list[Damage]) -> None:
-        self.log, self.regions, self.disk, self.damages = log, regions, disk, damages
-        self.report = Recovery(damages=[str(damage) for damage in damages])
-        self.full = False
+    def __init__(self, log: StepLog, regions: Regions, found: Found, damages: list[Damage], disk: Disk | None) -> None:
+        self.log, self.regions, self.damages, self.disk = log, regions, damages, disk
+        self.report = Recovery()
+        self.full = self.damaged = False
         self._dictionaries = {record.id: (number, record) for number, record in found if record.kind == DICTIONARY}
         generations = [region.generation for region in regions.regions.values()]
         generations += [record.id >> LEAF_BITS for _, record in found if record.kind != DICTIONARY]
@@ -153,15 +156,17 @@ class Adoption:
     def try_adopt(self, number: int, record: Record) -> bool:
         """Take a segment in. False: it is damaged, which is noted, or there is no room, or nothing in it.
 
-        Raises: OSError: it cannot be written anew, where it was open.
+        Raises:
+            OSError: it cannot be written anew, where it was open.
         """
+        self.damaged = False
         try:
             return self._adopt(number, record)
         except DamagedError as error:
-            path = self.regions.regions[number].path
             what = f"segment {record.id}: {str(error).removeprefix('segment: ')}"
+            path = self.regions.regions[number].path
             self.damages.append(Damage(path, record.offset, record.nbytes, what, record.id))
-            self.report.damages.append(str(self.damages[-1]))
+            self.damaged = True
             return False
 
     def _adopt(self, number: int, record: Record) -> bool:
@@ -191,8 +196,10 @@ class Adoption:
                     table.drop(taken)
                 raise DamagedError(f"column {c} needs a dictionary, and 255 others are in use")
             places.append(place)
-        keys = [(c, column.dictionary) for c, column in enumerate(header.placed)]
-        needed = {key: one for key, one in zip(keys, shared, strict=True) if one}
+        needed = {
+            (c, column.dictionary): one for c, (column, one) in enumerate(zip(header.placed, shared, strict=True))
+        }
+        needed = {key: one for key, one in needed.items() if one}
         offset = record.offset
         if self.disk is not None and (record.kind != SEGMENT or needed.keys() - self.regions.regions[number].keys):
             # Rows of an open segment; or a dictionary lies in another region only, which may go before this one.

@@ -86,9 +86,9 @@ class Region:
     generation: int
     keys: set[tuple[int, int]] = field(default_factory=set)  # (column, dictionary's key) that it holds
     synced: int = 0
+    finished: bool = False
     spoiled: int = 0
     unsure: bool = False
-    finished: bool = False
 
 
 class Regions:
@@ -147,6 +147,7 @@ class Regions:
         region = self._newest()
         if region is None or region.finished or region.used == FIRST:
             return
+        self._clean(region)
         region.finished = True
         if region.used + RECORD.size <= region.size:
             self._write(region, END, 0, 0, b"")

@@ -69,7 +69,7 @@ def restore(
     Raises:
         KeyError, TypeError, ValueError, DamagedError: not what :func:`capture` gives.
     """
-    adoption = Adoption(log, regions, found, disk, damages)
+    adoption = Adoption(log, regions, found, damages, disk)
     report = adoption.report
     index, stride = log.index, log.stride
     generation, ids = checked_array(state, "generation", np.int64), checked_array(state, "ids", np.int64)

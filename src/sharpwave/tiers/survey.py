@@ -19,6 +19,7 @@ import zstandard
 
 from .. import segment
 from ..codecs import DamagedError
+from ..sampling.kinds import make
 from ..segment import Header
 from ..spec import Spec
 from .disk import FOLDER, LOCK, MANIFEST, read_manifest
@@ -101,6 +102,7 @@ def describe(folder: Path) -> Described:
         spec = Spec.from_json(manifest["spec"])
         steps, codecs = manifest["segment_steps"], manifest["codecs"]
         limits = {name: manifest[name] for name in LIMITS}
+        make(manifest["retention"])
         whole = [steps, *(value for value in limits.values() if value is not None)]
         if any(type(value) is not int or value < 0 for value in whole) or not 1 <= steps <= 65536:
             raise ValueError(f"segment_steps {steps!r}, {limits}")
