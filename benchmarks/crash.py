@@ -1,23 +1,33 @@
-"""A process that writes is killed at a random moment, again and again; what it had been told is on disk must be there.
+"""What was acknowledged is killed, starved and damaged, again and again; it must be there, and nothing may crash.
 
-    python benchmarks/crash.py [--rounds 1000] [--seed 0] [--folder FOLDER]
+    python benchmarks/crash.py [--rounds 1000] [--flips 10000] [--whole-opens 500] [--seed 0] [--out FILE]
 
-Each round opens the store as the last one left it, appends to four lanes, flushes now and then, and is killed with
-SIGKILL after up to 150 ms, at whatever it is doing: opening, appending, flushing, deleting old regions. Then the store
-is opened and every step of it is compared with what was appended; steps acknowledged by flush() and still within the
-capacity must be there, but for a lane's last one, whose successor is not known. Prints rounds, losses and the slowest
-recovery.
+Three parts; each prints what it did and how much was lost (0).
+
+kills: a process opens the store as the last one left it, appends to four lanes, flushes and checkpoints now and then,
+and is killed with SIGKILL after up to 150 ms, at whatever it is doing. Then store and checkpoint are opened and every
+step is compared with what was appended; steps acknowledged by flush(), or by the last checkpoint that returned, and
+still within the capacity must be there, but for a lane's last one, whose successor is not known.
+
+faults: every file operation of a store's small life comes out as an error, as a short write, as the process's end, or
+as a power cut that leaves any sectors of what was not synced (tests/store/faults.py).
+
+flips: single bits of a small store's files are flipped, and they are cut off at every record's boundary and a byte
+before and behind it. Each must be found and named by reading the region as opening and verifying do; a sample goes
+through Store.open and ``sharpwave verify`` whole.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +35,22 @@ import numpy as np
 
 import sharpwave as sw
 from sharpwave.tiers import disk as disk_module
+from sharpwave.tiers import survey as survey_module
+from sharpwave.tiers.check import check as verify
+from sharpwave.tiers.regions import Identity, read_region
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.store import faults
+
+HERE = Path(__file__).parent
 LANES, CAPACITY, STEPS_A_ROUND = 4, 20_000, 1 << 20
 SPEC = sw.Spec(obs=sw.Field((16, 16), "uint8", stack=2), action=sw.Field((), "int64"), serial=sw.Field((), "int64"))
+FLUSHED, CHECKPOINTED = 0, 1
+
+
+def say(text: str) -> None:
+    """Print at once."""
+    print(text, flush=True)
 
 
 def frame(serial: int) -> Any:
@@ -38,25 +61,33 @@ def frame(serial: int) -> Any:
     return picture
 
 
+def append(store: sw.Store, serial: int) -> int:
+    """One step in each lane; returns the next serial number."""
+    store.extend(
+        obs=np.stack([frame(serial + lane) for lane in range(LANES)]),
+        action=np.arange(LANES) + serial,
+        reward=np.full(LANES, serial % 8, np.float32),
+        terminated=np.full(LANES, serial % 97 > 92),
+        truncated=np.zeros(LANES, bool),
+        serial=np.arange(LANES) + serial,
+    )
+    return serial + LANES
+
+
 def write(folder: Path, turn: int, acknowledged: int) -> None:
-    """The child: appends without end, and tells the pipe up to which step everything is on disk."""
-    store = opened(folder)
+    """The child: appends without end, and tells the pipe up to which step everything is on disk, or in a checkpoint."""
+    store = opened(folder / "store")
     serial = turn * STEPS_A_ROUND
     rng = np.random.default_rng(turn)
     while True:
         for _ in range(int(rng.integers(1, 60))):
-            ended = serial % 97 > 92
-            store.extend(
-                obs=np.stack([frame(serial + lane) for lane in range(LANES)]),
-                action=np.arange(LANES) + serial,
-                reward=np.full(LANES, serial % 8, np.float32),
-                terminated=np.full(LANES, ended),
-                truncated=np.zeros(LANES, bool),
-                serial=np.arange(LANES) + serial,
-            )
-            serial += LANES
-        store.flush()
-        os.write(acknowledged, np.int64(serial).tobytes())
+            serial = append(store, serial)
+        if rng.random() < 0.2:
+            store.checkpoint(folder / "checkpoint")
+            os.write(acknowledged, np.array([serial, CHECKPOINTED], np.int64).tobytes())
+        else:
+            store.flush()
+            os.write(acknowledged, np.array([serial, FLUSHED], np.int64).tobytes())
 
 
 def opened(folder: Path) -> sw.Store:
@@ -66,12 +97,8 @@ def opened(folder: Path) -> sw.Store:
     return sw.Store(SPEC, capacity=CAPACITY, disk=folder, segment_steps=32)
 
 
-def check(folder: Path, turn: int, upto: int) -> tuple[int, float, int]:
-    """Steps lost of those acknowledged, seconds to open, steps held."""
-    begin = time.perf_counter()
-    store = opened(folder)
-    took = time.perf_counter() - begin
-    assert store.recovery is None or not [d for d in store.recovery.damages if "reaches over" in d], store.recovery
+def held_by(store: sw.Store) -> set[int]:
+    """The serial numbers of all steps that can be sampled; each is compared with what was appended."""
     replay = store.transitions()
     ids = replay.sampleable_ids()
     held: set[int] = set()
@@ -83,34 +110,29 @@ def check(folder: Path, turn: int, upto: int) -> tuple[int, float, int]:
         assert np.array_equal(batch.action, serials) and np.array_equal(batch.reward, serials // LANES * LANES % 8)
         held.update(serials.tolist())
     assert len(held) == len(ids), "a step is there twice"
-    first = turn * STEPS_A_ROUND
-    oldest = max(first, upto - CAPACITY // 2)  # what lies further back may have left for newer steps
-    lost = set(range(oldest, upto - LANES)) - held
-    if lost:
-        print(f"round {turn}: lost {min(lost)} to {max(lost)}, {len(lost)} steps of {first} to {upto}", flush=True)
-    store.close()
-    return len(lost), took, len(held)
+    return held
 
 
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--folder", type=Path, help="default: a temporary one")
-    arguments = parser.parse_args()
+def lost_of(held: set[int], turn: int, upto: int) -> int:
+    """How many steps up to ``upto`` are not there; what lies far back may have left for newer ones."""
+    oldest = max(turn * STEPS_A_ROUND, upto - CAPACITY // 2)
+    return len(set(range(oldest, upto - LANES)) - held)
+
+
+def kills(rounds: int, seed: int, base: Path) -> dict[str, Any]:
+    """SIGKILL at random moments."""
     disk_module.REGION_BYTES = disk_module.SMALLEST_REGION = 128 << 10  # so that regions come and go
-    base = arguments.folder or Path(tempfile.mkdtemp(prefix="sharpwave-crash-"))
-    folder = base / "store"
-    rng = np.random.default_rng(arguments.seed)
-    losses = acknowledged_steps = 0
-    worst = 0.0
-    for turn in range(arguments.rounds):
+    rng = np.random.default_rng(seed)
+    done: dict[str, Any] = {"rounds": 0, "steps_acknowledged": 0, "checkpoints_opened": 0, "losses": 0}
+    slowest = {"store": 0.0, "checkpoint": 0.0}
+    last: tuple[int, int] | None = None  # the round and the steps of the last checkpoint that was acknowledged
+    begin = time.perf_counter()
+    for turn in range(rounds):
         reader, writer = os.pipe()
         child = os.fork()
         if child == 0:
             try:
-                write(folder, turn, writer)
+                write(base, turn, writer)
             finally:
                 os._exit(1)
         os.close(writer)
@@ -123,16 +145,183 @@ def main() -> None:
         os.close(reader)
         if os.waitstatus_to_exitcode(status) != -signal.SIGKILL:
             sys.exit(f"round {turn}: the writer failed by itself; see above")
-        upto = int(np.frombuffer(told, np.int64)[-1]) if told else turn * STEPS_A_ROUND
-        lost, took, held = check(folder, turn, upto)
-        losses, worst = losses + lost, max(worst, took)
-        acknowledged_steps += upto - turn * STEPS_A_ROUND
-        if turn % 50 == 49 or turn == arguments.rounds - 1:
-            said = f"{acknowledged_steps:,} steps acknowledged, {losses} lost, slowest recovery {worst * 1e3:.0f} ms"
-            print(f"{turn + 1} rounds: {said}, {held:,} steps held", flush=True)
-    if arguments.folder is None:
-        shutil.rmtree(base)
-    sys.exit(1 if losses else 0)
+        said = np.frombuffer(told, np.int64).reshape(-1, 2)
+        # A checkpoint is no flush of the store's own folder; steps between the two count for the checkpoint.
+        flushed = said[said[:, 1] == FLUSHED, 0]
+        upto = int(flushed[-1]) if len(flushed) else turn * STEPS_A_ROUND
+        if (said[:, 1] == CHECKPOINTED).any():
+            last = turn, int(said[said[:, 1] == CHECKPOINTED, 0][-1])
+        started = time.perf_counter()
+        store = opened(base / "store")
+        slowest["store"] = max(slowest["store"], time.perf_counter() - started)
+        lost = lost_of(held_by(store), turn, upto)
+        store.close()
+        if last is not None:
+            started = time.perf_counter()
+            store = sw.Store.open(base / "checkpoint", disk=base / "opened")
+            slowest["checkpoint"] = max(slowest["checkpoint"], time.perf_counter() - started)
+            held = held_by(store)
+            # A newer one may have been complete when the process was killed, and not acknowledged.
+            lost += lost_of(held, *last) if max(held, default=-1) < last[1] else 0
+            done["checkpoints_opened"] += 1
+            store.close()
+            shutil.rmtree(base / "opened")
+        if lost:
+            say(f"round {turn}: {lost} steps lost of those up to {upto}, checkpoint {last}")
+        done["losses"] += lost
+        done["rounds"] += 1
+        done["steps_acknowledged"] += max(0, upto - turn * STEPS_A_ROUND)
+        done["slowest_open_ms"] = {name: round(took * 1e3, 1) for name, took in slowest.items()}
+        done["seconds"] = round(time.perf_counter() - begin, 1)
+        if turn % 50 == 49 or turn == rounds - 1:
+            say(f"kills: {done}")
+    return done
+
+
+def fail(base: Path) -> dict[str, Any]:
+    """Every fault at every file operation."""
+    operations = faults.round_of(base / "whole", "delta", 0, "EIO").log
+    done: dict[str, Any] = {"rounds": 0, "operations": len(operations), "kinds": list(faults.KINDS), "losses": 0}
+    begin = time.perf_counter()
+    for kind in faults.KINDS:
+        for at in range(1, len(operations) + 1):
+            try:
+                faults.round_of(base / "life", "delta", at, kind, seed=at)
+            except BaseException as error:
+                if isinstance(error, KeyboardInterrupt):
+                    raise
+                done["losses"] += 1
+                say(f"faults: {kind} at operation {at}, {operations[at - 1]}: {error!r}")
+            shutil.rmtree(base / "life")
+            done["rounds"] += 1
+    done["seconds"] = round(time.perf_counter() - begin, 1)
+    say(f"faults: {done}")
+    return done
+
+
+def flips(count: int, opens: int, seed: int, base: Path) -> dict[str, Any]:
+    """Flipped bits and cut-off files."""
+    disk_module.REGION_BYTES = disk_module.SMALLEST_REGION = 32 << 10
+    survey_module.LOOK_AGAIN_S = 0.0  # nobody writes here
+    source = base / "sound"
+    with sw.Store(SPEC, capacity=CAPACITY, disk=source, segment_steps=32) as store:
+        serial = 0
+        while serial < 4 * 700:
+            serial = append(store, serial)
+            if serial % 400 == 0:
+                store.flush()
+    manifest = disk_module.read_manifest(source)
+    identity = Identity(bytes.fromhex(manifest["store"]), manifest["schema"])
+    files = sorted([source / disk_module.MANIFEST, *(source / disk_module.FOLDER).glob("*.region")])
+    content = {path: path.read_bytes() for path in files}
+    sound = {path: records_of(path, identity)[0] for path in files if path.suffix == ".region"}
+    rng = np.random.default_rng(seed)
+    sizes = np.array([len(content[path]) for path in files])
+    places = rng.integers(0, int(sizes.sum()), count)
+    edges = np.cumsum(sizes)
+    work: list[tuple[Path, str, bytes]] = []
+    for place in places.tolist():
+        which = int(np.searchsorted(edges, place, side="right"))
+        at, bit = place - int(edges[which] - sizes[which]), int(rng.integers(8))
+        data = bytearray(content[files[which]])
+        data[at] ^= 1 << bit
+        work.append((files[which], f"bit {bit} of byte {at}", bytes(data)))
+    for path, records in sound.items():
+        marks = {0, 72, len(content[path])} | {one.offset - 40 for one in records}
+        marks |= {one.offset for one in records} | {one.offset + one.nbytes for one in records}
+        cuts = sorted({cut for mark in marks for cut in (mark - 1, mark, mark + 1) if 0 <= cut < len(content[path])})
+        work += [(path, f"cut off at {cut}", content[path][:cut]) for cut in cuts]
+    sampled = set(rng.choice(len(work), min(opens, len(work)), replace=False).tolist())
+    done: dict[str, Any] = {"flips": count, "truncations": len(work) - count, "store_bytes": int(sizes.sum())}
+    done |= {"opened_and_verified_whole": len(sampled), "not_found": 0, "undamaged_lost": 0}
+    begin = time.perf_counter()
+    for number, (path, what, data) in enumerate(work):
+        path.write_bytes(data)
+        found, kept = found_by_reading(path, identity, sound)
+        if number in sampled:
+            whole_found, whole_kept = found_by_opening(source, path, base)
+            found, kept = found and whole_found, kept and whole_kept
+        if not found or not kept:
+            say(f"flips: {path.name}: {what}: {'found' if found else 'NOT FOUND'}, {'kept' if kept else 'LOST'}")
+        done["not_found"] += not found
+        done["undamaged_lost"] += not kept
+        path.write_bytes(content[path])
+    done["seconds"] = round(time.perf_counter() - begin, 1)
+    say(f"flips: {done}")
+    return done
+
+
+def records_of(path: Path, identity: Identity) -> tuple[list[Any], list[Any]]:
+    """A region's records and damages."""
+    region, records, damages = read_region(path, identity)
+    if region is not None:
+        os.close(region.descriptor)
+    return records, damages
+
+
+def found_by_reading(path: Path, identity: Identity, sound: dict[Path, list[Any]]) -> tuple[bool, bool]:
+    """Whether a damage is named, and whether all other records are there."""
+    if path.name == disk_module.MANIFEST:
+        try:
+            disk_module.read_manifest(path.parent)
+        except sw.DamagedError as error:
+            return str(path) in str(error), True
+        return False, True
+    records, damages = records_of(path, identity)
+    size = path.stat().st_size
+    whole = [one for one in sound[path] if one.offset + one.nbytes <= size]
+    header = damages and damages[0].offset == 0 and "header" in damages[0].what
+    lost = set(whole) - set(records)
+    return bool(damages) and all(one.path == path for one in damages), len(lost) <= 1 or bool(header)
+
+
+def found_by_opening(source: Path, path: Path, base: Path) -> tuple[bool, bool]:
+    """As above, of the whole store, opened in a copy, and verified."""
+    folder = base / "copy"
+    shutil.copytree(source, folder)
+    name = path.relative_to(source)
+    try:
+        named = any(one.path == folder / name for one in verify(folder).damages)
+        try:
+            store = sw.Store.open(folder)
+        except sw.DamagedError as error:
+            return named and str(folder / name) in str(error), path.name == disk_module.MANIFEST
+        assert store.recovery is not None
+        held = held_by(store)
+        named = named and any(str(folder / name) in damage for damage in store.recovery.damages)
+        store.close()
+        return named, len(held) > 0 and path.name != disk_module.MANIFEST
+    finally:
+        shutil.rmtree(folder)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=1000, help="of kills")
+    parser.add_argument("--flips", type=int, default=10_000)
+    parser.add_argument("--whole-opens", type=int, default=500, help="of the flips and cuts")
+    parser.add_argument("--no-faults", action="store_true")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=HERE / "results" / "crash.json")
+    arguments = parser.parse_args()
+    base = Path(tempfile.mkdtemp(prefix="sharpwave-crash-"))
+    results: dict[str, Any] = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+    parts: dict[str, Callable[[], dict[str, Any]]] = {}
+    if not arguments.no_faults:
+        parts["faults"] = lambda: fail(base)
+    if arguments.flips:
+        parts["flips"] = lambda: flips(arguments.flips, arguments.whole_opens, arguments.seed, base)
+    if arguments.rounds:
+        parts["kills"] = lambda: kills(arguments.rounds, arguments.seed, base)
+    for name, part in parts.items():
+        results[name] = part()
+        arguments.out.write_text(json.dumps(results, indent=1) + "\n")
+    shutil.rmtree(base)
+    bad = [part["losses"] for name, part in results.items() if name != "flips"]
+    bad += [results["flips"][name] for name in ("not_found", "undamaged_lost") if "flips" in results]
+    say(f"losses: {sum(bad)}")
+    sys.exit(1 if sum(bad) else 0)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import zlib
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pytest
 import sharpwave as sw
 from sharpwave.tiers.disk import Disk, read_manifest
 from sharpwave.tiers.files import Files
-from sharpwave.tiers.regions import SEGMENT, Identity, Regions, read_region
+from sharpwave.tiers.regions import RECORD, SEGMENT, Identity, Regions, read_region
 
 from .faults import CAPACITY, ERRORS, KINDS, SEGMENT_STEPS, SPEC, Faulty, frame, on, round_of, serials_of
 
@@ -20,10 +22,10 @@ ME = Identity(bytes(16), 5)
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_acknowledged_is_lost_at_any_operation(tmp_path: Path, kind: str) -> None:
-    """Every third operation here, each with another beginning for each kind; all of them in benchmarks/crash.py."""
+    """Every fifth operation here, other ones for each kind; all of them in benchmarks/crash.py."""
     operations = round_of(tmp_path / "whole", "delta", 0, kind).log
     assert {"open", "allocate", "pwrite", "fsync", "fsync_folder", "rename", "unlink"} == set(operations)
-    for at in range(1 + KINDS.index(kind) % 3, len(operations) + 1, 3):
+    for at in range(1 + KINDS.index(kind) % 5, len(operations) + 1, 5):
         try:
             files = round_of(tmp_path / str(at), "delta", at, kind, seed=at)
         except BaseException as error:
@@ -56,10 +58,9 @@ def test_flushed_rows_go_only_when_what_replaces_them_is_on_disk(tmp_path: Path)
         for i in range(2):
             disk.release(1 + i)
         assert disk.append(7, payload(120, 3), 0, {}) and len(disk.regions.regions) < 4, "the first region has gone"
-        me = disk.regions.identity
         disk.close()
     files.cut_power(tmp_path, kept_share=0.0)
-    regions = Regions(tmp_path / "regions", me, 4096, Files())
+    regions = Regions(tmp_path / "regions", ME, 4096, Files())
     found, _ = regions.recover()
     regions.close()
     assert 7 in {record.id for _, record in found}
@@ -203,3 +204,45 @@ def test_a_full_disk_at_opening_costs_nothing(tmp_path: Path) -> None:
         sw.Store.open(tmp_path)
     with sw.Store.open(tmp_path) as store:
         assert serials_of(store) == [0, 1]
+
+
+def test_every_flipped_bit_and_every_cut_of_a_manifest_is_found(tmp_path: Path) -> None:
+    small_store(tmp_path).close()
+    path = tmp_path / "store.json"
+    content = path.read_bytes()
+    flips = [(at, 1 << bit) for at in range(len(content)) for bit in range(8)]
+    broken = [content[:at] + bytes([content[at] ^ flip]) + content[at + 1 :] for at, flip in flips]
+    for data in (*broken, *(content[:cut] for cut in range(len(content))), content + b" "):
+        path.write_bytes(data)
+        with pytest.raises(sw.DamagedError, match=re.escape(str(path))):
+            read_manifest(tmp_path)
+    with pytest.raises(sw.DamagedError, match="put back a copy"):
+        sw.Store.open(tmp_path)
+    path.write_bytes(content)
+    assert read_manifest(tmp_path)["capacity"] == CAPACITY
+
+
+def test_a_store_cut_off_anywhere_or_flipped_opens_and_is_named(tmp_path: Path) -> None:
+    """At every record's boundary, a byte before and a byte behind it; every seventh of them through the whole store."""
+    with small_store(tmp_path / "s") as store:
+        append(store, 0, range(30))
+        store.flush()
+    (path,) = (tmp_path / "s" / "regions").glob("*.region")
+    content = path.read_bytes()
+    region, records, _ = read_region(path)
+    assert region is not None and len(records) == 8
+    os.close(region.descriptor)
+    marks = {72} | {one.offset - RECORD.size for one in records} | {one.offset + one.nbytes for one in records}
+    cuts = sorted({cut for mark in marks for cut in (mark - 1, mark, mark + 1)})
+    for number, cut in enumerate(cuts):
+        path.write_bytes(content[:cut])
+        region, kept, damages = read_region(path)
+        assert damages and kept == ([one for one in records if one.offset + one.nbytes <= cut] if region else [])
+        if region is not None:
+            os.close(region.descriptor)
+        if number % 7 == 0:
+            shutil.copytree(tmp_path / "s", tmp_path / str(cut))
+            with sw.Store.open(tmp_path / str(cut)) as store:
+                assert store.recovery is not None and path.name in store.recovery.damages[0]
+                found = serials_of(store)
+                assert found == list(range(len(found))) and len(found) >= 4 * (len(kept) - 1)

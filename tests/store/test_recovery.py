@@ -309,27 +309,35 @@ while True:
         store.append(lane=k % 2, obs=picture, action=k % 5, reward=k % 4, terminated=False, truncated=False, serial=k)
         k += 1
     store.flush()
-    print(k, flush=True)
+    if k % 3 == 2:
+        store.checkpoint(sys.argv[2])
+    print(k, k % 3 == 2, flush=True)
 """
 
 
 @pytest.mark.parametrize("after", [1, 3, 10])
-def test_a_killed_process_loses_nothing_that_was_flushed(tmp_path: Path, after: int) -> None:
-    command = [sys.executable, "-c", CHILD, tmp_path / "s"]
+def test_a_killed_process_loses_nothing_that_was_flushed_or_saved(tmp_path: Path, after: int) -> None:
+    command = [sys.executable, "-c", CHILD, tmp_path / "s", tmp_path / "c"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
-        acknowledged = 0
+        acknowledged = saved = 0
         for _ in range(after):
-            acknowledged = int(child.stdout.readline())
+            steps, checkpoint = child.stdout.readline().split()
+            acknowledged = int(steps)
+            saved = acknowledged if checkpoint == "True" else saved
         time.sleep(0.01 * after)
         child.send_signal(signal.SIGKILL)
+    if saved:
+        with sw.Store.open(tmp_path / "c", disk=tmp_path / "o") as store:
+            assert store.total_steps >= saved and store.recovery is not None and not store.recovery.damages
+            replay = store.transitions()
+            assert set(range(saved - 2)) <= set(replay.fetch(replay.sampleable_ids())["serial"].tolist())
     with sw.Store.open(tmp_path / "s") as store:
         replay = store.transitions()
         batch = replay.fetch(replay.sampleable_ids())
         serials = sorted(batch["serial"].tolist())
-        assert set(range(acknowledged - 2)) <= set(serials), (
-            "flushed steps are gone"
-        )  # each lane's last has no successor
+        # Each lane's last has no successor.
+        assert set(range(acknowledged - 2)) <= set(serials), "flushed steps are gone"
         for lane in (0, 1):
             mine = [serial for serial in serials if serial % 2 == lane]
             assert mine == list(range(lane, lane + 2 * len(mine), 2)), "no step is skipped"

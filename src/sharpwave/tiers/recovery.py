@@ -201,8 +201,7 @@ class Adoption:
         }
         needed = {key: one for key, one in needed.items() if one}
         offset = record.offset
-        alone = self.disk is not None and bool(needed.keys() - self.regions.regions[number].keys)
-        if record.kind != SEGMENT or alone:
+        if self.disk is not None and (record.kind != SEGMENT or needed.keys() - self.regions.regions[number].keys):
             # Rows of an open segment; or a dictionary lies in another region only, which may go before this one.
             number, offset = self.regions.append(SEGMENT, record.id, bytes(data), self._generation, needed)
         index.codec[:, slot] = [column.codec for column in header.placed]

@@ -124,9 +124,13 @@ def _open_lanes(log: StepLog, state: dict[str, Any], opened: Ints) -> None:
     ends = np.cumsum(sizes)
     for lane, slot in enumerate(opened.tolist()):
         data = tails[ends[lane] - sizes[lane] : ends[lane]]
-        header, arrays = segment.unpack(data, log.spec, _no_dictionary)
+        header, arrays = segment.unpack(data, log.spec, _no_dictionary, limit=log.chunk_bytes)
         if header.lane != lane or header.first_step + header.steps != steps[lane]:
             raise DamagedError(f"lane {lane}: rows of lane {header.lane} from step {header.first_step} on")
+        if header.steps > log.stride or header.frames > log.most_frames or header.context > log.spec.context:
+            raise DamagedError(f"lane {lane}: {header.steps} steps, {header.frames} frames in an open segment")
+        if header.steps:
+            segment.check_frames(header, arrays["flags"], sealed=False)
         log.reopen_lane(slot, header, arrays, bool(begins[lane]))
 
 

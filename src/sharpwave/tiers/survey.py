@@ -219,7 +219,7 @@ class Reader:
         payload = self.payload(record)
         self._check_header(payload, described)
         try:
-            return segment.unpack(payload, described.spec, self.dictionary, only)
+            return segment.unpack(payload, described.spec, self.dictionary, only, described.most_bytes)
         except DamagedError:
             raise
         except (ValueError, OverflowError, MemoryError, zstandard.ZstdError) as error:

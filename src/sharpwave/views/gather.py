@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
-from ..codecs import ZSTD
+from ..codecs import ZSTD, DamagedError
 from ..tiers.dictionaries import DictionaryTable
 from .kernels import LEFT_OUT, Bytes, Int32s, Ints, gather_items
 from .team import team
@@ -84,9 +84,13 @@ def _gather_zstd(
         ranges[:, 0] = (packed[:, None] + words[entries]).reshape(-1)
         ranges[:, 1] = (words[entries + 1] - words[entries]).reshape(-1)
         sizes = np.full(entries.size, size, np.uint64)
-        unpacked: Any = table.decompressor(int(place)).multi_decompress_to_buffer(
-            zstandard.BufferWithSegments(memory.data, ranges.tobytes()), decompressed_sizes=sizes.tobytes(), threads=-1
-        )
+        source = zstandard.BufferWithSegments(memory.data, ranges.tobytes())
+        try:
+            unpacked: Any = table.decompressor(int(place)).multi_decompress_to_buffer(
+                source, decompressed_sizes=sizes.tobytes(), threads=-1
+            )
+        except zstandard.ZstdError as error:
+            raise DamagedError(f"sample: zstd frames that hold no rows ({error}); see `sharpwave verify`") from error
         for i, item in enumerate(items[mine]):
             for j in range(window):
                 out[item, j] = np.frombuffer(unpacked[i * window + j], np.uint8)
