@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +14,18 @@ import pytest
 import sharpwave as sw
 
 
-def filled(**settings: Any) -> sw.Store:
-    spec = sw.Spec(obs=sw.Field((20, 20), "uint8", stack=2), action=sw.Field((), "int64"))
+def filled(side: int = 20, **settings: Any) -> sw.Store:
+    spec = sw.Spec(obs=sw.Field((side, side), "uint8", stack=2), action=sw.Field((), "int64"))
     store = sw.Store(spec, capacity=5000, segment_steps=16, codec="raw", seed=3, **settings)
     for k in range(4000):
-        picture = np.full((20, 20), k % 256, np.uint8)
-        picture[0, :2] = k // 256, k % 256
-        store.append(lane=0, obs=picture, action=k, reward=0.0, terminated=False, truncated=False)
+        append(store, k)
     return store
+
+
+def append(store: sw.Store, k: int) -> None:
+    picture = np.full(store.spec.fields["obs"].shape, k % 256, np.uint8)
+    picture[0, :2] = k // 256 % 256, k % 256
+    store.append(lane=0, obs=picture, action=k, reward=0.0, terminated=False, truncated=False)
 
 
 def same(one: Any, other: Any) -> bool:
@@ -48,6 +55,67 @@ def test_what_a_stream_needs_is_read_ahead(tmp_path: Path) -> None:
     assert store.stats()["disk"]["misses"] - before <= 8, "one batch is read for each that is handed out"
     stream.close()
     assert not residency._pins.any()
+
+
+def check(batch: Any) -> None:
+    """Every transition is of the steps that :func:`append` wrote."""
+    k = batch.action
+    for obs, at in ((batch.obs, k), (batch.next_obs, k + 1)):
+        assert np.array_equal(obs[:, 1, 0, :2], np.stack([at // 256 % 256, at % 256], axis=1))
+        assert np.array_equal(obs[:, 1, -1, -1], at % 256)
+
+
+def test_streams_samples_and_a_writer_at_once(tmp_path: Path) -> None:
+    """Memory holds a fifth of the steps, and segments leave the store while streams wait for them."""
+    store = filled(side=48, disk=tmp_path, ram="4MiB")
+    errors: list[BaseException] = []
+    finished = threading.Event()
+
+    def guarded(work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:  # told to the test below
+            errors.append(error)
+
+    def write() -> None:
+        for k in range(4000, 12_000):
+            append(store, k)
+        finished.set()
+
+    def stream(seed: int) -> None:
+        batches = store.transitions(seed=seed).stream(16, lookahead=seed)
+        while not finished.is_set():
+            check(next(batches))
+        batches.close()
+
+    def sample() -> None:
+        replay = store.transitions(seed=9)
+        while not finished.is_set():
+            check(replay.sample(16))
+
+    works = [write, sample, *(partial(stream, seed) for seed in (1, 4))]
+    threads = [threading.Thread(target=guarded, args=(work,), daemon=True) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert not errors, errors
+    assert store.stats()["disk"]["misses"] > 0 and store.stats()["disk"]["damaged"] == []
+    assert not store._log.residency._pins.any()  # type: ignore[union-attr]
+    store.close()
+
+
+def test_a_stream_that_looks_further_ahead_than_memory_reaches_still_goes_on(tmp_path: Path) -> None:
+    store = filled(side=48, disk=tmp_path, ram="4MiB")
+    stream = store.transitions(seed=1).stream(32, lookahead=200)
+    sampled = filled(side=48).transitions(seed=1)
+    for _ in range(20):
+        assert same(next(stream), sampled.sample(32))
+    for k in range(4000, 4200):  # what is pinned makes room for what comes in
+        append(store, k)
+        check(next(stream))
+    assert store.stats()["disk"]["damaged"] == []
 
 
 def test_a_prioritized_stream_has_the_weights_of_the_draw() -> None:
