@@ -25,6 +25,7 @@ from .survey import (
     region_files,
     size_of,
     strangers,
+    that_count,
 )
 
 
@@ -84,7 +85,7 @@ def check(folder: Path, progress: Callable[[int], Progress] = lambda total: lamb
             continue
         found += [(number, one) for one in _check_file(reader, described, result, advance)]
     if described is not None:
-        _check_lanes(found, described.segment_steps, result)
+        _check_lanes(that_count(folder, found, result.damages), described.segment_steps, result)
     for path in strangers(folder):
         set_aside = path.parent.name == QUARANTINE
         why = "set aside when the store was opened" if set_aside else "no part of the store"

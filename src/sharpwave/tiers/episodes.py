@@ -26,6 +26,7 @@ from .survey import (
     readers,
     region_files,
     size_of,
+    that_count,
 )
 
 ENDED = TERMINATED | TRUNCATED
@@ -141,6 +142,7 @@ def survey(folder: Path, progress: Callable[[int], Progress] = lambda total: lam
         for one, cut in _read_file(reader, result, advance):
             found.append((number, one))
             pieces[one.path, one.record] = cut
+    found = that_count(folder, found, result.damages)
     result.lanes = chains(found, result.described.segment_steps)
     for lane, chain in result.lanes.items():
         episodes = _Episodes(lane)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import segment
-from ..codecs import RAW, ZSTD, DamagedError, encode
+from ..codecs import RAW, ZSTD, encode
 from ..sampling.retention import Retention
 from ..segment import FIRST_FIELD, FLAGS, REWARD, Column
 from ..spec import START, TRUNCATED, Spec
@@ -484,25 +484,33 @@ class StepLog:
         self.total_steps += step
 
     def reopen_lane(
-        self, slot: int, header: segment.Header, arrays: Mapping[str, npt.NDArray[Any]], begins: bool
+        self,
+        slot: int,
+        steps: int,
+        header: segment.Header | None,
+        arrays: Mapping[str, npt.NDArray[Any]],
+        begins: bool,
     ) -> None:
-        """Make one more lane, whose open segment lies in ``slot`` and holds the rows of :meth:`pack_open`, decoded.
+        """Make one more lane, to which ``steps`` were written, with an open segment in ``slot``.
 
-        Raises: DamagedError: more rows than there is room for.  MemoryError.
+        Args:
+            header, arrays: its rows, from :meth:`pack_open`, decoded; ``None``: it is empty.
+
+        Raises: MemoryError.
         """
-        if header.steps > self.stride or header.frames > self.most_frames or header.context > header.frames:
-            raise DamagedError(f"{header.steps} steps, {header.frames} frames in an open segment")
         staging = self.arena.reserve()
         if staging is None:
             raise MemoryError(f"store: no room to open lane {self.lanes}; raise ram=")
         self._slot = np.append(self._slot, np.int32(slot))
         self._staging = np.append(self._staging, np.int64(staging))
-        self._steps = np.append(self._steps, np.int64(header.first_step))
+        self._steps = np.append(self._steps, np.int64(steps - header.steps if header else steps))
         self.oldest = np.append(self.oldest, np.int32(slot))
         index = self.index
         self._open(self.lanes - 1, slot)
         index.next[slot] = index.previous[slot] = -1
         index.begins[slot] = begins
+        if header is None:
+            return
         index.rows[slot], index.frames[slot], index.context[slot] = header.steps, header.frames, header.context
         for c, name in enumerate(self.names):
             data = np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8).reshape(-1, self.sizes[c])

@@ -163,9 +163,7 @@ class Adoption:
         try:
             return self._adopt(number, record)
         except DamagedError as error:
-            what = f"segment {record.id}: {str(error).removeprefix('segment: ')}"
-            path = self.regions.regions[number].path
-            self.damages.append(Damage(path, record.offset, record.nbytes, what, record.id))
+            self._note(number, record, error)
             self.damaged = True
             return False
 
@@ -221,6 +219,24 @@ class Adoption:
         self.report.segments += 1
         self.report.steps += header.steps
         return True
+
+    def open_rows(self, number: int, record: Record) -> tuple[segment.Header | None, dict[str, np.ndarray[Any, Any]]]:
+        """An open segment's rows, decoded; or ``None``: it is damaged, which is noted."""
+        log = self.log
+        try:
+            data = self._content(number, record)
+            header, arrays = segment.unpack(memoryview(data), log.spec, self._dictionary, limit=log.chunk_bytes)
+            segment.check_frames(header, arrays["flags"], sealed=False)
+            if header.steps > log.stride or header.frames > log.most_frames - 3 or header.context > log.spec.context:
+                raise DamagedError(f"{header.steps} steps, {header.frames} frames in an open segment")
+        except DamagedError as error:
+            self._note(number, record, error)
+            return None, {}
+        return header, arrays
+
+    def _note(self, number: int, record: Record, error: DamagedError) -> None:
+        what = f"segment {record.id}: {str(error).removeprefix('segment: ')}"
+        self.damages.append(Damage(self.regions.regions[number].path, record.offset, record.nbytes, what, record.id))
 
     def link(self) -> None:
         """Chain the lanes' segments, open new ones behind them, and free every other slot."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
+import os
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,13 @@ import numpy as np
 from ..codecs import DamagedError
 from .files import Files
 
+STATE = "state.npz"
+"""Its name in a checkpoint."""
 TREE = "tree"
 
 
 def write_state(path: Path, tree: dict[str, Any], files: Files) -> None:
-    """Write dicts and lists of arrays, numbers, strings and ``None``, and sync.  Raises: OSError."""
+    """Write dicts and lists of arrays, numbers, strings and ``None``, to a new file, and sync.  Raises: OSError."""
     arrays: dict[str, np.ndarray[Any, Any]] = {}
 
     def plain(value: Any) -> Any:
@@ -32,9 +34,9 @@ def write_state(path: Path, tree: dict[str, Any], files: Files) -> None:
         return value.item() if isinstance(value, np.generic) else value
 
     arrays[TREE] = np.frombuffer(json.dumps(plain(tree)).encode(), np.uint8)
-    content = io.BytesIO()
-    np.savez(content, allow_pickle=False, **arrays)
-    files.replace(path, content.getbuffer())
+    with os.fdopen(files.open(path), "wb") as file:
+        np.savez(file, allow_pickle=False, **arrays)
+    files.sync(path)
 
 
 def read_state(path: Path) -> dict[str, Any]:
