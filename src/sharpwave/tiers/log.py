@@ -519,6 +519,11 @@ class StepLog:
         self.held_steps += header.steps
 
     @property
+    def segment_bytes(self) -> int:
+        """Bytes of memory that there are for sealed segments."""
+        return self.arena.limit_bytes - self.lanes * self.chunk_bytes
+
+    @property
     def open_slots(self) -> npt.NDArray[np.int32]:
         """int32 [lanes], the slot of each lane's open segment."""
         return self._slot

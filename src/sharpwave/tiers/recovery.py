@@ -227,7 +227,7 @@ class Adoption:
             data = self._content(number, record)
             header, arrays = segment.unpack(memoryview(data), log.spec, self._dictionary, limit=log.chunk_bytes)
             segment.check_frames(header, arrays["flags"], sealed=False)
-            if header.steps > log.stride or header.frames > log.most_frames - 3 or header.context > log.spec.context:
+            if header.steps > log.stride or header.frames > log.most_frames or header.context > log.spec.context:
                 raise DamagedError(f"{header.steps} steps, {header.frames} frames in an open segment")
         except DamagedError as error:
             self._note(number, record, error)

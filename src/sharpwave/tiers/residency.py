@@ -34,6 +34,7 @@ class Residency:
     Attributes:
         hits, misses, moved: segments asked for that were there, that were read, and that made room for others.
         waited_s: how long sampling waited for reads.
+        kept_bytes: of segments that are pinned by who reads ahead, counted as often as they are.
         damaged: what was wrong with segments that could not be read, by slot.
     """
 
@@ -48,6 +49,7 @@ class Residency:
         disk.reads_into(arena.memory, self._state)
         self.hits = self.misses = self.moved = 0
         self.waited_s = 0.0
+        self.kept_bytes = 0
         self.damaged: dict[int, str] = {}
 
     def place(self, slot: int, base: int) -> None:
@@ -68,7 +70,7 @@ class Residency:
         other = Residency(self.arena, self.index, self.disk)
         other._pins[: len(self._pins)] = self._pins
         other._state[: len(self._state)] = self._state  # of damaged segments
-        for name in ("hits", "misses", "moved", "waited_s", "damaged"):
+        for name in ("hits", "misses", "moved", "waited_s", "kept_bytes", "damaged"):
             setattr(other, name, getattr(self, name))
         return other
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from .batch import Batch
 from .buffers import Buffers
 from .gather import gather
 from .kernels import cut, locate, sync
-from .stream import Stream
+from .stream import Ahead, Stream, let_go
 from .uses import Uses
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class Transitions:
         self._count = 0
         self._ring: list[Buffers] = []
         self._turn = 0
-        self._streams: list[weakref.ref[Stream]] = []
+        self._streams: list[tuple[weakref.ref[Stream], deque[Ahead]]] = []
         self._ahead: list[list[dict[str, Any]]] = []  # what the streams before a checkpoint had drawn ahead
 
     def set_depth(self, depth: int) -> None:
@@ -159,12 +160,16 @@ class Transitions:
         with self._lock:
             if self._ahead:
                 stream.resume(self._ahead.pop(0))
-            self._streams = [ref for ref in self._streams if ref() is not None] + [weakref.ref(stream)]
+            for ref, drawn in self._streams:
+                if ref() is None:  # it was not closed
+                    let_go(self._log, drawn)
+            self._streams = [one for one in self._streams if one[0]() is not None]
+            self._streams.append((weakref.ref(stream), stream.drawn))
         return stream
 
     def streams(self) -> list[Stream]:
         """Those in use, in the order of their making."""
-        return [stream for ref in self._streams if (stream := ref()) is not None]
+        return [stream for ref, _ in self._streams if (stream := ref()) is not None]
 
     def _take(self, draw: Draw, beta: float | None) -> Callable[[], None]:
         """Fill ``draw`` and count it as given out; returns what takes that back."""
