@@ -46,7 +46,7 @@ def read_state(path: Path) -> dict[str, Any]:
         DamagedError: not what it writes, or not as it was written.  OSError.
     """
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
 
             def rich(value: Any) -> Any:
                 if isinstance(value, list):

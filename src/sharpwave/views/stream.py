@@ -84,13 +84,12 @@ class Stream:
         ]
 
     def resume(self, ahead: list[dict[str, Any]]) -> None:
-        """Begin with what another stream had drawn; batches of another size come as well.  Raises: ValueError."""
+        """Begin with what another stream had drawn; batches of another size come as well."""
         for batch in ahead:
-            ids = checked_array(batch, "ids", np.int64)
+            ids = batch["ids"]
             draw = Draw.of(len(ids))
             draw.leaves[:], there = self._view._log.index.resolve(ids, self._view._known)
-            draw.probabilities[:] = checked_array(batch, "probabilities", np.float64)
-            draw.weights[:] = checked_array(batch, "weights", np.float32)
+            draw.probabilities[:], draw.weights[:] = batch["probabilities"], batch["weights"]
             self.drawn.append(Ahead(draw, np.where(there, ids, -1)))
 
     def _draw(self) -> None:
@@ -129,6 +128,15 @@ class Stream:
             slots = np.concatenate([slots, after[after >= 0]])
         sealed: Ints = slots[index.sealed[slots] > 0]
         return sealed
+
+
+def checked(batch: dict[str, Any]) -> dict[str, Any]:
+    """What :meth:`Stream.ahead` gives of a batch.  Raises: ValueError: it is none."""
+    arrays = {"ids": np.int64, "probabilities": np.float64, "weights": np.float32}
+    found = {name: checked_array(batch, name, dtype) for name, dtype in arrays.items()}
+    if len({len(array) for array in found.values()}) > 1 or not len(found["ids"]):
+        raise ValueError("a batch drawn ahead whose parts are not of one length")
+    return found
 
 
 def let_go(log: StepLog, drawn: deque[Ahead]) -> None:
