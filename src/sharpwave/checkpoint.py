@@ -88,7 +88,8 @@ def save(
                 folder, settings | {"store": identity, "checkpoint": number, "on_disk": log.disk is not None}, files
             )
         except BaseException:
-            shutil.rmtree(part, ignore_errors=True)
+            if _number(folder) != number:  # else it was named already, and only the sync after that failed
+                shutil.rmtree(part, ignore_errors=True)
             raise
         if before:
             shutil.rmtree(folder / str(before), ignore_errors=True)

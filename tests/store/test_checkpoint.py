@@ -239,6 +239,10 @@ def test_a_checkpoint_that_fails_leaves_the_one_before(tmp_path: Path, monkeypat
             self._count()
             super().fsync(descriptor)
 
+        def fsync_folder(self, path: Path) -> None:
+            self._count()
+            super().fsync_folder(path)
+
         def open(self, path: Path) -> int:
             self._count()
             return super().open(path)
@@ -262,13 +266,16 @@ def test_a_checkpoint_that_fails_leaves_the_one_before(tmp_path: Path, monkeypat
                 failed += 1
                 Failing.left = 10**9
                 opened = sw.Store.open(folder, disk=tmp_path / f"opened {failed}" if disk else None)
-                assert opened.total_steps == 100 * LANES and opened.recovery is not None and not opened.recovery.damages
+                assert opened.recovery is not None and not opened.recovery.damages
+                number = int(next(path.name for path in folder.iterdir() if path.name.isdigit()))
+                # Where only the last sync failed it is the new one, which a power cut might take back.
+                assert opened.total_steps == 100 * LANES or (number == 2 and opened.total_steps == 120 * LANES)
                 opened.close()
             else:
                 break
         Failing.left = 10**9
         assert failed > 3
-        assert sorted(path.name for path in folder.iterdir()) == ["2", "lock", "store.json"]
+        assert [path.name for path in sorted(folder.iterdir())][1:] == ["lock", "store.json"], "nothing is left over"
         play.go_on(300)
         store.close()
 

@@ -30,7 +30,9 @@ Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 Rows = Mapping[str, npt.NDArray[Any]]
 
-DEFAULT_STRIDE = 128
+DEFAULT_STRIDE, DISK_STRIDE = 128, 64
+"""Steps in a segment. An item sampled from disk is a read of its segment, of which it uses a few frames; shorter ones
+take more memory for the index."""
 
 
 class StepLog:

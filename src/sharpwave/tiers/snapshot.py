@@ -82,6 +82,8 @@ def restore(
         raise ValueError("slots that are no slots, or come twice")
     if (generation[slots] != ids >> LEAF_BITS).any() or (slots * stride != ids & LEAF_MASK).any():
         raise ValueError("segments of other generations")
+    if not np.array_equal(checked_array(state["retention"], "slots", np.int64), slots):
+        raise ValueError("the retention knows other segments")
     index.highest = len(generation)
     index.generation[: index.highest] = generation
     _open_lanes(adoption, state, opened, found)
