@@ -52,7 +52,7 @@ class Store:
         retention: which segments leave when the store is full: those of ``Fifo()`` (the oldest, default),
             ``Reservoir()`` or ``LowestPriority()``.
         seed: of the sampling, so that the same calls give the same batches.
-        segment_steps: steps in a segment: what is encoded, read from disk, and what leaves, at a time. Default 128, with
+        segment_steps: steps in a segment: what is encoded, read from disk, and leaves, at a time. Default 128, with
             a disk 64, less where the capacity or ``ram`` is small.
 
     All methods may be called from several threads.
