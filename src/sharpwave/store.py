@@ -360,7 +360,7 @@ class Store:
             log.check_open()
             if log.disk is None:
                 return
-            generation = int(log.index.generation[: log.index.highest].max(initial=0))
+            generation = log.index.latest_generation
             for lane in range(log.lanes):
                 if log.index.rows[log.open_slots[lane]]:
                     log.disk.append_tail(*log.pack_open(lane), generation)

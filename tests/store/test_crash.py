@@ -56,7 +56,7 @@ def test_flushed_rows_go_only_when_what_replaces_them_is_on_disk(tmp_path: Path)
         for i in range(3):  # the next regions
             disk.append(100 + i, payload(3900, 2), 0, {})
         for i in range(2):
-            disk.release(1 + i)
+            disk.release(1 + i, 3904)
         assert disk.append(7, payload(120, 3), 0, {}) and len(disk.regions.regions) < 4, "the first region has gone"
         disk.close()
     files.cut_power(tmp_path, kept_share=0.0)

@@ -19,8 +19,6 @@ from .test_transitions_machine import TransitionsMachine
 class DiskMachine(TransitionsMachine):
     """Regions of 4 KiB, so that they fill and are deleted as well."""
 
-    retentions = (sw.Fifo,)
-
     def make_store(self, spec: sw.Spec, **settings: Any) -> sw.Store:
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(disk_module, "SMALLEST_REGION", 4096)

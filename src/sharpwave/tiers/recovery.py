@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 from collections.abc import Sequence
@@ -14,12 +15,13 @@ import numpy as np
 from .. import segment
 from ..checks import MOST_LANES
 from ..codecs import RAW, ZSTD_DICTIONARY_BYTES, DamagedError
+from ..sampling.retention import Reservoir
 from ..segment import FIRST_FIELD, FLAGS, REWARD, Column
 from ..spec import TERMINATED, TRUNCATED
-from .disk import Disk
+from .disk import THRESHOLD, Disk
 from .index import LEAF_BITS, LEAF_MASK
 from .log import StepLog
-from .regions import DICTIONARY, SEGMENT, Damage, Record, Regions
+from .regions import DICTIONARY, NOTE, SEGMENT, TAIL, Damage, Record, Regions
 
 ENDED = TERMINATED | TRUNCATED
 QUARANTINE = "quarantine"
@@ -48,7 +50,7 @@ class Recovery:
 
 def highest_slot(found: Found, stride: int) -> int:
     """The highest slot that a record's id names, of those that a store can have come to; -1 without any."""
-    slots = ((record.id & LEAF_MASK) // stride for _, record in found if record.kind != DICTIONARY)
+    slots = ((record.id & LEAF_MASK) // stride for _, record in found if record.kind in (SEGMENT, TAIL))
     most = _most_slots(found)
     return max((slot for slot in slots if slot < most), default=-1)
 
@@ -72,15 +74,33 @@ def adopt_all(log: StepLog, regions: Regions, found: Found, damages: list[Damage
         ValueError, MemoryError: the capacity, or ``ram``, is too small for the lanes.
     """
     adoption = Adoption(log, regions, found, damages, disk)
+    if isinstance(log.retention, Reservoir):
+        log.retention.threshold = _threshold(regions, found)
     for versions in ranked(found, log.stride):
         for number, record in versions:
+            slot = (record.id & LEAF_MASK) // log.stride
+            if not log.retention.add(slot, record.id):
+                break  # it had left
             if adoption.try_adopt(number, record):
-                log.retention.add((record.id & LEAF_MASK) // log.stride)
-            elif adoption.damaged:
-                continue
-            break
+                break
+            log.retention.discard(slot)
+            if not adoption.damaged:
+                break
     adoption.link()
     return adoption.report
+
+
+def _threshold(regions: Regions, found: Found) -> float:
+    """The lowest that a reservoir noted: it only ever sinks."""
+    threshold = 1.0
+    for number, record in found:
+        if record.kind == NOTE and record.nbytes == THRESHOLD.size + 4:
+            content = bytearray(record.nbytes)
+            with contextlib.suppress(OSError):
+                regions.read(number, record.offset, memoryview(content))
+                (noted,) = THRESHOLD.unpack_from(content)
+                threshold = min(threshold, noted) if noted >= 0 else threshold
+    return threshold
 
 
 def newest(found: Found, stride: int) -> list[tuple[int, Record]]:
@@ -93,15 +113,16 @@ def ranked(found: Found, stride: int) -> list[list[tuple[int, Record]]]:
     counts. A power cut may leave a segment, and not the dictionary that was written before it."""
     slots: dict[int, list[tuple[int, Record]]] = {}
     for place in found:
-        if place[1].kind != DICTIONARY:
+        if place[1].kind in (SEGMENT, TAIL):
             slots.setdefault((place[1].id & LEAF_MASK) // stride, []).append(place)
     for versions in slots.values():
-        versions.sort(key=lambda place: _rank(place[1]), reverse=True)
+        versions.sort(key=lambda place: (*_rank(place[1]), place[0]), reverse=True)
     return sorted(slots.values(), key=lambda versions: (versions[0][1].kind != SEGMENT, versions[0][1].sequence))
 
 
 def _rank(record: Record) -> tuple[int, bool, int]:
-    """Of one slot's records the one with the latest generation counts; a sealed segment before its rows so far."""
+    """Of one slot's records the one with the latest generation counts; a sealed segment before its rows so far. Copies
+    have the same rank: any will do."""
     return record.id >> LEAF_BITS, record.kind == SEGMENT, record.sequence
 
 
@@ -216,7 +237,7 @@ class Adoption:
             self.full = True
             return False
         if self.disk is not None:
-            self.disk.hold(number)
+            self.disk.hold(number, len(data))
         self._lanes.setdefault(header.lane, []).append(slot)
         self.report.segments += 1
         self.report.steps += header.steps
