@@ -595,9 +595,17 @@ class StepLog:
                     f"on_full= (now {self.on_full!r}). This step was not appended",
                 ) from error
             if not self.evict():
-                raise OSError(
-                    f"disk: a segment of {need:,} bytes does not fit into disk_limit={disk.limit:,}; raise it"
-                )
+                raise too_large(disk, need)
+
+    def write_tails(self, disk: Disk) -> None:
+        """Write every open segment to disk as far as it goes.  Raises: OSError."""
+        for lane in range(self.lanes):
+            if self.index.rows[self._slot[lane]]:
+                id_, packed = self.pack_open(lane)
+                while not self._room_on_disk(disk, len(packed)):
+                    if not self.evict():
+                        raise too_large(disk, len(packed))
+                disk.append_tail(id_, packed, self.index.latest_generation)
 
     def _room_on_disk(self, disk: Disk, need: int) -> bool:
         """Whether there is room, or can be made without letting segments go.  Raises: OSError."""
@@ -710,6 +718,11 @@ class StepLog:
             "dictionaries": sum(table.nbytes for table in self.tables),
             "encoders": sum(encoder.nbytes for encoder in self.encoders.values()),
         }
+
+
+def too_large(disk: Disk, need: int) -> OSError:
+    """What to raise where even an empty disk tier has no room."""
+    return OSError(f"disk: a segment of {need:,} bytes does not fit into disk_limit={disk.limit or 0:,}; raise it")
 
 
 def check_lanes(capacity: int | None, lanes: int) -> None:

@@ -80,7 +80,8 @@ def adopt_all(log: StepLog, regions: Regions, found: Found, damages: list[Damage
         for number, record in versions:
             slot = (record.id & LEAF_MASK) // log.stride
             if not log.retention.add(slot, record.id):
-                break  # it had left
+                adoption.pass_by(number, record)  # it had left
+                break
             if adoption.try_adopt(number, record):
                 break
             log.retention.discard(slot)
@@ -173,6 +174,14 @@ class Adoption:
         self._most_slots = _most_slots(found)
         self._read: dict[int, bytes] = {}  # dictionaries, by key
         self._lanes: dict[int, list[int]] = {}
+        self._ends: dict[int, int] = {}  # by lane, the step behind the last one of those that had left
+
+    def pass_by(self, number: int, record: Record) -> None:
+        """A segment had left: no step will get the number of one of its steps."""
+        with contextlib.suppress(DamagedError):
+            header = segment.parse(self._content(number, record), self.log.spec)
+            if header.lane < MOST_LANES:
+                self._ends[header.lane] = max(self._ends.get(header.lane, 0), header.first_step + header.steps)
 
     def try_adopt(self, number: int, record: Record) -> bool:
         """Take a segment in. False: it is damaged, which is noted, or there is no room, or nothing in it.
@@ -248,14 +257,17 @@ class Adoption:
         log, index = self.log, self.log.index
         used = {slot for slots in self._lanes.values() for slot in slots}
         index.restore(used, self._generation)
-        log.open_lanes(max(self._lanes, default=-1) + 1)
+        log.open_lanes(max([*self._lanes, *self._ends], default=-1) + 1)
         for lane, slots in self._lanes.items():
             slots.sort(key=lambda slot: int(index.first_step[slot]))
             for slot, following in zip(slots, [*slots[1:], -1], strict=True):
                 if following < 0 or not self._goes_on(slot, following):
                     log.truncate(slot)
             log.chain(lane, slots)
-            log.begin_at(lane, int(index.first_step[slots[-1]] + index.rows[slots[-1]]))
+            end = int(index.first_step[slots[-1]] + index.rows[slots[-1]])
+            self._ends[lane] = max(end, self._ends.get(lane, 0))
+        for lane, end in self._ends.items():
+            log.begin_at(lane, end)
 
     def link_lanes(self) -> None:
         """Chain the lanes' segments before their open ones, which are there already."""
