@@ -331,6 +331,10 @@ def compare(store: sw.Store, account: Account, *, power: bool) -> None:
         upto = account.flushed[lane] if power else max(account.flushed[lane], account.sealed[lane])
         if upto and not steps[upto - 1].ends and (power or upto > account.sealed[lane]):
             upto -= 1  # what came after it is not known
+        retention = store._log.retention
+        if isinstance(retention, sw.Reservoir) and upto > account.sealed[lane]:
+            opened_with = steps[account.sealed[lane]].id  # opening seals what was open, and it may not be kept
+            upto = upto if retention.key(opened_with) < retention.threshold else account.sealed[lane]
         lost = [step.serial for k, step in enumerate(steps[:upto]) if k in account.held[lane]]
         lost = [serial for serial in lost if serial not in serials]
         assert not lost, f"lane {lane}: steps {lost} were acknowledged and are lost"
