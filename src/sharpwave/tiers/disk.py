@@ -115,15 +115,17 @@ class Disk:
         return left
 
     def room_for(self, nbytes: int) -> bool:
-        """Whether the limit allows for another ``nbytes``."""
-        if self.limit is None or self.regions.room_for(nbytes):
+        """Whether the limit allows for another ``nbytes``, and leaves free what it has to."""
+        if self.limit is None or (self.compacts and self.over_limit):
+            return self.limit is None
+        if self.regions.room_for(nbytes):
             return True
         size = max(self.regions.region_bytes, FIRST + RECORD.size + nbytes + ALIGNMENT)
         return self.nbytes + size <= self.limit - self._spare
 
     @property
     def over_limit(self) -> bool:
-        """Whether the files take more than they may."""
+        """Whether the files take more than they may, or what is to be left free to copy into."""
         return self.limit is not None and self.nbytes > self.limit - self._spare
 
     @property
@@ -225,9 +227,10 @@ class Disk:
             self._held.release(before.region, len(payload))
         self._note = Note(region, threshold, generation + GENERATIONS)
 
-    def note_if_room(self) -> None:
-        """The same as far as the disk takes it; what is not noted is when a note is next due."""
-        if self.room_for(THRESHOLD.size + 4):
+    def try_note(self) -> None:
+        """The same, if the limit and the disk allow it; else when it is next due. What is left free may be used."""
+        nbytes = THRESHOLD.size + 4
+        if self.limit is None or self.regions.room_for(nbytes) or self.nbytes + self._spare <= self.limit:
             try:
                 self.note()
             except OSError:
@@ -291,7 +294,7 @@ class Disk:
         unused = [n for n in list(self.regions.regions)[:-1] if not self.holds(n)]
         if not unused:
             return
-        self.note_if_room()
+        self.try_note()
         try:
             self.regions.sync()  # what replaces rows that were flushed is on disk before they go
             for number in unused:

@@ -562,7 +562,7 @@ class StepLog:
     def _note(self) -> None:
         """A segment is not kept: say so on disk first, where it may have been flushed."""
         if self.disk is not None:
-            self.disk.note_if_room()
+            self.disk.try_note()
 
     def _compact(self) -> bool:
         """Make room on disk without letting segments go. False if there is none to be made.  Raises: OSError."""
@@ -609,9 +609,7 @@ class StepLog:
 
     def _room_on_disk(self, disk: Disk, need: int) -> bool:
         """Whether there is room, or can be made without letting segments go.  Raises: OSError."""
-        if disk.regions.room_for(need):
-            return True
-        while disk.wasteful and self._compact():
+        while not disk.regions.room_for(need) and disk.wasteful and self._compact():
             pass
         while not disk.room_for(need):
             if not self._compact():
