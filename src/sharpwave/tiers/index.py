@@ -98,7 +98,8 @@ class SegmentIndex:
     def give_back(self, slot: int) -> None:
         """Free a slot; ids of its steps are stale from now on."""
         self.rows[slot] = 0
-        self.generation[slot] += 1
+        # What came back after a crash may be older than what its slot held last.
+        self.generation[slot] = max(self.generation[slot] + 1, self.first_generation)
         self.latest_generation = max(self.latest_generation, int(self.generation[slot]))
         heapq.heappush(self._returned, slot)
 
