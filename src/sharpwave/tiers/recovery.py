@@ -179,7 +179,7 @@ class Adoption:
     def pass_by(self, number: int, record: Record) -> None:
         """A segment had left: no step will get the number of one of its steps."""
         with contextlib.suppress(DamagedError):
-            header = segment.parse(self._content(number, record), self.log.spec)
+            header = segment.parse(memoryview(self._content(number, record)), self.log.spec)
             if header.lane < MOST_LANES:
                 self._ends[header.lane] = max(self._ends.get(header.lane, 0), header.first_step + header.steps)
 
