@@ -145,6 +145,7 @@ def _opened(settings: Settings, disk: Disk | None, left: Left, files: Files) -> 
     report.damages = [*map(str, damages), *report.damages]
     report.differences = _differences(settings, left)
     if disk is not None:
+        disk.note(always=True)  # before the region goes where it is written
         set_aside(disk, damages)
         if left.checkpoint:
             disk.describe(settings.manifest() | {"store": left.manifest["store"]})

@@ -64,8 +64,6 @@ class Settings:
             raise TypeError(
                 f"Store: retention is {retention!r}, expected sharpwave.Fifo(), Reservoir() or LowestPriority()"
             )
-        if on_disk and retention is not None and not isinstance(retention, Fifo):
-            raise ValueError(f"Store: retention={retention!r} works in memory only; with disk= it is Fifo()")
         if not isinstance(seed, (int, np.integer)) or seed < 0:
             raise ValueError(f"Store: seed={seed!r}, expected an integer of at least 0")
         limits = checked_limits(capacity, ram, disk_limit, on_disk)

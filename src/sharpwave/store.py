@@ -360,10 +360,7 @@ class Store:
             log.check_open()
             if log.disk is None:
                 return
-            generation = int(log.index.generation[: log.index.highest].max(initial=0))
-            for lane in range(log.lanes):
-                if log.index.rows[log.open_slots[lane]]:
-                    log.disk.append_tail(*log.pack_open(lane), generation)
+            log.write_tails(log.disk)
             log.disk.regions.sync()
 
     def checkpoint(self, path: str | os.PathLike[str]) -> None:

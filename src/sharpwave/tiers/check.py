@@ -10,7 +10,7 @@ from ..codecs import DamagedError
 from ..segment import check_frames
 from .disk import FOLDER, MANIFEST
 from .recovery import QUARANTINE
-from .regions import DICTIONARY, TAIL, Damage
+from .regions import DICTIONARY, NOTE, TAIL, Damage
 from .survey import (
     Described,
     Progress,
@@ -105,6 +105,8 @@ def _check_file(reader: Reader, described: Described | None, result: Check, adva
         told = record.offset
         if record.kind == DICTIONARY:
             result.dictionaries += 1
+            continue
+        if record.kind == NOTE:
             continue
         if described is not None:
             try:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ..codecs import NAMES, DamagedError
 from ..spec import START, TERMINATED, TRUNCATED
-from .regions import DICTIONARY, TAIL, Damage, Record
+from .regions import DICTIONARY, NOTE, SEGMENT, TAIL, Damage, Record
 from .survey import (
     Chain,
     Described,
@@ -159,8 +159,7 @@ def _read_file(reader: Reader, result: Survey, advance: Progress) -> Iterator[tu
     nbytes, told = size_of(reader.path), 0
     kinds = [record.kind for record in reader.records]
     if reader.region is not None:
-        tails, dictionaries = kinds.count(TAIL), kinds.count(DICTIONARY)
-        segments = len(kinds) - tails - dictionaries
+        segments, tails, dictionaries = (kinds.count(kind) for kind in (SEGMENT, TAIL, DICTIONARY))
         used = reader.region.used
         result.regions.append(RegionFile(reader.path, nbytes, used, segments, tails, dictionaries))
     for record in reader.records:
@@ -168,6 +167,7 @@ def _read_file(reader: Reader, result: Survey, advance: Progress) -> Iterator[tu
         told = record.offset
         if record.kind == DICTIONARY:
             result.dictionary_bytes += record.nbytes
+        if record.kind in (DICTIONARY, NOTE):
             continue
         try:
             header, arrays = reader.unpack(record, result.described, ("flags", "reward"))

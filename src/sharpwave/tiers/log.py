@@ -6,6 +6,7 @@ columns are all raw; so sampling does not know the difference.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -18,6 +19,7 @@ from ..codecs import RAW, ZSTD, encode
 from ..sampling.retention import Retention
 from ..segment import FIRST_FIELD, FLAGS, REWARD, Column
 from ..spec import START, TRUNCATED, Spec
+from .compaction import compact
 from .dictionaries import DictionaryTable, key_of
 from .disk import Disk
 from .encoder import AUTO_MIN_BYTES, ColumnEncoder
@@ -97,6 +99,9 @@ class StepLog:
         self.index = SegmentIndex(slots, stride, len(self.names))
         self.disk = disk
         self.residency = None if disk is None else Residency(self.arena, self.index, disk)
+        if disk is not None:
+            disk.compacts = not retention.in_order
+            disk.noted = lambda: (self.retention.threshold, self.index.latest_generation)
         self.tables = [DictionaryTable(int(size)) for size in self.sizes]
         self.encoders = {
             self.names.index(name): ColumnEncoder(
@@ -264,9 +269,10 @@ class StepLog:
     def keep_limits(self) -> None:
         """Let go what is too much of memory, of steps, or of files."""
         self._keep_capacity(0)
-        if self.disk is not None and self.disk.limit is not None:
-            while self.disk.nbytes > self.disk.limit and self.evict():
-                pass
+        if self.disk is not None:
+            with contextlib.suppress(OSError):  # then room is made when it is needed
+                while self.disk.over_limit and (self._compact() or self.evict()):
+                    pass
         self.limit_arena()
 
     def _keep_capacity(self, coming: int) -> None:
@@ -379,8 +385,9 @@ class StepLog:
 
     def _seal(self, lane: int, slot: int) -> bool:
         """Pack the open segment in ``slot`` and move it into the arena. False if it is not kept, and was not moved."""
-        self._sealing = self.retention.add(slot)
+        self._sealing = self.retention.add(slot, self._id(slot))
         if not self._sealing:
+            self._note()
             return False
         index = self.index
         rows, frames = int(index.rows[slot]), int(index.frames[slot])
@@ -419,7 +426,10 @@ class StepLog:
             self.drop_dictionaries(places)
             raise
         if not self._sealing:
+            if base is not None:
+                self.arena.free(base, len(packed))
             self.drop_dictionaries(places)
+            self._note()
             return False
         assert base is not None
         self.arena.memory[base : base + len(packed)] = np.frombuffer(packed, np.uint8)
@@ -539,7 +549,7 @@ class StepLog:
         """The id and the bytes of a lane's open segment as far as it goes, without dictionaries."""
         slot = int(self._slot[lane])
         rows, frames = int(self.index.rows[slot]), int(self.index.frames[slot])
-        id_ = int(self.index.generation[slot]) << LEAF_BITS | slot * self.stride
+        id_ = self._id(slot)
         columns = []
         for c, size in enumerate(self.sizes.tolist()):
             data = self._column(c, slot, frames if c in self.obs_columns else rows)
@@ -558,10 +568,25 @@ class StepLog:
             if place:
                 data = self.tables[c].data(place)
                 shared[c, key_of(data)] = data
-        return int(index.generation[slot]) << LEAF_BITS | slot * self.stride, content, shared
+        return self._id(slot), content, shared
+
+    def _id(self, slot: int) -> int:
+        """Of the first step of the segment in ``slot``."""
+        return int(self.index.generation[slot]) << LEAF_BITS | slot * self.stride
+
+    def _note(self) -> None:
+        """A segment is not kept: say so on disk first, where it may have been flushed."""
+        if self.disk is not None:
+            self.disk.try_note()
+
+    def _compact(self) -> bool:
+        """Make room on disk without letting segments go. False if there is none to be made.  Raises: OSError."""
+        if self.disk is None or self.residency is None or not self.disk.compacts:
+            return False
+        return compact(self.disk, self.index, self.tables, self.residency)
 
     def _to_disk(self, disk: Disk, slot: int, packed: bytes, columns: list[Column], places: list[int]) -> None:
-        """Append a segment to the newest region.  Raises: OSError."""
+        """Append a segment to the newest region, unless making room for it takes itself.  Raises: OSError."""
         index = self.index
         dictionaries = {
             (c, column.dictionary): self.tables[c].data(places[c])
@@ -569,17 +594,13 @@ class StepLog:
             if column.dictionary
         }
         need = len(packed) + sum(len(data) + 64 for data in dictionaries.values())
-        while not disk.room_for(need):
-            if not self.evict():
-                raise OSError(
-                    f"disk: a segment of {need:,} bytes does not fit into disk_limit={disk.limit:,}; raise it"
-                )
-        id_ = int(index.generation[slot]) << LEAF_BITS | slot * self.stride
-        generation = int(index.generation[: index.highest].max())
-        while True:
+        while self._sealing:
             try:
-                index.region[slot], index.place[slot] = disk.append(id_, packed, generation, dictionaries)
-                return
+                if self._room_on_disk(disk, need):
+                    index.region[slot], index.place[slot] = disk.append(
+                        self._id(slot), packed, index.latest_generation, dictionaries
+                    )
+                    return
             except OSError as error:
                 if self.on_full == "drop_oldest" and self.evict():
                     continue
@@ -588,6 +609,27 @@ class StepLog:
                     f"disk: {disk.folder} could not be written to ({error.strerror}); make room, or choose another "
                     f"on_full= (now {self.on_full!r}). This step was not appended",
                 ) from error
+            if not self.evict():
+                raise too_large(disk, need)
+
+    def write_tails(self, disk: Disk) -> None:
+        """Write every open segment to disk as far as it goes.  Raises: OSError."""
+        for lane in range(self.lanes):
+            if self.index.rows[self._slot[lane]]:
+                id_, packed = self.pack_open(lane)
+                while not self._room_on_disk(disk, len(packed)):
+                    if not self.evict():
+                        raise too_large(disk, len(packed))
+                disk.append_tail(id_, packed, self.index.latest_generation)
+
+    def _room_on_disk(self, disk: Disk, need: int) -> bool:
+        """Whether there is room, or can be made without letting segments go.  Raises: OSError."""
+        while not disk.regions.room_for(need) and disk.wasteful and self._compact():
+            pass
+        while not disk.room_for(need):
+            if not self._compact():
+                return False
+        return True
 
     def _make_room(self) -> bool:
         """Free some of the arena: what is on disk as well, or else of the store. False if there is nothing."""
@@ -623,7 +665,8 @@ class StepLog:
 
     def _give_back(self) -> bool:
         """Give memory between segments back, where they leave in any order. False if no whole page is left."""
-        chunk = None if self.retention.in_order or not hasattr(mmap, "MADV_DONTNEED") else self.arena.loosest()
+        whole = self.retention.in_order or self.residency is not None or not hasattr(mmap, "MADV_DONTNEED")
+        chunk = None if whole else self.arena.loosest()
         self._close_up(chunk)
         if chunk is not None:
             self.arena.trim_tail()
@@ -645,7 +688,7 @@ class StepLog:
             self.arena.free(base, nbytes)
         else:
             self.residency.forget(slot)
-            self.disk.release(int(index.region[slot]))
+            self.disk.release(int(index.region[slot]), nbytes)
         self.sealed_bytes -= nbytes
         return True
 
@@ -658,6 +701,8 @@ class StepLog:
         """Tell the watchers, take the segment out of its lane's chain, free the slot, count."""
         for watcher in self.watchers:
             watcher(slot)
+        if self.disk is not None:
+            self.disk.drop_tail(self._id(slot))
         index = self.index
         before, following = int(index.previous[slot]), int(index.next[slot])
         if before >= 0:
@@ -686,6 +731,11 @@ class StepLog:
             "dictionaries": sum(table.nbytes for table in self.tables),
             "encoders": sum(encoder.nbytes for encoder in self.encoders.values()),
         }
+
+
+def too_large(disk: Disk, need: int) -> OSError:
+    """What to raise where even an empty disk tier has no room."""
+    return OSError(f"disk: a segment of {need:,} bytes does not fit into disk_limit={disk.limit or 0:,}; raise it")
 
 
 def check_lanes(capacity: int | None, lanes: int) -> None:
