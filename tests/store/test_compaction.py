@@ -68,7 +68,7 @@ def test_thousands_of_segments_pass_through_a_few_regions_within_the_limit(
                 batch = replay.sample(32)
                 assert (batch.obs.reshape(-1) == batch.action).all()
                 replay.update_priorities(batch.ids, rng.random(32))
-        assert bytes_held(store) > 0.5 * limit, "what is free is used"
+        assert bytes_held(store) > 0.4 * limit, "what is free is used"
         appended = disk.regions.next_number * region / 2  # more than was ever written of new segments
         stats = store.stats()
         assert stats["disk"]["failures"] == 0 and stats["disk"]["damaged"] == [] and appended > 3 * limit
@@ -225,3 +225,4 @@ def test_regions_grow_with_the_limit_so_that_files_stay_few() -> None:
     assert disk_module.region_bytes(32 << 30, None) == 64 << 20
     for limit in (64 << 30, 1 << 40, 100 << 40):
         assert limit // disk_module.region_bytes(limit, None) <= 512
+        assert disk_module.region_bytes(limit, None, 32) == disk_module.region_bytes(limit, None)

@@ -5,8 +5,7 @@ the region's file is deleted once the copies are on disk. So a process that ends
 and none of them not at all; opening takes either one.
 
 Only regions of which a quarter or more is free are copied: at most three bytes are copied for each byte that is
-appended. A store that is full lets so many segments go first, wherever they lie, that one region is. Nothing is
-decoded.
+appended. So that there is such a region, three quarters of what the limit allows are held at most. Nothing is decoded.
 """
 
 from __future__ import annotations
@@ -16,13 +15,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from .dictionaries import DictionaryTable, key_of
-from .disk import Disk
+from .disk import MOST_HELD, Disk
 from .index import SegmentIndex
 from .regions import SEGMENT
 from .residency import Residency
-
-MOST_HELD = 0.75
-"""A region is copied if this share of it is held, at most."""
 
 
 def compact(disk: Disk, index: SegmentIndex, tables: Sequence[DictionaryTable], residency: Residency) -> bool:

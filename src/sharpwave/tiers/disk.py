@@ -31,6 +31,8 @@ REGION_BYTES = 64 << 20
 SMALLEST_REGION = 1 << 20
 MOST_REGIONS = 512
 """Of a store with a limit, about; each keeps a file open, and systems often allow a process 1,024."""
+MOST_HELD = 0.75
+"""Where segments leave in any order, this share of the files is held at most, and of a region that is copied."""
 THRESHOLD = struct.Struct("<d")
 GENERATIONS = 1024
 """So many more than there were are taken as given out in a note, so that few notes are needed."""
@@ -62,8 +64,7 @@ class Disk:
 
     Attributes:
         reads, bytes_read: of sampling. ``bytes_written``, ``failures``: of appending.
-        compacts: whether segments leave in any order, so that regions become half empty; then the limit leaves a region
-            free to copy into.
+        compacts: whether regions become half empty (see :meth:`leave_in_any_order`).
         noted: asked for the retention's threshold, and for the highest generation of any id so far.
 
     Raises:
@@ -73,7 +74,7 @@ class Disk:
     def __init__(
         self, folder: Path, identity: Identity, limit: int | None, most_bytes: int | None, files: Files
     ) -> None:
-        self.folder, self.limit, self.files = folder, limit, files
+        self.folder, self.limit, self._most_bytes, self.files = folder, limit, most_bytes, files
         files.make_folder(folder)
         self._lock = locked(folder / LOCK)
         try:
@@ -90,6 +91,11 @@ class Disk:
         self._readers: Readers | None = None
         self.reads = self.bytes_read = self.bytes_written = self.failures = 0
 
+    def leave_in_any_order(self) -> None:
+        """Be ready to copy regions that become half empty: they are smaller, and the limit leaves one free for that."""
+        self.compacts = True
+        self.set_limit(self.limit, self._most_bytes)
+
     @property
     def nbytes(self) -> int:
         """Bytes that the region files take."""
@@ -99,7 +105,8 @@ class Disk:
         """Other limits from now on; regions that are there stay as large as they are."""
         if self.limit is not None and (limit is None or limit < self.limit):
             self.regions.finish()  # and so gives back what it had taken in advance
-        self.limit, self.regions.region_bytes = limit, region_bytes(limit, most_bytes)
+        self.limit, self._most_bytes = limit, most_bytes
+        self.regions.region_bytes = region_bytes(limit, most_bytes, 32 if self.compacts else 8)
 
     def share(self, folder: Path) -> list[tuple[int, Path]]:
         """Give every region that holds a segment a second name in ``folder``; it will not be written to any more.
@@ -122,6 +129,16 @@ class Disk:
             return True
         size = max(self.regions.region_bytes, FIRST + RECORD.size + nbytes + ALIGNMENT)
         return self.nbytes + size <= self.limit - self._spare
+
+    def crowded(self, nbytes: int = 0) -> bool:
+        """Whether with another ``nbytes`` so much would be held that there may be no region worth copying.
+
+        So one segment leaves for one that comes, and not very many at once when the limit is reached.
+        """
+        if self.limit is None or not self.compacts:
+            return False
+        # Of what the limit allows a region is free, one may be begun, and one is still to come.
+        return self._held.total + nbytes > MOST_HELD * (self.limit - 3 * self.regions.region_bytes)
 
     @property
     def over_limit(self) -> bool:
@@ -358,13 +375,10 @@ class Disk:
             os.close(self._lock)
 
 
-def region_bytes(limit: int | None, most_bytes: int | None) -> int:
-    """Size of a region: a store is some eight or more, and with a limit at most ``MOST_REGIONS`` of them."""
-    sizes = [
-        max(REGION_BYTES, (limit or 0) // MOST_REGIONS),
-        *(most // 8 for most in (limit, most_bytes) if most is not None),
-    ]
-    return max(min(sizes), SMALLEST_REGION)
+def region_bytes(limit: int | None, most_bytes: int | None, count: int = 8) -> int:
+    """Size of a region: a store is some ``count`` or more, and with a limit at most ``MOST_REGIONS`` of them."""
+    most = [size // count for size in (limit, most_bytes) if size is not None]
+    return max(min([max(REGION_BYTES, (limit or 0) // MOST_REGIONS), *most]), SMALLEST_REGION)
 
 
 def write_manifest(folder: Path, manifest: dict[str, Any], files: Files) -> None:

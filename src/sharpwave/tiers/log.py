@@ -100,7 +100,8 @@ class StepLog:
         self.disk = disk
         self.residency = None if disk is None else Residency(self.arena, self.index, disk)
         if disk is not None:
-            disk.compacts = not retention.in_order
+            if not retention.in_order:
+                disk.leave_in_any_order()
             disk.noted = lambda: (self.retention.threshold, self.index.latest_generation)
         self.tables = [DictionaryTable(int(size)) for size in self.sizes]
         self.encoders = {
@@ -271,6 +272,8 @@ class StepLog:
         self._keep_capacity(0)
         if self.disk is not None:
             with contextlib.suppress(OSError):  # then room is made when it is needed
+                while self.disk.crowded() and self.evict():
+                    pass
                 while self.disk.over_limit and (self._compact() or self.evict()):
                     pass
         self.limit_arena()
@@ -624,6 +627,8 @@ class StepLog:
 
     def _room_on_disk(self, disk: Disk, need: int) -> bool:
         """Whether there is room, or can be made without letting segments go.  Raises: OSError."""
+        if disk.crowded(need):
+            return False
         while not disk.regions.room_for(need) and disk.wasteful and self._compact():
             pass
         while not disk.room_for(need):
