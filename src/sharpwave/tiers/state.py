@@ -34,8 +34,12 @@ def write_state(path: Path, tree: dict[str, Any], files: Files) -> None:
         return value.item() if isinstance(value, np.generic) else value
 
     arrays[TREE] = np.frombuffer(json.dumps(plain(tree)).encode(), np.uint8)
-    with os.fdopen(files.open(path), "wb") as file:
-        np.savez(file, allow_pickle=False, **arrays)
+    with os.fdopen(files.open(path), "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as members:
+        for name, array in arrays.items():
+            with members.open(f"{name}.npy", "w", force_zip64=True) as member:  # without NumPy's copy of it
+                header = np.lib.format.header_data_from_array_1_0(np.ascontiguousarray(array))
+                np.lib.format.write_array_header_1_0(member, header)
+                member.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     files.sync(path)
 
 
