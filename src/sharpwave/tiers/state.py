@@ -13,27 +13,17 @@ import numpy as np
 from ..codecs import DamagedError
 from .files import Files
 
+Arrays = dict[str, np.ndarray[Any, Any]]
+
 STATE = "state.npz"
 """Its name in a checkpoint."""
 TREE = "tree"
 
 
 def write_state(path: Path, tree: dict[str, Any], files: Files) -> None:
-    """Write dicts and lists of arrays, numbers, strings and ``None``, to a new file, and sync.  Raises: OSError."""
-    arrays: dict[str, np.ndarray[Any, Any]] = {}
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, np.ndarray):
-            name = f"a{len(arrays)}"
-            arrays[name] = value
-            return {"array": name}
-        if isinstance(value, dict):
-            return {"dict": {key: plain(one) for key, one in value.items()}}
-        if isinstance(value, list):
-            return [plain(one) for one in value]
-        return value.item() if isinstance(value, np.generic) else value
-
-    arrays[TREE] = np.frombuffer(json.dumps(plain(tree)).encode(), np.uint8)
+    """Write dicts and lists of arrays, numbers, strings and ``None`` to a new file, and sync.  Raises: OSError."""
+    arrays: Arrays = {}
+    arrays[TREE] = np.frombuffer(json.dumps(_plain(tree, arrays)).encode(), np.uint8)
     with os.fdopen(files.open(path), "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as members:
         for name, array in arrays.items():
             with members.open(f"{name}.npy", "w", force_zip64=True) as member:  # without NumPy's copy of it
@@ -51,22 +41,36 @@ def read_state(path: Path) -> dict[str, Any]:
     """
     try:
         with zipfile.ZipFile(path) as file:
-
-            def rich(value: Any) -> Any:
-                if isinstance(value, list):
-                    return [rich(one) for one in value]
-                if not isinstance(value, dict):
-                    return value
-                if "array" in value:
-                    return _array(file, value["array"])
-                return {key: rich(one) for key, one in value["dict"].items()}
-
-            tree = rich(json.loads(_array(file, TREE).tobytes()))
+            tree = _rich(json.loads(_array(file, TREE).tobytes()), file)
     except _NONE as error:
         raise DamagedError(f"{path}: not a checkpoint's state, or not as it was written ({error!r})") from error
     if not isinstance(tree, dict):
         raise DamagedError(f"{path}: not a checkpoint's state")
     return tree
+
+
+def _plain(value: Any, arrays: Arrays) -> Any:
+    """The same as JSON has it, with names of arrays, which are added to ``arrays``."""
+    if isinstance(value, np.ndarray):
+        name = f"a{len(arrays)}"
+        arrays[name] = value
+        return {"array": name}
+    if isinstance(value, dict):
+        return {"dict": {key: _plain(one, arrays) for key, one in value.items()}}
+    if isinstance(value, list):
+        return [_plain(one, arrays) for one in value]
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _rich(value: Any, file: zipfile.ZipFile) -> Any:
+    """Inverse of :func:`_plain`."""
+    if isinstance(value, list):
+        return [_rich(one, file) for one in value]
+    if not isinstance(value, dict):
+        return value
+    if "array" in value:
+        return _array(file, value["array"])
+    return {key: _rich(one, file) for key, one in value["dict"].items()}
 
 
 _NONE = (
