@@ -55,6 +55,12 @@ def test_what_a_stream_needs_is_read_ahead(tmp_path: Path) -> None:
     assert store.stats()["disk"]["misses"] - before <= 8, "one batch is read for each that is handed out"
     stream.close()
     assert not residency._pins.any()
+    while residency.cool():
+        pass
+    before = store.stats()["disk"]
+    store.transitions().sample(64)
+    after = store.stats()["disk"]
+    assert after["stalls"] > before["stalls"] and after["waited_s"] > before["waited_s"]
 
 
 def check(batch: Any) -> None:
