@@ -382,6 +382,12 @@ class Store:
         return self._log.lanes
 
     @property
+    def lane_steps(self) -> npt.NDArray[np.int64]:
+        """int64 [lanes], the number that the next step of each lane will have, counted from 0."""
+        with self._lock:
+            return self._log.lane_steps.copy()
+
+    @property
     def total_steps(self) -> int:
         """Steps ever appended."""
         return self._log.total_steps

@@ -121,6 +121,14 @@ class DQN:
             q = self.online(self.inputs(torch.from_numpy(np.ascontiguousarray(obs)).to(self.device)))
         return epsilon_greedy(q.argmax(dim=1).cpu().numpy(), self.num_actions, epsilon, rng)
 
+    @torch.inference_mode()
+    def values(self, obs: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+        """Q of the online network, float32 [N, A], for observations [N, ...]."""
+        with self._autocast():
+            q = self.online(self.inputs(torch.from_numpy(np.ascontiguousarray(obs)).to(self.device)))
+        values: npt.NDArray[np.float32] = q.float().cpu().numpy()
+        return values
+
     def learn(self, batch: TensorBatch) -> Learned:
         """One gradient step on the weighted mean of the items' losses.
 
