@@ -74,7 +74,7 @@ class SharedWeights:
             words = self._slot_words(version)
             if words[VERSION] != version:
                 continue
-            np.copyto(into, self._slots[version % 2])
+            _copy(into, self._slots[version % 2])
             checksum = words[CHECKSUM]
             if words[VERSION] == version and checksum == _checksum(into, version):
                 return version
@@ -83,6 +83,9 @@ class SharedWeights:
     def _slot_words(self, version: int) -> npt.NDArray[np.int64]:
         begin = SLOTS + version % 2 * WORDS
         return self._words[begin : begin + WORDS]
+
+
+_copy = np.copyto
 
 
 def _checksum(numbers: npt.NDArray[np.float32], version: int) -> int:
