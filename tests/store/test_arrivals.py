@@ -247,7 +247,17 @@ def test_a_checkpoint_ends_what_was_under_way(tmp_path: Path, on_disk: bool) -> 
         again.add_segment(sealed.packed, sealed.dictionaries)
     assert len(again) == min(steps + 32, len(again)) and again.total_steps == far.arrived.total_steps + 32
     assert len(view.sample(64).obs) == 64
+    again.checkpoint(tmp_path / "second")  # with the episodes that were ended after their segments were sealed
+    third = sw.Store.open(tmp_path / "second", disk=tmp_path / "third" if on_disk else None)
+    assert third.recovery is not None and not third.recovery.damages
+    assert len(third) == len(again)
+    ids = view.sampleable_ids()
+    later = third.transitions(n_step=2, gamma=GAMMA, sampler=sw.Prioritized())
+    assert len(later) >= len(ids)
+    for name in ("obs", "next_obs", "reward", "discount"):
+        np.testing.assert_array_equal(getattr(later.fetch(ids), name), getattr(view.fetch(ids), name))
     again.close()
+    third.close()
 
 
 def test_a_store_on_disk_comes_back_with_what_arrived(tmp_path: Path) -> None:

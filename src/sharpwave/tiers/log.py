@@ -538,9 +538,12 @@ class StepLog:
 
     def truncate(self, slot: int) -> None:
         """Let the episode of a sealed segment's last step end there, with the successor's frame as the final one."""
-        last = self.index.offset[FLAGS, slot] + self.index.rows[slot] - 1
-        if not self.arena.memory[last] & ENDED:
-            self.arena.memory[last] |= TRUNCATED
+        index, memory = self.index, self.arena.memory
+        last = index.offset[FLAGS, slot] + index.rows[slot] - 1
+        if not memory[last] & ENDED:
+            memory[last] |= TRUNCATED
+            if self.residency is None:  # the flags are those in the segment's own bytes
+                segment.seal_again(memory[index.base[slot] : index.base[slot] + index.nbytes[slot]])
 
     def chain(self, lane: int, slots: list[int]) -> None:
         """Put sealed segments, in their order, before the lane's open one."""
