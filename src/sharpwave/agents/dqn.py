@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -104,11 +105,15 @@ class DQN:
         self.target = build().to(self.device)
         self.target.requires_grad_(False)
         self.update_target()
-        self.optimizer = torch.optim.Adam(
-            self.online.parameters(), lr=self.settings.learning_rate, eps=self.settings.adam_eps, fused=True
-        )
         if self.settings.loss not in ("huber", "mse"):
             raise ValueError(f"loss: got {self.settings.loss!r}, expected 'huber' or 'mse'")
+
+    @cached_property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """Adam over the online network; made when it is needed, because torch takes a second to load what it uses."""
+        return torch.optim.Adam(
+            self.online.parameters(), lr=self.settings.learning_rate, eps=self.settings.adam_eps, fused=True
+        )
 
     @torch.inference_mode()
     def act(
