@@ -214,6 +214,8 @@ class DQN:
             if tensor.shape == parameter.shape:
                 # Laid out as the parameter (channels last): Adam's fused kernel pairs elements by where they lie.
                 tensor = torch.empty_like(parameter).copy_(tensor)
+            else:
+                tensor = tensor.clone()  # the count of steps: torch would share it with whoever gave it
             state.setdefault(int(index), {})[name] = tensor
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
