@@ -105,7 +105,7 @@ def pack(
 
 def seal_again(data: npt.NDArray[np.uint8]) -> None:
     """Write the checksum of a whole segment's bytes, in which something was changed, in place."""
-    data[-CHECKSUM.size :] = np.frombuffer(CHECKSUM.pack(zlib.crc32(data[: -CHECKSUM.size])), np.uint8)
+    data[-CHECKSUM.size :] = np.frombuffer(CHECKSUM.pack(zlib.crc32(data[: -CHECKSUM.size].data)), np.uint8)
 
 
 def _view(data: bytes | memoryview | npt.NDArray[np.uint8]) -> memoryview:

@@ -43,6 +43,7 @@ class _Seat:
     received: int = 0  # steps, of all that sat here
     failure: str = ""
     beats: int = 0
+    begun: bool = False  # it has given a sign of life
     silent_s: float = 0.0
 
 
@@ -127,6 +128,7 @@ class Crew:
     def _hangs(self, seat: _Seat, passed: float) -> bool:
         beats = self.counters.beats(seat.number)
         seat.silent_s = 0.0 if beats != seat.beats else seat.silent_s + passed
+        seat.begun |= beats != seat.beats
         seat.beats = beats
         if seat.silent_s < self._hung_s:
             return False
@@ -178,18 +180,21 @@ class Crew:
         finally:
             theirs.close()  # so that the pipe ends when the actor does
         seat.process, seat.inbox, seat.failure, seat.silent_s = process, Inbox(ours), "", 0.0
+        seat.begun = False
 
     def close(self) -> None:
         """End all actors: those that do not by themselves, in time, by force."""
         self.counters.set_stop()
-        deadline = time.monotonic() + STOP_S
-        for end in (lambda process: None, lambda process: process.terminate(), lambda process: process.kill()):
-            for seat in self.seats:
-                if seat.process is not None:
-                    end(seat.process)
+        for seat in self.seats:
+            if seat.process is not None and not seat.begun:  # it is importing, or making its environments
+                seat.process.terminate()
+        for seconds, how in ((STOP_S, "terminate"), (1.0, "kill")):
+            deadline = time.monotonic() + seconds
             while self._drain() and time.monotonic() < deadline:
                 time.sleep(0.01)
-            deadline = time.monotonic() + 1.0
+            for seat in self.seats:
+                if seat.process is not None:
+                    getattr(seat.process, how)()
         for seat in self.seats:
             if seat.process is not None:
                 seat.process.join()
