@@ -20,7 +20,7 @@ LAYERS = [
     {"views"},
     {"settings", "accounting", "checkpoint"},
     {"opening"},
-    {"store"},
+    {"store", "writer"},
     {"recorder"},
     {"agents", "envs"},
     {"training"},
