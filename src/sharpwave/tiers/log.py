@@ -488,7 +488,7 @@ class StepLog:
         try:
             self._keep_capacity(rows)
             following = self._take_slot()
-            self._sealing = self.retention.add(slot)
+            self._sealing = self.retention.add(slot, self._id(slot))
         except BaseException:
             self.drop_dictionaries(places)
             raise
