@@ -77,17 +77,21 @@ def solve(out: Path, seeds: Sequence[int], *, fresh: bool = False) -> list[solve
 def _slice(asked: dict[str, Any]) -> dict[str, Any]:
     environment = os.environ | dict.fromkeys(THREAD_VARIABLES, str(asked["threads"]))
     command = [sys.executable, "-m", "sharpwave.bench.slices", json.dumps(asked)]
+    process = subprocess.Popen(
+        command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     try:
-        done = subprocess.run(
-            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIME_LIMIT
-        )
+        answers, said = process.communicate(timeout=TIME_LIMIT)
     except subprocess.TimeoutExpired as error:
         raise RuntimeError(
             f"{asked['name']}: {asked['steps']:,} steps took longer than {TIME_LIMIT:g} s; give fewer --steps"
         ) from error
-    if done.returncode != 0:
-        raise RuntimeError(f"{asked['name']}: the process ended with {done.returncode}:\n{done.stderr[-2000:]}")
-    answer: dict[str, Any] = json.loads(done.stdout)
+    finally:
+        process.kill()  # it has ended, or is of no use any more
+        process.wait()
+    if process.returncode != 0:
+        raise RuntimeError(f"{asked['name']}: the process ended with {process.returncode}:\n{said[-2000:]}")
+    answer: dict[str, Any] = json.loads(answers)
     return answer
 
 

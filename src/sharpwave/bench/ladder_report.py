@@ -39,12 +39,12 @@ def tables(results: Results, rows: list[dict[str, Any]], console: Console) -> No
         speed.add_row(name, reason, style="yellow")
     console.print(speed)
     settings, where = results["settings"], results["environment"]
-    counts = sorted({row["slices"] for row in rows})
+    counts = " or ".join(map(str, sorted({row["slices"] for row in rows})))
     console.print(
-        f"Milliseconds of a step, medians of {' or '.join(map(str, counts))} slices of {settings['steps']:,} steps "
-        f"(full: {RUNGS['full'].times} times as many) after a warm-up of {settings['warmup']:,}; steps/s with the "
-        f"lowest and the highest slice. {settings['threads']} thread(s) of torch and OpenMP a process. CPU: of all "
-        "processes and threads. Memory: growth of all processes in a slice. "
+        f"Milliseconds of a step, medians; slices a rung: {counts}, of {settings['steps']:,} steps (full: "
+        f"{RUNGS['full'].times} times as many) after a warm-up of {settings['warmup']:,}; steps/s with the lowest and "
+        f"the highest slice. Threads of torch and OpenMP in each process: {settings['threads']}. CPU: of all processes "
+        "and threads. Memory: growth of all processes in a slice. "
         f"A step is an action in one environment, four frames of the emulator.\n{where['machine']}, "
         f"load {where['load_average']:.1f}, {where['date']}, "
         + ", ".join(f"{name} {number}" for name, number in where["versions"].items()),
@@ -54,10 +54,10 @@ def tables(results: Results, rows: list[dict[str, Any]], console: Console) -> No
     solved = _table(f"To a mean reward of {BOUND:g}")
     solved.add_column("")
     for measure in MEASURES.values():
-        solved.add_column(f"frames, {measure}", justify="right")
-        solved.add_column(f"minutes, {measure}", justify="right")
-    solved.add_column("frames from")
-    solved.add_column("published", justify="right")
+        solved.add_column(f"frames, {measure}", justify="right", no_wrap=True)
+        solved.add_column(f"minutes, {measure}", justify="right", no_wrap=True)
+    solved.add_column("frames from", no_wrap=True)
+    solved.add_column("published", justify="right", no_wrap=True)
     for row in rows:
         mark = "~" if row["frames_from"] == "published" else ""
         cells = []
@@ -71,9 +71,10 @@ def tables(results: Results, rows: list[dict[str, Any]], console: Console) -> No
         solved.add_row(row["rung"], *cells, _source(row, results), theirs, style=_style(row))
     console.print(solved)
     console.print(
-        "Frames are agent steps. ~: steps/s measured, minutes extrapolated from N frames to solve of the run that did "
-        "finish. That is the published one, with its steps/s times its minutes as frames; runs of full were made here "
-        "and have minutes of their own. -: not published, or not known of runs that ended before.\n"
+        "Frames are agent steps. alpha .98: running mean of episodes' rewards, each counting .02; mean of 100: of the "
+        "last episodes. ~: steps/s measured, minutes extrapolated from N frames to solve of the run that did finish. "
+        "That is the published one, with its steps/s times its minutes as frames; runs of full were made here and have "
+        "minutes of their own. -: not published, or not known of runs that ended before.\n"
         f"Published: {TEXTBOOK}.",
         style="dim", highlight=False,
     )  # fmt: skip
@@ -148,7 +149,7 @@ def _note(axis: Any, across: float, at: int, text: str) -> None:
 
 def _source(row: dict[str, Any], results: Results) -> str:
     if row["frames_from"] == "runs":
-        return f"{len(results['finished'])} runs of {results['finished_from']}"
+        return f"{len(results['finished'])} runs in {Path(results['finished_from']).name}"
     if row["frames_from"] == "published":
         same = RUNGS[row["rung"]].frames_of
         return f"published, {same}" if same else "published"

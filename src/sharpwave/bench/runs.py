@@ -18,8 +18,6 @@ from sharpwave.training.run import CONFIG, METRICS, SUMMARY
 Episodes = list[dict[str, Any]]
 LOOK_EVERY = 1.0
 """Seconds between two looks at what a run has written."""
-NOT_BEFORE = 20.0
-"""Seconds: a process that has just begun does not catch signals yet."""
 
 
 def train(
@@ -45,13 +43,13 @@ def train(
             _remove(folder)
             command = ["train", *arguments, "--out", str(folder)]
         process = subprocess.Popen([sys.executable, "-m", "sharpwave.cli", *command], stdout=sys.stderr.fileno())
-        told, begun = False, time.monotonic()
+        told, size = False, _size(folder)
         try:
             while process.poll() is None:
                 time.sleep(LOOK_EVERY)
-                if told or enough is None or time.monotonic() - begun < NOT_BEFORE:
-                    continue
-                if enough(episodes(folder)):
+                before, size = size, _size(folder)
+                # A process that has just begun does not catch signals yet; one that writes does.
+                if enough is not None and not told and size > before and enough(episodes(folder)):
                     process.send_signal(signal.SIGINT)
                     told = True
         except BaseException:
@@ -78,6 +76,11 @@ def episodes(folder: Path) -> Episodes:
     lines = path.read_text().split("\n")[:-1] if path.is_file() else []  # after the last newline: half a line
     events = [json.loads(line) for line in lines]
     return [event for event in events if event["event"] == "episode"]
+
+
+def _size(folder: Path) -> int:
+    path = folder / METRICS
+    return path.stat().st_size if path.is_file() else 0
 
 
 def _has_checkpoint(folder: Path) -> bool:

@@ -18,7 +18,7 @@ from sharpwave.bench.clock import Clock
 from sharpwave.bench.lanes import make_lanes
 from sharpwave.bench.rungs import RUNGS, Rung
 
-SETTLE = 25
+SETTLE = 10
 """Turns with learning after the warm-up and before the clock starts: first calls compile and allocate."""
 
 Slice = dict[str, Any]

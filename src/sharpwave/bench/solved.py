@@ -13,8 +13,8 @@ from sharpwave.bench.rungs import BOUND
 from sharpwave.bench.runs import Episodes, episodes
 from sharpwave.training.run import SUMMARY
 
-MEASURES = {"alpha": "running mean, alpha .98", "mean100": "mean of 100 episodes"}
-"""The textbook's, and the one that recipes stop by."""
+MEASURES = {"alpha": "alpha .98", "mean100": "mean of 100"}
+"""The running mean of episodes' rewards that the textbook goes by, and the mean that recipes stop by."""
 
 Finished = dict[str, Any]
 """Of one run: seed, bytes_per_step, and by measure {"frames", "minutes"} or None where it did not pass the bound."""
