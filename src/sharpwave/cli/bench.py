@@ -57,7 +57,7 @@ def ladder(
     rows = results["rows"] = measured.rows(results)
     write_json(out / measured.FILE, results)
     console = Console()
-    report.tables(results, rows, console if console.is_terminal else Console(width=190))
+    report.tables(results, rows, Console(width=max(console.width, 165)))  # narrower cuts figures off
     if rows:
         report.figure(results, rows, out / "ladder.png")
         say(f"written: {out / measured.FILE}, {out / 'ladder.png'}")
@@ -84,6 +84,6 @@ def memory_size(
     rows = results["rows"] = measured.rows(results)
     write_json(out / measured.FILE, results)
     console = Console()
-    measured.table(results, rows, console if console.is_terminal else Console(width=120))
+    measured.table(results, rows, Console(width=max(console.width, 120)))
     measured.figure(results, rows, out / "memory-size.png")
     say(f"written: {out / measured.FILE}, {out / 'memory-size.png'}")
