@@ -107,13 +107,14 @@ def test_full_has_the_minutes_of_its_own_runs():
 
 def test_summaries_tell_the_last_episode_only(tmp_path):
     path = tmp_path / "pong.json"
-    summary = {"seed": 4, "steps": 5, "minutes": 6.0, "bytes_per_step": 7.0, "avg_reward": 17.5}
+    summary = {"recipe": "pong", "seed": 4, "steps": 5, "minutes": 6.0, "bytes_per_step": 7.0, "avg_reward": 17.5}
     reached, limit = "the mean of 100 episodes reached 17", "the limit of 5 steps"
-    path.write_text(json.dumps({"4": {**summary, "reason": reached}, "5": {**summary, "reason": limit}}))
+    runs = {"4": {**summary, "reason": reached}, "5": {**summary, "reason": limit}}
+    path.write_text(json.dumps({**runs, "6": {**summary, "reason": reached, "recipe": "cartpole"}}))
     first, second = solved.finished_runs(path)
     assert first == {"seed": 4, "bytes_per_step": 7.0, "alpha": None, "mean100": {"frames": 5, "minutes": 6.0}}
     assert second["mean100"] is None
-    with pytest.raises(ValueError, match="holds no finished run"):
+    with pytest.raises(ValueError, match="holds no finished run of recipe pong"):
         solved.finished_runs(tmp_path)
     path.write_text("{}}")
     with pytest.raises(ValueError, match="neither a folder of runs nor summaries"):

@@ -157,14 +157,14 @@ def _source(row: dict[str, Any], results: Results) -> str:
 
 
 def spread_text(value: dict[str, float | None] | None, digits: int, mark: str = "") -> str:
-    """ "12.3", or "12.3 (11.9-14.0)" where they differ."""
+    """ "12.3", or "12.3 (11.9 to 14.0)" where they differ."""
     if value is None:
         return "-"
     text = f"{mark}{value['median']:,.{digits}f}"
     if value["low"] == value["high"]:
         return text
     high = "never" if value["high"] is None else f"{value['high']:,.{digits}f}"
-    return f"{text} ({value['low']:,.{digits}f}-{high})"
+    return f"{text} ({value['low']:,.{digits}f} to {high})"
 
 
 def _table(title: str) -> Table:

@@ -128,7 +128,7 @@ def figure(results: Results, rows: list[dict[str, Any]], path: Path) -> None:
             axis.set_title(title, loc="left", fontsize=10)
             axis.grid(alpha=0.3)
         axes[0].axhline(BOUND, linestyle="--", linewidth=1, color="gray", label=f"solved, {BOUND:g}")
-        axes[1].set_ylim(bottom=0)
+        axes[1].set_ylim(0, 1.1 * max((run["steps_per_second"] for run in results["runs"]), default=1))
         axes[0].legend(loc="best", fontsize=8)
         shown.suptitle(f"Recipe pong after {results['settings']['steps']:,} steps", fontsize=11, weight="bold")
         shown.savefig(path, dpi=130)

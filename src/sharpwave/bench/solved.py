@@ -59,15 +59,19 @@ def finished_runs(path: Path) -> list[Finished]:
     """
     try:
         if path.is_dir():
-            found = [finished_run(folder.parent) for folder in sorted(path.glob(f"*/{SUMMARY}"))]
+            summaries = {file.parent: json.loads(file.read_text()) for file in sorted(path.glob(f"*/{SUMMARY}"))}
+            found = [finished_run(folder) for folder, summary in summaries.items() if summary["recipe"] == "pong"]
         else:
-            found = [_finished_summary(summary) for summary in json.loads(path.read_text()).values()]
+            summaries = json.loads(path.read_text())
+            found = [_finished_summary(summary) for summary in summaries.values() if summary["recipe"] == "pong"]
     except (OSError, KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(
             f"--finished: {str(path)!r} is neither a folder of runs nor summaries by seed: {error}"
         ) from error
     if not found:
-        raise ValueError(f"--finished: {str(path)!r} holds no finished run; give the folder that holds run folders")
+        raise ValueError(
+            f"--finished: {str(path)!r} holds no finished run of recipe pong; give the folder that holds run folders"
+        )
     return found
 
 

@@ -57,7 +57,7 @@ def ladder(
     rows = results["rows"] = measured.rows(results)
     write_json(out / measured.FILE, results)
     console = Console()
-    report.tables(results, rows, Console(width=max(console.width, 165)))  # narrower cuts figures off
+    report.tables(results, rows, Console(width=max(console.width, 170)))  # narrower cuts figures off
     if rows:
         report.figure(results, rows, out / "ladder.png")
         say(f"written: {out / measured.FILE}, {out / 'ladder.png'}")
