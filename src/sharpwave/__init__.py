@@ -12,6 +12,7 @@ from .spec import Field, Spec
 from .store import Store
 from .views.batch import Batch
 from .views.transitions import Transitions
+from .writer import SealedSegment, SegmentWriter
 
 __version__ = "0.1.0"
 
@@ -32,6 +33,8 @@ __all__ = [
     "Recorder",
     "Reservoir",
     "SamplesPerInsert",
+    "SealedSegment",
+    "SegmentWriter",
     "Spec",
     "Store",
     "StoreInUseError",

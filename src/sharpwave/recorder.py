@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .store import Store
+from .writer import SegmentWriter
 
 MODES = ("NextStep", "SameStep", "Disabled")
 
@@ -46,14 +47,14 @@ class Recorder:
 
     Args:
         env: the environment.
-        store: where its steps go.
+        store: where its steps go; a :class:`SegmentWriter` will do.
         first_lane: number of the first lane, for several environments on one store.
 
     Raises:
         ValueError: an autoreset mode that is not known, or observations that do not fit the store's spec.
     """
 
-    def __init__(self, env: Any, store: Store, *, first_lane: int = 0) -> None:
+    def __init__(self, env: Any, store: Store | SegmentWriter, *, first_lane: int = 0) -> None:
         self.env = env
         self.store = store
         self.mode = autoreset_mode(env)

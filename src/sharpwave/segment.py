@@ -103,6 +103,11 @@ def pack(
     return body + CHECKSUM.pack(zlib.crc32(body)), begins
 
 
+def seal_again(data: npt.NDArray[np.uint8]) -> None:
+    """Write the checksum of a whole segment's bytes, in which something was changed, in place."""
+    data[-CHECKSUM.size :] = np.frombuffer(CHECKSUM.pack(zlib.crc32(data[: -CHECKSUM.size].data)), np.uint8)
+
+
 def _view(data: bytes | memoryview | npt.NDArray[np.uint8]) -> memoryview:
     return (np.ascontiguousarray(data).data if isinstance(data, np.ndarray) else memoryview(data)).cast("B")
 

@@ -7,7 +7,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import EllipsisType
 from typing import Any, Self
@@ -15,6 +15,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from . import segment
 from .accounting import account
 from .checkpoint import save
 from .checks import MOST_LANES, checked_steps, lane_numbers
@@ -25,6 +26,7 @@ from .sampling.retention import LowestPriority, Reservoir
 from .sampling.samplers import Sampler, Uniform
 from .settings import Settings
 from .spec import Spec
+from .tiers.arrivals import settle, settle_lane, take_in
 from .tiers.files import Files
 from .views.saved import claim, restored, saved
 from .views.transitions import Transitions
@@ -98,9 +100,11 @@ class Store:
         self._views: dict[int, weakref.ref[Transitions]] = {}  # by the number of their making
         self._views_made = 0
         self._waiting: dict[int, Transitions] = {}  # restored, and not asked for yet
+        self._fed: set[int] = set()  # lanes whose last steps came with add_segment
         self._log, self.recovery, states = begin(settings, folder, left, Files())
         if isinstance(self._log.retention, LowestPriority):
             self._log.retention.priorities = self._priorities
+        settle(self._log)
         self._log.watchers.append(self._forget)
         self._log.other_bytes = lambda: sum(view.nbytes for view in self._live_views())
         for number, state in states.items():
@@ -198,15 +202,71 @@ class Store:
         finals: dict[str, npt.NDArray[Any]] | None,
         timeout: float | None,
     ) -> None:
+        if not len(lanes):
+            with self._lock:
+                self._gate.wait("append", lambda: self._append_waits(0), timeout)
+            return
+
+        def write() -> None:
+            if self._fed:
+                for lane in self._fed.intersection(lanes.tolist()):
+                    settle_lane(self._log, lane)
+                    self._fed.discard(lane)
+            self._log.open_lanes(int(lanes.max()) + 1)
+            self._log.write(lanes, flags, rows, finals)
+
+        self._change(write, len(lanes), timeout)
+
+    def add_segment(
+        self,
+        packed: bytes,
+        dictionaries: Mapping[int, bytes],
+        *,
+        td_error: npt.ArrayLike | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """Append the steps of a segment that a :class:`SegmentWriter` made, in this process or another, as it is.
+
+        It names its lane, and which of the lane's steps it begins with; segments of a lane come in their order, and
+        where some are missing the episode counts as truncated. While they come, nothing else may append to the lane.
+
+        Args:
+            packed: the segment, of at most ``segment_steps`` steps. It is checked before anything is changed.
+            dictionaries: those that it refers to, by key; others are not looked at.
+            td_error: [steps], what their first priorities are made of, with samplers that know priorities; without it
+                they get the largest so far. Steps that cannot be sampled yet get theirs as soon as they can; a
+                checkpoint in between does not keep it.
+            timeout: as for :meth:`extend`.
+
+        Raises:
+            DamagedError: not a segment for this store, or not after the last step of its lane; then nothing changed.
+            ValueError: the lane is appended to otherwise, or an argument does not fit.
+            LimiterTimeoutError, MemoryError, OSError: as for :meth:`extend`.
+        """
+        steps = segment.parse(packed, self.spec).steps
+        errors = None if td_error is None else np.asarray(td_error, np.float32)
+        if errors is not None and (errors.shape != (steps,) or not np.isfinite(errors).all()):
+            raise ValueError(
+                f"add_segment: td_error has shape {errors.shape}, expected {(steps,)} of finite numbers, one a step"
+            )
+
+        def take() -> None:
+            slot, header = take_in(self._log, packed, dictionaries)
+            self._fed.add(header.lane)
+            if errors is not None and slot >= 0:
+                for view in self._live_views():
+                    view.expect(slot, errors)
+
+        self._change(take, steps, timeout)
+
+    def _change(self, write: Callable[[], None], steps: int, timeout: float | None) -> None:
+        """Let ``write`` append so many steps as soon as it may, and tell the views."""
         deadline = time.monotonic() + BLOCK_S
         while True:
             with self._lock:
-                self._gate.wait("append", lambda: self._append_waits(len(lanes)), timeout)
-                if not len(lanes):
-                    return
+                self._gate.wait("append", lambda: self._append_waits(steps), timeout)
                 try:
-                    self._log.open_lanes(int(lanes.max()) + 1)
-                    self._log.write(lanes, flags, rows, finals)
+                    write()
                     self._tell_views()
                     return
                 except OSError as error:  # and nothing was appended
@@ -320,6 +380,12 @@ class Store:
     def lanes(self) -> int:
         """Lanes written to so far."""
         return self._log.lanes
+
+    @property
+    def lane_steps(self) -> npt.NDArray[np.int64]:
+        """int64 [lanes], the number that the next step of each lane will have, counted from 0."""
+        with self._lock:
+            return self._log.lane_steps.copy()
 
     @property
     def total_steps(self) -> int:

@@ -20,10 +20,11 @@ LAYERS = [
     {"views"},
     {"settings", "accounting", "checkpoint"},
     {"opening"},
-    {"store"},
+    {"store", "writer"},
     {"recorder"},
     {"agents", "envs"},
     {"training"},
+    {"bench"},
     {"cli"},
 ]
 LAYER = {name: number for number, names in enumerate(LAYERS) for name in names}

@@ -80,7 +80,7 @@ def test_periods_are_passed_once_whatever_the_number_of_environments():
     progress = Progress(dataclasses.replace(RECIPES["cartpole"][1], num_envs=3))
     passed = []
     for _ in range(10):
-        progress.steps += 3
+        progress.advance(3)
         if progress.passed(10):
             passed.append(progress.steps)
     assert passed == [12, 21, 30]

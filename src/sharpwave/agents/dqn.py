@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -104,11 +105,15 @@ class DQN:
         self.target = build().to(self.device)
         self.target.requires_grad_(False)
         self.update_target()
-        self.optimizer = torch.optim.Adam(
-            self.online.parameters(), lr=self.settings.learning_rate, eps=self.settings.adam_eps, fused=True
-        )
         if self.settings.loss not in ("huber", "mse"):
             raise ValueError(f"loss: got {self.settings.loss!r}, expected 'huber' or 'mse'")
+
+    @cached_property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """Adam over the online network; made when it is needed, because torch takes a second to load what it uses."""
+        return torch.optim.Adam(
+            self.online.parameters(), lr=self.settings.learning_rate, eps=self.settings.adam_eps, fused=True
+        )
 
     @torch.inference_mode()
     def act(
@@ -120,6 +125,14 @@ class DQN:
         with self._autocast():
             q = self.online(self.inputs(torch.from_numpy(np.ascontiguousarray(obs)).to(self.device)))
         return epsilon_greedy(q.argmax(dim=1).cpu().numpy(), self.num_actions, epsilon, rng)
+
+    @torch.inference_mode()
+    def values(self, obs: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+        """Q of the online network, float32 [N, A], for observations [N, ...]."""
+        with self._autocast():
+            q = self.online(self.inputs(torch.from_numpy(np.ascontiguousarray(obs)).to(self.device)))
+        values: npt.NDArray[np.float32] = q.float().cpu().numpy()
+        return values
 
     def learn(self, batch: TensorBatch) -> Learned:
         """One gradient step on the weighted mean of the items' losses.

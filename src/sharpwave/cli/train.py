@@ -145,8 +145,7 @@ def train(name: str, recipe: Recipe, out: Path | None) -> None:
 
     console = Console()
     console.print(settings_table(name, recipe))
-    folder, summary = run(name, recipe, out, console)
-    console.print(summary_table(folder, summary))
+    _end(console, lambda: run(name, recipe, out, console))
 
 
 def resume_run(folder: Path, changes: dict[str, Any]) -> None:
@@ -156,7 +155,18 @@ def resume_run(folder: Path, changes: dict[str, Any]) -> None:
     from sharpwave.training.resume import resume
 
     console = Console()
-    console.print(summary_table(*resume(folder, changes, console)))
+    _end(console, lambda: resume(folder, changes, console))
+
+
+def _end(console: Any, train: Callable[[], tuple[Path, dict[str, Any]]]) -> None:
+    """Print what comes of it; exit with 1 where actors died too often."""
+    from sharpwave.training.crew import ActorsDiedError
+
+    try:
+        console.print(summary_table(*train()))
+    except ActorsDiedError as error:
+        typer.echo(f"sharpwave: {error}", err=True)
+        raise typer.Exit(1) from error
 
 
 def settings_table(name: str, recipe: Recipe) -> Any:

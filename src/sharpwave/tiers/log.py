@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -116,6 +116,7 @@ class StepLog:
         self.dropped_steps = 0
         self.sealed_bytes = 0
         self.closed = False
+        self.first_lane = 0  # what segments call lane 0
         self._sealing = False  # the segment that the retention was told of last is not sealed yet
         self._slot = np.zeros(0, np.int32)  # the open segment of each lane
         self._staging = np.zeros(0, np.int64)  # where in the arena its rows lie
@@ -392,24 +393,47 @@ class StepLog:
         if not self._sealing:
             self._note()
             return False
-        index = self.index
-        rows, frames = int(index.rows[slot]), int(index.frames[slot])
         columns: list[Column] = []
         places: list[int] = []
+        try:
+            packed, placed = self._pack(lane, slot, columns, places)
+        except BaseException:
+            self.retention.discard(slot)
+            self._sealing = False
+            self.drop_dictionaries(places)
+            raise
+        return self._keep(slot, int(self.index.rows[slot]), packed, placed, columns, places)
+
+    def _pack(self, lane: int, slot: int, columns: list[Column], places: list[int]) -> tuple[bytes, list[int]]:
+        """An open segment's bytes, and where each column begins; columns and places of dictionaries are appended."""
+        index = self.index
+        rows, frames = int(index.rows[slot]), int(index.frames[slot])
+        for c in range(len(self.names)):
+            data = self._column(c, slot, frames if c in self.obs_columns else rows)
+            if c < FIRST_FIELD:
+                column, place = Column(RAW, len(data), data.tobytes()), 0
+            else:
+                column, place = self.encoders[c].pack(lane, data)
+            columns.append(column)
+            places.append(place)
+        return segment.pack(
+            self.spec.schema_hash, self.first_lane + lane, int(index.first_step[slot]), rows, frames,
+            int(index.context[slot]), columns,
+        )  # fmt: skip
+
+    def _keep(
+        self,
+        slot: int,
+        rows: int,
+        packed: bytes,
+        placed: Sequence[int],
+        columns: Sequence[Column | segment.Placed],
+        places: Sequence[int],
+    ) -> bool:
+        """Move a segment's bytes into the arena, the retention having been told of it. False as :meth:`_seal`."""
+        index = self.index
         base: int | None = None
         try:
-            for c in range(len(self.names)):
-                data = self._column(c, slot, frames if c in self.obs_columns else rows)
-                if c < FIRST_FIELD:
-                    column, place = Column(RAW, len(data), data.tobytes()), 0
-                else:
-                    column, place = self.encoders[c].pack(lane, data)
-                columns.append(column)
-                places.append(place)
-            packed, placed = segment.pack(
-                self.spec.schema_hash, lane, int(index.first_step[slot]), rows, frames, int(index.context[slot]),
-                columns,
-            )  # fmt: skip
             self.limit_arena()
             while self._sealing and (base := self._allocate(len(packed))) is None:
                 if not self._make_room():
@@ -442,15 +466,63 @@ class StepLog:
         index.base[slot], index.nbytes[slot] = base, len(packed)
         index.sealed[slot] = 1
         if self.residency is not None:
-            self._fill_spine(slot, self.arena.memory)
+            self._fill_spine(slot, self.arena.memory, rows)
             self.residency.place(slot, base)
         self.sealed_bytes += len(packed)
         self._sealing = False
         return True
 
-    def _fill_spine(self, slot: int, source: Bytes) -> None:
+    def take_in(self, header: segment.Header, packed: bytes, places: Sequence[int]) -> int:
+        """Let the lane's open segment, which is empty, become one that was sealed elsewhere; the next one is opened.
+
+        Args:
+            places: of its columns' dictionaries, counted as used.
+
+        Returns its slot; -1 if the retention does not keep it.
+
+        Raises:
+            MemoryError: no room.  OSError: it cannot be written; then nothing changed but what has left.
+        """
+        index, lane, rows = self.index, header.lane, header.steps
+        slot = int(self._slot[lane])
+        try:
+            self._keep_capacity(rows)
+            following = self._take_slot()
+            self._sealing = self.retention.add(slot, self._id(slot))
+        except BaseException:
+            self.drop_dictionaries(places)
+            raise
+        kept = self._sealing
+        try:
+            if kept:
+                begins = [column.offset for column in header.placed]
+                kept = self._keep(slot, rows, packed, begins, header.placed, places)
+            else:
+                self.drop_dictionaries(places)
+        except BaseException as error:
+            if not (isinstance(error, OSError) and self.on_full == "drop_newest"):
+                index.give_back(following)
+                raise
+            kept = False
+            self.dropped_steps += rows
+        before = int(index.previous[slot])
+        if before >= 0 and header.first_step > self._steps[lane]:
+            self.truncate(before)  # what came after it was lost on the way
+        index.rows[slot], index.frames[slot], index.context[slot] = rows, header.frames, header.context
+        index.first_step[slot] = header.first_step
+        self._steps[lane] = header.first_step + rows
+        self.held_steps += rows
+        self.total_steps += rows
+        self.changes += 1
+        self._reopen(lane, following, {}, going_on=False)
+        index.next[slot], index.previous[following] = following, slot
+        if not kept:
+            self._remove(slot)
+        return slot if kept else -1
+
+    def _fill_spine(self, slot: int, source: Bytes, rows: int) -> None:
         """Copy a segment's flags and rewards from ``source``, where they are at ``offset``, to where they stay."""
-        index, memory, rows = self.index, self.arena.memory, int(self.index.rows[slot])
+        index, memory = self.index, self.arena.memory
         spine = slot * self.spine_bytes
         for c, to, size in ((FLAGS, spine + 4 * self.stride, rows), (REWARD, spine, 4 * rows)):
             begin = int(index.offset[c, slot])
@@ -464,7 +536,7 @@ class StepLog:
         """
         index = self.index
         if self.residency is not None:
-            self._fill_spine(slot, content)
+            self._fill_spine(slot, content, int(index.rows[slot]))
         else:
             base = self.arena.allocate(len(content))
             if base is None:
@@ -481,9 +553,12 @@ class StepLog:
 
     def truncate(self, slot: int) -> None:
         """Let the episode of a sealed segment's last step end there, with the successor's frame as the final one."""
-        last = self.index.offset[FLAGS, slot] + self.index.rows[slot] - 1
-        if not self.arena.memory[last] & ENDED:
-            self.arena.memory[last] |= TRUNCATED
+        index, memory = self.index, self.arena.memory
+        last = index.offset[FLAGS, slot] + index.rows[slot] - 1
+        if not memory[last] & ENDED:
+            memory[last] |= TRUNCATED
+            if self.residency is None:  # the flags are those in the segment's own bytes
+                segment.seal_again(memory[index.base[slot] : index.base[slot] + index.nbytes[slot]])
 
     def chain(self, lane: int, slots: list[int]) -> None:
         """Put sealed segments, in their order, before the lane's open one."""
@@ -588,7 +663,9 @@ class StepLog:
             return False
         return compact(self.disk, self.index, self.tables, self.residency)
 
-    def _to_disk(self, disk: Disk, slot: int, packed: bytes, columns: list[Column], places: list[int]) -> None:
+    def _to_disk(
+        self, disk: Disk, slot: int, packed: bytes, columns: Sequence[Column | segment.Placed], places: Sequence[int]
+    ) -> None:
         """Append a segment to the newest region, unless making room for it takes itself.  Raises: OSError."""
         index = self.index
         dictionaries = {

@@ -95,10 +95,9 @@ def restore(
             report.damages.append(f"segment {ids[k]}: in no file of the checkpoint")
             continue
         kept[k] = adoption.try_adopt(*at[int(ids[k])])
-        if kept[k]:
-            end = index.offset[FLAGS, slots[k]] + index.rows[slots[k]] - 1
-            log.arena.memory[end] |= last_flags[k] & TRUNCATED
-        elif adoption.full:
+        if kept[k] and last_flags[k] & TRUNCATED:
+            log.truncate(int(slots[k]))
+        if adoption.full:
             break
     order = state["retention"]
     log.retention.restore(

@@ -72,6 +72,10 @@ class TensorBoard(Callback):
         "replay_bytes": "memory/replay_bytes",
         "bytes_per_step": "memory/bytes_per_step",
         "process_bytes": "memory/process_bytes",
+        "stale_versions": "actors/stale_versions",
+        "stale_steps": "actors/stale_steps",
+        "replay_ratio": "actors/replay_ratio",
+        "actor_restarts": "actors/restarts",
     }
 
     def __init__(self, folder: Path, after: int | None = None) -> None:
@@ -93,7 +97,7 @@ class TensorBoard(Callback):
 
     def _write(self, metrics: Metrics, names: dict[str, str]) -> None:
         for key, name in names.items():
-            if metrics[key] is not None:
+            if metrics.get(key) is not None:  # there are figures of runs with actors only
                 self._writer.add_scalar(name, metrics[key], metrics["steps"])
 
 
@@ -143,6 +147,12 @@ class Display(Callback):
 
     def _figures(self, m: Metrics) -> list[tuple[str, str]]:
         goal = "" if self._stop_reward is None else f" / {self._stop_reward:g}"
+        stale = f"{number_text(m.get('stale_versions'), 1)} versions, {number_text(m.get('stale_steps'), 0)} steps"
+        actors = [
+            ("weights behind", stale),
+            ("samples a step", number_text(m.get("replay_ratio"))),
+            ("actor restarts", f"{m.get('actor_restarts')}"),
+        ]
         return [
             ("steps", f"{m['steps']:,} / {self._total_steps:,}"),
             ("FPS", number_text(m["avg_fps"], 0)),
@@ -154,4 +164,5 @@ class Display(Callback):
             ("bytes a step", number_text(m["bytes_per_step"], 1)),
             ("RAM", byte_text(m["process_bytes"])),
             ("time left", f"at most {duration_text(m['seconds_left'])}"),
+            *(actors if "actor_restarts" in m else []),
         ]

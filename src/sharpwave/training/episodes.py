@@ -52,11 +52,15 @@ class Episodes:
             episode = Episode(float(self._reward[lane]), int(self._steps[lane]), int(lane))
             self._reward[lane] = 0.0
             self._steps[lane] = 0
-            self.count += 1
-            self.last.append(episode.reward)
-            self.avg_reward = running_mean(self.avg_reward, episode.reward)
+            self.ended(episode)
             finished.append(episode)
         return finished
+
+    def ended(self, episode: Episode) -> None:
+        """Count an episode that was added up elsewhere."""
+        self.count += 1
+        self.last.append(episode.reward)
+        self.avg_reward = running_mean(self.avg_reward, episode.reward)
 
     def break_off(self) -> None:
         """Every environment begins a new episode; those that had not ended are not counted."""

@@ -12,7 +12,7 @@ from sharpwave.agents.networks import FrameInputs
 from sharpwave.training.callbacks import Callback, Metrics
 from sharpwave.training.recipes import Recipe
 from sharpwave.training.setup import Env
-from sharpwave.training.state import TrainingState, episode_seed
+from sharpwave.training.state import Progress, TrainingState, episode_seed
 
 STANDARD_FRAMES = 2048
 """Observations of the warm-up over which their mean and spread are measured."""
@@ -48,18 +48,10 @@ def train(
         epsilon = linear_schedule(progress.steps, recipe.epsilon_start, recipe.epsilon_end, recipe.epsilon_steps)
         action = agent.act(obs, epsilon_ladder(epsilon, recipe.num_envs, recipe.epsilon_ladder), state.rng)
         obs, reward, terminated, truncated, infos = recorded.step(action)
-        progress.steps += recipe.num_envs
+        progress.advance(recipe.num_envs)
 
         while progress.updates < progress.updates_due and len(replay):
-            beta = linear_schedule(progress.steps, recipe.beta_start, recipe.beta_end, recipe.beta_steps)
-            if progress.updates == 0 and recipe.standardize and isinstance(agent.inputs, FrameInputs):
-                agent.inputs.standardize(replay.sample(STANDARD_FRAMES).torch(agent.device).obs)
-            batch = replay.sample(recipe.batch_size, beta=beta if recipe.prioritized else None)
-            learned = agent.learn(batch.torch(agent.device))
-            if recipe.prioritized:
-                replay.update_priorities(batch.ids, learned.td_errors.cpu().numpy())
-            progress.updates += 1
-            progress.losses.append(learned.loss)
+            update(recipe, agent, replay, progress)
         if recipe.target_tau == 0 and progress.passed(recipe.target_every):
             agent.update_target()
 
@@ -77,3 +69,16 @@ def train(
             episodes.break_off()
             save(state, metrics)
     return {**metrics, "reason": reason}
+
+
+def update(recipe: Recipe, agent: DQN, replay: Any, progress: Progress) -> None:
+    """One update from a batch of ``replay``; before the first one the frames are standardized, if they are to be."""
+    beta = linear_schedule(progress.steps, recipe.beta_start, recipe.beta_end, recipe.beta_steps)
+    if progress.updates == 0 and recipe.standardize and isinstance(agent.inputs, FrameInputs):
+        agent.inputs.standardize(replay.sample(STANDARD_FRAMES).torch(agent.device).obs)
+    batch = replay.sample(recipe.batch_size, beta=beta if recipe.prioritized else None)
+    learned = agent.learn(batch.torch(agent.device))
+    if recipe.prioritized:
+        replay.update_priorities(batch.ids, learned.td_errors.cpu().numpy())
+    progress.updates += 1
+    progress.losses.append(learned.loss)

@@ -15,9 +15,10 @@ def setting(default: Any, help: str, group: str, choices: tuple[str, ...] = ()) 
     return dataclasses.field(default=default, metadata={"help": help, "group": group, "choices": choices})
 
 
-RUN, ENVIRONMENT, MEMORY, LEARNING, NETWORK, EXPLORATION = (
+RUN, ENVIRONMENT, ACTORS, MEMORY, LEARNING, NETWORK, EXPLORATION = (
     "Run",
     "Environment",
+    "Actors",
     "Replay memory",
     "Learning",
     "Network",
@@ -38,6 +39,11 @@ class Recipe:
     clip_rewards: bool = setting(True, "Atari: learn from the reward's sign only", ENVIRONMENT)
     frame_skip: int = setting(4, "Atari: emulator frames an agent step", ENVIRONMENT)
     sticky: float = setting(0.0, "Atari: probability that the last action is repeated", ENVIRONMENT)
+
+    actors: int = setting(0, "processes that play while this one learns; 0: this one does both, repeatably", ACTORS)
+    actor_restarts: int = setting(3, "times that each actor may die and is begun anew; then the run ends", ACTORS)
+    weights_every: int = setting(400, "steps between copies of the weights to the actors", ACTORS)
+    segment_steps: int = setting(32, "steps of an environment that an actor sends at a time", ACTORS)
 
     steps: int = setting(1_000_000, "environment steps at most", RUN)
     stop_reward: float | None = setting(None, "end when the mean score of 100 episodes reaches this", RUN)
@@ -108,7 +114,14 @@ class Recipe:
                 raise ValueError(f"{flag(field.name)}: got {value!r}, expected one of {', '.join(choices)}")
         for name in ("num_envs", "stack", "steps", "capacity", "update_every", "batch_size", "n_step", "hidden_units"):
             self._expect(name, getattr(self, name) >= 1, "at least 1")
-        for name in ("report_every", "checkpoint_every", "target_every", "frame_skip"):
+        for name in (
+            "report_every",
+            "checkpoint_every",
+            "target_every",
+            "frame_skip",
+            "weights_every",
+            "segment_steps",
+        ):
             self._expect(name, getattr(self, name) >= 1, "at least 1 step")
         for name in (
             "warmup_steps",
@@ -118,6 +131,8 @@ class Recipe:
             "seed",
             "max_grad_norm",
             "epsilon_ladder",
+            "actors",
+            "actor_restarts",
         ):
             self._expect(name, getattr(self, name) >= 0, "at least 0")
         for name in ("gamma", "epsilon_start", "epsilon_end", "beta_start", "beta_end", "target_tau", "priority_alpha"):
@@ -127,6 +142,7 @@ class Recipe:
         self._expect(
             "warmup_steps", self.warmup_steps <= self.capacity, f"at most the capacity of {self.capacity:,} steps"
         )
+        self._expect("actors", self.actors <= self.num_envs, f"at most the {self.num_envs} of --num-envs")
         self._expect("standardize", not (self.standardize and self.network == "mlp"), "a network of frames with it")
         parse_size(self.frame, flag("frame"))
         parse_lines(self.crop, flag("crop"))
@@ -233,6 +249,33 @@ RECIPES: dict[str, tuple[str, Recipe]] = {
             hidden_units=256,
             dueling=True,
             epsilon_steps=100_000,
+        ),
+    ),
+    "apex": (
+        "Pong as Ape-X does it: two actors with a ladder of epsilons give each step its first priority.",
+        Recipe(
+            env="pong",
+            frame="42x42",
+            crop="34:194",
+            actions="NOOP,RIGHT,LEFT",
+            actors=2,
+            steps=1_500_000,
+            stop_reward=17.0,
+            threads=1,
+            capacity=100_000,
+            prioritized=True,
+            beta_end=0.4,
+            batch_size=64,
+            n_step=3,
+            target_every=2_000,
+            precision="auto",
+            network="small",
+            standardize=True,
+            hidden_units=256,
+            dueling=True,
+            epsilon_start=0.4,
+            epsilon_end=0.4,
+            epsilon_ladder=7.0,
         ),
     ),
     "atari": (

@@ -25,7 +25,7 @@ from sharpwave.training.text import duration_text
 def resume(folder: Path, changes: dict[str, Any], console: Console) -> tuple[Path, Metrics]:
     """Go on with a run from its newest checkpoint that is whole.
 
-    What the run did after that checkpoint is forgotten, and done again in the same way.
+    What the run did after that checkpoint is forgotten, and done again: without actors, in the same way.
 
     Args:
         changes: settings to replace, of :data:`~sharpwave.training.recipes.RESUMABLE`.
@@ -43,7 +43,7 @@ def resume(folder: Path, changes: dict[str, Any], console: Console) -> tuple[Pat
         stack.enter_context(locked(folder))
         name, recipe = read_config(folder)
         recipe = replace(recipe, **changes)
-        env = setup.environments(recipe)
+        env = setup.environments(recipe, 1 if recipe.actors else None)
         stack.callback(env.close)
         agent = setup.agent(recipe, env)
         saved = _newest_whole(folder, recipe, env, agent, say)
@@ -61,7 +61,10 @@ def resume(folder: Path, changes: dict[str, Any], console: Console) -> tuple[Pat
             f"{progress.updates:,} updates, {saved.state.episodes.count:,} episodes, "
             f"{duration_text(progress.minutes * 60)} of training"
         )
-        say("All environments begin new episodes, as they did in the run itself when it made the checkpoint")
+        if recipe.actors:
+            say("All environments begin new episodes; with actors no two runs are the same, nor is what follows")
+        else:
+            say("All environments begin new episodes, as they did in the run itself when it made the checkpoint")
         if (saved.checkpoint / REPLAY).is_dir():
             say(f"The replay memory holds {len(store):,} steps")
         else:

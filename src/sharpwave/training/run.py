@@ -22,7 +22,9 @@ from sharpwave.agents.dqn import DQN
 from sharpwave.training import setup
 from sharpwave.training.callbacks import Callback, Display, JsonLines, Metrics, TensorBoard
 from sharpwave.training.checkpoints import save_checkpoint, write_json
+from sharpwave.training.crew import ActorsDiedError
 from sharpwave.training.curve import draw_curve
+from sharpwave.training.learner import train_with_actors
 from sharpwave.training.loop import train
 from sharpwave.training.recipes import Recipe
 from sharpwave.training.state import TrainingState
@@ -44,9 +46,10 @@ def run(name: str, recipe: Recipe, out: Path | None, console: Console) -> tuple[
         the run's folder and its summary.
     Raises:
         ValueError: a setting that does not fit, or a folder that is in use.
+        ActorsDiedError: actors died too often; there is a checkpoint.
     """
     with ExitStack() as stack:
-        env = setup.environments(recipe)
+        env = setup.environments(recipe, 1 if recipe.actors else None)  # where actors play, to know its spaces
         stack.callback(env.close)
         agent = setup.agent(recipe, env)
         # All that the user may have got wrong has been refused by now; only a good run leaves a folder.
@@ -80,7 +83,11 @@ class Run:
     state: TrainingState | None = None
 
     def train(self, console: Console) -> Metrics:
-        """Train to the end, or until a signal comes; returns the summary."""
+        """Train to the end, or until a signal comes; returns the summary.
+
+        Raises:
+            ActorsDiedError: they died too often; there is a checkpoint.
+        """
         recipe, folder = self.recipe, self.folder
         write_json(folder / CONFIG, {"recipe": self.name, "settings": recipe.to_dict()})
         title = f"{self.name}: {recipe.env} on {self.agent.device}, seed {recipe.seed}"
@@ -98,7 +105,11 @@ class Run:
 
             def save(state: TrainingState, report: Metrics) -> None:
                 nonlocal counted
-                if state.episodes.count == counted and state.progress.passed(recipe.checkpoint_every):
+                if (
+                    not recipe.actors
+                    and state.episodes.count == counted
+                    and state.progress.passed(recipe.checkpoint_every)
+                ):
                     console.print(
                         f"No episode has ended in the {recipe.checkpoint_every:,} steps before this checkpoint, and it "
                         "breaks them all off: give a longer --checkpoint-every",
@@ -111,10 +122,18 @@ class Run:
                 replay = self.store if recipe.save_replay else None
                 save_checkpoint(folder / CHECKPOINTS, self.agent, figures, replay)
 
-            last = train(
-                recipe, self.env, self.agent, self.store, self.replay, callbacks, interrupted, self.state, save
+            told = (callbacks, interrupted, self.state, save)
+            if recipe.actors:
+                last = train_with_actors(recipe, self.agent, self.store, self.replay, *told)
+            else:
+                last = train(recipe, self.env, self.agent, self.store, self.replay, *told)
+        failed = last.pop("failed", False)
+        summary = summarize(folder, self.name, recipe, str(self.agent.device), last)
+        if failed:
+            raise ActorsDiedError(
+                f"{last['reason']}\nThe run ended with a checkpoint; to go on: sharpwave train --resume {folder}"
             )
-        return summarize(folder, self.name, recipe, str(self.agent.device), last)
+        return summary
 
 
 def summarize(folder: Path, name: str, recipe: Recipe, device: str, last: Metrics) -> Metrics:

@@ -92,6 +92,7 @@ def memory(recipe: Recipe, env: Env, disk: Path | None = None, saved: Path | Non
             disk_limit=recipe.disk_limit or None if disk else None,
             codec=recipe.codec,
             seed=recipe.seed,
+            segment_steps=recipe.segment_steps if recipe.actors else None,
         )
     else:
         store = sw.Store.open(saved, disk=disk)

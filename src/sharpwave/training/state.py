@@ -33,11 +33,13 @@ class Progress:
 
     Attributes:
         steps: environment steps.  updates: gradient steps.  losses: of the updates since the last report.
+        ratio_since: the steps and the updates from which on updates are counted against steps, the warm-up included.
     """
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
         self.steps = self.updates = 0
+        self._steps_before = 0
         self.losses: list[torch.Tensor] = []
         self._avg_loss: float | None = None
         self._learn_after = recipe.warmup_steps
@@ -61,9 +63,18 @@ class Progress:
         """Updates that the steps so far call for."""
         return self._updates_then + max(0, self.steps - self._learn_after) // self.recipe.update_every
 
+    @property
+    def ratio_since(self) -> tuple[int, int]:
+        return self._learn_after - self.recipe.warmup_steps, self._updates_then
+
+    def advance(self, steps: int) -> None:
+        """So many steps were made, or have arrived, since this was called last."""
+        self._steps_before = self.steps
+        self.steps += steps
+
     def passed(self, period: int) -> bool:
-        """Whether the last step of the environments reached or passed a multiple of ``period`` steps."""
-        return self.steps // period > (self.steps - self.recipe.num_envs) // period
+        """Whether the last :meth:`advance` reached or passed a multiple of ``period`` steps."""
+        return self.steps // period > self._steps_before // period
 
     def warm_up_again(self) -> None:
         """The replay memory is empty: fill it for ``warmup_steps`` before the next update."""
@@ -127,6 +138,7 @@ class Progress:
         """Inverse of :meth:`to_dict`; the clock goes on from there."""
         progress = cls(recipe)
         progress.steps, progress.updates = values["steps"], values["updates"]
+        progress._steps_before = progress.steps
         progress._avg_loss = values["avg_loss"]
         progress._learn_after, progress._updates_then = values["learn_after"], values["updates_then"]
         progress._start_clock(values["minutes"])

@@ -80,6 +80,7 @@ class Transitions:
         self._seen = -1  # the log's changes when it was followed last
         self._runs = np.empty((3, RUNS), np.int64)
         self._count = 0
+        self._expected: dict[int, npt.NDArray[np.float32]] = {}  # slot -> TD errors of its steps, not all known yet
         self._ring: list[Buffers] = []
         self._turn = 0
         self._streams: list[tuple[weakref.ref[Stream], deque[Ahead]]] = []
@@ -379,6 +380,7 @@ class Transitions:
         first, known = slot * self._log.stride, int(self._known[slot])
         self._count -= len(self._take_away(np.arange(first, first + known)))
         self.sampler.remove(slot)
+        self._expected.pop(slot, None)
         self._known[slot] = 0
         if self._uses is not None:
             self._uses.clear(first, first + self._log.stride)
@@ -395,6 +397,20 @@ class Transitions:
         self._sync()
         known = self._known[slots]
         return np.where(known > 0, self.sampler.masses(slots) / np.maximum(known, 1), np.inf)
+
+    def expect(self, slot: int, td_error: npt.NDArray[np.float32]) -> None:
+        """Steps of the segment in ``slot`` get priorities by ``td_error`` [rows] when they can be sampled."""
+        self._expected[slot] = td_error
+
+    def _prioritize(self, slots: Ints, begins: Ints, ends: Ints) -> None:
+        """Of runs that can be sampled now, those that were expected get their priorities."""
+        for slot, begin, end in zip(slots.tolist(), begins.tolist(), ends.tolist(), strict=True):
+            errors = self._expected.get(slot)
+            if errors is not None:
+                first = slot * self._log.stride
+                self.sampler.update(np.arange(first + begin, first + end), errors[begin:end].astype(np.float64))
+                if end == len(errors):
+                    del self._expected[slot]
 
     def resized(self) -> None:
         """The log may have more slots than before."""
@@ -435,6 +451,8 @@ class Transitions:
             )
             if found:
                 self.sampler.insert(slots[:found], begins[:found], ends[:found])
+                if self._expected:
+                    self._prioritize(slots[:found], begins[:found], ends[:found])
                 came = int(ends[:found].sum() - begins[:found].sum())
                 self._count += came
                 if self._uses is not None:

@@ -1,0 +1,185 @@
+"""What runs in an actor's process: environments, a copy of the policy, and the encoding of what they give."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import traceback
+from collections import deque
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import numpy as np
+
+from sharpwave.agents.dqn import DQN
+from sharpwave.agents.exploration import epsilon_greedy, epsilon_ladder, linear_schedule
+from sharpwave.envs import step_spec
+from sharpwave.recorder import Recorder
+from sharpwave.sampling.limiters import Cursor, SamplesPerInsert
+from sharpwave.training import setup
+from sharpwave.training.episodes import Episode, Episodes
+from sharpwave.training.priorities import FirstErrors
+from sharpwave.training.recipes import Recipe
+from sharpwave.training.shared import Counters
+from sharpwave.training.transport import Arrival, Outbox
+from sharpwave.training.weights import SharedWeights, load
+from sharpwave.writer import SealedSegment, SegmentWriter
+
+NAP_S = 0.001
+"""An actor that is ahead looks again after so long."""
+PARENT_GONE = 3
+"""Exit status of an actor whose learner has gone."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What an actor is to do; plain values.
+
+    Attributes:
+        actor: its number.  restart: how many before it had the same number and died.
+        first_lane, first_steps: the store's lanes that it plays, one for each of ``first_steps``, which say the numbers
+            of their next steps.
+        seed: of its environments and its exploration.
+        inserts: steps that count for the ratio and were made before this process's run.
+    """
+
+    recipe: Recipe
+    actor: int
+    restart: int
+    first_lane: int
+    first_steps: tuple[int, ...]
+    seed: int
+    inserts: int
+
+
+def actor_seed(recipe: Recipe, steps: int, actor: int, restart: int) -> int:
+    """The seed of an actor that begins after ``steps`` steps of the run. Fits an int32 with some lanes added to it."""
+    return int(np.random.SeedSequence([recipe.seed, steps, actor, restart]).generate_state(1)[0] >> 2)
+
+
+def ratio_limiter(recipe: Recipe) -> SamplesPerInsert:
+    """How far the actors may be ahead of the learner: twice the steps that they may have under way, not sealed yet.
+
+    Less would let both sides wait for each other. The learner is never ahead: it learns as often as the steps that have
+    arrived call for.
+    """
+    ratio = recipe.batch_size / recipe.update_every
+    under_way = recipe.num_envs * (recipe.segment_steps + recipe.n_step + 2)
+    return SamplesPerInsert(ratio, max(1, recipe.warmup_steps), max(1.0, 2 * under_way * ratio + recipe.batch_size))
+
+
+def act(task: Task, pipe: Connection, counters: Counters, weights: SharedWeights) -> None:
+    """Play until the learner says stop, or has gone. The target of an actor's process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the learner decides
+    threading.Thread(target=_end_with_parent, name="sharpwave-parent", daemon=True).start()
+    outbox = Outbox(pipe)
+    try:
+        _Actor(task, outbox, counters, weights).play()
+    except BrokenPipeError:
+        os._exit(PARENT_GONE)
+    except Exception:
+        outbox.send_failure(traceback.format_exc(limit=-8))
+        raise SystemExit(1) from None
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(PARENT_GONE)
+
+
+class _Actor:
+    def __init__(self, task: Task, outbox: Outbox, counters: Counters, weights: SharedWeights) -> None:
+        recipe = self.recipe = replace(task.recipe, device="cpu", threads=1)
+        self.task, self.outbox, self.counters, self.weights = task, outbox, counters, weights
+        self.lanes = len(task.first_steps)
+        self.env = setup.environments(recipe, self.lanes)
+        self.agent: DQN = setup.agent(recipe, self.env)
+        self.agent.online.requires_grad_(False)
+        self.writer = SegmentWriter(
+            step_spec(self.env),
+            self.lanes,
+            self._sealed,
+            first_lane=task.first_lane,
+            first_steps=task.first_steps,
+            codec=recipe.codec,
+            segment_steps=recipe.segment_steps,
+        )
+        self.recorded = Recorder(self.env, self.writer)
+        kept = 2 * (recipe.segment_steps + recipe.n_step) + 8  # steps that may be under way, and more
+        self.errors = FirstErrors(self.lanes, recipe.n_step, recipe.gamma, kept) if recipe.prioritized else None
+        self.version = 0
+        self._numbers = np.empty(weights.count, np.float32)
+        self._versions: deque[int] = deque(maxlen=kept)  # of the weights, by step
+        self._steps = 0  # of each lane, by this process
+        self._waiting: deque[SealedSegment] = deque()  # for errors of their last steps
+
+    def play(self) -> None:
+        recipe, task = self.recipe, self.task
+        rng = np.random.default_rng([task.seed, 1])
+        episodes = Episodes(self.lanes)
+        some = slice(task.first_lane, task.first_lane + self.lanes)
+        limiter = ratio_limiter(recipe)
+        obs, _ = self.recorded.reset(seed=task.seed)
+        while self._may_go_on(limiter):
+            if self.weights.latest != self.version:
+                self._take_weights()
+            epsilon = linear_schedule(
+                self.counters.steps, recipe.epsilon_start, recipe.epsilon_end, recipe.epsilon_steps
+            )
+            ladder = epsilon_ladder(epsilon, recipe.num_envs, recipe.epsilon_ladder)[some]
+            if self.errors is None:
+                values = None
+                action = self.agent.act(obs, ladder, rng)
+            else:
+                values = self.agent.values(obs)
+                action = epsilon_greedy(values.argmax(axis=1), self.agent.num_actions, ladder, rng)
+            self._versions.append(self.version)
+            self.counters.add_made(task.actor, self.lanes)
+            obs, reward, terminated, truncated, infos = self.recorded.step(action)
+            self._steps += 1
+            if self.errors is not None:
+                assert values is not None
+                final = self.agent.values(np.asarray(infos["final_obs"])) if truncated.any() else None
+                self.errors.add(values, action, reward, terminated, truncated, final)
+            self._send_ready()
+            for episode in episodes.add(infos.get("unclipped_reward", reward), terminated | truncated):
+                self.outbox.send_episode(Episode(episode.reward, episode.steps, task.first_lane + episode.lane))
+        self.env.close()
+
+    def _may_go_on(self, limiter: SamplesPerInsert) -> bool:
+        """Wait until the learner has caught up; False if it says stop."""
+        counters = self.counters
+        while not counters.stop:
+            counters.beat(self.task.actor)
+            made = self.task.inserts + counters.made
+            if limiter.append_waits(self.lanes, Cursor(made, counters.samples, made, 0)) is None:
+                return True
+            time.sleep(NAP_S)
+        return False
+
+    def _take_weights(self) -> None:
+        version = self.weights.read(self._numbers)
+        if version is not None:
+            load(self.agent, self._numbers)
+            self.version = version
+
+    def _sealed(self, segment: SealedSegment) -> None:
+        self._waiting.append(segment)
+
+    def _send_ready(self) -> None:
+        while self._waiting:
+            segment = self._waiting[0]
+            lane = segment.lane - self.task.first_lane
+            first = segment.first_step - self.task.first_steps[lane]
+            if self.errors is not None and first + segment.steps > self.errors.known:
+                break
+            version = self._versions[first - self._steps]
+            errors: Any = None if self.errors is None else self.errors.of(lane, first, segment.steps)
+            self.outbox.send_segment(Arrival(segment, version, errors))
+            self._waiting.popleft()

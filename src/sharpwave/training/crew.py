@@ -1,0 +1,228 @@
+"""The actors as the learner has them: starts them, hears them, notices who died, begins anew, and ends them all."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from sharpwave.training.actors import Task, act, actor_seed
+from sharpwave.training.episodes import Episode
+from sharpwave.training.recipes import Recipe
+from sharpwave.training.shared import CONTEXT, Counters
+from sharpwave.training.transport import Arrival, Failure, Inbox
+from sharpwave.training.weights import SharedWeights
+
+HUNG_S = 120.0
+"""An actor that gives no sign for so long is ended. It begins with imports, which may take a while."""
+STOP_S = 10.0
+"""How long actors have to end by themselves."""
+
+
+class ActorsDiedError(RuntimeError):
+    """An actor died more often than ``actor_restarts`` allows."""
+
+
+@dataclass
+class _Seat:
+    """One actor, and those before it that had its number."""
+
+    number: int
+    first_lane: int
+    lanes: int
+    process: Any = None
+    inbox: Inbox | None = None
+    restarts: int = 0
+    received: int = 0  # steps, of all that sat here
+    failure: str = ""
+    beats: int = 0
+    begun: bool = False  # it has given a sign of life
+    silent_s: float = 0.0
+
+
+class Crew:
+    """The actors of a run. A context manager: whatever happens inside, no process is left after it.
+
+    Args:
+        first_steps: first lane, lanes -> the numbers of their next steps.
+        run_steps: steps of the run when it began here.  inserts: those of them that count for the ratio.
+
+    Attributes:
+        restarts: actors that were begun anew.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        counters: Counters,
+        weights: SharedWeights,
+        first_steps: Callable[[int, int], Sequence[int]],
+        run_steps: int,
+        inserts: int,
+        hung_s: float = HUNG_S,
+    ) -> None:
+        self.recipe, self.counters, self.weights = recipe, counters, weights
+        self.restarts = 0
+        self._first_steps, self._run_steps, self._inserts, self._hung_s = first_steps, run_steps, inserts, hung_s
+        lanes = [len(some) for some in np.array_split(np.arange(recipe.num_envs), recipe.actors)]
+        begins = np.cumsum([0, *lanes])
+        self.seats = [_Seat(i, int(begins[i]), count) for i, count in enumerate(lanes)]
+        self._looked = time.monotonic()
+
+    def __enter__(self) -> Self:
+        try:
+            for seat in self.seats:
+                self._start(seat)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        self.close()
+
+    def receive(self, timeout: float) -> Iterator[Arrival | Episode]:
+        """What the actors have sent, waiting up to ``timeout`` seconds for anything at all.
+
+        Who died is replaced before it is waited again, when all that it sent has been taken.
+
+        Raises:
+            ActorsDiedError: one died too often.
+        """
+        for seat in self.seats:
+            if seat.process is None:
+                self._start_again(seat)
+        pipes: list[Any] = [seat.inbox.pipe for seat in self.seats if seat.inbox is not None]
+        wait([*pipes, *(seat.process.sentinel for seat in self.seats)], timeout)
+        now = time.monotonic()
+        passed, self._looked = min(now - self._looked, 1.0), now  # a learner that was halted blames nobody
+        for seat in self.seats:
+            dead = not seat.process.is_alive()  # before reading: what it wrote is there by then
+            yield from self._heard(seat)
+            if dead or self._hangs(seat, passed):
+                yield from self._buried(seat)
+
+    def _heard(self, seat: _Seat) -> Iterator[Arrival | Episode]:
+        assert seat.inbox is not None
+        try:
+            messages = seat.inbox.receive()
+        except ValueError as error:
+            seat.failure = str(error)
+            seat.process.kill()
+            return
+        for message in messages:
+            if isinstance(message, Failure):
+                seat.failure = message.text
+                continue
+            if isinstance(message, Arrival):
+                seat.received += message.segment.steps
+            yield message
+
+    def _hangs(self, seat: _Seat, passed: float) -> bool:
+        beats = self.counters.beats(seat.number)
+        seat.silent_s = 0.0 if beats != seat.beats else seat.silent_s + passed
+        seat.begun |= beats != seat.beats
+        seat.beats = beats
+        if seat.silent_s < self._hung_s:
+            return False
+        seat.failure = f"it gave no sign for {self._hung_s:g} s"
+        return True
+
+    def _buried(self, seat: _Seat) -> Iterator[Arrival | Episode]:
+        """What a dead actor still sent; its place is free then."""
+        seat.process.kill()
+        seat.process.join()
+        assert seat.inbox is not None
+        before = -1
+        while not seat.inbox.ended and seat.received != before:
+            before = seat.received
+            yield from self._heard(seat)
+        code = seat.process.exitcode
+        if not seat.failure:
+            seat.failure = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+        self._dismiss(seat)
+
+    def _start_again(self, seat: _Seat) -> None:
+        if seat.restarts >= self.recipe.actor_restarts:
+            raise ActorsDiedError(
+                f"actor {seat.number} died {seat.restarts + 1} times (--actor-restarts {self.recipe.actor_restarts}), "
+                f"the last time of: {seat.failure.strip()}"
+            )
+        seat.restarts += 1
+        self.restarts += 1
+        self.counters.set_made(seat.number, seat.received)  # what it had under way will not come
+        self._start(seat)
+
+    def _start(self, seat: _Seat) -> None:
+        task = Task(
+            self.recipe,
+            seat.number,
+            seat.restarts,
+            seat.first_lane,
+            tuple(self._first_steps(seat.first_lane, seat.lanes)),
+            actor_seed(self.recipe, self._run_steps, seat.number, seat.restarts),
+            self._inserts,
+        )
+        ours, theirs = CONTEXT.Pipe(duplex=False)
+        process = CONTEXT.Process(
+            target=act, args=(task, theirs, self.counters, self.weights), name=f"actor {seat.number}", daemon=True
+        )
+        try:
+            with _no_interrupts():
+                process.start()
+        finally:
+            theirs.close()  # so that the pipe ends when the actor does
+        seat.process, seat.inbox, seat.failure, seat.silent_s = process, Inbox(ours), "", 0.0
+        seat.begun = False
+
+    def close(self) -> None:
+        """End all actors: those that do not by themselves, in time, by force."""
+        self.counters.set_stop()
+        for seat in self.seats:
+            if seat.process is not None and not seat.begun:  # it is importing, or making its environments
+                seat.process.terminate()
+        for seconds, how in ((STOP_S, "terminate"), (1.0, "kill")):
+            deadline = time.monotonic() + seconds
+            while self._drain() and time.monotonic() < deadline:
+                time.sleep(0.01)
+            for seat in self.seats:
+                if seat.process is not None:
+                    getattr(seat.process, how)()
+        for seat in self.seats:
+            if seat.process is not None:
+                seat.process.join()
+                self._dismiss(seat)
+
+    def _drain(self) -> bool:
+        """Read what actors that are about to end still write. Whether any of them lives."""
+        for seat in self.seats:
+            if seat.inbox is not None:
+                with contextlib.suppress(ValueError):
+                    seat.inbox.receive()
+        return any(seat.process is not None and seat.process.is_alive() for seat in self.seats)
+
+    def _dismiss(self, seat: _Seat) -> None:
+        assert seat.inbox is not None
+        seat.inbox.pipe.close()
+        seat.process.close()
+        seat.process = seat.inbox = None
+
+
+@contextlib.contextmanager
+def _no_interrupts() -> Iterator[None]:
+    """Processes that begin inside never see SIGINT: Ctrl-C in a terminal is meant for the learner."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

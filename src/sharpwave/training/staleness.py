@@ -1,0 +1,58 @@
+"""How old the weights were by which steps were made, and how often steps are learned from."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from sharpwave.training.callbacks import Metrics
+from sharpwave.training.state import Progress
+from sharpwave.training.transport import Arrival
+
+REMEMBERED = 4096
+"""Versions; older weights than that count as the oldest of these."""
+
+
+class Staleness:
+    """Measured when steps arrive in the replay memory, and told of those since the last report."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._published: OrderedDict[int, int] = OrderedDict()  # version -> the run's steps at that time
+        self._latest = 0
+        self._start_again()
+
+    def _start_again(self) -> None:
+        self._count = self._versions = self._steps = 0
+        self._steps_then, self._updates_then = self._progress.steps, self._progress.updates
+
+    def published(self, version: int) -> None:
+        """Weights of that version are to be had from now on."""
+        self._latest = version
+        self._published[version] = self._progress.steps
+        if len(self._published) > REMEMBERED:
+            self._published.popitem(last=False)
+
+    def arrived(self, arrival: Arrival) -> None:
+        """A segment came in."""
+        steps = arrival.segment.steps
+        then = self._published.get(arrival.version, next(iter(self._published.values())))
+        self._count += steps
+        self._versions += steps * (self._latest - arrival.version)
+        self._steps += steps * (self._progress.steps - then)
+
+    def report(self) -> Metrics:
+        """Means since the last report; ``None`` where nothing came.
+
+        ``stale_versions``, ``stale_steps``: how many versions, and steps of the run, newer the newest weights were than
+        those that a step was made by.  ``replay_ratio``: transitions learned from for each step that came.
+        """
+        count, progress = self._count, self._progress
+        steps = progress.steps - self._steps_then
+        samples = (progress.updates - self._updates_then) * progress.recipe.batch_size
+        metrics: Metrics = {
+            "stale_versions": self._versions / count if count else None,
+            "stale_steps": self._steps / count if count else None,
+            "replay_ratio": samples / steps if steps else None,
+        }
+        self._start_again()
+        return metrics

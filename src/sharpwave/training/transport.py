@@ -1,0 +1,180 @@
+"""From an actor to the learner, through a pipe: segments and episodes in frames of raw bytes. Nothing is pickled."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.training.episodes import Episode
+from sharpwave.writer import SealedSegment
+
+FRAME = struct.Struct("<II")  # kind, bytes that follow
+SEGMENT, EPISODE, FAILURE = 1, 2, 3
+ABOUT_SEGMENT = struct.Struct("<QQQIII")  # lane, first step, weights' version; steps, TD errors, dictionaries
+ABOUT_DICTIONARY = struct.Struct("<QI")  # key; bytes that follow, 0: the learner has it
+ABOUT_EPISODE = struct.Struct("<dQI")  # reward, steps, lane
+LARGEST = 1 << 30
+AT_A_TIME = 1 << 18
+"""Bytes that the learner reads from one actor before it looks after others."""
+DICTIONARIES = 64
+"""That both ends of a pipe remember."""
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A segment as the learner gets it.
+
+    Attributes:
+        version: of the weights by which its first step was chosen.
+        td_error: float32 [steps], or ``None``.
+    """
+
+    segment: SealedSegment
+    version: int
+    td_error: npt.NDArray[np.float32] | None
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What an actor died of, in its own words."""
+
+    text: str
+
+
+Message = Arrival | Episode | Failure
+
+
+class _Remembered:
+    """The dictionaries used last. Both ends see the same uses in the same order, and so remember the same ones."""
+
+    def __init__(self) -> None:
+        self._data: OrderedDict[int, bytes] = OrderedDict()
+
+    def get(self, key: int) -> bytes | None:
+        return self._data.get(key)
+
+    def use(self, key: int, data: bytes) -> None:
+        self._data[key] = data
+        self._data.move_to_end(key)
+        if len(self._data) > DICTIONARIES:
+            self._data.popitem(last=False)
+
+
+class Outbox:
+    """The actor's end. A full pipe makes it wait; it raises BrokenPipeError when the learner has gone."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+        self._remembered = _Remembered()
+
+    def send_segment(self, arrival: Arrival) -> None:
+        """Send a segment, with the dictionaries that the learner does not have."""
+        sealed, errors = arrival.segment, arrival.td_error
+        count = 0 if errors is None else len(errors)
+        parts = [
+            ABOUT_SEGMENT.pack(
+                sealed.lane, sealed.first_step, arrival.version, sealed.steps, count, len(sealed.dictionaries)
+            )
+        ]
+        for key, data in sealed.dictionaries.items():
+            known = self._remembered.get(key) is not None
+            parts += [ABOUT_DICTIONARY.pack(key, 0 if known else len(data)), b"" if known else data]
+            self._remembered.use(key, data)
+        if errors is not None:
+            parts.append(errors.astype("<f4").tobytes())
+        self._send(SEGMENT, b"".join([*parts, sealed.packed]))
+
+    def send_episode(self, episode: Episode) -> None:
+        """Send what came of an episode."""
+        self._send(EPISODE, ABOUT_EPISODE.pack(episode.reward, episode.steps, episode.lane))
+
+    def send_failure(self, text: str) -> None:
+        """Send last words."""
+        self._send(FAILURE, text.encode(errors="replace"))
+
+    def _send(self, kind: int, content: bytes) -> None:
+        rest = memoryview(FRAME.pack(kind, len(content)) + content)
+        while rest:
+            rest = rest[os.write(self._pipe.fileno(), rest) :]
+
+
+class Inbox:
+    """The learner's end. It never waits: a frame counts when it is whole, however slowly its actor writes it.
+
+    Attributes:
+        ended: no more will come: the actor has closed its end or died.
+    """
+
+    def __init__(self, pipe: Connection) -> None:
+        self.pipe = pipe
+        self.ended = False
+        os.set_blocking(pipe.fileno(), False)
+        self._bytes = bytearray()
+        self._remembered = _Remembered()
+
+    def receive(self) -> list[Message]:
+        """What has come since, some hundred kilobytes at most.
+
+        Raises:
+            ValueError: bytes that no :class:`Outbox` sends.
+        """
+        while not self.ended and len(self._bytes) < AT_A_TIME:
+            try:
+                content = os.read(self.pipe.fileno(), AT_A_TIME)
+            except BlockingIOError:
+                break
+            self._bytes += content
+            self.ended = not content
+        return list(self._messages())
+
+    def _messages(self) -> Iterator[Message]:
+        begin = 0
+        try:
+            while len(self._bytes) - begin >= FRAME.size:
+                kind, nbytes = FRAME.unpack_from(self._bytes, begin)
+                if nbytes > LARGEST:
+                    raise ValueError(f"a frame of {nbytes:,} bytes from an actor, expected at most {LARGEST:,}")
+                end = begin + FRAME.size + nbytes
+                if end > len(self._bytes):
+                    break
+                content = bytes(memoryview(self._bytes)[begin + FRAME.size : end])
+                begin = end
+                try:
+                    yield self._message(kind, content)
+                except struct.error as error:
+                    raise ValueError(f"a frame of kind {kind} from an actor is too short: {error}") from error
+        finally:
+            del self._bytes[:begin]
+
+    def _message(self, kind: int, content: bytes) -> Message:
+        if kind == EPISODE:
+            reward, steps, lane = ABOUT_EPISODE.unpack(content)
+            return Episode(reward, steps, lane)
+        if kind == FAILURE:
+            return Failure(content.decode(errors="replace"))
+        if kind != SEGMENT:
+            raise ValueError(f"a frame of kind {kind} from an actor, expected {SEGMENT}, {EPISODE} or {FAILURE}")
+        lane, first_step, version, steps, errors, count = ABOUT_SEGMENT.unpack_from(content)
+        at = ABOUT_SEGMENT.size
+        dictionaries = {}
+        for _ in range(count):
+            key, nbytes = ABOUT_DICTIONARY.unpack_from(content, at)
+            at += ABOUT_DICTIONARY.size
+            data = content[at : at + nbytes] if nbytes else self._remembered.get(key)
+            if data is None:
+                raise ValueError(f"an actor refers to dictionary {key:016x}, which it has not sent")
+            at += nbytes
+            self._remembered.use(key, data)
+            dictionaries[key] = data
+        if at + 4 * errors > len(content):
+            raise ValueError(f"a segment of {len(content)} bytes from an actor is too short")
+        td_error = np.frombuffer(content, "<f4", errors, at).astype(np.float32) if errors else None
+        sealed = SealedSegment(lane, first_step, steps, content[at + 4 * errors :], dictionaries)
+        return Arrival(sealed, version, td_error)

@@ -1,0 +1,258 @@
+"""Training with actors, for real: processes that play, die, are replaced, and never outlive the learner."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+import sharpwave as sw
+from sharpwave.training import setup
+from sharpwave.training.actors import ratio_limiter
+from sharpwave.training.callbacks import Callback
+from sharpwave.training.checkpoints import checkpoints
+from sharpwave.training.crew import ActorsDiedError, Crew
+from sharpwave.training.episodes import Episode
+from sharpwave.training.learner import train_with_actors
+from sharpwave.training.recipes import RECIPES, Recipe, flag
+from sharpwave.training.shared import Counters
+from sharpwave.training.weights import policy, shared_weights
+
+CARTPOLE = dataclasses.replace(
+    RECIPES["cartpole"][1], actors=2, num_envs=4, steps=3_000, prioritized=True, report_every=500, segment_steps=16,
+    weights_every=200, checkpoint_every=1_000, batch_size=32, device="cpu",
+)  # fmt: skip
+
+
+class Kept(Callback):
+    """Keeps what it is told."""
+
+    def __init__(self):
+        self.episodes, self.reports = [], []
+
+    def on_episode(self, metrics):
+        self.episodes.append(metrics)
+
+    def on_report(self, metrics):
+        self.reports.append(metrics)
+
+
+def actors_of(process=None):
+    """The actor processes below a process, by age."""
+    found = []
+    for child in (process or psutil.Process()).children(recursive=True):
+        try:
+            if "spawn_main" in " ".join(child.cmdline()):
+                found.append(child)
+        except psutil.NoSuchProcess:
+            pass
+    return sorted(found, key=lambda child: child.create_time())
+
+
+def assert_gone(processes, seconds=30):
+    _, alive = psutil.wait_procs(processes, timeout=seconds)
+    assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE], alive
+
+
+def test_it_learns_at_the_ratio_replaces_who_dies_and_ends_when_that_is_too_often():
+    recipe = dataclasses.replace(CARTPOLE, steps=1_000_000, actor_restarts=1)
+    env = setup.environments(recipe, 1)
+    agent = setup.agent(recipe, env)
+    before = {name: tensor.clone() for name, tensor in agent.weights().items()}
+    store, replay = setup.memory(recipe, env)
+    kept, saved, seen, killed = Kept(), [], [], []
+
+    def meddle():
+        """Kills the second actor after some learning, and the one in its place as soon as it is there."""
+        if not kept.reports or kept.reports[-1]["steps"] < 2_000 or len(killed) == 2:
+            return
+        found = actors_of()
+        if not killed:
+            seen.extend(found)
+            victim = found[1]
+        else:
+            victim = next((process for process in found if process not in seen), None)
+        if victim is not None:
+            victim.kill()
+            killed.append(victim)
+
+    last = train_with_actors(recipe, agent, store, replay, [kept], meddle, save=lambda *told: saved.append(told))
+    assert len(killed) == 2 and not actors_of()
+    assert last["failed"] and last["actor_restarts"] == 1
+    assert "actor 1 died 2 times (--actor-restarts 1), the last time of: signal SIGKILL" in last["reason"]
+    assert saved[-1][1]["steps"] == last["steps"] == store.total_steps  # with a checkpoint, of all that had arrived
+    # the learner is never ahead, and in the end at most what the actors may be ahead behind
+    for report in kept.reports:
+        assert report["updates"] <= max(0, report["steps"] - recipe.warmup_steps) // recipe.update_every
+    limiter = ratio_limiter(recipe)
+    behind = (last["steps"] - recipe.warmup_steps) * limiter.ratio - last["updates"] * recipe.batch_size
+    assert 0 <= behind <= limiter.error_buffer + recipe.batch_size
+    assert any((agent.weights()[name] != tensor).any() for name, tensor in before.items())
+    # played by the policy's own newer weights
+    learning = [report for report in kept.reports if report["steps"] > 1_500]
+    assert all(0 <= report["stale_versions"] < 20 and report["stale_steps"] >= 0 for report in learning)
+    ratios = [report["replay_ratio"] for report in learning]
+    assert limiter.ratio / 2 < np.mean(ratios) < limiter.ratio * 2
+    # episodes are whole: every step that was counted was one of CartPole's, which gives 1
+    assert len(kept.episodes) == last["episodes"] > 30
+    assert all(episode["reward"] == episode["episode_steps"] for episode in kept.episodes)
+    assert store.lanes == recipe.num_envs
+    # first priorities came from the actors, and differ
+    probabilities = replay.sample(256).probabilities
+    assert len(np.unique(probabilities)) > 100
+    store.close()
+    env.close()
+
+
+class Standing:
+    """A crew with nobody who learns: the test says what the learner did."""
+
+    def __init__(self, **changes):
+        self.recipe = dataclasses.replace(CARTPOLE, **{"actors": 1, "warmup_steps": 100, **changes})
+        env = setup.environments(self.recipe, 1) if self.recipe.env == CARTPOLE.env else None
+        agent = setup.agent(self.recipe, env or setup.environments(CARTPOLE, 1))
+        self.counters, self.weights = Counters(self.recipe.actors), shared_weights(agent)
+        self.weights.publish(policy(agent))
+
+    def crew(self, **kwargs):
+        return Crew(self.recipe, self.counters, self.weights, lambda lane, lanes: [0] * lanes, 0, 0, **kwargs)
+
+
+def test_actors_wait_for_the_learner_and_one_that_hangs_is_replaced():
+    standing = Standing()
+    counters, limiter, lanes = standing.counters, ratio_limiter(standing.recipe), standing.recipe.num_envs
+    limit = time.monotonic() + 120
+
+    def listen(crew, until):
+        """Take everything in, so that it is not the pipe that holds them back."""
+        while not until():
+            assert time.monotonic() < limit
+            yield from crew.receive(0.05)
+
+    def stands_still():
+        made, beats = counters.made, counters.beats(0)
+        time.sleep(0.3)
+        return made > 0 and counters.made == made and counters.beats(0) > beats
+
+    with standing.crew(hung_s=1.0e9) as crew:
+        arrived = list(listen(crew, stands_still))
+        most = limiter.min_size + limiter.error_buffer / limiter.ratio
+        assert most - lanes <= counters.made <= most
+        counters.tell(100, 64 * 100)  # the learner has learned: 100 batches
+        arrived += listen(crew, lambda: counters.made > most)
+        arrived += listen(crew, stands_still)
+        most += 64 * 100 / limiter.ratio
+        assert most - lanes <= counters.made <= most
+        steps = sum(message.segment.steps for message in arrived if not isinstance(message, Episode))
+        under_way = lanes * (standing.recipe.segment_steps + standing.recipe.n_step + 1)
+        assert 0 < counters.made - steps <= under_way
+        # It stops in the middle of whatever it does, and is neither waited for nor lost.
+        (halted,) = actors_of()
+        halted.suspend()
+        crew._hung_s = 1.0
+        list(listen(crew, lambda: crew.restarts == 1))
+        crew._hung_s = 1.0e9
+        assert_gone([halted])
+        assert counters.made == steps
+        list(listen(crew, lambda: counters.made > steps))  # the next one plays what was lost
+    assert not actors_of()
+
+
+def test_what_an_actor_dies_of_is_told():
+    standing = Standing(env="NoSuchGame-v1", actor_restarts=0)
+    with standing.crew() as crew, pytest.raises(ActorsDiedError, match="NoSuchGame-v1' cannot be made"):
+        limit = time.monotonic() + 60
+        while time.monotonic() < limit:
+            list(crew.receive(0.1))
+    assert not actors_of()
+
+
+COMMAND = [sys.executable, "-m", "sharpwave.cli", "train"]
+OPTIONS = [
+    f"{flag(name)}={getattr(CARTPOLE, name)}"
+    for name in ("num_envs", "report_every", "segment_steps", "checkpoint_every", "batch_size", "device")
+] + ["--actors=1"]
+
+
+class Started:
+    """``sharpwave train`` in a process of its own, and all those below it."""
+
+    def __init__(self, folder, *arguments):
+        self.folder = folder
+        self.process = subprocess.Popen(
+            [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+        self.limit = time.monotonic() + 90
+
+    def wait(self, until):
+        while not until():
+            assert time.monotonic() < self.limit and self.process.poll() is None, self.process.communicate()
+            time.sleep(0.05)
+
+    def wait_for_checkpoint(self, above=0):
+        names = self.folder / "checkpoints"
+        self.wait(lambda: any(int(path.name) > above for path in names.glob("[0-9]*")))
+
+    def actors(self):
+        return actors_of(psutil.Process(self.process.pid))
+
+    def end(self, number, group=False):
+        """Send a signal; returns what was printed. None of the processes is left."""
+        family = psutil.Process(self.process.pid).children(recursive=True)
+        (os.killpg if group else os.kill)(self.process.pid, number)
+        out, errors = self.process.communicate(timeout=60)
+        assert_gone(family)
+        return out, errors
+
+
+def shared_memory_files():
+    folder = Path("/dev/shm")
+    return {path.name for path in folder.iterdir() if path.name.startswith(("pym-", "psm_"))} if folder.is_dir() else ()
+
+
+def test_however_the_learner_ends_nothing_is_left_and_it_can_go_on(tmp_path):
+    folder = tmp_path / "run"
+    first = Started(folder, "cartpole", "--out", str(folder), *OPTIONS, "--steps=1000000", "--prioritized")
+    first.wait_for_checkpoint()
+    assert len(first.actors()) == 1
+    first.end(signal.SIGKILL)
+    assert not shared_memory_files()
+    steps = int(checkpoints(folder)[-1].name)
+    assert steps >= 1_000
+
+    second = Started(folder, "--resume", str(folder))
+    second.wait_for_checkpoint(above=steps)
+    out, errors = second.end(signal.SIGINT, group=True)  # as a terminal does it: to all
+    assert second.process.returncode == 0 and "interrupted by SIGINT" in out and not errors, out + errors
+    assert f"from checkpoint {steps:012d}" in out.replace("\n", "") and "no two runs are the same" in out
+    last = json.loads((folder / "summary.json").read_text())
+    assert int(checkpoints(folder)[-1].name) == last["steps"] > steps and last["actor_restarts"] == 0
+    assert last["updates"] <= (last["steps"] - CARTPOLE.warmup_steps) // CARTPOLE.update_every
+    with sw.Store.open(checkpoints(folder)[-1] / "replay") as store:
+        assert store.lanes == CARTPOLE.num_envs and len(store) == last["steps"]
+
+    third = Started(folder, "--resume", str(folder))
+    third.wait(lambda: len(third.actors()) == 1)
+    out, errors = third.end(signal.SIGTERM)  # before its actors have begun
+    assert third.process.returncode == 0 and "interrupted by SIGTERM" in out and not errors, out + errors
+    assert int(checkpoints(folder)[-1].name) == json.loads((folder / "summary.json").read_text())["steps"]
+    assert not shared_memory_files()
+
+
+def test_ape_x_is_what_the_paper_says():
+    recipe = RECIPES["apex"][1]
+    assert recipe.prioritized and recipe.actors == 2 and recipe.n_step == 3
+    assert (recipe.epsilon_start, recipe.epsilon_end, recipe.epsilon_ladder) == (0.4, 0.4, 7.0)
+    assert (recipe.priority_alpha, recipe.beta_start, recipe.beta_end) == (0.6, 0.4, 0.4)
+
+
+def test_more_actors_than_environments_are_refused():
+    with pytest.raises(ValueError, match="--actors: got 5, expected at most the 4 of --num-envs"):
+        Recipe(actors=5, num_envs=4)

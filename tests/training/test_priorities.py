@@ -1,0 +1,40 @@
+"""First priorities against the definition, worked out from the whole history in plain Python."""
+
+import numpy as np
+import pytest
+
+from sharpwave.training.priorities import FirstErrors
+
+
+@pytest.mark.parametrize("n_step", [1, 2, 3, 5])
+def test_errors_are_those_of_the_definition(n_step):
+    rng, lanes, steps, gamma = np.random.default_rng(n_step), 3, 200, 0.9
+    q, final_q = rng.normal(size=(steps, lanes, 4)).astype(np.float32), rng.normal(size=(steps, lanes, 4))
+    action, reward = rng.integers(0, 4, (steps, lanes)), rng.normal(size=(steps, lanes))
+    te, tr = rng.random((steps, lanes)) < 0.08, rng.random((steps, lanes)) < 0.08  # both at once, too
+    errors, given = FirstErrors(lanes, n_step, gamma, kept=20), 0
+    for t in range(steps):
+        errors.add(q[t], action[t], reward[t], te[t], tr[t], final_q[t] if tr[t].any() else None)
+        assert errors.known == max(0, t + 1 - n_step)
+        while given < errors.known:
+            for lane in range(lanes):
+                total, used = 0.0, 0
+                while used < n_step:
+                    total += gamma**used * reward[given + used, lane]
+                    used += 1
+                    if te[given + used - 1, lane] or tr[given + used - 1, lane]:
+                        break
+                last = given + used - 1
+                if te[last, lane]:
+                    after = 0.0
+                elif tr[last, lane]:
+                    after = final_q[last, lane].max()
+                else:
+                    after = q[last + 1, lane].max()
+                expected = total + gamma**used * after - q[given, lane, action[given, lane]]
+                np.testing.assert_allclose(errors.of(lane, given, 1), [expected], rtol=1e-5, atol=1e-6)
+            given += 1
+    assert given == steps - n_step
+    np.testing.assert_array_equal(
+        errors.of(1, given - 20, 20), [errors.of(1, at, 1)[0] for at in range(given - 20, given)]
+    )

@@ -1,0 +1,121 @@
+"""Frames through a pipe: what goes in comes out, whole, whatever pieces the pipe makes of it."""
+
+import os
+import threading
+
+import numpy as np
+import pytest
+
+from sharpwave.training.episodes import Episode
+from sharpwave.training.shared import CONTEXT
+from sharpwave.training.transport import DICTIONARIES, FRAME, Arrival, Failure, Inbox, Outbox
+from sharpwave.writer import SealedSegment
+
+
+def random_arrival(rng, known):
+    """A segment with some dictionaries, old or new, with or without errors."""
+    keys = rng.choice(list(known), rng.integers(0, 3), replace=False).tolist()
+    steps = int(rng.integers(1, 40))
+    sealed = SealedSegment(
+        int(rng.integers(0, 1_000)), int(rng.integers(0, 2**40)), steps, rng.bytes(rng.integers(1, 20_000)),
+        {key: known[key] for key in keys},
+    )  # fmt: skip
+    errors = rng.random(steps).astype(np.float32) if rng.random() < 0.5 else None
+    return Arrival(sealed, int(rng.integers(0, 2**40)), errors)
+
+
+def assert_same(got, sent):
+    assert type(got) is type(sent)
+    if not isinstance(sent, Arrival):
+        assert got == sent
+        return
+    assert got.segment == sent.segment and got.version == sent.version
+    assert (got.td_error is None) == (sent.td_error is None)
+    if sent.td_error is not None:
+        np.testing.assert_array_equal(got.td_error, sent.td_error)
+
+
+def test_what_is_sent_is_received_in_order():
+    rng = np.random.default_rng(0)
+    known = {key: rng.bytes(50) for key in range(1, 3 * DICTIONARIES)}  # more than either end remembers
+    sent = []
+    for at in range(1_500):
+        if at % 10 == 0:
+            sent.append(Episode(rng.normal(), int(rng.integers(0, 10_000)), int(rng.integers(0, 99))))
+        else:
+            sent.append(random_arrival(rng, known))
+    sent.append(Failure("Traceback: Grüße"))
+    ours, theirs = CONTEXT.Pipe(duplex=False)
+
+    def send():
+        outbox = Outbox(theirs)
+        for message in sent:
+            if isinstance(message, Arrival):
+                outbox.send_segment(message)
+            elif isinstance(message, Episode):
+                outbox.send_episode(message)
+            else:
+                outbox.send_failure(message.text)
+        theirs.close()
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    inbox, got = Inbox(ours), []
+    while not inbox.ended:
+        got += inbox.receive()
+    sender.join()
+    assert len(got) == len(sent)
+    for one, other in zip(got, sent, strict=True):
+        assert_same(one, other)
+
+
+def test_a_dictionary_crosses_once():
+    ours, theirs = CONTEXT.Pipe(duplex=False)
+    outbox, inbox = Outbox(theirs), Inbox(ours)
+    arrival = Arrival(SealedSegment(0, 0, 1, b"segment", {5: bytes(9_000)}), 1, None)
+    sizes = []
+    for _ in range(2):
+        outbox.send_segment(arrival)
+        sizes.append(os.fstat(ours.fileno()).st_size)
+        content = os.read(ours.fileno(), 1 << 20)
+        sizes[-1] = len(content)
+        os.write(theirs.fileno(), content)
+        assert_same(inbox.receive()[0], arrival)
+    assert sizes[0] - sizes[1] == 9_000
+
+
+def test_part_of_a_frame_waits_and_nothing_blocks():
+    ours, theirs = CONTEXT.Pipe(duplex=False)
+    inbox = Inbox(ours)
+    assert inbox.receive() == [] and not inbox.ended
+    content = FRAME.pack(3, 4) + b"gone"
+    for byte in content[:-1]:
+        os.write(theirs.fileno(), bytes([byte]))
+        assert inbox.receive() == []
+    os.write(theirs.fileno(), content[-1:] + content[:5])
+    assert inbox.receive() == [Failure("gone")]
+    theirs.close()
+    assert inbox.receive() == [] and inbox.ended  # the frame that was cut short is no message
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (FRAME.pack(9, 0), "frame of kind 9"),
+        (FRAME.pack(1, 1 << 31), "a frame of 2,147,483,648 bytes"),
+        (FRAME.pack(1, 3) + b"abc", "frame of kind 1 from an actor is too short"),
+        (FRAME.pack(2, 3) + b"abc", "frame of kind 2 from an actor is too short"),
+    ],
+)
+def test_what_no_actor_sends_is_refused(content, message):
+    ours, theirs = CONTEXT.Pipe(duplex=False)
+    os.write(theirs.fileno(), content)
+    with pytest.raises(ValueError, match=message):
+        Inbox(ours).receive()
+
+
+def test_a_learner_that_has_gone_is_noticed():
+    ours, theirs = CONTEXT.Pipe(duplex=False)
+    ours.close()
+    with pytest.raises(BrokenPipeError):
+        Outbox(theirs).send_failure("anyone?")
