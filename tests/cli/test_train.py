@@ -83,7 +83,7 @@ def test_signals_end_a_run_with_a_checkpoint_that_plays(sharpwave, tmp_path, num
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["cartpol"], "unknown recipe 'cartpol', expected one of cartpole, pong, atari"),
+        (["cartpol"], "unknown recipe 'cartpol', expected one of cartpole, pong, apex, atari"),
         (["pong", "--n-stepp", "3"], "No such option: --n-stepp"),
         (["pong", "--batch-size", "many"], "'--batch-size'"),
         (["pong", "--loss", "l1"], "'l1' is not one of 'huber', 'mse'"),

@@ -86,7 +86,7 @@ def test_it_learns_at_the_ratio_replaces_who_dies_and_ends_when_that_is_too_ofte
     last = train_with_actors(recipe, agent, store, replay, [kept], meddle, save=lambda *told: saved.append(told))
     assert len(killed) == 2 and not actors_of()
     assert last["failed"] and last["actor_restarts"] == 1
-    assert "actor 1 died 2 times (--actor-restarts 1), the last time of: signal SIGKILL" in last["reason"]
+    assert "actor 1 died of: signal SIGKILL; it had been restarted as often as --actor-restarts 1" in last["reason"]
     assert saved[-1][1]["steps"] == last["steps"] == store.total_steps  # with a checkpoint, of all that had arrived
     # the learner is never ahead, and in the end at most what the actors may be ahead behind
     for report in kept.reports:

@@ -34,6 +34,23 @@ def test_tensorboard_has_the_names_that_people_look_for(tmp_path):
     assert events.Scalars("memory/bytes_per_step")[0].value == 100
 
 
+def test_runs_with_actors_show_more(tmp_path):
+    actors = {"stale_versions": 0.5, "stale_steps": 321.0, "replay_ratio": 16.0, "actor_restarts": 2}
+    out, callback = io.StringIO(), TensorBoard(tmp_path)
+    for report in (REPORT, {**REPORT, **actors}):
+        display = Display(Console(file=out, width=400), "title", 5_000, None)
+        display.on_report(report)
+        callback.on_report({**report, "steps": report["steps"] + len(report)})
+    callback.close()
+    without, line = out.getvalue().splitlines()
+    assert line.startswith(without)
+    assert line.endswith("weights behind 0.5 versions, 321 steps  samples a step 16.00  actor restarts 2")
+    events = EventAccumulator(str(tmp_path)).Reload()
+    for name, value in actors.items():
+        name = {"actor_restarts": "restarts"}.get(name, name)
+        assert [event.value for event in events.Scalars(f"actors/{name}")] == [value]
+
+
 def test_json_lines(tmp_path):
     callback = JsonLines(tmp_path / "metrics.jsonl")
     callback.on_episode(EPISODE)

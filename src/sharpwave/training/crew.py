@@ -152,8 +152,8 @@ class Crew:
     def _start_again(self, seat: _Seat) -> None:
         if seat.restarts >= self.recipe.actor_restarts:
             raise ActorsDiedError(
-                f"actor {seat.number} died {seat.restarts + 1} times (--actor-restarts {self.recipe.actor_restarts}), "
-                f"the last time of: {seat.failure.strip()}"
+                f"actor {seat.number} died of: {seat.failure.strip()}; it had been restarted as often as "
+                f"--actor-restarts {self.recipe.actor_restarts} allows"
             )
         seat.restarts += 1
         self.restarts += 1

@@ -89,7 +89,7 @@ def train_with_actors(
                     progress.steps, recipe.epsilon_start, recipe.epsilon_end, recipe.epsilon_steps
                 )
                 metrics = progress.report(epsilon, episodes, store)
-                metrics |= {**staleness.report(), "actor_restarts": crew.restarts}
+                metrics |= staleness.report() | {"actor_restarts": crew.restarts}
                 for callback in callbacks:
                     callback.on_report(metrics)
             if saving and save is not None:

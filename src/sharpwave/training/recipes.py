@@ -204,6 +204,26 @@ def parse_lines(text: str, what: str) -> tuple[int, int]:
     return int(first), int(last)
 
 
+PONG = Recipe(
+    env="pong",
+    frame="42x42",
+    crop="34:194",
+    actions="NOOP,RIGHT,LEFT",
+    steps=1_500_000,
+    stop_reward=17.0,
+    threads=1,
+    capacity=100_000,
+    batch_size=64,
+    n_step=5,
+    target_every=2_000,
+    precision="auto",
+    network="small",
+    standardize=True,
+    hidden_units=256,
+    dueling=True,
+    epsilon_steps=100_000,
+)
+
 RECIPES: dict[str, tuple[str, Recipe]] = {
     "cartpole": (
         "CartPole-v1, solved at a mean of 475: the quick look, about a minute on two cores.",
@@ -231,48 +251,16 @@ RECIPES: dict[str, tuple[str, Recipe]] = {
     ),
     "pong": (
         "Atari Pong to a mean score of 17, sized for two CPU cores.",
-        Recipe(
-            env="pong",
-            frame="42x42",
-            crop="34:194",
-            actions="NOOP,RIGHT,LEFT",
-            steps=1_500_000,
-            stop_reward=17.0,
-            threads=1,
-            capacity=100_000,
-            batch_size=64,
-            n_step=5,
-            target_every=2_000,
-            precision="auto",
-            network="small",
-            standardize=True,
-            hidden_units=256,
-            dueling=True,
-            epsilon_steps=100_000,
-        ),
+        PONG,
     ),
     "apex": (
         "Pong as Ape-X does it: two actors with a ladder of epsilons give each step its first priority.",
-        Recipe(
-            env="pong",
-            frame="42x42",
-            crop="34:194",
-            actions="NOOP,RIGHT,LEFT",
+        dataclasses.replace(
+            PONG,
             actors=2,
-            steps=1_500_000,
-            stop_reward=17.0,
-            threads=1,
-            capacity=100_000,
             prioritized=True,
             beta_end=0.4,
-            batch_size=64,
             n_step=3,
-            target_every=2_000,
-            precision="auto",
-            network="small",
-            standardize=True,
-            hidden_units=256,
-            dueling=True,
             epsilon_start=0.4,
             epsilon_end=0.4,
             epsilon_ladder=7.0,

@@ -19,6 +19,7 @@ class Staleness:
         self._progress = progress
         self._published: OrderedDict[int, int] = OrderedDict()  # version -> the run's steps at that time
         self._latest = 0
+        self._last: Metrics = dict.fromkeys(("stale_versions", "stale_steps", "replay_ratio"))
         self._start_again()
 
     def _start_again(self) -> None:
@@ -41,18 +42,18 @@ class Staleness:
         self._steps += steps * (self._progress.steps - then)
 
     def report(self) -> Metrics:
-        """Means since the last report; ``None`` where nothing came.
+        """Means since the last report, or those of that report where nothing came since; ``None`` before anything did.
 
         ``stale_versions``, ``stale_steps``: how many versions, and steps of the run, newer the newest weights were than
         those that a step was made by.  ``replay_ratio``: transitions learned from for each step that came.
         """
-        count, progress = self._count, self._progress
+        progress = self._progress
         steps = progress.steps - self._steps_then
-        samples = (progress.updates - self._updates_then) * progress.recipe.batch_size
-        metrics: Metrics = {
-            "stale_versions": self._versions / count if count else None,
-            "stale_steps": self._steps / count if count else None,
-            "replay_ratio": samples / steps if steps else None,
-        }
-        self._start_again()
-        return metrics
+        if self._count and steps:
+            self._last = {
+                "stale_versions": self._versions / self._count,
+                "stale_steps": self._steps / self._count,
+                "replay_ratio": (progress.updates - self._updates_then) * progress.recipe.batch_size / steps,
+            }
+            self._start_again()
+        return self._last
