@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: pong cartpole test check tests bench tiers latency soak clean
+.PHONY: pong cartpole test check tests bench tiers latency soak ladder clean
 
 pong: $(VENV)/.train
 	$(BIN)/sharpwave train pong
@@ -25,7 +25,7 @@ tests: $(VENV)/.test
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/store.py
 
-tiers latency soak: $(VENV)/.bench
+tiers latency soak ladder: $(VENV)/.bench
 	$(BIN)/python benchmarks/$@.py
 
 clean:

@@ -24,9 +24,10 @@ def test_the_example_of_a_store_on_disk_runs(tmp_path: Path, monkeypatch: pytest
     names: dict[str, object] = {}
     exec(compile(first, "README.md", "exec"), names)
     lines = second.splitlines()
-    with_steps = [*lines[:2], "for _ in range(200):", "    " + EXTEND, *lines[2:3], "    break", *lines[4:-1]]
-    exec(compile("\n".join([*with_steps, "store.close()", lines[-1]]), "README.md", "exec"), names)
+    with_steps = [*lines[:2], "for _ in range(200):", "    " + EXTEND, lines[2], "    break", *lines[4:]]
+    exec(compile("\n".join(with_steps), "README.md", "exec"), names)
     assert len(names["store"]) == 200 * 8 - 8  # type: ignore[arg-type]  # each lane's last step has no successor
+    assert len(names["again"]) == 200 * 8  # type: ignore[arg-type]
 
 
 EXTEND = "store.extend(obs=frames, action=np.arange(8), reward=np.ones(8), terminated=no, truncated=no)"

@@ -7,22 +7,22 @@ written beside the old one and takes its place when ``store.json`` is replaced, 
 
 from __future__ import annotations
 
+import ctypes
 import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from .tiers import snapshot
-from .tiers.disk import FOLDER, LOCK, locked, read_manifest, write_manifest
+from .tiers.disk import FOLDER, LOCK, REGION_BYTES, SMALLEST_REGION, locked, read_manifest, write_manifest
 from .tiers.files import Files
 from .tiers.log import StepLog
-from .tiers.regions import SEGMENT, Identity, Regions
-from .tiers.state import write_state
+from .tiers.regions import SEGMENT, TAIL, Identity, Regions
+from .tiers.state import STATE, write_state
 
-STATE = "state.npz"
 AT_A_TIME = 16 << 20
 """Bytes of segments that are copied while nothing else may happen to the store."""
 
@@ -62,22 +62,23 @@ def save(
             with lock:
                 log.check_open()
                 state = {"log": snapshot.capture(log), "views": views()}
+                tails = snapshot.tails(log)
+                sources = []
                 if log.disk is not None:
                     sources = log.disk.share(part / FOLDER)
+                    pending.number, pending.sequence = log.disk.regions.next_number, log.disk.regions.sequence
                 else:
                     log.watchers.append(pending.rescue)
                     pending.begin(state["log"]["retention"]["slots"])
             try:
-                if log.disk is not None:
-                    _copy(sources, files)
-                else:
-                    _write_segments(
-                        part / FOLDER, pending, lock, Identity(bytes.fromhex(identity), log.spec.schema_hash), files
-                    )
+                _write(
+                    part / FOLDER, pending, tails, lock, Identity(bytes.fromhex(identity), log.spec.schema_hash), files
+                )
             finally:
                 if log.disk is None:
                     with lock:
                         log.watchers.remove(pending.rescue)
+            _copy(sources)
             for path in sorted((part / FOLDER).iterdir()):
                 files.sync(path)
             write_state(part / STATE, state, files)
@@ -87,10 +88,18 @@ def save(
                 folder, settings | {"store": identity, "checkpoint": number, "on_disk": log.disk is not None}, files
             )
         except BaseException:
-            shutil.rmtree(part, ignore_errors=True)
+            if _number(folder) != number:  # else it was named already, and only the sync after that failed
+                shutil.rmtree(part, ignore_errors=True)
             raise
         if before:
             shutil.rmtree(folder / str(before), ignore_errors=True)
+    _trim()
+
+
+def _trim() -> None:
+    """Give back what the C library keeps of the copies made here: some tens of megabytes, which ``ram=`` would miss."""
+    with suppress(AttributeError, OSError, TypeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 @contextmanager
@@ -119,7 +128,7 @@ def parts(folder: Path) -> list[Path]:
     return [path for path in folder.iterdir() if path.name.isdigit() and path.is_dir()]
 
 
-def _copy(sources: list[tuple[int, Path]], files: Files) -> None:
+def _copy(sources: list[tuple[int, Path]]) -> None:
     """Copies of files, by descriptor, that could not get a second name."""
     for descriptor, path in sources:
         with os.fdopen(descriptor, "rb") as source, path.open("xb") as target:
@@ -132,32 +141,37 @@ class _Pending:
 
     def __init__(self, log: StepLog) -> None:
         self.log = log
-        self._slots: dict[int, None] = {}
+        self.number = self.sequence = 0  # of the first file that is written, and of the first record
+        self.slots: dict[int, None] = {}
         self._rescued: list[tuple[int, bytes, dict[tuple[int, int], bytes]]] = []
 
     def begin(self, slots: Any) -> None:
-        self._slots = dict.fromkeys(slots.tolist())
+        self.slots = dict.fromkeys(slots.tolist())
 
     def rescue(self, slot: int) -> None:
         """The segment in ``slot`` is about to leave the store."""
-        if slot in self._slots:
-            del self._slots[slot]
+        if slot in self.slots:
+            del self.slots[slot]
             self._rescued.append(self.log.packed(slot))
 
     def take(self) -> list[tuple[int, bytes, dict[tuple[int, int], bytes]]]:
         """Some of them; none if all are done. The store's lock is held."""
         some, self._rescued = self._rescued, []
         size = 0
-        while self._slots and size < AT_A_TIME:
-            slot = next(iter(self._slots))
-            del self._slots[slot]
+        while self.slots and size < AT_A_TIME:
+            slot = next(iter(self.slots))
+            del self.slots[slot]
             some.append(self.log.packed(slot))
             size += len(some[-1][1])
         return some
 
 
-def _write_segments(folder: Path, pending: _Pending, lock: Any, identity: Identity, files: Files) -> None:
-    regions = Regions(folder, identity, 64 << 20, files)
+def _write(
+    folder: Path, pending: _Pending, tails: list[tuple[int, bytes]], lock: Any, identity: Identity, files: Files
+) -> None:
+    """Segments that have no file yet, and the rows of open ones."""
+    regions = Regions(folder, identity, REGION_BYTES if pending.slots else SMALLEST_REGION, files)
+    regions.next_number, regions.sequence = pending.number, pending.sequence
     try:
         while True:
             with lock:
@@ -166,6 +180,8 @@ def _write_segments(folder: Path, pending: _Pending, lock: Any, identity: Identi
                 break
             for id_, content, dictionaries in some:
                 regions.append(SEGMENT, id_, content, id_ >> 32, dictionaries)
+        for id_, content in tails:
+            regions.append(TAIL, id_, content, id_ >> 32, {})
         regions.finish()
     finally:
         regions.close()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .checkpoint import STATE, held, parts
+from .checkpoint import held, parts
 from .codecs import DamagedError
 from .errors import StoreInUseError
 from .settings import LIMITS, Settings
@@ -21,7 +21,7 @@ from .tiers.files import Files
 from .tiers.log import StepLog
 from .tiers.recovery import Recovery, adopt_all, highest_slot, set_aside
 from .tiers.regions import Damage, Identity, Record, Regions
-from .tiers.state import read_state
+from .tiers.state import STATE, read_state
 
 NO_STATE = (KeyError, TypeError, ValueError, IndexError, OverflowError, DamagedError)
 """What reading a state raises that is none."""
@@ -145,6 +145,7 @@ def _opened(settings: Settings, disk: Disk | None, left: Left, files: Files) -> 
     report.damages = [*map(str, damages), *report.damages]
     report.differences = _differences(settings, left)
     if disk is not None:
+        disk.note(always=True)  # before the region goes where it is written
         set_aside(disk, damages)
         if left.checkpoint:
             disk.describe(settings.manifest() | {"store": left.manifest["store"]})

@@ -17,7 +17,7 @@ from .sampling.kinds import describe, make
 from .sampling.order import Fifo
 from .sampling.retention import LowestPriority, Reservoir
 from .spec import Spec
-from .tiers.log import DEFAULT_STRIDE
+from .tiers.log import DEFAULT_STRIDE, DISK_STRIDE
 
 SMALLEST_RAM = 4 << 20
 SMALLEST_DISK = 16 << 20
@@ -64,8 +64,6 @@ class Settings:
             raise TypeError(
                 f"Store: retention is {retention!r}, expected sharpwave.Fifo(), Reservoir() or LowestPriority()"
             )
-        if on_disk and retention is not None and not isinstance(retention, Fifo):
-            raise ValueError(f"Store: retention={retention!r} works in memory only; with disk= it is Fifo()")
         if not isinstance(seed, (int, np.integer)) or seed < 0:
             raise ValueError(f"Store: seed={seed!r}, expected an integer of at least 0")
         limits = checked_limits(capacity, ram, disk_limit, on_disk)
@@ -76,7 +74,7 @@ class Settings:
             codecs=_codecs(spec, codec),
             retention=Fifo() if retention is None else copy.deepcopy(retention),
             seed=int(seed),
-            segment_steps=_stride(spec, segment_steps, limits),
+            segment_steps=_stride(spec, segment_steps, limits, on_disk),
             **limits,
         )
 
@@ -147,12 +145,12 @@ def checked_limits(capacity: Any, ram: Any, disk_limit: Any, on_disk: bool) -> d
     return found
 
 
-def _stride(spec: Spec, segment_steps: Any, limits: Mapping[str, int | None]) -> int:
+def _stride(spec: Spec, segment_steps: Any, limits: Mapping[str, int | None], on_disk: bool) -> int:
     if segment_steps is not None:
         if not isinstance(segment_steps, (int, np.integer)) or not 1 <= segment_steps <= 65536:
             raise ValueError(f"Store: segment_steps={segment_steps!r}, expected an integer from 1 to 65536")
         return int(segment_steps)
-    stride = DEFAULT_STRIDE
+    stride = DISK_STRIDE if on_disk else DEFAULT_STRIDE
     if (capacity := limits["capacity"]) is not None:
         stride = min(stride, capacity // 16)
     if (ram := limits["ram"]) is not None:

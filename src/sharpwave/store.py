@@ -54,8 +54,8 @@ class Store:
         retention: which segments leave when the store is full: those of ``Fifo()`` (the oldest, default),
             ``Reservoir()`` or ``LowestPriority()``.
         seed: of the sampling, so that the same calls give the same batches.
-        segment_steps: steps in a segment: what is encoded, and what leaves, at a time. Default 128, less where the
-            capacity or ``ram`` is small.
+        segment_steps: steps in a segment: what is encoded, read from disk, and leaves, at a time. Default 128, with
+            a disk 64, less where the capacity or ``ram`` is small.
 
     All methods may be called from several threads.
 
@@ -405,7 +405,8 @@ class Store:
             ``append_waits``, ``append_wait_s``, ``sample_waits``, ``sample_wait_s``: how often either side waited for a
             limiter, and the seconds in all; ``codecs``: by field, columns packed by each codec.
             With a disk also ``disk``: ``bytes`` of its files, ``resident_segments`` (in memory as well), ``hits`` and
-            ``misses`` of sampled segments, ``bytes_read``, ``waited_s`` (how long sampling waited for reads),
+            ``misses`` of sampled segments, ``bytes_read``, ``stalls`` and ``waited_s`` (how often, and for how many
+            seconds in all, sampling waited for reads),
             ``bytes_written``, ``failures`` of writing, ``dropped_steps`` (on_full=), and ``damaged``: what could not be
             read.
         """
@@ -426,10 +427,7 @@ class Store:
             log.check_open()
             if log.disk is None:
                 return
-            generation = int(log.index.generation[: log.index.highest].max(initial=0))
-            for lane in range(log.lanes):
-                if log.index.rows[log.open_slots[lane]]:
-                    log.disk.append_tail(*log.pack_open(lane), generation)
+            log.write_tails(log.disk)
             log.disk.regions.sync()
 
     def checkpoint(self, path: str | os.PathLike[str]) -> None:

@@ -39,7 +39,9 @@ class CheckpointMachine(TransitionsMachine):
         old, before = self.store, self.store.stats()
         old.checkpoint(checkpoint)
         new = self.opened(checkpoint)
-        assert new.recovery is not None and not new.recovery.damages and not new.recovery.differences
+        assert new.recovery is not None
+        found = (new.recovery.damages, new.recovery.differences)
+        assert found == ([], []), found
         assert new.recovery.steps == len(new) == len(old) and new.lanes == old.lanes
         after = new.stats()
         for name in ("steps", "total_steps", "evicted_steps", "evicted_segments", "segments"):

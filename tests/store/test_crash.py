@@ -7,15 +7,19 @@ import re
 import shutil
 import zlib
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 
 import sharpwave as sw
+from sharpwave.tiers import compaction
+from sharpwave.tiers import log as log_module
 from sharpwave.tiers.disk import Disk, read_manifest
 from sharpwave.tiers.files import Files
 from sharpwave.tiers.regions import RECORD, SEGMENT, Identity, Regions, read_region
 
-from .faults import CAPACITY, ERRORS, KINDS, SEGMENT_STEPS, SPEC, Faulty, frame, on, round_of, serials_of
+from .faults import CAPACITY, ERRORS, KINDS, RESERVOIR, SEGMENT_STEPS, SPEC, Faulty, frame, on, round_of, serials_of
 
 ME = Identity(bytes(16), 5)
 
@@ -30,6 +34,35 @@ def test_nothing_acknowledged_is_lost_at_any_operation(tmp_path: Path, kind: str
             files = round_of(tmp_path / str(at), "delta", at, kind, seed=at)
         except BaseException as error:
             error.add_note(f"operation {at}, {operations[at - 1]}: {kind}")
+            raise
+        assert files.count >= at and files.dead != (kind in ERRORS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_acknowledged_is_lost_at_any_operation_of_a_compaction(tmp_path: Path, kind: str) -> None:
+    """Every fifth operation of all that a reservoir's regions are copied with, other ones for each kind."""
+    compactions: list[range] = []
+    watched = Faulty(seed=1)
+
+    def compact(*args: Any) -> bool:
+        begin = watched.count + 1
+        moved = compaction.compact(*args)
+        compactions.append(range(begin, watched.count + 1))
+        return moved
+
+    settings = {"appends": 300, "settings": RESERVOIR}
+    with mock.patch.object(log_module, "compact", compact):
+        round_of(tmp_path / "whole", "delta", 0, kind, files=watched, **settings)
+    compactions = [one for one in compactions if len(one)]
+    assert len(compactions) > 10
+    names = [watched.log[at - 1] for one in compactions for at in one]
+    assert {"open", "pwrite", "fsync", "rename", "unlink"} <= set(names)
+    places = [at for one in compactions[:2] + compactions[-2:] for at in one]
+    for at in places[KINDS.index(kind) % 5 :: 5]:
+        try:
+            files = round_of(tmp_path / str(at), "delta", at, kind, seed=at, **settings)
+        except BaseException as error:
+            error.add_note(f"operation {at}, {watched.log[at - 1]}: {kind}")
             raise
         assert files.count >= at and files.dead != (kind in ERRORS)
 
@@ -56,7 +89,7 @@ def test_flushed_rows_go_only_when_what_replaces_them_is_on_disk(tmp_path: Path)
         for i in range(3):  # the next regions
             disk.append(100 + i, payload(3900, 2), 0, {})
         for i in range(2):
-            disk.release(1 + i)
+            disk.release(1 + i, 3904)
         assert disk.append(7, payload(120, 3), 0, {}) and len(disk.regions.regions) < 4, "the first region has gone"
         disk.close()
     files.cut_power(tmp_path, kept_share=0.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 import sharpwave as sw
+from sharpwave.tiers import compaction
 from sharpwave.tiers import disk as disk_module
 
 from .test_transitions_machine import TransitionsMachine
@@ -18,8 +20,6 @@ from .test_transitions_machine import TransitionsMachine
 
 class DiskMachine(TransitionsMachine):
     """Regions of 4 KiB, so that they fill and are deleted as well."""
-
-    retentions = (sw.Fifo,)
 
     def make_store(self, spec: sw.Spec, **settings: Any) -> sw.Store:
         self.patch = pytest.MonkeyPatch()
@@ -37,6 +37,18 @@ class DiskMachine(TransitionsMachine):
         here = np.flatnonzero((index.resident == 1) & (index.sealed == 1) & (index.rows > 0))
         for slot in here[: int(len(here) * share)].tolist():
             log.residency.release(slot)
+
+    @precondition(lambda self: hasattr(self, "store"))
+    @rule()
+    def a_region_is_copied(self) -> None:
+        """However full it is. What is sampled afterwards is read from where it lies now."""
+        log = self.store._log
+        assert log.residency is not None and log.disk is not None
+        with mock.patch.object(compaction, "MOST_HELD", 2.0):
+            before = list(log.disk.regions.regions)
+            moved = compaction.compact(log.disk, log.index, log.tables, log.residency)
+            gone = set(before) - set(log.disk.regions.regions)
+            assert len(gone) == moved and (moved or len(before) < 2)
 
     def teardown(self) -> None:
         super().teardown()

@@ -24,6 +24,7 @@ LAYERS = [
     {"recorder"},
     {"agents", "envs"},
     {"training"},
+    {"bench"},
     {"cli"},
 ]
 LAYER = {name: number for number, names in enumerate(LAYERS) for name in names}

@@ -79,7 +79,7 @@ class Tier:
         del self.content[slot]
         self.index.give_back(slot)
         self.residency.forget(slot)
-        self.disk.release(int(self.index.region[slot]))
+        self.disk.release(int(self.index.region[slot]), int(self.index.nbytes[slot]))
 
     def resident(self) -> set[int]:
         return {slot for slot in self.content if self.index.resident[slot]}

@@ -80,10 +80,10 @@ def test_trap_07_the_probability_is_the_same_for_all_when_room_comes_and_goes() 
     for seed in range(3000):
         reservoir, here = sw.Reservoir(seed), set()
         for slot in range(13):
-            here |= {slot} if reservoir.add(slot) else set()
+            here |= {slot} if reservoir.add(slot, slot) else set()
             while len(reservoir) > (3 if slot % 2 else 5):
                 here.remove(reservoir.choose())
-            if slot in (4, 7, 10) and reservoir.add(99):  # one that could not be sealed after all
+            if slot in (4, 7, 10) and reservoir.add(99, 99 + slot):  # one that could not be sealed after all
                 reservoir.discard(99)
             assert len(reservoir) == len(here)
         counts[list(here)] += 1

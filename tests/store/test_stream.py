@@ -49,12 +49,18 @@ def test_what_a_stream_needs_is_read_ahead(tmp_path: Path) -> None:
     stream = store.transitions(seed=1).stream(8, lookahead=4)
     next(stream)
     before = store.stats()["disk"]["misses"]
-    drawn = {slot for _, _, slots in stream._drawn for slot in slots.tolist()}
+    drawn = {slot for batch in stream.drawn for slot in batch.slots.tolist()}
     assert all(store._log.index.resident[slot] or residency._state[slot] for slot in drawn)
     next(stream)
     assert store.stats()["disk"]["misses"] - before <= 8, "one batch is read for each that is handed out"
     stream.close()
     assert not residency._pins.any()
+    while residency.cool():
+        pass
+    before = store.stats()["disk"]
+    store.transitions().sample(64)
+    after = store.stats()["disk"]
+    assert after["stalls"] > before["stalls"] and after["waited_s"] > before["waited_s"]
 
 
 def check(batch: Any) -> None:
@@ -116,6 +122,19 @@ def test_a_stream_that_looks_further_ahead_than_memory_reaches_still_goes_on(tmp
         append(store, k)
         check(next(stream))
     assert store.stats()["disk"]["damaged"] == []
+    assert 0 < store._log.residency.kept_bytes <= store._log.segment_bytes // 2  # type: ignore[union-attr]
+
+
+def test_a_stream_that_is_dropped_keeps_nothing(tmp_path: Path) -> None:
+    store = filled(disk=tmp_path, ram="4MiB")
+    replay, residency = store.transitions(seed=1), store._log.residency
+    assert residency is not None
+    stream = replay.stream(8)
+    next(stream)
+    assert residency.kept_bytes > 0
+    del stream
+    replay.stream(8)
+    assert residency.kept_bytes == 0 and not residency._pins.any()
 
 
 def test_a_prioritized_stream_has_the_weights_of_the_draw() -> None:

@@ -211,12 +211,9 @@ class DQN:
         for key, tensor in tensors.items():
             index, name = key.split(".", 1)
             parameter = parameters[int(index)]
-            if tensor.shape == parameter.shape:
-                # Laid out as the parameter (channels last): Adam's fused kernel pairs elements by where they lie.
-                tensor = torch.empty_like(parameter).copy_(tensor)
-            else:
-                tensor = tensor.clone()  # the count of steps: torch would share it with whoever gave it
-            state.setdefault(int(index), {})[name] = tensor
+            # Laid out as the parameter (channels last): Adam's fused kernel pairs elements by where they lie.
+            copy = torch.empty_like(parameter).copy_(tensor) if tensor.shape == parameter.shape else tensor.clone()
+            state.setdefault(int(index), {})[name] = copy
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
 

@@ -7,8 +7,8 @@ import sys
 
 import typer
 
+from sharpwave.cli import bench, inspect, plan, train, verify
 from sharpwave.cli import eval as eval_command
-from sharpwave.cli import inspect, plan, train, verify
 
 app = typer.Typer(
     name="sharpwave",
@@ -19,6 +19,7 @@ app = typer.Typer(
 )
 app.add_typer(train.app, name="train")
 app.command("eval")(eval_command.evaluate)
+app.add_typer(bench.app, name="bench")
 app.command("plan")(plan.plan)
 app.command("inspect")(inspect.inspect)
 app.command("verify")(verify.verify)

@@ -78,6 +78,7 @@ def _take(order: Ints, at: int, end: int, step: int, leaves: Ints) -> None:
 class _InOrder:
     beta: ClassVar[float] = 0.0
     in_order: ClassVar[bool] = True
+    threshold: ClassVar[float] = 1.0
     _order: Ints | None = field(default=None, init=False, repr=False)
 
     def bind(self, slots: int, stride: int) -> None:
@@ -191,7 +192,7 @@ class Fifo(_InOrder):
 
     # as a retention
 
-    def add(self, slot: int) -> bool:
+    def add(self, slot: int, id_: int) -> bool:
         """Cost: O(1)."""
         self._segments.append(slot)
         return True

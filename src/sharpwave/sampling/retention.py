@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,8 +20,12 @@ class Retention(Protocol):
     def in_order(self) -> bool:
         """Whether segments leave in the order in which they came."""
 
-    def add(self, slot: int) -> bool:
-        """A segment is being sealed. False: it is not kept."""
+    @property
+    def threshold(self) -> float:
+        """Where segments have keys in [0, 1): those whose keys are not below this have left. Else 1."""
+
+    def add(self, slot: int, id_: int) -> bool:
+        """A segment, ``id_`` being that of its first step, is being sealed. False: it is not kept."""
 
     def choose(self) -> int:
         """The slot whose segment leaves; it counts no more. At least one is there."""
@@ -42,9 +47,14 @@ class Retention(Protocol):
 class Reservoir:
     """Every segment that was ever sealed is held with the same probability: of n with k/n, where k are held.
 
-    Each gets a random key; the store holds those below a threshold, which sinks to the largest key held whenever room
+    Each has a random key; the store holds those below a threshold, which sinks to the largest key held whenever room
     is needed. So a segment may leave as soon as it is sealed. This is Vitter's reservoir (1985) for any k, drawn as
     bottom-k sampling. Steps whose n-step return reaches into a segment that has left cannot be sampled any more.
+
+    A key is a hash of the seed and of the segment's id, which no other segment ever has. So a store on disk that was
+    not closed needs nothing but the threshold to know which of the segments in its files had left. The threshold is
+    written down before a segment is turned away, and before a file is deleted: whatever older one a crash leaves, each
+    segment whose key is below it is there, and none of the others is taken back.
 
     Args:
         seed: of the keys.
@@ -60,13 +70,17 @@ class Reservoir:
     def __post_init__(self) -> None:
         if isinstance(self.seed, bool) or not isinstance(self.seed, (int, np.integer)) or self.seed < 0:
             raise ValueError(f"Reservoir: seed={self.seed!r}, expected an integer of at least 0")
-        self._rng = np.random.default_rng(self.seed)
-        self._threshold = 1.0
+        self.threshold = 1.0
 
-    def add(self, slot: int) -> bool:
+    def key(self, id_: int) -> float:
+        """A segment's key, in [0, 1): the upper 53 bits of a BLAKE2b hash."""
+        digest = hashlib.blake2b(f"{int(self.seed)} {id_}".encode(), digest_size=8).digest()
+        return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
+
+    def add(self, slot: int, id_: int) -> bool:
         """Cost: O(log segments)."""
-        key = float(self._rng.random())
-        if key >= self._threshold:
+        key = self.key(id_)
+        if key >= self.threshold:
             return False
         heapq.heappush(self._heap, (-key, slot))
         return True
@@ -74,7 +88,7 @@ class Reservoir:
     def choose(self) -> int:
         """The largest key. Cost: O(log segments)."""
         key, slot = heapq.heappop(self._heap)
-        self._threshold = -key
+        self.threshold = -key
         return slot
 
     def discard(self, slot: int) -> None:
@@ -83,21 +97,19 @@ class Reservoir:
         heapq.heapify(self._heap)
 
     def order(self) -> dict[str, Any]:
-        """With keys, threshold and the random state."""
+        """With keys and the threshold."""
         heap = sorted(self._heap)
         return {
             "slots": np.array([slot for _, slot in heap], np.int64),
             "keys": np.array([key for key, _ in heap], np.float64),
-            "threshold": self._threshold,
-            "rng": self._rng.bit_generator.state,
+            "threshold": self.threshold,
         }
 
     def restore(self, order: dict[str, Any]) -> None:
         """Cost: O(segments)."""
         slots, keys = checked_array(order, "slots", np.int64), checked_array(order, "keys", np.float64)
         self._heap = list(zip(keys.tolist(), slots.tolist(), strict=True))  # in order, and so a heap
-        self._threshold = float(order["threshold"])
-        self._rng.bit_generator.state = order["rng"]
+        self.threshold = float(order["threshold"])
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -110,16 +122,20 @@ class LowestPriority:
     By the priorities of the store's first view with ``Prioritized``; as long as there is none, the oldest leaves. Steps
     that were sampled ``max_times_sampled`` times count 0; a segment none of whose steps can be sampled yet stays
     longest. Steps whose n-step return reaches into a segment that has left cannot be sampled any more.
+
+    On disk, segments that had left and whose files stand come back when the store is opened after its process ended,
+    and priorities do not: the oldest leave, until a view has new ones. A checkpoint keeps both.
     """
 
     in_order: ClassVar[bool] = False
+    threshold: ClassVar[float] = 1.0
     _slots: dict[int, None] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.priorities: Callable[[Ints], Floats | None] = lambda slots: None
         """Set by the store: mean priorities of the steps in slots, or ``None``."""
 
-    def add(self, slot: int) -> bool:
+    def add(self, slot: int, id_: int) -> bool:
         """Cost: O(1)."""
         self._slots[slot] = None
         return True

@@ -10,7 +10,7 @@ from ..codecs import DamagedError
 from ..segment import check_frames
 from .disk import FOLDER, MANIFEST
 from .recovery import QUARANTINE
-from .regions import DICTIONARY, TAIL, Damage
+from .regions import DICTIONARY, NOTE, TAIL, Damage
 from .survey import (
     Described,
     Progress,
@@ -25,6 +25,7 @@ from .survey import (
     region_files,
     size_of,
     strangers,
+    that_count,
 )
 
 
@@ -84,7 +85,7 @@ def check(folder: Path, progress: Callable[[int], Progress] = lambda total: lamb
             continue
         found += [(number, one) for one in _check_file(reader, described, result, advance)]
     if described is not None:
-        _check_lanes(found, described.segment_steps, result)
+        _check_lanes(that_count(folder, found, result.damages), described.segment_steps, result)
     for path in strangers(folder):
         set_aside = path.parent.name == QUARANTINE
         why = "set aside when the store was opened" if set_aside else "no part of the store"
@@ -104,6 +105,8 @@ def _check_file(reader: Reader, described: Described | None, result: Check, adva
         told = record.offset
         if record.kind == DICTIONARY:
             result.dictionaries += 1
+            continue
+        if record.kind == NOTE:
             continue
         if described is not None:
             try:

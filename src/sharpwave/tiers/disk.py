@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import zlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import DamagedError, StoreInUseError
 from .files import Files
+from .index import LEAF_BITS
+from .occupancy import Occupancy
 from .readers import BASE, COLUMNS, DESCRIPTOR, NBYTES, PLACE, SLOT, Readers
-from .regions import ALIGNMENT, FIRST, RECORD, SEGMENT, TAIL, Identity, Regions
+from .regions import ALIGNMENT, FIRST, NOTE, RECORD, SEGMENT, TAIL, Identity, Regions
 
 try:
     import fcntl
@@ -25,6 +29,30 @@ FORMAT = 1
 MANIFEST, LOCK, FOLDER = "store.json", "lock", "regions"
 REGION_BYTES = 64 << 20
 SMALLEST_REGION = 1 << 20
+MOST_REGIONS = 512
+"""Of a store with a limit, about; each keeps a file open, and systems often allow a process 1,024."""
+MOST_HELD = 0.75
+"""Where segments leave in any order, this share of the files is held at most, and of a region that is copied."""
+THRESHOLD = struct.Struct("<d")
+GENERATIONS = 1024
+"""So many more than there were are taken as given out in a note, so that few notes are needed."""
+
+
+class Tail(NamedTuple):
+    """Where the newest rows of an open segment lie that were flushed, and their checksum."""
+
+    region: int
+    offset: int
+    nbytes: int
+    checksum: int
+
+
+class Note(NamedTuple):
+    """What was noted last (see :meth:`Disk.note`), and the region where it is written."""
+
+    region: int = -1
+    threshold: float = 1.0
+    generation: int = -1
 
 
 class Disk:
@@ -36,6 +64,8 @@ class Disk:
 
     Attributes:
         reads, bytes_read: of sampling. ``bytes_written``, ``failures``: of appending.
+        compacts: whether regions become half empty (see :meth:`leave_in_any_order`).
+        noted: asked for the retention's threshold, and for the highest generation of any id so far.
 
     Raises:
         StoreInUseError: another process holds the folder.
@@ -44,7 +74,7 @@ class Disk:
     def __init__(
         self, folder: Path, identity: Identity, limit: int | None, most_bytes: int | None, files: Files
     ) -> None:
-        self.folder, self.limit, self.files = folder, limit, files
+        self.folder, self.limit, self._most_bytes, self.files = folder, limit, most_bytes, files
         files.make_folder(folder)
         self._lock = locked(folder / LOCK)
         try:
@@ -52,10 +82,19 @@ class Disk:
         except BaseException:
             os.close(self._lock)
             raise
-        self._live: dict[int, int] = {}  # segments held in each region
-        self._tails: dict[int, tuple[int, int]] = {}  # of open segments: id -> region and checksum of the last rows
+        self._held = Occupancy()  # of segments, of the newest rows of open ones, and of the last note
+        self._tails: dict[int, Tail] = {}  # of open segments, by id
+        self._note = Note()
+        self._unreadable: set[int] = set()  # regions that could not be copied from
+        self.compacts = False
+        self.noted: Callable[[], tuple[float, int]] = lambda: (1.0, 0)
         self._readers: Readers | None = None
         self.reads = self.bytes_read = self.bytes_written = self.failures = 0
+
+    def leave_in_any_order(self) -> None:
+        """Be ready to copy regions that become half empty: they are smaller, and the limit leaves one free for that."""
+        self.compacts = True
+        self.set_limit(self.limit, self._most_bytes)
 
     @property
     def nbytes(self) -> int:
@@ -66,7 +105,8 @@ class Disk:
         """Other limits from now on; regions that are there stay as large as they are."""
         if self.limit is not None and (limit is None or limit < self.limit):
             self.regions.finish()  # and so gives back what it had taken in advance
-        self.limit, self.regions.region_bytes = limit, region_bytes(limit, most_bytes)
+        self.limit, self._most_bytes = limit, most_bytes
+        self.regions.region_bytes = region_bytes(limit, most_bytes, 32 if self.compacts else 8)
 
     def share(self, folder: Path) -> list[tuple[int, Path]]:
         """Give every region that holds a segment a second name in ``folder``; it will not be written to any more.
@@ -82,11 +122,136 @@ class Disk:
         return left
 
     def room_for(self, nbytes: int) -> bool:
-        """Whether the limit allows for another ``nbytes``."""
-        if self.limit is None or self.regions.room_for(nbytes):
+        """Whether the limit allows for another ``nbytes``, and leaves free what it has to."""
+        if self.limit is None or (self.compacts and self.over_limit):
+            return self.limit is None
+        if self.regions.room_for(nbytes):
             return True
         size = max(self.regions.region_bytes, FIRST + RECORD.size + nbytes + ALIGNMENT)
-        return self.nbytes + size <= self.limit
+        return self.nbytes + size <= self.limit - self._spare
+
+    def crowded(self, nbytes: int = 0) -> bool:
+        """Whether with another ``nbytes`` so much would be held that there may be no region worth copying.
+
+        So one segment leaves for one that comes, and not very many at once when the limit is reached.
+        """
+        if self.limit is None or not self.compacts:
+            return False
+        # Of what the limit allows a region is free, one may be begun, and one is still to come.
+        return self._held.total + nbytes > MOST_HELD * (self.limit - 3 * self.regions.region_bytes)
+
+    @property
+    def over_limit(self) -> bool:
+        """Whether the files take more than they may, or what is to be left free to copy into."""
+        return self.limit is not None and self.nbytes > self.limit - self._spare
+
+    @property
+    def _spare(self) -> int:
+        return self.regions.region_bytes if self.compacts else 0
+
+    @property
+    def wasteful(self) -> bool:
+        """Whether more than half of what the files take is held no more, beside a few regions."""
+        held = sum(map(self._needed, self.regions.regions))
+        return self.nbytes > 2 * held + 4 * self.regions.region_bytes
+
+    def _needed(self, number: int) -> int:
+        """Bytes of a region that a copy of it would take, at most."""
+        return self._held.nbytes(number) + self.regions.regions[number].shared if self.holds(number) else 0
+
+    def emptiest(self, most: float) -> int | None:
+        """The region of which the smallest share is held, if that is ``most`` at most, and it can be copied.
+
+        Never the one that is written to. Cost: O(regions).
+        """
+        nbytes, room, limit = self.nbytes, self.regions.region_bytes, self.limit
+        found: list[tuple[float, int]] = []
+        for number, region in self.regions.regions.items():
+            needed = self._needed(number)
+            newest = number == next(reversed(self.regions.regions)) and not region.finished
+            if newest or number in self._unreadable or needed > most * region.size:
+                continue
+            # A region from before the limit sank may be larger than what is left free.
+            if needed + 4 * RECORD.size > room and limit is not None and limit - room - needed < nbytes <= limit:
+                continue
+            found.append((needed / region.size, number))
+        return min(found, default=(0, None))[1]
+
+    def move(
+        self,
+        kind: int,
+        region: int,
+        offset: int,
+        nbytes: int,
+        generation: int,
+        dictionaries: dict[tuple[int, int], bytes],
+    ) -> tuple[int, int] | None:
+        """Copy a record behind the newest one, with its id and its sequence number; returns its new region and offset.
+
+        ``None``: it cannot be read; its region will not be the emptiest one any more.  Raises: OSError: as ``append``.
+        """
+        try:
+            found = self.regions.read_record(region, offset, nbytes)
+        except OSError:
+            found = None
+        if found is None:
+            self._unreadable.add(region)
+            self.failures += 1
+            return None
+        record, payload = found
+        try:
+            place = self.regions.append(kind, record.id, payload, generation, dictionaries, record.sequence)
+        except OSError:
+            self.failures += 1
+            raise
+        self._held.hold(place[0], nbytes)
+        self._held.release(region, nbytes)
+        self.bytes_written += nbytes
+        return place
+
+    def vacate(self, number: int, generation: int) -> bool:
+        """Delete a region whose segments were moved; False: something in it cannot be read.  Raises: OSError."""
+        for id_, tail in list(self._tails.items()):
+            if tail.region == number:
+                place = self.move(TAIL, number, tail.offset, tail.nbytes, generation, {})
+                if place is None:
+                    return False
+                self._tails[id_] = tail._replace(region=place[0], offset=place[1])
+        try:
+            self.note(always=True)
+            self.regions.sync()  # the copies are on disk before what they were copied from goes
+            self.regions.delete(number)
+        except OSError:
+            self.failures += 1
+            raise
+        self._held.forget(number)
+        return True
+
+    def note(self, always: bool = False) -> None:
+        """Write down which keys have left, and which generations ids have had: a reservoir needs them after a crash.
+
+        Nothing, if there is nothing new to say; what is ``always`` written down is so again.  Raises: OSError.
+        """
+        threshold, generation = self.noted()
+        before = self._note
+        if threshold >= 1.0 or not (always or threshold < before.threshold or generation > before.generation):
+            return
+        payload = THRESHOLD.pack(threshold)
+        payload += zlib.crc32(payload).to_bytes(4, "little")
+        region, _ = self.regions.append(NOTE, (generation + GENERATIONS) << LEAF_BITS, payload, generation, {})
+        self._held.hold(region, len(payload))
+        if before.region >= 0:
+            self._held.release(before.region, len(payload))
+        self._note = Note(region, threshold, generation + GENERATIONS)
+
+    def try_note(self) -> None:
+        """The same, if the limit and the disk allow it; else when it is next due. What is left free may be used."""
+        nbytes = THRESHOLD.size + 4
+        if self.limit is None or self.regions.room_for(nbytes) or self.nbytes + self._spare <= self.limit:
+            try:
+                self.note()
+            except OSError:
+                self.failures += 1
 
     def append(
         self, id_: int, packed: bytes, generation: int, dictionaries: dict[tuple[int, int], bytes]
@@ -97,56 +262,61 @@ class Disk:
         except OSError:
             self.failures += 1
             raise
-        self.hold(region)
-        if self._tails.pop(id_, None) is not None:
-            self._delete_unused()
+        self.hold(region, len(packed))
+        self.drop_tail(id_)
         self.bytes_written += len(packed)
         return region, offset
 
     def append_tail(self, id_: int, packed: bytes, generation: int) -> None:
         """Write an open segment as far as it goes, unless just that was written already.  Raises: OSError."""
         checksum = int.from_bytes(packed[-4:], "little")  # its own: the CRC-32 of bytes with their CRC-32 is a constant
-        if self._tails.get(id_, (0, -1))[1] == checksum:
+        before = self._tails.get(id_)
+        if before is not None and before.checksum == checksum:
             return
         try:
-            region, _ = self.regions.append(TAIL, id_, packed, generation, {})
+            region, offset = self.regions.append(TAIL, id_, packed, generation, {})
         except OSError:
             self.failures += 1
             raise
-        self._tails[id_] = (region, checksum)
+        if before is not None:
+            self._held.release(before.region, before.nbytes)
+        self._tails[id_] = Tail(region, offset, len(packed), checksum)
+        self._held.hold(region, len(packed))
         self.bytes_written += len(packed)
 
-    def hold(self, region: int) -> None:
+    def drop_tail(self, id_: int) -> None:
+        """Rows that were flushed of an open segment, if there are any, count no more: it is sealed, or has left."""
+        tail = self._tails.pop(id_, None)
+        if tail is not None:
+            self.release(tail.region, tail.nbytes)
+
+    def hold(self, region: int, nbytes: int) -> None:
         """Count a segment of ``region`` as held."""
-        self._live[region] = self._live.get(region, 0) + 1
+        self._held.hold(region, nbytes)
 
     def holds(self, region: int) -> bool:
-        """Whether a segment of ``region`` is held."""
-        return self._live.get(region, 0) > 0
+        """Whether anything in ``region`` is held."""
+        return self._held.holds(region)
 
     def let_go(self) -> None:
-        """Count no segment as held."""
-        self._live.clear()
+        """Count nothing as held."""
+        self._held.clear()
 
-    def release(self, region: int) -> None:
+    def release(self, region: int, nbytes: int) -> None:
         """One of its segments has left the store; a region without any is deleted, unless it is being written to.
 
         Raises nothing: one that cannot be deleted now is tried again when the next segment leaves.
         """
-        self._live[region] -= 1
-        self._delete_unused()
-
-    def _delete_unused(self) -> None:
-        """Delete regions that hold neither segments nor the newest rows of an open one, but for the one written to."""
-        needed = {region for region, _ in self._tails.values()}
-        unused = [n for n in list(self.regions.regions)[:-1] if not self.holds(n) and n not in needed]
+        self._held.release(region, nbytes)
+        unused = [n for n in list(self.regions.regions)[:-1] if not self.holds(n)]
         if not unused:
             return
+        self.try_note()
         try:
             self.regions.sync()  # what replaces rows that were flushed is on disk before they go
             for number in unused:
                 self.regions.delete(number)
-                self._live.pop(number, None)
+                self._held.forget(number)
         except OSError:
             self.failures += 1
 
@@ -205,10 +375,10 @@ class Disk:
             os.close(self._lock)
 
 
-def region_bytes(limit: int | None, most_bytes: int | None) -> int:
-    """Size of a region, so that a store is some eight of them or more."""
-    sizes = [REGION_BYTES, *(most // 8 for most in (limit, most_bytes) if most is not None)]
-    return max(min(sizes), SMALLEST_REGION)
+def region_bytes(limit: int | None, most_bytes: int | None, count: int = 8) -> int:
+    """Size of a region: a store is some ``count`` or more, and with a limit at most ``MOST_REGIONS`` of them."""
+    most = [size // count for size in (limit, most_bytes) if size is not None]
+    return max(min([max(REGION_BYTES, (limit or 0) // MOST_REGIONS), *most]), SMALLEST_REGION)
 
 
 def write_manifest(folder: Path, manifest: dict[str, Any], files: Files) -> None:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ..codecs import NAMES, DamagedError
 from ..spec import START, TERMINATED, TRUNCATED
-from .regions import DICTIONARY, TAIL, Damage, Record
+from .regions import DICTIONARY, NOTE, SEGMENT, TAIL, Damage, Record
 from .survey import (
     Chain,
     Described,
@@ -26,6 +26,7 @@ from .survey import (
     readers,
     region_files,
     size_of,
+    that_count,
 )
 
 ENDED = TERMINATED | TRUNCATED
@@ -141,6 +142,7 @@ def survey(folder: Path, progress: Callable[[int], Progress] = lambda total: lam
         for one, cut in _read_file(reader, result, advance):
             found.append((number, one))
             pieces[one.path, one.record] = cut
+    found = that_count(folder, found, result.damages)
     result.lanes = chains(found, result.described.segment_steps)
     for lane, chain in result.lanes.items():
         episodes = _Episodes(lane)
@@ -157,8 +159,7 @@ def _read_file(reader: Reader, result: Survey, advance: Progress) -> Iterator[tu
     nbytes, told = size_of(reader.path), 0
     kinds = [record.kind for record in reader.records]
     if reader.region is not None:
-        tails, dictionaries = kinds.count(TAIL), kinds.count(DICTIONARY)
-        segments = len(kinds) - tails - dictionaries
+        segments, tails, dictionaries = (kinds.count(kind) for kind in (SEGMENT, TAIL, DICTIONARY))
         used = reader.region.used
         result.regions.append(RegionFile(reader.path, nbytes, used, segments, tails, dictionaries))
     for record in reader.records:
@@ -166,6 +167,7 @@ def _read_file(reader: Reader, result: Survey, advance: Progress) -> Iterator[tu
         told = record.offset
         if record.kind == DICTIONARY:
             result.dictionary_bytes += record.nbytes
+        if record.kind in (DICTIONARY, NOTE):
             continue
         try:
             header, arrays = reader.unpack(record, result.described, ("flags", "reward"))

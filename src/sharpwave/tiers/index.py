@@ -38,6 +38,7 @@ class SegmentIndex:
             columns counts from the segment's beginning.
         region, place: int32, int64 [slots], the sealed segment's place on disk, if there is one.
         first_step: int64 [slots], the lane's number of the first step.
+        latest_generation: the highest of any id so far.
     """
 
     def __init__(self, slots: int, stride: int, columns: int) -> None:
@@ -65,6 +66,7 @@ class SegmentIndex:
         self._returned: list[int] = []
         self.first_generation = 0  # of slots that were never used
         self.highest = 0
+        self.latest_generation = 0
 
     @property
     def leaves(self) -> int:
@@ -96,7 +98,9 @@ class SegmentIndex:
     def give_back(self, slot: int) -> None:
         """Free a slot; ids of its steps are stale from now on."""
         self.rows[slot] = 0
-        self.generation[slot] += 1
+        # What came back after a crash may be older than what its slot held last.
+        self.generation[slot] = max(self.generation[slot] + 1, self.first_generation)
+        self.latest_generation = max(self.latest_generation, int(self.generation[slot]))
         heapq.heappush(self._returned, slot)
 
     def restore(self, used: set[int], first_generation: int, generation: Ints | None = None) -> None:
@@ -110,6 +114,7 @@ class SegmentIndex:
         self._returned = [slot for slot in range(self.highest) if slot not in used]  # in order, and so a heap
         self.generation[self._returned] = first_generation if generation is None else generation[self._returned]
         self.first_generation = first_generation
+        self.latest_generation = max(first_generation, int(self.generation[: self.highest].max(initial=0)))
 
     def grow(self, slots: int) -> None:
         """Make room for so many slots."""

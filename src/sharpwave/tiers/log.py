@@ -6,6 +6,7 @@ columns are all raw; so sampling does not know the difference.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -14,10 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import segment
-from ..codecs import RAW, ZSTD, DamagedError, encode
+from ..codecs import RAW, ZSTD, encode
 from ..sampling.retention import Retention
 from ..segment import FIRST_FIELD, FLAGS, REWARD, Column
 from ..spec import START, TRUNCATED, Spec
+from .compaction import compact
 from .dictionaries import DictionaryTable, key_of
 from .disk import Disk
 from .encoder import AUTO_MIN_BYTES, ColumnEncoder
@@ -30,7 +32,9 @@ Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 Rows = Mapping[str, npt.NDArray[Any]]
 
-DEFAULT_STRIDE = 128
+DEFAULT_STRIDE, DISK_STRIDE = 128, 64
+"""Steps in a segment. An item sampled from disk is a read of its segment, of which it uses a few frames; shorter ones
+take more memory for the index."""
 
 
 class StepLog:
@@ -95,6 +99,10 @@ class StepLog:
         self.index = SegmentIndex(slots, stride, len(self.names))
         self.disk = disk
         self.residency = None if disk is None else Residency(self.arena, self.index, disk)
+        if disk is not None:
+            if not retention.in_order:
+                disk.leave_in_any_order()
+            disk.noted = lambda: (self.retention.threshold, self.index.latest_generation)
         self.tables = [DictionaryTable(int(size)) for size in self.sizes]
         self.encoders = {
             self.names.index(name): ColumnEncoder(
@@ -263,9 +271,12 @@ class StepLog:
     def keep_limits(self) -> None:
         """Let go what is too much of memory, of steps, or of files."""
         self._keep_capacity(0)
-        if self.disk is not None and self.disk.limit is not None:
-            while self.disk.nbytes > self.disk.limit and self.evict():
-                pass
+        if self.disk is not None:
+            with contextlib.suppress(OSError):  # then room is made when it is needed
+                while self.disk.crowded() and self.evict():
+                    pass
+                while self.disk.over_limit and (self._compact() or self.evict()):
+                    pass
         self.limit_arena()
 
     def _keep_capacity(self, coming: int) -> None:
@@ -378,8 +389,9 @@ class StepLog:
 
     def _seal(self, lane: int, slot: int) -> bool:
         """Pack the open segment in ``slot`` and move it into the arena. False if it is not kept, and was not moved."""
-        self._sealing = self.retention.add(slot)
+        self._sealing = self.retention.add(slot, self._id(slot))
         if not self._sealing:
+            self._note()
             return False
         columns: list[Column] = []
         places: list[int] = []
@@ -441,7 +453,10 @@ class StepLog:
             self.drop_dictionaries(places)
             raise
         if not self._sealing:
+            if base is not None:
+                self.arena.free(base, len(packed))
             self.drop_dictionaries(places)
+            self._note()
             return False
         assert base is not None
         self.arena.memory[base : base + len(packed)] = np.frombuffer(packed, np.uint8)
@@ -473,7 +488,7 @@ class StepLog:
         try:
             self._keep_capacity(rows)
             following = self._take_slot()
-            self._sealing = self.retention.add(slot)
+            self._sealing = self.retention.add(slot, self._id(slot))
         except BaseException:
             self.drop_dictionaries(places)
             raise
@@ -559,31 +574,44 @@ class StepLog:
         self.total_steps += step
 
     def reopen_lane(
-        self, slot: int, header: segment.Header, arrays: Mapping[str, npt.NDArray[Any]], begins: bool
+        self,
+        slot: int,
+        steps: int,
+        header: segment.Header | None,
+        arrays: Mapping[str, npt.NDArray[Any]],
+        begins: bool,
     ) -> None:
-        """Make one more lane, whose open segment lies in ``slot`` and holds the rows of :meth:`pack_open`, decoded.
+        """Make one more lane, to which ``steps`` were written, with an open segment in ``slot``.
 
-        Raises: DamagedError: more rows than there is room for.  MemoryError.
+        Args:
+            header, arrays: its rows, from :meth:`pack_open`, decoded; ``None``: it is empty.
+
+        Raises: MemoryError.
         """
-        if header.steps > self.stride or header.frames > self.most_frames or header.context > header.frames:
-            raise DamagedError(f"{header.steps} steps, {header.frames} frames in an open segment")
         staging = self.arena.reserve()
         if staging is None:
             raise MemoryError(f"store: no room to open lane {self.lanes}; raise ram=")
         self._slot = np.append(self._slot, np.int32(slot))
         self._staging = np.append(self._staging, np.int64(staging))
-        self._steps = np.append(self._steps, np.int64(header.first_step))
+        self._steps = np.append(self._steps, np.int64(steps - header.steps if header else steps))
         self.oldest = np.append(self.oldest, np.int32(slot))
         index = self.index
         self._open(self.lanes - 1, slot)
         index.next[slot] = index.previous[slot] = -1
         index.begins[slot] = begins
+        if header is None:
+            return
         index.rows[slot], index.frames[slot], index.context[slot] = header.steps, header.frames, header.context
         for c, name in enumerate(self.names):
             data = np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8).reshape(-1, self.sizes[c])
             self._column(c, slot, len(data))[:] = data
         self._steps[-1] += header.steps
         self.held_steps += header.steps
+
+    @property
+    def segment_bytes(self) -> int:
+        """Bytes of memory that there are for sealed segments."""
+        return self.arena.limit_bytes - self.lanes * self.chunk_bytes
 
     @property
     def open_slots(self) -> npt.NDArray[np.int32]:
@@ -599,7 +627,7 @@ class StepLog:
         """The id and the bytes of a lane's open segment as far as it goes, without dictionaries."""
         slot = int(self._slot[lane])
         rows, frames = int(self.index.rows[slot]), int(self.index.frames[slot])
-        id_ = int(self.index.generation[slot]) << LEAF_BITS | slot * self.stride
+        id_ = self._id(slot)
         columns = []
         for c, size in enumerate(self.sizes.tolist()):
             data = self._column(c, slot, frames if c in self.obs_columns else rows)
@@ -618,12 +646,27 @@ class StepLog:
             if place:
                 data = self.tables[c].data(place)
                 shared[c, key_of(data)] = data
-        return int(index.generation[slot]) << LEAF_BITS | slot * self.stride, content, shared
+        return self._id(slot), content, shared
+
+    def _id(self, slot: int) -> int:
+        """Of the first step of the segment in ``slot``."""
+        return int(self.index.generation[slot]) << LEAF_BITS | slot * self.stride
+
+    def _note(self) -> None:
+        """A segment is not kept: say so on disk first, where it may have been flushed."""
+        if self.disk is not None:
+            self.disk.try_note()
+
+    def _compact(self) -> bool:
+        """Make room on disk without letting segments go. False if there is none to be made.  Raises: OSError."""
+        if self.disk is None or self.residency is None or not self.disk.compacts:
+            return False
+        return compact(self.disk, self.index, self.tables, self.residency)
 
     def _to_disk(
         self, disk: Disk, slot: int, packed: bytes, columns: Sequence[Column | segment.Placed], places: Sequence[int]
     ) -> None:
-        """Append a segment to the newest region.  Raises: OSError."""
+        """Append a segment to the newest region, unless making room for it takes itself.  Raises: OSError."""
         index = self.index
         dictionaries = {
             (c, column.dictionary): self.tables[c].data(places[c])
@@ -631,17 +674,13 @@ class StepLog:
             if column.dictionary
         }
         need = len(packed) + sum(len(data) + 64 for data in dictionaries.values())
-        while not disk.room_for(need):
-            if not self.evict():
-                raise OSError(
-                    f"disk: a segment of {need:,} bytes does not fit into disk_limit={disk.limit:,}; raise it"
-                )
-        id_ = int(index.generation[slot]) << LEAF_BITS | slot * self.stride
-        generation = int(index.generation[: index.highest].max())
-        while True:
+        while self._sealing:
             try:
-                index.region[slot], index.place[slot] = disk.append(id_, packed, generation, dictionaries)
-                return
+                if self._room_on_disk(disk, need):
+                    index.region[slot], index.place[slot] = disk.append(
+                        self._id(slot), packed, index.latest_generation, dictionaries
+                    )
+                    return
             except OSError as error:
                 if self.on_full == "drop_oldest" and self.evict():
                     continue
@@ -650,6 +689,29 @@ class StepLog:
                     f"disk: {disk.folder} could not be written to ({error.strerror}); make room, or choose another "
                     f"on_full= (now {self.on_full!r}). This step was not appended",
                 ) from error
+            if not self.evict():
+                raise too_large(disk, need)
+
+    def write_tails(self, disk: Disk) -> None:
+        """Write every open segment to disk as far as it goes.  Raises: OSError."""
+        for lane in range(self.lanes):
+            if self.index.rows[self._slot[lane]]:
+                id_, packed = self.pack_open(lane)
+                while not self._room_on_disk(disk, len(packed)):
+                    if not self.evict():
+                        raise too_large(disk, len(packed))
+                disk.append_tail(id_, packed, self.index.latest_generation)
+
+    def _room_on_disk(self, disk: Disk, need: int) -> bool:
+        """Whether there is room, or can be made without letting segments go.  Raises: OSError."""
+        if disk.crowded(need):
+            return False
+        while not disk.regions.room_for(need) and disk.wasteful and self._compact():
+            pass
+        while not disk.room_for(need):
+            if not self._compact():
+                return False
+        return True
 
     def _make_room(self) -> bool:
         """Free some of the arena: what is on disk as well, or else of the store. False if there is nothing."""
@@ -685,7 +747,8 @@ class StepLog:
 
     def _give_back(self) -> bool:
         """Give memory between segments back, where they leave in any order. False if no whole page is left."""
-        chunk = None if self.retention.in_order or not hasattr(mmap, "MADV_DONTNEED") else self.arena.loosest()
+        whole = self.retention.in_order or self.residency is not None or not hasattr(mmap, "MADV_DONTNEED")
+        chunk = None if whole else self.arena.loosest()
         self._close_up(chunk)
         if chunk is not None:
             self.arena.trim_tail()
@@ -707,7 +770,7 @@ class StepLog:
             self.arena.free(base, nbytes)
         else:
             self.residency.forget(slot)
-            self.disk.release(int(index.region[slot]))
+            self.disk.release(int(index.region[slot]), nbytes)
         self.sealed_bytes -= nbytes
         return True
 
@@ -720,6 +783,8 @@ class StepLog:
         """Tell the watchers, take the segment out of its lane's chain, free the slot, count."""
         for watcher in self.watchers:
             watcher(slot)
+        if self.disk is not None:
+            self.disk.drop_tail(self._id(slot))
         index = self.index
         before, following = int(index.previous[slot]), int(index.next[slot])
         if before >= 0:
@@ -748,6 +813,11 @@ class StepLog:
             "dictionaries": sum(table.nbytes for table in self.tables),
             "encoders": sum(encoder.nbytes for encoder in self.encoders.values()),
         }
+
+
+def too_large(disk: Disk, need: int) -> OSError:
+    """What to raise where even an empty disk tier has no room."""
+    return OSError(f"disk: a segment of {need:,} bytes does not fit into disk_limit={disk.limit or 0:,}; raise it")
 
 
 def check_lanes(capacity: int | None, lanes: int) -> None:

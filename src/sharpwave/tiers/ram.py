@@ -47,7 +47,7 @@ class Arena:
     """
 
     def __init__(self, reserve_bytes: int, chunk_bytes: int, head_bytes: int = 0, *, huge_pages: bool = False) -> None:
-        self.chunk_bytes, self._huge_pages = chunk_bytes, huge_pages
+        self.chunk_bytes, self._huge_pages = chunk_bytes, False
         self._begin = rounded(head_bytes, PAGE)
         chunks = -(-max(reserve_bytes, 4 * chunk_bytes) // chunk_bytes)
         reserve_bytes = self._begin + chunks * chunk_bytes
@@ -65,6 +65,7 @@ class Arena:
         if huge_pages and reserve_bytes >= HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
             with contextlib.suppress(OSError):  # a kernel without them
                 self._map.madvise(mmap.MADV_HUGEPAGE)
+                self._huge_pages = True
         self.memory: npt.NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
         self.limit_bytes = chunks * chunk_bytes
         self.used_bytes = 0
@@ -241,4 +242,7 @@ class Arena:
     def _grow(self, chunk: int, top: int, nbytes: int) -> None:
         self.used_bytes += nbytes
         self._live[chunk] += nbytes
-        self._touched[chunk] = max(int(self._touched[chunk]), rounded(top, PAGE))
+        # A huge page is committed as a whole, and with it what of the chunk is not written to yet.
+        self._touched[chunk] = max(
+            int(self._touched[chunk]), self.chunk_bytes if self._huge_pages else rounded(top, PAGE)
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 from collections.abc import Sequence
@@ -14,12 +15,13 @@ import numpy as np
 from .. import segment
 from ..checks import MOST_LANES
 from ..codecs import RAW, ZSTD_DICTIONARY_BYTES, DamagedError
+from ..sampling.retention import Reservoir
 from ..segment import FIRST_FIELD, FLAGS, REWARD, Column
 from ..spec import TERMINATED, TRUNCATED
-from .disk import Disk
+from .disk import THRESHOLD, Disk
 from .index import LEAF_BITS, LEAF_MASK
 from .log import StepLog
-from .regions import DICTIONARY, SEGMENT, Damage, Record, Regions
+from .regions import DICTIONARY, NOTE, SEGMENT, TAIL, Damage, Record, Regions
 
 ENDED = TERMINATED | TRUNCATED
 QUARANTINE = "quarantine"
@@ -48,7 +50,7 @@ class Recovery:
 
 def highest_slot(found: Found, stride: int) -> int:
     """The highest slot that a record's id names, of those that a store can have come to; -1 without any."""
-    slots = ((record.id & LEAF_MASK) // stride for _, record in found if record.kind != DICTIONARY)
+    slots = ((record.id & LEAF_MASK) // stride for _, record in found if record.kind in (SEGMENT, TAIL))
     most = _most_slots(found)
     return max((slot for slot in slots if slot < most), default=-1)
 
@@ -72,15 +74,34 @@ def adopt_all(log: StepLog, regions: Regions, found: Found, damages: list[Damage
         ValueError, MemoryError: the capacity, or ``ram``, is too small for the lanes.
     """
     adoption = Adoption(log, regions, found, damages, disk)
+    if isinstance(log.retention, Reservoir):
+        log.retention.threshold = _threshold(regions, found)
     for versions in ranked(found, log.stride):
         for number, record in versions:
+            slot = (record.id & LEAF_MASK) // log.stride
+            if not log.retention.add(slot, record.id):
+                adoption.pass_by(number, record)  # it had left
+                break
             if adoption.try_adopt(number, record):
-                log.retention.add((record.id & LEAF_MASK) // log.stride)
-            elif adoption.damaged:
-                continue
-            break
+                break
+            log.retention.discard(slot)
+            if not adoption.damaged:
+                break
     adoption.link()
     return adoption.report
+
+
+def _threshold(regions: Regions, found: Found) -> float:
+    """The lowest that a reservoir noted: it only ever sinks."""
+    threshold = 1.0
+    for number, record in found:
+        if record.kind == NOTE and record.nbytes == THRESHOLD.size + 4:
+            content = bytearray(record.nbytes)
+            with contextlib.suppress(OSError):
+                regions.read(number, record.offset, memoryview(content))
+                (noted,) = THRESHOLD.unpack_from(content)
+                threshold = min(threshold, noted) if noted >= 0 else threshold
+    return threshold
 
 
 def newest(found: Found, stride: int) -> list[tuple[int, Record]]:
@@ -93,15 +114,16 @@ def ranked(found: Found, stride: int) -> list[list[tuple[int, Record]]]:
     counts. A power cut may leave a segment, and not the dictionary that was written before it."""
     slots: dict[int, list[tuple[int, Record]]] = {}
     for place in found:
-        if place[1].kind != DICTIONARY:
+        if place[1].kind in (SEGMENT, TAIL):
             slots.setdefault((place[1].id & LEAF_MASK) // stride, []).append(place)
     for versions in slots.values():
-        versions.sort(key=lambda place: _rank(place[1]), reverse=True)
+        versions.sort(key=lambda place: (*_rank(place[1]), place[0]), reverse=True)
     return sorted(slots.values(), key=lambda versions: (versions[0][1].kind != SEGMENT, versions[0][1].sequence))
 
 
 def _rank(record: Record) -> tuple[int, bool, int]:
-    """Of one slot's records the one with the latest generation counts; a sealed segment before its rows so far."""
+    """Of one slot's records the one with the latest generation counts; a sealed segment before its rows so far. Copies
+    have the same rank: any will do."""
     return record.id >> LEAF_BITS, record.kind == SEGMENT, record.sequence
 
 
@@ -152,6 +174,14 @@ class Adoption:
         self._most_slots = _most_slots(found)
         self._read: dict[int, bytes] = {}  # dictionaries, by key
         self._lanes: dict[int, list[int]] = {}
+        self._ends: dict[int, int] = {}  # by lane, the step behind the last one of those that had left
+
+    def pass_by(self, number: int, record: Record) -> None:
+        """A segment had left: no step will get the number of one of its steps."""
+        with contextlib.suppress(DamagedError):
+            header = segment.parse(memoryview(self._content(number, record)), self.log.spec)
+            if header.lane < MOST_LANES:
+                self._ends[header.lane] = max(self._ends.get(header.lane, 0), header.first_step + header.steps)
 
     def try_adopt(self, number: int, record: Record) -> bool:
         """Take a segment in. False: it is damaged, which is noted, or there is no room, or nothing in it.
@@ -163,9 +193,7 @@ class Adoption:
         try:
             return self._adopt(number, record)
         except DamagedError as error:
-            what = f"segment {record.id}: {str(error).removeprefix('segment: ')}"
-            path = self.regions.regions[number].path
-            self.damages.append(Damage(path, record.offset, record.nbytes, what, record.id))
+            self._note(number, record, error)
             self.damaged = True
             return False
 
@@ -216,25 +244,46 @@ class Adoption:
             self.full = True
             return False
         if self.disk is not None:
-            self.disk.hold(number)
+            self.disk.hold(number, len(data))
         self._lanes.setdefault(header.lane, []).append(slot)
         self.report.segments += 1
         self.report.steps += header.steps
         return True
+
+    def open_rows(self, number: int, record: Record) -> tuple[segment.Header | None, dict[str, np.ndarray[Any, Any]]]:
+        """An open segment's rows, decoded; or ``None``: it is damaged, which is noted."""
+        log = self.log
+        try:
+            data = self._content(number, record)
+            header, arrays = segment.unpack(memoryview(data), log.spec, self._dictionary, limit=log.chunk_bytes)
+            segment.check_frames(header, arrays["flags"], sealed=False)
+            if header.steps > log.stride or header.frames > log.most_frames or header.context > log.spec.context:
+                raise DamagedError(f"{header.steps} steps, {header.frames} frames in an open segment")
+        except DamagedError as error:
+            self._note(number, record, error)
+            return None, {}
+        return header, arrays
+
+    def _note(self, number: int, record: Record, error: DamagedError) -> None:
+        what = f"segment {record.id}: {str(error).removeprefix('segment: ')}"
+        self.damages.append(Damage(self.regions.regions[number].path, record.offset, record.nbytes, what, record.id))
 
     def link(self) -> None:
         """Chain the lanes' segments, open new ones behind them, and free every other slot."""
         log, index = self.log, self.log.index
         used = {slot for slots in self._lanes.values() for slot in slots}
         index.restore(used, self._generation)
-        log.open_lanes(max(self._lanes, default=-1) + 1)
+        log.open_lanes(max([*self._lanes, *self._ends], default=-1) + 1)
         for lane, slots in self._lanes.items():
             slots.sort(key=lambda slot: int(index.first_step[slot]))
             for slot, following in zip(slots, [*slots[1:], -1], strict=True):
                 if following < 0 or not self._goes_on(slot, following):
                     log.truncate(slot)
             log.chain(lane, slots)
-            log.begin_at(lane, int(index.first_step[slots[-1]] + index.rows[slots[-1]]))
+            end = int(index.first_step[slots[-1]] + index.rows[slots[-1]])
+            self._ends[lane] = max(end, self._ends.get(lane, 0))
+        for lane, end in self._ends.items():
+            log.begin_at(lane, end)
 
     def link_lanes(self) -> None:
         """Chain the lanes' segments before their open ones, which are there already."""

@@ -28,9 +28,9 @@ MAGIC, VERSION = b"SWREGION", 1
 HEADER = struct.Struct("<8sIIQQQ16sQII")  # magic, version, 0, number, size, schema, store, generation, 0, CRC-32; 72
 RECORD = struct.Struct("<4sIQQQII")  # magic, kind, nbytes, id, sequence, column, CRC-32 of what stands before it; 40
 RECORD_MAGIC = b"SWRC"
-SEGMENT, DICTIONARY, TAIL, END = 1, 2, 3, 4
+SEGMENT, DICTIONARY, TAIL, END, NOTE = 1, 2, 3, 4, 5
 """Kinds of records: a sealed segment; a dictionary; an open segment's rows so far, which a later record replaces;
-nothing follows, and the file may end here."""
+nothing follows, and the file may end here; which of a reservoir's segments have left."""
 ALIGNMENT = 8
 MOST_NUMBER, MOST_GENERATION, MOST_ID = 1 << 31, 1 << 30, 1 << 62
 """Region numbers, generations, and ids and sequence numbers lie below these; a file that says otherwise is damaged."""
@@ -79,6 +79,7 @@ class Region:
         synced: all before it is on disk.
         spoiled: up to here may lie what a write left that failed.
         unsure: a sync failed. The system may count as written what it could not write, and say so of the next sync.
+        shared: bytes that its dictionaries take.
     """
 
     path: Path
@@ -92,6 +93,7 @@ class Region:
     finished: bool = False
     spoiled: int = 0
     unsure: bool = False
+    shared: int = 0
 
 
 class Regions:
@@ -122,17 +124,24 @@ class Regions:
         return newest.used + RECORD.size + nbytes + ALIGNMENT <= newest.size
 
     def append(
-        self, kind: int, id_: int, payload: bytes, generation: int, dictionaries: dict[tuple[int, int], bytes]
+        self,
+        kind: int,
+        id_: int,
+        payload: bytes,
+        generation: int,
+        dictionaries: dict[tuple[int, int], bytes],
+        sequence: int | None = None,
     ) -> tuple[int, int]:
         """Write a record, and before it the dictionaries that its region lacks; returns (region, offset of payload).
 
         Args:
             generation: highest of any id so far; a new region keeps it.
             dictionaries: content by (column, key).
+            sequence: of the record that this one is a copy of; ``None``: it is new.
         Raises:
             OSError: the disk is full or failing. What was written of the record is not counted and will be overwritten.
         """
-        need = sum(_space(len(data)) for data in dictionaries.values()) + _space(len(payload))
+        need = sum(space(len(data)) for data in dictionaries.values()) + space(len(payload))
         region = self._newest()
         if region is None or region.finished or region.used + need > region.size:
             if region is not None:
@@ -143,7 +152,7 @@ class Regions:
             if (column, key) not in region.keys:
                 self._write(region, DICTIONARY, key, column, data)
                 region.keys.add((column, key))
-        return region.number, self._write(region, kind, id_, 0, payload)
+        return region.number, self._write(region, kind, id_, 0, payload, sequence)
 
     def finish(self) -> None:
         """Write nothing more into the newest region: its file may be shared from now on.  Raises: OSError."""
@@ -165,6 +174,17 @@ class Regions:
             raise OSError(
                 f"{region.path}: got {done:,} bytes at {offset:,}, expected {len(out):,}: the file was cut off"
             )
+
+    def read_record(self, number: int, offset: int, nbytes: int) -> tuple[Record, bytes] | None:
+        """A segment or a tail, and its payload; ``None``: it is not as it was written.  Raises: OSError."""
+        content = bytearray(RECORD.size + nbytes)
+        self.read(number, offset - RECORD.size, memoryview(content))
+        prefix, payload = bytes(content[: RECORD.size]), bytes(content[RECORD.size :])
+        magic, kind, size, id_, sequence, column, checksum = RECORD.unpack(prefix)
+        sound = magic == RECORD_MAGIC and checksum == zlib.crc32(prefix[:-4]) and size == nbytes
+        if not sound or _checksum(payload) != zlib.crc32(payload[:-4]):
+            return None
+        return Record(kind, id_, sequence, column, offset, nbytes), payload
 
     def descriptors(self, numbers: npt.NDArray[np.int32]) -> list[int]:
         """The open file of each region; -1 for one that is not there."""
@@ -260,15 +280,19 @@ class Regions:
         region = self.regions[number] = Region(path, number, descriptor, size, FIRST, generation, synced=FIRST)
         return region
 
-    def _write(self, region: Region, kind: int, id_: int, column: int, payload: bytes) -> int:
-        body = RECORD.pack(RECORD_MAGIC, kind, len(payload), id_, self.sequence, column, 0)[:-4]
+    def _write(
+        self, region: Region, kind: int, id_: int, column: int, payload: bytes, sequence: int | None = None
+    ) -> int:
+        number = self.sequence if sequence is None else sequence
+        body = RECORD.pack(RECORD_MAGIC, kind, len(payload), id_, number, column, 0)[:-4]
         offset = region.used + RECORD.size
-        end = region.used + _space(len(payload))
+        end = region.used + space(len(payload))
         self._clean(region)
         region.spoiled = end
         self.files.pwrite(region.descriptor, body + struct.pack("<I", zlib.crc32(body)) + payload, region.used)
         region.spoiled, region.used = 0, end
-        self.sequence += 1
+        region.shared += space(len(payload)) if kind == DICTIONARY else 0
+        self.sequence += sequence is None
         return offset
 
     def _clean(self, region: Region) -> None:
@@ -284,7 +308,8 @@ class Regions:
         self.files.pwrite(region.descriptor, bytes(content), region.synced)
 
 
-def _space(nbytes: int) -> int:
+def space(nbytes: int) -> int:
+    """Bytes that a record takes whose payload has ``nbytes``."""
     return -(-(RECORD.size + nbytes) // ALIGNMENT) * ALIGNMENT
 
 
@@ -335,6 +360,7 @@ def _read_region(
             region.used = found.offset + found.nbytes
             if found.kind == DICTIONARY:
                 region.keys.add((found.column, found.id))
+                region.shared += space(found.nbytes)
     if size < said and not region.finished:
         damages.insert(0, Damage(path, size, said - size, f"the file ends here, expected {said:,} bytes"))
     return region, records, damages
@@ -369,14 +395,14 @@ def _scan(path: Path, descriptor: int, size: int) -> Iterator[Record | Damage]:
         wrong = _wrong(descriptor, kind, id_, begin, end)
         if sequence >= MOST_ID or (kind != DICTIONARY and id_ >= MOST_ID):
             wrong = wrong or f"record {sequence}, id {id_}: no store counts so far"
-        padding = os.pread(descriptor, at + _space(nbytes) - end, end)
+        padding = os.pread(descriptor, at + space(nbytes) - end, end)
         if not wrong and any(padding):
             yield Damage(path, end, len(padding), "padding that is not zero")
         if wrong:
-            yield Damage(path, at, _space(nbytes), wrong, id_ if kind != DICTIONARY else -1)
+            yield Damage(path, at, space(nbytes), wrong, id_ if kind != DICTIONARY else -1)
         else:
             yield Record(kind, id_, sequence, column, at + RECORD.size, nbytes)
-        at += _space(nbytes)
+        at += space(nbytes)
     if lost_from < 0 and not _all_zero(descriptor, at, size):  # too few bytes for another record
         lost_from = at
     if lost_from >= 0:
@@ -393,7 +419,7 @@ def _wrong(descriptor: int, kind: int, id_: int, begin: int, end: int) -> str:
         return "" if key == id_ else f"dictionary {id_:016x} does not have the content of its key"
     if kind == END and begin == end:
         return ""
-    if kind not in (SEGMENT, TAIL):
+    if kind not in (SEGMENT, TAIL, NOTE):
         return f"a record of unknown kind {kind}"
     found = 0
     for part in _parts(descriptor, begin, end - 4):

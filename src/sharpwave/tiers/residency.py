@@ -17,7 +17,7 @@ from . import residents
 from .disk import Disk
 from .index import SegmentIndex
 from .ram import Arena
-from .readers import READ, SUSPECT
+from .readers import COMING, READ, SUSPECT
 
 Ints = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
@@ -33,7 +33,8 @@ class Residency:
 
     Attributes:
         hits, misses, moved: segments asked for that were there, that were read, and that made room for others.
-        waited_s: how long sampling waited for reads.
+        stalls, waited_s: how often, and how long in all, sampling waited for reads.
+        kept_bytes: of segments that are pinned by who reads ahead, counted as often as they are.
         damaged: what was wrong with segments that could not be read, by slot.
     """
 
@@ -46,8 +47,9 @@ class Residency:
         self._state = np.zeros(index.slots, np.int64)
         self._coming = 0  # segments whose reads were begun, and that are not counted as here
         disk.reads_into(arena.memory, self._state)
-        self.hits = self.misses = self.moved = 0
+        self.hits = self.misses = self.moved = self.stalls = 0
         self.waited_s = 0.0
+        self.kept_bytes = 0
         self.damaged: dict[int, str] = {}
 
     def place(self, slot: int, base: int) -> None:
@@ -68,7 +70,7 @@ class Residency:
         other = Residency(self.arena, self.index, self.disk)
         other._pins[: len(self._pins)] = self._pins
         other._state[: len(self._state)] = self._state  # of damaged segments
-        for name in ("hits", "misses", "moved", "waited_s", "damaged"):
+        for name in ("hits", "misses", "moved", "stalls", "waited_s", "kept_bytes", "damaged"):
             setattr(other, name, getattr(self, name))
         return other
 
@@ -115,6 +117,7 @@ class Residency:
 
     def wait(self, slots: Ints) -> None:
         """Wait for those of ``slots`` that are coming. May be called without the store's lock."""
+        self.stalls += bool((self._state[slots] == COMING).any())
         begin = time.perf_counter()
         self.disk.readers.wait(slots)
         self.waited_s += time.perf_counter() - begin

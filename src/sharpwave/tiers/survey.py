@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import zstandard
 
@@ -25,6 +26,7 @@ from ..spec import Spec
 from .disk import FOLDER, LOCK, MANIFEST, read_manifest
 from .recovery import QUARANTINE, newest
 from .regions import DICTIONARY, HEADER, TAIL, Damage, Identity, Record, Region, read_region
+from .state import STATE, read_state
 
 Progress = Callable[[int], None]
 """Told how many bytes were read since it was called last."""
@@ -120,15 +122,45 @@ def is_store(folder: Path) -> bool:
     return (folder / MANIFEST).is_file() or bool(region_files(folder))
 
 
+def part_of(folder: Path) -> Path:
+    """Where a folder's regions lie, and the state beside them if it is a checkpoint: what ``store.json`` names, or else
+    what is there."""
+    try:
+        number = int(read_manifest(folder).get("checkpoint", 0))
+        return folder / str(number) if number else folder
+    except (OSError, DamagedError):
+        parts = sorted((path for path in folder.glob("*") if path.name.isdigit()), key=lambda path: int(path.name))
+        return parts[-1] if parts and not (folder / FOLDER).is_dir() else folder
+
+
 def region_files(folder: Path) -> list[Path]:
     """The folder's region files, oldest first."""
-    return sorted(path for path in (folder / FOLDER).glob("*.region") if path.is_file())
+    return sorted(path for path in (part_of(folder) / FOLDER).glob("*.region") if path.is_file())
+
+
+def checkpoint_ids(folder: Path) -> set[int] | None:
+    """Ids of the segments that a checkpoint holds; those beside them in its files had left. ``None``: it is none.
+
+    Raises:
+        DamagedError: its state is not as it was written.
+    """
+    part = part_of(folder)
+    if part == folder:
+        return None
+    log = read_state(part / STATE).get("log")
+    if not isinstance(log, dict) or not isinstance(log.get("ids"), np.ndarray):
+        raise DamagedError(f"{part / STATE}: not a checkpoint's state")
+    return set(log["ids"].tolist())
 
 
 def strangers(folder: Path) -> list[Path]:
     """What lies in a store's folder and is no part of the store; files that recovery set aside among it."""
-    found = [path for path in folder.glob("*") if path.name not in (MANIFEST, LOCK, FOLDER, QUARANTINE)]
-    found += [path for path in (folder / FOLDER).glob("*") if path.suffix != ".region" or not path.is_file()]
+    part = part_of(folder)
+    known = {MANIFEST, LOCK, QUARANTINE, FOLDER if part == folder else part.name}
+    found = [path for path in folder.glob("*") if path.name not in known]
+    if part != folder:
+        found += [path for path in part.glob("*") if path.name not in (STATE, FOLDER)]
+    found += [path for path in (part / FOLDER).glob("*") if path.suffix != ".region" or not path.is_file()]
     return sorted([*found, *(folder / QUARANTINE).glob("*")])
 
 
@@ -275,3 +307,20 @@ def _chain(segments: list[Segment]) -> Chain:
             chain.gaps.append((last.end, one.header.first_step))
         chain.segments.append(one)
     return chain
+
+
+def that_count(folder: Path, found: list[tuple[int, Segment]], damages: list[Damage]) -> list[tuple[int, Segment]]:
+    """What a checkpoint holds of the segments found; all, where it is none. What is wrong goes to ``damages``."""
+    try:
+        ids = checkpoint_ids(folder)
+    except (OSError, DamagedError) as error:
+        path = part_of(folder) / STATE
+        what = str(error).removeprefix(f"{path}: ")
+        damages.append(Damage(path, 0, size_of(path), what))
+        return found
+    if ids is None:
+        return found
+    for id_ in sorted(ids - {one.record.id for _, one in found if one.record.kind != TAIL}):
+        path = part_of(folder) / FOLDER
+        damages.append(Damage(path, 0, 0, f"segment {id_}: held by the checkpoint, and in no file", id_))
+    return [(number, one) for number, one in found if one.record.kind == TAIL or one.record.id in ids]

@@ -9,6 +9,7 @@ import numpy as np
 from ..sampling.kinds import describe, differences, make
 from ..sampling.limiters import Gate, Limiter
 from ..sampling.samplers import Sampler, checked_array
+from .stream import checked
 from .transitions import Transitions
 
 if TYPE_CHECKING:
@@ -55,16 +56,16 @@ def restored(log: StepLog, lock: Any, gate: Gate, state: dict[str, Any]) -> Tran
         seed=0,
     )
     view._sync()  # all that can be sampled comes in, as if new
-    view.sampler.recall(state["remembered"])
     if view._uses is not None:
         full = view._uses.recall(checked_array(state, "uses", np.int32), view._known, log.stride)
         if len(full):
             view.sampler.exclude(full)
             view._count -= len(full)
+    view.sampler.recall(state["remembered"])
     view._rng.bit_generator.state = state["rng"]
     view._samples = int(state["samples"])
     view._steps_before = log.total_steps - int(state["inserts"])
-    view._ahead = [list(batches) for batches in state["ahead"]]
+    view._ahead = [[checked(batch) for batch in batches] for batches in state["ahead"]]
     return view
 
 

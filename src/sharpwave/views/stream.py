@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,20 +13,35 @@ from ..sampling.samplers import Draw, checked_array
 from .batch import Batch
 
 if TYPE_CHECKING:
+    from ..tiers.log import StepLog
     from .transitions import Transitions
 
 Ints = npt.NDArray[np.int64]
 
 
+@dataclass
+class Ahead:
+    """A batch that was drawn; ``slots``: those of segments that are read and kept for it, ``nbytes`` theirs."""
+
+    draw: Draw
+    ids: Ints
+    slots: Ints | None = None
+    nbytes: int = 0
+
+
 class Stream:
-    """An endless iterator over batches; made by :meth:`Transitions.stream`."""
+    """An endless iterator over batches; made by :meth:`Transitions.stream`.
+
+    All are drawn as far ahead as asked for. Of these as many are read ahead as half of the store's memory for segments
+    holds, counted over all streams of the store: what was read is to be there still when it is used.
+    """
 
     def __init__(
         self, view: Transitions, batch_size: int, lookahead: int, beta: float | None, timeout: float | None
     ) -> None:
         self._view, self._size, self._lookahead = view, batch_size, lookahead
         self._beta, self._timeout = beta, timeout
-        self._drawn: deque[tuple[Draw, Ints, Ints]] = deque()  # draw, its ids, the slots it needs
+        self.drawn: deque[Ahead] = deque()
 
     def __iter__(self) -> Stream:
         return self
@@ -34,69 +50,99 @@ class Stream:
         """The batch drawn longest ago.  Raises: as :meth:`Transitions.sample`."""
         view = self._view
         with view._lock:
-            while len(self._drawn) <= self._lookahead:
-                if not self._drawn:
+            while len(self.drawn) <= self._lookahead:
+                if not self.drawn:
                     view._gate.wait("sample", lambda: view._sample_waits(self._size), self._timeout)
                     view._check_enough(self._size)
                 elif view._sample_waits(self._size) is not None or not view._enough(self._size):
                     break
                 self._draw()
-            draw, ids, slots = self._drawn.popleft()
+            self._read()
+            batch = self.drawn.popleft()
         residency = view._log.residency
         try:
-            if residency is not None:
-                residency.wait(slots)  # while others append and sample
+            if residency is not None and batch.slots is not None:
+                residency.wait(batch.slots)  # while others append and sample
             with view._lock:
                 view._log.check_open()
-                return view._from_draw(draw, ids, self._beta)
+                return view._from_draw(batch.draw, batch.ids, self._beta)
         finally:
             with view._lock:
-                self._pin(slots, -1)
+                let_go(view._log, deque([batch]))
+                self._read()
 
     def close(self) -> None:
         """Let go of what was drawn and not used."""
         with self._view._lock:
-            while self._drawn:
-                self._pin(self._drawn.popleft()[2], -1)
+            let_go(self._view._log, self.drawn)
 
     def ahead(self) -> list[dict[str, Any]]:
         """What was drawn and not used, oldest first, for :meth:`resume`."""
         return [
-            {"ids": ids.copy(), "probabilities": draw.probabilities.copy(), "weights": draw.weights.copy()}
-            for draw, ids, _ in self._drawn
+            {"ids": one.ids.copy(), "probabilities": one.draw.probabilities.copy(), "weights": one.draw.weights.copy()}
+            for one in self.drawn
         ]
 
     def resume(self, ahead: list[dict[str, Any]]) -> None:
-        """Begin with what another stream had drawn; batches of another size come as well.  Raises: ValueError."""
+        """Begin with what another stream had drawn; batches of another size come as well."""
         for batch in ahead:
-            ids = checked_array(batch, "ids", np.int64)
+            ids = batch["ids"]
             draw = Draw.of(len(ids))
             draw.leaves[:], there = self._view._log.index.resolve(ids, self._view._known)
-            draw.probabilities[:] = checked_array(batch, "probabilities", np.float64)
-            draw.weights[:] = checked_array(batch, "weights", np.float32)
-            self._expect(draw, np.where(there, ids, -1))
+            draw.probabilities[:], draw.weights[:] = batch["probabilities"], batch["weights"]
+            self.drawn.append(Ahead(draw, np.where(there, ids, -1)))
 
     def _draw(self) -> None:
         view = self._view
         draw = Draw.of(self._size)
         view._take(draw, self._beta)
-        self._expect(draw, view._log.index.ids(draw.leaves))
+        self.drawn.append(Ahead(draw, view._log.index.ids(draw.leaves)))
         view._gate.notify()
 
-    def _expect(self, draw: Draw, ids: Ints) -> None:
-        """Let the segments come that a batch needs."""
+    def _read(self) -> None:
+        """Begin to read what the next batches need, as far as there is room to keep it."""
+        log = self._view._log
+        residency = log.residency
+        if residency is None or log.closed:
+            return
+        for batch in self.drawn:
+            if batch.slots is None:
+                slots = self._needed(batch.ids)
+                nbytes = int(log.index.nbytes[slots].sum())
+                if residency.kept_bytes + nbytes > log.segment_bytes // 2:
+                    break
+                batch.slots, batch.nbytes = slots, nbytes
+                residency.kept_bytes += nbytes
+                residency.pin(slots)
+                residency.fetch(slots)
+
+    def _needed(self, ids: Ints) -> Ints:
+        """Slots of the sealed segments that steps of a batch lie in, as far as they are there still."""
         view, index = self._view, self._view._log.index
-        leaves = draw.leaves[ids >= 0]
+        leaves, there = index.resolve(ids, view._known)
+        leaves = leaves[there]
         slots = leaves // index.stride
         if view.n_step > 1:
             crossing = leaves - slots * index.stride + view.n_step >= index.rows[slots]
             after = index.next[slots[crossing]]
             slots = np.concatenate([slots, after[after >= 0]])
-        self._pin(slots, 1)
-        if view._log.residency is not None:
-            view._log.residency.fetch(slots)
-        self._drawn.append((draw, ids, slots))
+        sealed: Ints = slots[index.sealed[slots] > 0]
+        return sealed
 
-    def _pin(self, slots: Ints, by: int) -> None:
-        if self._view._log.residency is not None:
-            self._view._log.residency.pin(slots, by)
+
+def checked(batch: dict[str, Any]) -> dict[str, Any]:
+    """What :meth:`Stream.ahead` gives of a batch.  Raises: ValueError: it is none."""
+    arrays = {"ids": np.int64, "probabilities": np.float64, "weights": np.float32}
+    found = {name: checked_array(batch, name, dtype) for name, dtype in arrays.items()}
+    if len({len(array) for array in found.values()}) > 1 or not len(found["ids"]):
+        raise ValueError("a batch drawn ahead whose parts are not of one length")
+    return found
+
+
+def let_go(log: StepLog, drawn: deque[Ahead]) -> None:
+    """Forget batches, and keep what they need no longer. The store's lock is held."""
+    while drawn:
+        batch = drawn.popleft()
+        if log.residency is not None and batch.slots is not None:
+            log.residency.kept_bytes -= batch.nbytes
+            log.residency.pin(batch.slots, -1)

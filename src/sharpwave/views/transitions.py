@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +15,12 @@ import numpy.typing as npt
 from ..errors import DamagedError, EmptyError
 from ..sampling.limiters import Cursor, Gate, Limiter
 from ..sampling.samplers import Draw, Prioritized, Sampler, extended, importance_weights
-from ..segment import FLAGS, REWARD
+from ..segment import FLAGS
 from .batch import Batch
 from .buffers import Buffers
-from .gather import gather
-from .kernels import cut, locate, sync
-from .stream import Stream
+from .filling import fill
+from .kernels import cut, sync
+from .stream import Ahead, Stream, let_go
 from .uses import Uses
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class Transitions:
         self._expected: dict[int, npt.NDArray[np.float32]] = {}  # slot -> TD errors of its steps, not all known yet
         self._ring: list[Buffers] = []
         self._turn = 0
-        self._streams: list[weakref.ref[Stream]] = []
+        self._streams: list[tuple[weakref.ref[Stream], deque[Ahead]]] = []
         self._ahead: list[list[dict[str, Any]]] = []  # what the streams before a checkpoint had drawn ahead
 
     def set_depth(self, depth: int) -> None:
@@ -160,12 +161,16 @@ class Transitions:
         with self._lock:
             if self._ahead:
                 stream.resume(self._ahead.pop(0))
-            self._streams = [ref for ref in self._streams if ref() is not None] + [weakref.ref(stream)]
+            for ref, drawn in self._streams:
+                if ref() is None:  # it was not closed
+                    let_go(self._log, drawn)
+            self._streams = [one for one in self._streams if one[0]() is not None]
+            self._streams.append((weakref.ref(stream), stream.drawn))
         return stream
 
     def streams(self) -> list[Stream]:
         """Those in use, in the order of their making."""
-        return [stream for ref in self._streams if (stream := ref()) is not None]
+        return [stream for ref, _ in self._streams if (stream := ref()) is not None]
 
     def _take(self, draw: Draw, beta: float | None) -> Callable[[], None]:
         """Fill ``draw`` and count it as given out; returns what takes that back."""
@@ -192,7 +197,7 @@ class Transitions:
         while True:
             undo = self._take(buffers.draw, beta)
             try:
-                batch = self._fill(buffers)
+                batch = fill(self._log, buffers, self.n_step, self.gamma)
             except DamagedError:
                 undo()
                 if not self._set_aside_damaged():
@@ -220,7 +225,7 @@ class Transitions:
             target.leaves[gone], target.probabilities[gone] = other.leaves, other.probabilities
             target.weights[gone] = other.weights
         try:
-            return self._fill(buffers)
+            return fill(self._log, buffers, self.n_step, self.gamma)
         except DamagedError:
             if not self._set_aside_damaged():
                 raise
@@ -295,7 +300,7 @@ class Transitions:
             buffers = Buffers(self._log.spec, self.n_step, len(ids))
             buffers.draw.leaves[:] = leaves
             buffers.draw.probabilities.fill(math.nan)
-            return self._fill(buffers)
+            return fill(self._log, buffers, self.n_step, self.gamma)
 
     def sampleable_ids(self) -> Ints:
         """Ids of all steps that can be sampled now, in no particular order."""
@@ -464,90 +469,6 @@ class Transitions:
         else:
             self._turn = (self._turn + 1) % self.depth
         return self._ring[self._turn]
-
-    def _fill(self, buffers: Buffers) -> Batch:
-        log, index = self._log, self._log.index
-        memory = log.arena.memory
-        leaves = buffers.draw.leaves
-        slot, row, frame, first, next_slot, next_frame, next_first = buffers.places
-        locate(
-            memory,
-            log.floats,
-            index.offset[FLAGS],
-            index.offset[REWARD],
-            index.rows,
-            index.next,
-            index.context,
-            index.generation,
-            leaves,
-            index.stride,
-            self.n_step,
-            self.gamma,
-            buffers.reward,
-            buffers.discount,
-            slot,
-            row,
-            frame,
-            first,
-            next_slot,
-            next_frame,
-            next_first,
-            buffers.batch.ids,
-        )
-        begin = 0
-        while begin < len(leaves):
-            end = len(leaves)
-            if log.residency is not None:
-                end = begin + self._resident(slot[begin:], next_slot[begin:])
-            self._decode(buffers, slice(begin, end))
-            begin = end
-        return buffers.batch
-
-    def _resident(self, slot: Ints, next_slot: Ints) -> int:
-        """Bring the segments of items into memory, as many of the first items as there is room for: that many.
-
-        Raises:
-            MemoryError: not even one fits.  DamagedError: what was read is not what was written.
-        """
-        log = self._log
-        assert log.residency is not None
-        pairs = np.stack([slot, next_slot], axis=1).reshape(-1)
-        ready = log.residency.require(pairs) // 2
-        if log.residency.damaged:
-            for one in pairs[: 2 * ready].tolist():
-                if one in log.residency.damaged:
-                    raise DamagedError(log.residency.damaged[one])
-        if ready == 0:
-            raise MemoryError(
-                f"sample: ram leaves {log.arena.limit_bytes:,} bytes, too few to read a segment from disk; raise ram=, "
-                f"or lower segment_steps= (now {log.stride})"
-            )
-        return ready
-
-    def _decode(self, buffers: Buffers, items: slice) -> None:
-        """Decode every field of some of the items, whose segments are in memory."""
-        log, index, spec = self._log, self._log.index, self._log.spec
-        slot, row, frame, first, next_slot, next_frame, next_first = (place[items] for place in buffers.places)
-        for c, name in enumerate(log.names):
-            if name not in spec.fields:
-                continue
-            field = spec.fields[name]
-            windows = buffers.windows[name]
-            column = (index.offset[c], index.codec[c], index.dictionary[c])
-            table, zeros = log.tables[c], field.pad == "zeros"
-            if name not in spec.obs_names:
-                places = [(slot, row, row)]
-                counts = index.rows
-            else:
-                counts = index.frames
-                places = [(next_slot, next_frame, next_first)]
-                if self.n_step > 1:
-                    places.insert(0, (slot, frame, first))
-            for (where, newest, lowest), window in zip(places, windows, strict=True):
-                gather(
-                    log.arena.memory, log.words, column, counts, table, field.line_bytes, zeros,
-                    where, newest, lowest, window[items],
-                )  # fmt: skip
 
 
 def _check_batch_size(batch_size: int) -> None:
