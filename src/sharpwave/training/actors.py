@@ -40,7 +40,7 @@ class Task:
     """What an actor is to do; plain values.
 
     Attributes:
-        actor: its number.  restart: how many before it had the same number and died.
+        actor: its number.
         first_lane, first_steps: the store's lanes that it plays, one for each of ``first_steps``, which say the numbers
             of their next steps.
         seed: of its environments and its exploration.
@@ -49,7 +49,6 @@ class Task:
 
     recipe: Recipe
     actor: int
-    restart: int
     first_lane: int
     first_steps: tuple[int, ...]
     seed: int

@@ -164,7 +164,6 @@ class Crew:
         task = Task(
             self.recipe,
             seat.number,
-            seat.restarts,
             seat.first_lane,
             tuple(self._first_steps(seat.first_lane, seat.lanes)),
             actor_seed(self.recipe, self._run_steps, seat.number, seat.restarts),
