@@ -37,6 +37,7 @@ import sharpwave as sw
 from sharpwave.tiers import disk as disk_module
 from sharpwave.tiers import survey as survey_module
 from sharpwave.tiers.check import check as verify
+from sharpwave.tiers.folder import MANIFEST, read_manifest
 from sharpwave.tiers.regions import Identity, read_region
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -92,7 +93,7 @@ def write(folder: Path, turn: int, acknowledged: int) -> None:
 
 def opened(folder: Path) -> sw.Store:
     """The store in a folder, made where there is none."""
-    if (folder / disk_module.MANIFEST).exists():
+    if (folder / MANIFEST).exists():
         return sw.Store.open(folder)
     return sw.Store(SPEC, capacity=CAPACITY, disk=folder, segment_steps=32)
 
@@ -210,9 +211,9 @@ def flips(count: int, opens: int, seed: int, base: Path) -> dict[str, Any]:
             serial = append(store, serial)
             if serial % 400 == 0:
                 store.flush()
-    manifest = disk_module.read_manifest(source)
+    manifest = read_manifest(source)
     identity = Identity(bytes.fromhex(manifest["store"]), manifest["schema"])
-    files = sorted([source / disk_module.MANIFEST, *(source / disk_module.FOLDER).glob("*.region")])
+    files = sorted([source / MANIFEST, *(source / disk_module.FOLDER).glob("*.region")])
     content = {path: path.read_bytes() for path in files}
     sound = {path: records_of(path, identity)[0] for path in files if path.suffix == ".region"}
     rng = np.random.default_rng(seed)
@@ -261,9 +262,9 @@ def records_of(path: Path, identity: Identity) -> tuple[list[Any], list[Any]]:
 
 def found_by_reading(path: Path, identity: Identity, sound: dict[Path, list[Any]]) -> tuple[bool, bool]:
     """Whether a damage is named, and whether all other records are there."""
-    if path.name == disk_module.MANIFEST:
+    if path.name == MANIFEST:
         try:
-            disk_module.read_manifest(path.parent)
+            read_manifest(path.parent)
         except sw.DamagedError as error:
             return str(path) in str(error), True
         return False, True
@@ -285,12 +286,12 @@ def found_by_opening(source: Path, path: Path, base: Path) -> tuple[bool, bool]:
         try:
             store = sw.Store.open(folder)
         except sw.DamagedError as error:
-            return named and str(folder / name) in str(error), path.name == disk_module.MANIFEST
+            return named and str(folder / name) in str(error), path.name == MANIFEST
         assert store.recovery is not None
         held = held_by(store)
         named = named and any(str(folder / name) in damage for damage in store.recovery.damages)
         store.close()
-        return named, len(held) > 0 and path.name != disk_module.MANIFEST
+        return named, len(held) > 0 and path.name != MANIFEST
     finally:
         shutil.rmtree(folder)
 

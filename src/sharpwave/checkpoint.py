@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from .tiers import snapshot
-from .tiers.disk import FOLDER, LOCK, REGION_BYTES, SMALLEST_REGION, locked, read_manifest, write_manifest
+from .tiers.disk import FOLDER, REGION_BYTES, SMALLEST_REGION
 from .tiers.files import Files
+from .tiers.folder import LOCK, locked, read_manifest, write_manifest
 from .tiers.log import StepLog
 from .tiers.regions import SEGMENT, TAIL, Identity, Regions
 from .tiers.state import STATE, write_state
@@ -152,7 +153,7 @@ class _Pending:
         """The segment in ``slot`` is about to leave the store."""
         if slot in self.slots:
             del self.slots[slot]
-            self._rescued.append(self.log.packed(slot))
+            self._rescued.append(self.log.sealed.packed(slot))
 
     def take(self) -> list[tuple[int, bytes, dict[tuple[int, int], bytes]]]:
         """Some of them; none if all are done. The store's lock is held."""
@@ -161,7 +162,7 @@ class _Pending:
         while self.slots and size < AT_A_TIME:
             slot = next(iter(self.slots))
             del self.slots[slot]
-            some.append(self.log.packed(slot))
+            some.append(self.log.sealed.packed(slot))
             size += len(some[-1][1])
         return some
 

@@ -16,8 +16,9 @@ from .codecs import DamagedError
 from .errors import StoreInUseError
 from .settings import LIMITS, Settings
 from .tiers import snapshot
-from .tiers.disk import FOLDER, MANIFEST, REGION_BYTES, Disk, read_manifest
+from .tiers.disk import FOLDER, REGION_BYTES, Disk
 from .tiers.files import Files
+from .tiers.folder import MANIFEST, read_manifest
 from .tiers.log import StepLog
 from .tiers.recovery import Recovery, adopt_all, highest_slot, set_aside
 from .tiers.regions import Damage, Identity, Record, Regions

@@ -17,7 +17,7 @@ from .sampling.kinds import describe, make
 from .sampling.order import Fifo
 from .sampling.retention import LowestPriority, Reservoir
 from .spec import Spec
-from .tiers.log import DEFAULT_STRIDE, DISK_STRIDE
+from .tiers.layout import DEFAULT_STRIDE, DISK_STRIDE
 
 SMALLEST_RAM = 4 << 20
 SMALLEST_DISK = 16 << 20

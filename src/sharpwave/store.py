@@ -106,7 +106,7 @@ class Store:
             self._log.retention.priorities = self._priorities
         settle(self._log)
         self._log.watchers.append(self._forget)
-        self._log.other_bytes = lambda: sum(view.nbytes for view in self._live_views())
+        self._log.space.other_bytes = lambda: sum(view.nbytes for view in self._live_views())
         for number, state in states.items():
             try:
                 view = restored(self._log, self._lock, self._gate, state)
@@ -299,7 +299,7 @@ class Store:
             self._log.check_open()
             if not isinstance(lane, (int, np.integer)) or not 0 <= lane < self._log.lanes:
                 raise ValueError(f"end_episode: lane {lane!r}, expected one of the {self._log.lanes} lanes written to")
-            if self._log.ended(int(lane)):
+            if self._log.opened.ended(int(lane)):
                 raise ValueError(f"end_episode: the last episode of lane {lane} has ended already")
             self._log.end_episode(int(lane), final)
             self._tell_views()
@@ -367,7 +367,7 @@ class Store:
                 )
             self._views[number] = weakref.ref(view)
             self._views_made += 1
-            self._log.limit_arena()
+            self._log.space.limit_arena()
             return view
 
     # accounting
@@ -385,7 +385,7 @@ class Store:
     def lane_steps(self) -> npt.NDArray[np.int64]:
         """int64 [lanes], the number that the next step of each lane will have, counted from 0."""
         with self._lock:
-            return self._log.lane_steps.copy()
+            return self._log.opened.steps.copy()
 
     @property
     def total_steps(self) -> int:

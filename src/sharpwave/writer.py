@@ -43,16 +43,16 @@ class _OpenLog(StepLog):
         columns: list[Column] = []
         places: list[int] = []
         try:
-            packed, _ = self._pack(lane, slot, columns, places)
+            packed, _ = self._pack(lane, columns, places)
             shared = {
                 column.dictionary: table.data(place)
                 for table, column, place in zip(self.tables, columns, places, strict=True)
                 if column.dictionary
             }
         finally:
-            self.drop_dictionaries(places)
+            self.sealed.drop_dictionaries(places)
         first, steps = int(self.index.first_step[slot]), int(self.index.rows[slot])
-        self.hand_over(SealedSegment(self.first_lane + lane, first, steps, packed, shared))
+        self.hand_over(SealedSegment(self.opened.first_lane + lane, first, steps, packed, shared))
         return False
 
 
@@ -112,7 +112,7 @@ class SegmentWriter:
             spec, settings.codecs, settings.capacity, None, settings.segment_steps, Fifo(), slots=2 * int(lanes) + 2
         )
         self._log.hand_over = hand_over
-        self._log.first_lane = int(first_lane)
+        self._log.opened.first_lane = int(first_lane)
         self._log.open_lanes(int(lanes))
         for lane, step in enumerate(begins.tolist()):
             self._log.begin_at(lane, step)
@@ -151,7 +151,7 @@ class SegmentWriter:
         Raises:
             ValueError: the lane has no step, or its episode has ended already.
         """
-        if not 0 <= lane < self._log.lanes or self._log.ended(lane):
+        if not 0 <= lane < self._log.lanes or self._log.opened.ended(lane):
             raise ValueError(f"end_episode: lane {lane} has no episode under way")
         final = self.spec.split_obs(final_obs, "final_obs")
         self._log.end_episode(

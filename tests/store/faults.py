@@ -24,6 +24,7 @@ from sharpwave import settings as settings_module
 from sharpwave import store as store_module
 from sharpwave.tiers import disk as disk_module
 from sharpwave.tiers.files import Files
+from sharpwave.tiers.folder import LOCK, MANIFEST
 
 KINDS = ("EIO", "ENOSPC", "short write", "killed", "killed in a write", "power cut", "power cut in a write")
 """What may happen at an operation: the first three are errors, after which the process goes on."""
@@ -139,7 +140,7 @@ class Faulty(Files):
         for path in [folder, *(one for one in folder.iterdir() if one.is_dir())]:
             kept = self._names.get(path, {})
             for one in list(path.iterdir()):
-                if not one.is_file() or one.name == disk_module.LOCK:
+                if not one.is_file() or one.name == LOCK:
                     continue
                 inode = one.stat().st_ino
                 if one.name not in kept and lost():
@@ -208,7 +209,7 @@ class Account:
         """Note what is sealed and what has left."""
         log, index = store._log, store._log.index
         for lane in range(log.lanes):
-            slot = int(log._slot[lane])
+            slot = int(log.opened.slots[lane])
             self.sealed[lane] = int(index.first_step[slot])
             here = np.flatnonzero((index.rows > 0) & (index.lane == lane))
             begins, rows = index.first_step[here].tolist(), index.rows[here].tolist()
@@ -229,7 +230,7 @@ def on(files: Files) -> Iterator[None]:
 
 def opened(folder: Path, codec: str, settings: dict[str, Any] = FIFO) -> sw.Store:
     """The store in a folder, made where there is none."""
-    if (folder / disk_module.MANIFEST).exists():
+    if (folder / MANIFEST).exists():
         return sw.Store.open(folder)
     return sw.Store(SPEC, disk=folder, segment_steps=SEGMENT_STEPS, codec=codec, **settings)
 
@@ -267,7 +268,7 @@ def live(
             step = {"obs": frame(serial), "action": serial, "reward": serial % 8, "serial": serial}
             step |= {"terminated": terminated, "truncated": truncated, "final_obs": frame(serial + FINAL)}
             done(functools.partial(store.append, lane=lane, **step))
-            slot = int(store._log._slot[lane])
+            slot = int(store._log.opened.slots[lane])
             leaf = slot * SEGMENT_STEPS + int(store._log.index.rows[slot]) - 1
             id_ = int(store._log.index.generation[slot]) << 32 | leaf
             account.steps[lane].append(Step(serial, id_, terminated or truncated))
@@ -279,7 +280,7 @@ def live(
                 store.close()
                 store = account.store = done(lambda: opened(folder, codec, settings))
                 for one in range(store.lanes):
-                    kept = int(store._log._steps[one])
+                    kept = int(store._log.opened.steps[one])
                     given_up = [step for step in account.held[one] if kept <= step < account.flushed[one]]
                     assert len(given_up) <= 1, "more than the last step of an episode was given up"
                     del account.steps[one][kept:]

@@ -153,7 +153,7 @@ def test_what_had_left_does_not_come_back_to_a_reservoir_and_no_id_is_given_out_
         for k in range(200 * round_, 200 * (round_ + 1)):
             append(store, range(k, k + 1))
             log = store._log
-            id_ = log._id(int(log.open_slots[0]))
+            id_ = log.index.segment_id(int(log.opened.slots[0]))
             assert id_ not in seen
             seen.add(id_)
         before, threshold = set(held(store)), store._log.retention.threshold

@@ -14,9 +14,10 @@ import pytest
 
 import sharpwave as sw
 from sharpwave.tiers import compaction
-from sharpwave.tiers import log as log_module
-from sharpwave.tiers.disk import Disk, read_manifest
+from sharpwave.tiers import space as space_module
+from sharpwave.tiers.disk import Disk
 from sharpwave.tiers.files import Files
+from sharpwave.tiers.folder import read_manifest
 from sharpwave.tiers.regions import RECORD, SEGMENT, Identity, Regions, read_region
 
 from .faults import CAPACITY, ERRORS, KINDS, RESERVOIR, SEGMENT_STEPS, SPEC, Faulty, frame, on, round_of, serials_of
@@ -51,7 +52,7 @@ def test_nothing_acknowledged_is_lost_at_any_operation_of_a_compaction(tmp_path:
         return moved
 
     settings = {"appends": 300, "settings": RESERVOIR}
-    with mock.patch.object(log_module, "compact", compact):
+    with mock.patch.object(space_module, "compact", compact):
         round_of(tmp_path / "whole", "delta", 0, kind, files=watched, **settings)
     compactions = [one for one in compactions if len(one)]
     assert len(compactions) > 10
@@ -206,7 +207,7 @@ def test_a_segment_without_its_dictionary_gives_way_to_the_rows_that_were_flushe
     with small_store(tmp_path) as store:
         append(store, 0, range(3))
         store.flush()
-        id_, rows = store._log.pack_open(0)
+        id_, rows = store._log.opened.pack_raw(0)
     column = 56 + 32 * 2 + 24
     broken = rows[:column] + (99).to_bytes(8, "little") + rows[column + 8 : -4]
     manifest = read_manifest(tmp_path)

@@ -17,8 +17,8 @@ from sharpwave import codecs, delta, segment
 from sharpwave.codecs import DELTA, RAW, ZSTD, DamagedError
 from sharpwave.tiers.check import check
 from sharpwave.tiers.dictionaries import key_of
-from sharpwave.tiers.disk import read_manifest
 from sharpwave.tiers.files import Files
+from sharpwave.tiers.folder import read_manifest
 from sharpwave.tiers.regions import SEGMENT, TAIL, Identity, Regions
 
 from .faults import LANES, SPEC, frame, serials_of

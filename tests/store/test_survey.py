@@ -20,8 +20,8 @@ import pytest
 import sharpwave as sw
 from sharpwave.codecs import DamagedError
 from sharpwave.tiers.check import check
-from sharpwave.tiers.disk import packed_manifest
 from sharpwave.tiers.episodes import Episode, frames, survey
+from sharpwave.tiers.folder import packed_manifest
 from sharpwave.tiers.regions import (
     DICTIONARY,
     FIRST,

@@ -36,10 +36,10 @@ def take_in(log: StepLog, packed: bytes, dictionaries: Mapping[int, bytes]) -> t
     for column in header.placed:
         if column.dictionary and key_of(dictionaries[column.dictionary]) != column.dictionary:
             raise DamagedError(f"segment: dictionary {column.dictionary:016x} is not what its key says")
-    if header.steps > log.stride or header.frames > log.most_frames or header.lane >= MOST_LANES:
+    if header.steps > log.stride or header.frames > log.layout.most_frames or header.lane >= MOST_LANES:
         raise DamagedError(
             f"segment: {header.steps} steps, {header.frames} frames of lane {header.lane}; expected at most "
-            f"{log.stride} (segment_steps=), {log.most_frames} and {MOST_LANES - 1}"
+            f"{log.stride} (segment_steps=), {log.layout.most_frames} and {MOST_LANES - 1}"
         )
     if log.capacity is not None and header.steps > log.capacity:
         raise ValueError(f"segment: {header.steps} steps exceed the store's capacity of {log.capacity}")
@@ -61,16 +61,16 @@ def settle(log: StepLog) -> None:
 
 def settle_lane(log: StepLog, lane: int) -> None:
     """:func:`settle` for one lane."""
-    opened = int(log.open_slots[lane])
+    opened = int(log.opened.slots[lane])
     before = int(log.index.previous[opened])
     # Beside these, an open segment that is empty and begins an episode lies behind the end of one.
     if before >= 0 and not log.index.rows[opened] and log.index.begins[opened]:
-        log.truncate(before)
+        log.sealed.truncate(before)
         log.changes += 1
 
 
 def _check_order(log: StepLog, header: Header, packed: bytes) -> None:
-    opened, expected = int(log.open_slots[header.lane]), int(log.lane_steps[header.lane])
+    opened, expected = int(log.opened.slots[header.lane]), int(log.opened.steps[header.lane])
     if log.index.rows[opened]:
         raise ValueError(
             f"segment: lane {header.lane} is being appended to by this process; a lane has one writer: use another"
@@ -97,7 +97,7 @@ def _places(log: StepLog, header: Header, dictionaries: Mapping[int, bytes]) -> 
     for table, column in zip(log.tables, header.placed, strict=True):
         place = table.add(dictionaries[column.dictionary]) if column.dictionary else 0
         if place is None:
-            log.drop_dictionaries(places)
+            log.sealed.drop_dictionaries(places)
             return None
         places.append(place)
     return places
@@ -105,7 +105,7 @@ def _places(log: StepLog, header: Header, dictionaries: Mapping[int, bytes]) -> 
 
 def _unshared(packed: bytes, log: StepLog, dictionary: Callable[[int], bytes]) -> bytes:
     """The same segment with columns as they come, for want of places for dictionaries."""
-    header, arrays = segment.unpack(packed, log.spec, dictionary, limit=2 * log.chunk_bytes)
+    header, arrays = segment.unpack(packed, log.spec, dictionary, limit=2 * log.layout.chunk_bytes)
     columns = [Column(RAW, len(rows), np.ascontiguousarray(rows).tobytes()) for rows in arrays.values()]
     return segment.pack(
         header.schema, header.lane, header.first_step, header.steps, header.frames, header.context, columns

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from ..codecs import DamagedError
 from ..segment import check_frames
-from .disk import FOLDER, MANIFEST
+from .disk import FOLDER
+from .folder import MANIFEST
 from .recovery import QUARANTINE
 from .regions import DICTIONARY, NOTE, TAIL, Damage
 from .survey import (

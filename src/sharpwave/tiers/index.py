@@ -130,6 +130,10 @@ class SegmentIndex:
         ids: npt.NDArray[np.int64] = (self.generation[leaves // self.stride] << LEAF_BITS) | leaves
         return ids
 
+    def segment_id(self, slot: int) -> int:
+        """Id of the first step of the segment in ``slot``."""
+        return int(self.generation[slot]) << LEAF_BITS | slot * self.stride
+
     def resolve(
         self, ids: npt.NDArray[np.int64], rows: npt.NDArray[np.int32]
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:

@@ -39,6 +39,7 @@ class Arena:
 
     Attributes:
         memory: uint8 [head_bytes + reserve_bytes], rounded up, what all offsets refer to.
+        floats, words: the same as float32 and as uint32.
         used_bytes: bytes handed out and not freed.
         limit_bytes: bytes of memory that may be committed (touched) at most; settable at any time.
 
@@ -67,6 +68,7 @@ class Arena:
                 self._map.madvise(mmap.MADV_HUGEPAGE)
                 self._huge_pages = True
         self.memory: npt.NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
+        self.floats, self.words = self.memory.view(np.float32), self.memory.view(np.uint32)
         self.limit_bytes = chunks * chunk_bytes
         self.used_bytes = 0
         self._live = np.zeros(chunks, np.int64)  # bytes handed out in each chunk

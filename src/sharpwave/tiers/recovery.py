@@ -202,18 +202,18 @@ class Adoption:
         slot, row = divmod(record.id & LEAF_MASK, log.stride)
         if row or slot >= min(index.slots, self._most_slots):
             raise DamagedError(f"no id of a segment of {log.stride} steps")
-        if record.nbytes > log.chunk_bytes:
-            raise DamagedError(f"{record.nbytes:,} bytes, expected at most {log.chunk_bytes:,}")
+        if record.nbytes > log.layout.chunk_bytes:
+            raise DamagedError(f"{record.nbytes:,} bytes, expected at most {log.layout.chunk_bytes:,}")
         data: bytes | bytearray = self._content(number, record)
         if record.kind != SEGMENT:
             data = self._ended(data)
             if not data:
                 return False
         header = segment.check(memoryview(data), log.spec, self._dictionary)
-        if header.steps > log.stride or header.frames > log.most_frames or header.lane >= MOST_LANES:
+        if header.steps > log.stride or header.frames > log.layout.most_frames or header.lane >= MOST_LANES:
             raise DamagedError(
                 f"{header.steps} steps, {header.frames} frames of lane {header.lane}; expected at most {log.stride}, "
-                f"{log.most_frames} and {MOST_LANES - 1}"
+                f"{log.layout.most_frames} and {MOST_LANES - 1}"
             )
         shared = [self._dictionary(column.dictionary) for column in header.placed]
         places: list[int] = []
@@ -240,7 +240,7 @@ class Adoption:
         index.generation[slot] = record.id >> LEAF_BITS
         index.nbytes[slot], index.region[slot], index.place[slot] = len(data), number, offset
         if not log.adopt(slot, np.frombuffer(data, np.uint8)):
-            log.drop_dictionaries(index.dictionary[:, slot])
+            log.sealed.drop_dictionaries(index.dictionary[:, slot])
             self.full = True
             return False
         if self.disk is not None:
@@ -255,9 +255,9 @@ class Adoption:
         log = self.log
         try:
             data = self._content(number, record)
-            header, arrays = segment.unpack(memoryview(data), log.spec, self._dictionary, limit=log.chunk_bytes)
+            header, arrays = segment.unpack(memoryview(data), log.spec, self._dictionary, limit=log.layout.chunk_bytes)
             segment.check_frames(header, arrays["flags"], sealed=False)
-            if header.steps > log.stride or header.frames > log.most_frames or header.context > log.spec.context:
+            if header.steps > log.stride or header.frames > log.layout.most_frames or header.context > log.spec.context:
                 raise DamagedError(f"{header.steps} steps, {header.frames} frames in an open segment")
         except DamagedError as error:
             self._note(number, record, error)
@@ -278,7 +278,7 @@ class Adoption:
             slots.sort(key=lambda slot: int(index.first_step[slot]))
             for slot, following in zip(slots, [*slots[1:], -1], strict=True):
                 if following < 0 or not self._goes_on(slot, following):
-                    log.truncate(slot)
+                    log.sealed.truncate(slot)
             log.chain(lane, slots)
             end = int(index.first_step[slots[-1]] + index.rows[slots[-1]])
             self._ends[lane] = max(end, self._ends.get(lane, 0))
@@ -290,7 +290,7 @@ class Adoption:
         for lane, slots in self._lanes.items():
             slots.sort(key=lambda slot: int(self.log.index.first_step[slot]))
             self.log.chain(lane, slots)
-            for slot, following in zip(slots, [*slots[1:], int(self.log.open_slots[lane])], strict=True):
+            for slot, following in zip(slots, [*slots[1:], int(self.log.opened.slots[lane])], strict=True):
                 self.log.index.gap[slot] = not self._goes_on(slot, following)
 
     def _goes_on(self, slot: int, following: int) -> bool:
@@ -309,7 +309,7 @@ class Adoption:
         """Raises: KeyError: there is none.  DamagedError: it is not as a store makes them."""
         if key and key not in self._read:
             number, record = self._dictionaries[key]
-            most = max(ZSTD_DICTIONARY_BYTES, int(self.log.sizes.max()))
+            most = max(ZSTD_DICTIONARY_BYTES, int(self.log.layout.sizes.max()))
             if record.nbytes > most:
                 raise DamagedError(f"dictionary {key:016x} has {record.nbytes:,} bytes, expected at most {most:,}")
             self._read[key] = bytes(self._content(number, record))
@@ -317,7 +317,7 @@ class Adoption:
 
     def _ended(self, data: bytes | bytearray) -> bytes:
         """An open segment's rows as a sealed segment: without the last step, if its episode went on."""
-        limit = self.log.chunk_bytes
+        limit = self.log.layout.chunk_bytes
         header, arrays = segment.unpack(memoryview(data), self.log.spec, self._dictionary, limit=limit)
         segment.check_frames(header, arrays["flags"], sealed=False)
         flags = arrays["flags"].copy()
@@ -333,7 +333,7 @@ class Adoption:
             return b""
         arrays["flags"] = flags
         columns: list[Column] = []
-        for name in self.log.names:
+        for name in self.log.layout.names:
             rows: np.ndarray[Any, Any] = arrays[name][: frames if name in self.log.spec.obs_names else steps]
             columns.append(Column(RAW, len(rows), rows.tobytes()))
         assert (FLAGS, REWARD, FIRST_FIELD) == (0, 1, 2)

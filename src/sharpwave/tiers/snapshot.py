@@ -34,10 +34,10 @@ def capture(log: StepLog) -> dict[str, Any]:
         "ids": index.ids(slots * log.stride),
         "last_flags": log.arena.memory[index.offset[FLAGS, slots] + index.rows[slots] - 1],
         "retention": order,
-        "open_slots": log.open_slots.astype(np.int64),
-        "open_begins": index.begins[log.open_slots],
-        "lane_steps": log.lane_steps.copy(),
-        "open_rows": index.rows[log.open_slots].astype(np.int64),
+        "open_slots": log.opened.slots.astype(np.int64),
+        "open_begins": index.begins[log.opened.slots],
+        "lane_steps": log.opened.steps.copy(),
+        "open_rows": index.rows[log.opened.slots].astype(np.int64),
         **{name: getattr(log, name) for name in COUNTS},
     }
 
@@ -47,7 +47,7 @@ def tails(log: StepLog) -> list[tuple[int, bytes]]:
 
     Cost: some 3 ms for 128 steps of 84x84 pixels.
     """
-    return [log.pack_open(lane) for lane in range(log.lanes) if log.index.frames[log.open_slots[lane]]]
+    return [log.opened.pack_raw(lane) for lane in range(log.lanes) if log.index.frames[log.opened.slots[lane]]]
 
 
 def slots_needed(state: dict[str, Any]) -> int:
@@ -87,7 +87,7 @@ def restore(
     index.highest = len(generation)
     index.generation[: index.highest] = generation
     _open_lanes(adoption, state, opened, found)
-    log.limit_arena()
+    log.space.limit_arena()
     at = {record.id: (number, record) for number, record in found if record.kind == SEGMENT}
     kept = np.zeros(len(slots), np.bool_)
     for k in reversed(range(len(slots))):  # the last to leave first: where memory is too small the others are not kept
@@ -96,7 +96,7 @@ def restore(
             continue
         kept[k] = adoption.try_adopt(*at[int(ids[k])])
         if kept[k] and last_flags[k] & TRUNCATED:
-            log.truncate(int(slots[k]))
+            log.sealed.truncate(int(slots[k]))
         if adoption.full:
             break
     order = state["retention"]

@@ -23,7 +23,8 @@ from ..codecs import DamagedError
 from ..sampling.kinds import make
 from ..segment import Header
 from ..spec import Spec
-from .disk import FOLDER, LOCK, MANIFEST, read_manifest
+from .disk import FOLDER
+from .folder import LOCK, MANIFEST, read_manifest
 from .recovery import QUARANTINE, newest
 from .regions import DICTIONARY, HEADER, TAIL, Damage, Identity, Record, Region, read_region
 from .state import STATE, read_state

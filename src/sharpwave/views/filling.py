@@ -32,7 +32,7 @@ def fill(log: StepLog, buffers: Buffers, n_step: int, gamma: float) -> Batch:
     slot, row, frame, first, next_slot, next_frame, next_first = buffers.places
     locate(
         memory,
-        log.floats,
+        log.arena.floats,
         index.offset[FLAGS],
         index.offset[REWARD],
         index.rows,
@@ -89,7 +89,7 @@ def _decode(log: StepLog, buffers: Buffers, n_step: int, items: slice) -> None:
     """Decode every field of some of the items, whose segments are in memory."""
     index, spec = log.index, log.spec
     slot, row, frame, first, next_slot, next_frame, next_first = (place[items] for place in buffers.places)
-    for c, name in enumerate(log.names):
+    for c, name in enumerate(log.layout.names):
         if name not in spec.fields:
             continue
         field = spec.fields[name]
@@ -106,6 +106,6 @@ def _decode(log: StepLog, buffers: Buffers, n_step: int, items: slice) -> None:
                 places.insert(0, (slot, frame, first))
         for (where, newest, lowest), window in zip(places, windows, strict=True):
             gather(
-                log.arena.memory, log.words, column, counts, table, field.line_bytes, zeros,
+                log.arena.memory, log.arena.words, column, counts, table, field.line_bytes, zeros,
                 where, newest, lowest, window[items],
             )  # fmt: skip

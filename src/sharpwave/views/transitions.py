@@ -464,7 +464,7 @@ class Transitions:
             self._ring.clear()
         if len(self._ring) < self.depth:
             self._ring.append(Buffers(self._log.spec, self.n_step, batch_size))
-            self._log.limit_arena()
+            self._log.space.limit_arena()
             self._turn = len(self._ring) - 1
         else:
             self._turn = (self._turn + 1) % self.depth

@@ -1,0 +1,167 @@
+"""Room for segments: address space and slots, the arena's share of ``ram``, and the region files' share of the disk."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from .compaction import compact
+from .dictionaries import DictionaryTable
+from .disk import Disk
+from .encoder import ColumnEncoder
+from .index import SegmentIndex
+from .layout import Layout
+from .ram import ALIGNMENT, Arena, rounded
+from .residency import Residency
+
+
+class Space:
+    """The arena and the index, and room in them and on disk.
+
+    Args:
+        tables, encoders: by column; their memory leaves the arena less.
+        capacity, ram: limits in steps and in bytes; ``None``: none.
+        disk: where sealed segments lie, if there is one. ``slots``: as many at least.
+        in_order: whether segments leave in the order in which they came.
+        evict: lets a segment go; False if there is none that could.
+
+    Attributes:
+        arena, index: where the bytes lie, and the arrays that say so.
+        residency: what of the disk's segments lies in the arena.
+        other_bytes: bytes that views take, which leave the arena less of ``ram``.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        tables: Sequence[DictionaryTable],
+        encoders: Iterable[ColumnEncoder],
+        capacity: int | None,
+        ram: int | None,
+        disk: Disk | None,
+        slots: int,
+        in_order: bool,
+        evict: Callable[[], bool],
+    ) -> None:
+        self.layout, self.ram, self.disk = layout, ram, disk
+        self._tables, self._encoders, self._evict = tables, list(encoders), evict
+        reserve, most_slots = layout.room(capacity, ram, None if disk is None else disk.limit)
+        slots = max(slots, most_slots)
+        self.arena = Arena(reserve, layout.chunk_bytes, slots * layout.spine_bytes, huge_pages=ram is None)
+        self.index = SegmentIndex(slots, layout.stride, len(layout.names))
+        self.residency = None if disk is None else Residency(self.arena, self.index, disk)
+        self._whole = in_order or disk is not None  # chunks go as a whole
+        self.other_bytes: Callable[[], int] = lambda: 0
+
+    def resize(
+        self, capacity: int | None, ram: int | None, disk_limit: int | None, opened: npt.NDArray[np.int32]
+    ) -> None:
+        """Other limits from now on, but for the disk's own; what is in memory may move.
+
+        Args:
+            opened: slots of open segments.
+
+        Raises:
+            MemoryError: no address space; then nothing changed.
+        """
+        reserve, slots = self.layout.room(capacity, ram, disk_limit)
+        if reserve > self.arena.reserved_bytes or slots > self.index.slots:
+            self._grow(max(reserve, self.arena.reserved_bytes), max(slots, self.index.slots), opened)
+        self.ram = ram
+        if ram is None:
+            self.arena.limit_bytes = self.arena.reserved_bytes
+
+    def _grow(self, reserve: int, slots: int, opened: npt.NDArray[np.int32]) -> None:
+        """More address space and more slots: what is in memory moves."""
+        index = self.index
+        if self.residency is not None:
+            self.residency.clear()
+        used = index.highest * self.layout.spine_bytes
+        shift = self.arena.grow(reserve, slots * self.layout.spine_bytes, used)
+        moved = opened if self.residency is not None else np.arange(index.highest)
+        index.offset[:, moved] += shift
+        index.base[moved] += shift
+        index.grow(slots)
+        if self.residency is not None:
+            self.residency = self.residency.anew()
+
+    def bytes_beside(self) -> dict[str, int]:
+        """Memory that segments cost beside the arena, by use, in bytes."""
+        spine = self.layout.spine_bytes * self.index.highest + (self.residency.nbytes if self.residency else 0)
+        return {
+            "index": self.index.touched_bytes + spine,
+            "dictionaries": sum(table.nbytes for table in self._tables),
+            "encoders": sum(encoder.nbytes for encoder in self._encoders),
+        }
+
+    def limit_arena(self) -> None:
+        """Leave the arena what of ``ram`` nothing else takes; what is too much there now goes."""
+        if self.ram is None:
+            return
+        other = sum(self.bytes_beside().values()) + self.other_bytes()
+        # A view that is asked again after a while grows with what it finds, before the arena is limited again.
+        self.arena.limit_bytes = self.ram - other - self.ram // 256
+        if self.arena.committed_bytes > self.arena.limit_bytes:
+            self.arena.trim()
+            while self.arena.committed_bytes > self.arena.limit_bytes and (self._give_back() or self.make_room()):
+                self.arena.trim()
+
+    def make_room(self) -> bool:
+        """Free some of the arena: what is on disk as well, or else of the store. False if there is nothing."""
+        return self._evict() if self.residency is None else self.residency.cool()
+
+    def allocate(self, nbytes: int) -> int | None:
+        """Room in the arena. Where segments leave in any order, chunks that are half empty are used before others."""
+        arena = self.arena
+        if self._whole:
+            return arena.allocate(nbytes)
+        self._close_up(arena.emptiest(nbytes, most=0.5))
+        base = arena.allocate(nbytes)
+        if base is None:
+            self._close_up(arena.emptiest(nbytes))
+            base = arena.allocate(nbytes)
+        return base
+
+    def _close_up(self, chunk: int | None) -> None:
+        """Move the segments in ``chunk`` to its beginning, and go on there."""
+        if chunk is None:
+            return
+        index, memory, used = self.index, self.arena.memory, slice(0, self.index.highest)
+        there = (index.sealed[used] > 0) & (index.rows[used] > 0)
+        slots = np.flatnonzero(there & (self.arena.chunk_of(index.base[used]) == chunk))
+        begin = self.arena.begin_of(chunk)
+        for slot in slots[np.argsort(index.base[slots])]:
+            base, nbytes = int(index.base[slot]), int(index.nbytes[slot])
+            memory[begin : begin + nbytes] = memory[base : base + nbytes]
+            index.base[slot] = begin
+            index.offset[:, slot] += begin - base
+            begin += rounded(nbytes, ALIGNMENT)
+        self.arena.reopen(chunk)
+
+    def _give_back(self) -> bool:
+        """Give memory between segments back, where they leave in any order. False if no whole page is left."""
+        chunk = None if self._whole or not hasattr(mmap, "MADV_DONTNEED") else self.arena.loosest()
+        self._close_up(chunk)
+        if chunk is not None:
+            self.arena.trim_tail()
+        return chunk is not None
+
+    def compact(self) -> bool:
+        """Make room on disk without letting segments go. False if there is none to be made.  Raises: OSError."""
+        if self.disk is None or self.residency is None or not self.disk.compacts:
+            return False
+        return compact(self.disk, self.index, self._tables, self.residency)
+
+    def room_on_disk(self, disk: Disk, need: int) -> bool:
+        """Whether there is room, or can be made without letting segments go.  Raises: OSError."""
+        if disk.crowded(need):
+            return False
+        while not disk.regions.room_for(need) and disk.wasteful and self.compact():
+            pass
+        while not disk.room_for(need):
+            if not self.compact():
+                return False
+        return True
