@@ -12,17 +12,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
-import time
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import frames
 from contenders import CONTENDERS, ENCODED
 from report import figure, goals, table
+
+from sharpwave.bench import progress
 
 HERE = Path(__file__).parent
 BATCHES = (32, 256, 1024)
@@ -110,18 +109,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def environment(arguments: argparse.Namespace) -> dict[str, Any]:
     """Where and with what this was measured."""
-    versions = {}
-    for name in PACKAGES:
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            versions[name] = "absent"
-    return {
-        "date": time.strftime("%Y-%m-%d %H:%M"),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}",
-        "load_average": os.getloadavg()[0],
-        "python": platform.python_version(),
-        "versions": versions,
+    return progress.environment(PACKAGES) | {
         "steps": arguments.steps,
         "peer_steps": arguments.peer_steps,
         "rounds": arguments.rounds,

@@ -13,14 +13,11 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
-import platform
 import shutil
 import statistics
 import sys
 import tempfile
 import time
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -29,6 +26,8 @@ import frames
 from rich.console import Console
 from rich.table import Table
 from store import Worker
+
+from sharpwave.bench import progress
 
 HERE = Path(__file__).parent
 DATA = ("seaquest", "noise", "pong")
@@ -166,19 +165,7 @@ def goals(console: Console, data: str, results: Results) -> None:
 
 def environment() -> dict[str, Any]:
     """Where and with what this was measured."""
-    versions = {}
-    for name in PACKAGES:
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            versions[name] = "absent"
-    return {
-        "date": time.strftime("%Y-%m-%d %H:%M"),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}",
-        "load_average": os.getloadavg()[0],
-        "python": platform.python_version(),
-        "versions": versions,
-    }
+    return progress.environment(PACKAGES)
 
 
 def say(text: str) -> None:

@@ -7,6 +7,7 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -42,10 +43,10 @@ def begin(path: Path, settings: dict[str, Any], *, fresh: bool) -> Results:
     return results
 
 
-def environment() -> dict[str, Any]:
-    """Where and with what it is measured."""
+def environment(packages: Iterable[str] = PACKAGES) -> dict[str, Any]:
+    """Where and with what it is measured: the date, the machine, its load, and the versions of ``packages``."""
     versions = {}
-    for name in PACKAGES:
+    for name in packages:
         try:
             versions[name] = version(name)
         except PackageNotFoundError:
