@@ -62,6 +62,33 @@ def checked_steps(
     return rows, flags, None
 
 
+def checked_rows(
+    spec: Spec,
+    lanes: npt.ArrayLike | None,
+    obs: Any,
+    action: npt.ArrayLike,
+    reward: npt.ArrayLike,
+    terminated: npt.ArrayLike,
+    truncated: npt.ArrayLike,
+    final_obs: Any,
+    extra: Mapping[str, npt.ArrayLike],
+) -> tuple[
+    npt.NDArray[np.int64],
+    tuple[dict[str, npt.NDArray[Any]], npt.NDArray[np.uint8], dict[str, npt.NDArray[Any]] | None],
+]:
+    """Lane numbers int64 [rows], and :func:`checked_steps` of one step for each of them."""
+    first = obs[next(iter(obs))] if isinstance(obs, Mapping) and obs else obs
+    count = len(first) if np.ndim(first) else 0
+    numbers = lane_numbers(lanes, count)
+    return numbers, checked_steps(spec, count, obs, action, reward, terminated, truncated, final_obs, extra)
+
+
+def checked_final(spec: Spec, final_obs: Any) -> dict[str, npt.NDArray[Any]]:
+    """One final observation, [1, *shape] by field."""
+    split = spec.split_obs(final_obs, "final_obs")
+    return {name: spec.fields[name].rows(f"final_{name}", value, None) for name, value in split.items()}
+
+
 def check_capacity(capacity: Any) -> int | None:
     if capacity is None:
         return None

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from . import segment
 from .accounting import account
 from .checkpoint import save
-from .checks import MOST_LANES, checked_steps, lane_numbers
+from .checks import MOST_LANES, checked_final, checked_rows, checked_steps
 from .opening import NO_STATE, Left, begin
 from .sampling.limiters import Gate, Limiter
 from .sampling.order import Fifo
@@ -166,13 +166,8 @@ class Store:
 
         Cost: 6 to 9 us a row of 84x84 pixels, encoding included (benchmarks/store.py).
         """
-        first = obs[next(iter(obs))] if isinstance(obs, Mapping) and obs else obs
-        count = len(first) if np.ndim(first) else 0
-        numbers = lane_numbers(lanes, count)
-        rows, flags, finals = checked_steps(
-            self.spec, count, obs, action, reward, terminated, truncated, final_obs, extra
-        )
-        self._write(numbers, rows, flags, finals, timeout)
+        numbers, steps = checked_rows(self.spec, lanes, obs, action, reward, terminated, truncated, final_obs, extra)
+        self._write(numbers, *steps, timeout)
 
     def append(
         self,
@@ -188,7 +183,6 @@ class Store:
         **extra: npt.ArrayLike,
     ) -> None:
         """Append one step to one lane: as :meth:`extend`, without the leading axis."""
-
         if not isinstance(lane, (int, np.integer)) or not 0 <= lane < MOST_LANES:
             raise ValueError(f"append: lane {lane!r}, expected an integer from 0 to {MOST_LANES - 1}")
         checked = checked_steps(self.spec, None, obs, action, reward, terminated, truncated, final_obs, extra)
@@ -290,11 +284,7 @@ class Store:
         Raises:
             ValueError: the lane has no step, or its episode has ended already.
         """
-        spec = self.spec
-        final = {
-            name: spec.fields[name].rows(f"final_{name}", value, None)
-            for name, value in spec.split_obs(final_obs, "final_obs").items()
-        }
+        final = checked_final(self.spec, final_obs)
         with self._lock:
             self._log.check_open()
             if not isinstance(lane, (int, np.integer)) or not 0 <= lane < self._log.lanes:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .checks import MOST_LANES, checked_steps, lane_numbers
+from .checks import MOST_LANES, checked_final, checked_rows
 from .sampling.order import Fifo
 from .segment import Column
 from .settings import Settings
@@ -134,15 +134,12 @@ class SegmentWriter:
         Raises:
             ValueError, TypeError, KeyError: what came, what was expected; then nothing changed.
         """
-        first = obs[next(iter(obs))] if isinstance(obs, Mapping) and obs else obs
-        count = len(first) if np.ndim(first) else 0
-        numbers = lane_numbers(lanes, count)
-        if count and numbers.max() >= self._log.lanes:
-            raise ValueError(f"SegmentWriter: lane {numbers.max()}, expected lanes below {self._log.lanes}")
-        rows, flags, finals = checked_steps(
-            self.spec, count, obs, action, reward, terminated, truncated, final_obs, extra
+        numbers, (rows, flags, finals) = checked_rows(
+            self.spec, lanes, obs, action, reward, terminated, truncated, final_obs, extra
         )
-        if count:
+        if len(numbers):
+            if numbers.max() >= self._log.lanes:
+                raise ValueError(f"SegmentWriter: lane {numbers.max()}, expected lanes below {self._log.lanes}")
             self._log.write(numbers, flags, rows, finals)
 
     def end_episode(self, lane: int, final_obs: Any) -> None:
@@ -153,7 +150,4 @@ class SegmentWriter:
         """
         if not 0 <= lane < self._log.lanes or self._log.opened.ended(lane):
             raise ValueError(f"end_episode: lane {lane} has no episode under way")
-        final = self.spec.split_obs(final_obs, "final_obs")
-        self._log.end_episode(
-            lane, {name: self.spec.fields[name].rows(f"final_{name}", value, None) for name, value in final.items()}
-        )
+        self._log.end_episode(lane, checked_final(self.spec, final_obs))
