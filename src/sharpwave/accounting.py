@@ -15,7 +15,7 @@ from .views.transitions import Transitions
 
 
 def account(log: StepLog, views: Sequence[Transitions], gate: Gate) -> dict[str, Any]:
-    """:meth:`sharpwave.Store.stats`, the lock held. Cost: some 10 ns a segment."""
+    """:meth:`sharpwave.Store.stats`, the lock held. Cost: O(segments)."""
     index = log.index
     sealed = np.flatnonzero(index.sealed[: index.highest] & (index.rows[: index.highest] > 0))
     batches = sum(view.batch_bytes for view in views)

@@ -98,7 +98,7 @@ def save(
 
 
 def _trim() -> None:
-    """Give back what the C library keeps of the copies made here: some tens of megabytes, which ``ram=`` would miss."""
+    """Give back what the C library keeps of the copies made here, which ``ram=`` would miss."""
     with suppress(AttributeError, OSError, TypeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 

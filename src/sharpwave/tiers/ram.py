@@ -92,7 +92,7 @@ class Arena:
         Raises:
             MemoryError: the address space cannot be reserved; then nothing changed.
 
-        Cost: 0.3 s a GiB. At no time is more than a chunk there twice.
+        Cost: a copy of what is in memory. At no time is more than a chunk there twice.
         """
         larger = Arena(reserve_bytes, self.chunk_bytes, head_bytes, huge_pages=self._huge_pages)
         larger.memory[:head_used] = self.memory[:head_used]

@@ -45,7 +45,7 @@ def capture(log: StepLog) -> dict[str, Any]:
 def tails(log: StepLog) -> list[tuple[int, bytes]]:
     """Ids and bytes of the open segments that have rows, or frames of the episode that goes on.
 
-    Cost: some 3 ms for 128 steps of 84x84 pixels.
+    Cost: packing every lane's open segment.
     """
     return [log.opened.pack_raw(lane) for lane in range(log.lanes) if log.index.frames[log.opened.slots[lane]]]
 

@@ -89,4 +89,4 @@ def _array(file: zipfile.ZipFile, name: str) -> np.ndarray[Any, Any]:
         shape, _, dtype = np.lib.format.read_array_header_1_0(member)
         if dtype.hasobject:
             raise ValueError(f"{name} holds objects")
-        return np.frombuffer(member.read(), dtype).reshape(shape).copy()
+        return np.frombuffer(member.read(), dtype).reshape(shape)
