@@ -1,4 +1,4 @@
-"""Access to memory that numba does not have of its own, for kernels: words at any alignment, prefetches, atomics."""
+"""Memory access that numba lacks, for kernels: words at any alignment, copies, prefetches, atomics."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
 from numba import config, types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 Bytes = npt.NDArray[np.uint8]
@@ -31,6 +32,19 @@ def _store(typing_context: Any, array: Any, index: Any, word: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(array, types.intp, types.uint64), codegen
+
+
+@intrinsic
+def _copy(typing_context: Any, target: Any, at: Any, source: Any, begin: Any, nbytes: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        ends = []
+        for i in (0, 2):
+            array = context.make_array(signature.args[i])(context, builder, arguments[i])
+            ends.append(builder.gep(array.data, [arguments[i + 1]]))
+        cgutils.raw_memcpy(builder, ends[0], ends[1], arguments[4], 1)
+        return context.get_dummy_value()
+
+    return types.void(target, types.intp, source, types.intp, types.intp), codegen
 
 
 def _pointer(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -86,6 +100,10 @@ def _store_in_python(array: Bytes, index: int, word: np.uint64) -> None:
     array[index : index + 8] = np.frombuffer(int(word).to_bytes(8, "little"), np.uint8)
 
 
+def _copy_in_python(target: Bytes, at: int, source: Bytes, begin: int, nbytes: int) -> None:
+    target[at : at + nbytes] = source[begin : begin + nbytes]
+
+
 def _prefetch_in_python(array: Any, index: int) -> None:
     pass
 
@@ -116,6 +134,10 @@ load_word: Callable[[Bytes, int], np.uint64] = _load_in_python if INTERPRETED el
 
 store_word: Callable[[Bytes, int, np.uint64], None] = _store_in_python if INTERPRETED else _store  # type: ignore[assignment]
 """Write the word from byte ``index`` on. Nothing is checked, as above."""
+
+copy: Callable[[Bytes, int, Bytes, int, int], None] = _copy_in_python if INTERPRETED else _copy  # type: ignore[assignment]
+"""``target[at : at + nbytes] = source[begin : begin + nbytes]``, which may not overlap: as fast as the system's
+``memcpy``, where a kernel's slices are copied byte by byte. Nothing is checked."""
 
 prefetch: Callable[[npt.NDArray[Any], int], None] = _prefetch_in_python if INTERPRETED else _prefetch  # type: ignore[assignment]
 """Ask for the cache line of item ``index``, and do not wait. Any index will do: nothing is read."""

@@ -222,7 +222,7 @@ def test_a_smaller_limit_is_kept_at_once(tmp_path: Path, region: int) -> None:
 def test_regions_grow_with_the_limit_so_that_files_stay_few() -> None:
     assert disk_module.region_bytes(None, None) == 64 << 20
     assert disk_module.region_bytes(16 << 20, None) == 2 << 20
-    assert disk_module.region_bytes(32 << 30, None) == 64 << 20
+    assert disk_module.region_bytes(16 << 30, None) == 64 << 20
     for limit in (64 << 30, 1 << 40, 100 << 40):
-        assert limit // disk_module.region_bytes(limit, None) <= 512
+        assert limit // disk_module.region_bytes(limit, None) <= 256
         assert disk_module.region_bytes(limit, None, 32) == disk_module.region_bytes(limit, None)

@@ -113,7 +113,7 @@ def test_streams_samples_and_a_writer_at_once(tmp_path: Path) -> None:
 
 
 def test_a_stream_that_looks_further_ahead_than_memory_reaches_still_goes_on(tmp_path: Path) -> None:
-    store = filled(side=48, disk=tmp_path, ram="4MiB")
+    store = filled(side=48, disk=tmp_path, ram="6MiB")
     stream = store.transitions(seed=1).stream(32, lookahead=200)
     sampled = filled(side=48).transitions(seed=1)
     for _ in range(20):

@@ -16,14 +16,16 @@ from .files import Files
 from .folder import LOCK, locked, write_manifest
 from .index import LEAF_BITS
 from .occupancy import Occupancy
-from .readers import BASE, COLUMNS, DESCRIPTOR, NBYTES, PLACE, SLOT, Readers
+from .readers import BASE, COLUMNS, DESCRIPTOR, DIRECT, NBYTES, PLACE, SLOT, Readers
 from .regions import ALIGNMENT, FIRST, NOTE, RECORD, SEGMENT, TAIL, Identity, Regions
 
 FOLDER = "regions"
 REGION_BYTES = 64 << 20
 SMALLEST_REGION = 1 << 20
-MOST_REGIONS = 512
-"""Of a store with a limit, about; each keeps a file open, and systems often allow a process 1,024."""
+MOST_REGIONS = 256
+"""Of a store with a limit, about; each keeps a file open twice, and systems often allow a process 1,024."""
+SHARE = 64
+"""Without a limit a region is so small a part of the store at least: a terabyte lies in some 400."""
 MOST_HELD = 0.75
 """Where segments leave in any order, this share of the files is held at most, and of a region that is copied."""
 THRESHOLD = struct.Struct("<d")
@@ -250,6 +252,8 @@ class Disk:
         self, id_: int, packed: bytes, generation: int, dictionaries: dict[tuple[int, int], bytes]
     ) -> tuple[int, int]:
         """Write a segment; returns its region and offset.  Raises: OSError; then nothing is held of it."""
+        if self.limit is None and not self.regions.room_for(len(packed)):
+            self.regions.region_bytes = max(region_bytes(None, self._most_bytes), self.nbytes // SHARE)
         try:
             region, offset = self.regions.append(SEGMENT, id_, packed, generation, dictionaries)
         except OSError:
@@ -330,7 +334,7 @@ class Disk:
         """Begin to read segments [n] from ``places`` of ``regions`` to ``bases``. Cost: 50 us for 256."""
         reads = np.empty((len(slots), COLUMNS), np.int64)
         reads[:, SLOT], reads[:, PLACE], reads[:, BASE], reads[:, NBYTES] = slots, places, bases, nbytes
-        reads[:, DESCRIPTOR] = self.regions.descriptors(regions)
+        reads[:, [DESCRIPTOR, DIRECT]] = self.regions.descriptors(regions)
         self.readers.start(reads[np.lexsort((places, regions))])
         self.reads += len(slots)
         self.bytes_read += int(nbytes.sum())

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from numba import njit, types
 
 from ..words import exchange, fetch_add, pointer_to
+from . import direct
 from .checksum import TABLE, Table, crc32
 from .files import Files
 
@@ -29,13 +30,14 @@ Ints = npt.NDArray[np.int64]
 
 COMING, READ, SUSPECT = 1, 2, 3
 """What ``state`` says of a slot whose segment is to be read; 0 and any other number: none of this module's business."""
-SLOT, DESCRIPTOR, PLACE, BASE, NBYTES = 0, 1, 2, 3, 4
-"""Columns of a read: the slot; the file and the offset there; the offset in memory; bytes, the last 4 their CRC-32."""
+SLOT, DESCRIPTOR, DIRECT, PLACE, BASE, NBYTES = 0, 1, 2, 3, 4, 5
+"""Columns of a read: the slot; the file, and the same past the system's memory (see :mod:`.direct`); the offset there;
+the offset in memory; bytes, the last 4 their CRC-32."""
 COLUMNS = 8
 HEAD, TAIL, DONE = 0, 8, 16
 """Counters, each on a cache line of its own: reads that were taken from the queue, put there, and settled."""
 QUEUE = 2048
-READERS = 16
+READERS = 32
 """Reads in flight: a disk answers many at a time, and one only as fast as it turns around."""
 NAP_US = 30
 NAPS = 1000
@@ -43,7 +45,6 @@ NAPS = 1000
 FAILURES = 100
 """Failed reads of the pipe (as by signals) after which a reader gives up."""
 
-_pread: Any = types.ExternalFunction("pread", types.int64(types.int32, types.voidptr, types.uint64, types.int64))
 _read: Any = types.ExternalFunction("read", types.int64(types.int32, types.voidptr, types.uint64))
 _usleep: Any = types.ExternalFunction("usleep", types.int32(types.uint32))
 
@@ -85,16 +86,11 @@ def _is_coming(state: Ints, slot: int) -> bool:
 
 
 @njit(nogil=True, cache=True)
-def _make(memory: Bytes, table: Table, read: Ints) -> bool:
+def _make(memory: Bytes, table: Table, read: Ints, window: Bytes) -> bool:
     """Make a read; whether the bytes are there and have their checksum."""
-    at, offset = read[BASE], read[PLACE]
-    end = at + read[NBYTES]
-    while at < end:
-        got = _pread(read[DESCRIPTOR], pointer_to(memory.ctypes.data + at), end - at, offset)
-        if got <= 0:
-            return False
-        at += got
-        offset += got
+    end = read[BASE] + read[NBYTES]
+    if not direct.read(read[DESCRIPTOR], read[DIRECT], read[PLACE], memory, read[BASE], end, window):
+        return False
     stored = np.uint64(0)
     for i in range(4):
         stored |= np.uint64(memory[end - 4 + i]) << np.uint64(8 * i)
@@ -102,28 +98,28 @@ def _make(memory: Bytes, table: Table, read: Ints) -> bool:
 
 
 @njit(nogil=True, cache=True)
-def _serve(memory: Bytes, queue: Ints, counters: Ints, state: Ints, table: Table, byte: Bytes, pipe: int) -> None:
+def _serve(memory: Bytes, queue: Ints, counters: Ints, state: Ints, table: Table, window: Bytes, pipe: int) -> None:
     """Wait for a byte in ``pipe``, make reads until none is queued, and again, until the pipe is closed."""
     read = np.empty(COLUMNS, np.int64)
     failures = 0
     while failures < FAILURES:
-        got = _read(pipe, pointer_to(byte.ctypes.data), 1)
+        got = _read(pipe, pointer_to(window.ctypes.data), 1)
         if got == 0:
             return
         failures = failures + 1 if got < 0 else 0
         while _take(queue, counters, read):
-            _settle(state, counters, read[SLOT], _make(memory, table, read))
+            _settle(state, counters, read[SLOT], _make(memory, table, read, window))
 
 
 @njit(nogil=True, cache=True)
-def _wait(memory: Bytes, queue: Ints, counters: Ints, state: Ints, table: Table, slots: Ints) -> bool:
+def _wait(memory: Bytes, queue: Ints, counters: Ints, state: Ints, table: Table, window: Bytes, slots: Ints) -> bool:
     """Return when none of ``slots`` is coming any more, making reads meanwhile. False: not yet, but ask again."""
     read = np.empty(COLUMNS, np.int64)
     naps = 0
     for slot in slots:
         while _is_coming(state, slot):
             if _take(queue, counters, read):
-                _settle(state, counters, read[SLOT], _make(memory, table, read))
+                _settle(state, counters, read[SLOT], _make(memory, table, read, window))
             elif naps == NAPS:
                 return False
             else:
@@ -150,7 +146,7 @@ def _thread(files: Files, memory: Bytes, queue: Ints, counters: Ints, state: Int
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     try:
         if files.native:
-            _serve(memory, queue, counters, state, TABLE, np.zeros(1, np.uint8), pipe)
+            _serve(memory, queue, counters, state, TABLE, direct.window(), pipe)
             return
         read = np.empty(COLUMNS, np.int64)
         while os.read(pipe, 1):
@@ -174,12 +170,14 @@ class Readers:
         self._memory, self._state, self._files = memory, state, files
         self._queue = np.zeros((QUEUE, COLUMNS), np.int64)
         self._counters = np.zeros(24, np.int64)
+        self._local = threading.local()
+        self._window_bytes = 0
         self._writer = -1
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the queue."""
-        return self._queue.nbytes
+        """Bytes of the queue, and of the readers' windows as far as they are used."""
+        return self._queue.nbytes + READERS * self._window_bytes
 
     def start(self, reads: Ints) -> None:
         """Begin ``reads`` [n, COLUMNS]. One thread at a time may do this.
@@ -188,6 +186,9 @@ class Readers:
         """
         if self._writer < 0:
             self._begin()
+        if len(reads):
+            used = int(reads[:, NBYTES].max()) + 2 * direct.BLOCK
+            self._window_bytes = max(self._window_bytes, min(used, direct.WINDOW))
         begin = 0
         while begin < len(reads):
             count = _put(self._queue, self._counters, self._state, reads[begin:])
@@ -200,7 +201,8 @@ class Readers:
     def wait(self, slots: Ints) -> None:
         """Return when none of ``slots`` is coming any more. Any thread may do this at any time."""
         if self._files.native:
-            while not _wait(self._memory, self._queue, self._counters, self._state, TABLE, slots):
+            window = self._window()
+            while not _wait(self._memory, self._queue, self._counters, self._state, TABLE, window, slots):
                 pass
         else:
             for slot in slots.tolist():
@@ -226,11 +228,18 @@ class Readers:
         for _ in range(READERS):
             threading.Thread(target=_thread, args=(*arguments, ends), name="sharpwave-read", daemon=True).start()
 
+    def _window(self) -> Bytes:
+        """The calling thread's own."""
+        if not hasattr(self._local, "window"):
+            self._local.window = direct.window()
+        window: Bytes = self._local.window
+        return window
+
     def _work_or_nap(self) -> None:
         read = np.empty(COLUMNS, np.int64)
         if not _take(self._queue, self._counters, read):
             time.sleep(1e-4)
         elif self._files.native:
-            _settle(self._state, self._counters, int(read[SLOT]), _make(self._memory, TABLE, read))
+            _settle(self._state, self._counters, int(read[SLOT]), _make(self._memory, TABLE, read, self._window()))
         else:
             _settle(self._state, self._counters, int(read[SLOT]), _make_with(self._files, self._memory, read))

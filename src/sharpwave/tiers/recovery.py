@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -134,7 +133,7 @@ def set_aside(disk: Disk, damages: Sequence[Damage]) -> None:
     damaged = {damage.path for damage in damages}
     for number in [number for number in regions.regions if not disk.holds(number)]:
         if regions.regions[number].path in damaged:
-            os.close(regions.regions.pop(number).descriptor)
+            regions.regions.pop(number).close()
         else:
             regions.delete(number)
     for path in regions.folder.glob("*.partial"):  # a region that was about to be made

@@ -16,12 +16,14 @@ import struct
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from .dictionaries import KEY_BYTES
+from .direct import open_direct
 from .files import Files
 
 MAGIC, VERSION = b"SWREGION", 1
@@ -94,6 +96,17 @@ class Region:
     spoiled: int = 0
     unsure: bool = False
     shared: int = 0
+
+    @cached_property
+    def direct(self) -> int:
+        """The file for reads past the system's memory; -1: there are none. See :func:`direct.open_direct`."""
+        return open_direct(self.path)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self.descriptor)
+        if vars(self).get("direct", -1) >= 0:
+            os.close(self.direct)
 
 
 class Regions:
@@ -186,11 +199,12 @@ class Regions:
             return None
         return Record(kind, id_, sequence, column, offset, nbytes), payload
 
-    def descriptors(self, numbers: npt.NDArray[np.int32]) -> list[int]:
-        """The open file of each region; -1 for one that is not there."""
-        return [
-            -1 if (region := self.regions.get(number)) is None else region.descriptor for number in numbers.tolist()
-        ]
+    def descriptors(self, numbers: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+        """The open file of each region, and the same for reads past the system's memory. [n, 2]; -1: there is none."""
+        different, which = np.unique(numbers, return_inverse=True)
+        regions = [self.regions.get(number) for number in different.tolist()]
+        found = [(-1, -1) if region is None else (region.descriptor, region.direct) for region in regions]
+        return np.array(found, np.int64).reshape(-1, 2)[which]
 
     def sync(self) -> None:
         """Return when everything appended so far is on disk.  Raises: OSError."""
@@ -206,14 +220,14 @@ class Regions:
     def delete(self, number: int) -> None:
         """Delete a region's file.  Raises: OSError; then it is still there."""
         self.files.unlink(self.regions[number].path)
-        os.close(self.regions.pop(number).descriptor)
+        self.regions.pop(number).close()
 
     def close(self) -> None:
         """Close the files."""
         for region in self.regions.values():
             with contextlib.suppress(OSError):  # it is found when the store is opened, and costs nothing
                 self._clean(region)
-            os.close(region.descriptor)
+            region.close()
         self.regions.clear()
 
     def recover(self) -> tuple[list[tuple[int, Record]], list[Damage]]:
@@ -238,7 +252,7 @@ class Regions:
                 region, records, wrong = None, [], [Damage(path, 0, path.stat().st_size, f"cannot be read ({error})")]
             damages += wrong
             if region is not None and path.stem != f"{region.number:012d}":
-                os.close(region.descriptor)
+                region.close()
                 what = f"region {region.number} under another name, expected {region.number:012d}.region"
                 damages.append(Damage(path, 0, region.size, what))
                 region = None

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from .. import words
 from ..segment import FIRST_FIELD
 from ..words import fetch_add
 from .ram import ALIGNMENT
@@ -177,7 +178,7 @@ def rebase(offset: Ints, base: Ints, slots: Ints, bases: Ints) -> None:
 def copy(source: Bytes, begins: Ints, target: Bytes, to: Ints, nbytes: Ints) -> None:
     """Copy ranges [n] from one memory to another."""
     for i in range(nbytes.size):
-        target[to[i] : to[i] + nbytes[i]] = source[begins[i] : begins[i] + nbytes[i]]
+        words.copy(target, to[i], source, begins[i], nbytes[i])
 
 
 @njit(nogil=True, cache=True)

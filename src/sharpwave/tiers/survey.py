@@ -207,7 +207,7 @@ class Reader:
     def close(self) -> None:
         """Close the file."""
         if self.region is not None:
-            os.close(self.region.descriptor)
+            self.region.close()
             self.region = None
 
     def __enter__(self) -> Reader:
