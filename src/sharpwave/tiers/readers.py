@@ -141,9 +141,6 @@ def _make_with(files: Files, memory: Bytes, read: Ints) -> bool:
 
 def _thread(files: Files, memory: Bytes, queue: Ints, counters: Ints, state: Ints, pipe: int, ends: list[int]) -> None:
     """A reader's life. What it is given keeps the memory that it writes to from going before it is done."""
-    if hasattr(os, "sched_setscheduler"):
-        with contextlib.suppress(OSError):  # one that wakes does not take the place of who woke it
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     try:
         if files.native:
             _serve(memory, queue, counters, state, TABLE, direct.window(), pipe)
