@@ -122,16 +122,23 @@ class Sharpwave:
     def forget(self) -> None:
         pass
 
-    def limit(self, threads: int, seconds: float) -> tuple[float, float]:
-        """Segments and bytes a second that the disk gives at random places, straight from the files."""
+    def limit(self, threads: int, seconds: float, direct: bool) -> tuple[float, float]:
+        """Segments and bytes a second that the disk gives at random places, straight from the files.
+
+        ``direct``: past the system's memory; NaN where that cannot be.
+        """
         log = self.store._log
         assert log.disk is not None
         index = log.index
         slots = np.flatnonzero(index.sealed[: index.highest] & (index.rows[: index.highest] > 0))
         regions = log.disk.regions.regions
-        descriptors = np.array([regions[number].descriptor for number in index.region[slots].tolist()])
+        opened = [(region.direct if direct else region.descriptor) for region in regions.values()]
+        if min(opened) < 0:
+            return math.nan, math.nan
+        numbers = np.array(list(regions))
+        descriptors = np.array(opened)[np.searchsorted(numbers, index.region[slots])]
         places, sizes = index.place[slots].astype(np.int64), index.nbytes[slots].astype(np.int64)
-        return reads(descriptors, places, sizes, threads, seconds)
+        return reads(descriptors, places, sizes, threads, seconds, direct=direct)
 
 
 class TorchRL:
@@ -299,7 +306,8 @@ class Bench:
         if what.startswith("limit"):
             assert isinstance(contender, Sharpwave)
             with contender.files():
-                rate, nbytes = contender.limit(int(what.split()[1]), seconds)
+                _, threads, *direct = what.split()
+                rate, nbytes = contender.limit(int(threads), seconds, bool(direct))
             return {"rate": rate, "bytes": nbytes}
         kind, _, cached = what.partition(" ")
         call = contender.sample if kind == "sample" else contender.ahead

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,9 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
+from sharpwave.tiers.files import Files
+
+from .faults import on
 
 
 def filled(side: int = 20, **settings: Any) -> sw.Store:
@@ -55,12 +59,23 @@ def test_what_a_stream_needs_is_read_ahead(tmp_path: Path) -> None:
     assert store.stats()["disk"]["misses"] - before <= 8, "one batch is read for each that is handed out"
     stream.close()
     assert not residency._pins.any()
-    while residency.cool():
-        pass
-    before = store.stats()["disk"]
-    store.transitions().sample(64)
-    after = store.stats()["disk"]
-    assert after["stalls"] > before["stalls"] and after["waited_s"] > before["waited_s"]
+
+
+def test_waiting_for_a_slow_disk_is_counted(tmp_path: Path) -> None:
+    class Slow(Files):
+        def pread(self, descriptor: int, out: memoryview, offset: int) -> int:
+            time.sleep(0.02)
+            return super().pread(descriptor, out, offset)
+
+    with on(Slow()):
+        store = filled(disk=tmp_path, ram="4MiB")
+        assert store._log.residency is not None
+        while store._log.residency.cool():
+            pass
+        store.transitions().sample(64)
+    disk = store.stats()["disk"]
+    assert disk["stalls"] == 1 and disk["waited_s"] > 0.01
+    store.close()
 
 
 def check(batch: Any) -> None:
