@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import math
 import os
 import tempfile
 import threading
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from sharpwave.segment import FIRST_FIELD
+from sharpwave.tiers import direct
 from sharpwave.tiers import disk as disk_module
 from sharpwave.tiers import readers as readers_module
 from sharpwave.tiers.disk import Disk
@@ -232,6 +234,45 @@ def test_more_reads_than_the_queue_has_room_for(tmp_path: Path) -> None:
     assert tier.resident() == set(slots.tolist())
     tier.check()
     tier.close()
+
+
+@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize("nbytes", [100, 3000])
+def test_segments_side_by_side_are_read_at_once(tmp_path: Path, cached: bool, nbytes: int) -> None:
+    tier = Tier(tmp_path, Files(), chunks=40)
+    slots = cold(tier, 60, nbytes)
+    if not cached:
+        tier.disk.regions.sync()
+        for region in tier.disk.regions.regions.values():
+            os.posix_fadvise(region.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    wanted = np.concatenate([slots[:4], slots[20:22], slots[40:41], slots[45:60]])
+    tier.residency.require(wanted)
+    assert tier.resident() == set(wanted.tolist())
+    tier.check()
+    # Small ones that lie within a block of one another are worth it as well.
+    side_by_side = [22] if nbytes == 100 else [4, 2, 1, 15]
+    assert tier.disk.joined == 22 - sum(math.ceil(count / readers_module.TOGETHER) for count in side_by_side)
+    tier.close()
+
+
+def test_a_segment_larger_than_a_window_is_read_in_parts(tmp_path: Path) -> None:
+    size = 3 * direct.WINDOW + 1000
+    files = Files()
+    path = tmp_path / "file"
+    content = np.random.default_rng(0).integers(0, 256, size + 100, dtype=np.uint8)
+    path.write_bytes(content.tobytes())
+    descriptor = os.open(path, os.O_RDONLY)
+    files.fsync(descriptor)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    past = direct.open_direct(path)
+    memory = np.zeros(size, np.uint8)
+    for begin, end, offset in ((0, size, 100), (7, 4000, 0), (0, 1, size + 99)):
+        assert direct.read(descriptor, past, offset, memory, begin, end, direct.window())
+        assert np.array_equal(memory[begin:end], content[offset : offset + end - begin])
+    assert not direct.read(descriptor, past, size, memory, 0, 101, direct.window()), "the file ends before"
+    os.close(descriptor)
+    if past >= 0:
+        os.close(past)
 
 
 def test_each_segment_that_cannot_be_read_is_named_and_the_others_come(tier: Tier) -> None:

@@ -82,6 +82,17 @@ def read(descriptor: int, direct: int, offset: int, memory: Bytes, begin: int, e
 
 
 @njit(nogil=True, cache=True)
+def look(descriptor: int, direct: int, offset: int, nbytes: int, window: Bytes) -> int:
+    """Where in ``window`` now lie ``nbytes`` (WINDOW - BLOCK at most) from ``offset`` of a file; -1: not all came."""
+    if direct >= 0 and not _cached(descriptor, offset, nbytes):
+        skip = offset % BLOCK
+        whole = (skip + nbytes + BLOCK - 1) // BLOCK * BLOCK
+        if _pread(direct, pointer_to(window.ctypes.data), whole, offset - skip) >= skip + nbytes:
+            return skip
+    return 0 if read(descriptor, -1, offset, window, 0, nbytes, window) else -1
+
+
+@njit(nogil=True, cache=True)
 def _cached(descriptor: int, offset: int, nbytes: int) -> bool:
     """Whether the system holds all of a place in memory. As pages leave at any time, the answer is advice."""
     asked = np.zeros(8, np.int64)  # offset, bytes; then what comes, of which the first is the number of pages there

@@ -84,6 +84,7 @@ class Disk:
         self.compacts = False
         self.noted: Callable[[], tuple[float, int]] = lambda: (1.0, 0)
         self._readers: Readers | None = None
+        self._joined = 0
         self.reads = self.bytes_read = self.bytes_written = self.failures = 0
 
     def leave_in_any_order(self) -> None:
@@ -321,6 +322,7 @@ class Disk:
         """Say where segments are to be read to, and where what came of it (see :class:`Readers`)."""
         if self._readers is not None:
             self._readers.close()
+            self._joined += self._readers.joined
         self._readers = Readers(memory, state, self.files)
 
     def start(
@@ -338,6 +340,11 @@ class Disk:
         self.readers.start(reads[np.lexsort((places, regions))])
         self.reads += len(slots)
         self.bytes_read += int(nbytes.sum())
+
+    @property
+    def joined(self) -> int:
+        """Reads that were made with the one before, beside which they lie in the file."""
+        return self._joined + self.readers.joined
 
     @property
     def readers(self) -> Readers:

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit, types
 
-from ..words import exchange, fetch_add, pointer_to
+from ..words import copy, exchange, fetch_add, pointer_to
 from . import direct
 from .checksum import TABLE, Table, crc32
 from .files import Files
@@ -34,8 +34,11 @@ SLOT, DESCRIPTOR, DIRECT, PLACE, BASE, NBYTES = 0, 1, 2, 3, 4, 5
 """Columns of a read: the slot; the file, and the same past the system's memory (see :mod:`.direct`); the offset there;
 the offset in memory; bytes, the last 4 their CRC-32."""
 COLUMNS = 8
-HEAD, TAIL, DONE = 0, 8, 16
-"""Counters, each on a cache line of its own: reads that were taken from the queue, put there, and settled."""
+HEAD, TAIL, DONE, JOINED = 0, 8, 16, 24
+"""Counters, each on a cache line of its own: reads that were taken from the queue, put there, settled; and that came
+with the one before."""
+TOGETHER = 8
+"""So many reads that lie side by side are made as one, at most."""
 QUEUE = 2048
 READERS = 32
 """Reads in flight: a disk answers many at a time, and one only as fast as it turns around."""
@@ -62,15 +65,28 @@ def _put(queue: Ints, counters: Ints, state: Ints, reads: Ints) -> int:
 
 
 @njit(nogil=True, cache=True)
-def _take(queue: Ints, counters: Ints, read: Ints) -> bool:
-    """Take the oldest read from the queue; False if there is none."""
+def _take(queue: Ints, counters: Ints, reads: Ints) -> int:
+    """Take the oldest read from the queue, and those behind it that lie beside it in the file; how many, 0 if none."""
     while True:
-        head = fetch_add(counters, HEAD, 0)
-        if head == fetch_add(counters, TAIL, 0):
-            return False
-        read[:] = queue[head % len(queue)]  # before it is taken, and its place with it
-        if exchange(counters, HEAD, head, head + 1):
-            return True
+        head, tail = fetch_add(counters, HEAD, 0), fetch_add(counters, TAIL, 0)
+        count = 0
+        while count < len(reads) and head + count < tail:
+            reads[count] = queue[(head + count) % len(queue)]  # before it is taken, and its place with it
+            if count and not _adjoins(reads[0], reads[count - 1], reads[count]):
+                break
+            count += 1
+        if not count or exchange(counters, HEAD, head, head + count):
+            return count
+
+
+@njit(nogil=True, cache=True)
+def _adjoins(first: Ints, before: Ints, read: Ints) -> bool:
+    """Whether a read is worth making with the one before it, and that fits the window."""
+    gap = read[PLACE] - before[PLACE] - before[NBYTES]
+    span = read[PLACE] + read[NBYTES] - first[PLACE]
+    return bool(
+        read[DESCRIPTOR] == first[DESCRIPTOR] and 0 <= gap < direct.BLOCK and span <= direct.WINDOW - direct.BLOCK
+    )
 
 
 @njit(nogil=True, cache=True)
@@ -86,11 +102,9 @@ def _is_coming(state: Ints, slot: int) -> bool:
 
 
 @njit(nogil=True, cache=True)
-def _make(memory: Bytes, table: Table, read: Ints, window: Bytes) -> bool:
-    """Make a read; whether the bytes are there and have their checksum."""
+def _is_sound(memory: Bytes, table: Table, read: Ints) -> bool:
+    """Whether what was read has its checksum."""
     end = read[BASE] + read[NBYTES]
-    if not direct.read(read[DESCRIPTOR], read[DIRECT], read[PLACE], memory, read[BASE], end, window):
-        return False
     stored = np.uint64(0)
     for i in range(4):
         stored |= np.uint64(memory[end - 4 + i]) << np.uint64(8 * i)
@@ -98,28 +112,51 @@ def _make(memory: Bytes, table: Table, read: Ints, window: Bytes) -> bool:
 
 
 @njit(nogil=True, cache=True)
+def _make(memory: Bytes, counters: Ints, state: Ints, table: Table, reads: Ints, window: Bytes) -> None:
+    """Make reads that lie side by side, and say what came of them."""
+    first, last = reads[0], reads[len(reads) - 1]
+    at = 0
+    if len(reads) > 1:
+        span = last[PLACE] + last[NBYTES] - first[PLACE]
+        at = direct.look(first[DESCRIPTOR], first[DIRECT], first[PLACE], span, window)
+        fetch_add(counters, JOINED, len(reads) - 1)
+    for i in range(len(reads)):
+        read = reads[i]
+        begin, nbytes = read[BASE], read[NBYTES]
+        if len(reads) > 1 and at >= 0:
+            copy(memory, begin, window, at + read[PLACE] - first[PLACE], nbytes)
+            sound = True
+        else:
+            sound = direct.read(read[DESCRIPTOR], read[DIRECT], read[PLACE], memory, begin, begin + nbytes, window)
+        _settle(state, counters, read[SLOT], sound and _is_sound(memory, table, read))
+
+
+@njit(nogil=True, cache=True)
 def _serve(memory: Bytes, queue: Ints, counters: Ints, state: Ints, table: Table, window: Bytes, pipe: int) -> None:
     """Wait for a byte in ``pipe``, make reads until none is queued, and again, until the pipe is closed."""
-    read = np.empty(COLUMNS, np.int64)
+    reads = np.empty((TOGETHER, COLUMNS), np.int64)
     failures = 0
     while failures < FAILURES:
         got = _read(pipe, pointer_to(window.ctypes.data), 1)
         if got == 0:
             return
         failures = failures + 1 if got < 0 else 0
-        while _take(queue, counters, read):
-            _settle(state, counters, read[SLOT], _make(memory, table, read, window))
+        count = _take(queue, counters, reads)
+        while count:
+            _make(memory, counters, state, table, reads[:count], window)
+            count = _take(queue, counters, reads)
 
 
 @njit(nogil=True, cache=True)
 def _wait(memory: Bytes, queue: Ints, counters: Ints, state: Ints, table: Table, window: Bytes, slots: Ints) -> bool:
     """Return when none of ``slots`` is coming any more, making reads meanwhile. False: not yet, but ask again."""
-    read = np.empty(COLUMNS, np.int64)
+    reads = np.empty((TOGETHER, COLUMNS), np.int64)
     naps = 0
     for slot in slots:
         while _is_coming(state, slot):
-            if _take(queue, counters, read):
-                _settle(state, counters, read[SLOT], _make(memory, table, read, window))
+            count = _take(queue, counters, reads)
+            if count:
+                _make(memory, counters, state, table, reads[:count], window)
             elif naps == NAPS:
                 return False
             else:
@@ -145,10 +182,11 @@ def _thread(files: Files, memory: Bytes, queue: Ints, counters: Ints, state: Int
         if files.native:
             _serve(memory, queue, counters, state, TABLE, direct.window(), pipe)
             return
-        read = np.empty(COLUMNS, np.int64)
+        reads = np.empty((TOGETHER, COLUMNS), np.int64)
         while os.read(pipe, 1):
-            while _take(queue, counters, read):
-                _settle(state, counters, int(read[SLOT]), _make_with(files, memory, read))
+            while count := _take(queue, counters, reads):
+                for read in reads[:count]:
+                    _settle(state, counters, int(read[SLOT]), _make_with(files, memory, read))
     finally:
         if ends.pop():  # the last one
             os.close(pipe)
@@ -166,7 +204,7 @@ class Readers:
     def __init__(self, memory: Bytes, state: Ints, files: Files) -> None:
         self._memory, self._state, self._files = memory, state, files
         self._queue = np.zeros((QUEUE, COLUMNS), np.int64)
-        self._counters = np.zeros(24, np.int64)
+        self._counters = np.zeros(32, np.int64)
         self._local = threading.local()
         self._window_bytes = 0
         self._writer = -1
@@ -176,6 +214,11 @@ class Readers:
         """Bytes of the queue, and of the readers' windows as far as they are used."""
         return self._queue.nbytes + READERS * self._window_bytes
 
+    @property
+    def joined(self) -> int:
+        """Reads that came with the one before."""
+        return int(self._counters[JOINED])
+
     def start(self, reads: Ints) -> None:
         """Begin ``reads`` [n, COLUMNS]. One thread at a time may do this.
 
@@ -184,7 +227,7 @@ class Readers:
         if self._writer < 0:
             self._begin()
         if len(reads):
-            used = int(reads[:, NBYTES].max()) + 2 * direct.BLOCK
+            used = TOGETHER * int(reads[:, NBYTES].max()) + 2 * direct.BLOCK
             self._window_bytes = max(self._window_bytes, min(used, direct.WINDOW))
         begin = 0
         while begin < len(reads):
@@ -208,9 +251,10 @@ class Readers:
 
     def close(self) -> None:
         """Drop what is queued, and return when nothing is being read any more."""
-        read = np.empty(COLUMNS, np.int64)
-        while _take(self._queue, self._counters, read):
-            _settle(self._state, self._counters, int(read[SLOT]), False)
+        reads = np.empty((TOGETHER, COLUMNS), np.int64)
+        while count := _take(self._queue, self._counters, reads):
+            for read in reads[:count]:
+                _settle(self._state, self._counters, int(read[SLOT]), False)
         while self._counters[DONE] < self._counters[TAIL]:
             time.sleep(1e-4)
         if self._writer >= 0:
@@ -233,10 +277,12 @@ class Readers:
         return window
 
     def _work_or_nap(self) -> None:
-        read = np.empty(COLUMNS, np.int64)
-        if not _take(self._queue, self._counters, read):
+        reads = np.empty((TOGETHER, COLUMNS), np.int64)
+        count = _take(self._queue, self._counters, reads)
+        if not count:
             time.sleep(1e-4)
         elif self._files.native:
-            _settle(self._state, self._counters, int(read[SLOT]), _make(self._memory, TABLE, read, self._window()))
+            _make(self._memory, self._counters, self._state, TABLE, reads[:count], self._window())
         else:
-            _settle(self._state, self._counters, int(read[SLOT]), _make_with(self._files, self._memory, read))
+            for read in reads[:count]:
+                _settle(self._state, self._counters, int(read[SLOT]), _make_with(self._files, self._memory, read))
