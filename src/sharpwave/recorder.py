@@ -59,6 +59,9 @@ class Recorder:
         self.store = store
         self.mode = autoreset_mode(env)
         self._vector = hasattr(env, "num_envs")
+        # Of the environment itself: a wrapper that hands on what it does not know would be gone around.
+        self._steps_async = hasattr(type(env), "step_async")
+        self._begun: tuple[Any, npt.NDArray[Any], dict[str, Any]] | None = None
         count = int(env.num_envs) if self._vector else 1
         self._lanes = np.arange(first_lane, first_lane + count)
         self._obs: dict[
@@ -77,6 +80,8 @@ class Recorder:
         mask = (options or {}).get("reset_mask") if self._vector else None
         chosen = np.ones(len(self._lanes), np.bool_) if mask is None else np.asarray(mask, np.bool_)
         last = {name: frames.copy() for name, frames in self._obs.items()}
+        if self._begun is not None:
+            raise ValueError("Recorder.reset: a step is under way; call step_wait() first")
         obs, info = self.env.reset(seed=seed, options=options)
         for i in np.flatnonzero(chosen & self._running):
             final = {name: frames[i] for name, frames in last.items()}
@@ -95,15 +100,40 @@ class Recorder:
         Raises:
             ValueError: before the first reset; and what ``Store.extend`` raises.
         """
+        self.step_async(action, **fields)
+        return self.step_wait()
+
+    def step_async(self, action: Any, **fields: Any) -> None:
+        """Begin :meth:`step`. An environment with a ``step_async`` of its own (Gymnasium's ``AsyncVectorEnv``,
+        ``AtariFrames``) steps until :meth:`step_wait`; any other begins there.
+
+        Raises:
+            ValueError: before the first reset, or while a step is under way.
+        """
         if not self._obs:
             raise ValueError("Recorder.step: called before reset(); reset the environment first")
+        if self._begun is not None:
+            raise ValueError("Recorder.step: the step before has not ended; call step_wait() first")
         if self.mode == "Disabled" and self._done.any():
             how = "reset(options={'reset_mask': mask})" if self._vector else "reset()"
             lanes = self._lanes[self._done].tolist()
             raise ValueError(f"Recorder.step: the episode of lane {lanes} has ended; call {how} first")
-        # Read the action now: some environments write into it, and the caller may reuse it.
+        # Copied now: some environments write into it, and the caller may reuse it.
         taken = np.array(action) if self._vector else np.array(action)[None]
-        result: tuple[Any, Any, Any, Any, Any] = self.env.step(action)
+        if self._steps_async:
+            self.env.step_async(action)
+        self._begun = (np.copy(action) if isinstance(action, np.ndarray) else action, taken, fields)
+
+    def step_wait(self) -> tuple[Any, Any, Any, Any, Any]:
+        """What :meth:`step` returns, recorded.
+
+        Raises:
+            ValueError: no step was begun; and what ``Store.extend`` raises.
+        """
+        if self._begun is None:
+            raise ValueError("Recorder.step_wait: no step is under way; call step_async() first")
+        (action, taken, fields), self._begun = self._begun, None
+        result: tuple[Any, Any, Any, Any, Any] = self.env.step_wait() if self._steps_async else self.env.step(action)
         obs, reward, terminated, truncated, info = result
         te, tr = np.atleast_1d(np.asarray(terminated, np.bool_)), np.atleast_1d(np.asarray(truncated, np.bool_))
         ended = te | tr

@@ -420,3 +420,33 @@ def test_observations_that_do_not_fit_the_spec_are_refused_by_name() -> None:
             recorder.reset()
             recorder.step(1)
         assert len(store) == store.total_steps == 0
+
+
+@pytest.mark.parametrize("vector", [gym.vector.SyncVectorEnv, gym.vector.AsyncVectorEnv])
+def test_a_step_in_two_halves_is_one(vector: Any) -> None:
+    class Echo(CountingEnv):
+        def step(self, action: Any) -> Any:
+            obs, _, *rest = super().step(action)
+            return obs, float(action), *rest
+
+    makers = [lambda i=i: Echo(i, (4, 6, 3 + i)) for i in range(2)]  # type: ignore[misc]
+    mode = AutoresetMode.SAME_STEP
+    with sw.Store(counting_spec(), capacity=500) as halves, sw.Store(counting_spec(), capacity=500) as whole:
+        recorder = sw.Recorder(vector(makers, autoreset_mode=mode), halves)
+        twin = sw.Recorder(vector_of(makers, mode), whole)
+        with pytest.raises(ValueError, match="no step is under way"):
+            recorder.step_wait()
+        assert_same_answer(recorder.reset(seed=1), twin.reset(seed=1))
+        for k in range(40):
+            action = np.arange(2) + 10 * k
+            recorder.step_async(action)
+            for call in (lambda: recorder.step_async(np.arange(2)), recorder.reset):
+                with pytest.raises(ValueError, match=r"call step_wait\(\) first"):
+                    call()
+            action[:] = 7  # what the caller does with it meanwhile is none of the store's business
+            assert_same_answer(recorder.step_wait(), twin.step(np.arange(2) + 10 * k))
+        recorder.close()
+        views = halves.transitions(), whole.transitions()
+        one, other = (view.fetch(view.sampleable_ids()) for view in views)
+        for name in ("obs", "action", "reward", "next_obs", "discount"):
+            assert np.array_equal(one[name], other[name]), name

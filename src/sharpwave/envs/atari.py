@@ -134,10 +134,23 @@ class AtariFrames(VectorEnv[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.ND
         self, actions: npt.NDArray[np.int64]
     ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any], dict[str, Any]]:
         """One agent step of every environment; ``actions`` int [N] index ``action_names``."""
+        self.step_async(actions)
+        return self.step_wait()
+
+    def step_async(self, actions: npt.NDArray[np.int64]) -> None:
+        """Begin :meth:`step`, which goes on in threads of ale-py's."""
         chosen = self._actions[actions]
-        obs, reward, terminated, truncated, infos = self._env.step(chosen)
+        self._env.send(chosen)
         if self._twin is not None:
-            self._screens = self._twin.step(chosen)[0][:, 0]
+            self._twin.send(chosen)
+
+    def step_wait(
+        self,
+    ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any], dict[str, Any]]:
+        """What :meth:`step` returns, when it is there."""
+        obs, reward, terminated, truncated, infos = self._env.recv()
+        if self._twin is not None:
+            self._screens = self._twin.recv()[0][:, 0]
         reward = reward.astype(np.float32)
         infos["unclipped_reward"] = reward
         if "final_obs" in infos:

@@ -42,16 +42,20 @@ def train(
     recorded = sw.Recorder(env, store)
     state = state or TrainingState.fresh(recipe)
     episodes, progress = state.episodes, state.progress
+
+    def catch_up() -> None:
+        while progress.updates < progress.updates_due and len(replay):
+            update(recipe, agent, replay, progress)
+
     reason: str | None = None
     obs, _ = recorded.reset(seed=episode_seed(recipe.seed, progress.steps))
     while reason is None:
         epsilon = linear_schedule(progress.steps, recipe.epsilon_start, recipe.epsilon_end, recipe.epsilon_steps)
         action = agent.act(obs, epsilon_ladder(epsilon, recipe.num_envs, recipe.epsilon_ladder), state.rng)
-        obs, reward, terminated, truncated, infos = recorded.step(action)
+        recorded.step_async(action)
+        catch_up()  # while the environments step
+        obs, reward, terminated, truncated, infos = recorded.step_wait()
         progress.advance(recipe.num_envs)
-
-        while progress.updates < progress.updates_due and len(replay):
-            update(recipe, agent, replay, progress)
         if recipe.target_tau == 0 and progress.passed(recipe.target_every):
             agent.update_target()
 
@@ -60,6 +64,8 @@ def train(
                 callback.on_episode(progress.of_episode(episode.reward, episode.steps, episodes))
         reason = state.end_reached(recipe) or interrupted()
         saving = save is not None and (progress.passed(recipe.checkpoint_every) or reason is not None)
+        if saving or reason is not None:
+            catch_up()
         if progress.passed(recipe.report_every) or saving or reason is not None:
             metrics = progress.report(epsilon, episodes, store)
             for callback in callbacks:
