@@ -249,7 +249,7 @@ class Store:
             self._fed.add(header.lane)
             if errors is not None and slot >= 0:
                 for view in self._live_views():
-                    view.expect(slot, errors)
+                    view._steps.expect(slot, errors)
 
         self._change(take, steps, timeout)
 
@@ -464,7 +464,7 @@ class Store:
             self._log.resize(settings.capacity, settings.ram, settings.disk_limit)
             self._settings = settings
             for view in self._live_views():
-                view.resized()
+                view._steps.resized()
             self._log.keep_limits()
             if self._log.disk is not None:
                 self._log.disk.describe(self._manifest())
@@ -554,14 +554,14 @@ class Store:
 
     def _priorities(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.float64] | None:
         """Mean priorities of the steps in ``slots`` by the first view that has any."""
-        return next((p for view in self._live_views() if (p := view.priorities(slots)) is not None), None)
+        return next((p for view in self._live_views() if (p := view._steps.priorities(slots)) is not None), None)
 
     def _tell_views(self) -> None:
         """Steps were appended, or are sampleable now."""
         for view in self._live_views():
-            view.written()
+            view._steps.written()
         self._gate.notify()
 
     def _forget(self, slot: int) -> None:
         for view in self._live_views():
-            view.forget(slot)
+            view._steps.forget(slot)
