@@ -18,7 +18,7 @@ def account(log: StepLog, views: Views, gate: Gate) -> dict[str, Any]:
     index = log.index
     sealed = np.flatnonzero(index.sealed[: index.highest] & (index.rows[: index.highest] > 0))
     batches = sum(view.batch_bytes for view in views)
-    taken = log.bytes() | {"samplers": views.nbytes - batches, "batches": batches}
+    taken = _taken(log) | {"samplers": views.nbytes - batches, "batches": batches}
     total = sum(taken.values())
     sealed_steps = int(index.rows[sealed].sum())
     found = {
@@ -60,3 +60,15 @@ def account(log: StepLog, views: Views, gate: Gate) -> dict[str, Any]:
             "damaged": list(log.residency.damaged.values()),
         }
     return found
+
+
+def _taken(log: StepLog) -> dict[str, int]:
+    """Memory that the log takes, by use, in bytes."""
+    staging = log.lanes * log.layout.chunk_bytes
+    used = log.sealed.nbytes if log.residency is None else log.arena.used_bytes - staging
+    return {
+        "arena_used": used,
+        "arena_free": log.arena.committed_bytes - staging - used,
+        "open_segments": staging,
+        **log.space.bytes_beside(),
+    }
