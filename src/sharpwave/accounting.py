@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,15 +10,15 @@ from .codecs import NAMES
 from .sampling.limiters import Gate
 from .segment import FIRST_FIELD
 from .tiers.log import StepLog
-from .views.transitions import Transitions
+from .views.registry import Views
 
 
-def account(log: StepLog, views: Sequence[Transitions], gate: Gate) -> dict[str, Any]:
+def account(log: StepLog, views: Views, gate: Gate) -> dict[str, Any]:
     """:meth:`sharpwave.Store.stats`, the lock held. Cost: O(segments)."""
     index = log.index
     sealed = np.flatnonzero(index.sealed[: index.highest] & (index.rows[: index.highest] > 0))
     batches = sum(view.batch_bytes for view in views)
-    taken = log.bytes() | {"samplers": sum(view.nbytes for view in views) - batches, "batches": batches}
+    taken = _taken(log) | {"samplers": views.nbytes - batches, "batches": batches}
     total = sum(taken.values())
     sealed_steps = int(index.rows[sealed].sum())
     found = {
@@ -62,3 +61,15 @@ def account(log: StepLog, views: Sequence[Transitions], gate: Gate) -> dict[str,
             "damaged": list(log.residency.damaged.values()),
         }
     return found
+
+
+def _taken(log: StepLog) -> dict[str, int]:
+    """Memory that the log takes, by use, in bytes."""
+    staging = log.lanes * log.layout.chunk_bytes
+    used = log.sealed.nbytes if log.residency is None else log.arena.used_bytes - staging
+    return {
+        "arena_used": used,
+        "arena_free": log.arena.committed_bytes - staging - used,
+        "open_segments": staging,
+        **log.space.bytes_beside(),
+    }

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-import warnings
-import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import EllipsisType
@@ -28,7 +26,7 @@ from .settings import Settings
 from .spec import Spec
 from .tiers.arrivals import settle, settle_lane, take_in
 from .tiers.files import Files
-from .views.saved import claim, restored, saved
+from .views.registry import Views
 from .views.transitions import Transitions
 
 BLOCK_S = 60.0
@@ -97,24 +95,19 @@ class Store:
         self._lock = threading.RLock()
         self._saving = threading.Lock()  # one checkpoint at a time
         self._gate = Gate(self._lock)
-        self._views: dict[int, weakref.ref[Transitions]] = {}  # by the number of their making
-        self._views_made = 0
-        self._waiting: dict[int, Transitions] = {}  # restored, and not asked for yet
         self._fed: set[int] = set()  # lanes whose last steps came with add_segment
         self._log, self.recovery, states = begin(settings, folder, left, Files())
+        self._views = Views(self._log, self._lock, self._gate, settings.seed)
         if isinstance(self._log.retention, LowestPriority):
-            self._log.retention.priorities = self._priorities
+            self._log.retention.priorities = self._views.priorities
         settle(self._log)
-        self._log.watchers.append(self._forget)
-        self._log.space.other_bytes = lambda: sum(view.nbytes for view in self._live_views())
+        self._log.space.other_bytes = lambda: self._views.nbytes
         for number, state in states.items():
             try:
-                view = restored(self._log, self._lock, self._gate, state)
+                self._views.restore(number, state)
             except NO_STATE as error:
                 assert self.recovery is not None
                 self.recovery.damages.append(f"view {number}: {error!r}; it begins anew")
-            else:
-                self._waiting[number], self._views[number] = view, weakref.ref(view)
         self._log.keep_limits()
 
     @property
@@ -248,8 +241,7 @@ class Store:
             slot, header = take_in(self._log, packed, dictionaries)
             self._fed.add(header.lane)
             if errors is not None and slot >= 0:
-                for view in self._live_views():
-                    view.expect(slot, errors)
+                self._views.expect(slot, errors)
 
         self._change(take, steps, timeout)
 
@@ -261,7 +253,7 @@ class Store:
                 self._gate.wait("append", lambda: self._append_waits(steps), timeout)
                 try:
                     write()
-                    self._tell_views()
+                    self._views.written()
                     return
                 except OSError as error:  # and nothing was appended
                     if self._settings.on_full != "block":
@@ -272,8 +264,7 @@ class Store:
 
     def _append_waits(self, steps: int) -> str | None:
         self._log.check_open()
-        reasons = (view.append_waits(steps) for view in self._live_views())
-        return next((reason for reason in reasons if reason is not None), None) if steps else None
+        return self._views.append_waits(steps) if steps else None
 
     def end_episode(self, lane: int, final_obs: Any) -> None:
         """Say that the lane's episode was broken off after its last step: the step becomes truncated.
@@ -292,7 +283,7 @@ class Store:
             if self._log.opened.ended(int(lane)):
                 raise ValueError(f"end_episode: the last episode of lane {lane} has ended already")
             self._log.end_episode(int(lane), final)
-            self._tell_views()
+            self._views.written()
 
     # sampling
 
@@ -328,37 +319,15 @@ class Store:
         """
         with self._lock:
             self._log.check_open()
-            sampler = Uniform() if sampler is None else sampler
-            number = self._views_made
-            view = self._waiting.pop(number, None)
-            if view is not None:
-                settings = {"n_step": n_step, "gamma": gamma, "max_times_sampled": max_times_sampled}
-                wrong = claim(view, sampler, limiter, depth, **settings)
-                if wrong:
-                    warnings.warn(
-                        f"transitions: view {number} of the checkpoint is another: {'; '.join(wrong)}. This one begins "
-                        "anew, with new priorities and a new random state",
-                        RuntimeWarning,
-                        stacklevel=2,
-                    )
-                    view = None
-            if view is None:
-                view = Transitions(
-                    self._log,
-                    self._lock,
-                    self._gate,
-                    n_step=n_step,
-                    gamma=gamma,
-                    sampler=sampler,
-                    max_times_sampled=max_times_sampled,
-                    limiter=limiter,
-                    depth=depth,
-                    seed=[self._settings.seed, number] if seed is None else seed,
-                )
-            self._views[number] = weakref.ref(view)
-            self._views_made += 1
-            self._log.space.limit_arena()
-            return view
+            return self._views.make(
+                Uniform() if sampler is None else sampler,
+                seed,
+                n_step=n_step,
+                gamma=gamma,
+                max_times_sampled=max_times_sampled,
+                limiter=limiter,
+                depth=depth,
+            )
 
     # accounting
 
@@ -401,7 +370,7 @@ class Store:
             read.
         """
         with self._lock:
-            return account(self._log, self._live_views(), self._gate)
+            return account(self._log, self._views, self._gate)
 
     def flush(self) -> None:
         """Return when all that was appended so far is on disk, open segments included. Without a disk: at once.
@@ -435,7 +404,7 @@ class Store:
             FileExistsError: the folder holds a store that is no checkpoint.  StoreInUseError: it is in use.
         """
         with self._saving:
-            save(Path(path), self._log, self._lock, self._manifest(), self._states, Files())
+            save(Path(path), self._log, self._lock, self._manifest(), self._views.states, Files())
 
     def resize(
         self,
@@ -447,8 +416,8 @@ class Store:
         """Change limits while the store is in use; those that are not given stay, ``None`` lifts one.
 
         What is too much now leaves at once: steps as the retention chooses them, or, with a disk, memory alone. Ids,
-        priorities and random states stay. Growing beyond what was first asked for moves what is in memory: some 0.3 s a
-        GiB; with a disk it is read again when it is sampled.
+        priorities and random states stay. Growing beyond what was first asked for moves what is in memory;
+        with a disk it is read again when it is sampled.
 
         Raises:
             ValueError: naming the argument; then nothing changed.  MemoryError: no address space; nothing changed.
@@ -458,13 +427,10 @@ class Store:
             now = {"capacity": capacity, "ram": ram, "disk_limit": disk_limit}
             now = {name: getattr(self, name) if value is ... else value for name, value in now.items()}
             settings = self._settings.limited(**now)
-            for view in self._live_views():
-                if view.limiter is not None:
-                    view.limiter.check(settings.capacity, view.max_times_sampled)
+            self._views.check_capacity(settings.capacity)
             self._log.resize(settings.capacity, settings.ram, settings.disk_limit)
             self._settings = settings
-            for view in self._live_views():
-                view.resized()
+            self._views.resized()
             self._log.keep_limits()
             if self._log.disk is not None:
                 self._log.disk.describe(self._manifest())
@@ -472,21 +438,6 @@ class Store:
 
     def _manifest(self) -> dict[str, Any]:
         return self._settings.manifest() | self._log.identity
-
-    def _states(self) -> dict[str, Any]:
-        found = {}
-        for number, ref in self._views.items():
-            view = ref()
-            state = None if view is None else saved(view)
-            if state is not None:
-                found[str(number)] = state
-            elif view is not None:
-                warnings.warn(
-                    f"checkpoint: view {number} has a sampler of another kind, {view.sampler!r}; it is not kept",
-                    RuntimeWarning,
-                    stacklevel=4,
-                )
-        return found
 
     @classmethod
     def open(
@@ -548,20 +499,3 @@ class Store:
     def __repr__(self) -> str:
         limits = f"capacity={self.capacity}, ram={self.ram}"
         return f"<Store {len(self):,} steps in {self.lanes} lanes, {limits}, fields {list(self.spec.fields)}>"
-
-    def _live_views(self) -> list[Transitions]:
-        return [view for ref in self._views.values() if (view := ref()) is not None]
-
-    def _priorities(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.float64] | None:
-        """Mean priorities of the steps in ``slots`` by the first view that has any."""
-        return next((p for view in self._live_views() if (p := view.priorities(slots)) is not None), None)
-
-    def _tell_views(self) -> None:
-        """Steps were appended, or are sampleable now."""
-        for view in self._live_views():
-            view.written()
-        self._gate.notify()
-
-    def _forget(self, slot: int) -> None:
-        for view in self._live_views():
-            view.forget(slot)

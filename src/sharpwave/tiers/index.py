@@ -103,6 +103,23 @@ class SegmentIndex:
         self.latest_generation = max(self.latest_generation, int(self.generation[slot]))
         heapq.heappush(self._returned, slot)
 
+    def link(self, slot: int, following: int) -> None:
+        """The lane of ``slot`` goes on in ``following``."""
+        self.next[slot], self.previous[following] = following, slot
+
+    def unlink(self, slot: int) -> None:
+        """Take a slot that another follows out of its lane's chain."""
+        before, following = self.previous[slot], self.next[slot]
+        if before >= 0:
+            self.next[before] = following
+            self.gap[before] = 1
+        self.previous[following] = before
+
+    def chain(self, slots: list[int]) -> None:
+        """Make ``slots``, in their order, the beginning of a lane's chain."""
+        self.next[slots[:-1]] = slots[1:]
+        self.previous[slots] = [-1, *slots[:-1]]
+
     def restore(self, used: set[int], first_generation: int, generation: Ints | None = None) -> None:
         """Make ``used`` the slots in use, of those up to ``highest`` or what is more; all others are free.
 

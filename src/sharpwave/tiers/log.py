@@ -212,20 +212,21 @@ class StepLog:
                 raise
             kept = False
             self.dropped_steps += int(index.rows[slot])
-        self.opened.reopen(lane, following, context, going_on)
-        index.next[slot], index.previous[following] = following, slot
-        if not kept:
-            self._remove(slot)
+        self._go_on(lane, following, kept, context, going_on)
 
     def _abandon(self, lane: int) -> None:
         """Let the rows of the lane's open segment go, though it is not sealed."""
-        slot = int(self.opened.slots[lane])
         going_on = not self.opened.ended(lane)
         context = self.opened.newest_frames(lane) if going_on else {}
-        following = self._take_slot()
+        self._go_on(lane, self._take_slot(), False, context, going_on)
+
+    def _go_on(self, lane: int, following: int, kept: bool, context: Mapping[int, Bytes], going_on: bool) -> None:
+        """Open the lane's next segment in the slot ``following``; its last goes unless it is ``kept``."""
+        slot = int(self.opened.slots[lane])
         self.opened.reopen(lane, following, context, going_on)
-        self.index.next[slot], self.index.previous[following] = following, slot
-        self._remove(slot)
+        self.index.link(slot, following)
+        if not kept:
+            self._remove(slot)
 
     def _take_slot(self) -> int:
         while (slot := self.index.take()) is None:
@@ -338,10 +339,7 @@ class StepLog:
         self.held_steps += rows
         self.total_steps += rows
         self.changes += 1
-        self.opened.reopen(lane, following, {}, going_on=False)
-        index.next[slot], index.previous[following] = following, slot
-        if not kept:
-            self._remove(slot)
+        self._go_on(lane, following, kept, {}, going_on=False)
         return slot if kept else -1
 
     def adopt(self, slot: int, content: Bytes) -> bool:
@@ -357,9 +355,7 @@ class StepLog:
 
     def chain(self, lane: int, slots: list[int]) -> None:
         """Put sealed segments, in their order, before the lane's open one."""
-        index, opened = self.index, int(self.opened.slots[lane])
-        index.next[slots] = [*slots[1:], opened]
-        index.previous[[*slots, opened]] = [-1, *slots]
+        self.index.chain([*slots, int(self.opened.slots[lane])])
         self.oldest[lane] = slots[0]
         self.changes += 1
 
@@ -410,11 +406,7 @@ class StepLog:
     ) -> None:
         """Append a segment to the newest region, unless making room for it takes itself.  Raises: OSError."""
         index = self.index
-        dictionaries = {
-            (c, column.dictionary): self.tables[c].data(places[c])
-            for c, column in enumerate(columns)
-            if column.dictionary
-        }
+        dictionaries = self.sealed.dictionaries(columns, places)
         need = len(packed) + sum(len(data) + 64 for data in dictionaries.values())
         while self._sealing:
             try:
@@ -464,30 +456,15 @@ class StepLog:
         if self.disk is not None:
             self.disk.drop_tail(self.index.segment_id(slot))
         index = self.index
-        before, following = int(index.previous[slot]), int(index.next[slot])
-        if before >= 0:
-            index.next[before] = following
-            index.gap[before] = 1
-        else:
-            self.oldest[index.lane[slot]] = following
-        index.previous[following] = before
+        if index.previous[slot] < 0:
+            self.oldest[index.lane[slot]] = index.next[slot]
+        index.unlink(slot)
         rows = int(index.rows[slot])
         index.give_back(slot)
         self.held_steps -= rows
         self.evicted_steps += rows
         self.evicted_segments += 1
         self.changes += 1
-
-    def bytes(self) -> dict[str, int]:
-        """Memory by use, in bytes."""
-        staging = self.lanes * self.layout.chunk_bytes
-        used = self.sealed.nbytes if self.residency is None else self.arena.used_bytes - staging
-        return {
-            "arena_used": used,
-            "arena_free": self.arena.committed_bytes - staging - used,
-            "open_segments": staging,
-            **self.space.bytes_beside(),
-        }
 
 
 def too_large(disk: Disk, need: int) -> OSError:

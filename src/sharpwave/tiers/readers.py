@@ -40,8 +40,10 @@ with the one before."""
 TOGETHER = 8
 """So many reads that lie side by side are made as one, at most."""
 QUEUE = 2048
-READERS = 32
+READERS, FEWEST = 32, 4
 """Reads in flight: a disk answers many at a time, and one only as fast as it turns around."""
+SHARE = 512 << 10
+"""There is a reader for so many bytes of memory to read into: its window takes an eighth."""
 NAP_US = 30
 NAPS = 1000
 """After so many a waiting thread returns to Python, where an interrupt by the user is noticed."""
@@ -205,14 +207,14 @@ class Readers:
         self._memory, self._state, self._files = memory, state, files
         self._queue = np.zeros((QUEUE, COLUMNS), np.int64)
         self._counters = np.zeros(32, np.int64)
+        self.count = max(FEWEST, min(READERS, len(memory) // SHARE))
         self._local = threading.local()
-        self._window_bytes = 0
         self._writer = -1
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the queue, and of the readers' windows as far as they are used."""
-        return self._queue.nbytes + READERS * self._window_bytes
+        """Bytes of the queue and of the readers' windows."""
+        return self._queue.nbytes + self.count * direct.WINDOW
 
     @property
     def joined(self) -> int:
@@ -226,15 +228,12 @@ class Readers:
         """
         if self._writer < 0:
             self._begin()
-        if len(reads):
-            used = TOGETHER * int(reads[:, NBYTES].max()) + 2 * direct.BLOCK
-            self._window_bytes = max(self._window_bytes, min(used, direct.WINDOW))
         begin = 0
         while begin < len(reads):
             count = _put(self._queue, self._counters, self._state, reads[begin:])
             begin += count
             with contextlib.suppress(BlockingIOError):  # as many wake already as the pipe holds bytes
-                os.write(self._writer, b"!" * min(count, READERS))
+                os.write(self._writer, b"!" * min(count, self.count))
             if begin < len(reads):
                 self._work_or_nap()
 
@@ -265,8 +264,8 @@ class Readers:
         os.set_blocking(self._writer, False)
         self._end = weakref.finalize(self, os.close, self._writer)  # without a writer the readers end
         arguments = (self._files, self._memory, self._queue, self._counters, self._state, pipe)
-        ends = [True, *[False] * (READERS - 1)]
-        for _ in range(READERS):
+        ends = [True, *[False] * (self.count - 1)]
+        for _ in range(self.count):
             threading.Thread(target=_thread, args=(*arguments, ends), name="sharpwave-read", daemon=True).start()
 
     def _window(self) -> Bytes:

@@ -112,6 +112,16 @@ class Sealed:
             space.disk.release(int(index.region[slot]), nbytes)
         self.nbytes -= nbytes
 
+    def dictionaries(
+        self, columns: Sequence[Column | segment.Placed], places: Sequence[int]
+    ) -> dict[tuple[int, int], bytes]:
+        """Those that a segment's columns refer to, by (column, key). ``places``: where they are, by column."""
+        return {
+            (c, column.dictionary): self._tables[c].data(places[c])
+            for c, column in enumerate(columns)
+            if column.dictionary
+        }
+
     def drop_dictionaries(self, places: Iterable[int]) -> None:
         """A segment goes whose columns' dictionaries are at ``places``."""
         for table, place in zip(self._tables, places, strict=False):

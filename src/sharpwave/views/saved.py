@@ -21,18 +21,18 @@ def saved(view: Transitions) -> dict[str, Any] | None:
     described = describe(view.sampler)
     if described is None:
         return None
-    view._sync()
-    highest = view._log.index.highest * view._log.stride
+    log, steps = view._log, view._steps
+    steps.follow()
     return {
         "n_step": view.n_step,
         "gamma": view.gamma,
-        "max_times_sampled": None if view._uses is None else view._uses.most,
+        "max_times_sampled": view.max_times_sampled,
         "sampler": described,
         "remembered": view.sampler.state(),
-        "uses": None if view._uses is None else view._uses.given(highest),
+        "uses": None if steps.uses is None else steps.uses.given(log.index.highest * log.stride),
         "rng": view._rng.bit_generator.state,
-        "samples": view._samples,
-        "inserts": view._log.total_steps - view._steps_before,
+        "samples": steps.samples,
+        "inserts": log.total_steps - view._steps_before,
         "ahead": [stream.ahead() for stream in view.streams()],
     }
 
@@ -55,15 +55,12 @@ def restored(log: StepLog, lock: Any, gate: Gate, state: dict[str, Any]) -> Tran
         depth=2,
         seed=0,
     )
-    view._sync()  # all that can be sampled comes in, as if new
-    if view._uses is not None:
-        full = view._uses.recall(checked_array(state, "uses", np.int32), view._known, log.stride)
-        if len(full):
-            view.sampler.exclude(full)
-            view._count -= len(full)
+    view._steps.follow()  # all that can be sampled comes in, as if new
+    if view.max_times_sampled is not None:
+        view._steps.recall_uses(checked_array(state, "uses", np.int32))
     view.sampler.recall(state["remembered"])
     view._rng.bit_generator.state = state["rng"]
-    view._samples = int(state["samples"])
+    view._steps.samples = int(state["samples"])
     view._steps_before = log.total_steps - int(state["inserts"])
     view._ahead = [[checked(batch) for batch in batches] for batches in state["ahead"]]
     return view
@@ -89,7 +86,7 @@ def claim(view: Transitions, sampler: Sampler, limiter: Limiter | None, depth: i
     if not wrong:
         sampler.bind(1, 1)  # refused if it serves another view
         vars(sampler).update({name: value for name, value in vars(view.sampler).items() if name != "beta"})
-        view.sampler = sampler
+        view._steps.sampler = sampler
         view.set_depth(depth)
         view.set_limiter(limiter)
     return wrong

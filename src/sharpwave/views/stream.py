@@ -54,7 +54,7 @@ class Stream:
                 if not self.drawn:
                     view._gate.wait("sample", lambda: view._sample_waits(self._size), self._timeout)
                     view._check_enough(self._size)
-                elif view._sample_waits(self._size) is not None or not view._enough(self._size):
+                elif view._sample_waits(self._size) is not None or not view._steps.enough(self._size):
                     break
                 self._draw()
             self._read()
@@ -88,14 +88,14 @@ class Stream:
         for batch in ahead:
             ids = batch["ids"]
             draw = Draw.of(len(ids))
-            draw.leaves[:], there = self._view._log.index.resolve(ids, self._view._known)
+            draw.leaves[:], there = self._view._steps.resolve(ids)
             draw.probabilities[:], draw.weights[:] = batch["probabilities"], batch["weights"]
             self.drawn.append(Ahead(draw, np.where(there, ids, -1)))
 
     def _draw(self) -> None:
         view = self._view
         draw = Draw.of(self._size)
-        view._take(draw, self._beta)
+        view._steps.draw(draw, self._beta, view._rng)
         self.drawn.append(Ahead(draw, view._log.index.ids(draw.leaves)))
         view._gate.notify()
 
@@ -119,7 +119,7 @@ class Stream:
     def _needed(self, ids: Ints) -> Ints:
         """Slots of the sealed segments that steps of a batch lie in, as far as they are there still."""
         view, index = self._view, self._view._log.index
-        leaves, there = index.resolve(ids, view._known)
+        leaves, there = view._steps.resolve(ids)
         leaves = leaves[there]
         slots = leaves // index.stride
         if view.n_step > 1:

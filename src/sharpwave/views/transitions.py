@@ -6,7 +6,6 @@ import math
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,12 +13,11 @@ import numpy.typing as npt
 
 from ..errors import DamagedError, EmptyError
 from ..sampling.limiters import Cursor, Gate, Limiter
-from ..sampling.samplers import Draw, Prioritized, Sampler, extended, importance_weights
-from ..segment import FLAGS
+from ..sampling.samplers import Draw, Sampler
 from .batch import Batch
 from .buffers import Buffers
 from .filling import fill
-from .kernels import cut, sync
+from .sampleable import Sampleable
 from .stream import Ahead, Stream, let_go
 from .uses import Uses
 
@@ -27,9 +25,6 @@ if TYPE_CHECKING:
     from ..tiers.log import StepLog
 
 Ints = npt.NDArray[np.int64]
-
-RUNS = 1024
-"""Runs of new steps that one call of ``sync`` reports."""
 
 
 class Transitions:
@@ -66,21 +61,15 @@ class Transitions:
             raise TypeError(
                 f"transitions: sampler={sampler!r}, expected a sampler such as sharpwave.Uniform() or Prioritized(...)"
             )
-        self._uses = None if max_times_sampled is None else Uses(max_times_sampled, log.index.leaves)
-        self.n_step, self.gamma, self.sampler = int(n_step), float(gamma), sampler
+        uses = None if max_times_sampled is None else Uses(max_times_sampled, log.index.leaves)
+        self.max_times_sampled = None if uses is None else uses.most
+        self.n_step, self.gamma = int(n_step), float(gamma)
         self._log, self._lock, self._gate = log, lock, gate
         self.set_depth(depth)
         self.set_limiter(limiter)
         self._steps_before = log.total_steps - log.held_steps
-        self._samples = 0
         self._rng = np.random.default_rng(seed)
-        sampler.bind(log.index.slots, log.index.stride)
-        self._known = np.zeros(log.index.slots, np.int32)
-        self._cursor = np.zeros(0, np.int32)
-        self._seen = -1  # the log's changes when it was followed last
-        self._runs = np.empty((3, RUNS), np.int64)
-        self._count = 0
-        self._expected: dict[int, npt.NDArray[np.float32]] = {}  # slot -> TD errors of its steps, not all known yet
+        self._steps = Sampleable(log, sampler, uses, self.n_step)
         self._ring: list[Buffers] = []
         self._turn = 0
         self._streams: list[tuple[weakref.ref[Stream], deque[Ahead]]] = []
@@ -101,15 +90,15 @@ class Transitions:
         self.limiter = limiter
 
     @property
-    def max_times_sampled(self) -> int | None:
-        """Times that a step is given out, at most; ``None``: no limit."""
-        return None if self._uses is None else self._uses.most
+    def sampler(self) -> Sampler:
+        """What chooses the steps."""
+        return self._steps.sampler
 
     def __len__(self) -> int:
         """Steps that can be sampled now; not those that were ``max_times_sampled`` times."""
         with self._lock:
-            self._sync()
-            return self._count
+            self._steps.follow()
+            return self._steps.count
 
     def sample(self, batch_size: int, *, beta: float | None = None, timeout: float | None = None) -> Batch:
         """Draw ``batch_size`` transitions.
@@ -172,30 +161,10 @@ class Transitions:
         """Those in use, in the order of their making."""
         return [stream for ref, _ in self._streams if (stream := ref()) is not None]
 
-    def _take(self, draw: Draw, beta: float | None) -> Callable[[], None]:
-        """Fill ``draw`` and count it as given out; returns what takes that back."""
-        ended, unused = 0, None
-        if self._uses is None:
-            self.sampler.draw(draw, self._rng)
-        else:
-            ended, unused = self._uses.draw(self.sampler, draw, self._rng)
-        importance_weights(draw.probabilities, self.sampler.beta if beta is None else float(beta), draw.weights)
-        count = len(draw.leaves)
-        self._count -= ended
-        self._samples += count
-
-        def undo() -> None:
-            if unused is not None:
-                unused()
-            self._count += ended
-            self._samples -= count
-
-        return undo
-
     def _drawn(self, buffers: Buffers, beta: float | None) -> Batch:
         """A batch drawn now; an interrupt by the user among what may go wrong: then nothing was given out."""
         while True:
-            undo = self._take(buffers.draw, beta)
+            undo = self._steps.draw(buffers.draw, beta, self._rng)
             try:
                 batch = fill(self._log, buffers, self.n_step, self.gamma)
             except DamagedError:
@@ -212,16 +181,16 @@ class Transitions:
     def _from_draw(self, draw: Draw, ids: Ints, beta: float | None) -> Batch:
         """The batch of an earlier draw, with new draws for what has left since."""
         buffers = self._next_buffers(len(ids))
-        self._sync()
+        self._steps.follow()
         target = buffers.draw
         for name in ("leaves", "probabilities", "weights"):
             np.copyto(getattr(target, name), getattr(draw, name))
-        _, there = self._log.index.resolve(ids, self._known)
+        _, there = self._steps.resolve(ids)
         gone = np.flatnonzero(~there)
         if gone.size:
             self._check_enough(gone.size)
             other = Draw.of(gone.size)
-            self._take(other, beta)
+            self._steps.draw(other, beta, self._rng)
             target.leaves[gone], target.probabilities[gone] = other.leaves, other.probabilities
             target.weights[gone] = other.weights
         try:
@@ -234,18 +203,18 @@ class Transitions:
     def _set_aside_damaged(self) -> bool:
         """Draw no step any more whose segment could not be read. False if nothing changed, or nothing is left."""
         assert self._log.residency is not None
-        before = self._count
+        before = self._steps.count
         for slot, problem in self._log.residency.damaged.items():
-            known = int(self._known[slot])
+            known = int(self._steps.known[slot])
             if known:
-                self._drop(slot)
+                self._steps.drop(slot)
                 warnings.warn(f"{problem}; its {known} steps are sampled no more", RuntimeWarning, stacklevel=3)
-        return 0 < self._count < before
+        return 0 < self._steps.count < before
 
     def _sample_waits(self, batch_size: int) -> str | None:
         """What a batch must wait for."""
         self._log.check_open()
-        self._sync()
+        self._steps.follow()
         if self.limiter is None:
             return None
         cursor = self._where()
@@ -259,29 +228,27 @@ class Transitions:
         """What so many steps must wait for."""
         if self.limiter is None:
             return None
-        self._sync()
+        self._steps.follow()
         cursor = self._where()
         reason = self.limiter.append_waits(steps, cursor)
         return None if reason is None else f"{reason} ({self.limiter}; {cursor})"
 
     def _where(self) -> Cursor:
-        uses = self._uses.left if self._uses is not None else math.inf if self._count else 0
-        return Cursor(self._log.total_steps - self._steps_before, self._samples, self._count, uses)
-
-    def _enough(self, batch_size: int) -> bool:
-        return self._count > 0 and (self._uses is None or self._uses.left >= batch_size)
+        inserts, steps = self._log.total_steps - self._steps_before, self._steps
+        return Cursor(inserts, steps.samples, steps.count, steps.uses_left)
 
     def _check_enough(self, batch_size: int) -> None:
-        if self._count == 0 and (self._uses is None or self._uses.left == 0):
-            used = "" if self._uses is None else f" (or all were, max_times_sampled={self._uses.most} times)"
+        count, left, most = self._steps.count, self._steps.uses_left, self.max_times_sampled
+        if count == 0 and left == 0:
+            used = "" if most is None else f" (or all were, max_times_sampled={most} times)"
             raise EmptyError(
                 f"sample: no step can be sampled yet{used}: the store holds {self._log.held_steps}, and a step can be "
                 f"sampled once its episode has ended or {self.n_step} more steps were appended to its lane"
             )
-        if self._uses is not None and self._uses.left < batch_size:
+        if left < batch_size:
             raise EmptyError(
-                f"sample: batch_size={batch_size}, but the {self._count} steps that are left can be sampled "
-                f"{self._uses.left} times in all (max_times_sampled={self._uses.most}); nothing was taken"
+                f"sample: batch_size={batch_size}, but the {count} steps that are left can be sampled "
+                f"{left} times in all (max_times_sampled={most}); nothing was taken"
             )
 
     def fetch(self, ids: npt.ArrayLike) -> Batch:
@@ -293,8 +260,8 @@ class Transitions:
         ids = _check_ids(ids)
         with self._lock:
             self._log.check_open()
-            self._sync()
-            leaves, there = self._log.index.resolve(ids, self._known)
+            self._steps.follow()
+            leaves, there = self._steps.resolve(ids)
             if not there.all():
                 raise KeyError(f"fetch: id {ids[~there][0]} has left the store, or its successor is not known yet")
             buffers = Buffers(self._log.spec, self.n_step, len(ids))
@@ -305,12 +272,8 @@ class Transitions:
     def sampleable_ids(self) -> Ints:
         """Ids of all steps that can be sampled now, in no particular order."""
         with self._lock:
-            self._sync()
-            slots = np.flatnonzero(self._known)
-            stride = self._log.stride
-            runs = [np.arange(s * stride, s * stride + self._known[s]) for s in slots]
-            leaves = np.concatenate(runs) if runs else np.empty(0, np.int64)
-            return self._log.index.ids(leaves if self._uses is None else leaves[self._uses.remaining(leaves)])
+            self._steps.follow()
+            return self._steps.ids()
 
     def update_priorities(self, ids: npt.ArrayLike, td_error: npt.ArrayLike) -> int:
         """New priorities ``|td_error| + eps`` for ``ids``; returns how many were stale.
@@ -337,127 +300,18 @@ class Transitions:
             )
         with self._lock:
             self._log.check_open()
-            self._sync()  # steps appended before this call get the largest priority of before this call
-            leaves, there = self._log.index.resolve(ids, self._known)
-            if self._uses is not None:
-                there &= self._uses.remaining(leaves)
-            if not there.all():
-                leaves, errors = leaves[there], errors[there]
-            self.sampler.update(leaves, errors)
-        return len(ids) - len(leaves)
+            self._steps.follow()  # steps appended before this call get the largest priority of before this call
+            return len(ids) - self._steps.update(ids, errors)
 
     @property
     def nbytes(self) -> int:
         """Bytes of memory that the view takes: sampler, batches and bookkeeping."""
-        known = self._known.nbytes * self._log.index.highest // self._log.index.slots
-        uses = 0 if self._uses is None else self._uses.nbytes(self._log.index.highest * self._log.stride)
-        return known + uses + self._runs.nbytes + self.sampler.nbytes + self.batch_bytes
+        return self._steps.nbytes + self.batch_bytes
 
     @property
     def batch_bytes(self) -> int:
         """Bytes of the reused batches."""
         return sum(buffers.nbytes for buffers in self._ring)
-
-    def forget(self, slot: int) -> None:
-        """The segment in ``slot`` is about to go."""
-        log, index = self._log, self._log.index
-        self._drop(slot)
-        reaching = np.empty(self.n_step - 1, np.int64)
-        found = cut(
-            log.arena.memory, index.offset[FLAGS], index.rows, index.previous, index.gap, slot, log.stride, self._known,
-            reaching,
-        )  # fmt: skip
-        leaves = self._take_away(np.sort(reaching[:found]))
-        if len(leaves):
-            self._count -= len(leaves)
-            self.sampler.exclude(leaves)
-        lane = index.lane[slot]
-        if lane < len(self._cursor) and self._cursor[lane] == slot:
-            self._cursor[lane] = index.next[slot]
-
-    def _drop(self, slot: int) -> None:
-        """None of the steps in ``slot`` can be sampled any more."""
-        first, known = slot * self._log.stride, int(self._known[slot])
-        self._count -= len(self._take_away(np.arange(first, first + known)))
-        self.sampler.remove(slot)
-        self._expected.pop(slot, None)
-        self._known[slot] = 0
-        if self._uses is not None:
-            self._uses.clear(first, first + self._log.stride)
-
-    def _take_away(self, leaves: Ints) -> Ints:
-        """Those of ``leaves`` that could be given out until now."""
-        return leaves if self._uses is None else self._uses.drop(leaves)
-
-    def priorities(self, slots: Ints) -> npt.NDArray[np.float64] | None:
-        """Mean priority of the steps that can be sampled, by slot; infinite where none can yet. ``None`` if there are
-        no priorities to be had."""
-        if not isinstance(self.sampler, Prioritized):
-            return None
-        self._sync()
-        known = self._known[slots]
-        return np.where(known > 0, self.sampler.masses(slots) / np.maximum(known, 1), np.inf)
-
-    def expect(self, slot: int, td_error: npt.NDArray[np.float32]) -> None:
-        """Steps of the segment in ``slot`` get priorities by ``td_error`` [rows] when they can be sampled."""
-        self._expected[slot] = td_error
-
-    def _prioritize(self, slots: Ints, begins: Ints, ends: Ints) -> None:
-        """Of runs that can be sampled now, those that were expected get their priorities."""
-        for slot, begin, end in zip(slots.tolist(), begins.tolist(), ends.tolist(), strict=True):
-            errors = self._expected.get(slot)
-            if errors is not None:
-                first = slot * self._log.stride
-                self.sampler.update(np.arange(first + begin, first + end), errors[begin:end].astype(np.float64))
-                if end == len(errors):
-                    del self._expected[slot]
-
-    def resized(self) -> None:
-        """The log may have more slots than before."""
-        slots = self._log.index.slots
-        if slots > len(self._known):
-            self._known = extended(self._known, slots)
-            self.sampler.grow(slots)
-            if self._uses is not None:
-                self._uses.grow(self._log.index.leaves)
-
-    def written(self) -> None:
-        """The log has changed."""
-        if self.sampler.in_order:  # else it is followed when next asked
-            self._sync()
-
-    def _sync(self) -> None:
-        log, index = self._log, self._log.index
-        if self._seen == log.changes:
-            return
-        if len(self._cursor) < log.lanes:
-            self._cursor = np.concatenate([self._cursor, log.oldest[len(self._cursor) :]])
-        slots, begins, ends = self._runs
-        found = RUNS
-        while found == RUNS:
-            found = sync(
-                log.arena.memory,
-                index.offset[FLAGS],
-                index.rows,
-                index.next,
-                index.gap,
-                index.sealed,
-                self._cursor,
-                self._known,
-                self.n_step,
-                slots,
-                begins,
-                ends,
-            )
-            if found:
-                self.sampler.insert(slots[:found], begins[:found], ends[:found])
-                if self._expected:
-                    self._prioritize(slots[:found], begins[:found], ends[:found])
-                came = int(ends[:found].sum() - begins[:found].sum())
-                self._count += came
-                if self._uses is not None:
-                    self._uses.add(came)
-        self._seen = log.changes
 
     def _next_buffers(self, batch_size: int) -> Buffers:
         if self._ring and len(self._ring[0].reward) != batch_size:
