@@ -40,7 +40,7 @@ def sharpwave():
 
 
 @pytest.fixture
-def here(capsys, monkeypatch):
+def here(capfd, monkeypatch):
     """A function that does what ``sharpwave`` does, without the seconds that a new process needs to import torch."""
     for name, value in SETTINGS.items():
         monkeypatch.setenv(name, value)
@@ -49,7 +49,7 @@ def here(capsys, monkeypatch):
     def run(*arguments):
         with pytest.raises(SystemExit) as ended:
             main([*map(str, arguments)])
-        return Result(ended.value.code, "".join(capsys.readouterr()))
+        return Result(ended.value.code, "".join(capfd.readouterr()))
 
     yield run
     # An agent sets both for its whole process.
