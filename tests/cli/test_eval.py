@@ -21,10 +21,10 @@ def test_scores_repeat_for_a_seed(sharpwave, here, cartpole_run):
     assert first.text.count("score") == 3 and "mean" in first.text and "std" in first.text
 
 
-def test_video_of_an_atari_game(sharpwave, pong_run, tmp_path):
+def test_video_of_an_atari_game(here, pong_run, tmp_path):
     folder, _ = pong_run
     video = tmp_path / "pong.mp4"
-    result = sharpwave("eval", folder, "--episodes", 1, "--epsilon", 1, "--video", video)
+    result = here("eval", folder, "--episodes", 1, "--epsilon", 1, "--video", video)
     assert result.code == 0, result.text
     assert video.read_bytes()[4:8] == b"ftyp"
 
