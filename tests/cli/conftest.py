@@ -1,4 +1,4 @@
-"""The command line as a user runs it: in a process of its own."""
+"""The command line as a user runs it: in a process of its own, or in this one where that proves no less."""
 
 import os
 import subprocess
@@ -6,6 +6,9 @@ import sys
 from dataclasses import dataclass
 
 import pytest
+import torch
+
+from sharpwave.cli import main
 
 
 @dataclass
@@ -17,7 +20,8 @@ class Result:
 
 
 # Wide, so that sentences are not broken over lines.
-ENVIRONMENT = {**os.environ, "COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1", "SDL_VIDEODRIVER": "dummy"}
+SETTINGS = {"COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1", "SDL_VIDEODRIVER": "dummy"}
+ENVIRONMENT = {**os.environ, **SETTINGS}
 COMMAND = [sys.executable, "-W", "error", "-m", "sharpwave.cli"]
 
 
@@ -33,6 +37,24 @@ def sharpwave():
         return Result(done.returncode, done.stdout)
 
     return run
+
+
+@pytest.fixture
+def here(capfd, monkeypatch):
+    """A function that does what ``sharpwave`` does, without the seconds that a new process needs to import torch."""
+    for name, value in SETTINGS.items():
+        monkeypatch.setenv(name, value)
+    threads = torch.get_num_threads()
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            main([*map(str, arguments)])
+        return Result(ended.value.code, "".join(capfd.readouterr()))
+
+    yield run
+    # An agent sets both for its whole process.
+    torch.set_num_threads(threads)
+    torch.set_flush_denormal(False)
 
 
 @pytest.fixture(scope="session")

@@ -191,7 +191,7 @@ def test_results_of_other_settings_are_not_gone_on_with(tmp_path):
         begin(path, {"steps": 5}, fresh=False)
 
 
-def test_an_interrupted_ladder_goes_on(sharpwave, tmp_path):
+def test_an_interrupted_ladder_goes_on(here, tmp_path):
     arguments = ["bench", "ladder", "--rungs", "full,parallel", "--rounds", "1", "--steps", "8", "--warmup", "64"]
     arguments += ["--out", str(tmp_path)]
     process = subprocess.Popen(
@@ -208,7 +208,7 @@ def test_an_interrupted_ladder_goes_on(sharpwave, tmp_path):
     first = json.loads(path.read_text())["slices"]
     assert list(first) == ["full"] and not (tmp_path / "ladder.png").exists()
 
-    done = sharpwave(*arguments)
+    done = here(*arguments)
     assert done.code == 0, done.text
     results = json.loads(path.read_text())
     assert results["slices"]["full"] == first["full"]  # not measured again
@@ -224,9 +224,9 @@ def test_an_interrupted_ladder_goes_on(sharpwave, tmp_path):
     assert (tmp_path / "ladder.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_memory_sizes_are_trained_once(sharpwave, tmp_path):
+def test_memory_sizes_are_trained_once(here, tmp_path):
     arguments = ["bench", "memory-size", "--steps", "500", "--out", tmp_path, "--sizes", "300"]
-    first = sharpwave(*arguments)
+    first = here(*arguments)
     assert first.code == 0, first.text
     path = tmp_path / "memory-size.json"
     (run,) = json.loads(path.read_text())["runs"]

@@ -15,24 +15,24 @@ def cartpole_run(sharpwave, tmp_path_factory):
     return folder
 
 
-def test_scores_repeat_for_a_seed(sharpwave, cartpole_run):
-    first, second = (sharpwave("eval", cartpole_run, "--episodes", 3, "--seed", 7) for _ in range(2))
+def test_scores_repeat_for_a_seed(sharpwave, here, cartpole_run):
+    first, second = (play("eval", cartpole_run, "--episodes", 3, "--seed", 7) for play in (sharpwave, here))
     assert first.code == 0 and first.text == second.text
     assert first.text.count("score") == 3 and "mean" in first.text and "std" in first.text
 
 
-def test_video_of_an_atari_game(sharpwave, pong_run, tmp_path):
+def test_video_of_an_atari_game(here, pong_run, tmp_path):
     folder, _ = pong_run
     video = tmp_path / "pong.mp4"
-    result = sharpwave("eval", folder, "--episodes", 1, "--epsilon", 1, "--video", video)
+    result = here("eval", folder, "--episodes", 1, "--epsilon", 1, "--video", video)
     assert result.code == 0, result.text
     assert video.read_bytes()[4:8] == b"ftyp"
 
 
-def test_video_of_a_gymnasium_environment(sharpwave, cartpole_run, tmp_path):
+def test_video_of_a_gymnasium_environment(here, cartpole_run, tmp_path):
     pytest.importorskip("pygame")
     video = tmp_path / "pole.gif"
-    result = sharpwave("eval", cartpole_run, "--episodes", 1, "--video", video)
+    result = here("eval", cartpole_run, "--episodes", 1, "--video", video)
     assert result.code == 0, result.text
     assert video.read_bytes().startswith(b"GIF8")
 
@@ -47,19 +47,19 @@ def test_video_of_a_gymnasium_environment(sharpwave, cartpole_run, tmp_path):
         (["RUN", "--episodes", "0"], "--episodes"),
     ],
 )
-def test_errors_teach(sharpwave, cartpole_run, arguments, message):
-    result = sharpwave("eval", *(cartpole_run if word == "RUN" else word for word in arguments))
+def test_errors_teach(here, cartpole_run, arguments, message):
+    result = here("eval", *(cartpole_run if word == "RUN" else word for word in arguments))
     assert result.code == 2 and message in result.text and "Traceback" not in result.text
 
 
-def test_a_run_without_a_checkpoint(sharpwave, cartpole_run, tmp_path):
+def test_a_run_without_a_checkpoint(here, cartpole_run, tmp_path):
     (tmp_path / "config.json").write_text((cartpole_run / "config.json").read_text())
-    result = sharpwave("eval", tmp_path)
+    result = here("eval", tmp_path)
     assert result.code == 2 and "has no checkpoint yet" in result.text
 
 
-def test_a_damaged_config(sharpwave, cartpole_run, tmp_path):
+def test_a_damaged_config(here, cartpole_run, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"recipe": "x"}))
     (tmp_path / "checkpoints").symlink_to(cartpole_run / "checkpoints")
-    result = sharpwave("eval", tmp_path)
+    result = here("eval", tmp_path)
     assert result.code == 2 and "is not the config of a run" in result.text

@@ -52,18 +52,18 @@ def test_json_has_every_number(sharpwave, folder):
     assert told["damages"] == []
 
 
-def test_what_people_read(sharpwave, folder):
-    result = sharpwave("inspect", folder)
+def test_what_people_read(here, folder):
+    result = here("inspect", folder)
     assert result.code == 0 and "\x1b" not in result.text, result.text
     for part in ("137 steps", "obs.eye", "20x30", "4 episodes", "mean 29.00", "median 30.00", "████", "capacity 1,000"):
         assert part in result.text, part
 
 
-def test_choosing_an_episode(sharpwave, folder):
-    last = sharpwave("inspect", folder, "--last")
+def test_choosing_an_episode(here, folder):
+    last = here("inspect", folder, "--last")
     assert last.code == 0 and "(12), return 0, truncated" in last.text
     number = int(last.text.split()[1].rstrip(":"))
-    assert sharpwave("inspect", folder, "--episode", number).text == last.text
+    assert here("inspect", folder, "--episode", number).text == last.text
 
 
 def test_a_contact_sheet_has_the_frames(folder, tmp_path):
@@ -86,13 +86,13 @@ def test_a_contact_sheet_has_the_frames(folder, tmp_path):
 
 
 @pytest.mark.parametrize("shape", [(20, 30), (20, 30, 1), (20, 30, 3), (16, 16, 4), (200, 160, 3)])
-def test_pictures_by_the_command(sharpwave, tmp_path, shape):
+def test_pictures_by_the_command(here, tmp_path, shape):
     store = make_store(tmp_path / "store", shape)
     sheet, film = tmp_path / "a.png", tmp_path / "a.GIF"
-    assert sharpwave("inspect", store, "--best", "--out", sheet).code == 0
+    assert here("inspect", store, "--best", "--out", sheet).code == 0
     with Image.open(sheet) as image:
         assert image.format == "PNG"
-    result = sharpwave("inspect", store, "--best", "--out", film, "--fps", 20)
+    result = here("inspect", store, "--best", "--out", film, "--fps", 20)
     assert result.code == 0 and "46 frames" in result.text, result.text
     with Image.open(film) as image:
         assert image.n_frames == 46  # of 45 steps, and the final observation
@@ -119,13 +119,13 @@ def test_frames_that_are_alike_take_their_time(tmp_path):
     assert sum(durations) == 1100
 
 
-def test_a_store_without_images(sharpwave, tmp_path):
+def test_a_store_without_images(here, tmp_path):
     spec = sw.Spec(obs={"a": sw.Field((3,), "float32"), "b": sw.Field((2, 2), "int8")}, action=sw.Field((), "int64"))
     with sw.Store(spec, capacity=100, disk=tmp_path / "s") as store:
         obs = {"a": np.zeros(3, np.float32), "b": np.zeros((2, 2), np.int8)}
         store.append(lane=0, obs=obs, action=0, reward=0, terminated=True, truncated=False)
         store.flush()
-    result = sharpwave("inspect", tmp_path / "s", "--last", "--out", tmp_path / "a.png")
+    result = here("inspect", tmp_path / "s", "--last", "--out", tmp_path / "a.png")
     assert result.code == 2 and "only images can be drawn" in result.text and "obs.a is float32 [3]" in result.text
     assert not (tmp_path / "a.png").exists()
     assert image_field(sw.Spec(obs=sw.Field((5, 5, 3), "uint8"), action=sw.Field((), "int64")), None) == "obs"
@@ -145,23 +145,23 @@ def test_a_store_without_images(sharpwave, tmp_path):
         (["STORE", "--best", "--out", "TMP/a.png", "--field", "place"], "only images can be drawn"),
     ],
 )
-def test_errors_teach(sharpwave, folder, tmp_path, arguments, message):
+def test_errors_teach(here, folder, tmp_path, arguments, message):
     names = {"STORE": str(folder), "NOWHERE": str(tmp_path / "nowhere"), "TMP": str(tmp_path)}
     words = ["/".join(names.get(part, part) for part in word.split("/")) for word in arguments]
-    result = sharpwave("inspect", *words)
+    result = here("inspect", *words)
     assert result.code == 2 and message in result.text and "Traceback" not in result.text, result.text
 
 
-def test_damage_is_told_and_what_is_whole_is_shown(sharpwave, tmp_path):
+def test_damage_is_told_and_what_is_whole_is_shown(here, tmp_path):
     store = make_store(tmp_path / "s")
     (path,) = (store / "regions").glob("*.region")
     with path.open("r+b") as file:
         file.seek(300)
         file.write(b"\xff\xff")
-    result = sharpwave("inspect", store)
+    result = here("inspect", store)
     assert result.code == 0 and "sharpwave verify" in result.text and "damages are in none of these" in result.text
     (store / "store.json").write_text("{}")
-    result = sharpwave("inspect", store)
+    result = here("inspect", store)
     assert result.code == 2 and "store.json: not what a store writes" in result.text
 
 

@@ -50,8 +50,8 @@ def test_plan_without_an_environment_says_how_to_measure(sharpwave):
         (["--png", "nowhere/plan.png"], "make it first"),
     ],
 )
-def test_errors_teach(sharpwave, arguments, message):
-    result = sharpwave("plan", *arguments)
+def test_errors_teach(here, arguments, message):
+    result = here("plan", *arguments)
     assert result.code == 2 and message in result.text and "Traceback" not in result.text
 
 

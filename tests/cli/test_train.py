@@ -41,8 +41,8 @@ def test_a_run_leaves_everything(pong_run):
     assert "\x1b" not in text
 
 
-def test_help_has_every_setting_with_its_default(sharpwave):
-    result = sharpwave("train", "pong", "--help")
+def test_help_has_every_setting_with_its_default(here):
+    result = here("train", "pong", "--help")
     assert result.code == 0
     for field in dataclasses.fields(Recipe):
         assert flag(field.name) in result.text, field.name
@@ -50,7 +50,7 @@ def test_help_has_every_setting_with_its_default(sharpwave):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_end_a_run_with_a_checkpoint_that_plays(sharpwave, tmp_path, number):
+def test_signals_end_a_run_with_a_checkpoint_that_plays(sharpwave, here, tmp_path, number):
     folder = tmp_path / "run"
     process = subprocess.Popen(
         [*COMMAND, "train", "cartpole", "--out", str(folder), "--report-every", "100", "--steps", "10000000"],
@@ -66,7 +66,7 @@ def test_signals_end_a_run_with_a_checkpoint_that_plays(sharpwave, tmp_path, num
     assert process.returncode == 0, text
     assert f"interrupted by {number.name}" in text and "Traceback" not in text
     assert json.loads((folder / "summary.json").read_text())["reason"] == f"interrupted by {number.name}"
-    played = sharpwave("eval", folder, "--episodes", 2)
+    played = here("eval", folder, "--episodes", 2)
     assert played.code == 0 and "of 2 episodes" in played.text
     assert f"sharpwave train --resume {folder}" in text
     if number == signal.SIGINT:  # once is enough
@@ -104,13 +104,18 @@ def test_signals_end_a_run_with_a_checkpoint_that_plays(sharpwave, tmp_path, num
         (["cartpole", "--device", "gpu"], "device: got 'gpu', expected 'auto'"),
     ],
 )
-def test_errors_teach_and_make_no_folder(sharpwave, tmp_path, arguments, message):
+def test_errors_teach_and_make_no_folder(here, tmp_path, arguments, message):
     where = ("--out", tmp_path / "run") if arguments[0] in (*RECIPES, "cartpol") else ()
-    result = sharpwave("train", *arguments, *where)
+    result = here("train", *arguments, *where)
     assert result.code == 2
     assert message in " ".join(result.text.split()), result.text
     assert "Traceback" not in result.text
     assert not (tmp_path / "run").exists()
+
+
+def test_a_recipe_that_there_is_not(sharpwave):
+    result = sharpwave("train", "cartpol")
+    assert result.code == 2 and "unknown recipe 'cartpol'" in result.text and "Traceback" not in result.text
 
 
 def test_a_folder_in_use_is_left_alone(sharpwave, tmp_path):

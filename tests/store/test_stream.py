@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -86,7 +87,16 @@ def check(batch: Any) -> None:
         assert np.array_equal(obs[:, 1, -1, -1], at % 256)
 
 
-def test_streams_samples_and_a_writer_at_once(tmp_path: Path) -> None:
+@pytest.fixture
+def quick_turns() -> Iterator[None]:
+    """Threads take turns ten times as often as ever: more of what may go wrong, and a writer that waits for less."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(before / 10)
+    yield
+    sys.setswitchinterval(before)
+
+
+def test_streams_samples_and_a_writer_at_once(tmp_path: Path, quick_turns: None) -> None:
     """Memory holds a fifth of the steps, and segments leave the store while streams wait for them."""
     store = filled(side=48, disk=tmp_path, ram="4MiB")
     errors: list[BaseException] = []

@@ -28,7 +28,7 @@ Ints = npt.NDArray[np.int64]
 BLOCK = 4096
 """Direct reads begin and end at multiples of this, in the file and in memory; disks ask for 512 or for this."""
 PAGE = mmap.PAGESIZE
-WINDOW = 64 << 10
+WINDOW = 128 << 10
 """Bytes that are read at once, at most, into a window: direct reads need one that is aligned."""
 _CACHESTAT = 451
 

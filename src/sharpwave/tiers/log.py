@@ -125,7 +125,7 @@ class StepLog:
                     f"{self.arena.limit_bytes:,}; raise it, use fewer lanes or lower segment_steps= (now {self.stride})"
                 )
         for lane in range(self.lanes, count):
-            while (staging := self.arena.reserve()) is None:
+            while (staging := self.arena.reserve(self.layout.chunk_bytes)) is None:
                 if not self.space.make_room():
                     raise MemoryError(f"store: no room to open lane {lane}; raise ram=")
             slot = self._take_slot()
@@ -379,7 +379,7 @@ class StepLog:
 
         Raises: MemoryError.
         """
-        staging = self.arena.reserve()
+        staging = self.arena.reserve(self.layout.chunk_bytes)
         if staging is None:
             raise MemoryError(f"store: no room to open lane {self.lanes}; raise ram=")
         self.opened.add(slot, staging, steps - header.steps if header else steps)

@@ -147,8 +147,10 @@ class Arena:
         offsets: npt.NDArray[np.int64] = first + np.cumsum(spaces[: count + 1]) - spaces[: count + 1]
         return offsets
 
-    def reserve(self) -> int | None:
-        """Offset of a whole chunk, for rows that are still being written; ``None`` as in :meth:`allocate`."""
+    def reserve(self, nbytes: int) -> int | None:
+        """Offset of ``nbytes`` for rows that are still being written; ``None`` as in :meth:`allocate`."""
+        if nbytes < self.chunk_bytes:
+            return self.allocate(nbytes)
         chunk = self._take(self.chunk_bytes)
         if chunk is None:
             return None

@@ -42,7 +42,7 @@ TOGETHER = 8
 QUEUE = 2048
 READERS, FEWEST = 32, 4
 """Reads in flight: a disk answers many at a time, and one only as fast as it turns around."""
-SHARE = 512 << 10
+SHARE = 1 << 20
 """There is a reader for so many bytes of memory to read into: its window takes an eighth."""
 NAP_US = 30
 NAPS = 1000

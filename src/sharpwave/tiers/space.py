@@ -17,6 +17,10 @@ from .layout import Layout
 from .ram import ALIGNMENT, Arena, rounded
 from .residency import Residency
 
+CHUNK_BYTES = 3 << 19
+FEWEST_CHUNKS = 32
+"""That ``ram`` has room for, so that a part of it can go while the rest is in use."""
+
 
 class Space:
     """The arena and the index, and room in them and on disk.
@@ -50,7 +54,8 @@ class Space:
         self._tables, self._encoders, self._evict = tables, list(encoders), evict
         reserve, most_slots = layout.room(capacity, ram, None if disk is None else disk.limit)
         slots = max(slots, most_slots)
-        self.arena = Arena(reserve, layout.chunk_bytes, slots * layout.spine_bytes, huge_pages=ram is None)
+        chunk = layout.chunk_bytes if disk is None else larger_chunk(layout.chunk_bytes, ram)
+        self.arena = Arena(reserve, chunk, slots * layout.spine_bytes, huge_pages=ram is None)
         self.index = SegmentIndex(slots, layout.stride, len(layout.names))
         self.residency = None if disk is None else Residency(self.arena, self.index, disk)
         self._whole = in_order or disk is not None  # chunks go as a whole
@@ -165,3 +170,10 @@ class Space:
             if not self.compact():
                 return False
         return True
+
+
+def larger_chunk(nbytes: int, ram: int | None) -> int:
+    """A multiple of ``nbytes`` for a chunk: what is read from disk comes and goes by the chunk, at a cost for each."""
+    if ram is None:
+        return nbytes
+    return nbytes * max(1, min(CHUNK_BYTES, ram // FEWEST_CHUNKS) // nbytes)

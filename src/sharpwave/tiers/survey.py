@@ -179,6 +179,7 @@ class Reader:
 
     Args:
         identity: of the store it should belong to; ``None``: any.
+        growing: another process may be writing to it, and is given time to finish a record.
 
     Attributes:
         region: ``None`` where the header cannot be trusted.
@@ -188,12 +189,13 @@ class Reader:
         OSError: FileNotFoundError where the file has gone.
     """
 
-    def __init__(self, path: Path, identity: Identity | None) -> None:
+    def __init__(self, path: Path, identity: Identity | None, growing: bool = False) -> None:
         self.path = path
         self.region: Region | None
         self.region, self.records, self.damages = read_region(path, identity)
         if self.damages:
-            time.sleep(LOOK_AGAIN_S)
+            if growing:
+                time.sleep(LOOK_AGAIN_S)
             self.close()
             before = self.damages
             self.region, self.records, self.damages = read_region(path, identity)
@@ -275,9 +277,11 @@ def misnamed(reader: Reader) -> list[Damage]:
 
 def readers(folder: Path, identity: Identity | None) -> Iterator[Reader | Damage]:
     """Every region file of a folder, open one at a time; or why it cannot be read. Those that have gone are no more."""
-    for path in region_files(folder):
+    paths = region_files(folder)
+    for path in paths:
         try:
-            with Reader(path, identity) as reader:
+            # Records go to the newest file only: one that others followed already is as it will be.
+            with Reader(path, identity, growing=path == paths[-1]) as reader:
                 yield reader
         except FileNotFoundError:
             continue
