@@ -51,7 +51,7 @@ class ArenaMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.ranges) < 200)
     @rule()
     def reserve(self) -> None:
-        self.take(self.arena.reserve(), CHUNK, True)
+        self.take(self.arena.reserve(CHUNK), CHUNK, True)
 
     @precondition(lambda self: self.ranges)
     @rule(data=st.data())
@@ -85,7 +85,7 @@ class ArenaMachine(RuleBasedStateMachine):
         chunks = len(self.arena.memory) // CHUNK
         offsets = [self.arena.allocate(CHUNK) for _ in range(chunks)]
         assert None not in offsets and len(set(offsets)) == chunks, "room was lost"
-        assert self.arena.allocate(8) is None and self.arena.reserve() is None
+        assert self.arena.allocate(8) is None and self.arena.reserve(CHUNK) is None
         for offset in offsets:
             assert offset is not None
             self.arena.free(offset, CHUNK)
@@ -111,12 +111,12 @@ def test_the_limit_is_a_limit() -> None:
         taken += 1
         assert arena.committed_bytes <= arena.limit_bytes
     assert taken * 504 > 2 * CHUNK  # and is made use of
-    assert arena.reserve() is None
+    assert arena.reserve(CHUNK) is None
 
 
 def test_trimming_gives_memory_back() -> None:
     arena = Arena(8 * CHUNK, CHUNK)
-    offsets = [arena.reserve() for _ in range(4)]
+    offsets = [arena.reserve(CHUNK) for _ in range(4)]
     assert arena.committed_bytes == 4 * CHUNK
     for offset in offsets[1:]:
         assert offset is not None

@@ -40,7 +40,7 @@ class Lanes:
         self.layout, self.arena, self.index = layout, arena, index
         self.slots = np.zeros(0, np.int32)
         self.steps = np.zeros(0, np.int64)
-        self._chunks = np.zeros(0, np.int64)  # of the arena, where each lane's rows lie
+        self._staging = np.zeros(0, np.int64)  # where each lane's rows lie, counted from the arena's first chunk
         self.first_lane = 0
 
     def __len__(self) -> int:
@@ -50,10 +50,10 @@ class Lanes:
         """One more lane, to which ``steps`` were written, with an empty segment in ``slot``.
 
         Args:
-            staging: a chunk of the arena, from ``reserve``.
+            staging: where its rows lie in the arena, from ``reserve``.
         """
         self.slots = np.append(self.slots, np.int32(slot))
-        self._chunks = np.append(self._chunks, np.int64(self.arena.chunk_of(staging)))
+        self._staging = np.append(self._staging, np.int64(staging - self.arena.begin_of(0)))
         self.steps = np.append(self.steps, np.int64(steps))
         self._open(len(self.slots) - 1, slot)
 
@@ -74,7 +74,7 @@ class Lanes:
         index = self.index
         index.lane[slot] = lane
         index.first_step[slot] = self.steps[lane]
-        index.offset[:, slot] = self.arena.begin_of(int(self._chunks[lane])) + self.layout.column_starts
+        index.offset[:, slot] = self.arena.begin_of(0) + int(self._staging[lane]) + self.layout.column_starts
         index.codec[:, slot] = RAW
         index.dictionary[:, slot] = 0
         index.begins[slot] = True
