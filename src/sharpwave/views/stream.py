@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 Ints = npt.NDArray[np.int64]
 
+AHEAD = 0.75
+"""Share of the memory for segments that reading ahead may fill. The rest is for what is asked for now."""
+
 
 @dataclass
 class Ahead:
@@ -32,8 +35,8 @@ class Ahead:
 class Stream:
     """An endless iterator over batches; made by :meth:`Transitions.stream`.
 
-    All are drawn as far ahead as asked for. Of these as many are read ahead as half of the store's memory for segments
-    holds, counted over all streams of the store: what was read is to be there still when it is used.
+    All are drawn as far ahead as asked for. Of these as many are read ahead as three quarters of the store's memory for
+    segments hold, counted over all streams of the store: what was read is to be there still when it is used.
     """
 
     def __init__(
@@ -109,7 +112,7 @@ class Stream:
             if batch.slots is None:
                 slots = self._needed(batch.ids)
                 nbytes = int(log.index.nbytes[slots].sum())
-                if residency.kept_bytes + nbytes > log.segment_bytes // 2:
+                if residency.kept_bytes + nbytes > AHEAD * log.segment_bytes:
                     break
                 batch.slots, batch.nbytes = slots, nbytes
                 residency.kept_bytes += nbytes
