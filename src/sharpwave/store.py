@@ -364,8 +364,8 @@ class Store:
             ``append_waits``, ``append_wait_s``, ``sample_waits``, ``sample_wait_s``: how often either side waited for a
             limiter, and the seconds in all; ``codecs``: by field, columns packed by each codec.
             With a disk also ``disk``: ``bytes`` of its files, ``resident_segments`` (in memory as well), ``hits`` and
-            ``misses`` of sampled segments, ``bytes_read``, ``joined`` (reads made with the one beside them), ``stalls`` and
-            ``waited_s`` (how often, and for how many seconds in all, sampling waited for reads),
+            ``misses`` of sampled segments, ``bytes_read``, ``joined`` (reads made with the one beside them),
+            ``stalls`` and ``waited_s`` (how often, and for how many seconds in all, sampling waited for reads),
             ``bytes_written``, ``failures`` of writing, ``dropped_steps`` (on_full=), and ``damaged``: what could not be
             read.
         """
