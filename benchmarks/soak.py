@@ -405,7 +405,9 @@ def main() -> None:
     if soak.last_checkpoint is not None:
         summary["checkpoint"] |= soak.opened(soak.last_checkpoint)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "soak.json").write_text(json.dumps(summary, indent=1) + "\n")
+    text = json.dumps({name: value for name, value in summary.items() if name != "windows"}, indent=1)
+    lines = ",\n  ".join(map(json.dumps, windows))
+    (arguments.out / "soak.json").write_text(text.removesuffix("\n}") + f',\n "windows": [\n  {lines}\n ]\n}}\n')
     table(console, summary)
     good = goals(console, summary)
     figure(summary, arguments.out / "soak.png")
