@@ -31,7 +31,7 @@ from sharpwave.bench import progress
 
 HERE = Path(__file__).parent
 DATA = ("seaquest", "noise", "pong")
-RAM = {"seaquest": "64MiB", "noise": "256MiB", "pong": "64MiB"}
+RAM = {"seaquest": "96MiB", "noise": "256MiB", "pong": "64MiB"}
 QUICK_RAM = {"seaquest": "48MiB", "noise": "160MiB", "pong": "48MiB"}
 SEGMENT_STEPS = {"noise": 8}
 """An item of incompressible data is one read of its segment: with the usual 128 steps that would be 0.9 MB."""
@@ -188,7 +188,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="two minutes: less memory, fewer rounds")
     parser.add_argument("--data", nargs="+", choices=DATA, default=["seaquest", "noise"])
-    parser.add_argument("--ram", help="default: 64MiB, for noise 256MiB")
+    parser.add_argument("--ram", help="default: 96MiB, for noise 256MiB")
     parser.add_argument("--times", type=float, default=10.0, help="encoded bytes of the store, in multiples of --ram")
     parser.add_argument("--segment-steps", type=int, default=0, help="default: 8 for noise, else the store's own")
     parser.add_argument("--peer-steps", type=int, default=24_000, help="steps of TorchRL's, at 56 kB each")
@@ -207,10 +207,12 @@ def main() -> None:
     console = Console(width=150)
     where = environment()
     settings = {name: str(value) for name, value in vars(arguments).items()}
-    summary: dict[str, Any] = {"environment": where, "settings": settings, "data": {}}
+    path = arguments.out / "tiers.json"
+    summary: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}  # of data not asked for now
     try:
         for data in arguments.data:
-            summary["data"][data] = results = measure(data, arguments, base)
+            results = measure(data, arguments, base)
+            summary[data] = {"environment": where, "settings": settings, **results}
             table(console, data, results)
             goals(console, data, results)
     finally:
@@ -224,8 +226,8 @@ def main() -> None:
         style="dim",
     )
     arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "tiers.json").write_text(json.dumps(summary, indent=1) + "\n")
-    say(f"written: {arguments.out / 'tiers.json'}")
+    path.write_text(json.dumps(summary, indent=1) + "\n")
+    say(f"written: {path}")
 
 
 if __name__ == "__main__":
