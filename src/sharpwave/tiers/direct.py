@@ -43,14 +43,15 @@ def window() -> Bytes:
     return np.frombuffer(mmap.mmap(-1, WINDOW), np.uint8)
 
 
-def open_direct(path: Path) -> int:
-    """A descriptor for reading past the system's memory; -1 where that cannot be done."""
-    if not _can_ask():
-        return -1
+def open_direct(path: Path, descriptor: int) -> int:
+    """Another descriptor of an open file, for reading past the system's memory; -1 where that cannot be done."""
     try:
-        return os.open(path, os.O_RDONLY | os.O_DIRECT)
+        # What was read just now is in memory, unless that of another file is meant, below this one (overlayfs).
+        if _can_ask() and any(os.pread(descriptor, 1, 0) and _cached(descriptor, 0, 1) for _ in range(3)):
+            return os.open(path, os.O_RDONLY | os.O_DIRECT)
     except OSError:  # such as a file system without it; or too many open files
-        return -1
+        pass
+    return -1
 
 
 @njit(nogil=True, cache=True)

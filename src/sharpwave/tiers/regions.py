@@ -100,7 +100,7 @@ class Region:
     @cached_property
     def direct(self) -> int:
         """The file for reads past the system's memory; -1: there are none. See :func:`direct.open_direct`."""
-        return open_direct(self.path)
+        return open_direct(self.path, self.descriptor)
 
     def close(self) -> None:
         """Close the file."""
