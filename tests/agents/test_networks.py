@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from sharpwave.agents.frames import fits_one_pass
 from sharpwave.agents.networks import NETWORKS, FrameInputs, VectorInputs, input_module, network_builder
 
 
@@ -72,3 +73,20 @@ def test_values_are_float32_under_autocast():
         values = network(FrameInputs((42, 42))(frames))
     assert values.dtype == torch.float32
     assert (values != values.bfloat16().float()).any()
+
+
+@pytest.mark.parametrize("count", [0, 1, 64])
+@pytest.mark.parametrize("standardized", [False, True])
+def test_bfloat16_frames_in_one_pass_are_what_torch_makes_of_them(count: int, standardized: bool) -> None:
+    generator = torch.Generator().manual_seed(count)
+    obs = torch.randint(0, 256, (count, 4, 11, 7), dtype=torch.uint8, generator=generator)
+    inputs = FrameInputs((11, 7))
+    if standardized:
+        inputs.standardize(torch.randint(0, 256, (50, 4, 11, 7), dtype=torch.uint8, generator=generator))
+    assert not fits_one_pass(obs)
+    expected = ((obs.float() - inputs.mean) / inputs.scale).to(torch.bfloat16)
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.inference_mode():
+        assert fits_one_pass(obs) and not fits_one_pass(obs[:, :3]) and not fits_one_pass(obs.float())
+        found = inputs(obs)
+    assert found.dtype == torch.bfloat16 and found.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(found.view(torch.int16), expected.view(torch.int16))

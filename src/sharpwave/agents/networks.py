@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from sharpwave.agents.frames import fits_one_pass, in_one_pass
 from sharpwave.agents.losses import dueling_combine
 
 # Each convolution: channels, kernel, stride.
@@ -44,6 +45,8 @@ class FrameInputs(nn.Module):
 
     def forward(self, obs: Tensor) -> Tensor:
         """uint8 [B, stack, H, W] -> float, the same shape, channels last (in which convolutions are fastest)."""
+        if fits_one_pass(obs):
+            return in_one_pass(obs, self.mean, self.scale)
         x = obs.to(torch.float32, copy=True).sub_(self.mean).div_(self.scale)
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))  # here once, not once in every network
