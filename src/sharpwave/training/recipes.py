@@ -210,6 +210,7 @@ PONG = Recipe(
     crop="34:194",
     actions="NOOP,RIGHT,LEFT",
     steps=1_500_000,
+    checkpoint_every=250_000,  # halfway to playing well an episode takes 6,000 steps of each environment
     stop_reward=17.0,
     threads=1,
     capacity=100_000,
@@ -257,6 +258,7 @@ RECIPES: dict[str, tuple[str, Recipe]] = {
         "Pong as Ape-X does it: two actors with a ladder of epsilons give each step its first priority.",
         dataclasses.replace(
             PONG,
+            checkpoint_every=50_000,  # actors' episodes go on
             actors=2,
             prioritized=True,
             beta_end=0.4,
