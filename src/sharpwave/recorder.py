@@ -122,7 +122,9 @@ class Recorder:
         taken = np.array(action) if self._vector else np.array(action)[None]
         if self._steps_async:
             self.env.step_async(action)
-        self._begun = (np.copy(action) if isinstance(action, np.ndarray) else action, taken, fields)
+        elif isinstance(action, np.ndarray):
+            action = action.copy()
+        self._begun = (action, taken, fields)
 
     def step_wait(self) -> tuple[Any, Any, Any, Any, Any]:
         """What :meth:`step` returns, recorded.

@@ -47,7 +47,7 @@ def open_direct(path: Path, descriptor: int) -> int:
     """Another descriptor of an open file, for reading past the system's memory; -1 where that cannot be done."""
     try:
         # What was read just now is in memory, unless that of another file is meant, below this one (overlayfs).
-        if _can_ask() and any(os.pread(descriptor, 1, 0) and _cached(descriptor, 0, 1) for _ in range(3)):
+        if _can_ask() and any(os.pread(descriptor, 1, 0) and _cached(descriptor, 0, 1, window()) for _ in range(3)):
             return os.open(path, os.O_RDONLY | os.O_DIRECT)
     except OSError:  # such as a file system without it; or too many open files
         pass
@@ -62,7 +62,7 @@ def read(descriptor: int, direct: int, offset: int, memory: Bytes, begin: int, e
         direct: as :func:`open_direct` gives it; -1: read through the system's memory.
         window: see above.
     """
-    if direct >= 0 and not _cached(descriptor, offset, end - begin):
+    if direct >= 0 and not _cached(descriptor, offset, end - begin, window):
         while begin < end:
             place = offset // BLOCK * BLOCK
             skip = offset - place
@@ -85,7 +85,7 @@ def read(descriptor: int, direct: int, offset: int, memory: Bytes, begin: int, e
 @njit(nogil=True, cache=True)
 def look(descriptor: int, direct: int, offset: int, nbytes: int, window: Bytes) -> int:
     """Where in ``window`` now lie ``nbytes`` (WINDOW - BLOCK at most) from ``offset`` of a file; -1: not all came."""
-    if direct >= 0 and not _cached(descriptor, offset, nbytes):
+    if direct >= 0 and not _cached(descriptor, offset, nbytes, window):
         skip = offset % BLOCK
         whole = (skip + nbytes + BLOCK - 1) // BLOCK * BLOCK
         if _pread(direct, pointer_to(window.ctypes.data), whole, offset - skip) >= skip + nbytes:
@@ -94,9 +94,9 @@ def look(descriptor: int, direct: int, offset: int, nbytes: int, window: Bytes) 
 
 
 @njit(nogil=True, cache=True)
-def _cached(descriptor: int, offset: int, nbytes: int) -> bool:
+def _cached(descriptor: int, offset: int, nbytes: int, window: Bytes) -> bool:
     """Whether the system holds all of a place in memory. As pages leave at any time, the answer is advice."""
-    asked = np.zeros(8, np.int64)  # offset, bytes; then what comes, of which the first is the number of pages there
+    asked = window.view(np.int64)  # offset, bytes; then what comes, of which the first is the number of pages there
     asked[0], asked[1] = offset, nbytes
     answer = asked.ctypes.data + 2 * asked.itemsize
     if _syscall(_CACHESTAT, descriptor, asked.ctypes.data, answer, 0) != 0:
@@ -112,6 +112,6 @@ def _can_ask() -> bool:
     descriptor = os.memfd_create("sharpwave")
     try:
         os.pwrite(descriptor, bytes(2), 0)
-        return bool(_cached(descriptor, 0, 2) and not _cached(descriptor, PAGE * BLOCK, 1))
+        return bool(_cached(descriptor, 0, 2, window()) and not _cached(descriptor, PAGE * BLOCK, 1, window()))
     finally:
         os.close(descriptor)
