@@ -18,6 +18,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from sharpwave.bench.solved import finished_run
+
 HERE = Path(__file__).parent
 GOAL = 17.0
 
@@ -31,7 +33,10 @@ def trained(folder: Path, seed: int, options: list[str]) -> dict[str, Any]:
     events = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     episodes = [event for event in events if event["event"] == "episode"]
     keys = ("steps", "minutes", "reward", "mean_reward")
-    return {"summary": summary, "episodes": [{key: event[key] for key in keys} for event in episodes]}
+    return {
+        "summary": {**summary, "finished": finished_run(folder)},
+        "episodes": [{key: event[key] for key in keys} for event in episodes],
+    }
 
 
 def table(runs: dict[int, dict[str, Any]]) -> None:

@@ -91,17 +91,21 @@ def test_minutes_follow_from_published_frames_and_measured_speed():
 
 
 def test_full_has_the_minutes_of_its_own_runs():
+    common = {"alpha": None, "curve": [], "changes": {}}
     finished = [
-        {"seed": seed, "bytes_per_step": 100.0 + seed, "alpha": None, "mean100": {"frames": frames, "minutes": minutes}}
+        {"seed": seed, "bytes_per_step": 100.0 + seed, "mean100": {"frames": frames, "minutes": minutes}, **common}
         for seed, frames, minutes in ((0, 400_000, 20.0), (1, 600_000, 25.0), (2, 500_000, 30.0))
     ]
-    results = {"slices": {"full": [one_slice(1000, 1.0, 0.5, 999)]}, "finished": finished}
-    (row,) = ladder.rows(results)
+    other = [{**finished[0], "changes": changes} for changes in ({"precision": "float32"}, {"n_step": 1})]
+    slices = {name: [one_slice(1000, 1.0, 0.5, 999)] for name in ("full", "full-float32")}
+    results = {"slices": slices, "finished": [*finished, *other]}
+    row, wide = ladder.rows(results)
+    assert wide["frames"]["mean100"] == {"median": 400_000, "low": 400_000, "high": 400_000}
     assert row["frames"]["mean100"] == {"median": 500_000, "low": 400_000, "high": 600_000}
     assert row["minutes"]["mean100"] == {"median": 25.0, "low": 20.0, "high": 30.0}
     assert row["minutes"]["alpha"] is None and row["frames_from"] == "runs"
     assert row["bytes_per_transition"] == 101.0  # of a memory that was filled
-    (row,) = ladder.rows({"slices": results["slices"]})
+    row, _ = ladder.rows({"slices": results["slices"]})
     assert row["minutes"]["mean100"] is None and row["frames_from"] is None  # nothing is invented
 
 
@@ -112,8 +116,14 @@ def test_summaries_tell_the_last_episode_only(tmp_path):
     runs = {"4": {**summary, "reason": reached}, "5": {**summary, "reason": limit}}
     path.write_text(json.dumps({**runs, "6": {**summary, "reason": reached, "recipe": "cartpole"}}))
     first, second = solved.finished_runs(path)
-    assert first == {"seed": 4, "bytes_per_step": 7.0, "alpha": None, "mean100": {"frames": 5, "minutes": 6.0}}
+    assert first == {
+        "seed": 4, "changes": {}, "bytes_per_step": 7.0, "alpha": None, "mean100": {"frames": 5, "minutes": 6.0},
+        "curve": [],
+    }  # fmt: skip
     assert second["mean100"] is None
+    told = {**first, "alpha": {"frames": 4, "minutes": 5.0}, "curve": [[3, -20.0], [5, 17.0]]}
+    path.write_text(json.dumps({"4": {**summary, "reason": reached, "finished": told}}))
+    assert solved.finished_runs(path) == [told]
     with pytest.raises(ValueError, match="holds no finished run of recipe pong"):
         solved.finished_runs(tmp_path)
     path.write_text("{}}")
@@ -212,6 +222,7 @@ def test_an_interrupted_ladder_goes_on(here, tmp_path):
     assert done.code == 0, done.text
     results = json.loads(path.read_text())
     assert results["slices"]["full"] == first["full"]  # not measured again
+    assert all(first["full"][0]["processes"]["learner"][part] > 0 for part in PARTS if part != "waiting")
     (one,) = results["slices"]["parallel"]
     assert one["steps"] == 8 and one["updates"] == 2 and one["stored"] >= 64
     for process_split in one["processes"].values():

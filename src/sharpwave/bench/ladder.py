@@ -16,6 +16,7 @@ from sharpwave.bench.progress import Results, begin, say
 from sharpwave.bench.rungs import RUNGS
 from sharpwave.bench.runs import train
 from sharpwave.training.checkpoints import write_json
+from sharpwave.training.recipes import flag
 
 FILE = "ladder.json"
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
@@ -62,15 +63,20 @@ def measure(
     return results
 
 
-def solve(out: Path, seeds: Sequence[int], *, fresh: bool = False) -> list[solved.Finished]:
-    """Train recipe ``pong`` with every seed until both measures have passed the bound, or to its limit of steps."""
+def solve(out: Path, names: Sequence[str], seeds: Sequence[int], *, fresh: bool = False) -> list[solved.Finished]:
+    """Train the rungs of recipe ``pong`` with every seed until both measures passed the bound, or to its limit."""
     found = []
     for seed in seeds:
-        folder = out / f"full-seed{seed}"
-        say(f"full, seed {seed}: training until it is solved by both measures, in {folder}")
-        arguments = ["pong", "--seed", str(seed), "--device", "cpu", "--stop-reward", NEVER_STOP]
-        train(folder, arguments, fresh=fresh, enough=solved.solved)
-        found.append(solved.finished_run(folder))
+        for name in names:
+            if RUNGS[name].kind != "sharpwave":
+                continue
+            folder = out / f"{name}-seed{seed}"
+            say(f"{name}, seed {seed}: training until it is solved by both measures, in {folder}")
+            arguments = ["pong", "--seed", str(seed), "--device", "cpu", "--stop-reward", NEVER_STOP]
+            for setting, value in RUNGS[name].settings.items():
+                arguments += [flag(setting), str(value)]
+            train(folder, arguments, fresh=fresh, enough=solved.solved)
+            found.append(solved.finished_run(folder))
     return found
 
 
@@ -106,13 +112,22 @@ def rows(results: Results) -> list[dict[str, Any]]:
     return [_row(name, results) for name in RUNGS if results["slices"].get(name)]
 
 
+def runs_of(name: str, results: Results) -> list[solved.Finished]:
+    """The finished runs of a rung of recipe ``pong``."""
+    rung = RUNGS[name]
+    return [
+        run for run in results.get("finished", []) if rung.kind == "sharpwave" and run["changes"] == dict(rung.settings)
+    ]
+
+
 def _row(name: str, results: Results) -> dict[str, Any]:
     rung, slices = RUNGS[name], results["slices"][name]
     speeds = [one["steps"] / one["seconds"] for one in slices]
-    frames, minutes, source = _to_solve(name, statistics.median(speeds), results.get("finished", []))
+    finished = runs_of(name, results)
+    frames, minutes, source = _to_solve(name, statistics.median(speeds), finished)
     stored = [one["bytes_per_transition"] for one in slices]
-    if rung.kind == "sharpwave" and results.get("finished"):
-        stored = [run["bytes_per_step"] for run in results["finished"]]  # of a full memory, not of one just begun
+    if finished:
+        stored = [run["bytes_per_step"] for run in finished]  # of a full memory, not of one just begun
     return {
         "rung": name,
         "change": rung.change,

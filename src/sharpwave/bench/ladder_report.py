@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sharpwave.bench.clock import PARTS
+from sharpwave.bench.ladder import runs_of
 from sharpwave.bench.progress import Results
 from sharpwave.bench.rungs import BOUND, RUNGS, TEXTBOOK
 from sharpwave.bench.solved import MEASURES
@@ -41,10 +42,10 @@ def tables(results: Results, rows: list[dict[str, Any]], console: Console) -> No
     settings, where = results["settings"], results["environment"]
     counts = " or ".join(map(str, sorted({row["slices"] for row in rows})))
     console.print(
-        f"Milliseconds of a step, medians; slices a rung: {counts}, of {settings['steps']:,} steps (full: "
-        f"{RUNGS['full'].times} times as many) after a warm-up of {settings['warmup']:,}; steps/s with the lowest and "
-        f"the highest slice. Threads of torch and OpenMP in each process: {settings['threads']}. CPU: of all processes "
-        "and threads. Memory: growth of all processes in a slice. "
+        f"Milliseconds of a step, medians; slices a rung: {counts}, of {settings['steps']:,} steps (full and "
+        f"full-float32: {RUNGS['full'].times} times as many) after a warm-up of {settings['warmup']:,}; steps/s with "
+        "the lowest and the highest slice. Threads of torch and OpenMP in each process: "
+        f"{settings['threads']}. CPU: of all processes and threads. Memory: growth of all processes in a slice. "
         f"A step is an action in one environment, four frames of the emulator.\n{where['machine']}, "
         f"load {where['load_average']:.1f}, {where['date']}, "
         + ", ".join(f"{name} {number}" for name, number in where["versions"].items()),
@@ -90,8 +91,12 @@ def figure(results: Results, rows: list[dict[str, Any]], path: Path) -> None:
     bars = [(row, process) for row in rows for process in row["milliseconds"]]
     names = [row["rung"] if process == "learner" else process for row, process in bars]
     with pyplot.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
-        shown, axes = pyplot.subplots(1, 2, figsize=(13, 0.36 * len(bars) + 2.2), sharey=True, layout="constrained",
-                                      gridspec_kw={"width_ratios": [3, 2]})  # fmt: skip
+        height = 0.36 * len(bars) + 2.2
+        learned = any(run["curve"] for run in results.get("finished", []))
+        heights = [height, 4.2] if learned else [height]
+        shown = pyplot.figure(figsize=(13, sum(heights)), layout="constrained")
+        upper, *lower = shown.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
+        axes = upper.subplots(1, 2, sharey=True, width_ratios=[3, 2])
         left = [0.0] * len(bars)
         for part in PARTS:
             values = [row["milliseconds"][process][part] for row, process in bars]
@@ -106,6 +111,8 @@ def figure(results: Results, rows: list[dict[str, Any]], path: Path) -> None:
         axes[0].legend(loc="lower right", fontsize=8, frameon=False)
         axes[0].invert_yaxis()
         _draw_minutes(axes[1], bars)
+        for below in lower:
+            _draw_curves(below.subplots(), rows, results)
         for axis in axes:
             axis.tick_params(length=0, axis="y")
         where = results["environment"]
@@ -141,6 +148,21 @@ def _draw_minutes(axis: Any, bars: list[tuple[dict[str, Any], str]]) -> None:
     axis.legend(loc="lower right", fontsize=8, frameon=False)
 
 
+def _draw_curves(axis: Any, rows: list[dict[str, Any]], results: Results) -> None:
+    """What was learned by frames, of every finished run: what makes steps quicker must not bend these."""
+    for row, colour in zip(
+        [row for row in rows if RUNGS[row["rung"]].kind == "sharpwave"], ("#0b7285", "#e8590c"), strict=False
+    ):
+        for number, run in enumerate(runs_of(row["rung"], results)):
+            label = f"{row['rung']}: {RUNGS[row['rung']].change}" if number == 0 else None
+            across, means = zip(*run["curve"], strict=True) if run["curve"] else ((), ())
+            axis.plot([frames / 1000 for frames in across], means, color=colour, linewidth=1.3, alpha=0.8, label=label)
+    axis.axhline(BOUND, linestyle="--", linewidth=1, color="gray")
+    axis.set_xlabel("thousand frames", fontsize=9)
+    axis.set_title("mean reward of 100 episodes by frames; a line a seed", loc="left", fontsize=10)
+    axis.legend(loc="lower right", fontsize=8, frameon=False)
+
+
 def _note(axis: Any, across: float, at: int, text: str) -> None:
     axis.annotate(
         f" {text}", (across, at), va="center", fontsize=8, color="#495057", xytext=(2, 0), textcoords="offset points"
@@ -149,7 +171,7 @@ def _note(axis: Any, across: float, at: int, text: str) -> None:
 
 def _source(row: dict[str, Any], results: Results) -> str:
     if row["frames_from"] == "runs":
-        return f"{len(results['finished'])} runs in {Path(results['finished_from']).name}"
+        return f"{len(runs_of(row['rung'], results))} runs in {Path(results['finished_from']).name}"
     if row["frames_from"] == "published":
         same = RUNGS[row["rung"]].frames_of
         return f"published, {same}" if same else "published"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib.util import find_spec
+from typing import Any
 
 BOUND = 17.0
 """The mean reward at which Pong counts as solved."""
@@ -38,6 +40,7 @@ class Rung:
         published: what the textbook reports of it.
         frames_of: the rung whose published frames hold here as well: what is learned, and from what, is the same.
         needs: modules that it imports beside those of sharpwave[train].
+        settings: what is changed in recipe pong; of kind "sharpwave" only.
     """
 
     change: str
@@ -49,6 +52,7 @@ class Rung:
     published: Published | None = None
     frames_of: str | None = None
     needs: tuple[str, ...] = ("cv2",)
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def missing(self) -> str | None:
         """What is not installed and how to have it, or None."""
@@ -80,6 +84,9 @@ RUNGS: dict[str, Rung] = {
         "n-envs-3 with ale-py's vector environment", lanes="vector", envs=3, frames_of="n-envs-3", needs=()
     ),
     "full": Rung("sharpwave train pong", kind="sharpwave", times=8, needs=()),
+    "full-float32": Rung(
+        "full without bfloat16", kind="sharpwave", times=8, needs=(), settings={"precision": "float32"}
+    ),
     "sb3": Rung("stable-baselines3's DQN, settings of its zoo", kind="sb3", needs=("stable_baselines3", "cv2")),
 }  # fmt: skip
 

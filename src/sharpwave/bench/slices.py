@@ -159,15 +159,15 @@ def full(rung: Rung, seed: int, warmup: int, steps: int) -> Slice:
     recipe = dataclasses.replace(
         RECIPES["pong"][1],
         seed=seed, warmup_steps=warmup, stop_reward=None, threads=torch.get_num_threads(), device="cpu",
-        steps=10**12, report_every=10**12, checkpoint_every=10**12,
+        steps=10**12, report_every=10**12, checkpoint_every=10**12, **rung.settings,
     )  # fmt: skip
     window = Window(warmup, steps, recipe.num_envs)
     env = setup.environments(recipe)
     agent = setup.agent(recipe, env)
     store, replay = setup.memory(recipe, env)
     for owner, method, part in (
-        (env, "step", "environment"), (agent, "act", "inference"), (replay, "sample", "sampling"),
-        (agent, "learn", "learning"),
+        (env, "step_async", "environment"), (env, "step_wait", "environment"), (agent, "act", "inference"),
+        (replay, "sample", "sampling"), (agent, "learn", "learning"),
     ):  # fmt: skip
         setattr(owner, method, clock.timed(part, getattr(owner, method)))
     turn = 0

@@ -11,13 +11,18 @@ from typing import Any
 
 from sharpwave.bench.rungs import BOUND
 from sharpwave.bench.runs import Episodes, episodes
-from sharpwave.training.run import SUMMARY
+from sharpwave.training.recipes import RECIPES, RESUMABLE
+from sharpwave.training.run import CONFIG, SUMMARY
 
 MEASURES = {"alpha": "alpha .98", "mean100": "mean of 100"}
 """The running mean of episodes' rewards that the textbook goes by, and the mean that recipes stop by."""
 
 Finished = dict[str, Any]
-"""Of one run: seed, bytes_per_step, and by measure {"frames", "minutes"} or None where it did not pass the bound."""
+"""Of one run: seed, changes (settings that differ from recipe pong's and bear on what is learned), bytes_per_step, by
+measure {"frames", "minutes"} or None where it did not pass the bound, and curve: [frames, mean of 100 episodes]."""
+
+CURVE_EVERY = 5_000
+"""Frames between two points of a curve."""
 
 
 def crossings(played: Episodes, bound: float = BOUND) -> dict[str, dict[str, float] | None]:
@@ -42,17 +47,35 @@ def solved(played: Episodes) -> bool:
 def finished_run(folder: Path) -> Finished:
     """Of a run's folder."""
     summary = json.loads((folder / SUMMARY).read_text())
+    played = episodes(folder)
     return {
         "seed": summary["seed"],
+        "changes": _changes(json.loads((folder / CONFIG).read_text())["settings"]),
         "bytes_per_step": summary["bytes_per_step"],
-        **crossings(episodes(folder)),
+        **crossings(played),
+        "curve": curve(played),
     }
+
+
+def curve(played: Episodes) -> list[list[float]]:
+    """[frames, mean of the last 100 episodes] at the first episode's end of every ``CURVE_EVERY`` frames."""
+    found: dict[int, list[float]] = {}
+    for event in played:
+        found.setdefault(event["steps"] // CURVE_EVERY, [event["steps"], round(event["mean_reward"], 2)])
+    return list(found.values())
+
+
+def _changes(settings: dict[str, Any]) -> dict[str, Any]:
+    usual = RECIPES["pong"][1].to_dict()
+    aside = {*RESUMABLE, "seed", "save_replay"}
+    return {name: value for name, value in settings.items() if name not in aside and value != usual.get(name)}
 
 
 def finished_runs(path: Path) -> list[Finished]:
     """Of a folder of run folders, or of a file of summaries by seed as ``benchmarks/pong.py`` writes it.
 
-    A summary holds the last episode only: where a measure passed the bound before, it is not known when.
+    A summary alone holds the last episode only: where a measure passed the bound before, it is not known when. With
+    ``finished``, what :func:`finished_run` gives, it is.
 
     Raises:
         ValueError: neither of them.
@@ -80,9 +103,12 @@ def _finished_summary(summary: dict[str, Any]) -> Finished:
     last = {"frames": summary["steps"], "minutes": summary["minutes"]}
     return {
         "seed": summary["seed"],
+        "changes": {},
         "bytes_per_step": summary["bytes_per_step"],
         "alpha": None,
         "mean100": last if reached else None,
+        "curve": [],
+        **summary.get("finished", {}),
     }
 
 

@@ -28,7 +28,7 @@ def ladder(
     threads: Annotated[int, typer.Option(min=1, help="of torch and OpenMP in each process")] = 1,
     solve: Annotated[
         bool,
-        typer.Option("--solve", help="also train rung full until it is solved, once a seed; may take an hour each"),
+        typer.Option("--solve", help="also train full and full-float32 until solved, once a seed; half an hour each"),
     ] = False,
     finished: Annotated[
         Path | None,
@@ -51,7 +51,7 @@ def ladder(
     known = None if finished is None else finished_runs(finished)
     results = measured.measure(out, names, seed_list, rounds, steps, warmup, threads, fresh=fresh)
     if solve:
-        results["finished"], results["finished_from"] = measured.solve(out, seed_list, fresh=fresh), str(out)
+        results["finished"], results["finished_from"] = measured.solve(out, names, seed_list, fresh=fresh), str(out)
     elif known is not None:
         results["finished"], results["finished_from"] = known, str(finished)
     rows = results["rows"] = measured.rows(results)
