@@ -214,7 +214,9 @@ PONG = Recipe(
     stop_reward=17.0,
     threads=1,
     capacity=100_000,
-    batch_size=64,
+    update_every=16,  # few large updates: of 64 for 4 steps half the time went into what does not grow with the batch
+    batch_size=256,
+    learning_rate=1e-3,
     n_step=5,
     target_every=2_000,
     precision="auto",
@@ -222,7 +224,7 @@ PONG = Recipe(
     standardize=True,
     hidden_units=256,
     dueling=True,
-    epsilon_steps=100_000,
+    epsilon_steps=50_000,
 )
 
 RECIPES: dict[str, tuple[str, Recipe]] = {

@@ -1,0 +1,159 @@
+"""What was tried to make recipe `pong` quick: every lever as a run of one seed, a table of rewards by steps, a figure.
+
+    python benchmarks/levers.py [--only NAME ...] [--steps 300000] [--runs FOLDER] [--out FOLDER]
+
+A lever's run is `sharpwave train pong` with its options; each takes some 10 minutes on two cores. A run whose folder is
+there is not trained again, whether it ended or not: what it has written is read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from sharpwave.bench.progress import environment
+from sharpwave.bench.runs import episodes
+from sharpwave.bench.solved import crossings
+
+HERE = Path(__file__).parent
+WINDOW = 40_000
+"""Steps before a mark whose episodes are averaged there: of 8 environments some 10 to 60."""
+MARKS = range(100_000, 500_001, 50_000)
+
+
+@dataclass(frozen=True)
+class Lever:
+    """One change. ``options``: of ``sharpwave train pong``, all of them, so that none depends on today's recipe."""
+
+    says: str
+    num_envs: int = 8
+    update_every: int = 4
+    batch_size: int = 64
+    learning_rate: float = 2.5e-4
+    epsilon_steps: int = 100_000
+    more: tuple[str, ...] = ()
+
+    @property
+    def options(self) -> list[str]:
+        """Of the command line."""
+        names = ("num_envs", "update_every", "batch_size", "learning_rate", "epsilon_steps")
+        told = [part for name in names for part in ("--" + name.replace("_", "-"), str(getattr(self, name)))]
+        return [*told, *self.more]
+
+
+LEVERS = {
+    "start": Lever("an update of 64 for 4 steps"),
+    "half-updates": Lever("64 for 8 steps, rate doubled", update_every=8, learning_rate=5e-4),
+    "batch-128": Lever("128 for 8 steps", update_every=8, batch_size=128, learning_rate=4e-4),
+    "batch-256": Lever("256 for 16 steps, 16 environments", 16, 16, 256, 6e-4),
+    "rate-1e-3": Lever("batch-256 with rate .001", 16, 16, 256, 1e-3),
+    "explore-50k": Lever("batch-256 with epsilon at its end after 50,000 steps", 16, 16, 256, 6e-4, 50_000),
+    "both": Lever("rate-1e-3 and explore-50k", 16, 16, 256, 1e-3, 50_000),
+    "8-envs": Lever("both, with 8 environments", 8, 16, 256, 1e-3, 50_000),
+}
+
+
+def measured(folder: Path) -> dict[str, Any]:
+    """A run's rewards at the marks, its steps/s (second half, as far as it came) and its crossing of the goal."""
+    played = episodes(folder)
+    reports = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    reports = [report for report in reports if report["event"] == "report"]
+    half, last = reports[len(reports) // 2], reports[-1]
+    rewards: dict[int, float] = {}
+    for mark in MARKS:
+        ended = [one["reward"] for one in played if mark - WINDOW <= one["steps"] < mark]
+        if ended and last["steps"] >= mark:
+            rewards[mark] = sum(ended) / len(ended)
+    return {
+        "rewards": rewards,
+        "steps_per_second": (last["steps"] - half["steps"]) / (last["minutes"] - half["minutes"]) / 60,
+        "solved": crossings(played)["mean100"],
+        "curve": smooth(played),
+    }
+
+
+def smooth(played: list[dict[str, Any]]) -> list[list[float]]:
+    """[steps, mean reward of the episodes of the WINDOW before], every 5,000 steps."""
+    steps = np.array([one["steps"] for one in played])
+    rewards = np.array([one["reward"] for one in played])
+    found = []
+    for mark in range(WINDOW // 2, int(steps.max(initial=0)) + 1, 5_000):
+        inside = (steps >= mark - WINDOW) & (steps < mark)
+        if inside.any():
+            found.append([mark, round(float(rewards[inside].mean()), 2)])
+    return found
+
+
+def table(results: dict[str, dict[str, Any]]) -> None:
+    """One row a lever."""
+    marks = sorted({mark for one in results.values() for mark in one["rewards"]})
+    shown = Table(title="Recipe pong, what was tried (seed 0)", title_style="bold", title_justify="left")
+    shown.add_column("")
+    shown.add_column("change")
+    for mark in marks:
+        shown.add_column(f"{mark // 1000}K", justify="right")
+    shown.add_column("steps/s", justify="right")
+    shown.add_column("solved", justify="right")
+    for name, one in results.items():
+        told = [f"{one['rewards'][mark]:.1f}" if mark in one["rewards"] else "" for mark in marks]
+        solved = one["solved"] and f"{one['solved']['frames'] / 1000:.0f}K"
+        shown.add_row(name, LEVERS[name].says, *told, f"{one['steps_per_second']:.0f}", solved or "")
+    console = Console(width=150)
+    console.print(shown)
+    console.print(f"Mean reward of the episodes that ended in the {WINDOW:,} steps before. solved: mean of 100 at 17.")
+
+
+def figure(results: dict[str, dict[str, Any]], path: Path) -> None:
+    """A line a lever."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    shown, axis = pyplot.subplots(figsize=(9, 4.5), layout="constrained")
+    for name, one in results.items():
+        across, rewards = zip(*one["curve"], strict=True)
+        axis.plot([steps / 1000 for steps in across], rewards, label=f"{name}: {LEVERS[name].says}", linewidth=1.5)
+    axis.axhline(17, linestyle="--", linewidth=1, color="gray")
+    axis.set_xlabel("environment steps, thousands")
+    axis.set_ylabel(f"mean reward of the last {WINDOW // 1000}K steps' episodes")
+    axis.set_title("Recipe pong, what was tried: one run each", loc="left", fontsize=10)
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8)
+    shown.savefig(path, dpi=120)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--only", nargs="+", choices=LEVERS, default=list(LEVERS), metavar="NAME")
+    parser.add_argument("--steps", type=int, default=300_000)
+    parser.add_argument("--runs", type=Path, default=Path("runs/levers"), help="folder of the runs")
+    parser.add_argument("--out", type=Path, default=HERE / "results", help="folder for levers.json and levers.png")
+    arguments = parser.parse_args()
+    results = {}
+    for name in arguments.only:
+        folder = arguments.runs / name
+        if not folder.exists():
+            command = ["train", "pong", "--steps", str(arguments.steps), "--out", str(folder), *LEVERS[name].options]
+            subprocess.run([str(Path(sys.executable).with_name("sharpwave")), *command], check=True)
+        results[name] = measured(folder)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / "levers.json").write_text(
+        json.dumps({"environment": environment(), "levers": results}, indent=1) + "\n"
+    )
+    table(results)
+    figure(results, arguments.out / "levers.png")
+
+
+if __name__ == "__main__":
+    main()
