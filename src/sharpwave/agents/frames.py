@@ -1,6 +1,6 @@
 """Stored frames -> standardized bfloat16 with the channels last, in one pass on the CPU.
 
-torch takes five passes over a batch for that: to float, minus, divided, to bfloat16, channels last. In a small
+torch takes five passes over a batch for that: to float, minus, times, to bfloat16, channels last. In a small
 network's update they are a good part of the time.
 """
 
@@ -30,7 +30,7 @@ def fits_one_pass(obs: Tensor) -> bool:
 
 
 def in_one_pass(obs: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
-    """(obs - mean) / scale.
+    """(obs - mean) * (1 / scale): a division takes ten times as long as a product.
 
     Args:
         obs: uint8 [B, 4, H, W].  mean: float32 [H, W].  scale: float32 [].
@@ -41,14 +41,17 @@ def in_one_pass(obs: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
     out = torch.empty((count, height, width, STACK), dtype=torch.bfloat16)
     words = out.view(torch.int16).numpy().view(np.uint64).reshape(count, height * width)
     _standardize(
-        obs.numpy().reshape(count, STACK, height * width), mean.numpy().reshape(-1), np.float32(scale.item()), words
+        obs.numpy().reshape(count, STACK, height * width),
+        mean.numpy().reshape(-1),
+        np.float32(scale.reciprocal().item()),
+        words,
     )
     return out.permute(0, 3, 1, 2)
 
 
 @njit(nogil=True, cache=True)
 def _standardize(
-    obs: npt.NDArray[np.uint8], mean: npt.NDArray[np.float32], scale: np.float32, out: npt.NDArray[np.uint64]
+    obs: npt.NDArray[np.uint8], mean: npt.NDArray[np.float32], factor: np.float32, out: npt.NDArray[np.uint64]
 ) -> None:
     """obs [B, 4, H * W], mean [H * W] -> out [B, H * W], four bfloat16 a word, the first in the lowest bits."""
     count, stack, pixels = obs.shape
@@ -59,7 +62,7 @@ def _standardize(
         for k in range(stack):
             frame, half = obs[i, k], halves[k]
             for j in range(pixels):
-                values[j] = (np.float32(frame[j]) - mean[j]) / scale
+                values[j] = (np.float32(frame[j]) - mean[j]) * factor
             for j in range(pixels):  # to the nearest, from the middle to the even one
                 half[j] = (bits[j] + np.uint32(0x7FFF) + ((bits[j] >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
         for j in range(pixels):

@@ -23,9 +23,9 @@ NETWORKS = (*CONVOLUTIONS, "mlp")
 class FrameInputs(nn.Module):
     """Stacked frames as they are stored, uint8 [B, stack, H, W], -> the float numbers that a network takes.
 
-    Divides by 255 until :meth:`standardize` is given frames; then it subtracts each pixel's mean over them and divides
-    by the root mean square of what is left. A still background becomes zero and what moves stands out, however few
-    pixels it has: the ball of Pong is two pixels.
+    Divides by 255 (as a product with the inverse) until :meth:`standardize` is given frames; then it subtracts each
+    pixel's mean over them and divides by the root mean square of what is left. A still background becomes zero and what
+    moves stands out, however few pixels it has: the ball of Pong is two pixels.
     """
 
     mean: Tensor
@@ -47,7 +47,7 @@ class FrameInputs(nn.Module):
         """uint8 [B, stack, H, W] -> float, the same shape, channels last (in which convolutions are fastest)."""
         if fits_one_pass(obs):
             return in_one_pass(obs, self.mean, self.scale)
-        x = obs.to(torch.float32, copy=True).sub_(self.mean).div_(self.scale)
+        x = obs.to(torch.float32, copy=True).sub_(self.mean).mul_(self.scale.reciprocal())
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))  # here once, not once in every network
         return x.contiguous(memory_format=torch.channels_last)

@@ -49,7 +49,7 @@ class Recipe:
     stop_reward: float | None = setting(None, "end when the mean score of 100 episodes reaches this", RUN)
     seed: int = setting(0, "of environments, exploration, network and sampling", RUN)
     device: str = setting("auto", "auto (CUDA where present), cpu, cuda, cuda:1", RUN)
-    threads: int = setting(0, "torch threads on the CPU; 0: torch decides", RUN)
+    threads: int = setting(0, "torch threads on the CPU, as far as there are processors; 0: torch decides", RUN)
     report_every: int = setting(1_000, "steps between reports on the display, in TensorBoard and metrics.jsonl", RUN)
     checkpoint_every: int = setting(
         50_000,
@@ -212,7 +212,7 @@ PONG = Recipe(
     steps=1_500_000,
     checkpoint_every=250_000,  # halfway to playing well an episode takes 6,000 steps of each environment
     stop_reward=17.0,
-    threads=1,
+    threads=2,
     capacity=100_000,
     update_every=16,  # few large updates: of 64 for 4 steps half the time went into what does not grow with the batch
     batch_size=256,
@@ -262,6 +262,7 @@ RECIPES: dict[str, tuple[str, Recipe]] = {
             PONG,
             checkpoint_every=50_000,  # actors' episodes go on
             actors=2,
+            threads=1,
             prioritized=True,
             beta_end=0.4,
             n_step=3,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +41,15 @@ def environments(recipe: Recipe, num_envs: int | None = None, *, render: bool = 
     )
 
 
+def usable_processors() -> int:
+    """Processors that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def agent(recipe: Recipe, env: Env) -> DQN:
     """A fresh agent for ``env``; the same seed gives the same weights."""
-    if recipe.threads:
-        torch.set_num_threads(recipe.threads)
+    if recipe.threads:  # more of them than processors would wait for each other
+        torch.set_num_threads(min(recipe.threads, usable_processors()))
     torch.manual_seed(recipe.seed)
     # Adam's moments of idle units decay into denormal numbers, with which a CPU is slow.
     torch.set_flush_denormal(True)
