@@ -50,6 +50,7 @@ class Lever:
         return [*told, *self.more]
 
 
+RECIPE = (8, 16, 256, 1e-3, 50_000)
 LEVERS = {
     "start": Lever("an update of 64 for 4 steps"),
     "half-updates": Lever("64 for 8 steps, rate doubled", update_every=8, learning_rate=5e-4),
@@ -58,7 +59,17 @@ LEVERS = {
     "rate-1e-3": Lever("batch-256 with rate .001", 16, 16, 256, 1e-3),
     "explore-50k": Lever("batch-256 with epsilon at its end after 50,000 steps", 16, 16, 256, 6e-4, 50_000),
     "both": Lever("rate-1e-3 and explore-50k", 16, 16, 256, 1e-3, 50_000),
-    "8-envs": Lever("both, with 8 environments", 8, 16, 256, 1e-3, 50_000),
+    "8-envs": Lever("both, with 8 environments: the recipe", *RECIPE),
+    "no-double": Lever("the recipe without double", *RECIPE, ("--no-double",)),
+    "no-dueling": Lever("the recipe without dueling", *RECIPE, ("--no-dueling",)),
+    "no-standardize": Lever("the recipe with frames divided by 255", *RECIPE, ("--no-standardize",)),
+    "n-step-1": Lever("the recipe with one step", *RECIPE, ("--n-step", "1")),
+    "n-step-3": Lever("the recipe with three steps", *RECIPE, ("--n-step", "3")),
+    "2-frames": Lever("the recipe with 2 frames", *RECIPE, ("--stack", "2")),
+    "whole-screen": Lever("the recipe with the whole screen", *RECIPE, ("--crop", "0:210")),
+    "84x84": Lever("the recipe with 84x84, efficient net", *RECIPE, ("--frame", "84x84", "--network", "efficient")),
+    "prioritized": Lever("the recipe, prioritized", *RECIPE, ("--prioritized",)),
+    "target-500": Lever("the recipe with a target 500 updates old", *RECIPE, ("--target-every", "8000")),
 }
 
 

@@ -33,7 +33,8 @@ def measure(
     """Measure what is still missing of ``rounds`` slices of every rung and seed; the file is written after each.
 
     Args:
-        out: folder of the results.  steps, warmup: of a slice.  threads: of torch, OpenMP and numba in each process.
+        out: folder of the results.  steps, warmup: of a slice.
+        threads: of torch, OpenMP and numba; two processes divide them.
     Raises:
         ValueError: results of other settings are there.
         RuntimeError: a slice failed; those before it are kept.

@@ -44,7 +44,7 @@ def tables(results: Results, rows: list[dict[str, Any]], console: Console) -> No
     console.print(
         f"Milliseconds of a step, medians; slices a rung: {counts}, of {settings['steps']:,} steps (full and "
         f"full-float32: {RUNGS['full'].times} times as many) after a warm-up of {settings['warmup']:,}; steps/s with "
-        "the lowest and the highest slice. Threads of torch and OpenMP in each process: "
+        "the lowest and the highest slice. Threads of torch and OpenMP, divided where there are two processes: "
         f"{settings['threads']}. CPU: of all processes and threads. Memory: growth of all processes in a slice. "
         f"A step is an action in one environment, four frames of the emulator.\n{where['machine']}, "
         f"load {where['load_average']:.1f}, {where['date']}, "

@@ -69,14 +69,15 @@ def measure(name: str, seed: int, warmup: int, steps: int, threads: int) -> Slic
     """Measure a rung.
 
     Args:
-        warmup: random steps that fill the memory first.  steps: to measure.  threads: torch's, a process.
+        warmup: random steps that fill the memory first.  steps: to measure.
+        threads: torch's; two processes divide them.
     Returns:
         steps, seconds, updates; processes: what each of them did with its time (see ``clock.PARTS``); memory_bytes:
         growth of all processes; stored, bytes_per_transition; cpu_seconds.
     """
-    torch.set_num_threads(threads)
-    torch.manual_seed(seed)
     rung = RUNGS[name]
+    torch.set_num_threads(max(1, threads // 2) if rung.kind == "parallel" else threads)
+    torch.manual_seed(seed)
     loops = {"textbook": one_process, "parallel": two_processes, "sharpwave": full, "sb3": peer}
     return loops[rung.kind](rung, seed, warmup, steps * rung.times)
 

@@ -25,7 +25,7 @@ def ladder(
     rounds: Annotated[int, typer.Option(min=1, help="slices of a rung and seed")] = 3,
     steps: Annotated[int, typer.Option(min=1, help="environment steps of a slice")] = 1_000,
     warmup: Annotated[int, typer.Option(min=64, help="random steps that fill the memory before a slice")] = 5_000,
-    threads: Annotated[int, typer.Option(min=1, help="of torch and OpenMP in each process")] = 1,
+    threads: Annotated[int, typer.Option(min=1, help="of torch and OpenMP; two processes divide them")] = 2,
     solve: Annotated[
         bool,
         typer.Option("--solve", help="also train full and full-float32 until solved, once a seed; half an hour each"),
@@ -67,7 +67,7 @@ def ladder(
 def memory_size(
     sizes: Annotated[str, typer.Option(help="steps that the memory holds, with commas")] = "10000,30000,100000,300000",
     seeds: Annotated[str, SEEDS] = "0",
-    steps: Annotated[int, typer.Option(min=1, help="environment steps of every run")] = 600_000,
+    steps: Annotated[int, typer.Option(min=1, help="environment steps of every run")] = 400_000,
     out: Annotated[Path, typer.Option(help="folder for memory-size.json, memory-size.png and the runs")] = Path(
         "runs/memory-size"
     ),

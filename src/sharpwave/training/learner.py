@@ -11,6 +11,7 @@ from sharpwave.agents.exploration import linear_schedule
 from sharpwave.training.callbacks import Callback, Metrics
 from sharpwave.training.crew import ActorsDiedError, Crew
 from sharpwave.training.episodes import Episode
+from sharpwave.training.feed import Feed
 from sharpwave.training.loop import update
 from sharpwave.training.recipes import Recipe
 from sharpwave.training.shared import Counters
@@ -42,6 +43,7 @@ def train_with_actors(
     """
     state = state or TrainingState.fresh(recipe)
     episodes, progress = state.episodes, state.progress
+    feed = Feed(replay, recipe.batch_size, agent.device)
     counters, weights = Counters(recipe.actors), shared_weights(agent)
     staleness = Staleness(progress)
     first_step, first_update = progress.ratio_since
@@ -75,7 +77,7 @@ def train_with_actors(
                 reason, failed = str(error), True
             progress.advance(arrived)
             if due:
-                update(recipe, agent, replay, progress)
+                update(recipe, agent, feed, progress)
             counters.tell(progress.steps, (progress.updates - first_update) * recipe.batch_size)
             if recipe.target_tau == 0 and progress.passed(recipe.target_every):
                 agent.update_target()

@@ -10,6 +10,7 @@ from sharpwave.agents.dqn import DQN
 from sharpwave.agents.exploration import epsilon_ladder, linear_schedule
 from sharpwave.agents.networks import FrameInputs
 from sharpwave.training.callbacks import Callback, Metrics
+from sharpwave.training.feed import Feed
 from sharpwave.training.recipes import Recipe
 from sharpwave.training.setup import Env
 from sharpwave.training.state import Progress, TrainingState, episode_seed
@@ -42,10 +43,11 @@ def train(
     recorded = sw.Recorder(env, store)
     state = state or TrainingState.fresh(recipe)
     episodes, progress = state.episodes, state.progress
+    feed = Feed(replay, recipe.batch_size, agent.device)
 
     def catch_up() -> None:
         while progress.updates < progress.updates_due and len(replay):
-            update(recipe, agent, replay, progress)
+            update(recipe, agent, feed, progress)
 
     reason: str | None = None
     obs, _ = recorded.reset(seed=episode_seed(recipe.seed, progress.steps))
@@ -77,14 +79,17 @@ def train(
     return {**metrics, "reason": reason}
 
 
-def update(recipe: Recipe, agent: DQN, replay: Any, progress: Progress) -> None:
-    """One update from a batch of ``replay``; before the first one the frames are standardized, if they are to be."""
-    beta = linear_schedule(progress.steps, recipe.beta_start, recipe.beta_end, recipe.beta_steps)
-    if progress.updates == 0 and recipe.standardize and isinstance(agent.inputs, FrameInputs):
-        agent.inputs.standardize(replay.sample(STANDARD_FRAMES).torch(agent.device).obs)
-    batch = replay.sample(recipe.batch_size, beta=beta if recipe.prioritized else None)
-    learned = agent.learn(batch.torch(agent.device))
+def update(recipe: Recipe, agent: DQN, feed: Feed, progress: Progress) -> None:
+    """One update from a batch of ``feed``; before the first one the frames are standardized, if they are to be."""
+    beta: float | None = None
     if recipe.prioritized:
-        replay.update_priorities(batch.ids, learned.td_errors.cpu().numpy())
+        beta = linear_schedule(progress.steps, recipe.beta_start, recipe.beta_end, recipe.beta_steps)
+    if progress.updates == 0 and recipe.standardize and isinstance(agent.inputs, FrameInputs):
+        agent.inputs.standardize(feed.replay.sample(STANDARD_FRAMES).torch(agent.device).obs)
+    batch, tensors = feed.take(beta)
+    learned = agent.learn(tensors)
+    feed.prepare(beta)
+    if recipe.prioritized:
+        feed.replay.update_priorities(batch.ids, learned.td_errors.cpu().numpy())
     progress.updates += 1
     progress.losses.append(learned.loss)

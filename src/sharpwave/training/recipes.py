@@ -49,7 +49,9 @@ class Recipe:
     stop_reward: float | None = setting(None, "end when the mean score of 100 episodes reaches this", RUN)
     seed: int = setting(0, "of environments, exploration, network and sampling", RUN)
     device: str = setting("auto", "auto (CUDA where present), cpu, cuda, cuda:1", RUN)
-    threads: int = setting(0, "torch threads on the CPU, as far as there are processors; 0: torch decides", RUN)
+    threads: int = setting(
+        0, "torch threads of the learner on the CPU, as far as there are free processors; 0: torch decides", RUN
+    )
     report_every: int = setting(1_000, "steps between reports on the display, in TensorBoard and metrics.jsonl", RUN)
     checkpoint_every: int = setting(
         50_000,
@@ -262,7 +264,6 @@ RECIPES: dict[str, tuple[str, Recipe]] = {
             PONG,
             checkpoint_every=50_000,  # actors' episodes go on
             actors=2,
-            threads=1,
             prioritized=True,
             beta_end=0.4,
             n_step=3,
@@ -272,14 +273,19 @@ RECIPES: dict[str, tuple[str, Recipe]] = {
         ),
     ),
     "atari": (
-        "Any Atari game with the defaults of deep Q-learning; name it with --env breakout.",
+        "Any Atari game, whole screen and all actions; name it with --env breakout.",
         Recipe(
             env="breakout",
             steps=10_000_000,
             checkpoint_every=500_000,  # an episode may take 27,000 steps of each environment
             warmup_steps=20_000,
-            adam_eps=1.5e-4,
-            learning_rate=6.25e-5,
+            update_every=16,
+            batch_size=128,
+            learning_rate=2.5e-4,
+            n_step=3,
+            precision="auto",
+            dueling=True,
+            epsilon_steps=100_000,
         ),
     ),
 }

@@ -49,7 +49,7 @@ def usable_processors() -> int:
 def agent(recipe: Recipe, env: Env) -> DQN:
     """A fresh agent for ``env``; the same seed gives the same weights."""
     if recipe.threads:  # more of them than processors would wait for each other
-        torch.set_num_threads(min(recipe.threads, usable_processors()))
+        torch.set_num_threads(min(recipe.threads, max(usable_processors() - recipe.actors, 1)))
     torch.manual_seed(recipe.seed)
     # Adam's moments of idle units decay into denormal numbers, with which a CPU is slow.
     torch.set_flush_denormal(True)

@@ -1,0 +1,222 @@
+"""An update of recipe `pong` taken apart: what its time would be with one thing done otherwise, as ratios.
+
+    python benchmarks/updates.py [--rounds 7] [--compile] [--out FOLDER]
+
+Variants take turns in one process, each round begins with another one; a ratio is the median over rounds of a variant's
+milliseconds to the recipe's in the same round. Nothing else runs meanwhile: environments, which share the processors
+with the update in training, do not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from sharpwave.agents.dqn import DQN
+from sharpwave.agents.losses import double_q_targets, huber
+from sharpwave.bench.progress import environment
+from sharpwave.training import setup
+from sharpwave.training.recipes import RECIPES, Recipe
+
+HERE = Path(__file__).parent
+RECIPE = RECIPES["pong"][1]
+REPEATS = 12
+"""Updates of a variant in a round; the first two are not timed."""
+
+Variant = tuple[Recipe, Callable[[DQN], Callable[[Any], Any]]]
+
+
+def batch(recipe: Recipe, size: int) -> Any:
+    """Random transitions of the recipe's shape."""
+    draw = torch.Generator().manual_seed(0)
+    height, width = (int(part) for part in recipe.frame.split("x"))
+    frames = [
+        torch.randint(0, 255, (size, recipe.stack, height, width), dtype=torch.uint8, generator=draw) for _ in "ab"
+    ]
+    return SimpleNamespace(
+        obs=frames[0],
+        next_obs=frames[1],
+        action=torch.randint(0, 3, (size,), generator=draw),
+        reward=torch.randn(size, generator=draw),
+        discount=torch.full((size,), 0.95),
+        weights=torch.ones(size),
+    )
+
+
+def as_it_is(agent: DQN) -> Callable[[Any], Any]:
+    """The agent's own update."""
+    return agent.learn
+
+
+def rows_first(agent: DQN) -> Callable[[Any], Any]:
+    """Channels before rows, torch's usual layout."""
+    for network in (agent.online, agent.target):
+        network.to(memory_format=torch.contiguous_format)
+    inputs = agent.inputs
+    agent.inputs = nn.Sequential(inputs, _Contiguous())
+    return agent.learn
+
+
+class _Contiguous(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[B, C, H, W], rows last in memory."""
+        return x.contiguous()
+
+
+def plain_adam(agent: DQN) -> Callable[[Any], Any]:
+    """Adam by torch's foreach functions instead of one fused kernel."""
+    agent.__dict__["optimizer"] = torch.optim.Adam(agent.online.parameters(), RECIPE.learning_rate, eps=RECIPE.adam_eps)
+    return agent.learn
+
+
+def compiled(agent: DQN) -> Callable[[Any], Any]:
+    """Both networks through torch.compile."""
+    agent.online, agent.target = torch.compile(agent.online), torch.compile(agent.target)  # type: ignore[assignment]
+    return agent.learn
+
+
+def one_forward(agent: DQN) -> Callable[[Any], Any]:
+    """The online network's passes over s and s' in one, both in the graph."""
+
+    def learn(batch: Any) -> None:
+        with agent._autocast():
+            inputs = agent.inputs(torch.cat([batch.obs, batch.next_obs]))
+            q, next_q_online = agent.online(inputs).float().chunk(2)
+            with torch.no_grad():
+                next_q = agent.target(inputs.chunk(2)[1]).float()
+        targets = double_q_targets(next_q, next_q_online.detach(), batch.reward, batch.discount)
+        td_errors = targets - q.gather(1, batch.action.view(-1, 1)).squeeze(1)
+        loss = (batch.weights * huber(td_errors, RECIPE.huber_delta)).mean()
+        agent.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(agent.online.parameters(), RECIPE.max_grad_norm)
+        agent.optimizer.step()
+
+    return learn
+
+
+def two_halves(agent: DQN) -> Callable[[Any], Any]:
+    """Each half of the batch in a thread of its own, each with one torch thread, and the gradients added."""
+    parameters = list(agent.online.parameters())
+    pool = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,))
+
+    def gradients(half: Any, size: int) -> tuple[torch.Tensor, ...]:
+        with agent._autocast():
+            q = agent.online(agent.inputs(half.obs)).float()
+            with torch.no_grad():
+                inputs = agent.inputs(half.next_obs)
+                next_q_online, next_q = agent.online(inputs).float(), agent.target(inputs).float()
+        targets = double_q_targets(next_q, next_q_online, half.reward, half.discount)
+        td_errors = targets - q.gather(1, half.action.view(-1, 1)).squeeze(1)
+        return torch.autograd.grad((half.weights * huber(td_errors, RECIPE.huber_delta)).sum() / size, parameters)
+
+    def learn(batch: Any) -> None:
+        size = len(batch.action)
+        first, second = (
+            SimpleNamespace(**{name: value[part] for name, value in vars(batch).items()})
+            for part in (slice(0, size // 2), slice(size // 2, size))
+        )
+        other = pool.submit(gradients, second, size)
+        mine = gradients(first, size)
+        torch._foreach_add_(mine, other.result())
+        for parameter, gradient in zip(parameters, mine, strict=True):
+            parameter.grad = gradient
+        nn.utils.clip_grad_norm_(parameters, RECIPE.max_grad_norm)
+        agent.optimizer.step()
+
+    return learn
+
+
+def change(**settings: Any) -> Variant:
+    """Other settings of the recipe."""
+    return dataclasses.replace(RECIPE, **settings), as_it_is
+
+
+VARIANTS: dict[str, Variant] = {
+    "recipe pong": (RECIPE, as_it_is),
+    "one thread": change(threads=1),
+    "float32": change(precision="float32"),
+    "rows first, not channels last": (RECIPE, rows_first),
+    "Adam not fused": (RECIPE, plain_adam),
+    "one forward over s and s'": (RECIPE, one_forward),
+    "two halves in two threads": (dataclasses.replace(RECIPE, threads=1), two_halves),
+    "no double": change(double=False),
+    "no dueling": change(dueling=False),
+    "2 frames": change(stack=2),
+    "batch 128 (per transition)": change(batch_size=128),
+    "batch 64 (per transition)": change(batch_size=64),
+    "batch 512 (per transition)": change(batch_size=512),
+    "84x84, efficient net": change(frame="84x84", network="efficient"),
+    "84x84, Nature net": change(frame="84x84", network="nature", hidden_units=512),
+}
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--compile", action="store_true", help="also torch.compile, which needs a C++ compiler")
+    parser.add_argument("--out", type=Path, default=HERE / "results", help="folder for updates.json")
+    arguments = parser.parse_args()
+    variants = {**VARIANTS, **({"torch.compile": (RECIPE, compiled)} if arguments.compile else {})}
+
+    ready: dict[str, tuple[int, Callable[[Any], Any], Any, int]] = {}
+    first: dict[str, float] = {}
+    for name, (recipe, make) in variants.items():
+        env = setup.environments(recipe)
+        agent = setup.agent(recipe, env)
+        data, learn = batch(recipe, recipe.batch_size), make(agent)
+        begun = time.perf_counter()
+        learn(data)
+        first[name] = time.perf_counter() - begun
+        ready[name] = torch.get_num_threads(), learn, data, recipe.batch_size
+
+    times: dict[str, list[float]] = {name: [] for name in ready}
+    names = list(ready)
+    for turn in range(arguments.rounds):
+        at = turn % len(names)
+        for name in names[at:] + names[:at]:
+            threads, learn, data, size = ready[name]
+            torch.set_num_threads(threads)
+            taken = []
+            for _ in range(REPEATS):
+                begun = time.perf_counter()
+                learn(data)
+                taken.append(time.perf_counter() - begun)
+            times[name].append(1000 * statistics.median(taken[2:]) * RECIPE.batch_size / size)
+
+    shown = Table(title="An update of 256 transitions", title_style="bold", title_justify="left")
+    for column in ("", "ms", "ratio", "first call, s"):
+        shown.add_column(column, justify="left" if not column else "right")
+    results = {}
+    for name in names:
+        ratios = [mine / recipe for mine, recipe in zip(times[name], times["recipe pong"], strict=True)]
+        results[name] = {
+            "milliseconds": statistics.median(times[name]),
+            "ratio": statistics.median(ratios),
+            "first_call_seconds": first[name],
+        }
+        one = results[name]
+        shown.add_row(name, f"{one['milliseconds']:.1f}", f"{one['ratio']:.2f}", f"{first[name]:.1f}")
+    Console(width=100).print(shown)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / "updates.json").write_text(
+        json.dumps({"environment": environment(), "updates": results}, indent=1) + "\n"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""Batches from the replay memory on the learner's device; on CUDA the next is under way while this one is learned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import sharpwave as sw
+
+
+class Feed:
+    """Draws batches and moves them to ``device``.
+
+    On a CPU a batch is drawn when it is asked for, and shares the replay memory's buffers. On CUDA, which works while
+    the processor is free, :meth:`prepare` draws the next batch and copies it through pinned memory, in a stream of its
+    own. Such a batch knows nothing of the steps and priorities that come between :meth:`prepare` and :meth:`take`.
+
+    Args:
+        replay: a view of the store, of a ``depth`` of at least 2.
+        batch_size: B.
+        ahead: prepare batches; None: on CUDA only.
+    """
+
+    def __init__(self, replay: Any, batch_size: int, device: torch.device, ahead: bool | None = None) -> None:
+        self.replay = replay
+        self._batch_size = batch_size
+        self._device = device
+        self._ahead = device.type == "cuda" if ahead is None else ahead
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._ready: tuple[sw.Batch, sw.Batch] | None = None
+
+    def take(self, beta: float | None = None) -> tuple[sw.Batch, sw.Batch]:
+        """A batch as it was drawn, and as tensors on the device.
+
+        Args:
+            beta: exponent of the importance weights; of a batch that was prepared it was :meth:`prepare`'s.
+        """
+        batch, tensors = self._ready or self._draw(beta)
+        self._ready = None
+        if self._stream is not None:
+            current = torch.cuda.current_stream(self._device)
+            current.wait_stream(self._stream)
+
+            def used(tensor: torch.Tensor) -> torch.Tensor:
+                tensor.record_stream(current)  # the allocator keeps it until that stream has read it
+                return tensor
+
+            tensors.map(used)
+        return batch, tensors
+
+    def prepare(self, beta: float | None = None) -> None:
+        """Have the next batch under way. Nothing where that gains nothing."""
+        if self._ahead and self._ready is None:
+            self._ready = self._draw(beta)
+
+    def _draw(self, beta: float | None) -> tuple[sw.Batch, sw.Batch]:
+        batch = self.replay.sample(self._batch_size, beta=beta)
+        if self._stream is None:
+            return batch, batch.torch(self._device)
+        with torch.cuda.stream(self._stream):
+            return batch, batch.torch(self._device)

@@ -1,0 +1,74 @@
+"""Batches on their way to the learner: in what order they come, and that one under way does not spoil the one in use.
+
+``ahead=True`` is what CUDA does; it needs no device.
+"""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+import sharpwave as sw
+from sharpwave.training import loop, setup
+from sharpwave.training.feed import Feed
+from sharpwave.training.recipes import RECIPES
+
+CPU = torch.device("cpu")
+
+
+def filled(sampler):
+    spec = sw.Spec(obs=sw.Field((3,), "float32"), action=sw.Field((), "int64"))
+    store = sw.Store(spec, capacity=1_000, seed=0)
+    numbers = np.arange(500, dtype=np.float32)
+    for number in numbers:
+        store.append(obs=np.full(3, number, np.float32), action=0, reward=number, terminated=False, truncated=False)
+    return store, store.transitions(sampler=sampler, seed=5)
+
+
+@pytest.mark.parametrize(("sampler", "beta"), [(sw.Uniform, None), (sw.Prioritized, 0.5)])
+def test_batches_prepared_are_those_that_would_be_drawn(sampler, beta):
+    store, replay = filled(sampler())
+    other, oracle = filled(sampler())
+    feed = Feed(replay, 32, CPU, ahead=True)
+    for _ in range(20):
+        batch, tensors = feed.take(beta)
+        expected = oracle.sample(32, beta=beta).copy()
+        feed.prepare(beta)  # in memory of its own: what was taken stays as it is
+        assert np.array_equal(batch.ids, expected.ids) and np.array_equal(batch.weights, expected.weights)
+        assert torch.equal(tensors.obs, torch.from_numpy(expected.obs))
+        assert torch.equal(tensors.reward, torch.from_numpy(expected.reward))
+    store.close()
+    other.close()
+
+
+def test_on_the_cpu_nothing_is_prepared():
+    store, replay = filled(sw.Uniform())
+    other, oracle = filled(sw.Uniform())
+    feed = Feed(replay, 10, CPU)
+    feed.take()
+    feed.prepare()
+    oracle.sample(10)
+    assert np.array_equal(replay.sample(10).ids, oracle.sample(10).ids)  # as if prepare had not been called
+    store.close()
+    other.close()
+
+
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_a_learner_with_batches_prepared_learns_as_often(monkeypatch, prioritized):
+    """The whole loop as on CUDA: as many updates, from as many steps, and repeatable."""
+    monkeypatch.setattr(loop, "Feed", lambda *told: Feed(*told, ahead=True))
+
+    def run():
+        recipe = dataclasses.replace(RECIPES["cartpole"][1], steps=2_000, seed=1, prioritized=prioritized)
+        env = setup.environments(recipe)
+        agent = setup.agent(recipe, env)
+        store, replay = setup.memory(recipe, env)
+        with store:
+            last = loop.train(recipe, env, agent, store, replay)
+        env.close()
+        return last, agent.weights()
+
+    (last, one), (_, two) = run(), run()
+    assert last["updates"] == 1_000 // 4 and np.isfinite(last["avg_loss"])
+    assert all(torch.equal(one[name], two[name]) for name in one)
