@@ -1,6 +1,6 @@
-"""What was tried to make recipe `pong` quick: every lever as a run of one seed, a table of rewards by steps, a figure.
+"""What was tried to make recipe `pong` quick: every lever as a run a seed, a table of rewards by steps, a figure.
 
-    python benchmarks/levers.py [--only NAME ...] [--steps 300000] [--runs FOLDER] [--out FOLDER]
+    python benchmarks/levers.py [--only NAME ...] [--seeds 0] [--steps 300000] [--there] [--runs FOLDER] [--out FOLDER]
 
 A lever's run is `sharpwave train pong` with its options; each takes some 10 minutes on two cores. A run whose folder is
 there is not trained again, whether it ended or not: what it has written is read.
@@ -50,7 +50,8 @@ class Lever:
         return [*told, *self.more]
 
 
-RECIPE = (8, 16, 256, 1e-3, 50_000)
+LARGE = (8, 16, 256, 1e-3, 50_000)
+RECIPE = (8, 8, 128, 4e-4, 50_000)
 LEVERS = {
     "start": Lever("an update of 64 for 4 steps"),
     "half-updates": Lever("64 for 8 steps, rate doubled", update_every=8, learning_rate=5e-4),
@@ -59,7 +60,10 @@ LEVERS = {
     "rate-1e-3": Lever("batch-256 with rate .001", 16, 16, 256, 1e-3),
     "explore-50k": Lever("batch-256 with epsilon at its end after 50,000 steps", 16, 16, 256, 6e-4, 50_000),
     "both": Lever("rate-1e-3 and explore-50k", 16, 16, 256, 1e-3, 50_000),
-    "8-envs": Lever("both, with 8 environments: the recipe", *RECIPE),
+    "large": Lever("both, with 8 environments", *LARGE),
+    "large-no-double": Lever("large without double", *LARGE, ("--no-double",)),
+    "large-prioritized": Lever("large, prioritized, rate .0007", 8, 16, 256, 7e-4, 50_000, ("--prioritized",)),
+    "recipe": Lever("batch-128 and explore-50k, 8 environments", *RECIPE),
     "no-double": Lever("the recipe without double", *RECIPE, ("--no-double",)),
     "no-dueling": Lever("the recipe without dueling", *RECIPE, ("--no-dueling",)),
     "no-standardize": Lever("the recipe with frames divided by 255", *RECIPE, ("--no-standardize",)),
@@ -69,24 +73,20 @@ LEVERS = {
     "whole-screen": Lever("the recipe with the whole screen", *RECIPE, ("--crop", "0:210")),
     "84x84": Lever("the recipe with 84x84, efficient net", *RECIPE, ("--frame", "84x84", "--network", "efficient")),
     "prioritized": Lever("the recipe, prioritized", *RECIPE, ("--prioritized",)),
-    "target-500": Lever("the recipe with a target 500 updates old", *RECIPE, ("--target-every", "8000")),
+    "target-500": Lever("the recipe with a target 500 updates old", *RECIPE, ("--target-every", "4000")),
 }
 
 
 def measured(folder: Path) -> dict[str, Any]:
-    """A run's rewards at the marks, its steps/s (second half, as far as it came) and its crossing of the goal."""
+    """A run's rewards at the marks that it came to, and when its mean of 100 crossed the goal."""
     played = episodes(folder)
-    reports = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    reports = [report for report in reports if report["event"] == "report"]
-    half, last = reports[len(reports) // 2], reports[-1]
     rewards: dict[int, float] = {}
     for mark in MARKS:
         ended = [one["reward"] for one in played if mark - WINDOW <= one["steps"] < mark]
-        if ended and last["steps"] >= mark:
+        if ended and played[-1]["steps"] >= mark - WINDOW // 4:
             rewards[mark] = sum(ended) / len(ended)
     return {
         "rewards": rewards,
-        "steps_per_second": (last["steps"] - half["steps"]) / (last["minutes"] - half["minutes"]) / 60,
         "solved": crossings(played)["mean100"],
         "curve": smooth(played),
     }
@@ -104,42 +104,54 @@ def smooth(played: list[dict[str, Any]]) -> list[list[float]]:
     return found
 
 
-def table(results: dict[str, dict[str, Any]]) -> None:
-    """One row a lever."""
-    marks = sorted({mark for one in results.values() for mark in one["rewards"]})
-    shown = Table(title="Recipe pong, what was tried (seed 0)", title_style="bold", title_justify="left")
-    shown.add_column("")
-    shown.add_column("change")
+def table(results: dict[str, dict[str, dict[str, Any]]]) -> None:
+    """One row a lever; its seeds beside each other."""
+    runs = [run for one in results.values() for run in one.values()]
+    marks = sorted({mark for run in runs for mark in run["rewards"]})
+    shown = Table(title="Recipe pong, what was tried", title_style="bold", title_justify="left")
+    for column in ("", "change", "seeds"):
+        shown.add_column(column)
     for mark in marks:
         shown.add_column(f"{mark // 1000}K", justify="right")
-    shown.add_column("steps/s", justify="right")
     shown.add_column("solved", justify="right")
     for name, one in results.items():
-        told = [f"{one['rewards'][mark]:.1f}" if mark in one["rewards"] else "" for mark in marks]
-        solved = one["solved"] and f"{one['solved']['frames'] / 1000:.0f}K"
-        shown.add_row(name, LEVERS[name].says, *told, f"{one['steps_per_second']:.0f}", solved or "")
-    console = Console(width=150)
+        cells = []
+        for mark in marks:
+            rewards = [run["rewards"].get(mark) for run in one.values()]
+            cells.append(", ".join("-" if reward is None else f"{reward:.1f}" for reward in rewards))
+        solved = [run["solved"] and f"{run['solved']['frames'] / 1000:.0f}K" for run in one.values()]
+        shown.add_row(name, LEVERS[name].says, ", ".join(one), *cells, ", ".join(frames or "-" for frames in solved))
+    console = Console(width=200)
     console.print(shown)
-    console.print(f"Mean reward of the episodes that ended in the {WINDOW:,} steps before. solved: mean of 100 at 17.")
+    console.print(
+        f"Mean reward of the episodes that ended in the {WINDOW:,} steps before, a figure a seed; -: the run was ended "
+        "before. solved: steps until the mean of 100 episodes was 17."
+    )
 
 
-def figure(results: dict[str, dict[str, Any]], path: Path) -> None:
-    """A line a lever."""
+def figure(results: dict[str, dict[str, dict[str, Any]]], path: Path) -> None:
+    """A colour a lever, a line a seed; the recipe is thick."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    shown, axis = pyplot.subplots(figsize=(9, 4.5), layout="constrained")
-    for name, one in results.items():
-        across, rewards = zip(*one["curve"], strict=True)
-        axis.plot([steps / 1000 for steps in across], rewards, label=f"{name}: {LEVERS[name].says}", linewidth=1.5)
+    colours = pyplot.get_cmap("tab20")
+    shown, axis = pyplot.subplots(figsize=(10, 5.5), layout="constrained")
+    for number, (name, one) in enumerate(results.items()):
+        for place, run in enumerate(one.values()):
+            across, rewards = zip(*run["curve"], strict=True)
+            axis.plot(
+                [steps / 1000 for steps in across], rewards,
+                color="black" if name == "recipe" else colours(number % 20), linewidth=2.4 if name == "recipe" else 1.2,
+                label=None if place else f"{name}: {LEVERS[name].says}",
+            )  # fmt: skip
     axis.axhline(17, linestyle="--", linewidth=1, color="gray")
     axis.set_xlabel("environment steps, thousands")
     axis.set_ylabel(f"mean reward of the last {WINDOW // 1000}K steps' episodes")
-    axis.set_title("Recipe pong, what was tried: one run each", loc="left", fontsize=10)
+    axis.set_title("Recipe pong, what was tried: a line a run", loc="left", fontsize=10)
     axis.grid(alpha=0.3)
-    axis.legend(fontsize=8)
+    axis.legend(fontsize=7.5)
     shown.savefig(path, dpi=120)
 
 
@@ -147,21 +159,26 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", nargs="+", choices=LEVERS, default=list(LEVERS), metavar="NAME")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--steps", type=int, default=300_000)
+    parser.add_argument("--there", action="store_true", help="train nothing, read the runs that are there")
     parser.add_argument("--runs", type=Path, default=Path("runs/levers"), help="folder of the runs")
     parser.add_argument("--out", type=Path, default=HERE / "results", help="folder for levers.json and levers.png")
     arguments = parser.parse_args()
-    results = {}
+    results: dict[str, dict[str, dict[str, Any]]] = {}
     for name in arguments.only:
-        folder = arguments.runs / name
-        if not folder.exists():
-            command = ["train", "pong", "--steps", str(arguments.steps), "--out", str(folder), *LEVERS[name].options]
-            subprocess.run([str(Path(sys.executable).with_name("sharpwave")), *command], check=True)
-        results[name] = measured(folder)
+        for seed in arguments.seeds:
+            folder = arguments.runs / f"{name}-seed{seed}"
+            if not folder.exists():
+                if arguments.there:
+                    continue
+                told = ["--seed", str(seed), "--steps", str(arguments.steps), "--out", str(folder)]
+                command = ["train", "pong", *told, *LEVERS[name].options]
+                subprocess.run([str(Path(sys.executable).with_name("sharpwave")), *command], check=True)
+            results.setdefault(name, {})[str(seed)] = measured(folder)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "levers.json").write_text(
-        json.dumps({"environment": environment(), "levers": results}, indent=1) + "\n"
-    )
+    told_json = {"environment": environment(), "levers": results}
+    (arguments.out / "levers.json").write_text(json.dumps(told_json) + "\n")
     table(results)
     figure(results, arguments.out / "levers.png")
 
