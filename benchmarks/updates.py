@@ -156,9 +156,9 @@ VARIANTS: dict[str, Variant] = {
     "no double": change(double=False),
     "no dueling": change(dueling=False),
     "2 frames": change(stack=2),
-    "batch 128 (per transition)": change(batch_size=128),
+    "batch 32 (per transition)": change(batch_size=32),
     "batch 64 (per transition)": change(batch_size=64),
-    "batch 512 (per transition)": change(batch_size=512),
+    "batch 256 (per transition)": change(batch_size=256),
     "84x84, efficient net": change(frame="84x84", network="efficient"),
     "84x84, Nature net": change(frame="84x84", network="nature", hidden_units=512),
 }
@@ -198,7 +198,7 @@ def main() -> None:
                 taken.append(time.perf_counter() - begun)
             times[name].append(1000 * statistics.median(taken[2:]) * RECIPE.batch_size / size)
 
-    shown = Table(title="An update of 256 transitions", title_style="bold", title_justify="left")
+    shown = Table(title=f"An update of {RECIPE.batch_size} transitions", title_style="bold", title_justify="left")
     for column in ("", "ms", "ratio", "first call, s"):
         shown.add_column(column, justify="left" if not column else "right")
     results = {}
