@@ -31,6 +31,8 @@ def measured(folder: Path, minutes: float) -> dict[str, Any]:
     played = [one for one in played if one["minutes"] <= minutes + 0.5]
     warmup = json.loads((folder / "config.json").read_text())["settings"]["warmup_steps"]
     random = [one["reward"] for one in played if one["steps"] <= warmup]
+    if not random:
+        raise SystemExit(f"{folder}: no episode ended in the {warmup:,} steps of warm-up; give more --minutes")
     last = [one["reward"] for one in played[-EPISODES:]]
     return {
         "random": statistics.mean(random),

@@ -32,7 +32,7 @@ MARKS = range(100_000, 500_001, 50_000)
 
 @dataclass(frozen=True)
 class Lever:
-    """One change. ``options``: of ``sharpwave train pong``, all of them, so that none depends on today's recipe."""
+    """One change. What levers differ in is always told to the run; the rest is the recipe's."""
 
     says: str
     num_envs: int = 8

@@ -30,7 +30,7 @@ def fits_one_pass(obs: Tensor) -> bool:
 
 
 def in_one_pass(obs: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
-    """(obs - mean) * (1 / scale): a division takes ten times as long as a product.
+    """(obs - mean) * (1 / scale), which is quicker than a division a pixel.
 
     Args:
         obs: uint8 [B, 4, H, W].  mean: float32 [H, W].  scale: float32 [].

@@ -171,23 +171,32 @@ def full(rung: Rung, seed: int, warmup: int, steps: int) -> Slice:
         (replay, "sample", "sampling"), (agent, "learn", "learning"),
     ):  # fmt: skip
         setattr(owner, method, clock.timed(part, getattr(owner, method)))
-    turn = 0
+    learn, learned = agent.learn, 0
+
+    def counted(batch: Any) -> Any:
+        nonlocal learned
+        learned += 1
+        return learn(batch)
+
+    agent.learn = counted  # type: ignore[method-assign]
+    turn = updates = 0
     split: dict[str, float] = {}
 
     def interrupted() -> str | None:  # asked once a turn
-        nonlocal turn
+        nonlocal turn, learned, updates
         turn += 1
         if turn == window.begin:
             clock.restart()
             usage.restart()
+            learned = 0
         if turn == window.end:
             split.update(clock.split())
+            updates = learned
             return "measured"
         return None
 
     with store:
         last = train(recipe, env, agent, store, replay, interrupted=interrupted)
-        updates = window.steps // recipe.update_every
         return result(window.steps, updates, {"learner": split}, usage, last["replay_steps"], last["bytes_per_step"])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from sharpwave.agents.dqn import DQN, DQNSettings, pick_device
 from sharpwave.agents.networks import input_module, network_builder
 from sharpwave.envs import AtariSettings, make_env, step_spec
 from sharpwave.training.recipes import Recipe, flag, parse_lines, parse_size
+from sharpwave.views.gather import THREADS
 
 Env = VectorEnv[Any, Any, Any]
 
@@ -41,15 +41,10 @@ def environments(recipe: Recipe, num_envs: int | None = None, *, render: bool = 
     )
 
 
-def usable_processors() -> int:
-    """Processors that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def agent(recipe: Recipe, env: Env) -> DQN:
     """A fresh agent for ``env``; the same seed gives the same weights."""
     if recipe.threads:  # more of them than processors would wait for each other
-        torch.set_num_threads(min(recipe.threads, max(usable_processors() - recipe.actors, 1)))
+        torch.set_num_threads(min(recipe.threads, max(THREADS - recipe.actors, 1)))
     torch.manual_seed(recipe.seed)
     # Adam's moments of idle units decay into denormal numbers, with which a CPU is slow.
     torch.set_flush_denormal(True)
