@@ -278,14 +278,18 @@ RECIPES: dict[str, tuple[str, Recipe]] = {
             env="breakout",
             steps=10_000_000,
             checkpoint_every=500_000,  # an episode may take 27,000 steps of each environment
+            threads=2,
             warmup_steps=20_000,
             update_every=16,
             batch_size=128,
-            learning_rate=2.5e-4,
-            n_step=3,
+            learning_rate=4e-4,
+            n_step=5,
+            target_every=2_000,
             precision="auto",
+            network="efficient",  # half the time of an update with Nature's
+            standardize=True,
             dueling=True,
-            epsilon_steps=100_000,
+            epsilon_steps=50_000,
         ),
     ),
 }
