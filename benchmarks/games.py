@@ -18,7 +18,6 @@ from rich.table import Table
 
 from sharpwave.bench.progress import environment
 from sharpwave.bench.runs import episodes, train
-from sharpwave.training.recipes import RECIPES
 
 HERE = Path(__file__).parent
 EPISODES = 50
@@ -26,15 +25,17 @@ EPISODES = 50
 
 
 def measured(folder: Path, minutes: float) -> dict[str, Any]:
-    """Scores of random play (the warm-up) and at the end, and what it took."""
+    """A run's settings, its scores of random play (the warm-up) and at the end, and what it took."""
     played = episodes(folder)
     played = [one for one in played if one["minutes"] <= minutes + 0.5]
-    warmup = json.loads((folder / "config.json").read_text())["settings"]["warmup_steps"]
+    settings = json.loads((folder / "config.json").read_text())["settings"]
+    warmup = settings["warmup_steps"]
     random = [one["reward"] for one in played if one["steps"] <= warmup]
     if not random:
         raise SystemExit(f"{folder}: no episode ended in the {warmup:,} steps of warm-up; give more --minutes")
     last = [one["reward"] for one in played[-EPISODES:]]
     return {
+        "settings": settings,
         "random": statistics.mean(random),
         "random_episodes": len(random),
         "score": statistics.mean(last),
@@ -103,8 +104,7 @@ def main() -> None:
         )
         results[game] = measured(arguments.runs / game, arguments.minutes)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    recipe = RECIPES["atari"][1].to_dict()
-    told_json = {"environment": environment(), "recipe": recipe, "options": options, "games": results}
+    told_json = {"environment": environment(), "games": results}
     (arguments.out / "games.json").write_text(json.dumps(told_json) + "\n")
     table(results)
     figure(results, arguments.out / "games.png")
