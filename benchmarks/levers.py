@@ -140,9 +140,8 @@ def figure(results: dict[str, dict[str, dict[str, Any]]], path: Path) -> None:
     shown, axis = pyplot.subplots(figsize=(10, 5.5), layout="constrained")
     for number, (name, one) in enumerate(results.items()):
         for place, run in enumerate(one.values()):
-            across, rewards = zip(*run["curve"], strict=True)
             axis.plot(
-                [steps / 1000 for steps in across], rewards,
+                [steps / 1000 for steps, _ in run["curve"]], [reward for _, reward in run["curve"]],
                 color="black" if name == "recipe" else colours(number % 20), linewidth=2.4 if name == "recipe" else 1.2,
                 label=None if place else f"{name}: {LEVERS[name].says}",
             )  # fmt: skip

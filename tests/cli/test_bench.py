@@ -43,8 +43,9 @@ def test_a_part_that_fails_is_charged_and_a_restart_forgets():
         clock.timed("environment", lambda: 1 / 0)()
     assert split(clock) == {"other": 1.0 + 1.0, "environment": 2.0}
     assert kept[PARTS.index("environment")] == 2.0  # what another process sees
+    assert {part: calls for part, calls in clock.calls.items() if calls} == {"environment": 1}
     clock.restart()
-    assert split(clock) == {"other": 1.0}
+    assert split(clock) == {"other": 1.0} and not any(clock.calls.values())
 
 
 def episode(steps, number, avg, mean):

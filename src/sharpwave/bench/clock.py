@@ -18,12 +18,16 @@ class Clock:
     Args:
         seconds: [len(PARTS)], where the times are kept: memory shared with another process, or None.
         now: gives the time in seconds.
+
+    Attributes:
+        calls: since the restart, of the functions that :meth:`timed` gave, by part.
     """
 
     def __init__(
         self, seconds: MutableSequence[float] | None = None, now: Callable[[], float] = time.perf_counter
     ) -> None:
         self._seconds = [0.0] * len(PARTS) if seconds is None else seconds
+        self.calls = dict.fromkeys(PARTS, 0)
         self._now = now
         self._running = [PARTS.index("other")]
         self._charged = now()
@@ -31,6 +35,7 @@ class Clock:
     def restart(self) -> None:
         """Forget what was measured so far."""
         self._charged = self._now()
+        self.calls = dict.fromkeys(PARTS, 0)
         for part in range(len(PARTS)):
             self._seconds[part] = 0.0
 
@@ -49,6 +54,7 @@ class Clock:
         """``function``, every call of which is charged to ``name``."""
 
         def call(*arguments: Any, **options: Any) -> Any:
+            self.calls[name] += 1
             with self.part(name):
                 return function(*arguments, **options)
 

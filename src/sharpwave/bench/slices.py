@@ -171,27 +171,18 @@ def full(rung: Rung, seed: int, warmup: int, steps: int) -> Slice:
         (replay, "sample", "sampling"), (agent, "learn", "learning"),
     ):  # fmt: skip
         setattr(owner, method, clock.timed(part, getattr(owner, method)))
-    learn, learned = agent.learn, 0
-
-    def counted(batch: Any) -> Any:
-        nonlocal learned
-        learned += 1
-        return learn(batch)
-
-    agent.learn = counted  # type: ignore[method-assign]
     turn = updates = 0
     split: dict[str, float] = {}
 
     def interrupted() -> str | None:  # asked once a turn
-        nonlocal turn, learned, updates
+        nonlocal turn, updates
         turn += 1
         if turn == window.begin:
             clock.restart()
             usage.restart()
-            learned = 0
         if turn == window.end:
             split.update(clock.split())
-            updates = learned
+            updates = clock.calls["learning"]
             return "measured"
         return None
 
