@@ -38,7 +38,7 @@ from sharpwave.tiers import disk as disk_module
 from sharpwave.tiers import survey as survey_module
 from sharpwave.tiers.check import check as verify
 from sharpwave.tiers.folder import MANIFEST, read_manifest
-from sharpwave.tiers.regions import Identity, read_region
+from sharpwave.tiers.records import Identity, read_region
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.store import faults

@@ -21,7 +21,8 @@ from .tiers.disk import FOLDER, REGION_BYTES, SMALLEST_REGION
 from .tiers.files import Files
 from .tiers.folder import LOCK, locked, read_manifest, write_manifest
 from .tiers.log import StepLog
-from .tiers.regions import SEGMENT, TAIL, Identity, Regions
+from .tiers.records import SEGMENT, TAIL, Identity
+from .tiers.regions import Regions
 from .tiers.state import STATE, write_state
 
 AT_A_TIME = 16 << 20

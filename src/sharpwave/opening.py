@@ -20,8 +20,9 @@ from .tiers.disk import FOLDER, REGION_BYTES, Disk
 from .tiers.files import Files
 from .tiers.folder import MANIFEST, read_manifest
 from .tiers.log import StepLog
+from .tiers.records import Damage, Identity, Record
 from .tiers.recovery import Recovery, adopt_all, highest_slot, set_aside
-from .tiers.regions import Damage, Identity, Record, Regions
+from .tiers.regions import Regions
 from .tiers.state import STATE, read_state
 
 NO_STATE = (KeyError, TypeError, ValueError, IndexError, OverflowError, DamagedError)

@@ -18,7 +18,8 @@ from sharpwave.tiers import space as space_module
 from sharpwave.tiers.disk import Disk
 from sharpwave.tiers.files import Files
 from sharpwave.tiers.folder import read_manifest
-from sharpwave.tiers.regions import RECORD, SEGMENT, Identity, Regions, read_region
+from sharpwave.tiers.records import RECORD, SEGMENT, Identity, read_region
+from sharpwave.tiers.regions import Regions
 
 from .faults import CAPACITY, ERRORS, KINDS, RESERVOIR, SEGMENT_STEPS, SPEC, Faulty, frame, on, round_of, serials_of
 

@@ -19,7 +19,8 @@ from sharpwave.tiers.check import check
 from sharpwave.tiers.dictionaries import key_of
 from sharpwave.tiers.files import Files
 from sharpwave.tiers.folder import read_manifest
-from sharpwave.tiers.regions import SEGMENT, TAIL, Identity, Regions
+from sharpwave.tiers.records import SEGMENT, TAIL, Identity
+from sharpwave.tiers.regions import Regions
 
 from .faults import LANES, SPEC, frame, serials_of
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from sharpwave.tiers.dictionaries import key_of
 from sharpwave.tiers.files import Files
-from sharpwave.tiers.regions import DICTIONARY, SEGMENT, TAIL, Identity, Regions, read_region
+from sharpwave.tiers.records import DICTIONARY, SEGMENT, TAIL, Identity, read_region
+from sharpwave.tiers.regions import Regions
 
 ME = Identity(bytes(range(16)), 77)
 

@@ -27,7 +27,7 @@ from sharpwave.tiers.disk import Disk
 from sharpwave.tiers.files import Files
 from sharpwave.tiers.index import SegmentIndex
 from sharpwave.tiers.ram import Arena
-from sharpwave.tiers.regions import Identity
+from sharpwave.tiers.records import Identity
 from sharpwave.tiers.residency import Residency
 
 CHUNK, COLUMNS, SLOTS = 4096, 4, 60

@@ -22,7 +22,7 @@ from sharpwave.codecs import DamagedError
 from sharpwave.tiers.check import check
 from sharpwave.tiers.episodes import Episode, frames, survey
 from sharpwave.tiers.folder import packed_manifest
-from sharpwave.tiers.regions import (
+from sharpwave.tiers.records import (
     DICTIONARY,
     FIRST,
     HEADER,
@@ -33,9 +33,9 @@ from sharpwave.tiers.regions import (
     TAIL,
     Damage,
     Identity,
-    Regions,
     read_region,
 )
+from sharpwave.tiers.regions import Regions
 from sharpwave.tiers.survey import LIMITS, describe
 
 SHAPE = (24, 24)

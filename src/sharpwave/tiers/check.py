@@ -10,8 +10,8 @@ from ..codecs import DamagedError
 from ..segment import check_frames
 from .disk import FOLDER
 from .folder import MANIFEST
+from .records import DICTIONARY, NOTE, TAIL, Damage
 from .recovery import QUARANTINE
-from .regions import DICTIONARY, NOTE, TAIL, Damage
 from .survey import (
     Described,
     Progress,

@@ -17,7 +17,7 @@ import numpy as np
 from .dictionaries import DictionaryTable, key_of
 from .disk import MOST_HELD, Disk
 from .index import SegmentIndex
-from .regions import SEGMENT
+from .records import SEGMENT
 from .residency import Residency
 
 

@@ -17,7 +17,8 @@ from .folder import LOCK, locked, write_manifest
 from .index import LEAF_BITS
 from .occupancy import Occupancy
 from .readers import BASE, COLUMNS, DESCRIPTOR, DIRECT, NBYTES, PLACE, SLOT, Readers
-from .regions import ALIGNMENT, FIRST, NOTE, RECORD, SEGMENT, TAIL, Identity, Regions
+from .records import ALIGNMENT, FIRST, NOTE, RECORD, SEGMENT, TAIL, Identity
+from .regions import Regions
 
 FOLDER = "regions"
 REGION_BYTES = 64 << 20

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ..codecs import NAMES, DamagedError
 from ..spec import START, TERMINATED, TRUNCATED
-from .regions import DICTIONARY, NOTE, SEGMENT, TAIL, Damage, Record
+from .records import DICTIONARY, NOTE, SEGMENT, TAIL, Damage, Record
 from .survey import (
     Chain,
     Described,

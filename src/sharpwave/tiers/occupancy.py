@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .regions import space
+from .records import space
 
 
 class Occupancy:

@@ -20,7 +20,8 @@ from ..spec import TERMINATED, TRUNCATED
 from .disk import THRESHOLD, Disk
 from .index import LEAF_BITS, LEAF_MASK
 from .log import StepLog
-from .regions import DICTIONARY, NOTE, SEGMENT, TAIL, Damage, Record, Regions
+from .records import DICTIONARY, NOTE, SEGMENT, TAIL, Damage, Record
+from .regions import Regions
 
 ENDED = TERMINATED | TRUNCATED
 QUARANTINE = "quarantine"

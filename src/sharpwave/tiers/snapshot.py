@@ -15,8 +15,9 @@ from ..spec import TRUNCATED
 from .disk import Disk
 from .index import LEAF_BITS, LEAF_MASK
 from .log import StepLog
+from .records import SEGMENT, TAIL, Damage, Record
 from .recovery import Adoption, Recovery
-from .regions import SEGMENT, TAIL, Damage, Record, Regions
+from .regions import Regions
 
 Ints = npt.NDArray[np.int64]
 

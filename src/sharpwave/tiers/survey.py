@@ -25,8 +25,8 @@ from ..segment import Header
 from ..spec import Spec
 from .disk import FOLDER
 from .folder import LOCK, MANIFEST, read_manifest
+from .records import DICTIONARY, HEADER, TAIL, Damage, Identity, Record, Region, read_region
 from .recovery import QUARANTINE, newest
-from .regions import DICTIONARY, HEADER, TAIL, Damage, Identity, Record, Region, read_region
 from .state import STATE, read_state
 
 Progress = Callable[[int], None]
