@@ -73,6 +73,7 @@ LEVERS = {
     "whole-screen": Lever("the recipe with the whole screen", *RECIPE, ("--crop", "0:210")),
     "84x84": Lever("the recipe with 84x84, efficient net", *RECIPE, ("--frame", "84x84", "--network", "efficient")),
     "prioritized": Lever("the recipe, prioritized", *RECIPE, ("--prioritized",)),
+    "gamma-98": Lever("the recipe with gamma .98", *RECIPE, ("--gamma", "0.98")),
     "target-500": Lever("the recipe with a target 500 updates old", *RECIPE, ("--target-every", "4000")),
 }
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sharpwave.agents.exploration import epsilon_greedy, epsilon_ladder, linear_schedule
+from sharpwave.agents.exploration import epsilon_greedy, epsilon_ladder, linear_schedule, play_well
 
 
 @pytest.mark.parametrize(
@@ -44,3 +44,10 @@ def test_epsilon_zero_is_greedy_and_epsilon_one_is_even():
 def test_each_lane_has_its_own_epsilon():
     actions = epsilon_greedy(np.zeros(2, np.int64), 1_000_000, np.array([0.0, 1.0]), np.random.default_rng(0))
     assert actions[0] == 0 and actions[1] != 0
+
+
+def test_who_shows_what_was_learned():
+    # .4 ** (1, 2, ... 8): .4, .16, .064, .0256, ...
+    assert play_well(0.4, 8, 7.0).tolist() == [False] * 3 + [True] * 5
+    assert play_well(0.4, 3, 1.0).tolist() == [False, False, True]  # .4, .253, .16: none explores little
+    assert play_well(0.4, 3, 0.0).all() and play_well(0.01, 3, 7.0).all() and play_well(0.0, 1, 0.0).all()

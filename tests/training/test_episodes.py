@@ -33,5 +33,16 @@ def test_goal_needs_a_full_window():
     assert episodes.mean_reward == pytest.approx(6.1)
 
 
+def test_environments_that_explore_much_do_not_count_for_the_means():
+    episodes = Episodes(2, window=2, scored=np.array([False, True]))
+    ended = np.array([True, False])
+    assert episodes.add(np.array([-21.0, 0.0]), ended) == [Episode(-21.0, 1, 0)]
+    assert episodes.count == 1 and episodes.mean_reward is None and episodes.avg_reward is None
+    episodes.add(np.array([-21.0, 19.0]), ~ended)
+    assert episodes.mean_reward == episodes.avg_reward == 19.0 and not episodes.reached(18.0)
+    episodes.add(np.array([-21.0, 20.0]), np.array([True, True]))
+    assert episodes.count == 4 and episodes.mean_reward == 19.5 and episodes.reached(19.5)
+
+
 def test_nothing_played_yet():
     assert Episodes(1).mean_reward is None and Episodes(1).avg_reward is None

@@ -28,7 +28,7 @@ CURVE_EVERY = 5_000
 def crossings(played: Episodes, bound: float = BOUND) -> dict[str, dict[str, float] | None]:
     """By measure, the first episode at whose end it is at ``bound`` or above. The mean of 100 needs 100 episodes."""
     found: dict[str, dict[str, float] | None] = dict.fromkeys(MEASURES)
-    for event in played:
+    for event in _scored(played):
         passed = {
             "alpha": event["avg_reward"] >= bound,
             "mean100": event["episodes"] >= 100 and event["mean_reward"] >= bound,
@@ -37,6 +37,11 @@ def crossings(played: Episodes, bound: float = BOUND) -> dict[str, dict[str, flo
             if passed[measure] and found[measure] is None:
                 found[measure] = {"frames": event["steps"], "minutes": event["minutes"]}
     return found
+
+
+def _scored(played: Episodes) -> Episodes:
+    """Those from which on there are means: with a ladder of epsilons not every episode counts for them."""
+    return [event for event in played if event["mean_reward"] is not None]
 
 
 def solved(played: Episodes) -> bool:
@@ -60,7 +65,7 @@ def finished_run(folder: Path) -> Finished:
 def curve(played: Episodes) -> list[list[float]]:
     """[frames, mean of the last 100 episodes] at the first episode's end of every ``CURVE_EVERY`` frames."""
     found: dict[int, list[float]] = {}
-    for event in played:
+    for event in _scored(played):
         found.setdefault(event["steps"] // CURVE_EVERY, [event["steps"], round(event["mean_reward"], 2)])
     return list(found.values())
 

@@ -27,12 +27,16 @@ class Episode:
 class Episodes:
     """Adds up what the environments give.
 
+    Args:
+        scored: bool [lanes], the environments whose rewards go into the means; None: all.
+
     Attributes:
-        count: episodes ended.  avg_reward: running mean (alpha .98) of their rewards, None before the first.
-        last: rewards of the last 100.
+        count: episodes ended, of all environments.
+        avg_reward: running mean (alpha .98) of their rewards, None before the first.  last: rewards of the last 100.
     """
 
-    def __init__(self, lanes: int, window: int = 100) -> None:
+    def __init__(self, lanes: int, window: int = 100, scored: npt.NDArray[np.bool_] | None = None) -> None:
+        self.scored = np.ones(lanes, np.bool_) if scored is None else scored
         self.count = 0
         self.avg_reward: float | None = None
         self.last: deque[float] = deque(maxlen=window)
@@ -59,6 +63,8 @@ class Episodes:
     def ended(self, episode: Episode) -> None:
         """Count an episode that was added up elsewhere."""
         self.count += 1
+        if not self.scored[episode.lane]:
+            return
         self.last.append(episode.reward)
         self.avg_reward = running_mean(self.avg_reward, episode.reward)
 
@@ -84,6 +90,6 @@ class Episodes:
         return float(np.mean(self.last)) if self.last else None
 
     def reached(self, stop_reward: float | None) -> bool:
-        """Whether 100 episodes have ended and the mean of the last 100 is ``stop_reward`` or more."""
+        """Whether 100 episodes that count have ended, and the mean of the last 100 is ``stop_reward`` or more."""
         full = len(self.last) == self.last.maxlen
         return stop_reward is not None and full and float(np.mean(self.last)) >= stop_reward

@@ -105,7 +105,10 @@ class Recipe:
     epsilon_end: float = setting(0.01, "the same at the end of its way", EXPLORATION)
     epsilon_steps: int = setting(250_000, "steps from epsilon-start to epsilon-end", EXPLORATION)
     epsilon_ladder: float = setting(
-        0.0, "environment i of N explores with epsilon ** (1 + this * i / (N-1)); Ape-X: 7", EXPLORATION
+        0.0,
+        "environment i of N explores with epsilon ** (1 + this * i / (N-1)); Ape-X: 7. Means of rewards are then of"
+        " those that end at .05 or less",
+        EXPLORATION,
     )
 
     def __post_init__(self) -> None:

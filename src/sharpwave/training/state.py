@@ -12,6 +12,7 @@ import psutil
 import torch
 
 import sharpwave as sw
+from sharpwave.agents.exploration import play_well
 from sharpwave.training.callbacks import Metrics
 from sharpwave.training.episodes import Episodes, running_mean
 from sharpwave.training.recipes import Recipe
@@ -160,7 +161,8 @@ class TrainingState:
     @classmethod
     def fresh(cls, recipe: Recipe) -> TrainingState:
         """Of a run that begins."""
-        return cls(np.random.default_rng(recipe.seed), Episodes(recipe.num_envs), Progress(recipe))
+        scored = play_well(recipe.epsilon_end, recipe.num_envs, recipe.epsilon_ladder)
+        return cls(np.random.default_rng(recipe.seed), Episodes(recipe.num_envs, scored=scored), Progress(recipe))
 
     def end_reached(self, recipe: Recipe) -> str | None:
         """Why the run has ended, or None where it has not: the recipe's reward or steps are reached."""
