@@ -40,18 +40,20 @@ class Lever:
     batch_size: int = 64
     learning_rate: float = 2.5e-4
     epsilon_steps: int = 100_000
+    capacity: int = 100_000
     more: tuple[str, ...] = ()
 
     @property
     def options(self) -> list[str]:
         """Of the command line."""
-        names = ("num_envs", "update_every", "batch_size", "learning_rate", "epsilon_steps")
+        names = ("num_envs", "update_every", "batch_size", "learning_rate", "epsilon_steps", "capacity")
         told = [part for name in names for part in ("--" + name.replace("_", "-"), str(getattr(self, name)))]
         return [*told, *self.more]
 
 
-LARGE = (8, 16, 256, 1e-3, 50_000)
-RECIPE = (8, 8, 128, 4e-4, 50_000)
+LARGE = (8, 16, 256, 1e-3, 50_000, 100_000)
+SMALL = (8, 8, 128, 4e-4, 50_000, 100_000)
+RECIPE = (8, 8, 128, 4e-4, 50_000, 20_000)
 LEVERS = {
     "start": Lever("an update of 64 for 4 steps"),
     "half-updates": Lever("64 for 8 steps, rate doubled", update_every=8, learning_rate=5e-4),
@@ -62,19 +64,22 @@ LEVERS = {
     "both": Lever("rate-1e-3 and explore-50k", 16, 16, 256, 1e-3, 50_000),
     "large": Lever("both, with 8 environments", *LARGE),
     "large-no-double": Lever("large without double", *LARGE, ("--no-double",)),
-    "large-prioritized": Lever("large, prioritized, rate .0007", 8, 16, 256, 7e-4, 50_000, ("--prioritized",)),
-    "recipe": Lever("batch-128 and explore-50k, 8 environments", *RECIPE),
+    "large-prioritized": Lever("large, prioritized, rate .0007", 8, 16, 256, 7e-4, 50_000, 100_000, ("--prioritized",)),
+    "small": Lever("batch-128 and explore-50k, 8 environments", *SMALL),
+    "no-standardize": Lever("small with frames divided by 255", *SMALL, ("--no-standardize",)),
+    "n-step-1": Lever("small with one step", *SMALL, ("--n-step", "1")),
+    "n-step-3": Lever("small with three steps", *SMALL, ("--n-step", "3")),
+    "2-frames": Lever("small with 2 frames", *SMALL, ("--stack", "2")),
+    "whole-screen": Lever("small with the whole screen", *SMALL, ("--crop", "0:210")),
+    "84x84": Lever("small with 84x84, efficient net", *SMALL, ("--frame", "84x84", "--network", "efficient")),
+    "target-500": Lever("small with a target 500 updates old", *SMALL, ("--target-every", "4000")),
+    "memory-10k": Lever("small with a memory of 10,000", 8, 8, 128, 4e-4, 50_000, 10_000),
+    "recipe": Lever("small with a memory of 20,000", *RECIPE),
     "no-double": Lever("the recipe without double", *RECIPE, ("--no-double",)),
     "no-dueling": Lever("the recipe without dueling", *RECIPE, ("--no-dueling",)),
-    "no-standardize": Lever("the recipe with frames divided by 255", *RECIPE, ("--no-standardize",)),
-    "n-step-1": Lever("the recipe with one step", *RECIPE, ("--n-step", "1")),
-    "n-step-3": Lever("the recipe with three steps", *RECIPE, ("--n-step", "3")),
-    "2-frames": Lever("the recipe with 2 frames", *RECIPE, ("--stack", "2")),
-    "whole-screen": Lever("the recipe with the whole screen", *RECIPE, ("--crop", "0:210")),
-    "84x84": Lever("the recipe with 84x84, efficient net", *RECIPE, ("--frame", "84x84", "--network", "efficient")),
     "prioritized": Lever("the recipe, prioritized", *RECIPE, ("--prioritized",)),
     "gamma-98": Lever("the recipe with gamma .98", *RECIPE, ("--gamma", "0.98")),
-    "target-500": Lever("the recipe with a target 500 updates old", *RECIPE, ("--target-every", "4000")),
+    "n-step-10": Lever("the recipe with ten steps", *RECIPE, ("--n-step", "10")),
 }
 
 

@@ -218,7 +218,7 @@ PONG = Recipe(
     checkpoint_every=250_000,  # halfway to playing well an episode takes 6,000 steps of each environment
     stop_reward=17.0,
     threads=2,
-    capacity=100_000,
+    capacity=20_000,  # more would be of games as they were played before the ball was returned: docs/pong.md
     update_every=8,
     batch_size=128,
     learning_rate=4e-4,
@@ -266,6 +266,7 @@ RECIPES: dict[str, tuple[str, Recipe]] = {
         dataclasses.replace(
             PONG,
             checkpoint_every=50_000,  # actors' episodes go on
+            capacity=100_000,
             actors=2,
             prioritized=True,
             beta_end=0.4,
