@@ -27,7 +27,7 @@ from sharpwave.bench.solved import crossings
 HERE = Path(__file__).parent
 WINDOW = 40_000
 """Steps before a mark whose episodes are averaged there: of 8 environments some 10 to 60."""
-MARKS = range(100_000, 500_001, 50_000)
+MARKS = range(150_000, 300_001, 50_000)
 
 
 @dataclass(frozen=True)
@@ -143,12 +143,13 @@ def figure(results: dict[str, dict[str, dict[str, Any]]], path: Path) -> None:
     from matplotlib import pyplot
 
     colours = pyplot.get_cmap("tab20")
-    shown, axis = pyplot.subplots(figsize=(10, 5.5), layout="constrained")
+    shown, axis = pyplot.subplots(figsize=(13, 6), layout="constrained")
     for number, (name, one) in enumerate(results.items()):
         for place, run in enumerate(one.values()):
             axis.plot(
                 [steps / 1000 for steps, _ in run["curve"]], [reward for _, reward in run["curve"]],
                 color="black" if name == "recipe" else colours(number % 20), linewidth=2.4 if name == "recipe" else 1.2,
+                linestyle="-" if number < 20 else "--",
                 label=None if place else f"{name}: {LEVERS[name].says}",
             )  # fmt: skip
     axis.axhline(17, linestyle="--", linewidth=1, color="gray")
@@ -156,7 +157,7 @@ def figure(results: dict[str, dict[str, dict[str, Any]]], path: Path) -> None:
     axis.set_ylabel(f"mean reward of the last {WINDOW // 1000}K steps' episodes")
     axis.set_title("Recipe pong, what was tried: a line a run", loc="left", fontsize=10)
     axis.grid(alpha=0.3)
-    axis.legend(fontsize=7.5)
+    shown.legend(fontsize=7.5, loc="outside right center")
     shown.savefig(path, dpi=120)
 
 
