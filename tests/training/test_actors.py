@@ -23,6 +23,7 @@ from sharpwave.training.episodes import Episode
 from sharpwave.training.learner import train_with_actors
 from sharpwave.training.recipes import RECIPES, Recipe, flag
 from sharpwave.training.shared import Counters
+from sharpwave.training.state import TrainingState
 from sharpwave.training.weights import policy, shared_weights
 
 CARTPOLE = dataclasses.replace(
@@ -251,6 +252,8 @@ def test_ape_x_is_what_the_paper_says():
     assert recipe.prioritized and recipe.actors == 2 and recipe.n_step == 3
     assert (recipe.epsilon_start, recipe.epsilon_end, recipe.epsilon_ladder) == (0.4, 0.4, 7.0)
     assert (recipe.priority_alpha, recipe.beta_start, recipe.beta_end) == (0.6, 0.4, 0.4)
+    # Those that explore with .4, .16 and .064 lose to the end: with them no mean comes to stop_reward.
+    assert TrainingState.fresh(recipe).episodes.scored.tolist() == [False] * 3 + [True] * 5
 
 
 def test_more_actors_than_environments_are_refused():
