@@ -53,7 +53,7 @@ class Lever:
 
 LARGE = (8, 16, 256, 1e-3, 50_000, 100_000)
 SMALL = (8, 8, 128, 4e-4, 50_000, 100_000)
-RECIPE = (8, 8, 128, 4e-4, 50_000, 20_000)
+RECIPE = (*SMALL[:-1], 20_000)
 LEVERS = {
     "start": Lever("an update of 64 for 4 steps"),
     "half-updates": Lever("64 for 8 steps, rate doubled", update_every=8, learning_rate=5e-4),
@@ -73,7 +73,7 @@ LEVERS = {
     "whole-screen": Lever("small with the whole screen", *SMALL, ("--crop", "0:210")),
     "84x84": Lever("small with 84x84, efficient net", *SMALL, ("--frame", "84x84", "--network", "efficient")),
     "target-500": Lever("small with a target 500 updates old", *SMALL, ("--target-every", "4000")),
-    "memory-10k": Lever("small with a memory of 10,000", 8, 8, 128, 4e-4, 50_000, 10_000),
+    "memory-10k": Lever("small with a memory of 10,000", *SMALL[:-1], 10_000),
     "recipe": Lever("small with a memory of 20,000", *RECIPE),
     "no-double": Lever("the recipe without double", *RECIPE, ("--no-double",)),
     "no-dueling": Lever("the recipe without dueling", *RECIPE, ("--no-dueling",)),

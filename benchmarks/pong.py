@@ -19,6 +19,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from sharpwave.bench.runs import episodes
 from sharpwave.bench.solved import finished_run
 
 HERE = Path(__file__).parent
@@ -31,14 +32,12 @@ def trained(folder: Path, seed: int, options: list[str]) -> dict[str, Any]:
         command = ["train", "pong", "--seed", str(seed), "--out", str(folder), *options]
         subprocess.run([str(Path(sys.executable).with_name("sharpwave")), *command], check=True)
     summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
-    events = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     finished = finished_run(folder)
     end = (finished["mean100"] or {"frames": summary["steps"]})["frames"]
-    episodes = [event for event in events if event["event"] == "episode" and event["steps"] <= end]
     keys = ("steps", "minutes", "reward", "mean_reward")
     return {
         "summary": {**summary, "finished": finished},
-        "episodes": [{key: event[key] for key in keys} for event in episodes],
+        "episodes": [{key: event[key] for key in keys} for event in episodes(folder) if event["steps"] <= end],
     }
 
 

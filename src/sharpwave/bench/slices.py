@@ -157,8 +157,10 @@ def full(rung: Rung, seed: int, warmup: int, steps: int) -> Slice:
     from sharpwave.training.recipes import RECIPES
 
     usage, clock = Usage(), Clock()
+    pong = RECIPES["pong"][1]
     recipe = dataclasses.replace(
-        RECIPES["pong"][1],
+        pong,
+        capacity=max(pong.capacity, warmup),
         seed=seed, warmup_steps=warmup, stop_reward=None, threads=torch.get_num_threads(), device="cpu",
         steps=10**12, report_every=10**12, checkpoint_every=10**12, **rung.settings,
     )  # fmt: skip
