@@ -8,6 +8,7 @@ from typing import Any
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from sharpwave.bench.clock import PARTS
 from sharpwave.bench.ladder import runs_of
@@ -37,7 +38,7 @@ def tables(results: Results, rows: list[dict[str, Any]], console: Console) -> No
             else:
                 speed.add_row(f"  {process}", "", *times, style="dim")
     for name, reason in results["absent"].items():
-        speed.add_row(name, reason, style="yellow")
+        speed.add_row(name, Text(reason), style="yellow")  # as it is: [bench] is no markup
     console.print(speed)
     settings, where = results["settings"], results["environment"]
     counts = " or ".join(map(str, sorted({row["slices"] for row in rows})))
