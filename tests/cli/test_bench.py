@@ -1,5 +1,6 @@
 """``sharpwave bench``: what is measured, what is worked out from it, and that it goes on where it was interrupted."""
 
+import io
 import json
 import signal
 import subprocess
@@ -7,8 +8,9 @@ import time
 
 import numpy as np
 import pytest
+from rich.console import Console
 
-from sharpwave.bench import ladder, memory_size, runs, solved
+from sharpwave.bench import ladder, ladder_report, memory_size, runs, solved
 from sharpwave.bench.clock import PARTS, Clock
 from sharpwave.bench.lanes import VectorLanes, make_lanes
 from sharpwave.bench.progress import begin, numbers
@@ -189,6 +191,14 @@ def test_names_and_numbers():
         numbers("1,x", "--seeds")
     missing = Rung("", needs=("json", "no_such_module")).missing()
     assert missing == "no_such_module not installed: pip install 'sharpwave[bench]'"
+
+
+def test_a_rung_without_its_libraries_says_what_to_install(tmp_path):
+    results = begin(tmp_path / "ladder.json", {"steps": 5, "warmup": 5, "threads": 1}, fresh=False)
+    results["absent"] = {"sb3": "stable_baselines3 not installed: pip install 'sharpwave[bench]'"}
+    console = Console(width=250, record=True, file=io.StringIO())
+    ladder_report.tables(results, [], console)
+    assert "pip install 'sharpwave[bench]'" in console.export_text()
 
 
 def test_results_of_other_settings_are_not_gone_on_with(tmp_path):
