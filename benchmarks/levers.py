@@ -27,7 +27,8 @@ from sharpwave.bench.solved import crossings
 HERE = Path(__file__).parent
 WINDOW = 40_000
 """Steps before a mark whose episodes are averaged there: of 8 environments some 10 to 60."""
-MARKS = range(150_000, 300_001, 50_000)
+MARKS = range(100_000, 300_001, 50_000)
+SEED_COLOURS = ("#1c7ed6", "#e8590c", "#2f9e44", "#862e9c")
 
 
 @dataclass(frozen=True)
@@ -54,13 +55,14 @@ class Lever:
 LARGE = (8, 16, 256, 1e-3, 50_000, 100_000)
 SMALL = (8, 8, 128, 4e-4, 50_000, 100_000)
 RECIPE = (*SMALL[:-1], 20_000)
+WHOLE_WEIGHTS = ("--prioritized", "--target-every", "1000", "--beta-start", "1")
 LEVERS = {
     "start": Lever("an update of 64 for 4 steps"),
     "half-updates": Lever("64 for 8 steps, rate doubled", update_every=8, learning_rate=5e-4),
     "batch-128": Lever("128 for 8 steps", update_every=8, batch_size=128, learning_rate=4e-4),
     "batch-256": Lever("256 for 16 steps, 16 environments", 16, 16, 256, 6e-4),
     "rate-1e-3": Lever("batch-256 with rate .001", 16, 16, 256, 1e-3),
-    "explore-50k": Lever("batch-256 with epsilon at its end after 50,000 steps", 16, 16, 256, 6e-4, 50_000),
+    "explore-50k": Lever("batch-256, epsilon ends after 50,000", 16, 16, 256, 6e-4, 50_000),
     "both": Lever("rate-1e-3 and explore-50k", 16, 16, 256, 1e-3, 50_000),
     "large": Lever("both, with 8 environments", *LARGE),
     "large-no-double": Lever("large without double", *LARGE, ("--no-double",)),
@@ -78,6 +80,11 @@ LEVERS = {
     "no-double": Lever("the recipe without double", *RECIPE, ("--no-double",)),
     "no-dueling": Lever("the recipe without dueling", *RECIPE, ("--no-dueling",)),
     "prioritized": Lever("the recipe, prioritized", *RECIPE, ("--prioritized",)),
+    "prioritized-flatter": Lever("prioritized, exponent .4", *RECIPE, ("--prioritized", "--priority-alpha", "0.4")),
+    "prioritized-100k": Lever("prioritized, a memory of 100,000", *SMALL, ("--prioritized",)),
+    "prioritized-target-125": Lever("prioritized, target-125, weights whole", *RECIPE, WHOLE_WEIGHTS),
+    "target-125": Lever("the recipe with a target 125 updates old", *RECIPE, ("--target-every", "1000")),
+    "epsilon-02": Lever("the recipe, exploring to the end with .02", *RECIPE, ("--epsilon-end", "0.02")),
     "gamma-98": Lever("the recipe with gamma .98", *RECIPE, ("--gamma", "0.98")),
     "n-step-10": Lever("the recipe with ten steps", *RECIPE, ("--n-step", "10")),
 }
@@ -136,29 +143,38 @@ def table(results: dict[str, dict[str, dict[str, Any]]]) -> None:
 
 
 def figure(results: dict[str, dict[str, dict[str, Any]]], path: Path) -> None:
-    """A colour a lever, a line a seed; the recipe is thick."""
+    """A panel a lever, a line a seed; grey in each: the recipe."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    colours = pyplot.get_cmap("tab20")
-    shown, axis = pyplot.subplots(figsize=(13, 6), layout="constrained")
-    for number, (name, one) in enumerate(results.items()):
-        for place, run in enumerate(one.values()):
-            axis.plot(
-                [steps / 1000 for steps, _ in run["curve"]], [reward for _, reward in run["curve"]],
-                color="black" if name == "recipe" else colours(number % 20), linewidth=2.4 if name == "recipe" else 1.2,
-                linestyle="-" if number < 20 else "--",
-                label=None if place else f"{name}: {LEVERS[name].says}",
-            )  # fmt: skip
-    axis.axhline(17, linestyle="--", linewidth=1, color="gray")
-    axis.set_xlabel("environment steps, thousands")
-    axis.set_ylabel(f"mean reward of the last {WINDOW // 1000}K steps' episodes")
-    axis.set_title("Recipe pong, what was tried: a line a run", loc="left", fontsize=10)
-    axis.grid(alpha=0.3)
-    shown.legend(fontsize=7.5, loc="outside right center")
+    columns = 5
+    lines = -(-len(results) // columns)
+    shown, axes = pyplot.subplots(
+        lines, columns, figsize=(13, 1.9 * lines + 0.8), sharex=True, sharey=True, squeeze=False, layout="constrained"
+    )
+    for axis in axes.flat[len(results) :]:
+        axis.set_axis_off()
+    for axis, (name, one) in zip(axes.flat, results.items(), strict=False):
+        for run in results.get("recipe", {}).values():
+            axis.plot(*_thousands(run["curve"]), color="#ced4da", linewidth=1)
+        for seed, run in one.items():
+            axis.plot(*_thousands(run["curve"]), color=SEED_COLOURS[int(seed) % len(SEED_COLOURS)], linewidth=1.4)
+        axis.axhline(17, linestyle="--", linewidth=0.8, color="gray")
+        axis.set_title(f"{name}\n{LEVERS[name].says}", loc="left", fontsize=7.5)
+        axis.tick_params(labelsize=7)
+        axis.spines[["top", "right"]].set_visible(False)
+    shown.supxlabel("environment steps, thousands", fontsize=9)
+    shown.supylabel(f"mean reward of the last {WINDOW // 1000}K steps' episodes", fontsize=9)
+    shown.suptitle(
+        "Recipe pong, what was tried: blue, orange, green are seeds 0, 1, 2; grey: the recipe's own", fontsize=10
+    )
     shown.savefig(path, dpi=120)
+
+
+def _thousands(curve: list[list[float]]) -> tuple[list[float], list[float]]:
+    return [steps / 1000 for steps, _ in curve], [reward for _, reward in curve]
 
 
 def main() -> None:
