@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -92,7 +91,7 @@ class Settings:
         """What :meth:`from_manifest` needs, as JSON has it."""
         return {
             "schema": self.spec.schema_hash,
-            "spec": json.loads(self.spec.to_json()),
+            "spec": self.spec.description(),
             "codecs": self.codecs,
             "segment_steps": self.segment_steps,
             "capacity": self.capacity,

@@ -60,6 +60,7 @@ class Field:
         if self.pad not in ("repeat", "zeros"):
             raise ValueError(f"Field: pad {self.pad!r} must be 'repeat' or 'zeros'")
         object.__setattr__(self, "shape", tuple(int(n) for n in shape))
+        object.__setattr__(self, "stack", None if self.stack is None else int(self.stack))
         object.__setattr__(self, "dtype", dtype.newbyteorder("=").name)
 
     @cached_property
@@ -146,6 +147,8 @@ class Spec:
         for name, field in {"action": action, **extra}.items():
             if name in RESERVED:
                 raise ValueError(f"Spec: field {name!r} is always there or made when sampling; do not declare it")
+            if name.split(".")[0] == "obs":
+                raise ValueError(f"Spec: field {name!r} would count as an observation; choose another name")
             fields[name] = field
         for name, field in fields.items():
             if not isinstance(field, Field):
@@ -187,15 +190,23 @@ class Spec:
         }
         return json.dumps({"fields": fields}, separators=(",", ":"))
 
+    def description(self) -> dict[str, Any]:
+        """Describe the schema and the codecs that fields ask for, as JSON has them: what ``store.json`` keeps."""
+        found: dict[str, Any] = json.loads(self.to_json())
+        for name, field in self.fields.items():
+            if field.codec is not None:
+                found["fields"][name]["codec"] = field.codec
+        return found
+
     @classmethod
     def from_json(cls, schema: Mapping[str, Any]) -> Spec:
-        """Inverse of :meth:`to_json`, from what was parsed.
+        """Inverse of :meth:`description`, and of :meth:`to_json` once parsed.
 
         Raises:
             KeyError, TypeError, ValueError: not a schema.
         """
         fields = {
-            name: Field(tuple(field["shape"]), field["dtype"], field["stack"], field["pad"])
+            name: Field(tuple(field["shape"]), field["dtype"], field["stack"], field["pad"], field.get("codec"))
             for name, field in schema["fields"].items()
         }
         obs = {name[4:]: field for name, field in fields.items() if name.startswith("obs.")}
