@@ -24,6 +24,7 @@ from sharpwave.training.learner import train_with_actors
 from sharpwave.training.recipes import RECIPES, Recipe, flag
 from sharpwave.training.shared import Counters
 from sharpwave.training.state import TrainingState
+from sharpwave.training.transport import AT_A_TIME, LARGEST
 from sharpwave.training.weights import policy, shared_weights
 
 CARTPOLE = dataclasses.replace(
@@ -117,8 +118,8 @@ class Standing:
 
     def __init__(self, **changes):
         self.recipe = dataclasses.replace(CARTPOLE, **{"actors": 1, "warmup_steps": 100, **changes})
-        env = setup.environments(self.recipe, 1) if self.recipe.env == CARTPOLE.env else None
-        agent = setup.agent(self.recipe, env or setup.environments(CARTPOLE, 1))
+        known = self.recipe.env in (CARTPOLE.env, "pong")
+        agent = setup.agent(self.recipe, setup.environments(self.recipe if known else CARTPOLE, 1))
         self.counters, self.weights = Counters(self.recipe.actors), shared_weights(agent)
         self.weights.publish(policy(agent))
 
@@ -142,7 +143,8 @@ def test_actors_wait_for_the_learner_and_one_that_hangs_is_replaced():
         time.sleep(0.3)
         return made > 0 and counters.made == made and counters.beats(0) > beats
 
-    with standing.crew(hung_s=1.0e9) as crew:
+    told = []
+    with standing.crew(hung_s=1.0e9, say=told.append) as crew:
         arrived = list(listen(crew, stands_still))
         most = limiter.min_size + limiter.error_buffer / limiter.ratio
         assert most - lanes <= counters.made <= most
@@ -161,9 +163,30 @@ def test_actors_wait_for_the_learner_and_one_that_hangs_is_replaced():
         list(listen(crew, lambda: crew.restarts == 1))
         crew._hung_s = 1.0e9
         assert_gone([halted])
+        assert told == ["Actor 0 died of: it gave no sign for 1 s; another one begins in its place, 2 more may"]
         assert counters.made == steps
         list(listen(crew, lambda: counters.made > steps))  # the next one plays what was lost
     assert not actors_of()
+
+
+def test_segments_larger_than_what_is_read_at_a_time_arrive():
+    """64 screens of 84x84, not packed, are 450 kB."""
+    standing = Standing(env="pong", network="small", codec="raw", segment_steps=64, num_envs=1, warmup_steps=1_000)
+    limit = time.monotonic() + 60
+    arrived = []
+    with standing.crew() as crew:
+        while len(arrived) < 2 and time.monotonic() < limit:
+            arrived += [message.segment for message in crew.receive(0.05) if not isinstance(message, Episode)]
+    assert [(segment.first_step, segment.steps) for segment in arrived[:2]] == [(0, 64), (64, 64)]
+    assert len(arrived[0].packed) > 64 * 84 * 84 > AT_A_TIME
+
+
+def test_segments_that_could_never_be_sent_are_refused():
+    recipe = dataclasses.replace(RECIPES["atari"][1], env="pong", actors=1, num_envs=1, segment_steps=LARGEST // 7_056)
+    env = setup.environments(recipe, 1)
+    with pytest.raises(ValueError, match=r"--segment-steps: got 152,174; with steps of 7,069 bytes expected at most"):
+        setup.memory(recipe, env)
+    env.close()
 
 
 def test_what_an_actor_dies_of_is_told():
@@ -222,7 +245,8 @@ def test_however_the_learner_ends_nothing_is_left_and_it_can_go_on(tmp_path):
     folder = tmp_path / "run"
     first = Started(folder, "cartpole", "--out", str(folder), *OPTIONS, "--steps=1000000", "--prioritized")
     first.wait_for_checkpoint()
-    assert len(first.actors()) == 1
+    (actor,) = first.actors()
+    actor.suspend()  # runs nothing any more that could look after its learner
     first.end(signal.SIGKILL)
     assert not shared_memory_files()
     steps = int(checkpoints(folder)[-1].name)

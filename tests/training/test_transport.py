@@ -2,13 +2,14 @@
 
 import os
 import threading
+import time
 
 import numpy as np
 import pytest
 
 from sharpwave.training.episodes import Episode
 from sharpwave.training.shared import CONTEXT
-from sharpwave.training.transport import DICTIONARIES, FRAME, Arrival, Failure, Inbox, Outbox
+from sharpwave.training.transport import AT_A_TIME, DICTIONARIES, FRAME, LARGEST, Arrival, Failure, Inbox, Outbox
 from sharpwave.writer import SealedSegment
 
 
@@ -67,6 +68,39 @@ def test_what_is_sent_is_received_in_order():
     assert len(got) == len(sent)
     for one, other in zip(got, sent, strict=True):
         assert_same(one, other)
+
+
+@pytest.mark.parametrize("nbytes", [AT_A_TIME - 100, AT_A_TIME, AT_A_TIME + 1, 3_000_000])
+def test_a_segment_of_any_size_arrives(nbytes):
+    """Also one that does not fit into what the learner reads at a time, with other frames before and after it."""
+    ours, theirs = CONTEXT.Pipe(duplex=False)
+    packed = np.random.default_rng(nbytes).bytes(nbytes)
+    sent = [Episode(1.0, 2, 3), Arrival(SealedSegment(0, 0, 1, packed, {}), 1, None), Episode(4.0, 5, 6)]
+
+    def send():
+        outbox = Outbox(theirs)
+        outbox.send_episode(sent[0])
+        outbox.send_segment(sent[1])
+        outbox.send_episode(sent[2])
+
+    sender = threading.Thread(target=send, daemon=True)
+    sender.start()
+    inbox, got = Inbox(ours), []
+    limit = time.monotonic() + 30
+    while len(got) < 3 and time.monotonic() < limit:
+        got += inbox.receive()
+    assert len(got) == 3
+    sender.join()
+    for one, other in zip(got, sent, strict=True):
+        assert_same(one, other)
+
+
+def test_a_frame_that_no_learner_takes_is_not_sent():
+    ours, theirs = CONTEXT.Pipe(duplex=False)
+    segment = SealedSegment(0, 0, 1, bytes(LARGEST), {})  # zeros that nobody writes to take no memory
+    with pytest.raises(ValueError, match=r"a segment of 1,073,741,\d{3} bytes, .* give fewer --segment-steps"):
+        Outbox(theirs).send_segment(Arrival(segment, 1, None))
+    assert Inbox(ours).receive() == []
 
 
 def test_a_dictionary_crosses_once():

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -33,6 +36,10 @@ NAP_S = 0.001
 """An actor that is ahead looks again after so long."""
 PARENT_GONE = 3
 """Exit status of an actor whose learner has gone."""
+TERMINAL_SIGNALS = ("SIGINT", "SIGHUP")
+"""Ctrl-C and a terminal that is closed reach all processes of a terminal; the learner decides."""
+PR_SET_PDEATHSIG = 1
+"""Of Linux's prctl(2): the signal that this process gets when the thread that began it ends."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +80,10 @@ def ratio_limiter(recipe: Recipe) -> SamplesPerInsert:
 
 def act(task: Task, pipe: Connection, counters: Counters, weights: SharedWeights) -> None:
     """Play until the learner says stop, or has gone. The target of an actor's process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the learner decides
+    for name in TERMINAL_SIGNALS:
+        if hasattr(signal, name):  # not on Windows
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    _die_with_parent()
     threading.Thread(target=_end_with_parent, name="sharpwave-parent", daemon=True).start()
     outbox = Outbox(pipe)
     try:
@@ -83,6 +93,17 @@ def act(task: Task, pipe: Connection, counters: Counters, weights: SharedWeights
     except Exception:
         outbox.send_failure(traceback.format_exc(limit=-8))
         raise SystemExit(1) from None
+
+
+def _die_with_parent() -> None:
+    """Have Linux kill this process when its learner is gone: also one that is stopped, and so runs no thread."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    if sys.platform == "linux":
+        with contextlib.suppress(AttributeError, OSError):  # another C library: the thread that waits is left
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if hasattr(os, "getppid") and os.getppid() != parent.pid:  # it had gone before the call
+        os._exit(PARENT_GONE)
 
 
 def _end_with_parent() -> None:

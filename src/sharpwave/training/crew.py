@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from sharpwave.training.actors import Task, act, actor_seed
+from sharpwave.training.actors import TERMINAL_SIGNALS, Task, act, actor_seed
 from sharpwave.training.episodes import Episode
 from sharpwave.training.recipes import Recipe
 from sharpwave.training.shared import CONTEXT, Counters
@@ -21,7 +21,9 @@ from sharpwave.training.transport import Arrival, Failure, Inbox
 from sharpwave.training.weights import SharedWeights
 
 HUNG_S = 120.0
-"""An actor that gives no sign for so long is ended. It begins with imports, which may take a while."""
+"""An actor that gives no sign for so long is killed and replaced. It begins with imports, which may take a while."""
+SILENT_S = 15.0
+"""After so long without a sign, of an actor that has begun, that is said."""
 STOP_S = 10.0
 """How long actors have to end by themselves."""
 
@@ -53,6 +55,7 @@ class Crew:
     Args:
         first_steps: first lane, lanes -> the numbers of their next steps.
         run_steps: steps of the run when it began here.  inserts: those of them that count for the ratio.
+        say: told in a sentence of actors that give no sign, and of those that are replaced.
 
     Attributes:
         restarts: actors that were begun anew.
@@ -67,7 +70,9 @@ class Crew:
         run_steps: int,
         inserts: int,
         hung_s: float = HUNG_S,
+        say: Callable[[str], None] = lambda text: None,
     ) -> None:
+        self._say = say
         self.recipe, self.counters, self.weights = recipe, counters, weights
         self.restarts = 0
         self._first_steps, self._run_steps, self._inserts, self._hung_s = first_steps, run_steps, inserts, hung_s
@@ -127,9 +132,15 @@ class Crew:
 
     def _hangs(self, seat: _Seat, passed: float) -> bool:
         beats = self.counters.beats(seat.number)
+        before = seat.silent_s
         seat.silent_s = 0.0 if beats != seat.beats else seat.silent_s + passed
         seat.begun |= beats != seat.beats
         seat.beats = beats
+        if seat.begun and before < SILENT_S <= seat.silent_s < self._hung_s:
+            self._say(
+                f"Actor {seat.number} (process {seat.process.pid}) has given no sign for {SILENT_S:g} s: is it stopped?"
+                f" After {self._hung_s:g} s it is killed, and another one begun"
+            )
         if seat.silent_s < self._hung_s:
             return False
         seat.failure = f"it gave no sign for {self._hung_s:g} s"
@@ -155,6 +166,11 @@ class Crew:
                 f"actor {seat.number} died of: {seat.failure.strip()}; it had been restarted as often as "
                 f"--actor-restarts {self.recipe.actor_restarts} allows"
             )
+        reason = (seat.failure.strip().splitlines() or ["?"])[-1]
+        self._say(
+            f"Actor {seat.number} died of: {reason}; another one begins in its place, "
+            f"{self.recipe.actor_restarts - seat.restarts - 1} more may"
+        )
         seat.restarts += 1
         self.restarts += 1
         self.counters.set_made(seat.number, seat.received)  # what it had under way will not come
@@ -216,11 +232,11 @@ class Crew:
 
 @contextlib.contextmanager
 def _no_interrupts() -> Iterator[None]:
-    """Processes that begin inside never see SIGINT: Ctrl-C in a terminal is meant for the learner."""
+    """Processes that begin inside never see what a terminal sends to all: Ctrl-C in it is meant for the learner."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {getattr(signal, name) for name in TERMINAL_SIGNALS})
     try:
         yield
     finally:

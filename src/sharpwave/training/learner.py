@@ -32,12 +32,15 @@ def train_with_actors(
     interrupted: Callable[[], str | None] = lambda: None,
     state: TrainingState | None = None,
     save: Callable[[TrainingState, Metrics], None] | None = None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> Metrics:
     """As :func:`sharpwave.training.loop.train`, while ``recipe.actors`` other processes play.
 
     A step counts when it has arrived in the store. Checkpoints break no episodes off; what was under way in actors is
     not in them.
 
+    Args:
+        say: told in a sentence what happens to actors.
     Returns:
         the last report, with ``reason``, and ``failed`` where that is actors that died too often.
     """
@@ -57,7 +60,8 @@ def train_with_actors(
 
     reason: str | None = None
     failed = False
-    with Crew(recipe, counters, weights, first_steps, progress.steps, progress.steps - first_step) as crew:
+    inserts = progress.steps - first_step
+    with Crew(recipe, counters, weights, first_steps, progress.steps, inserts, say=say) as crew:
         while reason is None:
             due = progress.updates < progress.updates_due and len(replay) > 0
             full = state.end_reached(recipe)

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -124,7 +123,11 @@ class Run:
 
             told = (callbacks, interrupted, self.state, save)
             if recipe.actors:
-                last = train_with_actors(recipe, self.agent, self.store, self.replay, *told)
+
+                def say(text: str) -> None:
+                    console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+                last = train_with_actors(recipe, self.agent, self.store, self.replay, *told, say)
             else:
                 last = train(recipe, self.env, self.agent, self.store, self.replay, *told)
         failed = last.pop("failed", False)
@@ -208,7 +211,9 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def caught_signals() -> Iterator[Callable[[], str | None]]:
-    """While inside, SIGINT and SIGTERM are noted instead of ending the process; a second SIGINT ends it as ever.
+    """While inside, SIGINT, SIGTERM and SIGHUP are noted and do not end the process; a second SIGINT ends it as ever.
+
+    A SIGHUP that is ignored already, as nohup does, stays ignored.
 
     Yields:
         a function that says which signal came, or None.
@@ -219,10 +224,12 @@ def caught_signals() -> Iterator[Callable[[], str | None]]:
         came.append(signal.Signals(number).name)
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    before: dict[int, Any] = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    caught = [signal.SIGINT, signal.SIGTERM]
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        caught.append(signal.SIGHUP)
+    before: dict[int, Any] = {number: signal.signal(number, note) for number in caught}
     try:
         yield lambda: f"interrupted by {came[0]}" if came else None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        sys.stdout.flush()

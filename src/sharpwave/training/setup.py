@@ -14,6 +14,7 @@ from sharpwave.agents.dqn import DQN, DQNSettings, pick_device
 from sharpwave.agents.networks import input_module, network_builder
 from sharpwave.envs import AtariSettings, make_env, step_spec
 from sharpwave.training.recipes import Recipe, flag, parse_lines, parse_size
+from sharpwave.training.transport import LARGEST
 from sharpwave.views.gather import THREADS
 
 Env = VectorEnv[Any, Any, Any]
@@ -76,17 +77,37 @@ def precision(name: str, device: torch.device) -> str:
     return "bfloat16" if device.type == "cpu" and native else "float32"
 
 
+def check_segments(recipe: Recipe, spec: sw.Spec) -> None:
+    """See to it that whatever segment an actor seals can be sent.
+
+    Raises:
+        ValueError: one could be larger than the learner takes.
+    """
+    beside = spec.context * spec.step_bytes + (1 << 20)  # frames before the first step; header and dictionaries
+    most = (LARGEST - beside) // spec.step_bytes
+    if recipe.segment_steps > most:
+        raise ValueError(
+            f"{flag('segment_steps')}: got {recipe.segment_steps:,}; with steps of {spec.step_bytes:,} bytes expected "
+            f"at most {most:,}: an actor sends a segment in one piece, of {LARGEST:,} bytes at most"
+        )
+
+
 def memory(recipe: Recipe, env: Env, disk: Path | None = None, saved: Path | None = None) -> tuple[sw.Store, Any]:
     """The store for what ``env`` gives, and the view that is learned from.
 
     Args:
         disk: a new or empty folder for a recipe with ``disk_limit``; not used without.
         saved: a checkpoint of the store to go on from.
+    Raises:
+        ValueError: a setting that does not fit.
     """
+    spec = step_spec(env)
+    if recipe.actors:
+        check_segments(recipe, spec)
     disk = disk if recipe.disk_limit else None
     if saved is None:
         store = sw.Store(
-            step_spec(env),
+            spec,
             capacity=recipe.capacity,
             ram=recipe.ram or None,
             disk=disk,

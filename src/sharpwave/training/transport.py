@@ -21,6 +21,7 @@ ABOUT_SEGMENT = struct.Struct("<QQQIII")  # lane, first step, weights' version; 
 ABOUT_DICTIONARY = struct.Struct("<QI")  # key; bytes that follow, 0: the learner has it
 ABOUT_EPISODE = struct.Struct("<dQI")  # reward, steps, lane
 LARGEST = 1 << 30
+"""Bytes of a frame: what a learner keeps of one that is not whole yet."""
 AT_A_TIME = 1 << 18
 """Bytes that the learner reads from one actor before it looks after others."""
 DICTIONARIES = 64
@@ -75,7 +76,11 @@ class Outbox:
         self._remembered = _Remembered()
 
     def send_segment(self, arrival: Arrival) -> None:
-        """Send a segment, with the dictionaries that the learner does not have."""
+        """Send a segment, with the dictionaries that the learner does not have.
+
+        Raises:
+            ValueError: it is larger than any learner takes.
+        """
         sealed, errors = arrival.segment, arrival.td_error
         count = 0 if errors is None else len(errors)
         parts = [
@@ -89,7 +94,11 @@ class Outbox:
             self._remembered.use(key, data)
         if errors is not None:
             parts.append(errors.astype("<f4").tobytes())
-        self._send(SEGMENT, b"".join([*parts, sealed.packed]))
+        parts.append(sealed.packed)
+        nbytes = sum(map(len, parts))
+        if nbytes > LARGEST:
+            raise ValueError(f"a segment of {nbytes:,} bytes, expected at most {LARGEST:,}; give fewer --segment-steps")
+        self._send(SEGMENT, b"".join(parts))
 
     def send_episode(self, episode: Episode) -> None:
         """Send what came of an episode."""
@@ -120,17 +129,19 @@ class Inbox:
         self._remembered = _Remembered()
 
     def receive(self) -> list[Message]:
-        """What has come since, some hundred kilobytes at most.
+        """Messages that are whole by now. Reads some hundred kilobytes at most, of a larger frame at each call some.
 
         Raises:
             ValueError: bytes that no :class:`Outbox` sends.
         """
-        while not self.ended and len(self._bytes) < AT_A_TIME:
+        taken = 0  # what is kept of a frame that is not whole yet does not count, or one above AT_A_TIME would never be
+        while not self.ended and taken < AT_A_TIME:
             try:
                 content = os.read(self.pipe.fileno(), AT_A_TIME)
             except BlockingIOError:
                 break
             self._bytes += content
+            taken += len(content)
             self.ended = not content
         return list(self._messages())
 
