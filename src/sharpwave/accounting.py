@@ -37,6 +37,7 @@ def account(log: StepLog, views: Views, gate: Gate) -> dict[str, Any]:
         "append_wait_s": gate.seconds["append"],
         "sample_waits": gate.waits["sample"],
         "sample_wait_s": gate.seconds["sample"],
+        "damaged": list(log.sealed.damaged.values()),
         "codecs": {
             name: {
                 NAMES[codec]: int((index.codec[FIRST_FIELD + i, sealed] == codec).sum())
@@ -58,7 +59,7 @@ def account(log: StepLog, views: Views, gate: Gate) -> dict[str, Any]:
             "bytes_written": log.disk.bytes_written,
             "failures": log.disk.failures,
             "dropped_steps": log.dropped_steps,
-            "damaged": list(log.residency.damaged.values()),
+            "damaged": list(log.sealed.damaged.values()),
         }
     return found
 

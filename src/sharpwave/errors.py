@@ -2,7 +2,7 @@
 
 from .codecs import DamagedError
 
-__all__ = ["DamagedError", "EmptyError", "LimiterTimeoutError", "StoreInUseError"]
+__all__ = ["DamagedError", "EmptyError", "LimiterTimeoutError", "NewerVersionError", "StoreInUseError"]
 
 
 class EmptyError(LookupError):
@@ -11,6 +11,14 @@ class EmptyError(LookupError):
 
 class StoreInUseError(OSError):
     """Another process has the store's folder."""
+
+
+class NewerVersionError(RuntimeError):
+    """A later release wrote this, in a format that this one cannot read. It is no damage, and nothing was changed."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        super().__init__(f"{what}: written by a newer sharpwave; upgrade this one. Nothing was changed")
 
 
 class LimiterTimeoutError(TimeoutError):

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from . import codecs
 from .codecs import DamagedError
+from .errors import NewerVersionError
 from .spec import TERMINATED, TRUNCATED, Spec
 
 MAGIC = b"SWSG"
@@ -28,8 +29,10 @@ CHECKSUM = struct.Struct("<I")
 ALIGNMENT = 8
 
 MOST_STEPS = 1 << 16
-MOST_NUMBER = 1 << 62
-"""Steps in a segment; lanes and first steps lie below it. No store counts so far."""
+ROOM = 1 << 20
+MOST_NUMBER = (1 << 62) - ROOM
+"""Steps in a segment; lanes and numbers of steps lie below it. No store counts so far. What a file says is believed up
+to a limit that leaves room to count on from there; nothing is written beyond it, as it would not be read again."""
 DECODED_BYTES = 1 << 30
 """What :func:`unpack` decodes at most, unless it is told otherwise."""
 
@@ -86,7 +89,13 @@ class Header:
 def pack(
     schema: int, lane: int, first_step: int, steps: int, frames: int, context: int, columns: Sequence[Column]
 ) -> tuple[bytes, list[int]]:
-    """Put packed columns together: a segment's bytes, and where in them each column's payload begins."""
+    """Put packed columns together: a segment's bytes, and where in them each column's payload begins.
+
+    Raises:
+        OverflowError: steps of such numbers could not be read again.
+    """
+    if first_step + steps > MOST_NUMBER:
+        raise OverflowError(f"segment: step {first_step:,} of lane {lane}: the numbers of this lane are used up")
     offset = HEADER.size + COLUMN.size * len(columns)
     table, parts, begins = [], [], []
     for column in columns:
@@ -112,11 +121,16 @@ def _view(data: bytes | memoryview | npt.NDArray[np.uint8]) -> memoryview:
     return (np.ascontiguousarray(data).data if isinstance(data, np.ndarray) else memoryview(data)).cast("B")
 
 
+def version_of(data: bytes | memoryview) -> int:
+    """The format version of a segment that begins like ``data``: it stands there in every version."""
+    return int.from_bytes(data[len(MAGIC) : len(MAGIC) + 2], "little")
+
+
 def parse(data: bytes | memoryview | npt.NDArray[np.uint8], spec: Spec) -> Header:
     """Read and check a segment's header, column table and checksum. Payloads are left packed.
 
     Raises:
-        DamagedError: naming what is wrong and what was expected.
+        DamagedError: naming what is wrong and what was expected.  NewerVersionError.
     """
     data = _view(data)
     if len(data) < HEADER.size + CHECKSUM.size:
@@ -124,21 +138,23 @@ def parse(data: bytes | memoryview | npt.NDArray[np.uint8], spec: Spec) -> Heade
     magic, version, count, schema, lane, first_step, steps, frames, context, _, nbytes = HEADER.unpack_from(data)
     if magic != MAGIC:
         raise DamagedError(f"segment: begins with {bytes(magic)!r}, expected {MAGIC!r}")
-    if version != VERSION:
-        raise DamagedError(f"segment: format version {version}, this release reads {VERSION}")
-    if nbytes != len(data):
-        raise DamagedError(f"segment: the header says {nbytes} bytes, there are {len(data)}")
-    (stored,) = CHECKSUM.unpack_from(data, nbytes - CHECKSUM.size)
-    found = zlib.crc32(data[: nbytes - CHECKSUM.size])
+    (stored,) = CHECKSUM.unpack_from(data, len(data) - CHECKSUM.size)
+    found = zlib.crc32(data[: -CHECKSUM.size])
     if stored != found:
         raise DamagedError(f"segment: checksum {found:08x}, expected {stored:08x}")
+    if version > VERSION:
+        raise NewerVersionError(f"segment: format version {version}, this release reads {VERSION}")
+    if version != VERSION:
+        raise DamagedError(f"segment: format version {version}, expected {VERSION}")
+    if nbytes != len(data):
+        raise DamagedError(f"segment: the header says {nbytes} bytes, there are {len(data)}")
     if schema != spec.schema_hash:
         raise DamagedError(
             f"segment: schema {schema:016x}, expected {spec.schema_hash:016x}: written under another Spec"
         )
     if count != FIRST_FIELD + len(spec.fields) or HEADER.size + COLUMN.size * count + CHECKSUM.size > nbytes:
         raise DamagedError(f"segment: {count} columns, expected {FIRST_FIELD + len(spec.fields)}")
-    if steps > MOST_STEPS or max(lane, first_step) >= MOST_NUMBER:
+    if steps > MOST_STEPS or max(lane, first_step + steps) > MOST_NUMBER:
         raise DamagedError(
             f"segment: {steps:,} steps from step {first_step:,} of lane {lane:,} on: no store counts so far"
         )

@@ -362,12 +362,12 @@ class Store:
             ``bytes_per_step``: total_bytes / steps; ``encoded_bytes_per_step``: of sealed segments alone;
             ``raw_bytes_per_step``: of a step as it came;
             ``append_waits``, ``append_wait_s``, ``sample_waits``, ``sample_wait_s``: how often either side waited for a
-            limiter, and the seconds in all; ``codecs``: by field, columns packed by each codec.
+            limiter, and the seconds in all; ``codecs``: by field, columns packed by each codec; ``damaged``: segments
+            that could not be read or decoded.
             With a disk also ``disk``: ``bytes`` of its files, ``resident_segments`` (in memory as well), ``hits`` and
             ``misses`` of sampled segments, ``bytes_read``, ``joined`` (reads made with the one beside them),
             ``stalls`` and ``waited_s`` (how often, and for how many seconds in all, sampling waited for reads),
-            ``bytes_written``, ``failures`` of writing, ``dropped_steps`` (on_full=), and ``damaged``: what could not be
-            read.
+            ``bytes_written``, ``failures`` of writing, ``dropped_steps`` (on_full=), and ``damaged`` as above.
         """
         with self._lock:
             return account(self._log, self._views, self._gate)

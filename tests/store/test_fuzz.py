@@ -87,6 +87,8 @@ def hostile(draw: st.DrawFn) -> bytes:
             break
         if how != "length":
             data[48:56] = len(data).to_bytes(8, "little")
+        if segment.version_of(bytes(data)) > segment.VERSION:
+            data[4:6] = bytes(2)  # else it is another release's, and refused as that
     return with_checksum(bytes(data))
 
 

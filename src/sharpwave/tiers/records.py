@@ -14,8 +14,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from .. import segment
+from ..errors import NewerVersionError
 from .dictionaries import KEY_BYTES
 from .direct import open_direct
+from .holes import most_read, next_data
 
 MAGIC, VERSION = b"SWREGION", 1
 HEADER = struct.Struct("<8sIIQQQ16sQII")  # magic, version, 0, number, size, schema, store, generation, 0, CRC-32; 72
@@ -25,9 +28,14 @@ SEGMENT, DICTIONARY, TAIL, END, NOTE = 1, 2, 3, 4, 5
 """Kinds of records: a sealed segment; a dictionary; an open segment's rows so far, which a later record replaces;
 nothing follows, and the file may end here; which of a reservoir's segments have left."""
 ALIGNMENT = 8
-MOST_NUMBER, MOST_GENERATION, MOST_ID = 1 << 31, 1 << 30, 1 << 62
-"""Region numbers, generations, and ids and sequence numbers lie below these; a file that says otherwise is damaged."""
+ROOM = 1 << 20
+MOST_NUMBER, MOST_GENERATION, MOST_SEQUENCE = (1 << 31) - ROOM, (1 << 30) - ROOM, (1 << 62) - ROOM
+MOST_ID = MOST_GENERATION << 32
+"""Region numbers, generations, sequence numbers and ids lie below these; a file that says otherwise is damaged, and
+nothing is written that would be. ``ROOM``: what is counted on in memory meanwhile fits into its integers."""
 FIRST = -(-HEADER.size // ALIGNMENT) * ALIGNMENT
+MOST_PAYLOAD = 1 << 30
+"""Bytes of a record's payload."""
 _STRIDE, _SHORT_STRIDE = 1 << 20, 1 << 12
 """Bytes that are read of a file at a time."""
 
@@ -131,8 +139,10 @@ def _read_region(
         what = "no region's header, or a damaged one"
     else:
         _, version, _, number, said, schema, store, generation, _, _ = HEADER.unpack(header)
+        if version > VERSION:
+            raise NewerVersionError(f"{path}: region format version {version}, this release reads {VERSION}")
         if version != VERSION:
-            what = f"region format version {version}, this release reads {VERSION}"
+            what = f"region format version {version}, expected {VERSION}"
         elif identity is not None and (schema, store) != (identity.schema, identity.store):
             expected = f"{identity.store.hex()}, {identity.schema:016x}"
             what = f"region of store {store.hex()}, schema {schema:016x}; expected {expected}"
@@ -167,7 +177,7 @@ def checksum_of(packed: bytes) -> int:
 
 def _scan(path: Path, descriptor: int, size: int) -> Iterator[Record | Damage]:
     """Records in their order, and what lies between them that is neither a record nor unused."""
-    at, lost_from = FIRST, -1
+    at, lost_from, unread = FIRST, -1, most_read(descriptor)
     lost = "bytes that are no record"
     while at + RECORD.size <= size:
         prefix = os.pread(descriptor, RECORD.size, at)
@@ -187,8 +197,13 @@ def _scan(path: Path, descriptor: int, size: int) -> Iterator[Record | Damage]:
             yield Damage(path, at, size - at, f"a record of {nbytes:,} bytes reaches over the file's end", id_)
             return
         begin, end = at + RECORD.size, at + RECORD.size + nbytes
-        wrong = _wrong(descriptor, kind, id_, begin, end)
-        if sequence >= MOST_ID or (kind != DICTIONARY and id_ >= MOST_ID):
+        unread -= space(nbytes)
+        if nbytes > MOST_PAYLOAD or unread < 0:
+            what = f"a record of {nbytes:,} bytes, in a file of {size:,} that has not so many"
+            yield Damage(path, at, size - at, what, id_)
+            return
+        wrong = _wrong(path, descriptor, kind, id_, begin, end)
+        if sequence >= MOST_SEQUENCE or (kind != DICTIONARY and id_ >= MOST_ID):
             wrong = wrong or f"record {sequence}, id {id_}: no store counts so far"
         padding = os.pread(descriptor, at + space(nbytes) - end, end)
         if not wrong and any(padding):
@@ -204,7 +219,7 @@ def _scan(path: Path, descriptor: int, size: int) -> Iterator[Record | Damage]:
         yield Damage(path, lost_from, size - lost_from, lost)
 
 
-def _wrong(descriptor: int, kind: int, id_: int, begin: int, end: int) -> str:
+def _wrong(path: Path, descriptor: int, kind: int, id_: int, begin: int, end: int) -> str:
     """What is wrong with a payload, or nothing. It is read in parts: a record may claim any size."""
     if kind == DICTIONARY:
         digest = hashlib.blake2b(digest_size=KEY_BYTES)
@@ -222,6 +237,12 @@ def _wrong(descriptor: int, kind: int, id_: int, begin: int, end: int) -> str:
     stored = int.from_bytes(os.pread(descriptor, 4, max(begin, end - 4)), "little")
     if end - begin < 4 or stored != found:
         return f"segment {id_}: checksum {found:08x}, expected {stored:08x}"
+    head = os.pread(descriptor, segment.HEADER.size, begin)
+    if kind != NOTE and head.startswith(segment.MAGIC) and segment.version_of(head) > segment.VERSION:
+        raise NewerVersionError(
+            f"{path}: byte {begin:,}: segment format version {segment.version_of(head)}, this release reads "
+            f"{segment.VERSION}"
+        )
     return ""
 
 
@@ -233,6 +254,9 @@ def _next_record(descriptor: int, begin: int, size: int) -> int:
     """The next place that may be a record's beginning, or ``size``."""
     at, stride = begin, _SHORT_STRIDE  # short at first: a file full of false beginnings is read only some times over
     while at < size:
+        if (data := next_data(descriptor, at)) < 0:
+            break
+        at = max(at, data // ALIGNMENT * ALIGNMENT)
         chunk = os.pread(descriptor, stride + len(RECORD_MAGIC), at)
         place = chunk.find(RECORD_MAGIC)
         while place >= 0 and (at + place) % ALIGNMENT:
@@ -244,4 +268,9 @@ def _next_record(descriptor: int, begin: int, size: int) -> int:
 
 
 def _all_zero(descriptor: int, begin: int, size: int) -> bool:
-    return all(part == bytes(len(part)) for part in _parts(descriptor, begin, size))
+    while 0 <= (begin := next_data(descriptor, begin)) < size:
+        part = os.pread(descriptor, min(_STRIDE, size - begin), begin)
+        if part.count(0) < len(part):
+            return False
+        begin += max(1, len(part))
+    return True

@@ -35,7 +35,7 @@ class Residency:
         hits, misses, moved: segments asked for that were there, that were read, and that made room for others.
         stalls, waited_s: how often, and how long in all, sampling waited for reads.
         kept_bytes: of segments that are pinned by who reads ahead, counted as often as they are.
-        damaged: what was wrong with segments that could not be read, by slot.
+        damaged: what was wrong with segments that could not be read, or not be decoded, by slot.
     """
 
     def __init__(self, arena: Arena, index: SegmentIndex, disk: Disk) -> None:

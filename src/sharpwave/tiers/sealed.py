@@ -33,6 +33,12 @@ class Sealed:
         self._space, self._tables, self._encoders = space, tables, encoders
         self._stride, self._spine_bytes = space.layout.stride, space.layout.spine_bytes
         self.nbytes = 0
+        self._undecodable: dict[int, str] = {}
+
+    @property
+    def damaged(self) -> dict[int, str]:
+        """What is wrong with segments that could not be read or decoded, by slot."""
+        return self._undecodable if self._space.residency is None else self._space.residency.damaged
 
     def encode(self, lane: int, rows: Iterable[Bytes], columns: list[Column], places: list[int]) -> None:
         """Encode a segment's ``rows``, column by column; columns and places of dictionaries are appended."""
@@ -105,6 +111,7 @@ class Sealed:
         space, index = self._space, self._space.index
         nbytes = int(index.nbytes[slot])
         self.drop_dictionaries(index.dictionary[:, slot])
+        self._undecodable.pop(slot, None)
         if space.residency is None or space.disk is None:
             space.arena.free(int(index.base[slot]), nbytes)
         else:

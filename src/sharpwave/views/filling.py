@@ -11,7 +11,7 @@ from ..errors import DamagedError
 from ..segment import FLAGS, REWARD
 from .batch import Batch
 from .buffers import Buffers
-from .gather import gather
+from .gather import UndecodableError, gather
 from .kernels import locate
 
 if TYPE_CHECKING:
@@ -24,7 +24,8 @@ def fill(log: StepLog, buffers: Buffers, n_step: int, gamma: float) -> Batch:
     """The transitions of ``buffers.draw.leaves``, which are there, in the memory of ``buffers``.
 
     Raises:
-        DamagedError: a segment on disk is not as it was written.  MemoryError: there is no room to read one.
+        DamagedError: a segment is not as it was written; it is in ``log.sealed.damaged``.
+        MemoryError: there is no room to read one.
     """
     index = log.index
     memory = log.arena.memory
@@ -59,7 +60,12 @@ def fill(log: StepLog, buffers: Buffers, n_step: int, gamma: float) -> Batch:
         end = len(leaves)
         if log.residency is not None:
             end = begin + _resident(log, slot[begin:], next_slot[begin:])
-        _decode(log, buffers, n_step, slice(begin, end))
+        try:
+            _decode(log, buffers, n_step, slice(begin, end))
+        except UndecodableError as error:
+            for one in error.slots:
+                log.sealed.damaged[one] = f"segment {log.index.segment_id(one)}: {error}"
+            raise
         begin = end
     return buffers.batch
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,18 @@ CHUNK_BYTES = 1 << 18
 """Bytes that a thread decodes before it asks for more."""
 
 
+class UndecodableError(DamagedError):
+    """Segments in memory whose zstd frames hold no rows: what is not looked at before it is decoded.
+
+    Attributes:
+        slots: where they lie.
+    """
+
+    def __init__(self, slots: list[int], why: str) -> None:
+        super().__init__(f"sample: zstd frames that hold no rows ({why}); see `sharpwave verify`")
+        self.slots = slots
+
+
 def gather(
     memory: Bytes,
     words: npt.NDArray[np.uint32],
@@ -36,7 +50,7 @@ def gather(
 ) -> None:
     """Decode a field's windows into ``out``, a large batch on several threads.
 
-    ``column``: the offset, codec and dictionary arrays of the index.
+    ``column``: the offset, codec and dictionary arrays of the index.  Raises: UndecodableError.
     """
     count = len(slot)
     threads = min(THREADS, out.nbytes // THREAD_BYTES)
@@ -77,23 +91,51 @@ def _gather_zstd(
     places = dictionary[slot[items]]
     for place in np.unique(places):
         mine = places == place
+        if not _decodable(table, int(place)):
+            raise UndecodableError(np.unique(slot[items[mine]]).tolist(), "no zstd dictionary")
         begins = offset[slot[items[mine]]]
         entries = (begins >> 2)[:, None] + row[mine]
         packed = begins + 4 * (counts[slot[items[mine]]].astype(np.int64) + 1)
         ranges = np.empty((entries.size, 2), np.uint64)
         ranges[:, 0] = (packed[:, None] + words[entries]).reshape(-1)
         ranges[:, 1] = (words[entries + 1] - words[entries]).reshape(-1)
-        sizes = np.full(entries.size, size, np.uint64)
-        source = zstandard.BufferWithSegments(memory.data, ranges.tobytes())
+        decompressor = table.decompressor(int(place))
         try:
-            unpacked: Any = table.decompressor(int(place)).multi_decompress_to_buffer(
-                source, decompressed_sizes=sizes.tobytes(), threads=-1
-            )
+            unpacked = _decompressed(memory, ranges, size, decompressor)
         except zstandard.ZstdError as error:
-            raise DamagedError(f"sample: zstd frames that hold no rows ({error}); see `sharpwave verify`") from error
+            owner = np.repeat(slot[items[mine]], window)
+            whole = _whole(memory, ((one, ranges[owner == one]) for one in np.unique(owner)), size, decompressor)
+            raise UndecodableError(sorted({*owner.tolist()} - whole), str(error)) from error
         for i, item in enumerate(items[mine]):
             for j in range(window):
                 out[item, j] = np.frombuffer(unpacked[i * window + j], np.uint8)
     if zeros:
         for i, item in enumerate(items):
             out[item, wanted[i] < first[item]] = 0
+
+
+def _decompressed(memory: Bytes, ranges: npt.NDArray[np.uint64], size: int, decompressor: Any) -> Any:
+    """Rows of ``size`` bytes from the zstd frames in ``ranges`` [n, (begin, bytes)].  Raises: zstandard.ZstdError."""
+    sizes = np.full(len(ranges), size, np.uint64)
+    source = zstandard.BufferWithSegments(memory.data, ranges.tobytes())
+    return decompressor.multi_decompress_to_buffer(source, decompressed_sizes=sizes.tobytes(), threads=-1)
+
+
+def _decodable(table: DictionaryTable, place: int) -> bool:
+    try:
+        table.decompressor(place)
+    except zstandard.ZstdError:
+        return False
+    return True
+
+
+def _whole(
+    memory: Bytes, ranges: Iterable[tuple[int, npt.NDArray[np.uint64]]], size: int, decompressor: Any
+) -> set[int]:
+    """Those slots whose frames hold rows."""
+    found = set()
+    for slot, mine in ranges:
+        with contextlib.suppress(zstandard.ZstdError):
+            _decompressed(memory, mine, size, decompressor)
+            found.add(int(slot))
+    return found

@@ -110,8 +110,8 @@ class Transitions:
         Returns a batch in reused memory: valid until ``depth`` later calls. Cost: drawing is O(log8 steps) an item;
         decoding a window of five 84x84 frames takes some 3 us.
 
-        With a disk, segments that are not in memory are read now. One that is damaged is named in a RuntimeWarning and
-        sampled no more.
+        With a disk, segments that are not in memory are read now. One that is damaged, or that cannot be decoded, is
+        named in a RuntimeWarning and in ``stats()["damaged"]``, and sampled no more.
 
         Raises:
             EmptyError: no step can be sampled yet, or ``max_times_sampled`` leaves too few for the whole batch; then
@@ -201,13 +201,15 @@ class Transitions:
             return self._drawn(buffers, beta)
 
     def _set_aside_damaged(self) -> bool:
-        """Draw no step any more whose segment could not be read. False if nothing changed, or nothing is left."""
-        assert self._log.residency is not None
+        """Draw no step any more whose segment cannot be read or decoded, nor one whose return reaches into it.
+
+        False if nothing changed, or nothing is left.
+        """
         before = self._steps.count
-        for slot, problem in self._log.residency.damaged.items():
-            known = int(self._steps.known[slot])
-            if known:
-                self._steps.drop(slot)
+        for slot, problem in self._log.sealed.damaged.items():
+            count, known = self._steps.count, int(self._steps.known[slot])
+            self._steps.forget(slot)
+            if self._steps.count < count:
                 warnings.warn(f"{problem}; its {known} steps are sampled no more", RuntimeWarning, stacklevel=3)
         return 0 < self._steps.count < before
 
