@@ -28,6 +28,7 @@ def account(log: StepLog, views: Views, gate: Gate) -> dict[str, Any]:
         "evicted_segments": log.evicted_segments,
         "segments": len(sealed) + log.lanes,
         "lanes": log.lanes,
+        "broken_episodes": log.broken_episodes,
         "bytes": taken,
         "total_bytes": total,
         "bytes_per_step": total / max(1, log.held_steps),

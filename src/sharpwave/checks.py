@@ -14,6 +14,10 @@ from .spec import TERMINATED, TRUNCATED, Spec
 _UNITS = {"": 1, "B": 1} | {f"{p}{u}": b**e for e, p in enumerate("KMGT", 1) for u, b in (("B", 1000), ("iB", 1024))}
 MOST_LANES = 1 << 20
 
+Rows = dict[str, npt.NDArray[Any]]
+Steps = tuple[Rows, npt.NDArray[np.uint8], Rows | None, Rows | None]
+"""What :func:`checked_steps` gives."""
+
 
 def parse_bytes(size: int | str, name: str = "ram") -> int:
     """``"512MiB"``, ``"2GB"`` or a number of bytes -> bytes.  Raises: ValueError."""
@@ -37,9 +41,10 @@ def checked_steps(
     terminated: npt.ArrayLike,
     truncated: npt.ArrayLike,
     final_obs: Any,
+    next_obs: Any,
     extra: Mapping[str, npt.ArrayLike],
-) -> tuple[dict[str, npt.NDArray[Any]], npt.NDArray[np.uint8], dict[str, npt.NDArray[Any]] | None]:
-    """Rows by field, flags uint8 [n] and final observations by field. ``count`` is ``None`` for one step."""
+) -> Steps:
+    """Rows by field, flags uint8 [n], final and next observations by field. ``count`` is ``None`` for one step."""
     rows = {name: spec.fields[name].rows(name, value, count) for name, value in spec.split_obs(obs).items()}
     given = {"action": action, **extra}
     if given.keys() != set(spec.step_names):
@@ -49,17 +54,21 @@ def checked_steps(
     rows["reward"] = _rewards(reward, count)
     te, tr = _flags("terminated", terminated, count), _flags("truncated", truncated, count)
     flags = te.view(np.uint8) * np.uint8(TERMINATED) | tr.view(np.uint8) * np.uint8(TRUNCATED)
+    nexts = None if next_obs is None else _observations(spec, "next", next_obs, count)
     if final_obs is not None and flags.any():
-        split = spec.split_obs(final_obs, "final_obs")
-        finals = {name: spec.fields[name].rows(f"final_{name}", value, count) for name, value in split.items()}
-        return rows, flags, finals
-    if final_obs is None and (tr & ~te).any():
+        return rows, flags, _observations(spec, "final", final_obs, count), nexts
+    if final_obs is None and nexts is None and (tr & ~te).any():
         raise ValueError(
             f"final_obs: row {int(np.argmax(tr & ~te))} is truncated, expected the observation after that step as "
             "final_obs; learning bootstraps from it (Gymnasium: info['final_obs'], or the step's own obs where the "
             "reset is separate)"
         )
-    return rows, flags, None
+    return rows, flags, None, nexts
+
+
+def _observations(spec: Spec, which: str, obs: Any, count: int | None) -> Rows:
+    split = spec.split_obs(obs, f"{which}_obs")
+    return {name: spec.fields[name].rows(f"{which}_{name}", value, count) for name, value in split.items()}
 
 
 def checked_rows(
@@ -71,22 +80,20 @@ def checked_rows(
     terminated: npt.ArrayLike,
     truncated: npt.ArrayLike,
     final_obs: Any,
+    next_obs: Any,
     extra: Mapping[str, npt.ArrayLike],
-) -> tuple[
-    npt.NDArray[np.int64],
-    tuple[dict[str, npt.NDArray[Any]], npt.NDArray[np.uint8], dict[str, npt.NDArray[Any]] | None],
-]:
+) -> tuple[npt.NDArray[np.int64], Steps]:
     """Lane numbers int64 [rows], and :func:`checked_steps` of one step for each of them."""
     first = obs[next(iter(obs))] if isinstance(obs, Mapping) and obs else obs
     count = len(first) if np.ndim(first) else 0
     numbers = lane_numbers(lanes, count)
-    return numbers, checked_steps(spec, count, obs, action, reward, terminated, truncated, final_obs, extra)
+    steps = checked_steps(spec, count, obs, action, reward, terminated, truncated, final_obs, next_obs, extra)
+    return numbers, steps
 
 
-def checked_final(spec: Spec, final_obs: Any) -> dict[str, npt.NDArray[Any]]:
+def checked_final(spec: Spec, final_obs: Any) -> Rows:
     """One final observation, [1, *shape] by field."""
-    split = spec.split_obs(final_obs, "final_obs")
-    return {name: spec.fields[name].rows(f"final_{name}", value, None) for name, value in split.items()}
+    return _observations(spec, "final", final_obs, None)
 
 
 def check_capacity(capacity: Any) -> int | None:

@@ -136,6 +136,7 @@ class Store:
         terminated: npt.ArrayLike,
         truncated: npt.ArrayLike,
         final_obs: Any = None,
+        next_obs: Any = None,
         lanes: npt.ArrayLike | None = None,
         timeout: float | None = None,
         **extra: npt.ArrayLike,
@@ -148,6 +149,11 @@ class Store:
             final_obs: [rows, *shape], the true observation after the step; read where the step ended an episode. Needed
                 where a step is truncated; where it is terminated and this is absent, ``obs`` stands in (it counts for
                 nothing: the discount is 0).
+            next_obs: [rows, *shape], the newest frame after the step, in every row; it stands in for ``final_obs``
+                where that is absent. Where a lane's next step has another ``obs``, bit by bit, its episode was broken
+                off (a reset that nobody told of): the step before becomes truncated, with this as its final
+                observation, and the next one begins an episode. ``stats()["broken_episodes"]`` counts that. Without
+                it, what comes is taken to follow.
             lanes: int [rows], whose steps these are, all different. Default 0, 1, ...; new lanes are made.
             timeout: seconds to wait at most until the views' limiters allow it; default 60. Without limiters nothing
                 waits.
@@ -159,7 +165,9 @@ class Store:
 
         Cost: 6 to 9 us a row of 84x84 pixels, encoding included (benchmarks/store.py).
         """
-        numbers, steps = checked_rows(self.spec, lanes, obs, action, reward, terminated, truncated, final_obs, extra)
+        numbers, steps = checked_rows(
+            self.spec, lanes, obs, action, reward, terminated, truncated, final_obs, next_obs, extra
+        )
         self._write(numbers, *steps, timeout)
 
     def append(
@@ -172,13 +180,14 @@ class Store:
         terminated: bool,
         truncated: bool,
         final_obs: Any = None,
+        next_obs: Any = None,
         timeout: float | None = None,
         **extra: npt.ArrayLike,
     ) -> None:
         """Append one step to one lane: as :meth:`extend`, without the leading axis."""
         if not isinstance(lane, (int, np.integer)) or not 0 <= lane < MOST_LANES:
             raise ValueError(f"append: lane {lane!r}, expected an integer from 0 to {MOST_LANES - 1}")
-        checked = checked_steps(self.spec, None, obs, action, reward, terminated, truncated, final_obs, extra)
+        checked = checked_steps(self.spec, None, obs, action, reward, terminated, truncated, final_obs, next_obs, extra)
         self._write(np.array([lane], np.int64), *checked, timeout)
 
     def _write(
@@ -187,6 +196,7 @@ class Store:
         rows: dict[str, npt.NDArray[Any]],
         flags: npt.NDArray[np.uint8],
         finals: dict[str, npt.NDArray[Any]] | None,
+        nexts: dict[str, npt.NDArray[Any]] | None,
         timeout: float | None,
     ) -> None:
         if not len(lanes):
@@ -200,7 +210,7 @@ class Store:
                     settle_lane(self._log, lane)
                     self._fed.discard(lane)
             self._log.open_lanes(int(lanes.max()) + 1)
-            self._log.write(lanes, flags, rows, finals)
+            self._log.write(lanes, flags, rows, finals, nexts)
 
         self._change(write, len(lanes), timeout)
 
@@ -285,6 +295,27 @@ class Store:
             self._log.end_episode(int(lane), final)
             self._views.written()
 
+    def break_episode(self, lane: int) -> bool:
+        """End the lane's episode with what is known, if one is under way; the next step begins another.
+
+        The last step becomes truncated, with the ``next_obs`` that it was given as the final observation. Where it was
+        given none it cannot be learned from and is let go: what it observed is the final observation of the one before.
+
+        Returns whether an episode was under way.
+        """
+        with self._lock:
+            self._log.check_open()
+            if not 0 <= lane < self._log.lanes:
+                return False
+            if lane in self._fed:
+                settle_lane(self._log, lane)
+                self._fed.discard(lane)
+            if self._log.opened.ended(lane):
+                return False
+            self._log.end_episode(lane, None)
+            self._views.written()
+            return True
+
     # sampling
 
     def transitions(
@@ -356,6 +387,7 @@ class Store:
 
         Returns:
             ``steps``, ``total_steps``, ``evicted_steps``, ``evicted_segments``, ``segments``, ``lanes``;
+            ``broken_episodes``: that a ``next_obs`` showed to have been broken off, since the store was opened;
             ``bytes``: by use - ``arena_used`` (sealed segments), ``arena_free`` (committed, empty), ``open_segments``,
             ``index``, ``dictionaries``, ``encoders``, ``samplers`` (trees), ``batches``;
             ``total_bytes``, their sum: what the process's memory grew by;

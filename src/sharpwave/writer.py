@@ -14,6 +14,7 @@ from .sampling.order import Fifo
 from .segment import Column
 from .settings import Settings
 from .spec import Spec
+from .tiers.lanes import Rows
 from .tiers.log import StepLog
 
 
@@ -38,6 +39,12 @@ class _OpenLog(StepLog):
     """Open segments only: what is sealed is handed over, and not kept."""
 
     hand_over: Callable[[SealedSegment], None]
+
+    def end_episode(self, lane: int, final: Rows | None) -> None:
+        super().end_episode(lane, final)
+        if not self.index.rows[self.opened.slots[lane]]:
+            # The step before was handed over as one that goes on; a number left out tells the store that it did not.
+            self.opened.begin_at(lane, int(self.opened.steps[lane]) + 1)
 
     def _seal(self, lane: int, slot: int) -> bool:
         columns: list[Column] = []
@@ -126,6 +133,7 @@ class SegmentWriter:
         terminated: npt.ArrayLike,
         truncated: npt.ArrayLike,
         final_obs: Any = None,
+        next_obs: Any = None,
         lanes: npt.ArrayLike | None = None,
         **extra: npt.ArrayLike,
     ) -> None:
@@ -134,13 +142,13 @@ class SegmentWriter:
         Raises:
             ValueError, TypeError, KeyError: what came, what was expected; then nothing changed.
         """
-        numbers, (rows, flags, finals) = checked_rows(
-            self.spec, lanes, obs, action, reward, terminated, truncated, final_obs, extra
+        numbers, (rows, flags, finals, nexts) = checked_rows(
+            self.spec, lanes, obs, action, reward, terminated, truncated, final_obs, next_obs, extra
         )
         if len(numbers):
             if numbers.max() >= self._log.lanes:
                 raise ValueError(f"SegmentWriter: lane {numbers.max()}, expected lanes below {self._log.lanes}")
-            self._log.write(numbers, flags, rows, finals)
+            self._log.write(numbers, flags, rows, finals, nexts)
 
     def end_episode(self, lane: int, final_obs: Any) -> None:
         """Say that the lane's episode was broken off after its last step: as :meth:`Store.end_episode`.
@@ -151,3 +159,10 @@ class SegmentWriter:
         if not 0 <= lane < self._log.lanes or self._log.opened.ended(lane):
             raise ValueError(f"end_episode: lane {lane} has no episode under way")
         self._log.end_episode(lane, checked_final(self.spec, final_obs))
+
+    def break_episode(self, lane: int) -> bool:
+        """End the lane's episode with what is known, if one is under way: as :meth:`Store.break_episode`."""
+        if not 0 <= lane < self._log.lanes or self._log.opened.ended(lane):
+            return False
+        self._log.end_episode(lane, None)
+        return True

@@ -20,7 +20,7 @@ from .encoder import AUTO_MIN_BYTES
 from .index import SegmentIndex
 from .layout import Layout
 from .ram import Arena
-from .rows import ENDED, any_full, commit_rows, write_rows
+from .rows import ENDED, any_full, commit_rows, mark_different, write_other_rows, write_rows
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
@@ -33,6 +33,9 @@ class Lanes:
     Attributes:
         slots: int32 [lanes], of each lane's open segment.
         steps: int64 [lanes], ever written to each lane.
+        successor_known: uint8 [lanes], whether the row behind an open segment's last frame, which ``index.frames`` does
+            not count, holds what the lane's next step has to observe if its episode goes on.
+        any_known: whether it may be so for any lane.
         first_lane: what segments call lane 0.
     """
 
@@ -40,6 +43,8 @@ class Lanes:
         self.layout, self.arena, self.index = layout, arena, index
         self.slots = np.zeros(0, np.int32)
         self.steps = np.zeros(0, np.int64)
+        self.successor_known = np.zeros(0, np.uint8)
+        self.any_known = False
         self._staging = np.zeros(0, np.int64)  # where each lane's rows lie, counted from the arena's first chunk
         self.first_lane = 0
 
@@ -55,13 +60,17 @@ class Lanes:
         self.slots = np.append(self.slots, np.int32(slot))
         self._staging = np.append(self._staging, np.int64(staging - self.arena.begin_of(0)))
         self.steps = np.append(self.steps, np.int64(steps))
+        self.successor_known = np.append(self.successor_known, np.uint8(0))
         self._open(len(self.slots) - 1, slot)
 
-    def reopen(self, lane: int, slot: int, context: Mapping[int, Bytes], going_on: bool) -> None:
+    def reopen(
+        self, lane: int, slot: int, context: Mapping[int, Bytes], going_on: bool, successor: Mapping[int, Bytes] | None
+    ) -> None:
         """Open the lane's next segment, in ``slot``, where the bytes of its last were.
 
         Args:
             context: from :meth:`newest_frames`. ``going_on``: whether the episode does.
+            successor: what the next step has to observe if it does, [size] by column; ``None``: not known.
         """
         self.slots[lane] = slot
         self._open(lane, slot)
@@ -69,6 +78,20 @@ class Lanes:
         for c, frames in context.items():
             self._column(c, slot)[: len(frames)] = frames
             self.index.context[slot] = self.index.frames[slot] = len(frames)
+        self._foresee(lane, successor if going_on else None)
+
+    def _foresee(self, lane: int, successor: Mapping[int, Bytes] | None) -> None:
+        self.successor_known[lane] = successor is not None
+        for c, row in (successor or {}).items():
+            self._column(c, int(self.slots[lane]))[self.index.frames[self.slots[lane]]] = row
+            self.any_known = True
+
+    def successor(self, lane: int) -> dict[int, Bytes] | None:
+        """A copy of what the lane's next step has to observe, [size] by column; ``None``: not known."""
+        if not self.successor_known[lane]:
+            return None
+        slot = int(self.slots[lane])
+        return {c: self._column(c, slot)[self.index.frames[slot]].copy() for c in self.layout.obs_columns}
 
     def _open(self, lane: int, slot: int) -> None:
         index = self.index
@@ -88,6 +111,10 @@ class Lanes:
             data = np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8).reshape(-1, self.layout.sizes[c])
             self._column(c, slot, len(data))[:] = data
         self.steps[lane] += header.steps
+        ended = int(np.count_nonzero(arrays["flags"] & ENDED))
+        if header.frames > header.context + header.steps + ended:
+            index.frames[slot] -= 1
+            self.successor_known[lane] = self.any_known = True
 
     def begin_at(self, lane: int, step: int) -> None:
         """Let the lane's next step, in an open segment that is empty, be the one of that number."""
@@ -107,41 +134,96 @@ class Lanes:
         ).tolist()
         return places
 
-    def write(self, lanes: Ints, flags: Bytes, rows: Rows, finals: Rows | None) -> None:
+    def breaks(self, lanes: Ints, rows: Rows) -> list[int]:
+        """Places in ``lanes`` [n] where the coming step observes something else than its episode's going on would give.
+
+        Args:
+            rows: the coming steps' observations by field [n, *shape].
+        """
+        compared, different = self.successor_known[lanes], np.zeros(len(lanes), np.uint8)
+        slots, index = self.slots[lanes], self.index
+        for c in self.layout.obs_columns:
+            data = _as_bytes(rows[self.layout.names[c]], len(lanes))
+            mark_different(self.arena.memory, index.offset[c], index.frames, slots, data, compared, different)
+        places: list[int] = np.flatnonzero(different).tolist()
+        return places
+
+    def write(self, lanes: Ints, flags: Bytes, rows: Rows, finals: Rows | None, nexts: Rows | None) -> None:
         """Append one step to each of ``lanes`` [n] (distinct), which are not full.
 
         Args:
-            flags: uint8 [n]. ``rows``: ``reward`` float32 [n] and every field [n, *shape].
-            finals: final observations by field [n, *shape], of which only rows that ended are read; ``None``: ``rows``.
+            flags: uint8 [n]. ``rows``: ``reward`` float32 [n] and every field [n, *shape]; where a lane's successor is
+                known, the observation is that.
+            finals: final observations by field [n, *shape], of which only rows that ended are read; ``None``: ``nexts``
+                or else ``rows``.
+            nexts: observations after the steps by field [n, *shape], of which rows that ended are not read.
         """
         layout, index, memory, floats = self.layout, self.index, self.arena.memory, self.arena.floats
         slots, count, names = self.slots[lanes], len(lanes), layout.names
-        for columns, position in ((layout.obs_columns, index.frames), (layout.step_columns, index.rows)):
-            for c in columns:
-                data = rows[names[c]].reshape(count, -1).view(np.uint8)
-                write_rows(memory, index.offset[c], position, slots, data)
+        there = self.successor_known[lanes] if self.any_known else None
+        for c in layout.obs_columns:
+            data = _as_bytes(rows[names[c]], count)
+            if there is None:
+                write_rows(memory, index.offset[c], index.frames, slots, data)
+            else:
+                write_other_rows(memory, index.offset[c], index.frames, slots, data, there)
+        for c in layout.step_columns:
+            write_rows(memory, index.offset[c], index.rows, slots, _as_bytes(rows[names[c]], count))
         if commit_rows(
             memory, floats, index.offset[FLAGS], index.offset[REWARD], index.rows, index.frames, index.begins,
             self.steps, slots, lanes, flags, rows["reward"],
         ):  # fmt: skip
             ended = (flags & ENDED) != 0
-            source = rows if finals is None else finals
+            source = finals if finals is not None else nexts if nexts is not None else rows
             self._write_frames(slots[ended], {c: source[names[c]][ended] for c in layout.obs_columns})
+        if nexts is not None:
+            ends = flags & np.uint8(ENDED)
+            for c in layout.obs_columns:
+                write_other_rows(memory, index.offset[c], index.frames, slots, _as_bytes(nexts[names[c]], count), ends)
+            self.successor_known[lanes] = ends == 0
+            self.any_known = True
+        elif there is not None:
+            self.successor_known[lanes] = False
+            self.any_known = bool(self.successor_known.any())
 
     def write_successor(self, lane: int, frames: Mapping[int, npt.NDArray[Any]]) -> None:
         """Put the observation after the lane's last step, [*shape] by column, behind those of its segment."""
         self._write_frames(self.slots[[lane]], {c: frame[None] for c, frame in frames.items()})
 
-    def end_episode(self, lane: int, final: Rows) -> None:
-        """Truncate the lane's last step, with ``final`` [1, *shape] by field as its true final observation."""
-        slot = self.slots[lane]
+    def end_episode(self, lane: int, final: Rows | None) -> None:
+        """Truncate the last step of the lane's open segment, which is not empty.
+
+        Args:
+            final: [1, *shape] by field, the true final observation; ``None``: the successor, which is known.
+        """
+        slot, layout = self.slots[lane], self.layout
         self._column(FLAGS, slot)[self.index.rows[slot] - 1] |= TRUNCATED
-        layout = self.layout
-        self._write_frames(self.slots[[lane]], {c: final[layout.names[c]] for c in layout.obs_columns})
+        if final is not None:
+            self._write_frames(self.slots[[lane]], {c: final[layout.names[c]] for c in layout.obs_columns})
+        else:
+            self.index.frames[slot] += 1
+        self.successor_known[lane] = False
+
+    def drop_last(self, lane: int) -> None:
+        """Take back the last step of the lane's open segment: what it observed is the successor of the one before."""
+        index, slot = self.index, self.slots[lane]
+        began = self._column(FLAGS, slot)[index.rows[slot] - 1, 0] & START
+        index.rows[slot] -= 1
+        index.frames[slot] -= 1
+        self.steps[lane] -= 1
+        self.successor_known[lane] = not began
+        self.any_known |= not began
+
+    def begin_episode(self, lane: int) -> None:
+        """Let the lane's next step, the first of its open segment, begin an episode."""
+        slot = self.slots[lane]
+        self.index.begins[slot] = True
+        self.index.context[slot] = self.index.frames[slot] = 0
+        self.successor_known[lane] = False
 
     def _write_frames(self, slots: npt.NDArray[np.int32], frames: Mapping[int, npt.NDArray[Any]]) -> None:
         for c, data in frames.items():
-            data = np.ascontiguousarray(data).reshape(len(slots), -1).view(np.uint8)
+            data = _as_bytes(np.ascontiguousarray(data), len(slots))
             write_rows(self.arena.memory, self.index.offset[c], self.index.frames, slots, data)
         self.index.frames[slots] += 1
 
@@ -149,7 +231,7 @@ class Lanes:
         """Whether the lane's next step begins an episode."""
         slot = self.slots[lane]
         rows = self.index.rows[slot]
-        return rows == 0 or bool(self._column(FLAGS, slot)[rows - 1, 0] & ENDED)
+        return bool(self._column(FLAGS, slot)[rows - 1, 0] & ENDED if rows else self.index.begins[slot])
 
     def newest_frames(self, lane: int) -> dict[int, Bytes]:
         """Copies of the present episode's newest frames, as many as a stack reaches back, by column."""
@@ -178,7 +260,16 @@ class Lanes:
         return segment.pack(schema, self.first_lane + lane, first, rows, frames, context, columns)
 
     def pack_raw(self, lane: int) -> tuple[int, bytes]:
-        """The id and the bytes of a lane's open segment as far as it goes, without dictionaries."""
+        """The id and the bytes of a lane's open segment as far as it goes, without dictionaries. Where the successor of
+        its last step is known, that is its last frame, as in a sealed segment."""
+        slot = self.slots[lane]
+        self.index.frames[slot] += self.successor_known[lane]
+        try:
+            return self._pack_raw(lane)
+        finally:
+            self.index.frames[slot] -= self.successor_known[lane]
+
+    def _pack_raw(self, lane: int) -> tuple[int, bytes]:
         columns = []
         for size, data in zip(self.layout.sizes.tolist(), self.columns(lane), strict=True):
             packed = encode(ZSTD, data) if size >= AUTO_MIN_BYTES and len(data) else None
@@ -190,3 +281,9 @@ class Lanes:
         limit, size = self.layout.limits[c], int(self.layout.sizes[c])
         begin = int(self.index.offset[c, slot])
         return self.arena.memory[begin : begin + limit * size].reshape(limit, size)[:rows]
+
+
+def _as_bytes(rows: npt.NDArray[Any], count: int) -> Bytes:
+    """C-contiguous rows [count, *shape] as uint8 [count, size], without a copy."""
+    data: Bytes = rows.reshape(count, -1).view(np.uint8)
+    return data

@@ -322,6 +322,8 @@ class Adoption:
         segment.check_frames(header, arrays["flags"], sealed=False)
         flags = arrays["flags"].copy()
         steps, frames = header.steps, header.frames
+        if steps and frames > header.context + steps + np.count_nonzero(flags & ENDED):
+            flags[-1] |= TRUNCATED  # its successor was known
         if steps and not flags[-1] & ENDED:
             steps -= 1
             self.report.cut_steps += 1

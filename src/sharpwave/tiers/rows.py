@@ -7,6 +7,7 @@ import numpy.typing as npt
 from numba import njit
 
 from ..spec import START, TERMINATED, TRUNCATED
+from ..words import load_word
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
@@ -25,6 +26,50 @@ def write_rows(
         target, source = memory[start : start + size], rows[i]
         for k in range(size):  # over slices: an index with an offset may be negative, and is not vectorised
             target[k] = source[k]
+
+
+@njit(nogil=True, cache=True)
+def write_other_rows(
+    memory: Bytes,
+    offset: Ints,
+    position: npt.NDArray[np.int32],
+    slots: npt.NDArray[np.int32],
+    rows: Bytes,
+    skip: Bytes,
+) -> None:
+    """As :func:`write_rows`, but for the rows i where ``skip[i]`` is not 0."""
+    count, size = rows.shape
+    for i in range(count):
+        if not skip[i]:
+            start = offset[slots[i]] + np.int64(position[slots[i]]) * size
+            target, source = memory[start : start + size], rows[i]
+            for k in range(size):
+                target[k] = source[k]
+
+
+@njit(nogil=True, cache=True)
+def mark_different(
+    memory: Bytes,
+    offset: Ints,
+    position: npt.NDArray[np.int32],
+    slots: npt.NDArray[np.int32],
+    rows: Bytes,
+    compared: Bytes,
+    different: Bytes,
+) -> None:
+    """Set ``different[i]`` where row i of ``rows`` [n, size] is not what lies at place ``position[slots[i]]`` of slot
+    i's column, bit by bit; only where ``compared[i]`` is not 0."""
+    count, size = rows.shape
+    for i in range(count):
+        if compared[i] and not different[i]:
+            start = offset[slots[i]] + np.int64(position[slots[i]]) * size
+            target, source = memory[start : start + size], rows[i]
+            for k in range(0, size - 7, 8):
+                if load_word(target, k) != load_word(source, k):
+                    different[i] = 1
+                    break
+            for k in range(size & -8, size):
+                different[i] |= target[k] != source[k]
 
 
 @njit(nogil=True, cache=True)
