@@ -10,23 +10,28 @@ from __future__ import annotations
 import ctypes
 import os
 import secrets
-import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from .tiers import snapshot
-from .tiers.disk import FOLDER, REGION_BYTES, SMALLEST_REGION
+from .tiers.directory import Directory
+from .tiers.disk import REGION_BYTES, SMALLEST_REGION
 from .tiers.files import Files
-from .tiers.folder import LOCK, locked, read_manifest, write_manifest
+from .tiers.folder import FOLDER, Hold, read_manifest, write_manifest
 from .tiers.log import StepLog
+from .tiers.ownership import MARK, check_apart, mark, numbered, remove_part, remove_partial_manifests
 from .tiers.records import SEGMENT, TAIL, Identity
 from .tiers.regions import Regions
 from .tiers.state import STATE, write_state
 
 AT_A_TIME = 16 << 20
 """Bytes of segments that are copied while nothing else may happen to the store."""
+COPIED = 1 << 20
+"""Bytes of a file that are copied at a time."""
+WAIT_S = 10.0
+"""How long a checkpoint waits for others who read the one before, and they for it."""
 
 
 def save(
@@ -47,55 +52,77 @@ def save(
         OSError: a full or failing disk; the checkpoint that was there before stays.
         FileExistsError: a store that is no checkpoint is there.  StoreInUseError: it is in use.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    if log.disk is not None and folder.resolve() == log.disk.folder.resolve():
-        raise FileExistsError(f"checkpoint: {folder} is the store's own folder; give another one")
-    with held(folder):
-        before = _number(folder)
-        number = before + 1
-        part = folder / str(number)
-        for left in parts(folder):  # by one that did not come to its end
-            if left != folder / str(before):
-                shutil.rmtree(left)
+    _check_place(folder, log)
+    with files.make_folder(folder) as directory, Hold(directory, wait_s=WAIT_S):
+        before = _manifest(directory)
+        remove_partial_manifests(directory, files)
+        for left in numbered(directory):  # by one that did not come to its end
+            if int(left) != before["checkpoint"]:
+                remove_part(directory, left, before["store"], files)
+        number = before["checkpoint"] + 1
+        while directory.status(str(number)):  # what is not a checkpoint's
+            number += 1
+        identity = settings.get("store") or secrets.token_hex(16)
         try:
-            (part / FOLDER).mkdir(parents=True)
-            identity = settings.get("store") or secrets.token_hex(16)
-            pending = _Pending(log)
+            with files.make_directory(directory, str(number), new=True) as part:
+                mark(part, MARK, {"checkpoint": number, "store": identity}, files)
+                _write_part(part, log, lock, Identity(bytes.fromhex(identity), log.spec.schema_hash), views, files)
+            files.fsync_folder(directory)
+            said = {"store": identity, "checkpoint": number, "on_disk": log.disk is not None}
+            write_manifest(directory, settings | said, files)
+        except BaseException:
+            with suppress(OSError):
+                if _manifest(directory)["checkpoint"] != number:  # else only the sync after that failed
+                    remove_part(directory, str(number), identity, files)
+                    files.remove_directory(directory, str(number))  # where not even a mark could be written
+            raise
+        if before["checkpoint"]:
+            with suppress(OSError):
+                remove_part(directory, str(before["checkpoint"]), before["store"], files, named=True)
+    _trim()
+
+
+def _check_place(folder: Path, log: StepLog) -> None:
+    """Raises: FileExistsError: the folder is the store's own, or lies in one."""
+    if log.disk is not None and folder.exists() and log.disk.directory.is_at(folder):
+        raise FileExistsError(f"checkpoint: {folder} is the store's own folder; give another one")
+    check_apart(folder)
+
+
+def _write_part(
+    part: Directory, log: StepLog, lock: Any, identity: Identity, views: Callable[[], dict[str, Any]], files: Files
+) -> None:
+    """Write all that a checkpoint holds beside ``store.json``."""
+    pending = _Pending(log)
+    with files.make_directory(part, FOLDER) as target:
+        sources: list[tuple[int, str]] = []
+        try:
             with lock:
                 log.check_open()
                 state = {"log": snapshot.capture(log), "views": views()}
                 tails = snapshot.tails(log)
-                sources = []
                 if log.disk is not None:
-                    sources = log.disk.share(part / FOLDER)
+                    sources = log.disk.share(target)
                     pending.number, pending.sequence = log.disk.regions.next_number, log.disk.regions.sequence
                 else:
                     log.watchers.append(pending.rescue)
                     pending.begin(state["log"]["retention"]["slots"])
             try:
-                _write(
-                    part / FOLDER, pending, tails, lock, Identity(bytes.fromhex(identity), log.spec.schema_hash), files
-                )
+                _write(target, pending, tails, lock, identity, files)
             finally:
                 if log.disk is None:
                     with lock:
                         log.watchers.remove(pending.rescue)
-            _copy(sources)
-            for path in sorted((part / FOLDER).iterdir()):
-                files.sync(path)
-            write_state(part / STATE, state, files)
-            files.fsync_folder(part / FOLDER)
-            files.fsync_folder(folder)
-            write_manifest(
-                folder, settings | {"store": identity, "checkpoint": number, "on_disk": log.disk is not None}, files
-            )
-        except BaseException:
-            if _number(folder) != number:  # else it was named already, and only the sync after that failed
-                shutil.rmtree(part, ignore_errors=True)
-            raise
-        if before:
-            shutil.rmtree(folder / str(before), ignore_errors=True)
-    _trim()
+            for source, name in sources:
+                copy_file(source, target, name, files)
+        finally:
+            for source, _ in sources:
+                os.close(source)
+        for name in target.names():
+            files.sync(target, name)
+        write_state(part, STATE, state, files)
+        files.fsync_folder(target)
+    files.fsync_folder(part)
 
 
 def _trim() -> None:
@@ -104,38 +131,29 @@ def _trim() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-@contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """While inside, no other process has the folder.  Raises: StoreInUseError."""
-    descriptor = locked(folder / LOCK)
+def _manifest(directory: Directory) -> dict[str, Any]:
+    """What ``store.json`` says of the checkpoint in a folder; its number is 0 if there is none."""
     try:
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _number(folder: Path) -> int:
-    """Of the checkpoint in a folder; 0 if there is none."""
-    try:
-        number = read_manifest(folder).get("checkpoint", 0)
+        manifest = read_manifest(directory)
     except FileNotFoundError:
-        return 0
-    if not number:
-        raise FileExistsError(f"checkpoint: {folder} holds a store that is no checkpoint; give a folder of its own")
-    return int(number)
+        return {"checkpoint": 0, "store": bytes(16).hex()}
+    if not manifest.get("checkpoint", 0):
+        raise FileExistsError(
+            f"checkpoint: {directory.path} holds a store that is no checkpoint; give a folder of its own"
+        )
+    return manifest
 
 
-def parts(folder: Path) -> list[Path]:
-    """The numbered folders."""
-    return [path for path in folder.iterdir() if path.name.isdigit() and path.is_dir()]
-
-
-def _copy(sources: list[tuple[int, Path]]) -> None:
-    """Copies of files, by descriptor, that could not get a second name."""
-    for descriptor, path in sources:
-        with os.fdopen(descriptor, "rb") as source, path.open("xb") as target:
-            source.seek(0)
-            shutil.copyfileobj(source, target, 1 << 20)
+def copy_file(source: int, folder: Directory, name: str, files: Files) -> None:
+    """A copy of an open file, which could not get a second name.  Raises: OSError."""
+    target = files.open(folder, name)
+    try:
+        content, at = memoryview(bytearray(COPIED)), 0
+        while nbytes := files.pread(source, content, at):
+            files.pwrite(target, content[:nbytes], at)
+            at += nbytes
+    finally:
+        os.close(target)
 
 
 class _Pending:
@@ -169,7 +187,7 @@ class _Pending:
 
 
 def _write(
-    folder: Path, pending: _Pending, tails: list[tuple[int, bytes]], lock: Any, identity: Identity, files: Files
+    folder: Directory, pending: _Pending, tails: list[tuple[int, bytes]], lock: Any, identity: Identity, files: Files
 ) -> None:
     """Segments that have no file yet, and the rows of open ones."""
     regions = Regions(folder, identity, REGION_BYTES if pending.slots else SMALLEST_REGION, files)

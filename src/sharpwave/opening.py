@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import os
 import secrets
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .checkpoint import held, parts
+from .checkpoint import WAIT_S, copy_file
 from .codecs import DamagedError
 from .errors import StoreInUseError
 from .settings import LIMITS, Settings
 from .tiers import snapshot
-from .tiers.disk import FOLDER, REGION_BYTES, Disk
+from .tiers.directory import Directory
+from .tiers.disk import REGION_BYTES, Disk
 from .tiers.files import Files
-from .tiers.folder import MANIFEST, read_manifest
+from .tiers.folder import FOLDER, MANIFEST, Hold, read_manifest
 from .tiers.log import StepLog
+from .tiers.ownership import (
+    OPENING,
+    check_apart,
+    check_empty,
+    check_regions,
+    mark,
+    numbered,
+    remove_part,
+    remove_partial_manifests,
+)
 from .tiers.records import Damage, Identity, Record
 from .tiers.recovery import Recovery, adopt_all, highest_slot, set_aside
 from .tiers.regions import Regions
@@ -36,66 +47,86 @@ class Left:
     """What lies in ``folder``: a store on disk, or a checkpoint, whose number is ``checkpoint`` (else 0).
 
     Attributes:
+        directory: the folder, held open.
         target: the folder where the store will lie; ``None``: in memory.
+        in_place: it will lie where it is.
     """
 
-    folder: Path
+    directory: Directory
     manifest: dict[str, Any]
     checkpoint: int
     target: Path | None
+    in_place: bool
 
     @classmethod
-    def read(cls, folder: Path, disk: Path | None) -> Left:
-        """Raises: FileNotFoundError, DamagedError; ValueError: ``disk`` is not for what lies there."""
-        manifest = read_manifest(folder)
+    @contextlib.contextmanager
+    def read(cls, folder: Path, disk: Path | None) -> Iterator[Left]:
+        """While inside nobody replaces the checkpoint.
+
+        Raises:
+            FileNotFoundError, DamagedError, StoreInUseError, OSError.
+            ValueError: ``disk`` is not for what lies there.
+        """
+        with contextlib.ExitStack() as stack:
+            try:
+                directory = stack.enter_context(Directory.open(folder))
+            except (FileNotFoundError, NotADirectoryError) as error:
+                raise FileNotFoundError(f"{folder}: no store there: no such folder") from error
+            left = cls._read(directory, disk)
+            if not left.in_place:
+                stack.enter_context(Hold(directory, shared=True, wait_s=WAIT_S))
+                left = cls._read(directory, disk)  # another checkpoint may have come meanwhile
+            if left.checkpoint and not directory.status(str(left.checkpoint)):
+                missing = directory.path / str(left.checkpoint)
+                raise FileNotFoundError(f"{missing}: named by {directory.path / MANIFEST}, and not there")
+            yield left
+
+    @classmethod
+    def _read(cls, directory: Directory, disk: Path | None) -> Left:
+        manifest = read_manifest(directory)
         number = manifest.get("checkpoint", 0)
         if not isinstance(number, int) or number < 0:
-            raise DamagedError(f"{folder / MANIFEST}: checkpoint {number!r}, expected a number")
+            raise DamagedError(f"{directory.path / MANIFEST}: checkpoint {number!r}, expected a number")
         if not number and disk is not None:
-            raise ValueError(f"open: disk={str(disk)!r}, but {folder} is no checkpoint; a store on disk stays there")
-        if number and not (folder / str(number)).is_dir():
-            raise FileNotFoundError(f"{folder / str(number)}: named by {folder / MANIFEST}, and not there")
-        if disk is None and (not number or manifest.get("on_disk")):
-            disk = folder
-        return cls(folder, manifest, number, disk)
+            raise ValueError(
+                f"open: disk={str(disk)!r}, but {directory.path} is no checkpoint; a store on disk stays there"
+            )
+        in_place = disk is None and bool(not number or manifest.get("on_disk"))
+        in_place = in_place or (disk is not None and disk.exists() and directory.is_at(disk))
+        return cls(directory, manifest, number, directory.path if in_place else disk, in_place)
 
     @property
-    def in_place(self) -> bool:
-        """Whether the store will lie where it is."""
-        return self.target is not None and self.target.resolve() == self.folder.resolve()
+    def folder(self) -> Path:
+        """For messages."""
+        return self.directory.path
 
     @property
     def identity(self) -> Identity:
         """Of the region files."""
         return Identity(bytes.fromhex(self.manifest["store"]), self.manifest["schema"])
 
-    @property
-    def regions(self) -> Path:
-        """Where they lie."""
-        return (self.folder / str(self.checkpoint) if self.checkpoint else self.folder) / FOLDER
+    def part(self) -> Directory:
+        """The checkpoint's numbered folder, opened."""
+        return self.directory.directory(str(self.checkpoint))
 
-    @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """While inside nobody replaces the checkpoint.  Raises: StoreInUseError."""
-        with contextlib.ExitStack() as stack:
-            if not self.in_place:
+    def link(self, disk: Disk, files: Files) -> None:
+        """Give its region files a second name in the store's folder, or a copy.  Raises: OSError."""
+        target = disk.regions.directory
+        for name in target.names():  # from an opening that did not come to its end, as was seen to
+            files.unlink(target, name)
+        if not disk.directory.is_file(OPENING):
+            mark(disk.directory, OPENING, {"store": self.manifest["store"]}, files)
+        with self.part() as part, part.directory(FOLDER) as regions:
+            for name in regions.names():
+                if not name.endswith(".region") or not regions.is_file(name) or files.link(regions, name, target):
+                    continue
+                source = regions.open_file(name)
                 try:
-                    stack.enter_context(held(self.folder))
-                except StoreInUseError:
-                    raise
-                except OSError:  # a place that cannot be written to: nobody can
-                    pass
-            yield
-
-    def link(self, folder: Path, files: Files) -> None:
-        """Give its region files a second name in ``folder``, or a copy.  Raises: OSError."""
-        shutil.rmtree(folder, ignore_errors=True)  # from an opening that did not come to its end
-        folder.mkdir()
-        for path in sorted(self.regions.glob("*.region")):
-            if not files.link(path, folder / path.name):
-                shutil.copyfile(path, folder / path.name)
-                files.sync(folder / path.name)
-        files.fsync_folder(folder)
+                    copy_file(source, target, name, files)
+                finally:
+                    os.close(source)
+                files.sync(target, name)
+        files.fsync_folder(target)
 
 
 def begin(
@@ -116,13 +147,21 @@ def begin(
         disk = None
         if folder is not None:
             fresh = Identity(secrets.token_bytes(16), settings.spec.schema_hash)
-            disk = Disk(folder, left.identity if left else fresh, settings.disk_limit, settings.most_bytes, files)
+
+            def inspect(found: Directory) -> None:
+                _check_target(found, left)
+
+            if left is None or not left.in_place:
+                check_apart(folder)
+                if folder.is_dir():  # before a lock is made in it
+                    with Directory.open(folder) as found_there:
+                        if found_there.status(MANIFEST) is None:
+                            inspect(found_there)
+            identity = left.identity if left else fresh
+            disk = Disk(folder, identity, settings.disk_limit, settings.most_bytes, files, inspect)
             undo.callback(disk.close)
-            if (left is None or not left.in_place) and (folder / MANIFEST).exists():
-                raise FileExistsError(
-                    f"disk: {folder} holds a store already; open it with sharpwave.Store.open({str(folder)!r}), "
-                    "or give an empty folder"
-                )
+            if left is None or not left.in_place:
+                remove_partial_manifests(disk.directory, files)
         if left is None:
             assert disk is not None
             disk.describe(settings.manifest() | {"store": fresh.store.hex()})
@@ -133,17 +172,38 @@ def begin(
         return found
 
 
+def _check_target(folder: Directory, left: Left | None) -> None:
+    """See to it that a folder is one for the store: new or empty, or the one that is opened.
+
+    Raises:
+        FileExistsError: it holds a store, or something else.  StoreInUseError: it has changed meanwhile.
+    """
+    if left is not None and left.in_place:
+        if read_manifest(folder) != left.manifest:
+            raise StoreInUseError(f"open: {folder.path} was changed by another process just now; open it again")
+        if left.checkpoint:
+            check_regions(folder, left.identity.store)
+        return
+    if folder.status(MANIFEST) is not None:
+        raise FileExistsError(
+            f"disk: {folder.path} holds a store already; open it with sharpwave.Store.open({str(folder.path)!r}), "
+            "or give an empty folder"
+        )
+    check_empty(folder, left.identity.store if left else None)
+
+
 def _opened(settings: Settings, disk: Disk | None, left: Left, files: Files) -> tuple[StepLog, Recovery, States]:
-    with left.held():
-        if disk is not None and left.checkpoint:
-            left.link(disk.folder / FOLDER, files)
-        regions = disk.regions if disk is not None else Regions(left.regions, left.identity, REGION_BYTES, files)
-        try:
-            records, damages = regions.recover()
-            log, report, states = _filled(settings, disk, left, regions, records, damages)
-        finally:
-            if disk is None:
-                regions.close()
+    with contextlib.ExitStack() as stack:
+        if disk is not None:
+            if left.checkpoint:
+                left.link(disk, files)
+            regions = disk.regions
+        else:
+            directory = stack.enter_context(stack.enter_context(left.part()).directory(FOLDER))
+            regions = Regions(directory, left.identity, REGION_BYTES, files)
+            stack.callback(regions.close)
+        records, damages = regions.recover()
+        log, report, states = _filled(settings, disk, left, regions, records, damages)
     report.damages = [*map(str, damages), *report.damages]
     report.differences = _differences(settings, left)
     if disk is not None:
@@ -151,9 +211,13 @@ def _opened(settings: Settings, disk: Disk | None, left: Left, files: Files) -> 
         set_aside(disk, damages)
         if left.checkpoint:
             disk.describe(settings.manifest() | {"store": left.manifest["store"]})
-            if left.in_place:
-                for path in parts(left.folder):
-                    shutil.rmtree(path, ignore_errors=True)
+        if disk.directory.is_file(OPENING):
+            files.unlink(disk.directory, OPENING)
+        if left.checkpoint and left.in_place:
+            with contextlib.suppress(OSError):
+                for number in numbered(disk.directory):
+                    named = int(number) == left.checkpoint
+                    remove_part(disk.directory, number, left.manifest["store"], files, named=named)
     return log, report, states
 
 
@@ -169,7 +233,8 @@ def _filled(
     wrong = ""
     if left.checkpoint:
         try:
-            state = read_state(left.folder / str(left.checkpoint) / STATE)
+            with left.part() as part:
+                state = read_state(part.path / STATE, part)
             log = _log(settings, disk, max(slots, snapshot.slots_needed(state["log"])))
             report = snapshot.restore(log, regions, records, damages, disk, state["log"])
             return log, report, {int(number): view for number, view in state["views"].items()}

@@ -504,11 +504,11 @@ class Store:
             DamagedError: ``store.json`` is not what a store writes.
             ValueError, FileExistsError: naming the argument that does not fit.
         """
-        left = Left.read(Path(path), None if disk is None else Path(disk))
         given = {"capacity": capacity, "ram": ram, "disk_limit": disk_limit, "on_full": on_full, "seed": seed}
-        settings = Settings.from_manifest(left.folder, left.manifest, on_disk=left.target is not None, **given)
-        store = cls.__new__(cls)
-        store._begin(settings, left.target, left)
+        with Left.read(Path(path), None if disk is None else Path(disk)) as left:
+            settings = Settings.from_manifest(left.folder, left.manifest, on_disk=left.target is not None, **given)
+            store = cls.__new__(cls)
+            store._begin(settings, left.target, left)
         return store
 
     def close(self) -> None:

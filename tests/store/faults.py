@@ -23,6 +23,7 @@ import sharpwave as sw
 from sharpwave import settings as settings_module
 from sharpwave import store as store_module
 from sharpwave.tiers import disk as disk_module
+from sharpwave.tiers.directory import Directory
 from sharpwave.tiers.files import Files
 from sharpwave.tiers.folder import LOCK, MANIFEST
 
@@ -58,9 +59,9 @@ class Faulty(Files):
 
     # what the store calls
 
-    def open(self, path: Path) -> int:
+    def open(self, directory: Directory, name: str) -> int:
         self._step("open")
-        descriptor = super().open(path)
+        descriptor = super().open(directory, name)
         self._synced[self._inode(descriptor)] = b""
         self._written[self._inode(descriptor)] = []
         return descriptor
@@ -95,21 +96,22 @@ class Faulty(Files):
             held[begin : begin + nbytes] = os.pread(descriptor, nbytes, begin)
         self._synced[inode], self._written[inode] = bytes(held), []
 
-    def fsync_folder(self, path: Path) -> None:
+    def fsync_folder(self, directory: Directory) -> None:
         self._step("fsync_folder")
+        path = directory.path
         self._names[path] = {one.name: one.stat().st_ino for one in path.iterdir() if one.is_file()}
 
-    def rename(self, path: Path, to: Path) -> None:
+    def rename(self, directory: Directory, name: str, target: Directory, to: str) -> None:
         self._step("rename")
-        super().rename(path, to)
+        super().rename(directory, name, target, to)
 
-    def unlink(self, path: Path) -> None:
+    def unlink(self, directory: Directory, name: str) -> None:
         self._step("unlink")
-        if path.exists():
-            inode = path.stat().st_ino  # may soon be another file's
-            self._synced.pop(inode, None)
-            self._written.pop(inode, None)
-        super().unlink(path)
+        found = directory.status(name)
+        if found is not None:
+            self._synced.pop(found.st_ino, None)  # may soon be another file's
+            self._written.pop(found.st_ino, None)
+        super().unlink(directory, name)
 
     # what happens then
 

@@ -14,6 +14,7 @@ import pytest
 import sharpwave as sw
 from sharpwave import store as store_module
 from sharpwave.tiers.check import check
+from sharpwave.tiers.directory import Directory
 from sharpwave.tiers.files import Files
 from sharpwave.tiers.state import read_state, write_state
 
@@ -239,13 +240,13 @@ def test_a_checkpoint_that_fails_leaves_the_one_before(tmp_path: Path, monkeypat
             self._count()
             super().fsync(descriptor)
 
-        def fsync_folder(self, path: Path) -> None:
+        def fsync_folder(self, directory: Directory) -> None:
             self._count()
-            super().fsync_folder(path)
+            super().fsync_folder(directory)
 
-        def open(self, path: Path) -> int:
+        def open(self, directory: Directory, name: str) -> int:
             self._count()
-            return super().open(path)
+            return super().open(directory, name)
 
     for disk in (False, True):
         place: dict[str, Any] = {"disk": tmp_path / "store"} if disk else {}
@@ -319,7 +320,8 @@ def test_a_state_of_any_content_is_refused_or_makes_a_store_that_works(tmp_path:
         for value in changed(before, rng):
             put(state, where, value)
             path.unlink()
-            write_state(path, state, Files())
+            with Directory.open(path.parent) as directory:
+                write_state(directory, path.name, state, Files())
             opened = sw.Store.open(tmp_path)
             assert opened.recovery is not None
             with warnings.catch_warnings():

@@ -13,6 +13,7 @@ from sharpwave import settings as settings_module
 from sharpwave import store as store_module
 from sharpwave.tiers import disk as disk_module
 from sharpwave.tiers.check import check
+from sharpwave.tiers.directory import Directory
 from sharpwave.tiers.files import Files
 
 from .test_retention import held, number_store, set_by_number
@@ -25,7 +26,7 @@ class Unsynced(Files):
     def fsync(self, descriptor: int) -> None:
         pass
 
-    def fsync_folder(self, path: Path) -> None:
+    def fsync_folder(self, directory: Directory) -> None:
         pass
 
 

@@ -15,6 +15,7 @@ import pytest
 import sharpwave as sw
 from sharpwave.tiers import compaction
 from sharpwave.tiers import space as space_module
+from sharpwave.tiers.directory import Directory
 from sharpwave.tiers.disk import Disk
 from sharpwave.tiers.files import Files
 from sharpwave.tiers.folder import read_manifest
@@ -187,7 +188,7 @@ def test_a_region_that_cannot_be_deleted_is_tried_again(tmp_path: Path) -> None:
         before = store.stats()["disk"]["bytes"]
         refused = False
 
-        def unlink(path: Path) -> None:
+        def unlink(directory: Directory, name: str) -> None:
             nonlocal refused
             refused = True
             raise OSError(5, "Input/output error")
@@ -224,11 +225,13 @@ def test_a_segment_without_its_dictionary_gives_way_to_the_rows_that_were_flushe
 
 def test_quarantine_keeps_what_it_has(tmp_path: Path) -> None:
     small_store(tmp_path).close()
+    me = bytes.fromhex(read_manifest(tmp_path)["store"])
     for turn in range(3):
-        (tmp_path / "regions" / "000000000000.region").write_bytes(b"turn %d" % turn)
+        (tmp_path / "regions" / "000000000000.region").write_bytes(bytes(40) + me + b"turn %d" % turn)
         with sw.Store.open(tmp_path) as store:
             assert store.recovery is not None and len(store.recovery.damages) == 1
-    assert {path.read_bytes() for path in (tmp_path / "quarantine").iterdir()} == {b"turn 0", b"turn 1", b"turn 2"}
+    found = {path.read_bytes()[56:] for path in (tmp_path / "quarantine").iterdir()}
+    assert found == {b"turn 0", b"turn 1", b"turn 2"}
 
 
 def test_a_full_disk_at_opening_costs_nothing(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sharpwave.tiers.dictionaries import key_of
+from sharpwave.tiers.directory import Directory
 from sharpwave.tiers.files import Files
 from sharpwave.tiers.records import DICTIONARY, SEGMENT, TAIL, Identity, read_region
 from sharpwave.tiers.regions import Regions
@@ -143,9 +144,9 @@ class Failing(Files):
             if self.at == 0:
                 raise OSError(28, "No space left on device")
 
-    def open(self, path: Path) -> int:
+    def open(self, directory: Directory, name: str) -> int:
         self._count("open")
-        return super().open(path)
+        return super().open(directory, name)
 
     def allocate(self, descriptor: int, nbytes: int) -> None:
         self._count("allocate")
@@ -159,9 +160,9 @@ class Failing(Files):
             raise
         super().pwrite(descriptor, data, offset)
 
-    def fsync_folder(self, path: Path) -> None:
+    def fsync_folder(self, directory: Directory) -> None:
         self._count("fsync_folder")
-        super().fsync_folder(path)
+        super().fsync_folder(directory)
 
 
 @pytest.mark.parametrize("method", ["open", "allocate", "pwrite", "fsync_folder"])

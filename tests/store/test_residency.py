@@ -264,7 +264,7 @@ def test_a_segment_larger_than_a_window_is_read_in_parts(tmp_path: Path) -> None
     descriptor = os.open(path, os.O_RDONLY)
     files.fsync(descriptor)
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    past = direct.open_direct(path, descriptor)
+    past = direct.open_direct(descriptor)
     memory = np.zeros(size, np.uint8)
     for begin, end, offset in ((0, size, 100), (7, 4000, 0), (0, 1, size + 99)):
         assert direct.read(descriptor, past, offset, memory, begin, end, direct.window())
@@ -344,7 +344,6 @@ def test_memory_that_is_read_into_is_not_given_away_meanwhile(tmp_path: Path, wa
         assert len(readers) == tier.disk.readers.count == readers_module.FEWEST
         content = tier.content[int(slots[0])]
         seen = tier.arena.memory[base : base + len(content)]
-        os.close(tier.disk._lock)
         del tier
         gc.collect()
         files.go.set()

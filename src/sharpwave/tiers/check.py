@@ -8,10 +8,8 @@ from pathlib import Path
 
 from ..codecs import DamagedError
 from ..segment import check_frames
-from .disk import FOLDER
-from .folder import MANIFEST
+from .folder import FOLDER, MANIFEST, QUARANTINE
 from .records import DICTIONARY, NOTE, TAIL, Damage
-from .recovery import QUARANTINE
 from .survey import (
     Described,
     Progress,
@@ -20,6 +18,7 @@ from .survey import (
     chains,
     damage_of,
     describe,
+    irregular_folders,
     is_store,
     misnamed,
     readers,
@@ -77,6 +76,7 @@ def check(folder: Path, progress: Callable[[int], Progress] = lambda total: lamb
         what = "is missing" if isinstance(error, FileNotFoundError) else str(error).removeprefix(f"{folder / MANIFEST}")
         damage = Damage(folder / MANIFEST, 0, size_of(folder / MANIFEST), what.removeprefix(": "))
         result.damages.append(damage)
+    result.damages += irregular_folders(folder)
     advance = progress(sum(map(size_of, region_files(folder))))
     found: list[tuple[int, Segment]] = []
     for number, reader in enumerate(readers(folder, described.identity if described else None)):

@@ -13,7 +13,6 @@ import os
 import platform
 import sys
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,12 +42,12 @@ def window() -> Bytes:
     return np.frombuffer(mmap.mmap(-1, WINDOW), np.uint8)
 
 
-def open_direct(path: Path, descriptor: int) -> int:
+def open_direct(descriptor: int) -> int:
     """Another descriptor of an open file, for reading past the system's memory; -1 where that cannot be done."""
     try:
         # What was read just now is in memory, unless that of another file is meant, below this one (overlayfs).
         if _can_ask() and any(os.pread(descriptor, 1, 0) and _cached(descriptor, 0, 1, window()) for _ in range(3)):
-            return os.open(path, os.O_RDONLY | os.O_DIRECT)
+            return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
     except OSError:  # such as a file system without it; or too many open files
         pass
     return -1

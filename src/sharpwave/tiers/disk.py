@@ -12,15 +12,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from .directory import Directory
 from .files import Files
-from .folder import LOCK, locked, write_manifest
+from .folder import FOLDER, Hold, write_manifest
 from .index import LEAF_BITS
 from .occupancy import Occupancy
 from .readers import BASE, COLUMNS, DESCRIPTOR, DIRECT, NBYTES, PLACE, SLOT, Readers
 from .records import ALIGNMENT, FIRST, NOTE, RECORD, SEGMENT, TAIL, Identity
 from .regions import Regions
 
-FOLDER = "regions"
 REGION_BYTES = 64 << 20
 SMALLEST_REGION = 1 << 20
 MOST_REGIONS = 256
@@ -55,10 +55,12 @@ class Disk:
     """One process's hold on a store's folder.
 
     Args:
-        folder: made if absent. ``identity``: of its region files.
+        path: of the folder, made if absent. ``identity``: of its region files.
         limit: most bytes of region files; ``None``: none. ``most_bytes``: of steps, as they come.
+        inspect: called with the folder once no other process has it, before anything is made in it; may raise.
 
     Attributes:
+        directory: the folder, held open. All files are reached from it.
         reads, bytes_read: of sampling. ``bytes_written``, ``failures``: of appending.
         compacts: whether regions become half empty (see :meth:`leave_in_any_order`).
         noted: asked for the retention's threshold, and for the highest generation of any id so far.
@@ -68,15 +70,23 @@ class Disk:
     """
 
     def __init__(
-        self, folder: Path, identity: Identity, limit: int | None, most_bytes: int | None, files: Files
+        self,
+        path: Path,
+        identity: Identity,
+        limit: int | None,
+        most_bytes: int | None,
+        files: Files,
+        inspect: Callable[[Directory], None] = lambda folder: None,
     ) -> None:
-        self.folder, self.limit, self._most_bytes, self.files = folder, limit, most_bytes, files
-        files.make_folder(folder)
-        self._lock = locked(folder / LOCK)
+        self.limit, self._most_bytes, self.files = limit, most_bytes, files
+        self.directory = files.make_folder(path)
+        self._hold = Hold(self.directory)
         try:
-            self.regions = Regions(folder / FOLDER, identity, region_bytes(limit, most_bytes), files)
+            inspect(self.directory)
+            directory = files.make_directory(self.directory, FOLDER)
+            self.regions = Regions(directory, identity, region_bytes(limit, most_bytes), files)
         except BaseException:
-            os.close(self._lock)
+            self._hold.close()
             raise
         self._held = Occupancy()  # of segments, of the newest rows of open ones, and of the last note
         self._tails: dict[int, Tail] = {}  # of open segments, by id
@@ -94,6 +104,11 @@ class Disk:
         self.set_limit(self.limit, self._most_bytes)
 
     @property
+    def folder(self) -> Path:
+        """Where the folder was when it was opened; for messages."""
+        return self.directory.path
+
+    @property
     def nbytes(self) -> int:
         """Bytes that the region files take."""
         return self.regions.nbytes
@@ -105,17 +120,22 @@ class Disk:
         self.limit, self._most_bytes = limit, most_bytes
         self.regions.region_bytes = region_bytes(limit, most_bytes, 32 if self.compacts else 8)
 
-    def share(self, folder: Path) -> list[tuple[int, Path]]:
-        """Give every region that holds a segment a second name in ``folder``; it will not be written to any more.
+    def share(self, folder: Directory) -> list[tuple[int, str]]:
+        """Give every region that holds a segment the same name in ``folder``; it will not be written to any more.
 
-        Returns descriptors of those that could get none, and the paths to copy them to.  Raises: OSError.
+        Returns descriptors of those that could get none, and the names to copy them to.  Raises: OSError.
         """
         self.regions.finish()
-        left = []
-        for number, region in self.regions.regions.items():
-            path = folder / region.path.name
-            if self.holds(number) and not self.files.link(region.path, path):
-                left.append((os.dup(region.descriptor), path))
+        left: list[tuple[int, str]] = []
+        try:
+            for number, region in self.regions.regions.items():
+                name = region.path.name
+                if self.holds(number) and not self.files.link(self.regions.directory, name, folder):
+                    left.append((os.dup(region.descriptor), name))
+        except BaseException:
+            for descriptor, _ in left:
+                os.close(descriptor)
+            raise
         return left
 
     def room_for(self, nbytes: int) -> bool:
@@ -368,7 +388,7 @@ class Disk:
 
     def describe(self, manifest: dict[str, Any]) -> None:
         """Write ``store.json``.  Raises: OSError."""
-        write_manifest(self.folder, manifest, self.files)
+        write_manifest(self.directory, manifest, self.files)
 
     def close(self) -> None:
         """Let the folder go."""
@@ -377,7 +397,9 @@ class Disk:
         try:
             self.regions.close()
         finally:
-            os.close(self._lock)
+            self.regions.directory.close()
+            self._hold.close()
+            self.directory.close()
 
 
 def region_bytes(limit: int | None, most_bytes: int | None, count: int = 8) -> int:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
+import re
+import stat
+import time
+import weakref
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ..errors import DamagedError, StoreInUseError
+from .directory import Directory, IrregularError, read_file
 from .files import Files
 
 try:
@@ -17,29 +25,125 @@ except ImportError:  # Windows: two processes on one folder are not noticed ther
     fcntl = None  # type: ignore[assignment]
 
 FORMAT = 1
-MANIFEST, LOCK = "store.json", "lock"
+MANIFEST, LOCK, FOLDER, QUARANTINE = "store.json", "lock", "regions", "quarantine"
 
 
-def write_manifest(folder: Path, manifest: dict[str, Any], files: Files) -> None:
-    """Write ``store.json``, whole or not at all.  Raises: OSError."""
-    files.replace(folder / MANIFEST, packed_manifest({"format": FORMAT, **manifest}))
+def write_manifest(directory: Directory, manifest: dict[str, Any], files: Files) -> None:
+    """Write ``store.json``, whole or not at all; its partial file is named after the store.  Raises: OSError."""
+    partial = f".{MANIFEST}.{manifest['store']}.partial"
+    files.replace(directory, MANIFEST, packed_manifest({"format": FORMAT, **manifest}), partial)
 
 
-def locked(path: Path) -> int:
-    """Take the folder's lock, which ends with the process."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    if fcntl is not None:
+class Hold:
+    """A process's hold on a store's folder, which ends with the process.
+
+    Both the lock file and the folder itself are locked: a lock file that was deleted by hand lets nobody else in.
+
+    Args:
+        directory: open, and kept open as long as this.
+        shared: several may hold it so at once, and nobody else meanwhile. Nothing is written.
+        wait_s: how long to wait for others to let it go.
+
+    Raises:
+        StoreInUseError: another process holds it.
+        FileExistsError: ``lock`` is another program's file.  IrregularError.  OSError.
+    """
+
+    def __init__(self, directory: Directory, *, shared: bool = False, wait_s: float = 0.0) -> None:
+        self.directory = directory
+        self._lock = -1
+        self._end: Callable[[], object] = lambda: None
+        deadline = time.monotonic() + wait_s
+        while not self._try(shared):
+            if time.monotonic() >= deadline:
+                raise StoreInUseError(self._refusal(shared, wait_s))
+            time.sleep(0.02)
+        if self._lock >= 0:
+            self._end = end = weakref.finalize(self, os.close, self._lock)
+            end.atexit = False
+        if not shared:
+            os.ftruncate(self._lock, 0)
+            os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+
+    def _try(self, shared: bool) -> bool:
+        """Lock both, and see to it that the lock file still has its name."""
+        self._lock = self._open(shared)
+        if all(_lock(one, shared) for one in (self._lock, self.directory.descriptor) if one >= 0) and (
+            self._lock < 0 or self.directory.names_file(LOCK, self._lock)
+        ):
+            return True
+        if self._lock >= 0:
+            os.close(self._lock)
+        self.close()
+        return False
+
+    def _open(self, shared: bool) -> int:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
+            descriptor = self.directory.open_or_make(LOCK)
+        except IrregularError:
+            raise
+        except OSError:
+            if shared:  # a place that cannot be written to: who replaces what is there has another way to it
+                return self.directory.open_file(LOCK) if self.directory.is_file(LOCK) else -1
+            raise
+        if not re.fullmatch(rb"[0-9]{0,20}\n?", os.pread(descriptor, 32, 0)):
             os.close(descriptor)
+            raise FileExistsError(f"{self.directory.path / LOCK}: no store's lock file; move it away")
+        return descriptor
+
+    def _refusal(self, shared: bool, wait_s: float) -> str:
+        path, waited = self.directory.path, f", for {wait_s:g} s" if wait_s else ""
+        with contextlib.suppress(OSError):
+            descriptor = self.directory.open_file(LOCK)
+            try:
+                holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
+                if not shared and _lock(descriptor, True):
+                    return f"disk: {path} is being read by other processes{waited}; let them end"
+            finally:
+                os.close(descriptor)
+            return f"disk: {path} is in use by process {holder}{waited}; end it, or give another folder"
+        return f"disk: {path} is in use by another process{waited}; end it, or give another folder"
+
+    def check(self) -> None:
+        """See to it that the folder is still there, and this process's.
+
+        Raises:
+            StoreInUseError: the lock file, or the folder, was deleted or replaced.
+        """
+        if not self.directory.names_file(LOCK, self._lock):
             raise StoreInUseError(
-                f"disk: {path.parent} is in use by process {holder}; end it, or give another folder"
-            ) from error
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-    return descriptor
+                f"disk: the lock file of {self.directory.path}, or the whole folder, was deleted or replaced while the "
+                "store was open; what is written to it may be lost, and another process may write there too. Stop "
+                "writing, and open the store anew"
+            )
+
+    def close(self) -> None:
+        """Let the folder go; the directory stays open."""
+        self._end()
+        self._lock = -1
+        if fcntl is not None and self.directory.descriptor >= 0:
+            with contextlib.suppress(OSError):
+                fcntl.flock(self.directory.descriptor, fcntl.LOCK_UN)
+
+    def __enter__(self) -> Hold:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _lock(descriptor: int, shared: bool) -> bool:
+    """Lock an open file or folder; False: others have it."""
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            return False
+        if not stat.S_ISDIR(os.fstat(descriptor).st_mode):  # some network file systems lock no folders
+            raise
+    return True
 
 
 def packed_manifest(manifest: dict[str, Any]) -> bytes:
@@ -49,16 +153,19 @@ def packed_manifest(manifest: dict[str, Any]) -> bytes:
     return json.dumps({**said, "checksum": f"{checksum:08x}"}, indent=1).encode() + b"\n"
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
+def read_manifest(folder: Path | Directory) -> dict[str, Any]:
     """A store folder's ``store.json``.
 
     Raises:
         FileNotFoundError: no store there.  DamagedError: not what a store writes.
+        IrregularError: no regular file.  OSError.
     """
-    path = folder / MANIFEST
-    if not path.is_file():
-        raise FileNotFoundError(f"{folder}: no store there: {MANIFEST} is missing")
-    content = path.read_bytes()
+    directory = folder if isinstance(folder, Directory) else None
+    path = (folder.path if isinstance(folder, Directory) else folder) / MANIFEST
+    try:
+        content = read_file(path, directory)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise FileNotFoundError(f"{path.parent}: no store there: {MANIFEST} is missing") from error
     try:
         manifest: dict[str, Any] = json.loads(content)
         version, store, schema = manifest["format"], bytes.fromhex(manifest["store"]), int(manifest["schema"])

@@ -18,6 +18,7 @@ from .. import segment
 from ..errors import NewerVersionError
 from .dictionaries import KEY_BYTES
 from .direct import open_direct
+from .directory import Directory, open_file
 from .holes import most_read, next_data
 
 MAGIC, VERSION = b"SWREGION", 1
@@ -101,7 +102,7 @@ class Region:
     @cached_property
     def direct(self) -> int:
         """The file for reads past the system's memory; -1: there are none. See :func:`direct.open_direct`."""
-        return open_direct(self.path, self.descriptor)
+        return open_direct(self.descriptor)
 
     def close(self) -> None:
         """Close the file."""
@@ -115,13 +116,21 @@ def space(nbytes: int) -> int:
     return -(-(RECORD.size + nbytes) // ALIGNMENT) * ALIGNMENT
 
 
-def read_region(path: Path, identity: Identity | None = None) -> tuple[Region | None, list[Record], list[Damage]]:
+def read_region(
+    path: Path, identity: Identity | None = None, directory: Directory | None = None
+) -> tuple[Region | None, list[Record], list[Damage]]:
     """Open a region's file for reading and find its records; ``None`` where its header cannot be trusted.
 
     Every record's own checksum is verified, and every payload's: a segment's CRC-32, a dictionary's key.
-    Raises: OSError.
+
+    Args:
+        directory: where the file is reached from; by default from ``path``.
+
+    Raises:
+        IrregularError: no regular file.  OSError.
     """
-    descriptor = os.open(path, os.O_RDONLY)  # nothing is ever appended to a file that another process left
+    # Nothing is ever appended to a file that another process left.
+    descriptor = open_file(path) if directory is None else directory.open_file(path.name)
     try:
         return _read_region(path, descriptor, identity)
     except BaseException:

@@ -6,7 +6,6 @@ import contextlib
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,14 +16,16 @@ from ..codecs import RAW, ZSTD_DICTIONARY_BYTES, DamagedError
 from ..sampling.retention import Reservoir
 from ..segment import FIRST_FIELD, FLAGS, REWARD, Column
 from ..spec import TERMINATED, TRUNCATED
+from .directory import Directory
 from .disk import THRESHOLD, Disk
+from .folder import QUARANTINE
 from .index import LEAF_BITS, LEAF_MASK
 from .log import StepLog
+from .ownership import is_of, unfinished
 from .records import DICTIONARY, NOTE, SEGMENT, TAIL, Damage, Record
 from .regions import Regions
 
 ENDED = TERMINATED | TRUNCATED
-QUARANTINE = "quarantine"
 
 Found = Sequence[tuple[int, Record]]
 
@@ -128,7 +129,10 @@ def _rank(record: Record) -> tuple[int, bool, int]:
 
 
 def set_aside(disk: Disk, damages: Sequence[Damage]) -> None:
-    """Delete regions that hold nothing any more; move those to ``quarantine`` of which nothing could be used."""
+    """Delete regions that hold nothing any more; move those to ``quarantine`` of which nothing could be used.
+
+    Both only where the file says itself that it is the store's; others stay where they are.
+    """
     regions, files = disk.regions, disk.files
     regions.sync()  # what was written anew is on disk before what it replaces goes
     damaged = {damage.path for damage in damages}
@@ -137,19 +141,19 @@ def set_aside(disk: Disk, damages: Sequence[Damage]) -> None:
             regions.regions.pop(number).close()
         else:
             regions.delete(number)
-    for path in regions.folder.glob("*.partial"):  # a region that was about to be made
-        files.unlink(path)
+    for name in unfinished(regions.directory, regions.identity):
+        files.unlink(regions.directory, name)
     used = {region.path for region in regions.regions.values()}
-    folder = disk.folder / QUARANTINE
-    for path in sorted(damaged - used):
-        files.make_folder(folder)
-        files.rename(path, _free_name(folder / path.name))
+    for name in sorted(path.name for path in damaged - used if path.parent == regions.directory.path):
+        if is_of(regions.directory, name, regions.identity.store):
+            with files.make_directory(disk.directory, QUARANTINE) as quarantine:
+                files.rename(regions.directory, name, quarantine, _free_name(quarantine, name))
 
 
-def _free_name(path: Path) -> Path:
-    """``path``, or with a number behind its name where there is such a file already."""
-    names = (path if n == 0 else path.with_name(f"{path.name}.{n}") for n in itertools.count())
-    return next(name for name in names if not name.exists())
+def _free_name(directory: Directory, name: str) -> str:
+    """``name``, or with a number behind it where something has it already."""
+    names = (name if n == 0 else f"{name}.{n}" for n in itertools.count())
+    return next(one for one in names if directory.status(one) is None)
 
 
 class Adoption:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 import struct
 import zlib
 from pathlib import Path
@@ -17,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from .directory import Directory, IrregularError
 from .files import Files
 from .records import (
     ALIGNMENT,
@@ -25,7 +25,6 @@ from .records import (
     FIRST,
     HEADER,
     MAGIC,
-    MOST_NUMBER,
     RECORD,
     RECORD_MAGIC,
     VERSION,
@@ -39,20 +38,26 @@ from .records import (
 )
 
 
+def partial_name(number: int, identity: Identity) -> str:
+    """The name of a region's file while it is made: no other store has it."""
+    return f".{number:012d}.{identity.store.hex()}.partial"
+
+
 class Regions:
     """The regions of one store, oldest first; the newest is written to.
 
     Args:
-        folder: where the files lie; made if absent.
+        folder: where the files lie: a path, made if absent, or a folder that is open, and stays so.
         region_bytes: size of a file; one with a single larger record is larger.
     """
 
-    def __init__(self, folder: Path, identity: Identity, region_bytes: int, files: Files) -> None:
-        self.folder, self.identity, self.region_bytes, self.files = folder, identity, region_bytes, files
+    def __init__(self, folder: Path | Directory, identity: Identity, region_bytes: int, files: Files) -> None:
+        self.directory = folder if isinstance(folder, Directory) else files.make_folder(folder)
+        self._owned = self.directory is not folder
+        self.identity, self.region_bytes, self.files = identity, region_bytes, files
         self.regions: dict[int, Region] = {}
         self.sequence = 0
         self.next_number = 0
-        files.make_folder(folder)
 
     @property
     def nbytes(self) -> int:
@@ -149,8 +154,13 @@ class Regions:
 
     def delete(self, number: int) -> None:
         """Delete a region's file.  Raises: OSError; then it is still there."""
-        self.files.unlink(self.regions[number].path)
+        self._unlink(self.regions[number].path.name, self.regions[number].descriptor)
         self.regions.pop(number).close()
+
+    def _unlink(self, name: str, descriptor: int) -> None:
+        """Delete an open file by its name, unless that has become another one's."""
+        if self.directory.names_file(name, descriptor):
+            self.files.unlink(self.directory, name)
 
     def close(self) -> None:
         """Close the files."""
@@ -159,6 +169,8 @@ class Regions:
                 self._clean(region)
             region.close()
         self.regions.clear()
+        if self._owned:
+            self.directory.close()
 
     def recover(self) -> tuple[list[tuple[int, Record]], list[Damage]]:
         """Open the folder's files, oldest first: what is whole, as (region, record), and what is not.
@@ -170,16 +182,20 @@ class Regions:
         """
         found: list[tuple[int, Record]] = []
         damages: list[Damage] = []
-        for path in self.folder.iterdir():  # also what was about to be a region
-            if re.fullmatch("[0-9]{12}", path.stem) and int(path.stem) < MOST_NUMBER:
-                self.next_number = max(self.next_number, int(path.stem) + 1)
-        for path in sorted(self.folder.glob("*.region")):
+        for name in self.directory.names():
+            if not name.endswith(".region"):
+                continue
+            path = self.directory.path / name
             try:
-                region, records, wrong = read_region(path, self.identity)
+                region, records, wrong = read_region(path, self.identity, self.directory)
+            except IrregularError as error:
+                region, records, wrong = None, [], [Damage(path, 0, 0, error.what)]
             except OSError as error:
                 if error.errno != errno.EIO:
                     raise
-                region, records, wrong = None, [], [Damage(path, 0, path.stat().st_size, f"cannot be read ({error})")]
+                found_size = self.directory.status(name)
+                size = found_size.st_size if found_size else 0
+                region, records, wrong = None, [], [Damage(path, 0, size, f"cannot be read ({error})")]
             damages += wrong
             if region is not None and path.stem != f"{region.number:012d}":
                 region.close()
@@ -189,6 +205,7 @@ class Regions:
             if region is None:
                 continue
             self.regions[region.number] = region
+            self.next_number = max(self.next_number, region.number + 1)
             for record in records:
                 self.sequence = max(self.sequence, record.sequence + 1)
                 found.append((region.number, record))
@@ -202,25 +219,28 @@ class Regions:
 
     def _create(self, size: int, generation: int) -> Region:
         """Begin a file. It gets its name when its header is on disk, so that one without a header is damaged."""
-        number = self.next_number
-        path = self.folder / f"{number:012d}.region"
-        partial = self.folder / f"{number:012d}.partial"
-        me = self.identity
+        while self.directory.status(f"{self.next_number:012d}.region"):  # another's, or it could not be deleted
+            self.next_number += 1
+        number, me = self.next_number, self.identity
+        name, partial = f"{number:012d}.region", partial_name(number, me)
         body = HEADER.pack(MAGIC, VERSION, 0, number, size, me.schema, me.store, generation, 0, 0)[:-4]
         self.next_number += 1  # also where it fails: what could not be deleted is in no one's way
-        descriptor = self.files.open(partial)
+        if self.directory.is_file(partial):  # of a process that ended while it made a region of this number
+            self.files.unlink(self.directory, partial)
+        descriptor = self.files.open(self.directory, partial)
         try:
             self.files.allocate(descriptor, size)
             self.files.pwrite(descriptor, body + struct.pack("<I", zlib.crc32(body)), 0)
             self.files.fsync(descriptor)
-            self.files.rename(partial, path)
-            self.files.fsync_folder(self.folder)
+            self.files.rename(self.directory, partial, self.directory, name)
+            self.files.fsync_folder(self.directory)
         except OSError:
-            os.close(descriptor)
-            for left in (partial, path):
+            for left in (partial, name):
                 with contextlib.suppress(OSError):
-                    self.files.unlink(left)
+                    self._unlink(left, descriptor)
+            os.close(descriptor)
             raise
+        path = self.directory.path / name
         region = self.regions[number] = Region(path, number, descriptor, size, FIRST, generation, synced=FIRST)
         return region
 

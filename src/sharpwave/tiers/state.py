@@ -8,29 +8,34 @@ from typing import Any
 
 from ..errors import DamagedError, NewerVersionError
 from . import array_tree
+from .directory import Directory, open_file
 from .files import Files
 
 STATE = "state.npz"
 """Its name in a checkpoint."""
 
 
-def write_state(path: Path, tree: dict[str, Any], files: Files) -> None:
+def write_state(directory: Directory, name: str, tree: dict[str, Any], files: Files) -> None:
     """Write dicts and lists of arrays, numbers, strings and ``None`` to a new file, and sync.  Raises: OSError."""
-    descriptor = files.open(path)
+    descriptor = files.open(directory, name)
     try:
         array_tree.write(descriptor, tree)
     finally:
         os.close(descriptor)
-    files.sync(path)
+    files.sync(directory, name)
 
 
-def read_state(path: Path) -> dict[str, Any]:
+def read_state(path: Path, directory: Directory | None = None) -> dict[str, Any]:
     """Inverse of :func:`write_state`. Takes no more memory than the file has bytes (see :func:`array_tree.read`).
 
+    Args:
+        directory: where the file is reached from; by default from ``path``.
+
     Raises:
-        DamagedError: not what it writes, or not as it was written.  NewerVersionError.  OSError.
+        DamagedError: not what it writes, or not as it was written.  NewerVersionError.
+        IrregularError: no regular file.  OSError.
     """
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = open_file(path) if directory is None else directory.open_file(path.name)
     try:
         return array_tree.read(descriptor)
     except DamagedError as error:

@@ -23,10 +23,11 @@ from ..codecs import DamagedError
 from ..sampling.kinds import make
 from ..segment import Header
 from ..spec import Spec
-from .disk import FOLDER
-from .folder import LOCK, MANIFEST, read_manifest
+from .directory import IrregularError, kind_of
+from .folder import FOLDER, LOCK, MANIFEST, QUARANTINE, read_manifest
+from .ownership import MARK
 from .records import DICTIONARY, HEADER, TAIL, Damage, Identity, Record, Region, read_region
-from .recovery import QUARANTINE, newest
+from .recovery import newest
 from .state import STATE, read_state
 
 Progress = Callable[[int], None]
@@ -120,7 +121,7 @@ def describe(folder: Path) -> Described:
 
 def is_store(folder: Path) -> bool:
     """Whether a store has been there: with ``store.json``, or with region files and without."""
-    return (folder / MANIFEST).is_file() or bool(region_files(folder))
+    return os.path.lexists(folder / MANIFEST) or bool(region_files(folder))
 
 
 def part_of(folder: Path) -> Path:
@@ -135,8 +136,21 @@ def part_of(folder: Path) -> Path:
 
 
 def region_files(folder: Path) -> list[Path]:
-    """The folder's region files, oldest first."""
-    return sorted(path for path in (part_of(folder) / FOLDER).glob("*.region") if path.is_file())
+    """The folder's region files, oldest first, and what else has such a name."""
+    if irregular_folders(folder):
+        return []
+    return sorted((part_of(folder) / FOLDER).glob("*.region"))
+
+
+def irregular_folders(folder: Path) -> list[Damage]:
+    """What stands in place of the folders that regions lie in: links are not followed."""
+    part = part_of(folder)
+    for path in dict.fromkeys((part, part / FOLDER)):
+        if path != folder and os.path.lexists(path):
+            mode = path.lstat().st_mode
+            if not stat.S_ISDIR(mode):
+                return [Damage(path, 0, 0, f"{kind_of(mode)}, expected a folder")]
+    return []
 
 
 def checkpoint_ids(folder: Path) -> set[int] | None:
@@ -159,16 +173,18 @@ def strangers(folder: Path) -> list[Path]:
     part = part_of(folder)
     known = {MANIFEST, LOCK, QUARANTINE, FOLDER if part == folder else part.name}
     found = [path for path in folder.glob("*") if path.name not in known]
+    if irregular_folders(folder):
+        return sorted([*found, *(folder / QUARANTINE).glob("*")])
     if part != folder:
-        found += [path for path in part.glob("*") if path.name not in (STATE, FOLDER)]
-    found += [path for path in (part / FOLDER).glob("*") if path.suffix != ".region" or not path.is_file()]
+        found += [path for path in part.glob("*") if path.name not in (STATE, FOLDER, MARK)]
+    found += [path for path in (part / FOLDER).glob("*") if path.suffix != ".region"]
     return sorted([*found, *(folder / QUARANTINE).glob("*")])
 
 
 def size_of(path: Path) -> int:
     """Bytes of a file; 0 for one that has gone."""
     try:
-        found = path.stat()
+        found = path.lstat()
     except OSError:
         return 0
     return found.st_size if stat.S_ISREG(found.st_mode) else 0
@@ -285,6 +301,8 @@ def readers(folder: Path, identity: Identity | None) -> Iterator[Reader | Damage
                 yield reader
         except FileNotFoundError:
             continue
+        except IrregularError as error:
+            yield Damage(path, 0, 0, error.what)
         except OSError as error:
             yield Damage(path, 0, size_of(path), f"cannot be read: {error.strerror or error}")
 

@@ -1,0 +1,169 @@
+"""How the files of a folder are reached: from the folder's descriptor, by name, and never through a link."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import weakref
+from pathlib import Path
+
+RELATIVE = os.open in os.supports_dir_fd and os.listdir in os.supports_fd
+"""Whether this system reaches files from a folder's descriptor; Windows does not: there paths are absolute."""
+_UNFOLLOWED = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+_READ = os.O_RDONLY | _UNFOLLOWED | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+_CREATE = os.O_RDWR | os.O_CREAT | _UNFOLLOWED | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
+_KINDS = {
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFREG: "a file",
+}
+
+
+class IrregularError(OSError):
+    """Something else has the name of a file or a folder of the store: a link, a FIFO, a device, a folder.
+
+    It is neither read nor changed; ``what`` says what it is.
+    """
+
+    def __init__(self, path: Path, mode: int, expected: str = "a regular file") -> None:
+        self.what = f"{kind_of(mode)}, expected {expected}"
+        super().__init__(errno.EINVAL, f"{path} is {self.what}; the store does not touch it: move it away")
+
+
+def kind_of(mode: int) -> str:
+    """What a ``st_mode`` says of a file, in words."""
+    return _KINDS.get(stat.S_IFMT(mode), "no file")
+
+
+class Directory:
+    """A folder that is held open: chdir changes nothing, nor does another name for it, or another folder at its path.
+
+    Attributes:
+        path: where the folder was when it was opened, absolute; for messages only.
+        descriptor: -1 once it is closed.
+    """
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path, self.descriptor = path, descriptor
+        self._end = weakref.finalize(self, os.close, descriptor) if descriptor >= 0 else None
+        if self._end is not None:
+            self._end.atexit = False
+
+    @classmethod
+    def open(cls, path: Path) -> Directory:
+        """Open the folder at a path of the user's, which may be a link to it.  Raises: OSError."""
+        path = path.resolve()
+        return cls(path, os.open(path, _FOLDER) if RELATIVE else -1)
+
+    def is_at(self, path: Path) -> bool:
+        """Whether it is the folder at a path."""
+        found = os.stat(path)
+        mine = os.fstat(self.descriptor) if RELATIVE else os.stat(self.path)
+        return os.path.samestat(found, mine)
+
+    def directory(self, name: str) -> Directory:
+        """Open a folder in this one.
+
+        Raises:
+            IrregularError: no folder.  OSError.
+        """
+        found = self.status(name)
+        if found is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.path / name))
+        if not stat.S_ISDIR(found.st_mode):
+            raise IrregularError(self.path / name, found.st_mode, "a folder")
+        target, base = self.at(name)
+        return Directory(self.path / name, os.open(target, _FOLDER | _UNFOLLOWED, dir_fd=base) if RELATIVE else -1)
+
+    def close(self) -> None:
+        """Close it; closed already is no error."""
+        if self._end is not None:
+            self._end()
+        self.descriptor = -1
+
+    def __enter__(self) -> Directory:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def at(self, name: str) -> tuple[str | Path, int | None]:
+        """What functions of :mod:`os` take for a file in it: the path, and ``dir_fd``."""
+        assert name == os.path.basename(name) and name not in ("", ".", ".."), name
+        if not RELATIVE:
+            return self.path / name, None
+        if self.descriptor < 0:
+            raise OSError(errno.EBADF, f"{self.path}: closed")
+        return name, self.descriptor
+
+    def names(self) -> list[str]:
+        """What lies in it, sorted.  Raises: OSError."""
+        return sorted(os.listdir(self.descriptor if RELATIVE else self.path))
+
+    def status(self, name: str) -> os.stat_result | None:
+        """Of what has a name, links not followed; ``None``: nothing has it."""
+        target, base = self.at(name)
+        try:
+            return os.stat(target, dir_fd=base, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+
+    def is_file(self, name: str) -> bool:
+        """Whether a regular file has the name."""
+        found = self.status(name)
+        return found is not None and stat.S_ISREG(found.st_mode)
+
+    def open_file(self, name: str) -> int:
+        """Open a regular file for reading.  Raises: IrregularError; OSError."""
+        target, base = self.at(name)
+        return _opened(target, base, self.path / name, _READ)
+
+    def open_or_make(self, name: str) -> int:
+        """Open a regular file for reading and writing; made if absent.  Raises: IrregularError; OSError."""
+        target, base = self.at(name)
+        return _opened(target, base, self.path / name, _CREATE)
+
+    def names_file(self, name: str, descriptor: int) -> bool:
+        """Whether ``name`` is still that of an open file or folder."""
+        found = self.status(name)
+        return found is not None and os.path.samestat(found, os.fstat(descriptor))
+
+
+def open_file(path: Path) -> int:
+    """Open the regular file at a path for reading.  Raises: IrregularError: something else is there.  OSError."""
+    return _opened(path, None, path, _READ)
+
+
+def read_file(path: Path, directory: Directory | None = None) -> bytes:
+    """A regular file's content; from ``directory``, if given.  Raises: IrregularError; OSError."""
+    descriptor = open_file(path) if directory is None else directory.open_file(path.name)
+    with os.fdopen(descriptor, "rb") as file:
+        return file.read()
+
+
+def _opened(target: str | Path, base: int | None, path: Path, flags: int) -> int:
+    """Look before opening: to open a FIFO or a device may wait, or do something."""
+    try:
+        mode = os.stat(target, dir_fd=base, follow_symlinks=False).st_mode
+        if not stat.S_ISREG(mode):
+            raise IrregularError(path, mode)
+    except FileNotFoundError:
+        if not flags & os.O_CREAT:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from None
+    try:
+        descriptor = os.open(target, flags, 0o644, dir_fd=base)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise IrregularError(path, stat.S_IFLNK) from error
+        raise
+    mode = os.fstat(descriptor).st_mode  # another one may have come in between
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        raise IrregularError(path, mode)
+    return descriptor
