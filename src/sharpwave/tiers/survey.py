@@ -20,11 +20,12 @@ import zstandard
 
 from .. import segment
 from ..codecs import DamagedError
-from ..sampling.kinds import make
 from ..segment import Header
+from ..settings import Settings
 from ..spec import Spec
 from .directory import IrregularError, kind_of
 from .folder import FOLDER, LOCK, MANIFEST, QUARANTINE, read_manifest
+from .layout import most_rows
 from .ownership import MARK
 from .records import DICTIONARY, HEADER, TAIL, Damage, Identity, Record, Region, read_region
 from .recovery import newest
@@ -57,7 +58,7 @@ class Described:
     @property
     def most_frames(self) -> int:
         """The most frames that a segment holds."""
-        return self.spec.context + self.segment_steps + max(3, self.segment_steps // 8)
+        return most_rows(self.spec, self.segment_steps)
 
     @property
     def most_bytes(self) -> int:
@@ -101,22 +102,10 @@ def describe(folder: Path) -> Described:
         FileNotFoundError: no store there.  DamagedError: not what a store writes.
     """
     manifest = read_manifest(folder)
-    path = folder / MANIFEST
-    try:
-        spec = Spec.from_json(manifest["spec"])
-        steps, codecs = manifest["segment_steps"], manifest["codecs"]
-        limits = {name: manifest[name] for name in LIMITS}
-        make(manifest["retention"])
-        whole = [steps, *(value for value in limits.values() if value is not None)]
-        if any(type(value) is not int or value < 0 for value in whole) or not 1 <= steps <= 65536:
-            raise ValueError(f"segment_steps {steps!r}, {limits}")
-        if set(codecs) != set(spec.fields):
-            raise ValueError(f"codecs of {list(codecs)}, expected of {list(spec.fields)}")
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise DamagedError(f"{path}: not what a store writes ({error!r}); put back a copy of it") from error
-    if spec.schema_hash != manifest["schema"]:
-        raise DamagedError(f"{path}: schema {manifest['schema']!r}, expected {spec.schema_hash} of the spec it holds")
-    return Described(spec, Identity(bytes.fromhex(manifest["store"]), spec.schema_hash), steps, limits, dict(codecs))
+    said = Settings.said(folder, manifest)
+    limits = {name: getattr(said, name) for name in LIMITS}
+    identity = Identity(bytes.fromhex(manifest["store"]), said.spec.schema_hash)
+    return Described(said.spec, identity, said.segment_steps, limits, said.codecs)
 
 
 def is_store(folder: Path) -> bool:
