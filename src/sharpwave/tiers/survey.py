@@ -7,6 +7,7 @@ again before it is said to be: it may have been half written.
 from __future__ import annotations
 
 import os
+import re
 import stat
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -120,7 +121,10 @@ def part_of(folder: Path) -> Path:
         number = int(read_manifest(folder).get("checkpoint", 0))
         return folder / str(number) if number else folder
     except (OSError, DamagedError):
-        parts = sorted((path for path in folder.glob("*") if path.name.isdigit()), key=lambda path: int(path.name))
+        parts = sorted(
+            (path for path in folder.glob("*") if re.fullmatch("[0-9]{1,10}", path.name)),
+            key=lambda path: int(path.name),
+        )
         return parts[-1] if parts and not (folder / FOLDER).is_dir() else folder
 
 
