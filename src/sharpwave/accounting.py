@@ -67,7 +67,7 @@ def account(log: StepLog, views: Views, gate: Gate) -> dict[str, Any]:
 
 def _taken(log: StepLog) -> dict[str, int]:
     """Memory that the log takes, by use, in bytes."""
-    staging = log.lanes * log.layout.chunk_bytes
+    staging = log.lanes * log.layout.open_bytes
     used = log.sealed.nbytes if log.residency is None else log.arena.used_bytes - staging
     return {
         "arena_used": used,

@@ -85,6 +85,8 @@ class Left:
     def _read(cls, directory: Directory, disk: Path | None) -> Left:
         manifest = read_manifest(directory)
         number = manifest.get("checkpoint", 0)
+        if not isinstance(number, int) or number < 0:
+            raise DamagedError(f"{directory.path / MANIFEST}: checkpoint {number!r}, expected a number")
         if not number and disk is not None:
             raise ValueError(
                 f"open: disk={str(disk)!r}, but {directory.path} is no checkpoint; a store on disk stays there"

@@ -221,7 +221,11 @@ def check(data: bytes | memoryview | npt.NDArray[np.uint8], spec: Spec, dictiona
 def check_frames(header: Header, flags: npt.NDArray[np.uint8], *, sealed: bool) -> None:
     """Raises: DamagedError: frames are missing for a step, for the end of an episode, or for the last successor."""
     if not header.steps:
-        raise DamagedError("segment: 0 steps, expected at least 1")
+        if sealed:
+            raise DamagedError("segment: 0 steps, expected at least 1")
+        if header.frames - header.context not in (0, 1):
+            raise DamagedError(f"{header.frames:,} frames, expected {header.context:,} of context, and one at most")
+        return
     ended = flags & (TERMINATED | TRUNCATED) != 0
     goes_on = not ended[-1]
     expected = header.context + header.steps + int(ended.sum()) + goes_on

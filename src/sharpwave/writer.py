@@ -120,6 +120,7 @@ class SegmentWriter:
         )
         self._log.hand_over = hand_over
         self._log.opened.first_lane = int(first_lane)
+        self._log.opened.staggered = False
         self._log.open_lanes(int(lanes))
         for lane, step in enumerate(begins.tolist()):
             self._log.begin_at(lane, step)

@@ -18,8 +18,9 @@ class ArenaMachine(RuleBasedStateMachine):
     @initialize(chunks=st.integers(4, 9))
     def build(self, chunks: int) -> None:
         self.arena = Arena(chunks * CHUNK, CHUNK)
-        self.ranges: dict[int, tuple[int, int, bool]] = {}  # mark -> (offset, bytes, a whole chunk)
+        self.ranges: dict[int, tuple[int, int, bool]] = {}  # mark -> (offset, bytes, reserved)
         self.mark = 0
+        self.reserved: set[int] = set()
 
     def take(self, offset: int | None, nbytes: int, whole: bool) -> None:
         if offset is None:
@@ -29,15 +30,17 @@ class ArenaMachine(RuleBasedStateMachine):
         self.mark = self.mark % 255 + 1
         while self.mark in self.ranges:
             self.mark = self.mark % 255 + 1
+        for where, _, other in self.ranges.values():
+            assert other == whole or where // CHUNK != offset // CHUNK, "rows being written keep a segment's chunk"
         self.arena.memory[offset : offset + nbytes] = self.mark
         self.ranges[self.mark] = (offset, nbytes, whole)
 
-    @precondition(lambda self: len(self.ranges) < 200)
+    @precondition(lambda self: len(self.ranges) < 190)
     @rule(nbytes=st.one_of(st.integers(1, CHUNK), st.integers(1, 600)))
     def allocate(self, nbytes: int) -> None:
         self.take(self.arena.allocate(nbytes), nbytes, False)
 
-    @precondition(lambda self: len(self.ranges) < 200)
+    @precondition(lambda self: len(self.ranges) < 190)
     @rule(sizes=st.lists(st.one_of(st.integers(1, CHUNK), st.integers(1, 600)), min_size=1, max_size=20))
     def allocate_some(self, sizes: list[int]) -> None:
         offsets = self.arena.allocate_some(np.array(sizes, np.int64)).tolist()
@@ -48,10 +51,16 @@ class ArenaMachine(RuleBasedStateMachine):
             assert following is None or following // CHUNK != offsets[-1] // CHUNK, "there was room for more"
             self.take(following, sizes[len(offsets)], False)
 
-    @precondition(lambda self: len(self.ranges) < 200)
-    @rule()
-    def reserve(self) -> None:
-        self.take(self.arena.reserve(CHUNK), CHUNK, True)
+    @precondition(lambda self: len(self.ranges) < 190)
+    @rule(nbytes=st.one_of(st.just(CHUNK), st.integers(1, CHUNK // 8)), count=st.integers(1, 9))
+    def reserve(self, nbytes: int, count: int) -> None:
+        nbytes *= 8 if nbytes < CHUNK else 1
+        offsets = self.arena.reserve(nbytes, count).tolist()
+        assert len(offsets) == count or not len(self.arena.reserve(nbytes, 1)), "there was room for more"
+        for offset in offsets:
+            self.take(offset, nbytes, True)
+        self.reserved |= {offset // CHUNK for offset in offsets}
+        assert self.arena.emptiest(8) not in self.reserved and self.arena.loosest() not in self.reserved
 
     @precondition(lambda self: self.ranges)
     @rule(data=st.data())
@@ -66,6 +75,7 @@ class ArenaMachine(RuleBasedStateMachine):
     def free(self, mark: int) -> None:
         offset, nbytes, _ = self.ranges.pop(mark)
         self.arena.free(offset, nbytes)
+        self.reserved = {where // CHUNK for where, _, reserved in self.ranges.values() if reserved}
 
     @rule()
     def trim(self) -> None:
@@ -85,7 +95,7 @@ class ArenaMachine(RuleBasedStateMachine):
         chunks = len(self.arena.memory) // CHUNK
         offsets = [self.arena.allocate(CHUNK) for _ in range(chunks)]
         assert None not in offsets and len(set(offsets)) == chunks, "room was lost"
-        assert self.arena.allocate(8) is None and self.arena.reserve(CHUNK) is None
+        assert self.arena.allocate(8) is None and not len(self.arena.reserve(8, 1))
         for offset in offsets:
             assert offset is not None
             self.arena.free(offset, CHUNK)
@@ -111,15 +121,14 @@ def test_the_limit_is_a_limit() -> None:
         taken += 1
         assert arena.committed_bytes <= arena.limit_bytes
     assert taken * 504 > 2 * CHUNK  # and is made use of
-    assert arena.reserve(CHUNK) is None
+    assert not len(arena.reserve(CHUNK, 1))
 
 
 def test_trimming_gives_memory_back() -> None:
     arena = Arena(8 * CHUNK, CHUNK)
-    offsets = [arena.reserve(CHUNK) for _ in range(4)]
+    offsets = arena.reserve(CHUNK, 4).tolist()
     assert arena.committed_bytes == 4 * CHUNK
     for offset in offsets[1:]:
-        assert offset is not None
         arena.free(offset, CHUNK)
     assert arena.committed_bytes == 4 * CHUNK  # kept for the next
     arena.trim()

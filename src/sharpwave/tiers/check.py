@@ -116,7 +116,8 @@ def _check_file(reader: Reader, described: Described | None, result: Check, adva
             except (DamagedError, OSError) as error:
                 result.damages.append(damage_of(reader, record, error))
                 continue
-            found.append(Segment(reader.path, record, header))
+            if header.steps:  # else frames alone, of an episode that goes on
+                found.append(Segment(reader.path, record, header))
         if record.kind == TAIL:
             result.tails += 1
         else:

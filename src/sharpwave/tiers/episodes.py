@@ -174,7 +174,8 @@ def _read_file(reader: Reader, result: Survey, advance: Progress) -> Iterator[tu
         except (DamagedError, OSError) as error:
             result.damages.append(damage_of(reader, record, error))
             continue
-        yield Segment(reader.path, record, header), _pieces(arrays["flags"], arrays["reward"])
+        if header.steps:  # else frames alone, of an episode that goes on
+            yield Segment(reader.path, record, header), _pieces(arrays["flags"], arrays["reward"])
     advance(max(0, nbytes - told))
 
 

@@ -20,7 +20,7 @@ from .encoder import AUTO_MIN_BYTES
 from .index import SegmentIndex
 from .layout import Layout
 from .ram import Arena
-from .rows import ENDED, any_full, commit_rows, mark_different, write_other_rows, write_rows
+from .rows import ENDED, WHOLE, any_full, commit_rows, mark_different, write_other_rows, write_rows
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
@@ -36,6 +36,9 @@ class Lanes:
         successor_known: uint8 [lanes], whether the row behind an open segment's last frame, which ``index.frames`` does
             not count, holds what the lane's next step has to observe if its episode goes on.
         any_known: whether it may be so for any lane.
+        shares: int32 [lanes], how full each open segment gets before it is sealed, ``WHOLE`` being full. The first
+            segments of lanes differ, so that lanes that are written to in step are not sealed in the same call; but
+            not where ``staggered`` is False.
         first_lane: what segments call lane 0.
     """
 
@@ -45,23 +48,29 @@ class Lanes:
         self.steps = np.zeros(0, np.int64)
         self.successor_known = np.zeros(0, np.uint8)
         self.any_known = False
+        self.shares = np.zeros(0, np.int32)
         self._staging = np.zeros(0, np.int64)  # where each lane's rows lie, counted from the arena's first chunk
         self.first_lane = 0
+        self.staggered = True
 
     def __len__(self) -> int:
         return len(self.slots)
 
-    def add(self, slot: int, staging: int, steps: int) -> None:
-        """One more lane, to which ``steps`` were written, with an empty segment in ``slot``.
+    def add(self, slots: Ints, staging: Ints, steps: Ints) -> None:
+        """Add lanes, to which ``steps`` [n] were written, with empty segments in ``slots`` [n].
 
         Args:
-            staging: where its rows lie in the arena, from ``reserve``.
+            staging: int64 [n], where their rows lie in the arena, from ``reserve``.
+
+        Cost: amortized O(1) a lane.
         """
-        self.slots = np.append(self.slots, np.int32(slot))
-        self._staging = np.append(self._staging, np.int64(staging - self.arena.begin_of(0)))
-        self.steps = np.append(self.steps, np.int64(steps))
-        self.successor_known = np.append(self.successor_known, np.uint8(0))
-        self._open(len(self.slots) - 1, slot)
+        lanes = np.arange(len(self), len(self) + len(slots))
+        self.slots, self.steps = appended(self.slots, slots), appended(self.steps, steps)
+        self._staging = appended(self._staging, staging - self.arena.begin_of(0))
+        shares = first_shares(lanes) if self.staggered else np.full(len(lanes), WHOLE, np.int32)
+        self.shares = appended(self.shares, shares)
+        self.successor_known = appended(self.successor_known, np.zeros(len(lanes), np.uint8))
+        self._open(lanes, slots)
 
     def reopen(
         self, lane: int, slot: int, context: Mapping[int, Bytes], going_on: bool, successor: Mapping[int, Bytes] | None
@@ -72,8 +81,8 @@ class Lanes:
             context: from :meth:`newest_frames`. ``going_on``: whether the episode does.
             successor: what the next step has to observe if it does, [size] by column; ``None``: not known.
         """
-        self.slots[lane] = slot
-        self._open(lane, slot)
+        self.slots[lane], self.shares[lane] = slot, WHOLE
+        self._open(np.array([lane]), np.array([slot]))
         self.index.begins[slot] = not going_on
         for c, frames in context.items():
             self._column(c, slot)[: len(frames)] = frames
@@ -93,24 +102,24 @@ class Lanes:
         slot = int(self.slots[lane])
         return {c: self._column(c, slot)[self.index.frames[slot]].copy() for c in self.layout.obs_columns}
 
-    def _open(self, lane: int, slot: int) -> None:
+    def _open(self, lanes: Ints, slots: Ints) -> None:
         index = self.index
-        index.lane[slot] = lane
-        index.first_step[slot] = self.steps[lane]
-        index.offset[:, slot] = self.arena.begin_of(0) + int(self._staging[lane]) + self.layout.column_starts
-        index.codec[:, slot] = RAW
-        index.dictionary[:, slot] = 0
-        index.begins[slot] = True
-        index.resident[slot] = True
+        index.lane[slots] = lanes
+        index.first_step[slots] = self.steps[lanes]
+        index.offset[:, slots] = self.arena.begin_of(0) + self._staging[lanes] + self.layout.column_starts[:, None]
+        index.codec[:, slots] = RAW
+        index.dictionary[:, slots] = 0
+        index.begins[slots] = True
+        index.resident[slots] = True
 
     def fill(self, lane: int, header: segment.Header, arrays: Rows) -> None:
-        """Put rows from :meth:`pack_raw`, decoded, into the lane's open segment, which is empty."""
+        """Put the lane's last rows, from :meth:`pack_raw` and decoded, into its open segment, which is empty."""
         index, slot = self.index, int(self.slots[lane])
         index.rows[slot], index.frames[slot], index.context[slot] = header.steps, header.frames, header.context
+        index.first_step[slot] = header.first_step
         for c, name in enumerate(self.layout.names):
             data = np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8).reshape(-1, self.layout.sizes[c])
             self._column(c, slot, len(data))[:] = data
-        self.steps[lane] += header.steps
         ended = int(np.count_nonzero(arrays["flags"] & ENDED))
         if header.frames > header.context + header.steps + ended:
             index.frames[slot] -= 1
@@ -127,11 +136,10 @@ class Lanes:
             most_rows: steps at which a segment counts as full.
         """
         index, slots, most_frames = self.index, self.slots[lanes], self.layout.most_frames - 3
-        if not any_full(index.rows, index.frames, slots, most_rows, most_frames):
+        if not any_full(index.rows, index.frames, slots, lanes, self.shares, most_rows, most_frames):
             return []
-        places: list[int] = np.flatnonzero(
-            (index.rows[slots] >= most_rows) | (index.frames[slots] > most_frames)
-        ).tolist()
+        reached = index.rows[slots].astype(np.int64) * WHOLE >= most_rows * self.shares[lanes].astype(np.int64)
+        places: list[int] = np.flatnonzero(reached | (index.frames[slots] > most_frames)).tolist()
         return places
 
     def breaks(self, lanes: Ints, rows: Rows) -> list[int]:
@@ -287,3 +295,23 @@ def _as_bytes(rows: npt.NDArray[Any], count: int) -> Bytes:
     """C-contiguous rows [count, *shape] as uint8 [count, size], without a copy."""
     data: Bytes = rows.reshape(count, -1).view(np.uint8)
     return data
+
+
+def appended(array: npt.NDArray[Any], values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return ``array`` with ``values`` behind it. Memory grows by doubling; what came out last may go in again."""
+    count, total = len(array), len(array) + len(values)
+    memory = array.base if isinstance(array.base, np.ndarray) else array
+    if len(memory) < total:
+        memory = np.zeros(max(16, 2 * total), array.dtype)
+        memory[:count] = array
+    memory[count:total] = values
+    return memory[:total]
+
+
+def first_shares(lanes: Ints) -> npt.NDArray[np.int32]:
+    """Return how full the first segment of each of ``lanes`` [n] gets: an eighth at least, and spread evenly, however
+    many lanes there are (van der Corput's sequence). Lane 0 fills its whole segment."""
+    reversed_bits = np.zeros(len(lanes), np.int64)
+    for bit in range(16):
+        reversed_bits |= (lanes >> bit & 1) << 15 - bit
+    return (WHOLE - reversed_bits * 7 // 8).astype(np.int32)

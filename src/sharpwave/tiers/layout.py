@@ -30,8 +30,8 @@ class Layout:
         sizes: int64 [columns], bytes of a row.
         limits: most rows, by column.
         obs_columns, step_columns: numbers of those with a row a frame, and of the fields with a row a step.
-        column_starts: int64 [columns], where an open segment's columns begin in its chunk of the arena.
-        chunk_bytes: of an open segment; no sealed one takes more.
+        column_starts: int64 [columns], where an open segment's columns begin in its part of the arena.
+        open_bytes: of an open segment. ``chunk_bytes``: of a chunk of the arena; no sealed segment takes more.
         spine_bytes: of flags and rewards that stay in memory where the segment leaves it; 0 without a disk.
     """
 
@@ -44,23 +44,31 @@ class Layout:
     obs_columns: list[int]
     step_columns: list[int]
     column_starts: Ints
+    open_bytes: int
     chunk_bytes: int
     spine_bytes: int
 
-    def room(self, capacity: int | None, ram: int | None, disk_limit: int | None) -> tuple[int, int]:
-        """Bytes of address space and slots that the limits call for (``None``: none)."""
+    def room(
+        self, capacity: int | None, ram: int | None, disk_limit: int | None, lanes: int = 0, rows: int | None = None
+    ) -> tuple[int, int]:
+        """Bytes of address space and slots that the limits (``None``: none) and so many lanes call for.
+
+        Args:
+            rows: steps at which their segments are sealed; ``None``: the stride.
+        """
         limit = disk_limit if self.spine_bytes else ram
         steps = LEAF_MASK if limit is None else limit // (len(self.names) * 4 + 16)  # no step takes less
         steps = steps if capacity is None else min(capacity, steps)
         reserve = ram
         if reserve is None:
-            reserve = int(2.2 * steps * self.spec.step_bytes) + 1024 * self.chunk_bytes
-        return reserve, min(2 * -(-steps // self.stride) + 1024, LEAF_MASK // self.stride)
+            chunks = max(1024, 2 * self.open_chunks(lanes, self.chunk_bytes))
+            reserve = int(2.2 * steps * self.spec.step_bytes) + chunks * self.chunk_bytes
+        slots = 2 * -(-steps // (rows or self.stride)) + max(1024, 2 * lanes)
+        return reserve, min(slots, LEAF_MASK // self.stride)
 
-
-def most_rows(spec: Spec, stride: int) -> int:
-    """Most rows of an observation's column in a segment of ``stride`` steps: its frames."""
-    return spec.context + stride + max(3, stride // 8)
+    def open_chunks(self, lanes: int, chunk_bytes: int) -> int:
+        """Chunks of ``chunk_bytes`` that the open segments of so many lanes fill."""
+        return -(-lanes // (chunk_bytes // self.open_bytes))
 
 
 def layout_of(spec: Spec, stride: int, on_disk: bool) -> Layout:
@@ -68,7 +76,7 @@ def layout_of(spec: Spec, stride: int, on_disk: bool) -> Layout:
     names = ("flags", "reward", *spec.fields)
     sizes = np.array([1, 4, *(field.row_bytes for field in spec.fields.values())], np.int64)
     obs_columns = [names.index(name) for name in spec.obs_names]
-    most_frames = most_rows(spec, stride)
+    most_frames = spec.context + stride + max(3, stride // 8)
     limits = tuple(most_frames if c in obs_columns else stride for c in range(len(names)))
     starts = np.cumsum([0, *(rounded(n * int(size), 64) for n, size in zip(limits, sizes, strict=True))])
     overhead = segment.HEADER.size + 64 * len(names)
@@ -82,6 +90,7 @@ def layout_of(spec: Spec, stride: int, on_disk: bool) -> Layout:
         obs_columns=obs_columns,
         step_columns=[names.index(name) for name in spec.step_names],
         column_starts=starts[:-1].astype(np.int64),
+        open_bytes=int(starts[-1]),
         chunk_bytes=rounded(int(starts[-1]) + overhead, max(PAGE, 64 * 1024)),
         # With a disk, flags and rewards of all segments lie before the chunks: which steps can be sampled, and their
         # returns, are known without reading.

@@ -16,7 +16,7 @@ from ..spec import Spec
 from .dictionaries import DictionaryTable
 from .disk import Disk
 from .encoder import ColumnEncoder
-from .lanes import Lanes, Rows
+from .lanes import Lanes, Rows, appended
 from .layout import layout_of
 from .sealed import Sealed
 from .space import Space
@@ -47,7 +47,7 @@ class StepLog:
         broken_episodes: that went on with something else than their last step's ``next_obs``.
         changes: grows with every change of what is held; who has seen this many has seen them all.
         oldest: int32 [lanes], slot of each lane's oldest segment.
-        watchers: called with a slot before the segment in it goes.
+        watchers: called with a slot before the segment in it goes. ``grown``: called once there are more slots.
     """
 
     def __init__(
@@ -88,6 +88,7 @@ class StepLog:
         self._sealing = False  # the segment that the retention was told of last is not sealed yet
         self.oldest = np.zeros(0, np.int32)
         self.watchers: list[Callable[[int], None]] = []
+        self.grown: list[Callable[[], None]] = []
 
     @property
     def identity(self) -> dict[str, str]:
@@ -102,9 +103,12 @@ class StepLog:
     @property
     def most_rows(self) -> int:
         """Steps at which an open segment is sealed: the stride, or less where open segments would fill the capacity."""
+        return self._most_rows(self.lanes)
+
+    def _most_rows(self, lanes: int) -> int:
         if self.capacity is None:
             return self.stride
-        return max(1, min(self.stride, self.capacity // (4 * max(1, self.lanes))))
+        return max(1, min(self.stride, self.capacity // (4 * max(1, lanes))))
 
     def check_open(self) -> None:
         """Raises: ValueError once the store is closed."""
@@ -115,25 +119,38 @@ class StepLog:
         """Make lanes up to ``count``.
 
         Raises:
-            ValueError: the capacity is too small for so many.  MemoryError: ``ram`` is.
+            ValueError: the capacity is too small for so many.  MemoryError: ``ram`` is, or there is no address space;
+                then there are no more lanes than before.
         """
         check_lanes(self.capacity, count)
-        if count > self.lanes:
-            self.space.limit_arena()
-            need = (count + 1) * self.layout.chunk_bytes
-            if need > self.arena.limit_bytes:
-                raise MemoryError(
-                    f"store: {count} lanes need {need:,} bytes for open segments, ram leaves "
-                    f"{self.arena.limit_bytes:,}; raise it, use fewer lanes or lower segment_steps= (now {self.stride})"
-                )
-        for lane in range(self.lanes, count):
-            while (staging := self.arena.reserve(self.layout.chunk_bytes)) is None:
-                if not self.space.make_room():
-                    raise MemoryError(f"store: no room to open lane {lane}; raise ram=")
-            slot = self._take_slot()
-            self.opened.add(slot, staging, 0)
-            self.oldest = np.append(self.oldest, np.int32(slot))
-            self.changes += 1
+        more = count - self.lanes
+        if more <= 0:
+            return
+        self._make_lanes_fit(count)
+        slots: list[int] = []
+        places = self.space.stage(more)
+        try:
+            slots.extend(self._take_slot() for _ in range(more))
+        except BaseException:
+            for slot in slots:
+                self.index.give_back(slot)
+            for place in places[::-1].tolist():
+                self.arena.free(place, self.layout.open_bytes)
+            raise
+        self._add_lanes(np.array(slots), places, np.zeros(more, np.int64))
+
+    def _make_lanes_fit(self, count: int) -> None:
+        limit = None if self.disk is None else self.disk.limit
+        more_slots = self.space.make_lanes_fit(count, self._most_rows(count), self.capacity, limit, self.opened.slots)
+        self.residency = self.space.residency
+        if more_slots:
+            for grown in self.grown:
+                grown()
+
+    def _add_lanes(self, slots: Ints, places: Ints, steps: Ints) -> None:
+        self.opened.add(slots, places, steps)
+        self.oldest = appended(self.oldest, slots)
+        self.changes += len(slots)
 
     def write(
         self, lanes: Ints, flags: Bytes, rows: Rows, finals: Rows | None = None, nexts: Rows | None = None
@@ -170,7 +187,7 @@ class StepLog:
             ValueError: too small for the lanes; then nothing changed.  MemoryError: no address space; likewise.
         """
         check_lanes(capacity, self.lanes)
-        need = (self.lanes + 2) * self.layout.chunk_bytes
+        need = self.space.lanes_bytes(self.lanes) + 2 * self.layout.chunk_bytes
         if ram is not None and need > ram:
             raise ValueError(
                 f"resize: ram={ram:,}, expected at least {need:,} for the open segments of {self.lanes} lanes"
@@ -402,37 +419,30 @@ class StepLog:
         self.opened.begin_at(lane, step)
         self.total_steps += step
 
-    def reopen_lane(
-        self,
-        slot: int,
-        steps: int,
-        header: segment.Header | None,
-        arrays: Rows,
-        begins: bool,
-    ) -> None:
-        """Make one more lane, to which ``steps`` were written, with an open segment in ``slot``.
+    def reopen_lanes(self, slots: Ints, steps: Ints, begins: Bytes, shares: npt.NDArray[np.int32]) -> None:
+        """Make lanes, to which ``steps`` [n] were written, with empty open segments in ``slots`` [n].
 
         Args:
-            header, arrays: its rows, from :meth:`Lanes.pack_raw`, decoded; ``None``: it is empty.
+            begins: whether the next step of each begins an episode. ``shares``: as ``Lanes.shares``.
 
         Raises: MemoryError.
         """
-        staging = self.arena.reserve(self.layout.chunk_bytes)
-        if staging is None:
-            raise MemoryError(f"store: no room to open lane {self.lanes}; raise ram=")
-        self.opened.add(slot, staging, steps - header.steps if header else steps)
-        self.oldest = np.append(self.oldest, np.int32(slot))
         index = self.index
-        index.next[slot] = index.previous[slot] = -1
-        index.begins[slot] = begins
-        if header is not None:
-            self.opened.fill(self.lanes - 1, header, arrays)
-            self.held_steps += header.steps
+        self._make_lanes_fit(self.lanes + len(slots))
+        index.next[slots] = index.previous[slots] = -1
+        self._add_lanes(slots, self.space.stage(len(slots)), steps)
+        index.begins[slots] = begins
+        self.opened.shares[-len(slots) :] = shares
+
+    def refill_lane(self, lane: int, header: segment.Header, arrays: Rows) -> None:
+        """Put the lane's last rows, from :meth:`Lanes.pack_raw` and decoded, into its open segment."""
+        self.opened.fill(lane, header, arrays)
+        self.held_steps += header.steps
 
     @property
     def segment_bytes(self) -> int:
         """Bytes of memory that there are for sealed segments."""
-        return self.arena.limit_bytes - self.lanes * self.layout.chunk_bytes
+        return self.arena.limit_bytes - self.space.lanes_bytes(self.lanes)
 
     def _note(self) -> None:
         """A segment is not kept: say so on disk first, where it may have been flushed."""

@@ -77,6 +77,8 @@ class Arena:
         self._fresh = 0  # chunks from here on were never used
         self._current = -1
         self._top = 0
+        self._opened = np.zeros(chunks, np.bool_)  # chunks of ranges from :meth:`reserve`
+        self._open, self._open_top = -1, 0  # the one that these are cut from now
 
     @property
     def reserved_bytes(self) -> int:
@@ -102,9 +104,9 @@ class Arena:
             larger.memory[begin + shift : begin + shift + nbytes] = self.memory[begin : begin + nbytes]
             if hasattr(self._map, "madvise"):
                 self._map.madvise(mmap.MADV_DONTNEED, begin, self.chunk_bytes)
-        for name in ("_live", "_touched"):
+        for name in ("_live", "_touched", "_opened"):
             getattr(larger, name)[: self._fresh] = getattr(self, name)[: self._fresh]
-        for name in ("limit_bytes", "used_bytes", "_free", "_fresh", "_current", "_top"):
+        for name in ("limit_bytes", "used_bytes", "_free", "_fresh", "_current", "_top", "_open", "_open_top"):
             setattr(larger, name, getattr(self, name))
         vars(self).update(vars(larger))
         return shift
@@ -147,18 +149,35 @@ class Arena:
         offsets: npt.NDArray[np.int64] = first + np.cumsum(spaces[: count + 1]) - spaces[: count + 1]
         return offsets
 
-    def reserve(self, nbytes: int) -> int | None:
-        """Offset of ``nbytes`` for rows that are still being written; ``None`` as in :meth:`allocate`."""
-        if nbytes < self.chunk_bytes:
-            return self.allocate(nbytes)
-        chunk = self._take(self.chunk_bytes)
-        if chunk is None:
-            return None
-        self._grow(chunk, self.chunk_bytes, self.chunk_bytes)
-        return self.begin_of(chunk)
+    def reserve(self, nbytes: int, count: int) -> npt.NDArray[np.int64]:
+        """Offsets of ``count`` ranges of ``nbytes`` (at most a chunk, a multiple of 8) for rows still being written;
+        fewer where the limit or the space is used up.
+
+        They lie in chunks of their own, many to a chunk, so that they keep nothing else from being let go.
+        """
+        assert 0 < nbytes <= self.chunk_bytes and nbytes % ALIGNMENT == 0, (nbytes, self.chunk_bytes)
+        offsets = np.empty(count, np.int64)
+        done = 0
+        while done < count:
+            top = self._open_top + nbytes
+            if self._open < 0 or top > self.chunk_bytes or not self._may_commit(self._open, top):
+                chunk = self._take(nbytes)
+                if chunk is None:
+                    break
+                self._open, self._open_top = chunk, 0
+                self._opened[chunk] = True
+            some = min(count - done, (self.chunk_bytes - self._open_top) // nbytes)
+            while not self._may_commit(self._open, self._open_top + some * nbytes):
+                some -= 1
+            first = self.begin_of(self._open) + self._open_top
+            offsets[done : done + some] = first + np.arange(some) * nbytes
+            self._open_top += some * nbytes
+            self._grow(self._open, self._open_top, some * nbytes)
+            done += some
+        return offsets[:done]
 
     def free(self, offset: int, nbytes: int) -> None:
-        """Give back a range from :meth:`allocate`, or a chunk from :meth:`reserve`."""
+        """Give back a range from :meth:`allocate` or from :meth:`reserve`."""
         chunk = self.chunk_of(offset)
         nbytes = rounded(nbytes, ALIGNMENT)
         self.used_bytes -= nbytes
@@ -167,8 +186,13 @@ class Arena:
         if self._live[chunk] == 0:
             if chunk == self._current:
                 self._top = 0
-            else:
-                self._free.append(chunk)
+                return
+            if chunk == self._open:
+                self._open, self._open_top = -1, 0
+            self._opened[chunk] = False
+            self._free.append(chunk)
+        elif chunk == self._open and offset + nbytes == self.begin_of(chunk) + self._open_top:
+            self._open_top -= nbytes
 
     def chunk_of(self, offset: Any) -> Any:
         """Number of the chunk that a range lies in; offsets may be an array."""
@@ -196,14 +220,16 @@ class Arena:
         if self._current >= 0 and top <= self.chunk_bytes and self._may_commit(self._current, top):
             return None
         live = self._live[: self._fresh]
-        spare = np.where((live > 0) & (live <= most * self.chunk_bytes), self._touched[: self._fresh] - live, 0)
+        sealed = (live > 0) & ~self._opened[: self._fresh]
+        spare = np.where(sealed & (live <= most * self.chunk_bytes), self._touched[: self._fresh] - live, 0)
         chunk = int(np.argmax(spare)) if spare.size else 0
         return chunk if spare.size and spare[chunk] >= nbytes else None
 
     def loosest(self) -> int | None:
         """The chunk in use that has most pages to give back once it is closed up; ``None`` if none has any."""
         live = self._live[: self._fresh]
-        spare = np.where(live > 0, self._touched[: self._fresh] - (live + PAGE - 1) // PAGE * PAGE, 0)
+        sealed = (live > 0) & ~self._opened[: self._fresh]
+        spare = np.where(sealed, self._touched[: self._fresh] - (live + PAGE - 1) // PAGE * PAGE, 0)
         chunk = int(np.argmax(spare)) if spare.size else 0
         return chunk if spare.size and spare[chunk] > 0 else None
 

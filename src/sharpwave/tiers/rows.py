@@ -13,6 +13,8 @@ Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 
 ENDED = TERMINATED | TRUNCATED
+WHOLE = 1 << 16
+"""The share of a segment's steps after which it is sealed, of all but a lane's first."""
 
 
 @njit(nogil=True, cache=True)
@@ -107,10 +109,14 @@ def any_full(
     rows: npt.NDArray[np.int32],
     frames: npt.NDArray[np.int32],
     slots: npt.NDArray[np.int32],
+    lanes: Ints,
+    shares: npt.NDArray[np.int32],
     most: int,
     most_frames: int,
 ) -> bool:
-    for slot in slots:  # noqa: SIM110 - numba compiles no generators
-        if rows[slot] >= most or frames[slot] > most_frames:
+    """Whether any of ``lanes`` [n] takes no further step in its ``slots`` [n]: see :meth:`Lanes.full`."""
+    for i in range(slots.size):
+        slot = slots[i]
+        if rows[slot] * WHOLE >= most * np.int64(shares[lanes[i]]) or frames[slot] > most_frames:
             return True
     return False

@@ -18,6 +18,7 @@ from .log import StepLog
 from .records import SEGMENT, TAIL, Damage, Record
 from .recovery import Adoption, Recovery
 from .regions import Regions
+from .rows import WHOLE
 
 Ints = npt.NDArray[np.int64]
 
@@ -39,6 +40,7 @@ def capture(log: StepLog) -> dict[str, Any]:
         "open_begins": index.begins[log.opened.slots],
         "lane_steps": log.opened.steps.copy(),
         "open_rows": index.rows[log.opened.slots].astype(np.int64),
+        "open_shares": log.opened.shares.copy(),
         **{name: getattr(log, name) for name in COUNTS},
     }
 
@@ -48,7 +50,8 @@ def tails(log: StepLog) -> list[tuple[int, bytes]]:
 
     Cost: packing every lane's open segment.
     """
-    return [log.opened.pack_raw(lane) for lane in range(log.lanes) if log.index.frames[log.opened.slots[lane]]]
+    there = (log.index.frames[log.opened.slots] > 0) | (log.opened.successor_known > 0)
+    return [log.opened.pack_raw(lane) for lane in np.flatnonzero(there).tolist()]
 
 
 def slots_needed(state: dict[str, Any]) -> int:
@@ -119,21 +122,30 @@ def restore(
 
 
 def _open_lanes(adoption: Adoption, state: dict[str, Any], opened: Ints, found: Sequence[tuple[int, Record]]) -> None:
-    log = adoption.log
+    log, count = adoption.log, len(opened)
     steps, begins = checked_array(state, "lane_steps", np.int64), checked_array(state, "open_begins", np.uint8)
     rows = checked_array(state, "open_rows", np.int64)
-    if not len(opened) == len(steps) == len(rows) == len(begins):
+    shares = np.full(count, WHOLE, np.int32)  # as it was in all checkpoints that do not say
+    if "open_shares" in state:
+        shares = checked_array(state, "open_shares", np.int32)
+    if not count == len(steps) == len(rows) == len(begins) == len(shares):
         raise ValueError("lanes and their open segments are not the same number")
+    if count and not 0 < shares.min() <= shares.max() <= WHOLE:
+        raise ValueError(f"open_shares from {shares.min()} to {shares.max()}, expected 1 to {WHOLE}")
+    if not count:
+        return
+    log.reopen_lanes(opened, steps, begins, shares)
     at = {record.id: (number, record) for number, record in found if record.kind == TAIL}
     for lane, id_ in enumerate(log.index.ids(opened * log.stride).tolist()):
         header, arrays = adoption.open_rows(*at[id_]) if id_ in at else (None, {})
-        if header is not None and (header.lane, header.steps, header.first_step) != (
-            lane,
-            rows[lane],
-            steps[lane] - rows[lane],
-        ):
+        first = int(steps[lane] - rows[lane])
+        if header is not None and (header.lane, header.steps, header.first_step) != (lane, rows[lane], first):
             raise DamagedError(f"lane {lane}: rows of lane {header.lane} from step {header.first_step} on")
-        if header is None and rows[lane]:
-            adoption.report.damages.append(f"lane {lane}: the {rows[lane]} steps of its open segment are lost")
-        lost = header is None and rows[lane] > 0
-        log.reopen_lane(int(opened[lane]), int(steps[lane]), header, arrays, bool(begins[lane] or lost))
+        if header is not None:
+            log.refill_lane(lane, header, arrays)
+            continue
+        # Without its frames the rest of an episode would be stacked as if it began there: then it does.
+        if rows[lane] or (not begins[lane] and log.spec.context > 0):
+            what = f"the {rows[lane]} steps of its open segment" if rows[lane] else "the last frames of its episode"
+            adoption.report.damages.append(f"lane {lane}: {what} are lost; its next step begins an episode")
+            log.index.begins[opened[lane]] = True

@@ -79,9 +79,60 @@ class Space:
         if ram is None:
             self.arena.limit_bytes = self.arena.reserved_bytes
 
+    def make_lanes_fit(
+        self, lanes: int, rows: int, capacity: int | None, disk_limit: int | None, opened: npt.NDArray[np.int32]
+    ) -> bool:
+        """Provide address space and slots for so many lanes in all; whether there are more slots than before.
+
+        Args:
+            rows: steps at which their segments are sealed. ``opened``: slots of open segments.
+
+        Raises:
+            MemoryError: no address space, or ``ram`` is too small; then nothing changed.
+        """
+        if self.ram is not None:
+            self.limit_arena()
+            need, left = self.lanes_bytes(lanes) + self.arena.chunk_bytes, self.arena.limit_bytes
+            if need > left:
+                raise MemoryError(
+                    f"store: {lanes} lanes need {need:,} bytes for open segments, ram leaves {left:,}; raise it, "
+                    f"use fewer lanes or lower segment_steps= (now {self.layout.stride})"
+                )
+        # For the next power of two, so that what is in memory moves a few times only where lanes come one by one.
+        reserve, slots = self.layout.room(capacity, self.ram, disk_limit, 1 << (lanes - 1).bit_length(), rows)
+        before = self.index.slots
+        if reserve > self.arena.reserved_bytes or slots > before:
+            self._grow(max(reserve, self.arena.reserved_bytes), max(slots, before), opened)
+            if self.ram is None:
+                self.arena.limit_bytes = self.arena.reserved_bytes
+        return self.index.slots > before
+
+    def lanes_bytes(self, lanes: int) -> int:
+        """Bytes of the arena that the open segments of so many lanes take, at most."""
+        return self.layout.open_chunks(lanes, self.arena.chunk_bytes) * self.arena.chunk_bytes
+
+    def stage(self, count: int) -> npt.NDArray[np.int64]:
+        """Take room for so many open segments; returns their offsets.
+
+        Raises:
+            MemoryError: there is too little; then none is taken.
+        """
+        nbytes = self.layout.open_bytes
+        places = self.arena.reserve(nbytes, count)
+        while len(places) < count:
+            if not self.make_room():
+                for place in places[::-1].tolist():
+                    self.arena.free(place, nbytes)
+                raise MemoryError(f"store: no room to open {count} lanes; raise ram=, or use fewer lanes")
+            places = np.concatenate([places, self.arena.reserve(nbytes, count - len(places))])
+        return places
+
     def _grow(self, reserve: int, slots: int, opened: npt.NDArray[np.int32]) -> None:
         """More address space and more slots: what is in memory moves."""
         index = self.index
+        if reserve == self.arena.reserved_bytes and not self.layout.spine_bytes:
+            index.grow(slots)
+            return
         if self.residency is not None:
             self.residency.clear()
         used = index.highest * self.layout.spine_bytes

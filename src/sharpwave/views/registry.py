@@ -33,6 +33,7 @@ class Views:
         self._views: dict[int, weakref.ref[Transitions]] = {}  # by the number of their making
         self._waiting: dict[int, Transitions] = {}  # restored, and not asked for yet
         log.watchers.append(self._forget)
+        log.grown.append(self.resized)
 
     def __iter__(self) -> Iterator[Transitions]:
         return (view for _, view in self._numbered())
