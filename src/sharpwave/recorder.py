@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from .observations import Frames, Observations
 from .store import Store
 from .writer import SegmentWriter
 
 MODES = ("NextStep", "SameStep", "Disabled")
+
+Result = tuple[Any, Any, Any, Any, Any]
 
 
 def autoreset_mode(env: Any) -> str:
@@ -41,9 +45,16 @@ class Recorder:
 
     Works with a Gymnasium ``Env`` (lane ``first_lane``), a ``VectorEnv`` of any autoreset mode, and ale-py's
     ``AtariVectorEnv`` (a lane for each sub-environment). Observations are handed through unchanged; everything else of
-    the environment is reached as before. Where the environment stacks frames itself, ``[stack, *field.shape]``, the
-    newest is stored. A row whose action the environment ignored because it was resetting (NextStep) is not a step and
-    is not stored. ``reset`` in mid-episode, of all lanes or by ``options={"reset_mask": ...}``, truncates the episode.
+    the environment is reached as before. Where the environment stacks frames itself, and the field declares that
+    stack, the newest is stored (:class:`sharpwave.observations.Observations` says what fits which field). A row whose
+    action the environment ignored because it was resetting (NextStep) is not a step and is not stored.
+
+    Nothing is stored that did not happen. ``reset`` in mid-episode, of all lanes or by ``options={"reset_mask": ...}``,
+    truncates the episode; the first ``reset`` of a recorder truncates whatever is under way in its lanes, as an earlier
+    recorder left it (:meth:`Store.break_episode`). A step that the store refuses (a reward that is not finite, a
+    limiter's timeout, a full disk) breaks the episode off before it: the step before is truncated, the next one begins
+    an episode in the store, whose stacks begin there. Of a vector, the other lanes' steps are stored where only
+    the values of some lanes are refused. The environment went on meanwhile: what it returned is ``error.result``.
 
     Args:
         env: the environment.
@@ -61,14 +72,20 @@ class Recorder:
         self._vector = hasattr(env, "num_envs")
         # Of the environment itself: a wrapper that hands on what it does not know would be gone around.
         self._steps_async = hasattr(type(env), "step_async")
-        self._begun: tuple[Any, npt.NDArray[Any], dict[str, Any]] | None = None
+        self._begun: tuple[Any, Frames, float | None] | None = None
         count = int(env.num_envs) if self._vector else 1
+        if getattr(getattr(env, "unwrapped", env), "batch_size", count) != count and self._vector:
+            raise ValueError(
+                f"Recorder: batch_size={env.unwrapped.batch_size} of {count} environments; step all at once"
+            )
         self._lanes = np.arange(first_lane, first_lane + count)
-        self._obs: dict[
-            str, npt.NDArray[Any]
-        ] = {}  # newest frames before the coming step, [lanes, *shape]; our own copy
-        self._running = np.zeros(count, np.bool_)  # a step of the lane's present episode is in the store
+        self._observations = Observations(env, store.spec)
+        self._obs: Frames = {}  # newest frames before the coming step, [lanes, *shape]; our own copy
+        self._spare: Frames = {}  # memory for those after it
+        self._taken_over = False  # what was under way in the lanes has been ended
         self._done = np.ones(count, np.bool_)  # the lane's episode has ended and no new one has begun
+        self._lost = np.zeros(count, np.bool_)  # the environment raised: nobody knows what it observes now
+        self._watched: tuple[int, Frames] = 0, {}  # steps for which stacks are looked at, and the last ones
 
     def __getattr__(self, name: str) -> Any:
         if name == "env":  # not set yet: __init__ failed
@@ -76,140 +93,241 @@ class Recorder:
         return getattr(self.env, name)
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
-        """``env.reset``; an episode that this breaks off is truncated at its last step."""
-        mask = (options or {}).get("reset_mask") if self._vector else None
-        chosen = np.ones(len(self._lanes), np.bool_) if mask is None else np.asarray(mask, np.bool_)
-        last = {name: frames.copy() for name, frames in self._obs.items()}
+        """``env.reset``; an episode that this breaks off is truncated at its last step.
+
+        Raises:
+            ValueError: a step is under way; or what is observed does not fit the spec, as for ``Store.extend``, or is
+                padded otherwise than the store will pad it.
+        """
         if self._begun is not None:
             raise ValueError("Recorder.reset: a step is under way; call step_wait() first")
+        mask = (options or {}).get("reset_mask") if self._vector else None
+        chosen = np.ones(len(self._lanes), np.bool_) if mask is None else np.array(mask, np.bool_)
+        for lane in self._lanes[chosen] if self._taken_over else self._lanes:
+            self.store.break_episode(int(lane))
+        self._taken_over = True
+        self._lost |= chosen
         obs, info = self.env.reset(seed=seed, options=options)
-        for i in np.flatnonzero(chosen & self._running):
-            final = {name: frames[i] for name, frames in last.items()}
-            self.store.end_episode(int(self._lanes[i]), self.store.spec.join_obs(final))
-        self._running[chosen] = False
-        self._done[chosen] = False
-        self._remember(obs)
+        frames = self._observations.frames(obs)
+        for name, array in frames.items():
+            self.store.spec.fields[name].rows(name, array, len(self._lanes))
+        self._observations.check_begun(obs, np.flatnonzero(chosen))
+        self._obs = {name: np.array(array) for name, array in frames.items()}
+        self._watched = self.store.spec.context, self._stacks(obs)
+        self._done[chosen] = self._lost[chosen] = False
         return obs, info
 
-    def step(self, action: Any, **fields: Any) -> tuple[Any, Any, Any, Any, Any]:
+    def step(self, action: Any, *, timeout: float | None = None, **fields: Any) -> Result:
         """``env.step``, recorded.
 
         Args:
+            timeout: seconds that the store may wait for limiters, as for ``Store.extend``.
             fields: values of the spec's further fields for this step; with a leading axis for a vector environment.
 
         Raises:
-            ValueError: before the first reset; and what ``Store.extend`` raises.
+            ValueError: before the first reset, after an episode's end, or after the environment raised.
+            ValueError, TypeError, LimiterTimeoutError, OSError, MemoryError: from ``Store.extend``: the environment has
+                stepped, but the step is not stored; ``error.result`` is what this would have returned, and the next
+                step begins an episode in the store. With a vector of which only some lanes' values were refused the
+                message names them; the others' steps are stored.
         """
-        self.step_async(action, **fields)
+        self.step_async(action, timeout=timeout, **fields)
         return self.step_wait()
 
-    def step_async(self, action: Any, **fields: Any) -> None:
+    def step_async(self, action: Any, *, timeout: float | None = None, **fields: Any) -> None:
         """Begin :meth:`step`. An environment with a ``step_async`` of its own (Gymnasium's ``AsyncVectorEnv``,
         ``AtariFrames``) steps until :meth:`step_wait`; any other begins there.
 
         Raises:
-            ValueError: before the first reset, or while a step is under way.
+            ValueError: as for :meth:`step`, or while a step is under way.
         """
         if not self._obs:
             raise ValueError("Recorder.step: called before reset(); reset the environment first")
         if self._begun is not None:
             raise ValueError("Recorder.step: the step before has not ended; call step_wait() first")
+        if self._lost.any():
+            raise ValueError(
+                "Recorder.step: the environment raised an error, so what it observes now is not known; call reset() "
+                "first"
+            )
         if self.mode == "Disabled" and self._done.any():
             how = "reset(options={'reset_mask': mask})" if self._vector else "reset()"
             lanes = self._lanes[self._done].tolist()
             raise ValueError(f"Recorder.step: the episode of lane {lanes} has ended; call {how} first")
         # Copied now: some environments write into it, and the caller may reuse it.
-        taken = np.array(action) if self._vector else np.array(action)[None]
+        given = {"action": action, **fields}
+        values = {name: np.array(value) if self._vector else np.array(value)[None] for name, value in given.items()}
+        for name, value in values.items():
+            if value.shape[:1] != self._lanes.shape:
+                raise ValueError(
+                    f"Recorder.step: {name} has shape {value.shape}, expected a value for each of the "
+                    f"{len(self._lanes)} lanes"
+                )
         if self._steps_async:
-            self.env.step_async(action)
+            with self._losing_track():
+                self.env.step_async(action)
         elif isinstance(action, np.ndarray):
             action = action.copy()
-        self._begun = (action, taken, fields)
+        self._begun = action, values, timeout
 
-    def step_wait(self) -> tuple[Any, Any, Any, Any, Any]:
+    def step_wait(self) -> Result:
         """What :meth:`step` returns, recorded.
 
         Raises:
-            ValueError: no step was begun; and what ``Store.extend`` raises.
+            ValueError: no step was begun; and as :meth:`step`.
         """
         if self._begun is None:
             raise ValueError("Recorder.step_wait: no step is under way; call step_async() first")
-        (action, taken, fields), self._begun = self._begun, None
-        result: tuple[Any, Any, Any, Any, Any] = self.env.step_wait() if self._steps_async else self.env.step(action)
-        obs, reward, terminated, truncated, info = result
-        te, tr = np.atleast_1d(np.asarray(terminated, np.bool_)), np.atleast_1d(np.asarray(truncated, np.bool_))
-        ended = te | tr
-        rows = slice(None) if not self._done.any() else np.flatnonzero(~self._done)
-        final = self._finals(obs, info, ended) if ended.any() else None
-        values: dict[str, Any] = {
-            name: np.asarray(v) if self._vector else np.asarray(v)[None] for name, v in fields.items()
-        }
-        join = self.store.spec.join_obs
-        self.store.extend(
-            obs=join({name: frames[rows] for name, frames in self._obs.items()}),
-            action=taken[rows],
-            reward=np.atleast_1d(np.asarray(reward))[rows],
-            terminated=te[rows],
-            truncated=tr[rows],
-            final_obs=None if final is None else join({name: frames[rows] for name, frames in final.items()}),
-            lanes=self._lanes[rows],
-            **{name: value[rows] for name, value in values.items()},
-        )
-        self._running = ~ended & ~self._done
-        # After a NextStep reset row the lane is in a new episode; after SameStep it is at once.
-        self._done = ended if self.mode != "SameStep" else np.zeros_like(ended)
-        self._remember(obs)
+        (action, values, timeout), self._begun = self._begun, None
+        with self._losing_track():
+            result: Result = self.env.step_wait() if self._steps_async else self.env.step(action)
+        try:
+            with self._losing_track():
+                error = self._record(result, values, timeout)
+        except BaseException as unfit:
+            error = unfit
+        if error is not None:
+            error.result = result  # type: ignore[attr-defined]
+            error.add_note("The environment has stepped; what it returned is this error's attribute `result`.")
+            raise error
         return result
 
     def close(self) -> Any:
         """``env.close``; episodes that are not over stay open in the store."""
         return self.env.close()
 
-    def _finals(self, obs: Any, info: Any, ended: npt.NDArray[np.bool_]) -> dict[str, npt.NDArray[Any]]:
-        """True final observations, newest frames [lanes, *shape] by field; only rows that ended mean anything."""
-        if self.mode != "SameStep":
-            return self._newest(obs)
-        given = info.get("final_obs", info.get("final_observation"))
-        given = given if self._vector else [given]
-        if given is None:
+    @contextlib.contextmanager
+    def _losing_track(self) -> Iterator[None]:
+        """Where something raises inside, what the environment observes is not known any more."""
+        try:
+            yield
+        except BaseException:
+            self._lost[:] = True
+            self._break_off(self._lanes)
+            raise
+
+    def _break_off(self, lanes: npt.NDArray[np.int64]) -> None:
+        for lane in lanes.tolist():
+            with contextlib.suppress(Exception):  # a store that was closed; what is raised already says more
+                self.store.break_episode(lane)
+
+    def _record(self, result: Result, values: Frames, timeout: float | None) -> BaseException | None:
+        """Store a step's rows. Returns what some of them were refused for.
+
+        Args:
+            values: of the action and of further fields, [lanes, *shape].
+
+        Raises: ValueError: observations that cannot be read.
+        """
+        obs, reward, terminated, truncated, info = result
+        te, tr = np.atleast_1d(np.asarray(terminated, np.bool_)), np.atleast_1d(np.asarray(truncated, np.bool_))
+        ended, resetting = te | tr, self._done
+        rows, begun = np.flatnonzero(~resetting), resetting
+        self._keep(self._observations.frames(obs))
+        error: BaseException | None = None
+        final: Frames | None = None
+        if self.mode == "SameStep":
+            begun = ended
+            try:
+                final = self._finals(info, ended) if ended.any() else None
+            except ValueError as missing:
+                error = missing
+                self._break_off(self._lanes[rows[ended[rows]]])
+                rows = rows[~ended[rows]]
+        values = values | {"reward": np.atleast_1d(np.asarray(reward)), "terminated": te, "truncated": tr}
+        join, wait = self.store.spec.join_obs, {} if timeout is None else {"timeout": timeout}
+
+        def store(rows: Any) -> None:
+            self.store.extend(
+                obs=join({name: frames[rows] for name, frames in self._obs.items()}),
+                next_obs=join({name: frames[rows] for name, frames in self._spare.items()}),
+                final_obs=None if final is None else join({name: frames[rows] for name, frames in final.items()}),
+                lanes=self._lanes[rows],
+                **{name: value[rows] for name, value in values.items()},
+                **wait,
+            )
+
+        error = self._store(store, rows) or error
+        # After a NextStep reset row the lane is in a new episode; after SameStep it is at once.
+        self._done = ended if self.mode != "SameStep" else np.zeros_like(ended)
+        self._obs, self._spare = self._spare, self._obs
+        try:
+            self._check_stacks(obs, begun)
+        except ValueError as unlike:
+            error = error or unlike
+        return error
+
+    def _store(self, store: Callable[[Any], None], rows: npt.NDArray[np.int64]) -> BaseException | None:
+        """Let ``store`` store ``rows``, or those of them that are not refused. Returns what others were refused for."""
+        try:
+            store(slice(None) if len(rows) == len(self._lanes) else rows)
+            return None
+        except (ValueError, TypeError) as error:
+            refusal: BaseException = error
+        except BaseException as error:
+            self._break_off(self._lanes[rows])
+            return error
+        refused: list[int] = []
+        for row in rows.tolist() if len(rows) > 1 else []:
+            try:
+                store([row])
+            except (ValueError, TypeError) as error:
+                refused.append(row)
+                refusal = error if len(refused) == 1 else refusal
+            except BaseException as error:
+                self._break_off(self._lanes[rows[rows >= row]])
+                return error
+        if len(rows) == 1 or len(refused) == len(rows):
+            self._break_off(self._lanes[rows])
+            return refusal
+        self._break_off(self._lanes[refused])
+        named = type(refusal)(f"Recorder.step: lane {self._lanes[refused].tolist()}: {refusal}; other lanes are stored")
+        named.__cause__ = refusal
+        return named if refused else None
+
+    def _keep(self, frames: Frames) -> None:
+        """Copy the newest frames: some environments hand out the same memory again."""
+        for name, array in frames.items():
+            spare = self._spare.get(name)
+            if spare is not None and (spare.shape, spare.dtype) == (array.shape, array.dtype):
+                spare[...] = array
+            else:
+                self._spare[name] = np.array(array, order="C")
+
+    def _finals(self, info: Any, ended: npt.NDArray[np.bool_]) -> Frames:
+        """True final observations of a SameStep environment, newest frames [lanes, *shape] by field; only rows that
+        ended mean anything.  Raises: ValueError: there are none.
+        """
+        if isinstance(info, Mapping):
+            given = info.get("final_obs", info.get("final_observation"))
+        else:
+            given = [one.get("final_obs") for one in info]  # gymnasium's DictInfoToList
+        if not self._vector:
+            given = [given]
+        elif isinstance(given, Mapping) or (isinstance(given, np.ndarray) and given.dtype != object):
+            return self._observations.frames(given)
+        rows = np.flatnonzero(ended).tolist()
+        if given is None or any(given[row] is None for row in rows):
             raise ValueError("Recorder: a SameStep environment ended an episode without info['final_obs']")
-        if isinstance(given, Mapping) or (isinstance(given, np.ndarray) and given.dtype != object):
-            return self._newest(given)
-        finals = {name: np.zeros_like(frames) for name, frames in self._obs.items()}
-        for i in np.flatnonzero(ended):
-            one = given[i]
-            if self._vector:
-                one = (
-                    {k: np.asarray(v)[None] for k, v in one.items()}
-                    if isinstance(one, Mapping)
-                    else np.asarray(one)[None]
-                )
-            for name, frame in self._newest(one).items():
-                finals[name][i] = frame[0]
+        found = {row: self._observations.of_one(given[row]) for row in rows}
+        finals = {}
+        for name, frames in self._spare.items():
+            dtype = np.result_type(*(found[row][name].dtype for row in rows))
+            finals[name] = np.zeros(frames.shape, dtype)
+            for row in rows:
+                finals[name][row] = found[row][name][0]
         return finals
 
-    def _remember(self, obs: Any) -> None:
-        """Copy the newest frames: some environments hand out the same memory again."""
-        for name, frames in self._newest(obs).items():
-            if name in self._obs and self._obs[name].shape == frames.shape:
-                self._obs[name][...] = frames
-            else:
-                self._obs[name] = np.array(frames, dtype=self.store.spec.fields[name].dtype)
+    def _check_stacks(self, obs: Any, begun: npt.NDArray[np.bool_]) -> None:
+        """Check that the environment's stacks are those that the store will make: where episodes have ``begun``, and in
+        the first steps after :meth:`reset`.  Raises: ValueError.
+        """
+        if begun.any():
+            self._observations.check_begun(obs, np.flatnonzero(begun))
+        left, before = self._watched
+        if left and before:
+            self._observations.check_shifted(before, obs, np.flatnonzero(~begun))
+            self._watched = left - 1, self._stacks(obs)
 
-    def _newest(self, obs: Any) -> dict[str, npt.NDArray[Any]]:
-        """The newest frame of each lane, [lanes, *shape] by field, of an observation as the environment gives it."""
-        newest = {}
-        for name, value in self.store.spec.split_obs(obs).items():
-            field, array = self.store.spec.fields[name], np.asarray(value)
-            if not self._vector:
-                array = array[None]
-            if array.shape[1:] == field.shape:
-                newest[name] = array
-            elif array.shape[2:] == field.shape and array.ndim >= 2:
-                newest[name] = array[:, -1]
-            else:
-                raise ValueError(
-                    f"Recorder: {name} has shape {array.shape[1:]}, expected {field.shape}, or a stack of those; "
-                    "declare the field as the environment's single frame"
-                )
-        return newest
+    def _stacks(self, obs: Any) -> Frames:
+        return {name: array.copy() for name, array in self._observations.stacks(obs).items()}

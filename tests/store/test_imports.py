@@ -21,7 +21,7 @@ LAYERS = [
     {"settings", "accounting", "checkpoint"},
     {"opening"},
     {"store", "writer"},
-    {"recorder"},
+    {"recorder", "observations"},
     {"agents", "envs"},
     {"training"},
     {"bench"},

@@ -10,6 +10,7 @@ from gymnasium.vector import VectorEnv
 
 from sharpwave.envs.atari import AtariFrames, AtariSettings, games
 from sharpwave.envs.gym import make_gym
+from sharpwave.observations import PADS, stacking
 from sharpwave.spec import Field, Spec
 
 __all__ = ["AtariFrames", "AtariSettings", "games", "make_env", "step_spec"]
@@ -42,11 +43,20 @@ def make_env(
 
 
 def step_spec(env: VectorEnv[Any, Any, Any]) -> Spec:
-    """What the store keeps of one step of ``env``: the newest frame of an Atari stack, or the whole observation."""
+    """What the store keeps of one step of ``env``: the newest frame of a stack, or the whole observation.
+
+    Raises:
+        ValueError: the environments stack frames in different ways, or pad stacks as no field does.
+    """
     action = Field((), "int64")
     space = env.single_observation_space
     assert space.shape is not None and space.dtype is not None
-    if isinstance(env, AtariFrames):
-        # The emulator pads the stack after a reset with zeros; the replayed stack must look the same.
-        return Spec(obs=Field(space.shape[1:], "uint8", stack=space.shape[0], pad="zeros"), action=action)
-    return Spec(obs=Field(space.shape, str(space.dtype)), action=action)
+    found = stacking(env)
+    if len(found) > 1 or (found[0][0] and found[0][1] not in PADS):
+        raise ValueError(
+            f"env: stacks frames as (stack_size, padding_type) {found}; expected one, padded with {[*PADS]}"
+        )
+    (size, padding), dtype = found[0], str(space.dtype)
+    if size:  # the replayed stack must look as the environment's does, its padding included
+        return Spec(obs=Field(space.shape[1:], dtype, stack=size, pad=PADS[padding]), action=action)
+    return Spec(obs=Field(space.shape, dtype), action=action)

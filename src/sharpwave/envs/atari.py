@@ -112,6 +112,7 @@ class AtariFrames(VectorEnv[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.ND
         self.action_names = settings.actions or tuple(known)
         self._actions = np.array([known.index(name) for name in self.action_names], np.int64)
         self._clip = settings.clip_rewards
+        self.stack_size, self.padding_type = settings.stack, "zero"  # as gymnasium's FrameStackObservation says it
         self.num_envs = num_envs
         # ale-py writes into a dict that all of its instances share; this one is our own.
         self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_fps": 60 // settings.frame_skip}

@@ -1,0 +1,232 @@
+"""How an environment's observations become frames of a store's fields: which axes are whose, as its spaces say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from .spec import Field, Spec
+
+Frames = dict[str, npt.NDArray[Any]]
+
+PADS: dict[str, Literal["repeat", "zeros"]] = {"reset": "repeat", "zero": "zeros"}
+"""What :class:`Field` calls the ``padding_type`` of Gymnasium's ``FrameStackObservation``."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One field's part of an observation.
+
+    Attributes:
+        shape: of one environment's, as its space says; ``None``: it has no space.
+        parts: of a tuple observation, which are stored as one row; 0: it is an array.
+        stacked: its first axis is a stack of frames, of which the newest is stored.
+    """
+
+    name: str
+    field: Field
+    shape: tuple[int, ...] | None
+    parts: int = 0
+    stacked: bool = False
+
+
+class Observations:
+    """Reads what an environment observes, for a store with ``spec``.
+
+    An observation has the shape of its field; or it is a stack of such frames, where the field declares one of as many
+    and the environment says that it stacks, and how it pads: Gymnasium's ``FrameStackObservation``, ale-py's
+    ``AtariVectorEnv``, or anything with the former's attributes ``stack_size`` and ``padding_type``. A dict has the
+    spec's keys. The parts of a tuple, which have one shape, become one row.
+
+    Raises:
+        ValueError: the environment's observations do not fit, and how to declare them.
+    """
+
+    def __init__(self, env: Any, spec: Spec) -> None:
+        self.spec, self.vector = spec, hasattr(env, "num_envs")
+        space = getattr(env, "single_observation_space" if self.vector else "observation_space", None)
+        self._parts = [self._part(env, name, one) for name, one in self._spaces(space).items()]
+
+    def frames(self, obs: Any) -> Frames:
+        """The newest frame of each lane, [lanes, *shape] by field, of what ``reset`` or ``step`` gave. Not copied."""
+        return {name: array[:, -1] if part.stacked else array for name, part, array in self._arrays(obs, self.vector)}
+
+    def of_one(self, obs: Any) -> Frames:
+        """As :meth:`frames`, [1, *shape], of one sub-environment's observation."""
+        return {name: array[:, -1] if part.stacked else array for name, part, array in self._arrays(obs, False)}
+
+    def stacks(self, obs: Any) -> Frames:
+        """The whole stacks, [lanes, stack, *shape], of those fields that the environment stacks. Not copied."""
+        if not any(part.stacked for part in self._parts):
+            return {}
+        return {name: array for name, part, array in self._arrays(obs, self.vector) if part.stacked}
+
+    def check_begun(self, obs: Any, lanes: npt.NDArray[np.int64]) -> None:
+        """Check that the first stacks of episodes, in ``lanes`` of ``obs``, are padded as the store will pad them.
+
+        Raises: ValueError.
+        """
+        for name, stacks in self.stacks(obs).items():
+            field, some = self.spec.fields[name], stacks[lanes]
+            older, newest = some[:, :-1], some[:, -1:]
+            same = older == (0 if field.pad == "zeros" else newest)
+            wrong = ~(same | (older != older)).reshape(len(lanes), -1).all(axis=1)
+            if wrong.any():
+                other = "repeat" if field.pad == "zeros" else "zeros"
+                fits = older == (0 if other == "zeros" else newest)
+                raise ValueError(
+                    f"Recorder: {name}: after a reset the stack of environment {lanes[np.argmax(wrong)]} is not padded "
+                    f"as Field(pad={field.pad!r}) will pad it when it is sampled; "
+                    + (
+                        f"declare pad={other!r}"
+                        if fits.all()
+                        else "it holds other frames (an end of an episode after which the game goes on? see "
+                        f"episodic_life): let the environment stack nothing, or declare Field({some.shape[1:]}, "
+                        f"{field.dtype!r}), which stores whole stacks"
+                    )
+                )
+
+    def check_shifted(self, before: Frames, obs: Any, lanes: npt.NDArray[np.int64]) -> None:
+        """Check that stacks moved on by one frame, the newest one last, since ``before``, from :meth:`stacks`.
+
+        Raises: ValueError.
+        """
+        for name, stacks in self.stacks(obs).items():
+            same = (stacks[lanes, :-1] == before[name][lanes, 1:]) | (stacks[lanes, :-1] != stacks[lanes, :-1])
+            if not same.all():
+                raise ValueError(
+                    f"Recorder: {name}: the environment's stack is not the one before, moved on by one frame with the "
+                    "newest last; the store would make other stacks of what it keeps. Declare "
+                    f"Field({stacks.shape[1:]}, {self.spec.fields[name].dtype!r}), which stores whole stacks"
+                )
+
+    def _spaces(self, space: Any) -> dict[str, Any]:
+        """The space of each field."""
+        if space is None:
+            return dict.fromkeys(self.spec.obs_names)
+        inner = getattr(space, "spaces", None)
+        if not isinstance(inner, Mapping):
+            if self.spec.dict_obs:
+                keys = [name[4:] for name in self.spec.obs_names]
+                raise ValueError(
+                    f"Recorder: the environment observes {space}, expected a dict with the spec's keys {keys}"
+                )
+            return {"obs": space}
+        if not self.spec.dict_obs:
+            raise ValueError(
+                f"Recorder: the environment observes a dict, the spec declares one field; declare "
+                f"Spec(obs={{key: Field(...)}}) with the keys {sorted(inner)}"
+            )
+        return self.spec.split_obs(inner, "Recorder: the environment's observation")
+
+    def _part(self, env: Any, name: str, space: Any) -> _Part:
+        field = self.spec.fields[name]
+        inner = getattr(space, "spaces", None)
+        shape: tuple[int, ...] | None = getattr(space, "shape", None)
+        parts = 0
+        if isinstance(inner, Sequence):
+            shapes = [getattr(one, "shape", None) for one in inner]
+            if len(set(shapes)) != 1 or shapes[0] is None:
+                raise ValueError(
+                    f"Recorder: {name} is {space}, whose parts differ in shape; wrap it with gymnasium.wrappers."
+                    "FlattenObservation, or make it a dict"
+                )
+            parts, shape = len(inner), (len(inner), *shapes[0])
+        elif space is not None and (shape is None or inner is not None):
+            raise ValueError(
+                f"Recorder: {name} is {space}, which is no array; wrap the environment with gymnasium.wrappers."
+                "FlattenObservation, or store its parts as a dict of arrays"
+            )
+        if shape is None or shape == field.shape:
+            return _Part(name, field, field.shape if shape is None else shape, parts)
+        said = f"Recorder: {name}: the environment gives {shape}, the field holds {field.shape}"
+        if shape[1:] != field.shape or parts:
+            raise ValueError(f"{said}; declare Field({shape}, {field.dtype!r})")
+        if field.stack != shape[0]:
+            raise ValueError(
+                f"{said} and {'no stack' if field.stack is None else f'a stack of {field.stack}'}; declare "
+                f"Field({shape}, ...), or, where the environment stacks {shape[0]} frames, "
+                f"Field({field.shape}, ..., stack={shape[0]})"
+            )
+        for size, padding in stacking(env):
+            self._check_padding(said, field, size, padding)
+        return _Part(name, field, shape, stacked=True)
+
+    @staticmethod
+    def _check_padding(said: str, field: Field, size: int, padding: str) -> None:
+        if size != field.stack:
+            raise ValueError(
+                f"{said} and a stack of {field.stack}, but the environment "
+                + (f"says stack_size={size}" if size else "does not say that it stacks frames")
+                + f"; declare Field({(field.stack, *field.shape)}, ...) for an observation with such an axis; or give "
+                f"a wrapper of yours that stacks the attributes stack_size={field.stack} and padding_type='reset' or "
+                "'zero', as gymnasium.wrappers.FrameStackObservation has them"
+            )
+        if padding not in PADS:
+            raise ValueError(
+                f"{said}; the environment pads the stacks at an episode's start with padding_type={padding!r}, which "
+                "the store cannot do; use padding_type='zero' with Field(pad='zeros'), or 'reset' with 'repeat'"
+            )
+        if field.frames > 1 and PADS[padding] != field.pad:
+            raise ValueError(
+                f"{said}; at an episode's start the environment pads stacks with padding_type={padding!r}, the field "
+                f"with pad={field.pad!r}; declare Field({field.shape}, ..., stack={field.stack}, "
+                f"pad={PADS[padding]!r})"
+            )
+
+    def _arrays(self, obs: Any, batched: bool) -> Iterator[tuple[str, _Part, npt.NDArray[Any]]]:
+        """The observations' arrays with one leading axis, by field. ``batched``: they have it."""
+        split = self.spec.split_obs(obs)
+        for part in self._parts:
+            value = split[part.name]
+            if part.parts and batched:
+                array = np.stack([np.asarray(one) for one in value], axis=1)
+            else:
+                array = np.asarray(value)
+                array = array if batched else array[None]
+            if array.shape[1:] != part.shape:
+                raise ValueError(
+                    f"Recorder: {part.name} has shape {array.shape[1:]}, expected {part.shape} as the environment's "
+                    "observation space says (or the field, where there is none)"
+                )
+            yield part.name, part, array
+
+
+def stacking(env: Any) -> list[tuple[int, str]]:
+    """``stack_size`` and ``padding_type`` of ``env``, or of each of its sub-environments; (0, "") for one that does not
+    say that it stacks frames."""
+    found = _own_stacking(env)
+    inner = getattr(env, "unwrapped", env)
+    if found[0] or not hasattr(env, "num_envs"):
+        return [found]
+    if isinstance(getattr(inner, "envs", None), Sequence):
+        return list({_own_stacking(one) for one in inner.envs})
+    if not hasattr(inner, "call"):
+        return [found]
+    if not all(inner.call("has_wrapper_attr", "stack_size")):  # asked first: another process that has none would end
+        return [(0, "")]
+    sizes, paddings = inner.get_attr("stack_size"), inner.get_attr("padding_type")
+    values = inner.get_attr("padding_value") if "_custom" in paddings else [None] * len(sizes)
+    return list({(int(size), _padding(*one)) for size, *one in zip(sizes, paddings, values, strict=True)})
+
+
+def _own_stacking(env: Any) -> tuple[int, str]:
+    layer = env
+    while layer is not None:
+        if any(one.__name__ == "AtariVectorEnv" for one in type(layer).__mro__):
+            return int(layer.single_observation_space.shape[0]), "zero"
+        if "stack_size" in vars(layer):
+            return int(layer.stack_size), _padding(layer.padding_type, getattr(layer, "padding_value", None))
+        layer = vars(layer).get("env")
+    return 0, ""
+
+
+def _padding(padding: Any, value: Any) -> str:
+    if padding == "_custom":  # gymnasium's word for an observation of the caller's
+        values = value.values() if isinstance(value, Mapping) else [value]
+        return "zero" if not any(np.any(one) for one in values) else "an observation of its own"
+    return str(padding)
