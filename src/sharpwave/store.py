@@ -108,6 +108,8 @@ class Store:
             except NO_STATE as error:
                 assert self.recovery is not None
                 self.recovery.damages.append(f"view {number}: {error!r}; it begins anew")
+        if self.recovery is not None:
+            self.recovery.views = self._views.unclaimed
         self._log.keep_limits()
 
     @property
@@ -321,6 +323,7 @@ class Store:
     def transitions(
         self,
         *,
+        name: str | None = None,
         n_step: int = 1,
         gamma: float = 0.99,
         sampler: Sampler | None = None,
@@ -332,6 +335,8 @@ class Store:
         """A view that samples n-step transitions; several may sample one store.
 
         Args:
+            name: by which a checkpoint knows it; default "transitions", then "transitions-2" and so on, in the order
+                of making of the views in use. A second view of one name takes the first one's place in checkpoints.
             n_step: rewards summed, at most; fewer at an episode's end.
             gamma: discount factor.
             sampler: ``Uniform()`` (default), ``Prioritized(...)``, ``RankPrioritized(...)``, ``Fifo()``, ``Lifo()`` or
@@ -342,8 +347,10 @@ class Store:
             depth: how many batches stay valid at a time; each takes memory of its own.
             seed: default: from the store's seed and the number of views made before.
 
-        In a store opened from a checkpoint the first call gives back the first view of that time as it was, the second
-        the second, and so on, ``seed`` not being used. If one is asked for with other settings a warning says which.
+        In a store opened from a checkpoint this gives back the view of that name as it was, ``seed`` not being used. If
+        it is asked for with other settings, or once more after it was given out, a warning says what is lost; those not
+        asked for yet are in ``recovery.views``. A store on disk that is opened without a checkpoint has no views:
+        priorities begin anew.
 
         Raises:
             ValueError: naming the argument.
@@ -351,6 +358,7 @@ class Store:
         with self._lock:
             self._log.check_open()
             return self._views.make(
+                name,
                 Uniform() if sampler is None else sampler,
                 seed,
                 n_step=n_step,

@@ -129,7 +129,8 @@ def test_other_settings_of_a_view_are_named_and_beta_may_change(tmp_path: Path) 
     opened = sw.Store.open(tmp_path)
     opened.transitions(sampler=sw.Prioritized(beta=0.9)).sample(8)
     with pytest.warns(
-        RuntimeWarning, match="view 1 of the checkpoint is another: n_step was 3, is 5; sampler was Uniform, is Fifo"
+        RuntimeWarning,
+        match="view 'transitions-2' of the checkpoint is another: n_step was 3, is 5; sampler was Uniform, is Fifo",
     ):
         assert len(opened.transitions(n_step=5, sampler=sw.Fifo())) > 0
     other = sw.Mixture([(0.7, sw.Prioritized(alpha=0.6)), (0.3, sw.Uniform())])

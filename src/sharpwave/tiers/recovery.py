@@ -40,6 +40,8 @@ class Recovery:
             what came after them is not known. Their observation is the final one of the step before.
         damages: bytes that were set aside, each with its file, its offset and what was expected.
         differences: limits that are other than they were, and what that costs.
+        views: names of the checkpoint's views that :meth:`sharpwave.Store.transitions` was not asked for yet. They are
+            kept for the next checkpoint.
     """
 
     segments: int = 0
@@ -47,6 +49,7 @@ class Recovery:
     cut_steps: int = 0
     damages: list[str] = field(default_factory=list)
     differences: list[str] = field(default_factory=list)
+    views: list[str] = field(default_factory=list)
 
 
 def highest_slot(found: Found, stride: int) -> int:

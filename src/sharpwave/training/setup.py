@@ -121,4 +121,9 @@ def memory(recipe: Recipe, env: Env, disk: Path | None = None, saved: Path | Non
     sampler = (
         sw.Prioritized(alpha=recipe.priority_alpha, beta=recipe.beta_start) if recipe.prioritized else sw.Uniform()
     )
-    return store, store.transitions(n_step=recipe.n_step, gamma=recipe.gamma, sampler=sampler, seed=recipe.seed)
+    # A run of before views had names goes on with the only one it had.
+    old = store.recovery is not None and store.recovery.views == ["transitions"]
+    view = store.transitions(
+        name=None if old else "learner", n_step=recipe.n_step, gamma=recipe.gamma, sampler=sampler, seed=recipe.seed
+    )
+    return store, view

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,19 +21,33 @@ if TYPE_CHECKING:
     from ..tiers.log import StepLog
 
 
+DEFAULT_NAME = "transitions"
+DEFAULT_NAMES = re.compile(rf"{DEFAULT_NAME}(-[1-9][0-9]*)?")
+MAX_NAME_CHARACTERS = 100
+
+
 class Views:
     """Those that are in use, in the order of their making; the store keeps none alive. Its lock is held throughout.
+
+    A checkpoint knows views by name. Of two that are in use with one name, as where a notebook's cell is run again, it
+    keeps the one made last. Those that were given no name are called "transitions", "transitions-2", ... in the order
+    of their making, as many as are in use when it is written: one that was dropped does not count.
 
     Args:
         log: the store's log; ``lock`` guards it; at ``gate`` batches wait for steps.
         seed: the store's.
+
+    Attributes:
+        unclaimed: names of the views that were restored and not asked for yet.
     """
 
     def __init__(self, log: StepLog, lock: Any, gate: Gate, seed: int) -> None:
         self._log, self._lock, self._gate, self._seed = log, lock, gate, seed
         self._made = 0
+        self.unclaimed: list[str] = []
+        self._claimed: set[str] = set()  # names of restored views that were given out and remember something
         self._views: dict[int, weakref.ref[Transitions]] = {}  # by the number of their making
-        self._waiting: dict[int, Transitions] = {}  # restored, and not asked for yet
+        self._waiting: dict[str, tuple[int, Transitions]] = {}  # restored, and not asked for yet; below 0 their numbers
         log.watchers.append(self._forget)
         log.grown.append(self.resized)
 
@@ -42,57 +58,101 @@ class Views:
         return [(number, view) for number, ref in self._views.items() if (view := ref()) is not None]
 
     def restore(self, number: int, state: dict[str, Any]) -> None:
-        """Make the view of that number go on from ``state``, until it is asked for.
+        """Make a view go on from ``state``, until it is asked for by its name, or, as in checkpoints that know no
+        names, by the default one for that ``number``.
 
         Raises:
             KeyError, TypeError, ValueError, IndexError, OverflowError: not what :meth:`states` gives.
         """
+        name = checked_name(state.get("name", _default_name(number)))
+        if name is None or name in self._waiting:
+            raise ValueError(f"view {number} is named {name!r}, expected a name that no other has")
         view = restored(self._log, self._lock, self._gate, state)
-        self._waiting[number], self._views[number] = view, weakref.ref(view)
+        key = -1 - len(self._waiting)
+        self._waiting[name], self._views[key] = (key, view), weakref.ref(view)
+        self.unclaimed.append(name)
 
-    def make(self, sampler: Sampler, seed: Any, **settings: Any) -> Transitions:
-        """The next view: one that was restored, if it is the same, else a new one.
+    def make(self, name: str | None, sampler: Sampler, seed: Any, **settings: Any) -> Transitions:
+        """Make a view, or hand out the restored one of that name if its settings are the same.
 
         Args:
+            name: ``None``: that of the first restored one with a default name, or else the first default name that no
+                view in use has.
             seed: ``None``: from the store's and the view's number. ``settings``: as for :class:`Transitions`.
 
         Raises:
             ValueError, TypeError: naming the argument.
         """
-        number = self._made
-        view = self._waiting.pop(number, None)
+        called = checked_name(name) or self._next_name()
+        key, view = self._waiting.get(called, (0, None))
         if view is not None:
             wrong = claim(view, sampler, **settings)
             if wrong:
                 warnings.warn(
-                    f"transitions: view {number} of the checkpoint is another: {'; '.join(wrong)}. This one begins "
-                    "anew, with new priorities and a new random state",
+                    f"transitions: view {called!r} of the checkpoint is another: {'; '.join(wrong)}. This one begins "
+                    "anew and takes its place: priorities and random state of the checkpoint's are lost. Give it "
+                    "another name= to keep both",
                     RuntimeWarning,
                     stacklevel=3,
                 )
+            del self._waiting[called], self._views[key]
+            self.unclaimed.remove(called)
+            if wrong:
                 view = None
+            elif _remembers(view):
+                self._claimed.add(called)
+        elif called in self._claimed:
+            self._claimed.discard(called)
+            warnings.warn(
+                f"transitions: view {called!r} of the checkpoint was asked for before; this one begins anew and takes "
+                "its place, with new priorities and a new random state. Keep the first, or give this one another name=",
+                RuntimeWarning,
+                stacklevel=3,
+            )
         if view is None:
-            seed = [self._seed, number] if seed is None else seed
+            seed = [self._seed, self._made] if seed is None else seed
             view = Transitions(self._log, self._lock, self._gate, sampler=sampler, seed=seed, **settings)
-        self._views[number] = weakref.ref(view)
+        view.name = name
+        self._views[self._made] = weakref.ref(view)
         self._made += 1
         self._log.space.limit_arena()
         return view
 
     def states(self) -> dict[str, Any]:
         """What :meth:`restore` needs, by number; a warning for a view that cannot be kept."""
-        found = {}
-        for number, view in self._numbered():
+        found: dict[str, Any] = {}
+        named = {**{name: view for name, (_, view) in self._waiting.items()}, **self._named()}
+        lost = [
+            f"two views in use are named {view.name!r}; the one made last is kept"
+            for view in self._given_out()
+            if view.name is not None and named[view.name] is not view
+        ]
+        for name, view in named.items():
             state = saved(view)
             if state is not None:
-                found[str(number)] = state
+                found[str(len(found))] = state | {"name": name}
             else:
-                warnings.warn(
-                    f"checkpoint: view {number} has a sampler of another kind, {view.sampler!r}; it is not kept",
-                    RuntimeWarning,
-                    stacklevel=4,
-                )
+                lost.append(f"view {name!r} has a sampler of another kind, {view.sampler!r}; it is not kept")
+        for what in lost:
+            warnings.warn(f"checkpoint: {what}", RuntimeWarning, stacklevel=4)
         return found
+
+    def _next_name(self) -> str:
+        defaults = [name for name in self.unclaimed if DEFAULT_NAMES.fullmatch(name)]
+        if defaults:
+            return min(defaults, key=lambda name: (len(name), name))
+        return next(_free_names(self._named()))
+
+    def _given_out(self) -> list[Transitions]:
+        """The views in use, without those that were restored and not asked for."""
+        return [view for number, view in self._numbered() if number >= 0]
+
+    def _named(self) -> dict[str, Transitions]:
+        """The views in use by the names that a checkpoint knows them by."""
+        views = self._given_out()
+        found = {view.name: view for view in views if view.name is not None}
+        free = _free_names(set(found))
+        return found | {next(free): view for view in views if view.name is None}
 
     def append_waits(self, steps: int) -> str | None:
         """What so many steps must wait for."""
@@ -133,3 +193,24 @@ class Views:
     def _forget(self, slot: int) -> None:
         for view in self:
             view._steps.forget(slot)
+
+
+def checked_name(name: Any) -> str | None:
+    """Return a view's name, or ``None`` for none.  Raises: ValueError."""
+    if name is None or (isinstance(name, str) and 0 < len(name) <= MAX_NAME_CHARACTERS and name.isprintable()):
+        return name
+    raise ValueError(f"transitions: name={name!r}, expected 1 to {MAX_NAME_CHARACTERS} printable characters")
+
+
+def _default_name(number: int) -> str:
+    return DEFAULT_NAME if number == 0 else f"{DEFAULT_NAME}-{number + 1}"
+
+
+def _free_names(taken: Container[str]) -> Iterator[str]:
+    """Return the default names that aren't ``taken``, without end."""
+    return (name for name in map(_default_name, itertools.count()) if name not in taken)
+
+
+def _remembers(view: Transitions) -> bool:
+    """Whether a view knows more than what can be sampled: priorities, an order, or how often steps were given out."""
+    return view.max_times_sampled is not None or bool(view.sampler.state())

@@ -62,6 +62,7 @@ class Transitions:
                 f"transitions: sampler={sampler!r}, expected a sampler such as sharpwave.Uniform() or Prioritized(...)"
             )
         uses = None if max_times_sampled is None else Uses(max_times_sampled, log.index.leaves)
+        self.name: str | None = None  # what it was asked for by, if by any
         self.max_times_sampled = None if uses is None else uses.most
         self.n_step, self.gamma = int(n_step), float(gamma)
         self._log, self._lock, self._gate = log, lock, gate
