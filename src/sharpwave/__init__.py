@@ -1,6 +1,6 @@
 """Sharpwave: a compressed experience store for deep reinforcement learning, and the off-policy trainer built on it."""
 
-from .errors import DamagedError, EmptyError, LimiterTimeoutError, StoreInUseError
+from .errors import DamagedError, EmptyError, LimiterTimeoutError, NewerVersionError, StoreInUseError
 from .recorder import Recorder
 from .sampling.limiters import MinSize, Queue, SamplesPerInsert
 from .sampling.mixture import Mixture
@@ -27,6 +27,7 @@ __all__ = [
     "LowestPriority",
     "MinSize",
     "Mixture",
+    "NewerVersionError",
     "Prioritized",
     "Queue",
     "RankPrioritized",

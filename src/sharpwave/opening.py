@@ -13,7 +13,7 @@ from typing import Any
 
 from .checkpoint import WAIT_S, copy_file
 from .codecs import DamagedError
-from .errors import StoreInUseError
+from .errors import NewerVersionError, StoreInUseError
 from .settings import LIMITS, Settings
 from .tiers import snapshot
 from .tiers.directory import Directory
@@ -128,6 +128,15 @@ class Left:
                 files.sync(target, name)
         files.fsync_folder(target)
 
+    def unlink(self, disk: Disk, files: Files) -> None:
+        """Take those names away again.  Raises: OSError."""
+        for region in disk.regions.regions.values():
+            region.close()
+        disk.regions.regions.clear()
+        for name in disk.regions.directory.names():
+            files.unlink(disk.regions.directory, name)
+        files.unlink(disk.directory, OPENING)
+
 
 def begin(
     settings: Settings, folder: Path | None, left: Left | None, files: Files
@@ -139,7 +148,7 @@ def begin(
         left: what is to be opened; ``None``: a new store.
 
     Raises:
-        FileExistsError, StoreInUseError, OSError, MemoryError.
+        FileExistsError, StoreInUseError, OSError, MemoryError, NewerVersionError.
     """
     if folder is None and left is None:
         return _log(settings, None, 0), None, {}
@@ -202,8 +211,13 @@ def _opened(settings: Settings, disk: Disk | None, left: Left, files: Files) -> 
             directory = stack.enter_context(stack.enter_context(left.part()).directory(FOLDER))
             regions = Regions(directory, left.identity, REGION_BYTES, files)
             stack.callback(regions.close)
-        records, damages = regions.recover()
-        log, report, states = _filled(settings, disk, left, regions, records, damages)
+        try:
+            records, damages = regions.recover()
+            log, report, states = _filled(settings, disk, left, regions, records, damages)
+        except NewerVersionError:  # found before anything is written but for the links
+            if disk is not None and left.checkpoint:
+                left.unlink(disk, files)
+            raise
     report.damages = [*map(str, damages), *report.damages]
     report.differences = _differences(settings, left)
     if disk is not None:

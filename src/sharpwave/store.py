@@ -509,7 +509,8 @@ class Store:
 
         Raises:
             FileNotFoundError: no store there.  StoreInUseError: another process has it.
-            DamagedError: ``store.json`` is not what a store writes.
+            DamagedError: ``store.json`` is not what a store writes.  MemoryError: the limits it names are too large.
+            NewerVersionError: a later release wrote something in it; nothing was changed.
             ValueError, FileExistsError: naming the argument that does not fit.
         """
         given = {"capacity": capacity, "ram": ram, "disk_limit": disk_limit, "on_full": on_full, "seed": seed}

@@ -6,15 +6,23 @@
 from __future__ import annotations
 
 import json
+import os
 import runpy
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 import sharpwave as sw
+from sharpwave.tiers import array_tree
 from sharpwave.tiers.check import check
+from sharpwave.tiers.episodes import survey
+from sharpwave.tiers.folder import packed_manifest
+from sharpwave.tiers.records import SEGMENT, read_region
+from sharpwave.tiers.state import read_state
 
 DATA = Path(__file__).parent.parent / "data"
 VERSIONS = sorted(path.name for path in DATA.glob("v*"))
@@ -62,3 +70,67 @@ def test_a_store_of_a_version_comes_back(version: str, name: str, tmp_path: Path
         assert told["views"][view]["first_batch"] == steps["first_batch"]
     assert {key: told[key] for key in ("steps", "lane_steps")} == {key: was[key] for key in ("steps", "lane_steps")}
     assert not check(folder).damages
+
+
+# of a later release
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    """Every file's content but the lock's."""
+    paths = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "lock")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def with_crc(data: bytes) -> bytes:
+    return data + zlib.crc32(data).to_bytes(4, "little")
+
+
+def newer_region(folder: Path) -> None:
+    path = max(folder.rglob("*.region"))
+    content = path.read_bytes()
+    path.write_bytes(with_crc(content[:8] + (2).to_bytes(4, "little") + content[12:68]) + content[72:])
+
+
+def newer_segment(folder: Path) -> None:
+    path = min(folder.rglob("*.region"))
+    region, records, _ = read_region(path)
+    assert region is not None
+    region.close()
+    content = bytearray(path.read_bytes())
+    one = [record for record in records if record.kind == SEGMENT][-1]
+    data = content[one.offset : one.offset + one.nbytes]
+    content[one.offset : one.offset + one.nbytes] = with_crc(bytes(data[:4] + (2).to_bytes(2, "little") + data[6:-4]))
+    path.write_bytes(content)
+
+
+def newer_manifest(folder: Path) -> None:
+    manifest = json.loads((folder / "store.json").read_text())
+    (folder / "store.json").write_bytes(packed_manifest({**manifest, "format": 2, "more": {"to": "say"}}))
+
+
+def newer_state(folder: Path) -> None:
+    (path,) = folder.rglob("state.npz")
+    tree = read_state(path)
+    path.unlink()
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
+    with mock.patch.object(array_tree, "VERSION", array_tree.VERSION + 1):
+        array_tree.write(descriptor, tree)
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize("name", ["flushed", "memory-checkpoint", "disk-checkpoint"])
+@pytest.mark.parametrize("newer", [newer_region, newer_segment, newer_manifest, newer_state])
+def test_what_a_later_release_wrote_is_refused_and_left_alone(name: str, newer: Any, tmp_path: Path) -> None:
+    if name == "flushed" and newer is newer_state:
+        newer = newer_region  # it has none
+    folder = unpacked("v1", name, tmp_path)
+    newer(folder)
+    before = files_of(folder)
+    for look in (sw.Store.open, check, survey):
+        with pytest.raises(sw.NewerVersionError, match="written by a newer sharpwave; upgrade"):
+            look(folder)
+        assert files_of(folder) == before
+    if name == "disk-checkpoint":
+        with pytest.raises(sw.NewerVersionError):
+            sw.Store.open(folder, disk=tmp_path / "elsewhere")
+        assert files_of(folder) == before and not files_of(tmp_path / "elsewhere")

@@ -9,6 +9,7 @@ import typer
 
 from sharpwave.cli import bench, inspect, plan, train, verify
 from sharpwave.cli import eval as eval_command
+from sharpwave.errors import NewerVersionError
 
 app = typer.Typer(
     name="sharpwave",
@@ -31,7 +32,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit: 0, or 2 with a sentence on what to do where the user's input does not fit."""
     try:
         app(args=arguments)
-    except (ValueError, ModuleNotFoundError) as error:
+    except (ValueError, ModuleNotFoundError, NewerVersionError) as error:
         # Everything the user may get wrong is refused with a ValueError that says what to do; so no traceback.
         if os.environ.get("SHARPWAVE_TRACEBACK"):
             raise
