@@ -19,7 +19,7 @@ from .tiers import snapshot
 from .tiers.directory import Directory
 from .tiers.disk import REGION_BYTES, SMALLEST_REGION
 from .tiers.files import Files
-from .tiers.folder import FOLDER, Hold, read_manifest, write_manifest
+from .tiers.folder import FOLDER, MOST_CHECKPOINT, Hold, read_manifest, write_manifest
 from .tiers.log import StepLog
 from .tiers.ownership import MARK, check_apart, mark, numbered, remove_part, remove_partial_manifests
 from .tiers.records import SEGMENT, TAIL, Identity
@@ -59,9 +59,9 @@ def save(
         for left in numbered(directory):  # by one that did not come to its end
             if int(left) != before["checkpoint"]:
                 remove_part(directory, left, before["store"], files)
-        number = before["checkpoint"] + 1
+        number = before["checkpoint"] % (MOST_CHECKPOINT - 1) + 1
         while directory.status(str(number)):  # what is not a checkpoint's
-            number += 1
+            number = number % (MOST_CHECKPOINT - 1) + 1
         identity = settings.get("store") or secrets.token_hex(16)
         try:
             with files.make_directory(directory, str(number), new=True) as part:

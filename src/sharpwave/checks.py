@@ -104,6 +104,11 @@ def check_capacity(capacity: Any) -> int | None:
     return int(capacity)
 
 
+def most_lanes(capacity: int | None) -> int:
+    """Lanes that a store of that capacity has at most."""
+    return MOST_LANES if capacity is None else min(MOST_LANES, capacity // 2)
+
+
 def _unknown(given: Any, expected: Any) -> KeyError:
     extra, missing = set(given) - set(expected), set(expected) - set(given)
     what = f"unknown field {min(extra)!r}" if extra else f"field {min(missing)!r} is missing"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .checkpoint import WAIT_S, copy_file
-from .codecs import DamagedError
+from .checks import most_lanes
 from .errors import NewerVersionError, StoreInUseError
 from .settings import LIMITS, Settings
 from .tiers import snapshot
@@ -36,7 +37,7 @@ from .tiers.recovery import Recovery, adopt_all, highest_slot, set_aside
 from .tiers.regions import Regions
 from .tiers.state import STATE, read_state
 
-NO_STATE = (KeyError, TypeError, ValueError, IndexError, OverflowError, DamagedError)
+NO_STATE = (KeyError, TypeError, ValueError, IndexError, OverflowError, RecursionError)
 """What reading a state raises that is none."""
 
 States = dict[int, dict[str, Any]]
@@ -85,8 +86,6 @@ class Left:
     def _read(cls, directory: Directory, disk: Path | None) -> Left:
         manifest = read_manifest(directory)
         number = manifest.get("checkpoint", 0)
-        if not isinstance(number, int) or number < 0:
-            raise DamagedError(f"{directory.path / MANIFEST}: checkpoint {number!r}, expected a number")
         if not number and disk is not None:
             raise ValueError(
                 f"open: disk={str(disk)!r}, but {directory.path} is no checkpoint; a store on disk stays there"
@@ -249,17 +248,26 @@ def _filled(
         try:
             with left.part() as part:
                 state = read_state(part.path / STATE, part)
-            log = _log(settings, disk, max(slots, snapshot.slots_needed(state["log"])))
-            report = snapshot.restore(log, regions, records, damages, disk, state["log"])
-            return log, report, {int(number): view for number, view in state["views"].items()}
+            before, views = snapshot.checked(state.get("log"), settings.segment_steps), _numbered(state.get("views"))
+            log = _log(settings, disk, max(slots, snapshot.slots_needed(before)))
+            return log, snapshot.restore(log, regions, records, damages, disk, before), views
         except (*NO_STATE, OSError) as error:
             wrong = f"{left.folder / str(left.checkpoint) / STATE}: {error}; open segments and priorities are lost"
             if disk is not None:
                 disk.let_go()
     log = _log(settings, disk, slots)
-    report = adopt_all(log, regions, records, damages, disk)
+    report = adopt_all(log, regions, records, damages, disk, most_lanes(left.manifest["capacity"]))
     report.damages += [wrong] if wrong else []
     return log, report, {}
+
+
+def _numbered(views: Any) -> States:
+    """What a file says of views, by their number.  Raises: ValueError."""
+    if not isinstance(views, dict) or not all(
+        re.fullmatch("[0-9]{1,9}", number) and isinstance(view, dict) for number, view in views.items()
+    ):
+        raise ValueError("views: expected a dict for each, by its number")
+    return {int(number): view for number, view in views.items()}
 
 
 def _log(settings: Settings, disk: Disk | None, slots: int) -> StepLog:

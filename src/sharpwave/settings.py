@@ -16,12 +16,15 @@ from .sampling.kinds import describe, make
 from .sampling.order import Fifo
 from .sampling.retention import LowestPriority, Reservoir
 from .spec import Spec
-from .tiers.layout import DEFAULT_STRIDE, DISK_STRIDE
+from .tiers.layout import DEFAULT_STRIDE, DISK_STRIDE, most_rows
 
 SMALLEST_RAM = 4 << 20
 SMALLEST_DISK = 16 << 20
 ON_FULL = ("raise", "block", "drop_oldest", "drop_newest")
 LIMITS = ("capacity", "ram", "disk_limit")
+RETENTIONS = ("Fifo", "LowestPriority", "Reservoir")
+MOST_SEGMENT_BYTES = 1 << 30
+"""Of a segment's rows, decoded."""
 
 
 @dataclass(frozen=True)
@@ -109,18 +112,39 @@ class Settings:
         Raises:
             DamagedError: not what a store writes.  ValueError: what is given.
         """
+        said = cls.said(folder, manifest)
+        now: dict[str, Any] = {name: getattr(said, name) for name in (*LIMITS, "on_full", "seed")}
+        now |= {name: value for name, value in given.items() if value is not None}
+        fixed: dict[str, Any] = {"codec": said.codecs, "segment_steps": said.segment_steps, "retention": said.retention}
+        return cls.checked(said.spec, on_disk=on_disk, **now, **fixed)
+
+    @classmethod
+    def said(cls, folder: Path, manifest: Mapping[str, Any]) -> Settings:
+        """Just what ``store.json`` says: whoever reads it, reads it here.
+
+        Raises:
+            DamagedError: not what a store writes.
+        """
+        on_disk = bool(manifest.get("on_disk", True)) or manifest.get("disk_limit") is not None
         try:
-            spec = Spec.from_json(manifest["spec"])
+            if absent := {"spec", "schema", "codecs", "segment_steps", "retention", *LIMITS, "seed"} - manifest.keys():
+                raise ValueError(f"{min(absent)!r} is missing")
+            whole: dict[str, Any] = {name: manifest[name] for name in (*LIMITS, "segment_steps", "seed")}
+            for name, value in whole.items():
+                if type(value) is not int and not (value is None and name in LIMITS):
+                    raise ValueError(f"{name} {value!r}, expected an integer")
+            spec, codecs, retention = Spec.from_json(manifest["spec"]), manifest["codecs"], manifest["retention"]
             if spec.schema_hash != manifest["schema"]:
                 raise ValueError(f"schema {manifest['schema']!r}, expected {spec.schema_hash} of the spec it holds")
-            limits = {name: manifest[name] for name in (*LIMITS, "on_full", "seed")}
-            retention = make(manifest["retention"])
-            fixed = {"codec": manifest["codecs"], "segment_steps": manifest["segment_steps"], "retention": retention}
-            cls.checked(spec, on_disk=limits["disk_limit"] is not None or on_disk, **limits, **fixed)
-        except (KeyError, TypeError, ValueError) as error:
-            raise DamagedError(f"{folder}: store.json is not what a store writes ({error!r})") from error
-        limits |= {name: value for name, value in given.items() if value is not None}
-        return cls.checked(spec, on_disk=on_disk, **limits, **fixed)
+            if not isinstance(codecs, dict) or codecs.keys() != spec.fields.keys():
+                raise ValueError(f"codecs {codecs!r}, expected one for each of {list(spec.fields)}")
+            if not isinstance(retention, dict) or retention.get("kind") not in RETENTIONS:
+                raise ValueError(f"retention {retention!r}, expected one of {', '.join(RETENTIONS)}")
+            return cls.checked(
+                spec, on_disk=on_disk, on_full=manifest.get("on_full"), codec=codecs, retention=make(retention), **whole
+            )
+        except (TypeError, ValueError, OverflowError) as error:
+            raise DamagedError(f"{folder}: store.json is not what a store writes ({error}); put back a copy") from error
 
 
 def checked_limits(capacity: Any, ram: Any, disk_limit: Any, on_disk: bool) -> dict[str, int | None]:
@@ -148,12 +172,19 @@ def _stride(spec: Spec, segment_steps: Any, limits: Mapping[str, int | None], on
     if segment_steps is not None:
         if not isinstance(segment_steps, (int, np.integer)) or not 1 <= segment_steps <= 65536:
             raise ValueError(f"Store: segment_steps={segment_steps!r}, expected an integer from 1 to 65536")
+        if most_rows(spec, int(segment_steps)) * spec.step_bytes > MOST_SEGMENT_BYTES:
+            raise ValueError(
+                f"Store: segment_steps={segment_steps}, {spec.step_bytes:,} bytes each; a segment may have "
+                f"{MOST_SEGMENT_BYTES >> 20:,} MiB; lower it"
+            )
         return int(segment_steps)
     stride = DISK_STRIDE if on_disk else DEFAULT_STRIDE
     if (capacity := limits["capacity"]) is not None:
         stride = min(stride, capacity // 16)
     if (ram := limits["ram"]) is not None:
         stride = min(stride, ram // 64 // spec.step_bytes)
+    while stride > 1 and most_rows(spec, stride) * spec.step_bytes > MOST_SEGMENT_BYTES:
+        stride //= 2
     return max(1, stride)
 
 

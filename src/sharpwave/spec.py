@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +23,11 @@ RESERVED = {"reward", "terminated", "truncated", "flags", "final_obs", "lanes", 
     "probabilities",
     "ids",
 }
+
+
+MOST_DIMENSIONS, MOST_VALUE_BYTES, MOST_FIELDS = 16, 1 << 30, 1024
+_DTYPES = re.compile("bool|u?int(8|16|32|64)|float(16|32|64|96|128)")
+"""Of the names that NumPy knows, those that :meth:`Spec.to_json` writes."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +66,11 @@ class Field:
             raise ValueError(f"Field: stack {self.stack!r} must be None or an integer from 1 to 64")
         if self.pad not in ("repeat", "zeros"):
             raise ValueError(f"Field: pad {self.pad!r} must be 'repeat' or 'zeros'")
+        if len(shape) > MOST_DIMENSIONS or math.prod(map(int, shape)) * dtype.itemsize > MOST_VALUE_BYTES:
+            raise ValueError(
+                f"Field: a value of shape {shape!r} and {dtype} is too large; expected at most {MOST_DIMENSIONS} "
+                f"dimensions and {MOST_VALUE_BYTES >> 20} MiB"
+            )
         object.__setattr__(self, "shape", tuple(int(n) for n in shape))
         object.__setattr__(self, "stack", None if self.stack is None else int(self.stack))
         object.__setattr__(self, "dtype", dtype.newbyteorder("=").name)
@@ -150,6 +162,8 @@ class Spec:
             if name.split(".")[0] == "obs":
                 raise ValueError(f"Spec: field {name!r} would count as an observation; choose another name")
             fields[name] = field
+        if len(fields) > MOST_FIELDS:
+            raise ValueError(f"Spec: {len(fields):,} fields, expected at most {MOST_FIELDS:,}; join some in one array")
         for name, field in fields.items():
             if not isinstance(field, Field):
                 raise TypeError(f"Spec: {name} is {field!r}, expected a sharpwave.Field")
@@ -203,14 +217,15 @@ class Spec:
         """Inverse of :meth:`description`, and of :meth:`to_json` once parsed.
 
         Raises:
-            KeyError, TypeError, ValueError: not a schema.
+            ValueError, TypeError: not a schema.
         """
         fields = {
-            name: Field(tuple(field["shape"]), field["dtype"], field["stack"], field["pad"], field.get("codec"))
-            for name, field in schema["fields"].items()
+            name: _field(name, field) for name, field in _dict("spec", _dict("spec", schema).get("fields")).items()
         }
         obs = {name[4:]: field for name, field in fields.items() if name.startswith("obs.")}
         further = {name: field for name, field in fields.items() if name.split(".")[0] != "obs"}
+        if "action" not in further or bool(obs) == ("obs" in fields):
+            raise ValueError(f"spec: fields {list(fields)[:8]}, expected one observation, or several, and an action")
         return cls(obs=obs or fields["obs"], **further)
 
     @cached_property
@@ -231,3 +246,23 @@ class Spec:
     def join_obs(self, arrays: Mapping[str, Any]) -> Any:
         """Inverse of :meth:`split_obs`."""
         return {name[4:]: arrays[name] for name in self.obs_names} if self.dict_obs else arrays["obs"]
+
+
+def _dict(what: str, value: Any) -> dict[str, Any]:
+    """A JSON object.  Raises: ValueError."""
+    if not isinstance(value, dict):
+        raise ValueError(f"{what}: {type(value).__name__}, expected an object")
+    return value
+
+
+def _field(name: str, value: Any) -> Field:
+    """A field, of whatever was parsed.  Raises: ValueError, TypeError."""
+    said = {"codec": None, **_dict(f"field {name!r}", value)}
+    if said.keys() != {"shape", "dtype", "stack", "pad", "codec"}:
+        raise ValueError(f"field {name!r}: {sorted(said)}, expected a shape, a dtype, a stack and a pad")
+    shape, dtype, stack = said["shape"], said["dtype"], said["stack"]
+    if not isinstance(shape, list) or any(type(n) is not int for n in shape) or type(stack) not in (int, type(None)):
+        raise ValueError(f"field {name!r}: shape {shape!r}, stack {stack!r}, expected integers")
+    if not isinstance(dtype, str) or not _DTYPES.fullmatch(dtype):
+        raise ValueError(f"field {name!r}: dtype {dtype!r}, expected one of NumPy's names of numbers")
+    return Field(tuple(shape), dtype, stack, said["pad"], said["codec"])

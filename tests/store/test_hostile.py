@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import warnings
 import zlib
 from pathlib import Path
@@ -13,7 +14,11 @@ import pytest
 import sharpwave as sw
 from sharpwave import segment
 from sharpwave.codecs import ZSTD
+from sharpwave.tiers.check import check
 from sharpwave.tiers.records import SEGMENT, read_region
+
+from . import strangers
+from .test_versions import WRITE
 
 SPEC = sw.Spec(obs=sw.Field((16, 16), "uint8", stack=2), action=sw.Field((), "int64"), serial=sw.Field((), "int64"))
 LANES, OBS = 3, 2
@@ -88,3 +93,37 @@ def test_what_cannot_be_decoded_is_set_aside_once_and_sampling_goes_on(disk: boo
         assert len(store.stats()["damaged"]) == 2
         play(store, 4000, 400)  # and what was set aside leaves like anything else
         assert store.stats()["damaged"] == [] and len(view.sample(64).ids) == 64
+
+
+@pytest.mark.parametrize("what", list(strangers.ALTERATIONS))
+def test_a_strangers_store_is_refused_by_name_or_works(what: str, tmp_path: Path) -> None:
+    """Any part of it may be anything, under checksums that hold (``python -m tests.store.strangers`` tries more)."""
+    spec = WRITE["SPEC"]
+    outcomes = set()
+    for seed in range(25):
+        folder = tmp_path / str(seed)
+        strangers.make(folder, what, seed)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # what is set aside, named
+            outcomes.add(strangers.use(folder, spec))
+    assert len(outcomes) > 1
+
+
+def test_opening_and_verify_agree_on_what_a_manifest_may_say(tmp_path: Path) -> None:
+    for seed in range(120):
+        folder = tmp_path / str(seed)
+        strangers.make(folder, "store.json", seed)
+        try:
+            damaged = {one.path.name for one in check(folder).damages}
+        except sw.NewerVersionError:
+            damaged = {"store.json"}
+        try:
+            sw.Store.open(folder).close()
+            assert "store.json" not in damaged, seed
+        except (sw.DamagedError, sw.NewerVersionError):
+            assert "store.json" in damaged, seed
+        except FileNotFoundError:  # it names another checkpoint
+            assert damaged, seed
+        except MemoryError:  # a limit that no machine has room for is the reader's to change
+            pass
+        shutil.rmtree(folder)

@@ -16,9 +16,9 @@ ROOT = Path(sharpwave.__file__).parent
 # a module may import from its own layer and from those before it
 LAYERS = [
     {"errors", "spec", "checks", "words", "delta", "codecs", "segment"},
-    {"tiers", "sampling"},
+    {"tiers", "sampling", "settings"},
     {"views"},
-    {"settings", "accounting", "checkpoint"},
+    {"accounting", "checkpoint"},
     {"opening"},
     {"store", "writer"},
     {"recorder", "observations"},

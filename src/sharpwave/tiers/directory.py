@@ -140,11 +140,14 @@ def open_file(path: Path) -> int:
     return _opened(path, None, path, _READ)
 
 
-def read_file(path: Path, directory: Directory | None = None) -> bytes:
-    """A regular file's content; from ``directory``, if given.  Raises: IrregularError; OSError."""
+def read_file(path: Path, directory: Directory | None = None, most: int = -1) -> bytes:
+    """A regular file's content, or its first ``most`` bytes; from ``directory``, if given.
+
+    Raises: IrregularError; OSError.
+    """
     descriptor = open_file(path) if directory is None else directory.open_file(path.name)
     with os.fdopen(descriptor, "rb") as file:
-        return file.read()
+        return file.read(most)
 
 
 def _opened(target: str | Path, base: int | None, path: Path, flags: int) -> int:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..errors import DamagedError, StoreInUseError
+from ..errors import DamagedError, NewerVersionError, StoreInUseError
 from .directory import Directory, IrregularError, read_file
 from .files import Files
 
@@ -26,6 +26,10 @@ except ImportError:  # Windows: two processes on one folder are not noticed ther
 
 FORMAT = 1
 MANIFEST, LOCK, FOLDER, QUARANTINE = "store.json", "lock", "regions", "quarantine"
+MANIFEST_BYTES = 1 << 20
+MOST_CHECKPOINT = (1 << 31) - (1 << 20)
+"""The number of a checkpoint lies below it; each is followed by others."""
+_NAME = re.compile("[0-9a-f]{32}")
 
 
 def write_manifest(directory: Directory, manifest: dict[str, Any], files: Files) -> None:
@@ -157,27 +161,44 @@ def read_manifest(folder: Path | Directory) -> dict[str, Any]:
     """A store folder's ``store.json``.
 
     Raises:
-        FileNotFoundError: no store there.  DamagedError: not what a store writes.
+        FileNotFoundError: no store there.  DamagedError: not what a store writes.  NewerVersionError.
         IrregularError: no regular file.  OSError.
     """
     directory = folder if isinstance(folder, Directory) else None
     path = (folder.path if isinstance(folder, Directory) else folder) / MANIFEST
     try:
-        content = read_file(path, directory)
+        content = read_file(path, directory, MANIFEST_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise FileNotFoundError(f"{path.parent}: no store there: {MANIFEST} is missing") from error
     try:
+        if len(content) > MANIFEST_BYTES:
+            raise ValueError(f"more than {MANIFEST_BYTES:,} bytes")
         manifest: dict[str, Any] = json.loads(content)
-        version, store, schema = manifest["format"], bytes.fromhex(manifest["store"]), int(manifest["schema"])
-        expected = packed_manifest(manifest)
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        raise DamagedError(f"{path}: not what a store writes ({error!r}); put back a copy of it") from error
-    if version != FORMAT or len(store) != 16 or not 0 <= schema < 2**64:
-        raise DamagedError(f"{path}: format {version!r}, this release reads {FORMAT}")
+        expected = packed_manifest(_checked(manifest))
+    except (ValueError, RecursionError) as error:
+        raise DamagedError(f"{path}: not what a store writes ({error}); put back a copy of it") from error
     if content != expected:  # byte by byte: there is one way to write it
         at = next((i for i, (a, b) in enumerate(zip(content, expected, strict=False)) if a != b), len(expected))
         raise DamagedError(
             f"{path}: not what a store writes: its checksum does not hold, or it was edited (byte {at:,}); put back a "
             "copy of it. Limits are changed with the arguments of Store.open"
         )
+    if manifest["format"] > FORMAT:
+        raise NewerVersionError(f"{path}: format {manifest['format']}, this release reads {FORMAT}")
+    return manifest
+
+
+def _checked(manifest: Any) -> dict[str, Any]:
+    """What every release's ``store.json`` has.  Raises: ValueError."""
+    if not isinstance(manifest, dict):
+        raise ValueError(f"{type(manifest).__name__}, expected an object")
+    numbers = {"format": 1 << 16, "schema": 1 << 64, "checkpoint": MOST_CHECKPOINT}
+    for name, most in numbers.items():
+        value = manifest.get(name, 0)
+        if type(value) is not int or not (name == "format") <= value < most:
+            raise ValueError(f"{name} {value!r}, expected an integer below {most}")
+    if type(manifest.get("on_disk", False)) is not bool:
+        raise ValueError(f"on_disk {manifest['on_disk']!r}, expected true or false")
+    if not isinstance(store := manifest.get("store"), str) or not _NAME.fullmatch(store):
+        raise ValueError(f"store {store!r}, expected 32 hexadecimal digits")
     return manifest

@@ -71,12 +71,17 @@ class Layout:
         return -(-lanes // (chunk_bytes // self.open_bytes))
 
 
+def most_rows(spec: Spec, stride: int) -> int:
+    """Most rows of an observation's column in a segment of ``stride`` steps: its frames."""
+    return spec.context + stride + max(3, stride // 8)
+
+
 def layout_of(spec: Spec, stride: int, on_disk: bool) -> Layout:
     """The layout of segments of ``stride`` steps, in a store with a disk or without."""
     names = ("flags", "reward", *spec.fields)
     sizes = np.array([1, 4, *(field.row_bytes for field in spec.fields.values())], np.int64)
     obs_columns = [names.index(name) for name in spec.obs_names]
-    most_frames = spec.context + stride + max(3, stride // 8)
+    most_frames = most_rows(spec, stride)
     limits = tuple(most_frames if c in obs_columns else stride for c in range(len(names)))
     starts = np.cumsum([0, *(rounded(n * int(size), 64) for n, size in zip(limits, sizes, strict=True))])
     overhead = segment.HEADER.size + 64 * len(names)

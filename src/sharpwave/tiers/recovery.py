@@ -64,7 +64,14 @@ def _most_slots(found: Found) -> int:
     return (1 << 22) + 64 * len(found)
 
 
-def adopt_all(log: StepLog, regions: Regions, found: Found, damages: list[Damage], disk: Disk | None) -> Recovery:
+def adopt_all(
+    log: StepLog,
+    regions: Regions,
+    found: Found,
+    damages: list[Damage],
+    disk: Disk | None,
+    most_lanes: int = MOST_LANES,
+) -> Recovery:
     """Put every whole segment into the empty ``log``; with a ``disk`` they stay there until they are sampled.
 
     Every lane begins a new episode afterwards: where the last step known of it did not end one, that episode is
@@ -72,12 +79,13 @@ def adopt_all(log: StepLog, regions: Regions, found: Found, damages: list[Damage
 
     Args:
         damages: segments that are damaged are added.
+        most_lanes: that the store could have.
 
     Raises:
         OSError: a file cannot be written; then nothing is deleted or moved.
         ValueError, MemoryError: the capacity, or ``ram``, is too small for the lanes.
     """
-    adoption = Adoption(log, regions, found, damages, disk)
+    adoption = Adoption(log, regions, found, damages, disk, most_lanes)
     if isinstance(log.retention, Reservoir):
         log.retention.threshold = _threshold(regions, found)
     for versions in ranked(found, log.stride):
@@ -170,8 +178,17 @@ class Adoption:
         full: a segment did not fit into memory.  damaged: the last one that was tried was.
     """
 
-    def __init__(self, log: StepLog, regions: Regions, found: Found, damages: list[Damage], disk: Disk | None) -> None:
+    def __init__(
+        self,
+        log: StepLog,
+        regions: Regions,
+        found: Found,
+        damages: list[Damage],
+        disk: Disk | None,
+        most_lanes: int = MOST_LANES,
+    ) -> None:
         self.log, self.regions, self.damages, self.disk = log, regions, damages, disk
+        self._most_lanes = most_lanes
         self.report = Recovery()
         self.full = self.damaged = False
         self._dictionaries = {record.id: (number, record) for number, record in found if record.kind == DICTIONARY}
@@ -187,7 +204,7 @@ class Adoption:
         """A segment had left: no step will get the number of one of its steps."""
         with contextlib.suppress(DamagedError):
             header = segment.parse(memoryview(self._content(number, record)), self.log.spec)
-            if header.lane < MOST_LANES:
+            if header.lane < self._most_lanes:
                 self._ends[header.lane] = max(self._ends.get(header.lane, 0), header.first_step + header.steps)
 
     def try_adopt(self, number: int, record: Record) -> bool:
@@ -217,10 +234,10 @@ class Adoption:
             if not data:
                 return False
         header = segment.check(memoryview(data), log.spec, self._dictionary)
-        if header.steps > log.stride or header.frames > log.layout.most_frames or header.lane >= MOST_LANES:
+        if header.steps > log.stride or header.frames > log.layout.most_frames or header.lane >= self._most_lanes:
             raise DamagedError(
                 f"{header.steps} steps, {header.frames} frames of lane {header.lane}; expected at most {log.stride}, "
-                f"{log.layout.most_frames} and {MOST_LANES - 1}"
+                f"{log.layout.most_frames} and {self._most_lanes - 1}"
             )
         shared = [self._dictionary(column.dictionary) for column in header.placed]
         places: list[int] = []

@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..checks import MOST_LANES
 from ..codecs import DamagedError
 from ..sampling.samplers import checked_array
-from ..segment import FLAGS
+from ..segment import FLAGS, MOST_NUMBER
 from ..spec import TRUNCATED
 from .disk import Disk
 from .index import LEAF_BITS, LEAF_MASK
 from .log import StepLog
-from .records import SEGMENT, TAIL, Damage, Record
+from .records import MOST_GENERATION, MOST_ID, ROOM, SEGMENT, TAIL, Damage, Record
 from .recovery import Adoption, Recovery
 from .regions import Regions
 from .rows import WHOLE
@@ -54,9 +55,33 @@ def tails(log: StepLog) -> list[tuple[int, bytes]]:
     return [log.opened.pack_raw(lane) for lane in np.flatnonzero(there).tolist()]
 
 
+def checked(state: Any, stride: int) -> dict[str, Any]:
+    """What a file says a log was, in which every number is one that a log could have.
+
+    Raises:
+        ValueError: not what :func:`capture` gives.
+    """
+    if not isinstance(state, dict) or not isinstance(state.get("retention"), dict):
+        raise ValueError(f"log: {type(state).__name__}, expected a dict with the retention's")
+    most = {"generation": MOST_GENERATION + ROOM, "open_rows": stride + 1, "lane_steps": MOST_NUMBER, "ids": MOST_ID}
+    for name in ("generation", "ids", "open_slots", "open_rows", "lane_steps"):
+        array = checked_array(state, name, np.int64)
+        if array.size and not 0 <= array.min() <= array.max() < most.get(name, LEAF_MASK):
+            raise ValueError(f"{name} from {array.min()} to {array.max()}, expected from 0 below {most.get(name)}")
+    numbers = {"first_generation": MOST_GENERATION + ROOM, **dict.fromkeys(COUNTS, MOST_NUMBER)}
+    for name, limit in numbers.items():
+        if type(state.get(name)) is not int or not 0 <= state[name] < limit:
+            raise ValueError(f"{name} {state.get(name)!r}, expected an integer from 0 below {limit}")
+    if len(state["open_slots"]) > MOST_LANES or len(state["generation"]) > LEAF_MASK // stride:
+        raise ValueError(
+            f"{len(state['open_slots']):,} lanes, {len(state['generation']):,} slots: no store has so many"
+        )
+    return state
+
+
 def slots_needed(state: dict[str, Any]) -> int:
-    """Slots that were in use.  Raises: ValueError: not what :func:`capture` gives."""
-    return len(checked_array(state, "generation", np.int64))
+    """Slots that were in use."""
+    return len(state["generation"])
 
 
 def restore(

@@ -7,6 +7,7 @@ again before it is said to be: it may have been half written.
 from __future__ import annotations
 
 import os
+import re
 import stat
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -19,12 +20,14 @@ import numpy.typing as npt
 import zstandard
 
 from .. import segment
+from ..checks import most_lanes
 from ..codecs import DamagedError
-from ..sampling.kinds import make
 from ..segment import Header
+from ..settings import Settings
 from ..spec import Spec
 from .directory import IrregularError, kind_of
 from .folder import FOLDER, LOCK, MANIFEST, QUARANTINE, read_manifest
+from .layout import most_rows
 from .ownership import MARK
 from .records import DICTIONARY, HEADER, TAIL, Damage, Identity, Record, Region, read_region
 from .recovery import newest
@@ -57,7 +60,7 @@ class Described:
     @property
     def most_frames(self) -> int:
         """The most frames that a segment holds."""
-        return self.spec.context + self.segment_steps + max(3, self.segment_steps // 8)
+        return most_rows(self.spec, self.segment_steps)
 
     @property
     def most_bytes(self) -> int:
@@ -101,22 +104,10 @@ def describe(folder: Path) -> Described:
         FileNotFoundError: no store there.  DamagedError: not what a store writes.
     """
     manifest = read_manifest(folder)
-    path = folder / MANIFEST
-    try:
-        spec = Spec.from_json(manifest["spec"])
-        steps, codecs = manifest["segment_steps"], manifest["codecs"]
-        limits = {name: manifest[name] for name in LIMITS}
-        make(manifest["retention"])
-        whole = [steps, *(value for value in limits.values() if value is not None)]
-        if any(type(value) is not int or value < 0 for value in whole) or not 1 <= steps <= 65536:
-            raise ValueError(f"segment_steps {steps!r}, {limits}")
-        if set(codecs) != set(spec.fields):
-            raise ValueError(f"codecs of {list(codecs)}, expected of {list(spec.fields)}")
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise DamagedError(f"{path}: not what a store writes ({error!r}); put back a copy of it") from error
-    if spec.schema_hash != manifest["schema"]:
-        raise DamagedError(f"{path}: schema {manifest['schema']!r}, expected {spec.schema_hash} of the spec it holds")
-    return Described(spec, Identity(bytes.fromhex(manifest["store"]), spec.schema_hash), steps, limits, dict(codecs))
+    said = Settings.said(folder, manifest)
+    limits = {name: getattr(said, name) for name in LIMITS}
+    identity = Identity(bytes.fromhex(manifest["store"]), said.spec.schema_hash)
+    return Described(said.spec, identity, said.segment_steps, limits, said.codecs)
 
 
 def is_store(folder: Path) -> bool:
@@ -131,7 +122,10 @@ def part_of(folder: Path) -> Path:
         number = int(read_manifest(folder).get("checkpoint", 0))
         return folder / str(number) if number else folder
     except (OSError, DamagedError):
-        parts = sorted((path for path in folder.glob("*") if path.name.isdigit()), key=lambda path: int(path.name))
+        parts = sorted(
+            (path for path in folder.glob("*") if re.fullmatch("[0-9]{1,10}", path.name)),
+            key=lambda path: int(path.name),
+        )
         return parts[-1] if parts and not (folder / FOLDER).is_dir() else folder
 
 
@@ -252,6 +246,8 @@ class Reader:
                 f"{header.steps:,} steps, {header.frames:,} frames, {header.context:,} of them context; "
                 f"expected {fewest} to {steps:,} steps and at most {frames:,} frames"
             )
+        if header.lane >= most_lanes(described.limits["capacity"]):
+            raise DamagedError(f"lane {header.lane:,}, and the capacity is {described.limits['capacity']} steps")
         for column, placed in enumerate(header.placed):
             if placed.dictionary and (column, placed.dictionary) not in self._dictionaries:
                 raise DamagedError(
