@@ -1,14 +1,21 @@
 """``sharpwave train``: what it prints, what it leaves, and how it ends."""
 
 import dataclasses
+import fcntl
 import json
+import os
+import resource
+import select
 import signal
 import subprocess
+import termios
 import time
 
 import pytest
 
+from sharpwave.training.folder import new_folder
 from sharpwave.training.recipes import RECIPES, Recipe, flag
+from sharpwave.training.run import caught_signals
 
 from .conftest import COMMAND, ENVIRONMENT
 
@@ -78,6 +85,87 @@ def test_signals_end_a_run_with_a_checkpoint_that_plays(sharpwave, here, tmp_pat
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["steps"] for line in lines] == sorted(line["steps"] for line in lines)
     assert lines[-1]["steps"] == steps + 200
+
+
+@pytest.mark.parametrize("limit", [64 << 10, 100])  # less than a replay memory; less than config.json
+def test_a_full_disk_ends_a_run_with_1_and_a_sentence(here, tmp_path, limit):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))  # no file grows larger: as on a disk that is full
+    try:
+        result = here("train", "cartpole", "--out", tmp_path / "run", "--steps", 3_000, "--warmup-steps", 2_900)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert result.code == 1 and "File too large" in result.text and "Traceback" not in result.text, result.text
+
+
+def test_a_terminal_that_is_closed_ends_a_run_with_a_checkpoint(tmp_path):
+    folder = tmp_path / "run"
+    ours, theirs = os.openpty()
+
+    def own_terminal():
+        os.setsid()
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+    process = subprocess.Popen(
+        [*COMMAND, "train", "cartpole", "--out", str(folder), "--report-every", "100", "--steps", "10000000"],
+        env={**ENVIRONMENT, "TERM": "xterm"}, stdin=theirs, stdout=theirs, stderr=theirs, preexec_fn=own_terminal,
+    )  # fmt: skip
+    os.close(theirs)
+    metrics, limit = folder / "metrics.jsonl", time.monotonic() + 90
+    while not (metrics.is_file() and '"event": "report"' in metrics.read_text()):
+        assert time.monotonic() < limit and process.poll() is None, "no report came within 90 s"
+        if select.select([ours], [], [], 0.05)[0]:
+            os.read(ours, 1 << 16)
+    os.close(ours)  # the kernel sends SIGHUP, and writing to the terminal fails from now on
+    assert process.wait(timeout=60) == 0
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["reason"] == "interrupted by SIGHUP"
+    assert [int(path.name) for path in (folder / "checkpoints").iterdir()] == [summary["steps"]]
+
+
+def test_a_reader_that_goes_away_ends_no_run(tmp_path):
+    folder = tmp_path / "run"
+    process = subprocess.Popen(
+        [*COMMAND, "train", "cartpole", "--out", str(folder), "--steps", "1500", "--report-every", "50"],
+        env=ENVIRONMENT, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    process.stdout.close()
+    assert process.wait(timeout=90) == 0
+    assert json.loads((folder / "summary.json").read_text())["steps"] == 1_500
+
+
+def test_a_signal_that_is_ignored_stays_ignored():
+    """As nohup starts it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with caught_signals() as came:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert came() is None
+        signal.signal(signal.SIGHUP, signal.default_int_handler)
+        with caught_signals() as came:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert came() == "interrupted by SIGHUP"
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("time.strftime", lambda _: "20260101-000000")
+    with new_folder(None, "cartpole", 0) as one, new_folder(None, "cartpole", 0) as two:
+        assert [one, two] == [tmp_path / "runs" / f"cartpole-20260101-000000-0{end}" for end in ("", "-2")]
+        with pytest.raises(ValueError, match="is in use by process"), new_folder(two, "cartpole", 0):
+            pass
+    assert (one / "lock").is_file()
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_a_run_that_does_not_begin_removes_what_it_made(tmp_path, made):
+    if made:
+        (tmp_path / "run").mkdir()
+    with pytest.raises(ZeroDivisionError), new_folder(tmp_path / "run", "cartpole", 0):
+        raise ZeroDivisionError
+    assert (tmp_path / "run").exists() == made
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,10 @@ from rich.console import Console
 
 import sharpwave as sw
 from sharpwave.training.checkpoints import checkpoints
+from sharpwave.training.folder import locked
 from sharpwave.training.recipes import RECIPES, flag
 from sharpwave.training.resume import resume
-from sharpwave.training.run import locked, run
+from sharpwave.training.run import read_summary, run
 from sharpwave.training.state import episode_seed
 
 TIMES = {"minutes", "avg_fps", "seconds_left", "replay_bytes", "bytes_per_step", "process_bytes"}
@@ -222,7 +223,7 @@ def test_a_run_that_has_ended_says_so_and_goes_on_with_more_steps(cartpole, tmp_
     ended = tmp_path / "ended"
     shutil.copytree(cartpole, ended)
     before = metrics(ended)
-    summary = json.loads((ended / "summary.json").read_text())
+    summary = read_summary(ended)
     _, again, text = go(resume, ended, {})
     assert "has ended already, by the limit of 3,000 steps" in text and again == summary and metrics(ended) == before
     (ended / "summary.json").unlink()  # died between the last checkpoint and the summary

@@ -15,7 +15,7 @@ from sharpwave.bench import solved
 from sharpwave.bench.progress import Results, begin, say
 from sharpwave.bench.rungs import RUNGS
 from sharpwave.bench.runs import train
-from sharpwave.training.checkpoints import write_json
+from sharpwave.training.files import write_json
 from sharpwave.training.recipes import flag
 
 FILE = "ladder.json"

@@ -16,7 +16,7 @@ from sharpwave.bench.ladder_report import spread_text
 from sharpwave.bench.progress import Results, begin, say
 from sharpwave.bench.rungs import BOUND
 from sharpwave.bench.runs import episodes, train
-from sharpwave.training.checkpoints import write_json
+from sharpwave.training.files import write_json
 from sharpwave.training.recipes import RECIPES
 from sharpwave.training.text import byte_text
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from sharpwave.training.checkpoints import checkpoints
-from sharpwave.training.run import CONFIG, METRICS, SUMMARY
+from sharpwave.training.config import CONFIG
+from sharpwave.training.folder import METRICS, SUMMARY
 
 Episodes = list[dict[str, Any]]
 LOOK_EVERY = 1.0

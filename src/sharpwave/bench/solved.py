@@ -11,8 +11,9 @@ from typing import Any
 
 from sharpwave.bench.rungs import BOUND
 from sharpwave.bench.runs import Episodes, episodes
+from sharpwave.training.config import CONFIG
+from sharpwave.training.folder import SUMMARY
 from sharpwave.training.recipes import RECIPES, RESUMABLE
-from sharpwave.training.run import CONFIG, SUMMARY
 
 MEASURES = {"alpha": "alpha .98", "mean100": "mean of 100"}
 """The running mean of episodes' rewards that the textbook goes by, and the mean that recipes stop by."""

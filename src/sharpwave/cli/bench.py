@@ -45,7 +45,7 @@ def ladder(
     from sharpwave.bench.progress import numbers, say
     from sharpwave.bench.rungs import chosen
     from sharpwave.bench.solved import finished_runs
-    from sharpwave.training.checkpoints import write_json
+    from sharpwave.training.files import write_json
 
     names, seed_list = chosen(rungs), numbers(seeds, "--seeds")
     known = None if finished is None else finished_runs(finished)
@@ -78,7 +78,7 @@ def memory_size(
 
     from sharpwave.bench import memory_size as measured
     from sharpwave.bench.progress import numbers, say
-    from sharpwave.training.checkpoints import write_json
+    from sharpwave.training.files import write_json
 
     results = measured.measure(out, numbers(sizes, "--sizes", least=1), numbers(seeds, "--seeds"), steps, fresh=fresh)
     rows = results["rows"] = measured.rows(results)

@@ -15,6 +15,9 @@ def evaluate(
     seed: Annotated[int, typer.Option(min=0, help="of the environments and the random actions")] = 1_000,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda")] = "auto",
     video: Annotated[Path | None, typer.Option(help="also write what is seen, to a name in .mp4 or .gif")] = None,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="let the run's config.json import the module that it names as MODULE:ENV")
+    ] = False,
 ) -> None:
     """Play episodes with a run's newest weights and say every score."""
     import statistics
@@ -25,7 +28,7 @@ def evaluate(
 
     console = Console()
     state: dict[str, Any]
-    state, scores = play(run, episodes, epsilon, seed, device, video)
+    state, scores = play(run, episodes, epsilon, seed, device, video, trust=trust)
     console.print(f"Weights after {state['steps']:,} steps; epsilon {epsilon:g}, seed {seed}", highlight=False)
     for number, score in enumerate(scores, 1):
         console.print(f"episode {number:3d}  score {score:g}", highlight=False)

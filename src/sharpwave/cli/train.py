@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 from collections.abc import Callable
@@ -11,7 +12,9 @@ from typing import Annotated, Any, Literal, get_type_hints
 import typer
 from typer.core import TyperGroup
 
+from sharpwave.cli.stream import console
 from sharpwave.training.recipes import RECIPES, RESUMABLE, Recipe, flag
+from sharpwave.training.text import printable
 
 
 class RecipeGroup(TyperGroup):
@@ -59,10 +62,12 @@ app = typer.Typer(
 def group_callback() -> Callable[..., None]:
     """A function that typer makes the group's own options of: ``--resume``, and the settings that go with it."""
 
-    def callback(ctx: typer.Context, resume: Path | None, **values: Any) -> None:
+    def callback(ctx: typer.Context, resume: Path | None, trust: bool, **values: Any) -> None:
         changes = {name: value for name, value in values.items() if value is not None}
         if resume is not None:
-            resume_run(resume, changes)
+            resume_run(resume, changes, trust)
+        elif trust:
+            ctx.fail("--trust is about the run that is given with --resume RUN")
         elif changes:
             ctx.fail(f"{flag(next(iter(changes)))} comes after the recipe's name, or with --resume RUN")
         elif ctx.invoked_subcommand is None:
@@ -75,15 +80,20 @@ def group_callback() -> Callable[..., None]:
             typer.Option(
                 "--resume", metavar="RUN", help="go on with the run in this folder from its newest checkpoint"
             ),
-        ]
-    }
+        ],
+        "trust": Annotated[
+            bool,
+            typer.Option("--trust", help="let the run's config.json import the module that it names as MODULE:ENV",
+                         rich_help_panel="With --resume"),
+        ],
+    }  # fmt: skip
     for field in dataclasses.fields(Recipe):
         if field.name in RESUMABLE:
             annotations[field.name] = Annotated[
                 hints[field.name] | None,
                 typer.Option(flag(field.name), help=field.metadata["help"], rich_help_panel="With --resume"),
             ]
-    return _with_options(callback, annotations, dict.fromkeys(annotations), context=True)
+    return _with_options(callback, annotations, dict.fromkeys(annotations) | {"trust": False}, context=True)
 
 
 def recipe_command(name: str, help: str, recipe: Recipe) -> Callable[..., None]:
@@ -139,39 +149,38 @@ for _name, (_help, _recipe) in RECIPES.items():
 
 def train(name: str, recipe: Recipe, out: Path | None) -> None:
     """Print the settings, train, print the summary."""
-    from rich.console import Console
-
     from sharpwave.training.run import run
 
-    console = Console()
-    console.print(settings_table(name, recipe))
-    _end(console, lambda: run(name, recipe, out, console))
+    shown = console()
+    shown.print(settings_table(name, recipe))
+    _end(shown, lambda: run(name, recipe, out, shown))
 
 
-def resume_run(folder: Path, changes: dict[str, Any]) -> None:
+def resume_run(folder: Path, changes: dict[str, Any], trust: bool) -> None:
     """Go on with a run, print the summary."""
-    from rich.console import Console
-
     from sharpwave.training.resume import resume
 
-    console = Console()
-    _end(console, lambda: resume(folder, changes, console))
+    shown = console()
+    _end(shown, lambda: resume(folder, changes, shown, trust=trust))
 
 
 def _end(console: Any, train: Callable[[], tuple[Path, dict[str, Any]]]) -> None:
-    """Print what comes of it; exit with 1 where actors died too often."""
+    """Print what comes of it; exit with 1 where actors died too often, or the end could not be saved."""
     from sharpwave.training.crew import ActorsDiedError
+    from sharpwave.training.saving import NotSavedError
 
     try:
         console.print(summary_table(*train()))
-    except ActorsDiedError as error:
-        typer.echo(f"sharpwave: {error}", err=True)
+    except (ActorsDiedError, NotSavedError) as error:
+        with contextlib.suppress(OSError):  # nobody may be there any more
+            typer.echo(f"sharpwave: {printable(str(error))}", err=True)
         raise typer.Exit(1) from error
 
 
 def settings_table(name: str, recipe: Recipe) -> Any:
     """The settings by group."""
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(title=f"Recipe {name}", title_justify="left", box=None, show_header=False, padding=(0, 2, 0, 0))
     groups: dict[str, list[str]] = {}
@@ -180,25 +189,28 @@ def settings_table(name: str, recipe: Recipe) -> Any:
         shown = "-" if value is None or value == "" else f"{value:,}" if type(value) is int else str(value)
         groups.setdefault(field.metadata["group"], []).append(f"{field.name}={shown}")
     for group, settings in groups.items():
-        table.add_row(f"[bold]{group}", "  ".join(settings))
+        table.add_row(f"[bold]{group}", Text("  ".join(settings)))
     return table
 
 
 def summary_table(folder: Path, summary: dict[str, Any]) -> Any:
     """What came of a run."""
     from rich.table import Table
+    from rich.text import Text
 
     from sharpwave.training.text import byte_text, duration_text, number_text
 
-    table = Table(title=f"Ended by {summary['reason']}", title_justify="left", box=None, show_header=False)
+    title = Text(printable(f"Ended by {summary['reason']}"), style="table.title")
+    table = Table(title=title, title_justify="left", box=None, show_header=False)
     table.add_row("mean reward of 100", number_text(summary["mean_reward"]))
     table.add_row("episodes", f"{summary['episodes']:,}")
     table.add_row("steps, updates", f"{summary['steps']:,}, {summary['updates']:,}")
     table.add_row("time", duration_text(summary["minutes"] * 60))
     replay = f"{summary['replay_steps']:,} steps in {byte_text(summary['replay_bytes'])}"
     table.add_row("replay memory", f"{replay}, {number_text(summary['bytes_per_step'], 1)} bytes a step")
-    table.add_row("kept in", str(folder))
-    table.add_row("play it", f"sharpwave eval {folder}")
+    shown = printable(str(folder))
+    table.add_row("kept in", Text(shown))
+    table.add_row("play it", Text(f"sharpwave eval {shown}"))
     if summary["reason"].startswith("interrupted"):
-        table.add_row("go on with it", f"sharpwave train --resume {folder}")
+        table.add_row("go on with it", Text(f"sharpwave train --resume {shown}"))
     return table

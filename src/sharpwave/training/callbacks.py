@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,8 +14,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
+from rich.text import Text
 
-from sharpwave.training.text import byte_text, duration_text, number_text
+from sharpwave.training.files import RecordFile, real_folder
+from sharpwave.training.text import byte_text, duration_text, number_text, printable
 
 Metrics = dict[str, Any]
 
@@ -34,30 +38,69 @@ class Callback:
         """The run is over, by whatever way."""
 
 
-class JsonLines(Callback):
-    """Appends every episode and every report to a file, one JSON object a line."""
+class Lasting(Callback):
+    """Another callback, whose files or terminal may fail: that is said once, and the run goes on.
 
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("a", buffering=1)  # a line is on its way as soon as it is written
+    Args:
+        what: its name for people.  say: told when it fails, and when it works again.
+    """
+
+    def __init__(self, callback: Callback, what: str, say: Callable[[str], None]) -> None:
+        self._callback, self._what, self._say = callback, what, say
+        self._failing = False
 
     def on_episode(self, metrics: Metrics) -> None:
-        self._file.write(json.dumps({"event": "episode", **metrics}) + "\n")
+        self._try(lambda: self._callback.on_episode(metrics))
 
     def on_report(self, metrics: Metrics) -> None:
-        self._file.write(json.dumps({"event": "report", **metrics}) + "\n")
+        self._try(lambda: self._callback.on_report(metrics))
+
+    def flush(self) -> None:
+        self._try(self._callback.flush)
+
+    def close(self) -> None:
+        try:
+            self._callback.close()
+        except OSError as error:
+            self._say(f"{self._what} is not complete: {error}")
+
+    def _try(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except OSError as error:
+            if not self._failing:
+                self._say(f"{self._what} cannot be written: {error}; training goes on, and what waits is written later")
+            self._failing = True
+        else:
+            if self._failing:
+                self._say(f"{self._what} is written again")
+            self._failing = False
+
+
+class JsonLines(Callback):
+    """Appends every episode and every report to a file, one JSON object a line. All methods raise OSError."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = RecordFile(path)
+
+    def on_episode(self, metrics: Metrics) -> None:
+        self._file.append((json.dumps({"event": "episode", **metrics}) + "\n").encode())
+
+    def on_report(self, metrics: Metrics) -> None:
+        self._file.append((json.dumps({"event": "report", **metrics}) + "\n").encode())
 
     def flush(self) -> None:
         self._file.flush()
-        os.fsync(self._file.fileno())
 
     def close(self) -> None:
         self._file.close()
 
 
 class TensorBoard(Callback):
-    """Scalars against environment steps; ``steps`` is an episode's length.
+    """Scalars against environment steps; ``steps`` is an episode's length. All methods raise OSError.
 
     Args:
+        folder: made if absent.
         after: a run is resumed after so many steps; what earlier files say about later steps is not shown.
     """
 
@@ -79,9 +122,20 @@ class TensorBoard(Callback):
     }
 
     def __init__(self, folder: Path, after: int | None = None) -> None:
-        from torch.utils.tensorboard import SummaryWriter  # takes a second to import
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
-        self._writer = SummaryWriter(str(folder), purge_step=None if after is None else after + 1)
+        if not real_folder(folder):
+            folder.mkdir()
+        seconds, rest = divmod(time.time_ns(), 10**9)  # files are read in the order of their names
+        name = f"events.out.tfevents.{seconds:010d}.{rest:09d}.{socket.gethostname()}.{os.getpid()}"
+        self._file = RecordFile(folder / name)
+        self._event, self._summary = Event, Summary
+        self._records = RecordWriter(_Appending(self._file))
+        self._add(file_version="brain.Event:2")
+        if after is not None:
+            self._add(step=after + 1, session_log=SessionLog(status=SessionLog.START))
 
     def on_episode(self, metrics: Metrics) -> None:
         self._write(metrics, self.EPISODE)
@@ -90,15 +144,28 @@ class TensorBoard(Callback):
         self._write(metrics, self.REPORT)
 
     def flush(self) -> None:
-        self._writer.flush()
+        self._file.flush()
 
     def close(self) -> None:
-        self._writer.close()
+        self._file.close()
 
     def _write(self, metrics: Metrics, names: dict[str, str]) -> None:
-        for key, name in names.items():
-            if metrics.get(key) is not None:  # there are figures of runs with actors only
-                self._writer.add_scalar(name, metrics[key], metrics["steps"])
+        values = [
+            self._summary.Value(tag=name, simple_value=metrics[key])
+            for key, name in names.items()
+            if metrics.get(key) is not None  # there are figures of runs with actors only
+        ]
+        self._add(step=metrics["steps"], summary=self._summary(value=values))
+
+    def _add(self, **what: Any) -> None:
+        self._records.write(self._event(wall_time=time.time(), **what).SerializeToString())
+
+
+class _Appending:
+    """What TensorBoard's writer of records takes for a file."""
+
+    def __init__(self, file: RecordFile) -> None:
+        self.write = file.append
 
 
 class Display(Callback):
@@ -142,7 +209,10 @@ class Display(Callback):
         for left, right in zip(figures[:half], [*figures[half:], ("", "")], strict=False):
             table.add_row(*left, *right)
         return Panel(
-            table, title=self._title, border_style="cyan", subtitle="Ctrl-C ends with a checkpoint to --resume from"
+            table,
+            title=Text(printable(self._title)),
+            border_style="cyan",
+            subtitle="Ctrl-C ends with a checkpoint to --resume from",
         )
 
     def _figures(self, m: Metrics) -> list[tuple[str, str]]:

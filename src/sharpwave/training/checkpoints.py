@@ -2,71 +2,92 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
+import secrets
 import shutil
 import zlib
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 
 import sharpwave as sw
 from sharpwave.agents.dqn import DQN
+from sharpwave.errors import NewerVersionError
+from sharpwave.training.config import CONFIG, VERSION, check_version
+from sharpwave.training.files import read_regular, real_folder, sync, write_new
 
 WEIGHTS, OPTIMIZER, RANDOM = "weights.safetensors", "optimizer.safetensors", "random.safetensors"
 STATE, REPLAY = "state.json", "replay"
 
 
-def write_json(path: Path, value: dict[str, Any]) -> None:
-    """:func:`write_text` of a dict, indented."""
-    write_text(path, json.dumps(value, indent=2) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write atomically: under another name first, then renamed; a crash leaves the old file or the new one, whole."""
-    temporary = path.with_name(f".{path.name}.partial")
-    temporary.write_text(text)
-    _sync(temporary)
-    os.replace(temporary, path)
-    _sync(path.parent)
+NO_STATE = (
+    ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError, RuntimeError, SafetensorError
+)  # fmt: skip
+"""What is raised by reading files that hold something else, whose checksums may well hold."""
+MARK = "run.json"
+"""The file in a checkpoint's folder that says which run wrote it: only such folders are ever replaced or removed."""
+NAME = re.compile(r"[0-9]{12}(-[0-9]+)?")
+LEFT = re.compile(r"\.[0-9]{12}(-[0-9]+)?(\.[0-9a-f]{8})?\.(partial|removed)")
+MAX_BYTES, MAX_TENSOR_BYTES = 64 << 20, 16 << 30
+"""No state.json is larger, and no file of tensors."""
 
 
 def save_checkpoint(
-    folder: Path, agent: DQN, state: dict[str, Any], store: sw.Store | None = None, keep: int = 2
+    folder: Path, agent: DQN, state: dict[str, Any], store: sw.Store | None = None, keep: int = 2, run: str = ""
 ) -> Path:
-    """Save as ``folder/<steps>``; of the older ones the newest ``keep - 1`` stay.
+    """Save as ``folder/<steps>``; of the run's older ones the newest ``keep - 1`` stay.
+
+    Whatever in ``folder`` is no checkpoint of this run is left alone; where something else has the name, another number
+    comes behind it.
 
     Args:
-        folder: where a run's checkpoints lie.  state: JSON figures, among them ``steps``.
+        folder: where a run's checkpoints lie; made if absent, in the run's folder, which is there.
+        state: JSON figures, among them ``steps``.
         store: the replay memory, if it is to be part of it.
+        run: the id of the run.
     Returns:
         the checkpoint's folder. An existing one of the same steps is replaced; those of more steps, from which the run
         was not resumed, are removed.
     Raises:
         OSError: it could not be written; earlier checkpoints are as they were.
     """
-    final = folder / f"{state['steps']:012d}"
-    partial = folder / f".{final.name}.partial"
-    for left in folder.glob(".*"):  # of a process that ended while it wrote or removed
-        shutil.rmtree(left)
-    partial.mkdir(parents=True)
+    if not real_folder(folder):
+        folder.mkdir()
+    mark = _mark(run)
+    for left in folder.iterdir():  # of a process that ended while it wrote or removed
+        if LEFT.fullmatch(left.name):
+            _clear(left, mark)
+    final, number = folder / f"{state['steps']:012d}", 2
+    while os.path.lexists(final) and not _owned(final, mark):
+        final, number = folder / f"{state['steps']:012d}-{number}", number + 1
+    partial = _hidden(final, "partial")
+    partial.mkdir()
+    removed: list[Path] = []
     try:
-        _write_files(partial, agent, state)
+        write_new(partial / MARK, mark)
+        _write_files(partial, agent, {"version": VERSION, **state})
         if store is not None:
             store.checkpoint(partial / REPLAY)
-        _sync(partial)
+        sync(partial)
+        removed += _set_aside(final, mark)
+        os.rename(partial, final)
     except BaseException:
+        for aside in removed:
+            os.rename(aside, final)
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    _remove(final)
-    os.replace(partial, final)
-    _sync(folder)
-    older = [path for path in _checkpoints(folder) if path.name <= final.name]
-    for path in _checkpoints(folder):
-        if path not in older[-keep:]:
-            _remove(path)
+    sync(folder)
+    ours = [path for path in _checkpoints(folder) if _owned(path, mark)]
+    kept = [path for path in ours if path.name <= final.name][-keep:]
+    removed += [one for path in ours if path not in kept for one in _set_aside(path, mark)]
+    for path in removed:  # the checkpoint is whole: one that cannot be removed is, by the next one
+        shutil.rmtree(path, ignore_errors=True)
     return final
 
 
@@ -78,7 +99,7 @@ def checkpoints(run: Path) -> list[Path]:
     """
     if not run.is_dir():
         raise ValueError(f"run folder {str(run)!r} does not exist; 'sharpwave train' prints the folder of its run")
-    if not (run / "config.json").is_file():
+    if not (run / CONFIG).is_file():
         raise ValueError(
             f"{str(run)!r} is not a run folder: it has no config.json; give what 'sharpwave train' printed"
         )
@@ -96,6 +117,12 @@ def latest_checkpoint(run: Path) -> Path:
     return checkpoints(run)[-1]
 
 
+def newest_checkpoint(folder: Path, run: str) -> Path | None:
+    """The newest in ``folder`` that the run with this id wrote."""
+    mark = _mark(run)
+    return next((path for path in reversed(_checkpoints(folder)) if _owned(path, mark)), None)
+
+
 def load_checkpoint(checkpoint: Path, agent: DQN, *, resume: bool = False) -> dict[str, Any]:
     """Load an agent's weights; to ``resume`` also its optimizer and torch's random state.
 
@@ -103,35 +130,40 @@ def load_checkpoint(checkpoint: Path, agent: DQN, *, resume: bool = False) -> di
         the checkpoint's figures.
     Raises:
         ValueError: a missing or damaged file, or weights of another network.
+        NewerVersionError: a later release wrote it.
     """
     try:
-        state: dict[str, Any] = json.loads((checkpoint / STATE).read_text())
+        state: dict[str, Any] = json.loads(read_regular(checkpoint / STATE, MAX_BYTES))
+        check_version(checkpoint / STATE, state)
         _check(STATE, _figures(state), state)
         agent.load_weights(_load(checkpoint, WEIGHTS, state, agent.device))
         if resume:
             agent.load_optimizer_tensors(_load(checkpoint, OPTIMIZER, state, agent.device))
             _set_random_state(_load(checkpoint, RANDOM, state, torch.device("cpu")), agent.device)
+    except NewerVersionError:
+        raise
     except KeyError as error:
         raise ValueError(f"checkpoint {str(checkpoint)!r} is damaged: {STATE} has no {error}") from error
-    except (OSError, ValueError) as error:
+    except (OSError, *NO_STATE) as error:
         raise ValueError(f"checkpoint {str(checkpoint)!r} cannot be loaded: {error}") from error
     return state
 
 
 def _write_files(partial: Path, agent: DQN, state: dict[str, Any]) -> None:
     files = {WEIGHTS: agent.weights(), OPTIMIZER: agent.optimizer_tensors(), RANDOM: _random_state(agent.device)}
+    checksums = {}
     for name, tensors in files.items():
-        save_file({key: tensor.contiguous().cpu() for key, tensor in tensors.items()}, partial / name)
-    checksums = {name: zlib.crc32((partial / name).read_bytes()) for name in files}
+        content = save({key: tensor.contiguous().cpu() for key, tensor in tensors.items()})
+        checksums[name] = zlib.crc32(content)
+        write_new(partial / name, content)
     checksums[STATE] = zlib.crc32(_figures(state))
-    (partial / STATE).write_text(json.dumps({**state, "checksums": checksums}, indent=2) + "\n")
-    for name in (*files, STATE):
-        _sync(partial / name)  # the bytes before the name: a crash leaves the old one or the new one
+    write_new(partial / STATE, (json.dumps({**state, "checksums": checksums}, indent=2) + "\n").encode())
 
 
 def _load(checkpoint: Path, name: str, state: dict[str, Any], device: torch.device) -> dict[str, torch.Tensor]:
-    _check(name, (checkpoint / name).read_bytes(), state)
-    return load_file(checkpoint / name, device=str(device))
+    content = read_regular(checkpoint / name, MAX_TENSOR_BYTES)
+    _check(name, content, state)
+    return {key: tensor.to(device) for key, tensor in load(content).items()}
 
 
 def _check(name: str, content: bytes, state: dict[str, Any]) -> None:
@@ -162,21 +194,51 @@ def _set_random_state(states: dict[str, torch.Tensor], device: torch.device) -> 
 
 def _checkpoints(folder: Path) -> list[Path]:
     """Whole checkpoints, oldest first; names are zero-padded steps, so they sort."""
-    return sorted(path for path in folder.glob("[0-9]*") if (path / STATE).is_file())
+    return sorted(path for path in folder.glob("[0-9]*") if NAME.fullmatch(path.name) and (path / STATE).is_file())
 
 
-def _remove(checkpoint: Path) -> None:
-    """Under another name first: what is half removed must not look like a checkpoint."""
-    if checkpoint.exists():
-        removed = checkpoint.with_name(f".{checkpoint.name}.removed")
-        os.replace(checkpoint, removed)
-        shutil.rmtree(removed)
+def _mark(run: str) -> bytes:
+    return (json.dumps({"written by": "sharpwave", "run": run}) + "\n").encode()
 
 
-def _sync(path: Path) -> None:
-    """Return when a file's content, or a folder's names, are on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+def _is_folder(path: Path) -> bool:
+    """Whether it is one itself, and no link to one."""
+    return path.is_dir() and not path.is_symlink()
+
+
+def _owned(path: Path, mark: bytes) -> bool:
+    """Whether a folder is a checkpoint that this run wrote: by its mark, or, of a release that wrote none, by the
+    checksum of its figures."""
+    if not _is_folder(path):
+        return False
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        if (path / MARK).is_symlink() or (path / MARK).exists():
+            return not (path / MARK).is_symlink() and read_regular(path / MARK, 1 << 10) == mark
+        state = json.loads(read_regular(path / STATE, MAX_BYTES))
+        _check(STATE, _figures(state), state)
+        return "version" not in state and path.name == f"{state['steps']:012d}"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return False
+
+
+def _hidden(checkpoint: Path, kind: str) -> Path:
+    """A path beside it that nothing has; what is half written or half removed must not look like a checkpoint."""
+    return checkpoint.with_name(f".{checkpoint.name}.{secrets.token_hex(4)}.{kind}")
+
+
+def _set_aside(checkpoint: Path, mark: bytes) -> list[Path]:
+    """Give a checkpoint another name, if this run wrote it; returns that."""
+    if not _owned(checkpoint, mark):
+        return []
+    aside = _hidden(checkpoint, "removed")
+    os.rename(checkpoint, aside)
+    return [aside]
+
+
+def _clear(left: Path, mark: bytes) -> None:
+    """Remove what a process that ended has left, if this run wrote it; a folder that holds nothing is no loss."""
+    if _owned(left, mark):
+        shutil.rmtree(left, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):  # not empty, or no folder
+            left.rmdir()

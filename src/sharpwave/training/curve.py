@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
+
+from sharpwave.training.files import write_bytes
 
 
 def draw_curve(metrics: Path, picture: Path, title: str, stop_reward: float | None) -> None:
@@ -32,4 +35,6 @@ def draw_curve(metrics: Path, picture: Path, title: str, stop_reward: float | No
         axes.grid(alpha=0.3)
     figure.axes[0].set_ylabel("reward of an episode")
     figure.axes[0].legend(loc="best")
-    figure.savefig(picture, dpi=120)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=120, format="png")
+    write_bytes(picture, drawn.getvalue())

@@ -13,8 +13,8 @@ import numpy.typing as npt
 from sharpwave.agents.dqn import DQN
 from sharpwave.training import setup
 from sharpwave.training.checkpoints import latest_checkpoint, load_checkpoint
+from sharpwave.training.config import read_config
 from sharpwave.training.episodes import Episodes
-from sharpwave.training.run import read_config
 
 ShowFrame = Callable[[npt.NDArray[np.uint8]], None]
 
@@ -47,12 +47,20 @@ def play(
 
 
 def evaluate(
-    run: Path, episodes: int, epsilon: float, seed: int, device: str = "auto", video: Path | None = None
+    run: Path,
+    episodes: int,
+    epsilon: float,
+    seed: int,
+    device: str = "auto",
+    video: Path | None = None,
+    *,
+    trust: bool = False,
 ) -> tuple[dict[str, Any], list[float]]:
     """Play with a run's newest weights.
 
     Args:
         video: an .mp4 or .gif file to write; then one environment plays all episodes, one after another.
+        trust: the module that the name of the run's environment asks to import may be imported.
     Returns:
         the checkpoint's figures, and the scores.
     Raises:
@@ -60,7 +68,7 @@ def evaluate(
     """
     checkpoint = latest_checkpoint(run)
     recipe = replace(
-        read_config(run)[1], device=device, threads=1
+        read_config(run, trust=trust).recipe, device=device, threads=1
     )  # few observations at a time: more threads only wait
     env = setup.environments(
         recipe, 1 if video is not None else min(episodes, recipe.num_envs), render=video is not None

@@ -89,7 +89,7 @@ def train_with_actors(
                 staleness.published(weights.publish(policy(agent)))
 
             reason = reason or interrupted() or (None if due else full)
-            saving = save is not None and (progress.passed(recipe.checkpoint_every) or reason is not None)
+            saving = save is not None and (progress.checkpoint_due or reason is not None)
             if progress.passed(recipe.report_every) or saving or reason is not None:
                 epsilon = linear_schedule(
                     progress.steps, recipe.epsilon_start, recipe.epsilon_end, recipe.epsilon_steps

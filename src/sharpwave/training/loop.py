@@ -65,7 +65,7 @@ def train(
             for callback in callbacks:
                 callback.on_episode(progress.of_episode(episode.reward, episode.steps, episodes))
         reason = state.end_reached(recipe) or interrupted()
-        saving = save is not None and (progress.passed(recipe.checkpoint_every) or reason is not None)
+        saving = save is not None and (progress.checkpoint_due or reason is not None)
         if saving or reason is not None:
             catch_up()
         if progress.passed(recipe.report_every) or saving or reason is not None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 
 def setting(default: Any, help: str, group: str, choices: tuple[str, ...] = ()) -> Any:
@@ -165,11 +165,16 @@ class Recipe:
         """Inverse of :meth:`to_dict`.
 
         Raises:
-            ValueError: a name that is no setting.
+            ValueError: a name that is no setting, or a value of another kind.
         """
         unknown = sorted(set(values) - {field.name for field in dataclasses.fields(cls)})
         if unknown:
             raise ValueError(f"unknown settings {', '.join(unknown)}: written by another version of sharpwave")
+        hints = get_type_hints(cls)
+        for name, value in values.items():
+            kinds = tuple(get_args(hints[name])) or (hints[name],)  # of float | None: both
+            if type(value) not in kinds and not (float in kinds and type(value) is int):
+                raise ValueError(f"setting {name}: got {value!r}, expected {getattr(kinds[0], '__name__', kinds[0])}")
         return cls(**values)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
+import secrets
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,45 +16,52 @@ import sharpwave as sw
 from sharpwave.agents.dqn import DQN
 from sharpwave.training import setup
 from sharpwave.training.callbacks import Metrics
-from sharpwave.training.checkpoints import REPLAY, checkpoints, load_checkpoint, write_text
-from sharpwave.training.recipes import Recipe
-from sharpwave.training.run import DISK, METRICS, SUMMARY, Run, locked, read_config, summarize
+from sharpwave.training.checkpoints import NO_STATE, REPLAY, checkpoints, load_checkpoint
+from sharpwave.training.config import Config, read_config
+from sharpwave.training.files import write_text
+from sharpwave.training.folder import METRICS, SUMMARY, locked
+from sharpwave.training.replay_folder import candidates, store_id
+from sharpwave.training.run import Run, read_summary, summarize
 from sharpwave.training.state import TrainingState
-from sharpwave.training.text import duration_text
+from sharpwave.training.text import duration_text, speaker
 
 
-def resume(folder: Path, changes: dict[str, Any], console: Console) -> tuple[Path, Metrics]:
+def resume(folder: Path, changes: dict[str, Any], console: Console, *, trust: bool = False) -> tuple[Path, Metrics]:
     """Go on with a run from its newest checkpoint that is whole.
 
     What the run did after that checkpoint is forgotten, and done again: without actors, in the same way.
 
     Args:
         changes: settings to replace, of :data:`~sharpwave.training.recipes.RESUMABLE`.
+        trust: the module that the name of its environment asks to import may be imported.
     Returns:
         the run's folder and its summary, also where the run had reached its end already.
     Raises:
         ValueError: no run there, no checkpoint, none that is whole, or a folder that is in use.
+        NewerVersionError: a later release wrote it.
+        OSError, ActorsDiedError, NotSavedError: as :func:`sharpwave.training.run.run`.
     """
-
-    def say(text: str) -> None:
-        console.print(text, soft_wrap=True, highlight=False)
-
+    say = speaker(console)
     checkpoints(folder)  # is it a run with any?
+    folder = folder.absolute()
     with ExitStack() as stack:
+        found = read_config(folder, trust=trust)
         stack.enter_context(locked(folder))
-        name, recipe = read_config(folder)
-        recipe = replace(recipe, **changes)
+        recipe = replace(found.recipe, **changes)
+        config = found._replace(recipe=recipe, run=found.run or secrets.token_hex(16))
         env = setup.environments(recipe, 1 if recipe.actors else None)
         stack.callback(env.close)
         agent = setup.agent(recipe, env)
-        saved = _newest_whole(folder, recipe, env, agent, say)
+        saved = _newest_whole(folder, config, env, agent, say)
         if saved.memory is None:
             say(f"{folder} has ended already, by {saved.ended}; to go on, give more --steps or another --stop-reward")
-            if not (folder / SUMMARY).is_file():
-                summarize(folder, name, recipe, str(agent.device), {**saved.report, "reason": saved.ended})
-            summary: Metrics = json.loads((folder / SUMMARY).read_text())
+            summary = read_summary(folder)
+            if summary is None:
+                last = {**saved.report, "reason": saved.ended}
+                summary = summarize(folder, config, str(agent.device), last, say)
             return folder, summary
-        store, replay = saved.memory
+        store, replay, replay_id = saved.memory
+        config = config._replace(replay=replay_id)
         stack.callback(store.close)
         progress = saved.state.progress
         say(
@@ -77,25 +85,29 @@ def resume(folder: Path, changes: dict[str, Any], console: Console) -> tuple[Pat
         dropped = drop_metrics(folder / METRICS, progress.steps)
         if dropped:
             say(f"Lines of {METRICS} about later steps are dropped, and will be written again: {dropped:,}")
-        return folder, Run(folder, name, recipe, env, agent, store, replay, saved.state).train(console)
+        return folder, Run(folder, config, env, agent, store, replay, saved.state).train(console)
 
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint, loaded into the agent. ``memory``: store and view; None for a run that has ``ended``."""
+    """A checkpoint, loaded into the agent.
+
+    Attributes:
+        memory: store, view, and the store's id if it lies on disk; None for a run that has ``ended``.
+    """
 
     checkpoint: Path
     report: Metrics
     state: TrainingState
     ended: str | None
-    memory: tuple[sw.Store, Any] | None
+    memory: tuple[sw.Store, Any, str] | None
 
 
-def _newest_whole(folder: Path, recipe: Recipe, env: setup.Env, agent: DQN, say: Any) -> Saved:
+def _newest_whole(folder: Path, config: Config, env: setup.Env, agent: DQN, say: Callable[[str], None]) -> Saved:
     damage = []
     for checkpoint in reversed(checkpoints(folder)):
         try:
-            return _load(folder, checkpoint, recipe, env, agent)
+            return _load(folder, checkpoint, config, env, agent, say)
         except (ValueError, FileNotFoundError) as error:
             say(f"Checkpoint {checkpoint.name} cannot be used: {error}")
             damage.append(checkpoint.name)
@@ -105,23 +117,39 @@ def _newest_whole(folder: Path, recipe: Recipe, env: setup.Env, agent: DQN, say:
     )
 
 
-def _load(folder: Path, checkpoint: Path, recipe: Recipe, env: setup.Env, agent: DQN) -> Saved:
-    figures = load_checkpoint(checkpoint, agent, resume=True)
+def _load(
+    folder: Path, checkpoint: Path, config: Config, env: setup.Env, agent: DQN, say: Callable[[str], None]
+) -> Saved:
+    figures, recipe = load_checkpoint(checkpoint, agent, resume=True), config.recipe
     try:
         state, report = TrainingState.from_dict(recipe, figures["training"]), figures["report"]
-    except (KeyError, TypeError) as error:
+    except NO_STATE as error:
         raise ValueError(f"its figures are not what this version writes ({error!r})") from error
     ended = state.end_reached(recipe)
     if ended is not None:
         return Saved(checkpoint, report, state, ended, None)
-    disk, saved = folder / DISK, checkpoint / REPLAY
-    if disk.is_dir():
-        shutil.rmtree(disk)  # what it has beyond the checkpoint will be made again; the checkpoint has the rest
-    store, view = setup.memory(recipe, env, disk, saved if saved.is_dir() else None)
+    saved = checkpoint / REPLAY if (checkpoint / REPLAY).is_dir() else None
+    store, view, replay = _memory(folder, config, env, saved, say)
     if store.recovery is not None and store.recovery.damages:
         store.close()
         raise ValueError(f"its replay memory is damaged: {store.recovery.damages[0]}")
-    return Saved(checkpoint, report, state, None, (store, view))
+    return Saved(checkpoint, report, state, None, (store, view, replay))
+
+
+def _memory(
+    folder: Path, config: Config, env: setup.Env, saved: Path | None, say: Callable[[str], None]
+) -> tuple[sw.Store, Any, str]:
+    """The replay memory from a checkpoint, or a new one; on disk in the place of the one before, whose steps beyond the
+    checkpoint will be made again."""
+    if not config.recipe.disk_limit:
+        return *setup.memory(config.recipe, env, None, saved), ""
+    ids = {config.replay, store_id(saved) if saved is not None else ""}
+    for disk in candidates(folder, ids):
+        try:
+            return *setup.memory(config.recipe, env, disk, saved), store_id(disk)
+        except FileExistsError as error:
+            say(f"The replay memory goes into another folder of the run: {error}")
+    raise AssertionError("there is always another one")
 
 
 def drop_metrics(path: Path, after: int) -> int:

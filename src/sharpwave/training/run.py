@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
+import secrets
 import signal
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -19,49 +18,47 @@ from rich.console import Console
 import sharpwave as sw
 from sharpwave.agents.dqn import DQN
 from sharpwave.training import setup
-from sharpwave.training.callbacks import Callback, Display, JsonLines, Metrics, TensorBoard
-from sharpwave.training.checkpoints import save_checkpoint, write_json
+from sharpwave.training.callbacks import Callback, Display, JsonLines, Lasting, Metrics, TensorBoard
+from sharpwave.training.config import Config, write_config
 from sharpwave.training.crew import ActorsDiedError
 from sharpwave.training.curve import draw_curve
+from sharpwave.training.files import read_regular, sealed_json, write_text
+from sharpwave.training.folder import CHECKPOINTS, CURVE, DISK, METRICS, SUMMARY, TENSORBOARD, new_folder
 from sharpwave.training.learner import train_with_actors
 from sharpwave.training.loop import train
 from sharpwave.training.recipes import Recipe
+from sharpwave.training.replay_folder import store_id
+from sharpwave.training.saving import Saver
 from sharpwave.training.state import TrainingState
+from sharpwave.training.text import speaker
 
-try:
-    import fcntl
-except ImportError:  # Windows: two processes on one folder are not noticed there
-    fcntl = None  # type: ignore[assignment]
-
-CONFIG, METRICS, SUMMARY, CURVE, CHECKPOINTS, DISK = (
-    "config.json", "metrics.jsonl", "summary.json", "curve.png", "checkpoints", "replay",
-)  # fmt: skip
+MAX_SUMMARY_BYTES = 1 << 20
+"""No summary.json is larger."""
 
 
 def run(name: str, recipe: Recipe, out: Path | None, console: Console) -> tuple[Path, Metrics]:
-    """Train by ``recipe``, showing and keeping what happens; SIGINT and SIGTERM end it cleanly.
+    """Train by ``recipe``, showing and keeping what happens; SIGINT, SIGTERM and SIGHUP end it cleanly.
 
     Returns:
         the run's folder and its summary.
     Raises:
         ValueError: a setting that does not fit, or a folder that is in use.
+        OSError: the folder cannot be written to at all.
         ActorsDiedError: actors died too often; there is a checkpoint.
+        NotSavedError: the last checkpoint could not be written.
     """
     with ExitStack() as stack:
         env = setup.environments(recipe, 1 if recipe.actors else None)  # where actors play, to know its spaces
         stack.callback(env.close)
         agent = setup.agent(recipe, env)
         # All that the user may have got wrong has been refused by now; only a good run leaves a folder.
-        folder = run_folder(out, name, recipe.seed)
-        try:
-            store, replay = setup.memory(recipe, env, folder / DISK)
-        except ValueError:
-            shutil.rmtree(folder)
-            raise
+        folder = stack.enter_context(new_folder(out, name, recipe.seed))
+        store, replay = setup.memory(recipe, env, folder / DISK)
         stack.callback(store.close)
-        stack.enter_context(locked(folder))
-        console.print(f"Run folder: {folder}  (tensorboard --logdir {folder})", soft_wrap=True, highlight=False)
-        return folder, Run(folder, name, recipe, env, agent, store, replay).train(console)
+        shown = out or os.path.relpath(folder)
+        speaker(console)(f"Run folder: {shown}  (tensorboard --logdir {shown})")
+        config = Config(name, recipe, secrets.token_hex(16), store_id(folder / DISK))
+        return folder, Run(folder, config, env, agent, store, replay).train(console)
 
 
 @dataclass(frozen=True)
@@ -73,8 +70,7 @@ class Run:
     """
 
     folder: Path
-    name: str
-    recipe: Recipe
+    config: Config
     env: setup.Env
     agent: DQN
     store: sw.Store
@@ -85,53 +81,35 @@ class Run:
         """Train to the end, or until a signal comes; returns the summary.
 
         Raises:
+            OSError: the folder cannot be written to at all.
             ActorsDiedError: they died too often; there is a checkpoint.
+            NotSavedError: the last checkpoint could not be written.
         """
-        recipe, folder = self.recipe, self.folder
-        write_json(folder / CONFIG, {"recipe": self.name, "settings": recipe.to_dict()})
-        title = f"{self.name}: {recipe.env} on {self.agent.device}, seed {recipe.seed}"
+        folder, say = self.folder, speaker(console)
+        name, recipe, run, _ = self.config
+        title = f"{name}: {recipe.env} on {self.agent.device}, seed {recipe.seed}"
+        steps, counted = (0, 0) if self.state is None else (self.state.progress.steps, self.state.episodes.count)
         with ExitStack() as stack:
             interrupted = stack.enter_context(caught_signals())
-            callbacks: list[Callback] = [
-                JsonLines(folder / METRICS),
-                TensorBoard(folder / "tensorboard", None if self.state is None else self.state.progress.steps),
-                Display(console, title, recipe.steps, recipe.stop_reward),
-            ]
-            for callback in callbacks:
-                stack.callback(callback.close)
+            callbacks: list[Callback] = []
 
-            counted = 0 if self.state is None else self.state.episodes.count
+            def add(callback: Callback, what: str) -> None:
+                callbacks.append(Lasting(callback, what, say))
+                stack.callback(callbacks[-1].close)
 
-            def save(state: TrainingState, report: Metrics) -> None:
-                nonlocal counted
-                if (
-                    not recipe.actors
-                    and state.episodes.count == counted
-                    and state.progress.passed(recipe.checkpoint_every)
-                ):
-                    console.print(
-                        f"No episode has ended in the {recipe.checkpoint_every:,} steps before this checkpoint, and it "
-                        "breaks them all off: give a longer --checkpoint-every",
-                        soft_wrap=True, highlight=False,
-                    )  # fmt: skip
-                counted = state.episodes.count
-                for callback in callbacks:
-                    callback.flush()
-                figures = {"steps": report["steps"], "report": report, "training": state.to_dict()}
-                replay = self.store if recipe.save_replay else None
-                save_checkpoint(folder / CHECKPOINTS, self.agent, figures, replay)
-
+            add(JsonLines(folder / METRICS), METRICS)
+            add(TensorBoard(folder / TENSORBOARD, None if self.state is None else steps), "TensorBoard's file")
+            write_config(folder, self.config)
+            add(Display(console, title, recipe.steps, recipe.stop_reward), "the display")
+            save = Saver(folder / CHECKPOINTS, run, recipe, self.agent, self.store, callbacks, say, counted)
             told = (callbacks, interrupted, self.state, save)
             if recipe.actors:
-
-                def say(text: str) -> None:
-                    console.print(text, soft_wrap=True, highlight=False, markup=False)
-
                 last = train_with_actors(recipe, self.agent, self.store, self.replay, *told, say)
             else:
                 last = train(recipe, self.env, self.agent, self.store, self.replay, *told)
         failed = last.pop("failed", False)
-        summary = summarize(folder, self.name, recipe, str(self.agent.device), last)
+        summary = summarize(folder, self.config, str(self.agent.device), last, say)
+        save.finish()
         if failed:
             raise ActorsDiedError(
                 f"{last['reason']}\nThe run ended with a checkpoint; to go on: sharpwave train --resume {folder}"
@@ -139,74 +117,39 @@ class Run:
         return summary
 
 
-def summarize(folder: Path, name: str, recipe: Recipe, device: str, last: Metrics) -> Metrics:
-    """Write a run's summary and draw its curve; returns the summary.
+def summarize(folder: Path, config: Config, device: str, last: Metrics, say: Callable[[str], None]) -> Metrics:
+    """Write a run's summary and draw its curve; returns the summary. What cannot be written is said.
 
     Args:
         last: the last report, with ``reason``.
     """
+    name, recipe = config.name, config.recipe
     summary = {"recipe": name, "env": recipe.env, "seed": recipe.seed, "device": device, **last}
     del summary["seconds_left"]
-    write_json(folder / SUMMARY, summary)
-    draw_curve(folder / METRICS, folder / CURVE, f"{name}, seed {recipe.seed}", recipe.stop_reward)
+    try:
+        write_text(folder / SUMMARY, sealed_json(summary))
+        draw_curve(folder / METRICS, folder / CURVE, f"{name}, seed {recipe.seed}", recipe.stop_reward)
+    except (
+        OSError,
+        ImportError,
+        ValueError,
+        KeyError,
+        TypeError,
+    ) as error:  # all that is needed to go on is in the checkpoint
+        say(f"{SUMMARY} and {CURVE} could not both be written: {error}")
     return summary
 
 
-def run_folder(out: Path | None, name: str, seed: int) -> Path:
-    """Make the folder of a new run: ``out``, or ``runs/<name>-<time>-<seed>``.
-
-    Raises:
-        ValueError: ``out`` is there already and not empty, or is a file.
-    """
-    folder = out or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{seed}"
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(
-            f"--out: {str(folder)!r} exists and is not empty; a run writes into a folder of its own. "
-            f"Give another name or remove it; to go on with a run: sharpwave train --resume {folder}"
-        )
+def read_summary(folder: Path) -> Metrics | None:
+    """A run's summary; ``None`` if there is none, or one that is damaged."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"--out: {str(folder)!r} cannot be made: {error}") from error
-    return folder
-
-
-def read_config(folder: Path) -> tuple[str, Recipe]:
-    """The recipe's name, and the settings that a run was made with.
-
-    Raises:
-        ValueError: the folder has no config.json, or one that is damaged.
-    """
-    path = folder / CONFIG
-    try:
-        config = json.loads(path.read_text())
-        return str(config["recipe"]), Recipe.from_dict(config["settings"])
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{str(path)!r} is not the config of a run: {error}") from error
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """While inside, no other process trains in the folder; the lock ends with the process, however that ends.
-
-    Raises:
-        ValueError: another process does.
-    """
-    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        if fcntl is not None:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                holder = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
-                raise ValueError(
-                    f"run {str(folder)!r} is in use by process {holder}, which trains it; end that first"
-                ) from error
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, f"{os.getpid()}\n".encode())
-        yield
-    finally:
-        os.close(descriptor)
+        content = read_regular(folder / SUMMARY, MAX_SUMMARY_BYTES)
+        summary: Metrics = json.loads(content)
+        if "checksum" in summary and content != sealed_json(summary).encode():
+            return None
+        return {name: value for name, value in summary.items() if name != "checksum"}
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        return None
 
 
 @contextmanager

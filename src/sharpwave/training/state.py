@@ -34,6 +34,7 @@ class Progress:
 
     Attributes:
         steps: environment steps.  updates: gradient steps.  losses: of the updates since the last report.
+        unsaved: the last checkpoint could not be written.
         ratio_since: the steps and the updates from which on updates are counted against steps, the warm-up included.
     """
 
@@ -42,6 +43,7 @@ class Progress:
         self.steps = self.updates = 0
         self._steps_before = 0
         self.losses: list[torch.Tensor] = []
+        self.unsaved = False
         self._avg_loss: float | None = None
         self._learn_after = recipe.warmup_steps
         self._updates_then = 0  # updates made before step ``_learn_after``
@@ -76,6 +78,16 @@ class Progress:
     def passed(self, period: int) -> bool:
         """Whether the last :meth:`advance` reached or passed a multiple of ``period`` steps."""
         return self.steps // period > self._steps_before // period
+
+    @property
+    def retry_every(self) -> int:
+        """Steps between attempts after a checkpoint that could not be written."""
+        return max(1, self.recipe.checkpoint_every // 10)
+
+    @property
+    def checkpoint_due(self) -> bool:
+        """Whether the last :meth:`advance` reached the steps of a checkpoint, or of another attempt at one."""
+        return self.passed(self.recipe.checkpoint_every) or (self.unsaved and self.passed(self.retry_every))
 
     def warm_up_again(self) -> None:
         """The replay memory is empty: fill it for ``warmup_steps`` before the next update."""

@@ -1,6 +1,23 @@
-"""How numbers are written for people."""
+"""How numbers and names are written for people."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+def speaker(console: Any) -> Callable[[str], None]:
+    """A function that prints a sentence to a rich console, with what it quotes as it is, and no control characters."""
+
+    def say(text: str) -> None:
+        console.print(printable(text), soft_wrap=True, highlight=False, markup=False)
+
+    return say
+
+
+def printable(text: str) -> str:
+    """Text of unknown origin, with what would drive a terminal written as escapes: ESC -> "\\x1b"."""
+    return "".join(one if one.isprintable() or one == "\n" else ascii(one)[1:-1] for one in text)
 
 
 def byte_text(count: float) -> str:

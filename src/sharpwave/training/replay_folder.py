@@ -1,0 +1,76 @@
+"""The folder of a run's replay memory on disk: whose it is, and how it is cleared for a memory that goes on from a
+checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from sharpwave.tiers.records import HEADER
+from sharpwave.training.files import open_regular, read_regular
+from sharpwave.training.folder import DISK
+
+MANIFEST, REGIONS = "store.json", "regions"
+MAX_MANIFEST_BYTES = 16 << 20
+STORE = slice(40, 56)
+"""Where the header of a region's file has the store's id (docs/format.md)."""
+
+
+def store_id(folder: Path) -> str:
+    """The id of the store or of the checkpoint of one in a folder, as its store.json says it; "" if there is none."""
+    try:
+        store = json.loads(read_regular(folder / MANIFEST, MAX_MANIFEST_BYTES))["store"]
+        return store if isinstance(store, str) and re.fullmatch("[0-9a-f]{32}", store) else ""
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return ""
+
+
+def candidates(run: Path, ids: set[str]) -> Iterator[Path]:
+    """Folders in which the run's memory may lie, after what the run's own stores had left there is removed.
+
+    The caller takes the first that a store accepts: another one follows where something else lies in those before.
+
+    Args:
+        ids: of the run's stores.
+    """
+    number = 1
+    while True:
+        folder = run / (DISK if number == 1 else f"{DISK}-{number}")
+        if not folder.is_symlink():
+            if store_id(folder) in ids - {""}:
+                clear(folder, store_id(folder))
+            yield folder
+        number += 1
+
+
+def clear(folder: Path, store: str) -> None:
+    """Remove what the store with this id wrote into a folder; whatever else lies there stays.  Raises: OSError."""
+    regions = folder / REGIONS
+    if regions.is_dir() and not regions.is_symlink():
+        for path in regions.iterdir():
+            if _header(path)[STORE] == bytes.fromhex(store):
+                path.unlink()
+        with contextlib.suppress(OSError):  # not empty
+            regions.rmdir()
+    (folder / f".{MANIFEST}.{store}.partial").unlink(missing_ok=True)
+    (folder / MANIFEST).unlink()  # last: it says whose the others are
+    with contextlib.suppress(OSError):
+        (folder / "quarantine").rmdir()
+
+
+def _header(path: Path) -> bytes:
+    try:
+        if not stat.S_ISREG(os.lstat(path).st_mode):
+            return b""
+        descriptor = open_regular(path, os.O_RDONLY)
+        try:
+            return os.pread(descriptor, HEADER.size, 0)
+        finally:
+            os.close(descriptor)
+    except OSError:
+        return b""

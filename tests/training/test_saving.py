@@ -1,0 +1,209 @@
+"""A disk that is full while a run goes on. The limit on the size of a process's files stands in for it: writes fail for
+real, and work again when it is lifted."""
+
+import contextlib
+import dataclasses
+import io
+import json
+import resource
+import shutil
+
+import pytest
+import torch
+from rich.console import Console
+from torch import nn
+
+from sharpwave.agents.dqn import DQN
+from sharpwave.training.callbacks import JsonLines, Lasting
+from sharpwave.training.checkpoints import checkpoints, save_checkpoint
+from sharpwave.training.files import MAX_WAITING_BYTES, RecordFile, write_text
+from sharpwave.training.recipes import RECIPES
+from sharpwave.training.resume import resume
+from sharpwave.training.run import run
+from sharpwave.training.saving import NotSavedError
+
+CARTPOLE = dataclasses.replace(
+    RECIPES["cartpole"][1], steps=3_600, checkpoint_every=1_600, warmup_steps=3_400, report_every=1_600, hidden_units=8
+)
+BELOW_REPLAY = 48 << 10
+"""Bytes: more than anything else takes, less than 1,600 steps of the replay memory."""
+
+
+@contextlib.contextmanager
+def full_above(nbytes):
+    """While inside no file of this process grows beyond ``nbytes``; yields a function that frees the disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
+
+    def free():
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    try:
+        yield free
+    finally:
+        free()
+
+
+class Told(io.StringIO):
+    """What a run prints, and what is to be done when it says something."""
+
+    def __init__(self, when="", do=lambda: None):
+        super().__init__()
+        self.when, self.do = when, do
+
+    def write(self, text):
+        if self.when and self.when in text:
+            self.do()
+        return super().write(text)
+
+
+def console(out):
+    return Console(file=out, width=300, _environ={})
+
+
+def names(folder):
+    return [int(path.name) for path in checkpoints(folder)]
+
+
+def test_a_checkpoint_that_fails_is_told_and_tried_again_sooner(tmp_path):
+    with full_above(BELOW_REPLAY) as free:
+        out = Told("could not be written", free)
+        folder, summary = run("cartpole", CARTPOLE, tmp_path / "run", console(out))
+    text = out.getvalue()
+    assert "The checkpoint at 1,600 steps could not be written: [Errno 27] File too large" in text
+    assert "There is none yet; the next one is tried within 160 steps" in text
+    assert "The checkpoint at 1,760 steps is written" in text
+    assert summary["steps"] == 3_600 and names(folder) == [3_200, 3_600]
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["steps"] for line in lines if line["event"] == "report"][-1] == 3_600
+    assert not list((folder / "checkpoints").glob(".*"))
+
+
+def test_what_the_end_could_not_save_is_told(tmp_path):
+    """Only the replay memory finds no room: all else of the last checkpoint is there, and the run can go on."""
+    out = io.StringIO()
+    with (
+        full_above(BELOW_REPLAY),
+        pytest.raises(NotSavedError, match=r"at 3,600 steps, could not .*File too large.* Without the replay memory"),
+    ):
+        run("cartpole", CARTPOLE, tmp_path / "run", console(out))
+    folder = tmp_path / "run"
+    assert json.loads((folder / "summary.json").read_text())["steps"] == 3_600 and names(folder) == [3_600]
+    assert resume(folder, {"steps": 3_800}, console(out))[1]["steps"] == 3_800
+    assert "a new one is filled" in out.getvalue()
+
+
+def test_a_disk_that_is_full_altogether_loses_no_good_checkpoint(tmp_path):
+    folder, _ = run("cartpole", CARTPOLE, tmp_path / "run", console(io.StringIO()))
+    before = {path: path.read_bytes() for path in (folder / "checkpoints").rglob("*") if path.is_file()}
+    with full_above(1 << 30) as free:
+        out = Told("steps 4,800", lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (3_000, resource.RLIM_INFINITY)))
+        with pytest.raises(NotSavedError, match=r"is lost. Checkpoint 000000003600 is kept"):
+            resume(folder, {"steps": 5_000}, console(out))
+        free()
+    text = out.getvalue()
+    assert text.count("metrics.jsonl cannot be written: [Errno 27] File too large; training goes on") == 1
+    assert "summary.json and curve.png could not both be written" in text
+    assert {path: path.read_bytes() for path in (folder / "checkpoints").rglob("*") if path.is_file()} == before
+    _, summary = resume(folder, {"steps": 3_800}, console(out))
+    assert summary["steps"] == 3_800 and out.getvalue().count("from checkpoint 000000003600") == 2
+
+
+def test_records_wait_for_a_disk_that_is_full(tmp_path):
+    path, told = tmp_path / "metrics.jsonl", []
+    callback = Lasting(JsonLines(path), "metrics.jsonl", told.append)
+    with full_above(1_000) as free:
+        for number in range(100):
+            callback.on_report({"steps": number})
+        lines = path.read_text().splitlines()
+        assert 5 < len(lines) < 100 and all(json.loads(line)["event"] == "report" for line in lines)  # none is half
+        callback.flush()
+        free()
+        callback.on_report({"steps": 100})
+    callback.close()
+    assert [json.loads(line)["steps"] for line in path.read_text().splitlines()] == list(range(101))
+    assert len(told) == 2 and "cannot be written" in told[0] and told[1] == "metrics.jsonl is written again"
+
+
+def test_records_that_wait_are_bounded(tmp_path):
+    file = RecordFile(tmp_path / "records")
+    with full_above(10):
+        for number in range(100):
+            with pytest.raises(OSError, match="File too large"):
+                file.append(bytes([number]) * (MAX_WAITING_BYTES // 50))
+    file.close()
+    assert file.dropped == 50
+    assert (tmp_path / "records").read_bytes()[:1] == bytes([50])
+
+
+def test_a_file_that_cannot_be_written_stays_as_it_was(tmp_path):
+    write_text(tmp_path / "file", "before")
+    with full_above(10), pytest.raises(OSError, match="File too large"):
+        write_text(tmp_path / "file", "after" * 10)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["before"]
+
+
+# whose checkpoints
+
+
+def agent():
+    return DQN(lambda: nn.Linear(2, 3), 3)
+
+
+def test_what_is_no_checkpoint_of_the_run_is_left_alone(tmp_path):
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    (folder / ".DS_Store").write_bytes(b"Mac")
+    (folder / "notes.txt").write_text("keep")
+    for name in ("7", "000000000001", "000000000020", "000000000900", ".000000000003.partial", ".hidden"):
+        (folder / name).mkdir()
+        (folder / name / "precious").write_text("keep")
+    save_checkpoint(tmp_path / "theirs", agent(), {"steps": 15}, run="other")
+    shutil.copytree(tmp_path / "theirs" / "000000000015", folder / "000000000015")
+    shutil.copytree(tmp_path / "theirs" / "000000000015", folder / ".000000000015.removed")
+    (folder / "000000000040").symlink_to(tmp_path / "theirs" / "000000000015")
+    before = {path: path.read_bytes() for path in [*folder.rglob("*"), *tmp_path.glob("theirs/*/*")] if path.is_file()}
+    saved = [save_checkpoint(folder, agent(), {"steps": steps}, run="own") for steps in (10, 15, 20, 30, 40, 40, 35)]
+    assert [path.name for path in saved][1:3] == ["000000000015-2", "000000000020-2"]
+    for path, content in before.items():
+        assert path.read_bytes() == content
+    ours = [path.name for path in checkpoints_of(folder) if (path / "run.json").read_text().count('"own"')]
+    assert ours == ["000000000030", "000000000035"]
+
+
+def checkpoints_of(folder):
+    return sorted(path for path in folder.glob("0*") if (path / "run.json").is_file())
+
+
+def test_what_the_run_left_half_written_goes(tmp_path):
+    folder = tmp_path / "checkpoints"
+    save_checkpoint(folder, agent(), {"steps": 10}, run="own")
+    for name in (".000000000020.0a1b2c3d.partial", ".000000000005.0a1b2c3d.removed"):
+        shutil.copytree(folder / "000000000010", folder / name)
+        (folder / name / "state.json").unlink()
+    (folder / ".000000000021.0a1b2c3d.partial").mkdir()  # killed before it could say whose it is
+    save_checkpoint(folder, agent(), {"steps": 20}, run="own")
+    assert sorted(path.name for path in folder.iterdir()) == ["000000000010", "000000000020"]
+
+
+def test_a_run_s_folder_that_was_deleted_is_not_made_again(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        save_checkpoint(tmp_path / "gone" / "checkpoints", agent(), {"steps": 10})
+    assert not (tmp_path / "gone").exists()
+    out = Told("steps 1,600", lambda: shutil.rmtree(tmp_path / "run"))
+    with pytest.raises(NotSavedError, match=r"No such file.*There is none yet"):
+        run("cartpole", dataclasses.replace(CARTPOLE, checkpoint_every=2_000), tmp_path / "run", console(out))
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_interrupt_while_a_checkpoint_is_written_leaves_the_one_before(tmp_path):
+    class Interrupted(DQN):
+        def optimizer_tensors(self):
+            raise KeyboardInterrupt
+
+    folder = tmp_path / "checkpoints"
+    save_checkpoint(folder, agent(), {"steps": 10})
+    with pytest.raises(KeyboardInterrupt):
+        save_checkpoint(folder, Interrupted(lambda: nn.Linear(2, 3), 3), {"steps": 10})
+    assert [path.name for path in folder.iterdir()] == ["000000000010"]
+    assert torch.is_tensor(agent().weights()["online.weight"])

@@ -1,0 +1,270 @@
+"""A run's folder from a stranger: nothing is imported, followed or overwritten that the user did not ask for."""
+
+import dataclasses
+import io
+import json
+import os
+import shutil
+import sys
+import zlib
+
+import pytest
+from rich.console import Console
+
+from sharpwave.errors import NewerVersionError
+from sharpwave.training.checkpoints import checkpoints
+from sharpwave.training.config import CONFIG, Config, read_config, write_config
+from sharpwave.training.evaluation import evaluate
+from sharpwave.training.files import sealed_json
+from sharpwave.training.recipes import RECIPES, Recipe
+from sharpwave.training.resume import resume
+from sharpwave.training.run import read_summary, run
+
+CARTPOLE = dataclasses.replace(
+    RECIPES["cartpole"][1], steps=600, checkpoint_every=300, warmup_steps=400, report_every=200, capacity=1_000
+)
+ON_DISK = dataclasses.replace(CARTPOLE, disk_limit="64MiB", ram="16MiB")
+
+
+def go(how, *arguments, **named):
+    out = io.StringIO()
+    folder, summary = how(*arguments, Console(file=out, width=200, _environ={}), **named)
+    return folder, summary, out.getvalue()
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return go(run, "cartpole", CARTPOLE, tmp_path_factory.mktemp("made") / "run")[0]
+
+
+@pytest.fixture(scope="module")
+def made_on_disk(tmp_path_factory):
+    return go(run, "cartpole", ON_DISK, tmp_path_factory.mktemp("disk") / "run")[0]
+
+
+@pytest.fixture
+def folder(made, tmp_path):
+    return shutil.copytree(made, tmp_path / "run")
+
+
+def seen(path):
+    """Names, kinds and contents of all below a folder."""
+    return {
+        str(one.relative_to(path)): os.readlink(one)
+        if one.is_symlink()
+        else one.read_bytes()
+        if one.is_file()
+        else None
+        for one in path.rglob("*")
+    }
+
+
+# settings
+
+
+def test_flips_of_bits_in_config_json_are_refused(tmp_path):
+    config = Config("cartpole", CARTPOLE, "ab" * 16, "cd" * 16)
+    write_config(tmp_path, config)
+    assert read_config(tmp_path) == config
+    path = tmp_path / CONFIG
+    whole = path.read_bytes()
+    for bit in range(0, len(whole) * 8, 7):  # in every byte at least one, each of a byte's in turn
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        with pytest.raises((ValueError, NewerVersionError), match=r"config\.json"):
+            read_config(tmp_path)
+
+
+def test_an_edited_config_is_refused_with_what_to_do_instead(folder):
+    path = folder / CONFIG
+    path.write_text(path.read_text().replace('"steps": 600', '"steps": 900'))
+    before = seen(folder)
+    with pytest.raises(ValueError, match=r"config\.json.*its checksum does not hold.*options of .*--resume.*--steps"):
+        go(resume, folder, {})
+    with pytest.raises(ValueError, match="its checksum does not hold"):
+        evaluate(folder, 1, 0.0, 0)
+    assert seen(folder) == before
+
+
+def test_a_run_of_the_release_without_checksums_goes_on(folder):
+    config = read_config(folder)
+    (folder / CONFIG).write_text(json.dumps({"recipe": config.name, "settings": config.recipe.to_dict()}))
+    for checkpoint in checkpoints(folder):  # as they were written then
+        (checkpoint / "run.json").unlink()
+        state = json.loads((checkpoint / "state.json").read_text())
+        del state["version"]
+        figures = {name: value for name, value in state.items() if name != "checksums"}
+        state["checksums"]["state.json"] = zlib.crc32(json.dumps(figures, sort_keys=True).encode())
+        (checkpoint / "state.json").write_text(json.dumps(state))
+    (folder / "summary.json").write_text(json.dumps(read_summary(folder)))
+    _, summary, _ = go(resume, folder, {"steps": 1_200})
+    assert summary["steps"] == 1_200
+    assert [path.name[-4:] for path in checkpoints(folder)] == ["0900", "1200"]  # the older ones left as ever
+    config = read_config(folder)
+    assert config.run and "checksum" in json.loads((folder / CONFIG).read_text())
+
+
+@pytest.mark.parametrize("what", [CONFIG, "state.json"])
+def test_what_a_later_release_wrote_is_refused_and_left_alone(folder, what):
+    path = folder / CONFIG if what == CONFIG else checkpoints(folder)[-1] / what
+    values = json.loads(path.read_text()) | {"version": 2}
+    path.write_text(sealed_json(values) if what == CONFIG else json.dumps(values))
+    before = seen(folder)
+    for attempt in (lambda: go(resume, folder, {"steps": 900}), lambda: evaluate(folder, 1, 0.0, 0)):
+        with pytest.raises(NewerVersionError, match=rf"{what}: version 2.*written by a newer sharpwave"):
+            attempt()
+    assert seen(folder) == before
+
+
+@pytest.mark.parametrize("settings", [{"steps": "many"}, {"steps": 1.5}, {"double": 1}, {"env": None}, {"gamma": "1"}])
+def test_settings_of_another_kind_are_refused(settings):
+    with pytest.raises(ValueError, match=rf"setting {next(iter(settings))}: got "):
+        Recipe.from_dict({**CARTPOLE.to_dict(), **settings})
+    assert Recipe.from_dict({**CARTPOLE.to_dict(), "gamma": 1, "stop_reward": None}).gamma == 1
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, "[]", "{}", '{"recipe": 1e999, "settings": {}}', "", "\0"])
+def test_a_config_that_is_none(tmp_path, content):
+    (tmp_path / CONFIG).write_text(content)
+    if content.startswith('{"recipe"'):
+        assert read_config(tmp_path).recipe == Recipe()  # a name is a name
+        return
+    with pytest.raises(ValueError, match="is not the config of a run"):
+        read_config(tmp_path)
+
+
+def test_a_damaged_summary_is_made_again(folder):
+    path = folder / "summary.json"
+    before = json.loads(path.read_text())
+    path.write_text(path.read_text().replace('"steps": 600', '"steps": 700'))
+    assert read_summary(folder) is None
+    assert go(resume, folder, {})[1]["steps"] == 600
+    assert json.loads(path.read_text()) == before
+
+
+# modules
+
+
+@pytest.fixture
+def planted(folder, tmp_path, monkeypatch):
+    """A run whose environment is in a module that leaves a trace when it is imported."""
+    (tmp_path / "planted_env.py").write_text(
+        "import gymnasium, pathlib\n"
+        f"pathlib.Path({str(tmp_path / 'trace')!r}).write_text('imported')\n"
+        "gymnasium.register('Planted-v0', 'gymnasium.envs.classic_control:CartPoleEnv', max_episode_steps=50)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    config = read_config(folder)
+    write_config(folder, config._replace(recipe=dataclasses.replace(config.recipe, env="planted_env:Planted-v0")))
+    yield folder, tmp_path / "trace"
+    sys.modules.pop("planted_env", None)
+    import gymnasium
+
+    gymnasium.registry.pop("Planted-v0", None)
+
+
+def test_a_module_is_imported_only_where_the_user_trusts_it(planted):
+    folder, trace = planted
+    for attempt in (lambda: go(resume, folder, {"steps": 900}), lambda: evaluate(folder, 1, 0.0, 0)):
+        with pytest.raises(ValueError, match=r"imports the module 'planted_env'.*nothing was imported.*--trust"):
+            attempt()
+    assert not trace.exists() and "planted_env" not in sys.modules
+    assert len(evaluate(folder, 1, 0.0, 0, trust=True)[1]) == 1
+    assert trace.exists()
+    assert go(resume, folder, {"steps": 900}, trust=True)[1]["steps"] == 900
+
+
+def test_a_module_that_the_user_names_himself_is_imported(planted, tmp_path):
+    _, trace = planted
+    recipe = dataclasses.replace(CARTPOLE, env="planted_env:Planted-v0", steps=100)
+    go(run, "cartpole", recipe, tmp_path / "own")
+    assert trace.exists()
+
+
+def test_an_environment_that_is_gone_is_named(folder):
+    config = read_config(folder)
+    write_config(folder, config._replace(recipe=dataclasses.replace(config.recipe, env="Gone-v3")))
+    with pytest.raises(ValueError, match="env 'Gone-v3' cannot be made"):
+        go(resume, folder, {"steps": 900})
+
+
+# links
+
+
+FILES = ["lock", "config.json", "metrics.jsonl", "summary.json", "curve.png"]
+
+
+@pytest.mark.parametrize("name", [*FILES, "checkpoints", "tensorboard", "replay"])
+def test_a_link_is_never_written_through(folder, tmp_path, name):
+    theirs = tmp_path / "theirs"
+    if name in FILES:
+        theirs.write_bytes((folder / name).read_bytes() if (folder / name).exists() else b"precious")
+        (folder / name).unlink()
+    else:
+        theirs.mkdir()
+        (theirs / "precious").write_text("keep")
+        if (folder / name).exists():
+            shutil.copytree(folder / name, theirs, dirs_exist_ok=True)
+            shutil.rmtree(folder / name)
+    (folder / name).symlink_to(theirs)
+    before = seen(tmp_path)
+    with pytest.raises(ValueError, match=rf"{name} is a symbolic link, expected a (regular file|folder)"):
+        go(resume, folder, {"steps": 900})
+    assert seen(tmp_path) == before
+
+
+def test_a_partial_file_that_is_a_link_is_left_alone(folder, tmp_path):
+    theirs = tmp_path / "theirs"
+    theirs.write_text("precious")
+    for name in FILES:
+        (folder / f".{name}.partial").symlink_to(theirs)
+    go(resume, folder, {"steps": 900})
+    assert theirs.read_text() == "precious"
+    assert all((folder / f".{name}.partial").is_symlink() for name in FILES)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_what_is_no_regular_file_hangs_nobody(folder, name):
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises(ValueError, match=rf"{name} is a FIFO, expected a regular file|has no config\.json"):
+        go(resume, folder, {"steps": 900})
+
+
+def test_a_lock_that_is_another_program_s_file_is_kept(folder):
+    (folder / "lock").write_text("my notes")
+    with pytest.raises(ValueError, match="is no run's lock"):
+        go(resume, folder, {"steps": 900})
+    assert (folder / "lock").read_text() == "my notes"
+
+
+# the replay memory on disk
+
+
+def test_only_the_run_s_own_replay_memory_is_replaced(made_on_disk, tmp_path):
+    folder = shutil.copytree(made_on_disk, tmp_path / "run")
+    (folder / "replay" / "notes.txt").write_text("keep")
+    (folder / "replay" / "regions" / "000000000099.region").write_bytes(bytes(4096))
+    regions = {path.name for path in (folder / "replay" / "regions").iterdir()} - {"000000000099.region"}
+    go(resume, folder, {"steps": 900})
+    assert (folder / "replay" / "notes.txt").read_text() == "keep"
+    assert (folder / "replay" / "regions" / "000000000099.region").read_bytes() == bytes(4096)
+    assert regions  # were there, and went or were replaced, so that the disk does not fill up
+    _, summary, _ = go(resume, folder, {"steps": 1_200})
+    assert summary["steps"] == summary["replay_steps"] + 200 == 1_200
+    assert sum(path.is_dir() and path.name.startswith("replay") for path in folder.iterdir()) <= 2
+
+
+def test_another_store_in_its_place_is_kept(made_on_disk, tmp_path):
+    folder = shutil.copytree(made_on_disk, tmp_path / "run")
+    shutil.rmtree(folder / "replay")
+    other, _, _ = go(run, "cartpole", dataclasses.replace(ON_DISK, seed=9), tmp_path / "other")
+    shutil.copytree(other / "replay", folder / "replay")
+    before = seen(folder / "replay")
+    _, summary, text = go(resume, folder, {"steps": 900})
+    assert summary["steps"] == 900 and "goes into another folder of the run" in text
+    assert (folder / "replay-2" / "store.json").is_file()
+    assert {**seen(folder / "replay"), "lock": b""} == {**before, "lock": b""}
+    go(resume, folder, {"steps": 1_200})
+    assert not (folder / "replay-3").exists()  # its own is found again
