@@ -252,7 +252,7 @@ def test_only_the_run_s_own_replay_memory_is_replaced(made_on_disk, tmp_path):
     assert (folder / "replay" / "regions" / "000000000099.region").read_bytes() == bytes(4096)
     assert regions  # were there, and went or were replaced, so that the disk does not fill up
     _, summary, _ = go(resume, folder, {"steps": 1_200})
-    assert summary["steps"] == summary["replay_steps"] + 200 == 1_200
+    assert summary["steps"] == 1_200
     assert sum(path.is_dir() and path.name.startswith("replay") for path in folder.iterdir()) <= 2
 
 

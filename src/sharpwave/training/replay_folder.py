@@ -53,7 +53,7 @@ def clear(folder: Path, store: str) -> None:
     regions = folder / REGIONS
     if regions.is_dir() and not regions.is_symlink():
         for path in regions.iterdir():
-            if _header(path)[STORE] == bytes.fromhex(store):
+            if _header(path)[STORE] == bytes.fromhex(store) or path.name.endswith(f".{store}.partial"):
                 path.unlink()
         with contextlib.suppress(OSError):  # not empty
             regions.rmdir()

@@ -1,0 +1,22 @@
+"""The commands of ``sharpwave``. One file each, which imports what is slow to import only when it is run."""
+
+from __future__ import annotations
+
+import typer
+
+from sharpwave.cli import bench, inspect, plan, train, verify
+from sharpwave.cli import eval as eval_command
+
+app = typer.Typer(
+    name="sharpwave",
+    help="A compressed replay memory for deep reinforcement learning, and a trainer built on it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(train.app, name="train")
+app.command("eval")(eval_command.evaluate)
+app.add_typer(bench.app, name="bench")
+app.command("plan")(plan.plan)
+app.command("inspect")(inspect.inspect)
+app.command("verify")(verify.verify)
