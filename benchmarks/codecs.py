@@ -43,6 +43,11 @@ def vectors(size: int, steps: int) -> Rows:
     return rows.astype(np.float32)
 
 
+def counts(size: int, steps: int) -> Rows:
+    """Float32 [steps, size] of small whole numbers, as of things on a board: zstd gains much, delta little."""
+    return np.random.default_rng(0).integers(0, 8, (steps, size)).astype(np.float32)
+
+
 def fastest(call: Callable[[], Any], passes: int) -> float:
     """Seconds of processor time (all threads) that the quickest of ``passes`` calls took."""
     best = np.inf
@@ -107,7 +112,8 @@ def sources(steps: int, cache: Path) -> dict[str, Rows]:
     found = {game: np.array(obs[:steps, 0]) for game, obs in played.items()}
     colour = frames.load("pong", frames.LANES * 512, cache=cache, grayscale=False, img_height=210, img_width=160)
     found["pong 210x160x3"] = np.array(colour.obs[: min(steps, 512), 0])
-    return found | {"vector 17": vectors(17, steps), "vector 376": vectors(376, steps)}
+    found |= {f"vector {size}": vectors(size, steps) for size in (17, 376)}
+    return found | {f"counts {size}": counts(size, steps) for size in (64, 256)}
 
 
 def main() -> None:

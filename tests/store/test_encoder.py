@@ -9,7 +9,7 @@ import pytest
 
 import sharpwave as sw
 from sharpwave import codecs
-from sharpwave.codecs import DELTA, RAW
+from sharpwave.codecs import DELTA, RAW, ZSTD
 from sharpwave.tiers.dictionaries import DictionaryTable
 from sharpwave.tiers.encoder import ColumnEncoder
 
@@ -68,6 +68,24 @@ def test_small_rows_are_kept_raw() -> None:
     field = sw.Field((7,), "float32")
     one, _ = encoder(field=field)
     assert one.pack(0, np.zeros((64, 28), np.uint8))[0].codec == RAW
+
+
+@pytest.mark.parametrize(("size", "chosen"), [(64, RAW), (128, RAW), (1024, ZSTD)])
+def test_zstd_is_taken_only_where_it_saves_much(size: int, chosen: int) -> None:
+    """Of small whole numbers it leaves less than a third, however many there are; decompressing a row has its price."""
+    field = sw.Field((size,), "float32")
+    rows = np.random.default_rng(0).integers(0, 8, (64, size)).astype(np.float32).view(np.uint8)
+    assert len(encoder("zstd", field)[0].pack(0, rows)[0].payload) < 0.4 * rows.nbytes
+    one, _ = encoder(field=field)
+    assert {one.pack(k % 3, rows)[0].codec for k in range(40)} == {chosen}
+
+
+def test_delta_is_taken_only_where_it_leaves_less_than_half() -> None:
+    field = sw.Field((128,), "float32")
+    rng = np.random.default_rng(0)
+    for share, chosen in ((0.05, DELTA), (0.3, RAW)):
+        rows = (rng.normal(size=(64, 128)) * rng.binomial(1, share, (64, 128))).astype(np.float32).view(np.uint8)
+        assert encoder(field=field)[0].pack(0, rows)[0].codec == chosen
 
 
 @pytest.mark.parametrize("codec", ["raw", "zstd", "delta", "auto"])

@@ -20,8 +20,13 @@ AUTO_MIN_ROWS = 8
 """Fewer rows than this are no measure: they are kept raw and the choice waits."""
 AUTO_MIN_BYTES = 32
 """Rows smaller than this are kept raw: an offset and a frame header would eat the gain."""
-WORTH = 0.7
-"""Encode only where it leaves at most this share of the raw bytes."""
+WORTH = {ZSTD: 0.7, DELTA: 0.5}
+"""Encode only where it leaves at most this share of the raw bytes. A byte of patches takes some 8 ns to paint: where
+delta leaves more than half of a row, batches take several times as long for little (``counts`` in
+benchmarks/codecs.py)."""
+ZSTD_MIN_SAVED_BYTES = 512
+"""Take zstd only where it saves so much a row. A row takes 2 us to decompress, however small, and about 3 more for each
+KiB; one that is kept raw is copied in a tenth of that (``counts`` in benchmarks/codecs.py)."""
 DELTA_PREFERENCE = 2.0
 """Delta decodes several times faster than zstd (benchmarks/codecs.py), so it may take this many times its bytes."""
 WORSE = 1.3
@@ -45,16 +50,19 @@ class ColumnEncoder:
     """Packs one field's columns, lane by lane.
 
     With codec "auto" the first segment of at least 8 rows is packed with every codec; the smallest wins, but delta wins
-    up to twice zstd's bytes. Other lanes begin with what won. Choice and dictionary are tried anew after 4, 16, 64,
+    up to twice zstd's bytes. Rows stay raw where delta leaves more than half of them, and zstd more than 70 % or saves
+    less than 512 bytes a row. Other lanes begin with what won. Choice and dictionary are tried anew after 4, 16, 64,
     then every 256 segments, and as soon as rows take 1.3 times what they took; a new dictionary must earn its bytes.
     """
 
     def __init__(self, field: Field, codec: str, table: DictionaryTable, max_rows: int) -> None:
         self.field = field
         self.table = table
-        self.candidates = (RAW, ZSTD, DELTA) if codec == "auto" else (codecs.CODECS[codec],)
+        self.candidates: tuple[int, ...] = (RAW, ZSTD, DELTA) if codec == "auto" else (codecs.CODECS[codec],)
         if codec == "auto" and field.row_bytes < AUTO_MIN_BYTES:
             self.candidates = (RAW,)
+        elif codec == "auto" and field.row_bytes <= ZSTD_MIN_SAVED_BYTES:
+            self.candidates = (RAW, DELTA)
         self._min_rows = AUTO_MIN_ROWS if codec == "auto" else 1
         self._lanes: dict[int, _LaneState] = {}
         self._newest: dict[int, int] = {}  # codec -> place of the dictionary made last, tried by lanes that have none
@@ -97,7 +105,6 @@ class ColumnEncoder:
 
     def _trial(self, state: _LaneState, rows: Bytes, current: bytes | None) -> bytes | None:
         """Try every codec, with the newest dictionary and with one of this lane's own; keep what pays."""
-        limit = rows.nbytes * (WORTH if len(self.candidates) > 1 else 1.0)
         tried = [(state.codec, state.place, current, 0)]
         added = []
         for codec in self.candidates if state.segments >= ALL_AGAIN or self._leading is None else (self._leading,):
@@ -113,7 +120,7 @@ class ColumnEncoder:
                 tried.append((codec, place, payload, len(own) // HORIZON + _by_heart(codec, payload, len(rows))))
         best: tuple[float, int, int, bytes | None] = (np.inf, RAW, 0, None)
         for codec, place, payload, share in tried:
-            if payload is not None and len(payload) + share <= limit:
+            if payload is not None and len(payload) + share <= self._most_bytes(codec, rows):
                 cost = (len(payload) + share) / (DELTA_PREFERENCE if codec == DELTA else 1.0)
                 best = min(best, (cost, codec, place, payload), key=lambda choice: choice[0])
         _, state.codec, place, payload = best
@@ -125,6 +132,13 @@ class ColumnEncoder:
             self.table.drop(place)
         state.bytes_per_row = len(payload) / len(rows) if payload is not None else np.inf
         return payload
+
+    def _most_bytes(self, codec: int, rows: Bytes) -> float:
+        """Bytes from which on ``rows`` are better kept raw."""
+        if len(self.candidates) == 1:
+            return rows.nbytes
+        saved = ZSTD_MIN_SAVED_BYTES * len(rows) if codec == ZSTD else 0
+        return min(rows.nbytes * WORTH[codec], rows.nbytes - saved)
 
     def _hold(self, place: int, instead_of: int) -> int:
         self.table.use(place)
