@@ -211,7 +211,7 @@ def _opened(settings: Settings, disk: Disk | None, left: Left, files: Files) -> 
             regions = Regions(directory, left.identity, REGION_BYTES, files)
             stack.callback(regions.close)
         try:
-            records, damages = regions.recover()
+            records, damages = regions.recover(go_on=disk is not None)
             log, report, states = _filled(settings, disk, left, regions, records, damages)
         except NewerVersionError:  # found before anything is written but for the links
             if disk is not None and left.checkpoint:
@@ -220,8 +220,10 @@ def _opened(settings: Settings, disk: Disk | None, left: Left, files: Files) -> 
     report.damages = [*map(str, damages), *report.damages]
     report.differences = _differences(settings, left)
     if disk is not None:
-        disk.note(always=True)  # before the region goes where it is written
+        disk.begin_life()
         set_aside(disk, damages)
+        damaged = {damage.path for damage in damages}
+        log.space.tidy(frozenset(number for number, one in regions.regions.items() if one.path in damaged))
         if left.checkpoint:
             disk.describe(settings.manifest() | {"store": left.manifest["store"]})
         if disk.directory.is_file(OPENING):

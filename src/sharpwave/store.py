@@ -17,6 +17,7 @@ from . import segment
 from .accounting import account
 from .checkpoint import save
 from .checks import MOST_LANES, checked_final, checked_rows, checked_steps
+from .lifetime import Life, close, flush
 from .opening import NO_STATE, Left, begin
 from .sampling.limiters import Gate, Limiter
 from .sampling.order import Fifo
@@ -97,11 +98,13 @@ class Store:
         self._gate = Gate(self._lock)
         self._fed: set[int] = set()  # lanes whose last steps came with add_segment
         self._log, self.recovery, states = begin(settings, folder, left, Files())
+        self._life = Life(self._log, self._lock)
         self._views = Views(self._log, self._lock, self._gate, settings.seed)
         if isinstance(self._log.retention, LowestPriority):
             self._log.retention.priorities = self._views.priorities
         settle(self._log)
-        self._log.space.other_bytes = lambda: self._views.nbytes
+        views = self._views
+        self._log.space.other_bytes = lambda: views.nbytes
         for number, state in states.items():
             try:
                 self._views.restore(number, state)
@@ -357,7 +360,7 @@ class Store:
         """
         with self._lock:
             self._log.check_open()
-            return self._views.make(
+            view = self._views.make(
                 name,
                 Uniform() if sampler is None else sampler,
                 seed,
@@ -367,6 +370,8 @@ class Store:
                 limiter=limiter,
                 depth=depth,
             )
+            view.life = self._life
+            return view
 
     # accounting
 
@@ -415,19 +420,16 @@ class Store:
     def flush(self) -> None:
         """Return when all that was appended so far is on disk, open segments included. Without a disk: at once.
 
-        Without it a crash of the process costs the steps that were not sealed yet, at most ``segment_steps`` a lane; a
-        power cut also what the system had not written, which it does within some 30 seconds.
+        :meth:`close` does the same. Without either a crash costs the steps that were not sealed yet, at most
+        ``segment_steps`` a lane; a power cut also what the system had not written, which it does within some 30
+        seconds.
 
         Raises:
             OSError: the disk is full or failing; what was flushed before stays.
         """
         with self._lock:
-            log = self._log
-            log.check_open()
-            if log.disk is None:
-                return
-            log.write_tails(log.disk)
-            log.disk.regions.sync()
+            self._log.check_open()
+            flush(self._log)
 
     def checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint into a folder, or replace the one that is there, whole or not at all.
@@ -523,19 +525,30 @@ class Store:
     def close(self) -> None:
         """Refuse any further writing and sampling. Memory goes with the last reference to the store and its views.
 
-        A store on disk lets its folder go; steps that were not sealed yet are not there (see :meth:`flush`).
+        A store on disk is flushed (see :meth:`flush`) and lets its folder go. So it is at the end of ``with``, also
+        where an exception passes; when nothing refers to the store and its views any more; and when the interpreter
+        exits. A RuntimeWarning says so where these last two cannot write.
+
+        Raises:
+            OSError: the disk is full or failing. The folder was let go; what had not been flushed before is lost.
         """
         with self._lock:
-            if not self._log.closed and self._log.disk is not None:
-                self._log.disk.close()
-            self._log.closed = True
-            self._gate.notify()
+            try:
+                close(self._log)
+            finally:
+                self._life.over()
+                self._gate.notify()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, passing: BaseException | None, trace: object) -> None:
+        try:
+            self.close()
+        except OSError as error:
+            if passing is None:
+                raise
+            passing.add_note(str(error))
 
     def __repr__(self) -> str:
         limits = f"capacity={self.capacity}, ram={self.ram}"

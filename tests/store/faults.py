@@ -23,6 +23,7 @@ import sharpwave as sw
 from sharpwave import settings as settings_module
 from sharpwave import store as store_module
 from sharpwave.tiers import disk as disk_module
+from sharpwave.tiers import regions as regions_module
 from sharpwave.tiers.directory import Directory
 from sharpwave.tiers.files import Files
 from sharpwave.tiers.folder import LOCK, MANIFEST
@@ -66,9 +67,17 @@ class Faulty(Files):
         self._written[self._inode(descriptor)] = []
         return descriptor
 
-    def allocate(self, descriptor: int, nbytes: int) -> None:
+    def open_again(self, directory: Directory, name: str, descriptor: int) -> int:
+        self._step("open_again")
+        return super().open_again(directory, name, descriptor)
+
+    def truncate(self, descriptor: int, nbytes: int) -> None:
+        self._step("truncate")
+        super().truncate(descriptor, nbytes)
+
+    def allocate(self, descriptor: int, offset: int, nbytes: int) -> None:
         self._step("allocate")
-        super().allocate(descriptor, nbytes)
+        super().allocate(descriptor, offset, nbytes)
 
     def pwrite(self, descriptor: int, data: bytes, offset: int) -> None:
         try:
@@ -226,6 +235,8 @@ def on(files: Files) -> Iterator[None]:
         mock.patch.object(disk_module, "REGION_BYTES", REGION_BYTES),
         mock.patch.object(disk_module, "SMALLEST_REGION", REGION_BYTES),
         mock.patch.object(settings_module, "SMALLEST_DISK", REGION_BYTES),
+        mock.patch.object(regions_module, "FIRST_EXTENT", REGION_BYTES // 4),
+        mock.patch.object(regions_module, "MOST_EXTENT", REGION_BYTES // 2),
     ):
         yield
 
@@ -260,6 +271,7 @@ def live(
 
     def flush(store: sw.Store) -> None:
         done(store.flush)
+        account.look(store)
         account.flushed = {lane: len(steps) for lane, steps in account.steps.items()}
 
     with on(files):
@@ -288,7 +300,15 @@ def live(
                     del account.steps[one][kept:]
                     account.flushed[one] = kept
                 account.look(store)
+        flush(store)
         store.close()
+
+
+def killed(store: sw.Store) -> None:
+    """Leave a store's folder as SIGKILL does: nothing more is written."""
+    store._log.closed = True
+    assert store._log.disk is not None
+    store._log.disk.close()
 
 
 def bury(account: Account) -> None:
@@ -299,7 +319,7 @@ def bury(account: Account) -> None:
     disk = account.store._log.disk
     assert disk is not None
     try:
-        disk.close()
+        killed(account.store)
     except Died:
         os.close(next(reversed(disk.regions.regions.values())).descriptor)
 

@@ -16,6 +16,7 @@ from sharpwave.tiers.check import check
 from sharpwave.tiers.directory import Directory
 from sharpwave.tiers.files import Files
 
+from .faults import killed
 from .test_retention import held, number_store, set_by_number
 from .test_samplers import chi_square, chi_square_bound
 
@@ -112,8 +113,8 @@ def test_without_a_limit_files_take_twice_what_is_held_and_some_regions(tmp_path
 
 
 def crash(store: sw.Store, tmp_path: Path) -> sw.Store:
-    """As a process that is killed leaves it: closing writes nothing."""
-    store.close()
+    """As a process that is killed leaves it, and opened again."""
+    killed(store)
     return sw.Store.open(tmp_path)
 
 

@@ -19,7 +19,7 @@ LAYERS = [
     {"tiers", "sampling", "settings"},
     {"views"},
     {"accounting", "checkpoint"},
-    {"opening"},
+    {"opening", "lifetime"},
     {"store", "writer"},
     {"recorder", "observations"},
     {"agents", "envs"},

@@ -18,6 +18,7 @@ import sharpwave as sw
 from sharpwave import store as store_module
 from sharpwave.tiers.files import Files
 
+from .faults import killed
 from .oracle import Oracle, Stacking, assert_same_view
 
 STACKING = Stacking(3, "zeros")
@@ -96,7 +97,7 @@ def test_each_flush_of_an_open_segment_counts(tmp_path: Path) -> None:
             writer.append(0, "")
         writer.store.flush()
     expected = writer.expected({0: 12})
-    writer.store.close()
+    killed(writer.store)
     with sw.Store.open(tmp_path) as store:
         assert_same_view(store.transitions(), expected, 1, 0.99)
 
@@ -141,7 +142,7 @@ def test_what_was_sealed_or_flushed_comes_back_and_more_can_be_written(
     if len(replay):
         batch = replay.fetch(replay.sampleable_ids())
         ids = dict(zip(batch["serial"].tolist(), batch.ids.tolist(), strict=True))
-    store.close()
+    killed(store)
 
     with sw.Store.open(folder) as store:
         assert store.recovery is not None and store.recovery.damages == []
@@ -206,7 +207,7 @@ def test_an_append_that_the_disk_refuses_is_not_made_and_can_be_made_again(
             oracle.append(lane, **step)
     assert_same_view(writer.store.transitions(n_step=3, gamma=0.5), oracle, 3, 0.5)
     expected = writer.expected({})
-    writer.store.close()
+    killed(writer.store)
     monkeypatch.undo()
     with sw.Store.open(tmp_path) as store:
         assert_same_view(store.transitions(n_step=3, gamma=0.5), expected, 3, 0.5)
@@ -224,7 +225,8 @@ def test_block_waits_until_the_disk_takes_the_segment(tmp_path: Path, monkeypatc
         writer = Writer(store)
         for _ in range(100):
             writer.append(0, "")
-    store.close()
+    with pytest.raises(OSError, match=r"close: .*No space left"):
+        store.close()
 
 
 def test_drop_oldest_makes_room_and_drop_newest_leaves_a_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,7 +279,7 @@ def test_a_damaged_segment_is_named_and_the_rest_comes_back(tmp_path: Path) -> N
     for _ in range(100):
         writer.append(0, "")
     place, nbytes = int(store._log.index.place[3]), int(store._log.index.nbytes[3])
-    store.close()
+    killed(store)
     (path,) = (tmp_path / "regions").glob("*.region")
     data = bytearray(path.read_bytes())
     data[place + nbytes // 2] ^= 4

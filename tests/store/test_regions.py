@@ -141,16 +141,16 @@ class Failing(Files):
     def _count(self, method: str) -> None:
         if method == self.method:
             self.at -= 1
-            if self.at == 0:
-                raise OSError(28, "No space left on device")
+            if self.at == 0:  # a disk that is full for an extent may have room for a record
+                raise OSError(*((5, "Input/output error") if method == "allocate" else (28, "No space left on device")))
 
     def open(self, directory: Directory, name: str) -> int:
         self._count("open")
         return super().open(directory, name)
 
-    def allocate(self, descriptor: int, nbytes: int) -> None:
+    def allocate(self, descriptor: int, offset: int, nbytes: int) -> None:
         self._count("allocate")
-        super().allocate(descriptor, nbytes)
+        super().allocate(descriptor, offset, nbytes)
 
     def pwrite(self, descriptor: int, data: bytes, offset: int) -> None:
         try:

@@ -11,6 +11,7 @@ from ..checks import MOST_LANES
 from ..codecs import RAW, DamagedError
 from ..segment import FLAGS, Column, Header
 from ..spec import START
+from .breaks import write_down
 from .dictionaries import key_of
 from .log import StepLog
 from .rows import ENDED
@@ -65,7 +66,8 @@ def settle_lane(log: StepLog, lane: int) -> None:
     before = int(log.index.previous[opened])
     # Beside these, an open segment that is empty and begins an episode lies behind the end of one.
     if before >= 0 and not log.index.rows[opened] and log.index.begins[opened]:
-        log.sealed.truncate(before)
+        if log.sealed.truncate(before):
+            write_down(log, [before], release=True)
         log.changes += 1
 
 

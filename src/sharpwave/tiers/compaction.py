@@ -1,4 +1,4 @@
-"""Regions that are half empty -> room on disk, where segments leave in any order.
+"""Regions that are half empty, or small and many -> room on disk, and few files.
 
 What is still held of a region is copied, as it is, behind the newest records, under the same ids and sequence numbers;
 the region's file is deleted once the copies are on disk. So a process that ends in between leaves some records twice,
@@ -21,24 +21,56 @@ from .records import SEGMENT
 from .residency import Residency
 
 
-def compact(disk: Disk, index: SegmentIndex, tables: Sequence[DictionaryTable], residency: Residency) -> bool:
+def compact(
+    disk: Disk,
+    index: SegmentIndex,
+    tables: Sequence[DictionaryTable],
+    residency: Residency,
+    most: float = MOST_HELD,
+    left_out: frozenset[int] = frozenset(),
+) -> bool:
     """Copy what is held of the region that is emptiest, and delete it. False if there is none that is empty enough.
 
     Args:
         tables: dictionaries, by column.
         residency: reads from that region that are under way are waited for.
+        most: share of the region that is held, at most.  left_out: regions that stay as they are.
 
     Raises:
         OSError: the disk is full or failing. What was copied counts already, and nothing is lost.
 
     Cost: O(slots), one read and one write for each segment, and a sync.
     """
-    number = disk.emptiest(MOST_HELD)
-    if number is None:
-        return False
+    number = disk.emptiest(most, left_out)
+    return number is not None and _copy([number], disk, index, tables, residency)
+
+
+def merge(
+    disk: Disk,
+    index: SegmentIndex,
+    tables: Sequence[DictionaryTable],
+    residency: Residency,
+    left_out: frozenset[int] = frozenset(),
+) -> bool:
+    """Copy what is held of small regions into one, where there are many of them, and delete them. False: there are few.
+
+    Arguments, errors and cost as for :func:`compact`.
+    """
+    numbers = disk.small_ones(left_out)
+    return bool(numbers) and _copy(numbers, disk, index, tables, residency)
+
+
+def _copy(
+    numbers: list[int],
+    disk: Disk,
+    index: SegmentIndex,
+    tables: Sequence[DictionaryTable],
+    residency: Residency,
+) -> bool:
     used = slice(0, index.highest)
-    slots = np.flatnonzero((index.region[used] == number) & (index.sealed[used] > 0) & (index.rows[used] > 0))
-    slots = slots[np.argsort(index.place[slots])]
+    there = np.isin(index.region[used], numbers)
+    slots = np.flatnonzero(there & (index.sealed[used] > 0) & (index.rows[used] > 0))
+    slots = slots[np.lexsort((index.place[slots], index.region[slots]))]
     residency.arrive(slots)
     keys: dict[tuple[int, int], int] = {}
     generation = index.latest_generation
@@ -50,9 +82,9 @@ def compact(disk: Disk, index: SegmentIndex, tables: Sequence[DictionaryTable], 
                 if (c, place) not in keys:
                     keys[c, place] = key_of(data)
                 needed[c, keys[c, place]] = data
-        offset, nbytes = int(index.place[slot]), int(index.nbytes[slot])
-        moved = disk.move(SEGMENT, number, offset, nbytes, generation, needed)
+        region, offset, nbytes = int(index.region[slot]), int(index.place[slot]), int(index.nbytes[slot])
+        moved = disk.move(SEGMENT, region, offset, nbytes, generation, needed)
         if moved is None:
             return False
         index.region[slot], index.place[slot] = moved
-    return disk.vacate(number, generation)
+    return disk.vacate(numbers, generation)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import struct
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -12,13 +11,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from .clutter import DEAD, WORTH_BYTES, emptiest, small_ones
 from .directory import Directory
 from .files import Files
 from .folder import FOLDER, Hold, write_manifest
 from .index import LEAF_BITS
+from .notes import THRESHOLD_BYTES, LaneEnds, Note, pack_ends, pack_threshold
 from .occupancy import Occupancy
 from .readers import BASE, COLUMNS, DESCRIPTOR, DIRECT, NBYTES, PLACE, SLOT, Readers
-from .records import ALIGNMENT, FIRST, NOTE, RECORD, SEGMENT, TAIL, Identity
+from .records import MOST_GENERATION, NOTE, SEGMENT, TAIL, Identity
 from .regions import Regions
 
 REGION_BYTES = 64 << 20
@@ -29,9 +30,8 @@ SHARE = 64
 """Without a limit a region is so small a part of the store at least: a terabyte lies in some 400."""
 MOST_HELD = 0.75
 """Where segments leave in any order, this share of the files is held at most, and of a region that is copied."""
-THRESHOLD = struct.Struct("<d")
 GENERATIONS = 1024
-"""So many more than there were are taken as given out in a note, so that few notes are needed."""
+"""So many more than there were are taken as given out in a note or a region's header, so that few notes are needed."""
 
 
 class Tail(NamedTuple):
@@ -41,14 +41,6 @@ class Tail(NamedTuple):
     offset: int
     nbytes: int
     checksum: int
-
-
-class Note(NamedTuple):
-    """What was noted last (see :meth:`Disk.note`), and the region where it is written."""
-
-    region: int = -1
-    threshold: float = 1.0
-    generation: int = -1
 
 
 class Disk:
@@ -64,6 +56,7 @@ class Disk:
         reads, bytes_read: of sampling. ``bytes_written``, ``failures``: of appending.
         compacts: whether regions become half empty (see :meth:`leave_in_any_order`).
         noted: asked for the retention's threshold, and for the highest generation of any id so far.
+        ends: how far the lanes' step numbers go, as the files show.
 
     Raises:
         StoreInUseError: another process holds the folder.
@@ -88,9 +81,10 @@ class Disk:
         except BaseException:
             self._hold.close()
             raise
-        self._held = Occupancy()  # of segments, of the newest rows of open ones, and of the last note
+        self._held = Occupancy()  # of segments, and of the newest rows of open ones
         self._tails: dict[int, Tail] = {}  # of open segments, by id
         self._note = Note()
+        self.ends = LaneEnds()
         self._unreadable: set[int] = set()  # regions that could not be copied from
         self.compacts = False
         self.noted: Callable[[], tuple[float, int]] = lambda: (1.0, 0)
@@ -142,10 +136,8 @@ class Disk:
         """Whether the limit allows for another ``nbytes``, and leaves free what it has to."""
         if self.limit is None or (self.compacts and self.over_limit):
             return self.limit is None
-        if self.regions.room_for(nbytes):
-            return True
-        size = max(self.regions.region_bytes, FIRST + RECORD.size + nbytes + ALIGNMENT)
-        return self.nbytes + size <= self.limit - self._spare
+        growth = self.regions.growth(nbytes)
+        return not growth or self.nbytes + growth <= self.limit - self._spare
 
     def crowded(self, nbytes: int = 0) -> bool:
         """Whether with another ``nbytes`` so much would be held that there may be no region worth copying.
@@ -176,23 +168,21 @@ class Disk:
         """Bytes of a region that a copy of it would take, at most."""
         return self._held.nbytes(number) + self.regions.regions[number].shared if self.holds(number) else 0
 
-    def emptiest(self, most: float) -> int | None:
-        """The region of which the smallest share is held, if that is ``most`` at most, and it can be copied.
+    def emptiest(self, most: float, left_out: frozenset[int] = frozenset()) -> int | None:
+        """The region of which the smallest share is held; see :func:`clutter.emptiest`."""
+        room = self.regions.region_bytes
+        free = None if self.limit is None else self.limit - room - self.nbytes
+        return emptiest(self.regions.regions, self._needed, most, room, free, self._unreadable | left_out)
 
-        Never the one that is written to. Cost: O(regions).
-        """
-        nbytes, room, limit = self.nbytes, self.regions.region_bytes, self.limit
-        found: list[tuple[float, int]] = []
-        for number, region in self.regions.regions.items():
-            needed = self._needed(number)
-            newest = number == next(reversed(self.regions.regions)) and not region.finished
-            if newest or number in self._unreadable or needed > most * region.size:
-                continue
-            # A region from before the limit sank may be larger than what is left free.
-            if needed + 4 * RECORD.size > room and limit is not None and limit - room - needed < nbytes <= limit:
-                continue
-            found.append((needed / region.size, number))
-        return min(found, default=(0, None))[1]
+    def small_ones(self, left_out: frozenset[int] = frozenset()) -> list[int]:
+        """Small regions to be copied into one, where there are many of them."""
+        stay = self._unreadable | left_out
+        return small_ones(self.regions.regions, self._needed, self.regions.region_bytes, stay)
+
+    @property
+    def fits(self) -> bool:
+        """Whether what is held would fit the limit, were it copied together."""
+        return self.limit is None or self._held.total <= self.limit - 2 * self.regions.region_bytes - self._spare
 
     def move(
         self,
@@ -217,7 +207,7 @@ class Disk:
             return None
         record, payload = found
         try:
-            place = self.regions.append(kind, record.id, payload, generation, dictionaries, record.sequence)
+            place = self._append(kind, record.id, payload, generation, dictionaries, record.sequence)
         except OSError:
             self.failures += 1
             raise
@@ -226,49 +216,98 @@ class Disk:
         self.bytes_written += nbytes
         return place
 
-    def vacate(self, number: int, generation: int) -> bool:
-        """Delete a region whose segments were moved; False: something in it cannot be read.  Raises: OSError."""
+    def vacate(self, numbers: list[int], generation: int) -> bool:
+        """Delete regions whose segments were moved; False: something in them cannot be read.  Raises: OSError."""
         for id_, tail in list(self._tails.items()):
-            if tail.region == number:
-                place = self.move(TAIL, number, tail.offset, tail.nbytes, generation, {})
+            if tail.region in numbers:
+                place = self.move(TAIL, tail.region, tail.offset, tail.nbytes, generation, {})
                 if place is None:
                     return False
                 self._tails[id_] = tail._replace(region=place[0], offset=place[1])
         try:
-            self.note(always=True)
-            self.regions.sync()  # the copies are on disk before what they were copied from goes
-            self.regions.delete(number)
+            self.delete(numbers)
         except OSError:
             self.failures += 1
             raise
-        self._held.forget(number)
         return True
 
+    def delete(self, numbers: list[int]) -> None:
+        """Delete regions in which nothing is held; what else they say is written anew first.  Raises: OSError."""
+        if not numbers:
+            return
+        if self._note.region in numbers:
+            self.note(always=True)
+        if self.ends.rest_on(numbers):
+            self.note_ends()
+        self.regions.sync()  # what replaces their content is on disk before they go
+        for number in numbers:
+            self.regions.delete(number)
+            self._held.forget(number)
+
     def note(self, always: bool = False) -> None:
-        """Write down which keys have left, and which generations ids have had: a reservoir needs them after a crash.
+        """Write down which keys have left, and which generations ids have had: opening needs them after a crash.
 
         Nothing, if there is nothing new to say; what is ``always`` written down is so again.  Raises: OSError.
         """
         threshold, generation = self.noted()
         before = self._note
-        if threshold >= 1.0 or not (always or threshold < before.threshold or generation > before.generation):
+        if not always and threshold >= before.threshold and generation <= before.generation:
             return
-        payload = THRESHOLD.pack(threshold)
-        payload += zlib.crc32(payload).to_bytes(4, "little")
-        region, _ = self.regions.append(NOTE, (generation + GENERATIONS) << LEAF_BITS, payload, generation, {})
-        self._held.hold(region, len(payload))
-        if before.region >= 0:
-            self._held.release(before.region, len(payload))
-        self._note = Note(region, threshold, generation + GENERATIONS)
+        generation = min(generation + GENERATIONS, MOST_GENERATION - 1)
+        region, _ = self._append(NOTE, generation << LEAF_BITS, pack_threshold(threshold), generation, {})
+        self._note = Note(region, threshold, generation)
+
+    def note_ends(self, ends: npt.NDArray[np.int64] | None = None) -> None:
+        """Write down how far the lanes' step numbers go: the files' knowledge, or beyond it ``ends`` [lanes].
+
+        Nothing, if the files show ``ends`` already.  Raises: OSError.
+        """
+        if ends is not None and not self.ends.behind(ends):
+            return
+        merged = self.ends.joined(np.zeros(0, np.int64) if ends is None else ends)
+        _, generation = self.noted()
+        region, _ = self._append(NOTE, generation << LEAF_BITS, pack_ends(merged), generation, {})
+        self.ends.reach_all(merged, region)
+
+    def begin_life(self) -> None:
+        """Note what opening found, so that no id is given out again whatever becomes of this process.
+
+        Raises: OSError.
+        """
+        newest = self.regions.newest
+        if newest is not None and self.regions.goes_on:
+            dead = newest.used - self._needed(newest.number)
+            if newest.size > self.regions.region_bytes or dead > max(DEAD * newest.used, WORTH_BYTES):
+                self.regions.finish()
+        if self.noted()[0] < 1.0 or (newest is not None and not newest.finished):
+            self.note(always=True)
 
     def try_note(self) -> None:
-        """The same, if the limit and the disk allow it; else when it is next due. What is left free may be used."""
-        nbytes = THRESHOLD.size + 4
-        if self.limit is None or self.regions.room_for(nbytes) or self.nbytes + self._spare <= self.limit:
+        """As :meth:`note`, if the limit and the disk allow it; else when it is due next. What is left free is used."""
+        if self.limit is None or self.regions.room_for(THRESHOLD_BYTES) or self.nbytes + self._spare <= self.limit:
             try:
                 self.note()
             except OSError:
                 self.failures += 1
+
+    def _append(
+        self,
+        kind: int,
+        id_: int,
+        payload: bytes,
+        generation: int,
+        dictionaries: dict[tuple[int, int], bytes],
+        sequence: int | None = None,
+    ) -> tuple[int, int]:
+        """Write a record; returns its region and offset.  Raises: OSError."""
+        most = min(generation + GENERATIONS, MOST_GENERATION - 1)
+        region, offset = self.regions.append(kind, id_, payload, most, dictionaries, sequence)
+        if kind == SEGMENT:
+            self.ends.reach_by(payload, region)
+        begun = self.regions.regions[region].generation
+        if begun > self._note.generation and self._note.threshold >= 1.0:
+            self._note = Note(region, 1.0, begun)  # a header says as much as a note does
+        return region, offset
 
     def append(
         self, id_: int, packed: bytes, generation: int, dictionaries: dict[tuple[int, int], bytes]
@@ -277,7 +316,9 @@ class Disk:
         if self.limit is None and not self.regions.room_for(len(packed)):
             self.regions.region_bytes = max(region_bytes(None, self._most_bytes), self.nbytes // SHARE)
         try:
-            region, offset = self.regions.append(SEGMENT, id_, packed, generation, dictionaries)
+            if generation > self._note.generation >= 0:
+                self.note()
+            region, offset = self._append(SEGMENT, id_, packed, generation, dictionaries)
         except OSError:
             self.failures += 1
             raise
@@ -286,6 +327,12 @@ class Disk:
         self.bytes_written += len(packed)
         return region, offset
 
+    def write_anew(
+        self, id_: int, packed: bytes, generation: int, dictionaries: dict[tuple[int, int], bytes]
+    ) -> tuple[int, int]:
+        """Write a segment that is not counted as held yet; returns its region and offset.  Raises: OSError."""
+        return self._append(SEGMENT, id_, packed, generation, dictionaries)
+
     def append_tail(self, id_: int, packed: bytes, generation: int) -> None:
         """Write an open segment as far as it goes, unless just that was written already.  Raises: OSError."""
         checksum = int.from_bytes(packed[-4:], "little")  # its own: the CRC-32 of bytes with their CRC-32 is a constant
@@ -293,7 +340,7 @@ class Disk:
         if before is not None and before.checksum == checksum:
             return
         try:
-            region, offset = self.regions.append(TAIL, id_, packed, generation, {})
+            region, offset = self._append(TAIL, id_, packed, generation, {})
         except OSError:
             self.failures += 1
             raise
@@ -321,6 +368,10 @@ class Disk:
         """Count nothing as held."""
         self._held.clear()
 
+    def let_go_of(self, region: int, nbytes: int) -> None:
+        """Count a segment of ``region`` as held no more. Its file stays."""
+        self._held.release(region, nbytes)
+
     def release(self, region: int, nbytes: int) -> None:
         """One of its segments has left the store; a region without any is deleted, unless it is being written to.
 
@@ -332,10 +383,7 @@ class Disk:
             return
         self.try_note()
         try:
-            self.regions.sync()  # what replaces rows that were flushed is on disk before they go
-            for number in unused:
-                self.regions.delete(number)
-                self._held.forget(number)
+            self.delete(unused)
         except OSError:
             self.failures += 1
 

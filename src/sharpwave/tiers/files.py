@@ -49,12 +49,27 @@ class Files:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
         return os.open(target, flags, 0o644, dir_fd=base)
 
-    def allocate(self, descriptor: int, nbytes: int) -> None:
-        """Take ``nbytes`` of the disk, read as zeros, so that a full disk is noticed now."""
+    def open_again(self, directory: Directory, name: str, descriptor: int) -> int:
+        """Open a file, which is open for reading as ``descriptor``, for writing as well."""
+        target, base = directory.at(name)
+        flags = os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
+        other = os.open(target, flags, dir_fd=base)
+        if not os.path.samestat(os.fstat(other), os.fstat(descriptor)):
+            os.close(other)
+            raise OSError(errno.ESTALE, f"{directory.path / name}: replaced by another file meanwhile")
+        return other
+
+    def allocate(self, descriptor: int, offset: int, nbytes: int) -> None:
+        """Take disk for ``nbytes`` of a file from ``offset`` on, read as zeros, so that a full disk is noticed now.
+
+        Where a file system cannot, it is noticed when they are written.
+        """
         if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(descriptor, 0, nbytes)
-        else:
-            os.ftruncate(descriptor, nbytes)
+            try:
+                os.posix_fallocate(descriptor, offset, nbytes)
+            except OSError as error:
+                if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+                    raise
 
     def truncate(self, descriptor: int, nbytes: int) -> None:
         """Let a file end after ``nbytes``."""

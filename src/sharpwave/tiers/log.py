@@ -13,8 +13,9 @@ from .. import segment
 from ..sampling.retention import Retention
 from ..segment import Column
 from ..spec import Spec
+from .breaks import write_down
 from .dictionaries import DictionaryTable
-from .disk import Disk
+from .disk import MOST_HELD, Disk
 from .encoder import ColumnEncoder
 from .lanes import Lanes, Rows, appended
 from .layout import layout_of
@@ -23,6 +24,10 @@ from .space import Space
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
+
+
+NEARLY = 0.95
+"""Of a region that is copied because a limit sank, this share is held at most."""
 
 
 class StepLog:
@@ -206,8 +211,11 @@ class StepLog:
             with contextlib.suppress(OSError):  # then room is made when it is needed
                 while self.disk.crowded() and self.evict():
                     pass
-                while self.disk.over_limit and (self.space.compact() or self.evict()):
-                    pass
+                while self.disk.over_limit:
+                    # Where segments leave in order, whole regions come free, but for those from before a limit sank.
+                    most = MOST_HELD if self.disk.compacts else NEARLY
+                    if not (self.disk.fits and self.space.compact(most)) and not self.evict():
+                        break
         self.space.limit_arena()
 
     def _keep_capacity(self, coming: int) -> None:
@@ -235,8 +243,8 @@ class StepLog:
             opened.end_episode(lane, final)
             return
         before = int(index.previous[slot])
-        if before >= 0 and not index.gap[before]:
-            self.sealed.truncate(before)  # with the frame that is there: what came next when it was sealed
+        if before >= 0 and not index.gap[before] and self.sealed.truncate(before):
+            write_down(self, [before], release=True)  # with the frame that is there: what came next when it was sealed
         opened.begin_episode(lane)
 
     def _roll(self, lane: int, successor: Mapping[int, npt.NDArray[Any]]) -> None:
@@ -475,7 +483,7 @@ class StepLog:
                 raise too_large(disk, need)
 
     def write_tails(self, disk: Disk) -> None:
-        """Write every open segment to disk as far as it goes.  Raises: OSError."""
+        """Write every open segment to disk as far as it goes, and how far its lane has come.  Raises: OSError."""
         for lane in range(self.lanes):
             if self.index.rows[self.opened.slots[lane]]:
                 id_, packed = self.opened.pack_raw(lane)
@@ -483,6 +491,7 @@ class StepLog:
                     if not self.evict():
                         raise too_large(disk, len(packed))
                 disk.append_tail(id_, packed, self.index.latest_generation)
+        disk.note_ends(self.index.first_step[self.opened.slots])  # beyond what is there, where segments were let go
 
     def evict(self) -> bool:
         """Let the segment go that the retention chooses. False if no segment is sealed."""

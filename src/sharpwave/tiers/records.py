@@ -84,6 +84,7 @@ class Region:
         spoiled: up to here may lie what a write left that failed.
         unsure: a sync failed. The system may count as written what it could not write, and say so of the next sync.
         shared: bytes that its dictionaries take.
+        allocated: bytes that it takes of the disk; what lies behind, up to ``size``, is a hole.
     """
 
     path: Path
@@ -98,6 +99,7 @@ class Region:
     spoiled: int = 0
     unsure: bool = False
     shared: int = 0
+    allocated: int = 0
 
     @cached_property
     def direct(self) -> int:
@@ -160,7 +162,8 @@ def _read_region(
     if what:
         os.close(descriptor)
         return None, [], [Damage(path, 0, size, what)]
-    region = Region(path, number, descriptor, size, FIRST, generation)
+    taken = getattr(os.fstat(descriptor), "st_blocks", size) * 512
+    region = Region(path, number, descriptor, size, FIRST, generation, allocated=min(size, taken))
     records: list[Record] = []
     damages: list[Damage] = []
     for found in _scan(path, descriptor, size):

@@ -15,12 +15,14 @@ from ..checks import MOST_LANES
 from ..codecs import RAW, ZSTD_DICTIONARY_BYTES, DamagedError
 from ..sampling.retention import Reservoir
 from ..segment import FIRST_FIELD, FLAGS, REWARD, Column
-from ..spec import TERMINATED, TRUNCATED
+from ..spec import TERMINATED, TRUNCATED, Spec
+from .breaks import adjoins, goes_on, write_down
 from .directory import Directory
-from .disk import THRESHOLD, Disk
+from .disk import Disk
 from .folder import QUARANTINE
 from .index import LEAF_BITS, LEAF_MASK
 from .log import StepLog
+from .notes import MOST_ENDS_BYTES, THRESHOLD_BYTES, LaneEnds, tail_end, unpack_ends, unpack_threshold
 from .ownership import is_of, unfinished
 from .records import DICTIONARY, NOTE, SEGMENT, TAIL, Damage, Record
 from .regions import Regions
@@ -92,8 +94,7 @@ def adopt_all(
         for number, record in versions:
             slot = (record.id & LEAF_MASK) // log.stride
             if not log.retention.add(slot, record.id):
-                adoption.pass_by(number, record)  # it had left
-                break
+                break  # it had left
             if adoption.try_adopt(number, record):
                 break
             log.retention.discard(slot)
@@ -107,13 +108,33 @@ def _threshold(regions: Regions, found: Found) -> float:
     """The lowest that a reservoir noted: it only ever sinks."""
     threshold = 1.0
     for number, record in found:
-        if record.kind == NOTE and record.nbytes == THRESHOLD.size + 4:
+        if record.kind == NOTE and record.nbytes == THRESHOLD_BYTES:
             content = bytearray(record.nbytes)
             with contextlib.suppress(OSError):
                 regions.read(number, record.offset, memoryview(content))
-                (noted,) = THRESHOLD.unpack_from(content)
-                threshold = min(threshold, noted) if noted >= 0 else threshold
+                threshold = min(threshold, unpack_threshold(content))
     return threshold
+
+
+def lane_ends(spec: Spec, regions: Regions, found: Found, most_lanes: int = MOST_LANES) -> LaneEnds:
+    """How far the lanes' step numbers have come, by every record that is whole: those that were replaced or let go
+    among them. Cost: a read of the header of each."""
+    ends = LaneEnds(most_lanes)
+    for number, record in found:
+        whole = record.kind == TAIL or record.kind == NOTE
+        size = record.nbytes if whole else min(record.nbytes, segment.HEADER.size)
+        if record.kind == DICTIONARY or (record.kind == NOTE and not THRESHOLD_BYTES < size <= MOST_ENDS_BYTES):
+            continue
+        content = bytearray(size)
+        with contextlib.suppress(OSError):
+            regions.read(number, record.offset, memoryview(content))
+            if record.kind == NOTE:
+                ends.reach_all(unpack_ends(content), number)
+            elif record.kind == TAIL:
+                ends.reach(*tail_end(content, spec), number)
+            elif size == segment.HEADER.size:
+                ends.reach_by(memoryview(content), number)
+    return ends
 
 
 def newest(found: Found, stride: int) -> list[tuple[int, Record]]:
@@ -147,11 +168,13 @@ def set_aside(disk: Disk, damages: Sequence[Damage]) -> None:
     regions, files = disk.regions, disk.files
     regions.sync()  # what was written anew is on disk before what it replaces goes
     damaged = {damage.path for damage in damages}
-    for number in [number for number in regions.regions if not disk.holds(number)]:
-        if regions.regions[number].path in damaged:
+    newest = regions.newest
+    written_to = -1 if newest is None or newest.finished else newest.number
+    unused = [number for number in regions.regions if not disk.holds(number) and number != written_to]
+    disk.delete([number for number in unused if regions.regions[number].path not in damaged])
+    for number in unused:
+        if number in regions.regions:
             regions.regions.pop(number).close()
-        else:
-            regions.delete(number)
     for name in unfinished(regions.directory, regions.identity):
         files.unlink(regions.directory, name)
     used = {region.path for region in regions.regions.values()}
@@ -176,6 +199,7 @@ class Adoption:
 
     Attributes:
         full: a segment did not fit into memory.  damaged: the last one that was tried was.
+        broken: slots of segments whose episode was broken off behind them, which their bytes do not say.
     """
 
     def __init__(
@@ -191,6 +215,7 @@ class Adoption:
         self._most_lanes = most_lanes
         self.report = Recovery()
         self.full = self.damaged = False
+        self.broken: set[int] = set()
         self._dictionaries = {record.id: (number, record) for number, record in found if record.kind == DICTIONARY}
         generations = [region.generation for region in regions.regions.values()]
         generations += [record.id >> LEAF_BITS for _, record in found if record.kind != DICTIONARY]
@@ -198,14 +223,9 @@ class Adoption:
         self._most_slots = _most_slots(found)
         self._read: dict[int, bytes] = {}  # dictionaries, by key
         self._lanes: dict[int, list[int]] = {}
-        self._ends: dict[int, int] = {}  # by lane, the step behind the last one of those that had left
-
-    def pass_by(self, number: int, record: Record) -> None:
-        """A segment had left: no step will get the number of one of its steps."""
-        with contextlib.suppress(DamagedError):
-            header = segment.parse(memoryview(self._content(number, record)), self.log.spec)
-            if header.lane < self._most_lanes:
-                self._ends[header.lane] = max(self._ends.get(header.lane, 0), header.first_step + header.steps)
+        self._ends = lane_ends(log.spec, regions, found, most_lanes)
+        if disk is not None:
+            disk.ends = self._ends
 
     def try_adopt(self, number: int, record: Record) -> bool:
         """Take a segment in. False: it is damaged, which is noted, or there is no room, or nothing in it.
@@ -255,7 +275,7 @@ class Adoption:
         offset = record.offset
         if self.disk is not None and (record.kind != SEGMENT or needed.keys() - self.regions.regions[number].keys):
             # Rows of an open segment; or a dictionary lies in another region only, which may go before this one.
-            number, offset = self.regions.append(SEGMENT, record.id, bytes(data), self._generation, needed)
+            number, offset = self.disk.write_anew(record.id, bytes(data), self._generation, needed)
         index.codec[:, slot] = [column.codec for column in header.placed]
         index.dictionary[:, slot] = places
         index.offset[:, slot] = [column.offset for column in header.placed]
@@ -297,17 +317,19 @@ class Adoption:
         log, index = self.log, self.log.index
         used = {slot for slots in self._lanes.values() for slot in slots}
         index.restore(used, self._generation)
-        log.open_lanes(max([*self._lanes, *self._ends], default=-1) + 1)
+        ends = self._ends.ends
+        log.open_lanes(max([*self._lanes, int(ends.nonzero()[0].max(initial=-1))], default=-1) + 1)
         for lane, slots in self._lanes.items():
             slots.sort(key=lambda slot: int(index.first_step[slot]))
             for slot, following in zip(slots, [*slots[1:], -1], strict=True):
-                if following < 0 or not self._goes_on(slot, following):
-                    log.sealed.truncate(slot)
+                broken = following < 0 or not goes_on(log, slot, following)
+                # A gap in the steps' numbers is in the bytes already, and may lie behind every segment of a reservoir.
+                if broken and log.sealed.truncate(slot) and (following < 0 or adjoins(log, slot, following)):
+                    self.broken.add(slot)
             log.chain(lane, slots)
-            end = int(index.first_step[slots[-1]] + index.rows[slots[-1]])
-            self._ends[lane] = max(end, self._ends.get(lane, 0))
-        for lane, end in self._ends.items():
+        for lane, end in enumerate(ends[: log.lanes].tolist()):
             log.begin_at(lane, end)
+        write_down(log, sorted(self.broken))
 
     def link_lanes(self) -> None:
         """Chain the lanes' segments before their open ones, which are there already."""
@@ -315,11 +337,12 @@ class Adoption:
             slots.sort(key=lambda slot: int(self.log.index.first_step[slot]))
             self.log.chain(lane, slots)
             for slot, following in zip(slots, [*slots[1:], int(self.log.opened.slots[lane])], strict=True):
-                self.log.index.gap[slot] = not self._goes_on(slot, following)
-
-    def _goes_on(self, slot: int, following: int) -> bool:
-        index = self.log.index
-        return bool(index.first_step[following] == index.first_step[slot] + index.rows[slot])
+                self.log.index.gap[slot] = not adjoins(self.log, slot, following)
+                if self.log.index.gap[slot]:
+                    self.broken.discard(slot)
+                elif not goes_on(self.log, slot, following) and self.log.sealed.truncate(slot):
+                    self.broken.add(slot)
+        write_down(self.log, sorted(self.broken))
 
     def _content(self, number: int, record: Record) -> bytearray:
         out = bytearray(record.nbytes)

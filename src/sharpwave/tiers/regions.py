@@ -38,9 +38,22 @@ from .records import (
 )
 
 
+def _extent(allocated: int, end: int, size: int) -> int:
+    """Up to where disk is taken for a file of ``size`` bytes that has some and needs it up to ``end``."""
+    if end <= allocated:
+        return allocated
+    return min(size, max(end, allocated + min(MOST_EXTENT, max(FIRST_EXTENT, allocated))))
+
+
 def partial_name(number: int, identity: Identity) -> str:
     """The name of a region's file while it is made: no other store has it."""
     return f".{number:012d}.{identity.store.hex()}.partial"
+
+
+FIRST_EXTENT, MOST_EXTENT = 1 << 18, 8 << 20
+"""Bytes of the disk that a region takes when it is made, and at a time when it is full so far, at most."""
+MOST_DIRECT = 256
+"""Of no more regions each has a second descriptor, for reads past the system's memory."""
 
 
 class Regions:
@@ -49,6 +62,9 @@ class Regions:
     Args:
         folder: where the files lie: a path, made if absent, or a folder that is open, and stays so.
         region_bytes: size of a file; one with a single larger record is larger.
+
+    Attributes:
+        goes_on: the newest is one that another process began.
     """
 
     def __init__(self, folder: Path | Directory, identity: Identity, region_bytes: int, files: Files) -> None:
@@ -58,18 +74,28 @@ class Regions:
         self.regions: dict[int, Region] = {}
         self.sequence = 0
         self.next_number = 0
+        self.goes_on = False
 
     @property
     def nbytes(self) -> int:
         """Bytes that the files take on disk."""
-        return sum(region.size for region in self.regions.values())
+        return sum(region.allocated for region in self.regions.values())
 
     def room_for(self, nbytes: int) -> bool:
         """Whether a record of ``nbytes`` fits without another file. Dictionaries may come on top."""
-        newest = self._newest()
-        if newest is None or newest.finished:
-            return False
-        return newest.used + RECORD.size + nbytes + ALIGNMENT <= newest.size
+        newest = self.newest
+        return newest is not None and not self._full(newest, RECORD.size + nbytes + ALIGNMENT)
+
+    def growth(self, nbytes: int) -> int:
+        """Bytes of the disk that a record of ``nbytes`` will take, beyond what is taken already."""
+        need, newest = RECORD.size + nbytes + ALIGNMENT, self.newest
+        if newest is None or self._full(newest, need):
+            return _extent(0, FIRST + need, max(self.region_bytes, FIRST + need))
+        return _extent(newest.allocated, newest.used + need, newest.size) - newest.allocated
+
+    def _full(self, region: Region, need: int) -> bool:
+        """Whether a region takes no further ``need`` bytes. One from before a limit sank is smaller than its file."""
+        return region.finished or region.used + need > min(region.size, self.region_bytes)
 
     def append(
         self,
@@ -90,12 +116,15 @@ class Regions:
             OSError: the disk is full or failing. What was written of the record is not counted and will be overwritten.
         """
         need = sum(space(len(data)) for data in dictionaries.values()) + space(len(payload))
-        region = self._newest()
-        if region is None or region.finished or region.used + need > region.size:
+        region = self.newest
+        if region is None or self._full(region, need):
             if region is not None:
+                if region.size > self.region_bytes:
+                    self.finish()  # and so gives back what it had taken in advance
                 self._clean(region)
                 self.sync()
-            region = self._create(max(self.region_bytes, FIRST + need), generation)
+            region = self._create(FIRST + need, generation)
+        self._allocate(region, region.used + need)
         for (column, key), data in dictionaries.items():
             if (column, key) not in region.keys:
                 self._write(region, DICTIONARY, key, column, data)
@@ -104,15 +133,16 @@ class Regions:
 
     def finish(self) -> None:
         """Write nothing more into the newest region: its file may be shared from now on.  Raises: OSError."""
-        region = self._newest()
+        region = self.newest
         if region is None or region.finished or region.used == FIRST:
             return
         self._clean(region)
         region.finished = True
         if region.used + RECORD.size <= region.size:
+            self._allocate(region, region.used + RECORD.size)
             self._write(region, END, 0, 0, b"")
             self.files.truncate(region.descriptor, region.used)
-            region.size = region.used
+            region.size = region.allocated = region.used
 
     def read(self, number: int, offset: int, out: memoryview) -> None:
         """Fill ``out`` from a region's bytes.  Raises: OSError, also where the file is too short."""
@@ -138,7 +168,8 @@ class Regions:
         """The open file of each region, and the same for reads past the system's memory. [n, 2]; -1: there is none."""
         different, which = np.unique(numbers, return_inverse=True)
         regions = [self.regions.get(number) for number in different.tolist()]
-        found = [(-1, -1) if region is None else (region.descriptor, region.direct) for region in regions]
+        direct = len(self.regions) <= MOST_DIRECT
+        found = [(-1, -1) if one is None else (one.descriptor, one.direct if direct else -1) for one in regions]
         return np.array(found, np.int64).reshape(-1, 2)[which]
 
     def sync(self) -> None:
@@ -172,10 +203,14 @@ class Regions:
         if self._owned:
             self.directory.close()
 
-    def recover(self) -> tuple[list[tuple[int, Record]], list[Damage]]:
+    def recover(self, go_on: bool = False) -> tuple[list[tuple[int, Record]], list[Damage]]:
         """Open the folder's files, oldest first: what is whole, as (region, record), and what is not.
 
-        Nothing is changed on disk. Writing goes on in a new file.
+        Nothing is changed on disk.
+
+        Args:
+            go_on: writing goes on behind the newest file's last record, if the file is as a store leaves it and no
+                checkpoint shares it; else in a new one.
 
         Raises:
             OSError: a file cannot be opened. One that the disk cannot read is a damage.
@@ -209,19 +244,43 @@ class Regions:
             for record in records:
                 self.sequence = max(self.sequence, record.sequence + 1)
                 found.append((region.number, record))
+        if go_on and self.newest is not None and not any(one.path == self.newest.path for one in damages):
+            self._go_on(self.newest)
         for region in self.regions.values():
-            region.used = region.synced = region.size
-            region.finished = True  # appending begins in a file of its own
+            if not (region is self.newest and self.goes_on):
+                region.used = region.synced = region.size
+                region.finished = True
         return found, damages
 
-    def _newest(self) -> Region | None:
+    def _go_on(self, region: Region) -> None:
+        """Write on in a file that another process left, of which nothing is known to be on disk but the header."""
+        name = region.path.name
+        shared = os.fstat(region.descriptor).st_nlink > 1
+        if region.finished or shared or region.used >= region.size:
+            return
+        try:
+            descriptor = self.files.open_again(self.directory, name, region.descriptor)
+        except PermissionError:
+            return
+        os.close(region.descriptor)
+        region.descriptor, region.synced = descriptor, FIRST
+        region.used = -(-region.used // ALIGNMENT) * ALIGNMENT
+        region.allocated = max(region.allocated, region.used)
+        self.goes_on = True
+
+    @property
+    def newest(self) -> Region | None:
+        """The one that is written to, unless it is finished."""
         return next(reversed(self.regions.values()), None)
 
-    def _create(self, size: int, generation: int) -> Region:
-        """Begin a file. It gets its name when its header is on disk, so that one without a header is damaged."""
+    def _create(self, need: int, generation: int) -> Region:
+        """Begin a file for ``need`` bytes at least.
+
+        It gets its name when its header is on disk, so that one without a header is damaged.
+        """
         while self.directory.status(f"{self.next_number:012d}.region"):  # another's, or it could not be deleted
             self.next_number += 1
-        number, me = self.next_number, self.identity
+        number, me, size = self.next_number, self.identity, max(self.region_bytes, need)
         name, partial = f"{number:012d}.region", partial_name(number, me)
         body = HEADER.pack(MAGIC, VERSION, 0, number, size, me.schema, me.store, generation, 0, 0)[:-4]
         self.next_number += 1  # also where it fails: what could not be deleted is in no one's way
@@ -229,7 +288,8 @@ class Regions:
             self.files.unlink(self.directory, partial)
         descriptor = self.files.open(self.directory, partial)
         try:
-            self.files.allocate(descriptor, size)
+            self.files.truncate(descriptor, size)
+            allocated = self._extend(descriptor, 0, need, size)
             self.files.pwrite(descriptor, body + struct.pack("<I", zlib.crc32(body)), 0)
             self.files.fsync(descriptor)
             self.files.rename(self.directory, partial, self.directory, name)
@@ -241,8 +301,27 @@ class Regions:
             os.close(descriptor)
             raise
         path = self.directory.path / name
-        region = self.regions[number] = Region(path, number, descriptor, size, FIRST, generation, synced=FIRST)
+        region = Region(path, number, descriptor, size, FIRST, generation, synced=FIRST, allocated=allocated)
+        self.regions[number] = region
+        self.goes_on = False
         return region
+
+    def _allocate(self, region: Region, end: int) -> None:
+        """Take disk for all before ``end``.  Raises: OSError: it is full; then nothing was written."""
+        if end > region.allocated:
+            region.allocated = self._extend(region.descriptor, region.allocated, end, region.size)
+
+    def _extend(self, descriptor: int, allocated: int, end: int, size: int) -> int:
+        """Take disk behind ``allocated`` bytes of a file up to ``end`` and some more; returns how far."""
+        for upto in (_extent(allocated, end, size), end):
+            try:
+                self.files.allocate(descriptor, allocated, upto - allocated)
+            except OSError as error:
+                if error.errno != errno.ENOSPC or upto == end:
+                    raise
+            else:
+                return upto
+        raise AssertionError
 
     def _write(
         self, region: Region, kind: int, id_: int, column: int, payload: bytes, sequence: int | None = None

@@ -134,14 +134,19 @@ class Sealed:
         for table, place in zip(self._tables, places, strict=False):
             table.drop(int(place))
 
-    def truncate(self, slot: int) -> None:
-        """Let the episode of a segment's last step end there, with the successor's frame as the final one."""
+    def truncate(self, slot: int) -> bool:
+        """Let the episode of a segment's last step end there, with the successor's frame as the final one.
+
+        Returns whether it went on so far. With a disk the bytes there are left as they are; see :mod:`.breaks`.
+        """
         index, memory = self._space.index, self._space.arena.memory
         last = index.offset[FLAGS, slot] + index.rows[slot] - 1
-        if not memory[last] & ENDED:
-            memory[last] |= TRUNCATED
-            if self._space.residency is None:  # the flags are those in the segment's own bytes
-                segment.seal_again(memory[index.base[slot] : index.base[slot] + index.nbytes[slot]])
+        if memory[last] & ENDED:
+            return False
+        memory[last] |= TRUNCATED
+        if self._space.residency is None:  # the flags are those in the segment's own bytes
+            segment.seal_again(memory[index.base[slot] : index.base[slot] + index.nbytes[slot]])
+        return True
 
     def packed(self, slot: int) -> tuple[int, bytes, dict[tuple[int, int], bytes]]:
         """A segment in memory: its id, its bytes, and the dictionaries it needs by (column, key)."""

@@ -124,8 +124,8 @@ def restore(
             report.damages.append(f"segment {ids[k]}: in no file of the checkpoint")
             continue
         kept[k] = adoption.try_adopt(*at[int(ids[k])])
-        if kept[k] and last_flags[k] & TRUNCATED:
-            log.sealed.truncate(int(slots[k]))
+        if kept[k] and last_flags[k] & TRUNCATED and log.sealed.truncate(int(slots[k])):
+            adoption.broken.add(int(slots[k]))
         if adoption.full:
             break
     order = state["retention"]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from .compaction import compact
+from .clutter import DEAD
+from .compaction import compact, merge
 from .dictionaries import DictionaryTable
-from .disk import Disk
+from .disk import MOST_HELD, Disk
 from .encoder import ColumnEncoder
 from .index import SegmentIndex
 from .layout import Layout
@@ -205,20 +207,45 @@ class Space:
             self.arena.trim_tail()
         return chunk is not None
 
-    def compact(self) -> bool:
-        """Make room on disk without letting segments go. False if there is none to be made.  Raises: OSError."""
-        if self.disk is None or self.residency is None or not self.disk.compacts:
+    def compact(self, most: float = MOST_HELD) -> bool:
+        """Make room on disk without letting segments go, by copying a region of which a share of ``most`` is held.
+
+        False if there is none to be made.  Raises: OSError.
+        """
+        if self.disk is None or self.residency is None:
             return False
-        return compact(self.disk, self.index, self._tables, self.residency)
+        return compact(self.disk, self.index, self._tables, self.residency, most)
+
+    def merge(self) -> None:
+        """Copy small regions together, of which there are too many. An error costs nothing."""
+        if self.disk is not None and self.residency is not None:
+            with contextlib.suppress(OSError):
+                while merge(self.disk, self.index, self._tables, self.residency):
+                    pass
+
+    def tidy(self, left_out: frozenset[int]) -> None:
+        """Leave few files with little waste for the next opening, which reads them all. An error costs nothing.
+
+        Args:
+            left_out: regions that stay as they are.
+        """
+        if self.disk is not None and self.residency is not None:
+            with contextlib.suppress(OSError):
+                while merge(self.disk, self.index, self._tables, self.residency, left_out):
+                    pass
+                while compact(self.disk, self.index, self._tables, self.residency, 1 - DEAD, left_out):
+                    pass
 
     def room_on_disk(self, disk: Disk, need: int) -> bool:
         """Whether there is room, or can be made without letting segments go.  Raises: OSError."""
         if disk.crowded(need):
             return False
-        while not disk.regions.room_for(need) and disk.wasteful and self.compact():
-            pass
+        if not disk.regions.room_for(need):  # a region will be begun
+            self.merge()
+            while not disk.regions.room_for(need) and disk.wasteful and self.compact():
+                pass
         while not disk.room_for(need):
-            if not self.compact():
+            if not disk.compacts or not self.compact():
                 return False
         return True
 

@@ -318,7 +318,9 @@ def _chain(segments: list[Segment]) -> Chain:
     chain = Chain([], [], [])
     for one in segments:
         last = chain.segments[-1] if chain.segments else None
-        if last is not None and one.header.first_step < last.end:
+        # An opening gives up the last of the rows that were flushed of an episode that went on.
+        given_up = last is not None and last.record.kind == TAIL and one.header.first_step == last.end - 1
+        if last is not None and one.header.first_step < last.end and not given_up:
             if one.record.kind != TAIL:  # rows that were flushed, and given up when the store was opened again
                 chain.overlaps.append(one)
             continue

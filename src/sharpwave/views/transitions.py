@@ -66,6 +66,7 @@ class Transitions:
         self.max_times_sampled = None if uses is None else uses.most
         self.n_step, self.gamma = int(n_step), float(gamma)
         self._log, self._lock, self._gate = log, lock, gate
+        self.life: object = None  # of the store, which lasts as long as this view
         self.set_depth(depth)
         self.set_limiter(limiter)
         self._steps_before = log.total_steps - log.held_steps
