@@ -9,8 +9,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import torch
-from numba import njit
 from torch import Tensor
+
+from sharpwave.native import njit
 
 STACK = 4
 """Frames of an observation: so many bfloat16 are a word."""

@@ -29,9 +29,10 @@ def main(arguments: list[str] | None = None) -> None:
         if os.environ.get("SHARPWAVE_TRACEBACK"):
             raise
         if isinstance(error, ModuleNotFoundError):
-            if error.name is None or error.name.split(".")[0] not in TRAINING_PACKAGES:
+            missing = (error.name or "").split(".")[0]
+            if missing not in TRAINING_PACKAGES:
                 raise
-            message = f"this command needs {error.name}: pip install 'sharpwave[train]'"
+            message = f"this command needs {missing}: pip install 'sharpwave[train]'"
         else:
             message = printable(str(error))
         print(f"sharpwave: {message}\n(SHARPWAVE_TRACEBACK=1 shows where this was raised)", file=sys.stderr)

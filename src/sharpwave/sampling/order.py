@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
-from numba import njit
 
+from ..native import njit
 from .samplers import Draw, Floats, Ints, check_unbound, checked_array, extended
 
 SLACK = 1024

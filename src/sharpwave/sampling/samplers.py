@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from ..native import njit
 from .sum_tree import SumTree, _set_run
 
 Floats = npt.NDArray[np.float64]

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from ..native import njit
 from ..words import prefetch
 
 FANOUT = 8

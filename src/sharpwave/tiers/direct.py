@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit, types
+from numba import types
 
+from ..native import njit
 from ..words import INTERPRETED, copy, pointer_to
 
 Bytes = npt.NDArray[np.uint8]

@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit, types
+from numba import types
 
+from ..native import njit
 from ..words import copy, exchange, fetch_add, pointer_to
 from . import direct
 from .checksum import TABLE, Table, crc32

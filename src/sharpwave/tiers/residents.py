@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
 from .. import words
+from ..native import njit
 from ..segment import FIRST_FIELD
 from ..words import fetch_add
 from .ram import ALIGNMENT

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from ..native import njit
 from ..spec import START, TERMINATED, TRUNCATED
 from ..words import load_word
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
+
+from sharpwave.native import njit
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]

@@ -21,7 +21,7 @@ from sharpwave.training.config import Config, read_config
 from sharpwave.training.files import write_text
 from sharpwave.training.folder import METRICS, SUMMARY, locked
 from sharpwave.training.replay_folder import candidates, store_id
-from sharpwave.training.run import Run, read_summary, summarize
+from sharpwave.training.run import Run, check_installed, read_summary, summarize
 from sharpwave.training.state import TrainingState
 from sharpwave.training.text import duration_text, speaker
 
@@ -42,6 +42,7 @@ def resume(folder: Path, changes: dict[str, Any], console: Console, *, trust: bo
         OSError, ActorsDiedError, NotSavedError: as :func:`sharpwave.training.run.run`.
     """
     say = speaker(console)
+    check_installed()
     checkpoints(folder)  # is it a run with any?
     folder = folder.absolute()
     with ExitStack() as stack:

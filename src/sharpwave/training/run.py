@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import secrets
@@ -47,6 +48,7 @@ def run(name: str, recipe: Recipe, out: Path | None, console: Console) -> tuple[
         ActorsDiedError: actors died too often; there is a checkpoint.
         NotSavedError: the last checkpoint could not be written.
     """
+    check_installed()
     with ExitStack() as stack:
         env = setup.environments(recipe, 1 if recipe.actors else None)  # where actors play, to know its spaces
         stack.callback(env.close)
@@ -115,6 +117,13 @@ class Run:
                 f"{last['reason']}\nThe run ended with a checkpoint; to go on: sharpwave train --resume {folder}"
             )
         return summary
+
+
+def check_installed() -> None:
+    """See that what a run imports later is there, before it is begun.  Raises: ModuleNotFoundError."""
+    for name in ("tensorboard", "matplotlib"):
+        if importlib.util.find_spec(name) is None:
+            raise ModuleNotFoundError(f"no module named {name!r}", name=name)
 
 
 def summarize(folder: Path, config: Config, device: str, last: Metrics, say: Callable[[str], None]) -> Metrics:

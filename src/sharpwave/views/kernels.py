@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
 from ..codecs import DELTA, RAW, ZSTD
 from ..delta import paint
+from ..native import njit
 from ..spec import START, TERMINATED, TRUNCATED
 from ..tiers.index import LEAF_BITS
 from ..words import fetch_add, load_word, prefetch

@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import carray, njit, types  # type: ignore[attr-defined]
+from numba import carray, types  # type: ignore[attr-defined]
 
+from ..native import njit
 from ..words import INTERPRETED, exchange, pointer_to
 from .kernels import Bytes, Int32s, Ints, gather_items
 

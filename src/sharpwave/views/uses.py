@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from ..native import njit
 from ..sampling.samplers import Draw, Sampler, extended
 
 Ints = npt.NDArray[np.int64]

@@ -1,0 +1,44 @@
+"""What the commands say where only the store's own packages are installed."""
+
+import subprocess
+import sys
+
+import pytest
+
+from .conftest import ENVIRONMENT
+
+EXTRA = [
+    "typer", "click", "shellingham", "rich", "torch", "gymnasium", "ale_py", "tensorboard", "safetensors", "matplotlib",
+    "imageio", "psutil", "PIL", "cv2",
+]  # fmt: skip
+
+
+def command_without(missing, *arguments):
+    """``sharpwave`` in a process that cannot import some packages, nor anything in them."""
+    code = f"import sys; sys.modules.update(dict.fromkeys({missing!r})); from sharpwave.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        env=ENVIRONMENT, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["verify", "."], ["train", "cartpole"]])
+def test_the_command_line_says_what_to_install(arguments, tmp_path):
+    code, text = command_without(EXTRA, *arguments)
+    assert code == 2 and "Traceback" not in text
+    assert text.splitlines()[0] == "sharpwave: this command needs typer: pip install 'sharpwave[train]'"
+
+
+@pytest.mark.parametrize("missing", ["torch", "tensorboard", "matplotlib"])
+def test_training_says_what_to_install_before_it_begins(missing, tmp_path):
+    code, text = command_without([missing], "train", "cartpole", "--out", tmp_path / "run", "--steps", 10)
+    assert code == 2 and "Traceback" not in text, text
+    assert f"this command needs {missing}: pip install 'sharpwave[train]'" in text
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_store_needs_none_of_them():
+    code = f"import sys; sys.modules.update(dict.fromkeys({EXTRA!r})); import sharpwave as sw; print(sw.Store.__name__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == "Store\n"
