@@ -212,8 +212,7 @@ class Store:
         def write() -> None:
             if self._fed:
                 for lane in self._fed.intersection(lanes.tolist()):
-                    settle_lane(self._log, lane)
-                    self._fed.discard(lane)
+                    self._settle(lane)
             self._log.open_lanes(int(lanes.max()) + 1)
             self._log.write(lanes, flags, rows, finals, nexts)
 
@@ -295,6 +294,8 @@ class Store:
             self._log.check_open()
             if not isinstance(lane, (int, np.integer)) or not 0 <= lane < self._log.lanes:
                 raise ValueError(f"end_episode: lane {lane!r}, expected one of the {self._log.lanes} lanes written to")
+            if self._settle(int(lane)):
+                return
             if self._log.opened.ended(int(lane)):
                 raise ValueError(f"end_episode: the last episode of lane {lane} has ended already")
             self._log.end_episode(int(lane), final)
@@ -312,14 +313,23 @@ class Store:
             self._log.check_open()
             if not 0 <= lane < self._log.lanes:
                 return False
-            if lane in self._fed:
-                settle_lane(self._log, lane)
-                self._fed.discard(lane)
+            if self._settle(lane):
+                return True
             if self._log.opened.ended(lane):
                 return False
             self._log.end_episode(lane, None)
             self._views.written()
             return True
+
+    def _settle(self, lane: int) -> bool:
+        """End the episode of a lane that segments came for. Whether one was under way."""
+        if lane not in self._fed:
+            return False
+        self._fed.discard(lane)
+        ended = settle_lane(self._log, lane)
+        if ended:
+            self._views.written()
+        return ended
 
     # sampling
 

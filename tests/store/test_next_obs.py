@@ -299,3 +299,28 @@ def test_unsealed_rows_that_left_can_be_followed_by_another_episode() -> None:
         np.testing.assert_array_equal(after[:, 1], now[:, 1] + 1)
         np.testing.assert_array_equal(after[:, 0], now[:, 1])
         assert ((now[:, 1] - now[:, 0] == 1) | (now[:, 1] == now[:, 0])).all()
+
+
+@pytest.mark.parametrize("ending", ["break_episode", "end_episode"])
+def test_the_episode_of_a_lane_that_segments_came_for_can_be_ended(ending: str) -> None:
+    spec = sw.Spec(obs=sw.Field((1,), "int64"), action=sw.Field((), "int64"))
+    sent: list[SealedSegment] = []
+    writer = SegmentWriter(spec, 1, sent.append, segment_steps=4)
+    for k in range(9):
+        no = np.zeros(1, bool)
+        writer.extend(obs=[[k]], action=[0], reward=np.ones(1), terminated=no, truncated=no)
+    store = sw.Store(spec, capacity=1000, segment_steps=4)
+    for one in sent:
+        store.add_segment(one.packed, one.dictionaries)
+    replay = store.transitions()
+    assert len(replay) == 7
+    if ending == "break_episode":
+        assert store.break_episode(0) and not store.break_episode(0)
+    else:
+        store.end_episode(0, [8])
+        with pytest.raises(ValueError, match="has ended already"):
+            store.end_episode(0, [8])
+    assert len(replay) == 8
+    store.append(obs=[100], action=0, reward=0.0, terminated=False, truncated=True, final_obs=[101])
+    batch = replay.fetch(replay.sampleable_ids())
+    assert batch.next_obs.ravel().tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 101]

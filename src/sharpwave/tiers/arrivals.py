@@ -60,15 +60,18 @@ def settle(log: StepLog) -> None:
         settle_lane(log, lane)
 
 
-def settle_lane(log: StepLog, lane: int) -> None:
-    """:func:`settle` for one lane."""
+def settle_lane(log: StepLog, lane: int) -> bool:
+    """:func:`settle` for one lane. Whether an episode was under way."""
     opened = int(log.opened.slots[lane])
     before = int(log.index.previous[opened])
     # Beside these, an open segment that is empty and begins an episode lies behind the end of one.
     if before >= 0 and not log.index.rows[opened] and log.index.begins[opened]:
-        if log.sealed.truncate(before):
+        went_on = log.sealed.truncate(before)
+        if went_on:
             write_down(log, [before], release=True)
         log.changes += 1
+        return went_on
+    return False
 
 
 def _check_order(log: StepLog, header: Header, packed: bytes) -> None:

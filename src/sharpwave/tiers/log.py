@@ -243,9 +243,9 @@ class StepLog:
             opened.end_episode(lane, final)
             return
         before = int(index.previous[slot])
+        opened.begin_episode(lane)
         if before >= 0 and not index.gap[before] and self.sealed.truncate(before):
             write_down(self, [before], release=True)  # with the frame that is there: what came next when it was sealed
-        opened.begin_episode(lane)
 
     def _roll(self, lane: int, successor: Mapping[int, npt.NDArray[Any]]) -> None:
         """Seal the lane's open segment and open its next. ``successor``: the next step's observation, by column."""

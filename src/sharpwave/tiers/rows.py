@@ -66,8 +66,11 @@ def mark_different(
         if compared[i] and not different[i]:
             start = offset[slots[i]] + np.int64(position[slots[i]]) * size
             target, source = memory[start : start + size], rows[i]
-            for k in range(0, size - 7, 8):
-                if load_word(target, k) != load_word(source, k):
+            for begin in range(0, size & -8, 512):  # blocks without a branch inside are vectorised
+                unlike = np.uint64(0)
+                for k in range(begin, min(begin + 512, size & -8), 8):
+                    unlike |= load_word(target, k) ^ load_word(source, k)
+                if unlike:
                     different[i] = 1
                     break
             for k in range(size & -8, size):
