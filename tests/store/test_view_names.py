@@ -113,6 +113,24 @@ def test_other_settings_are_told_and_the_new_view_takes_the_place(tmp_path: Path
     del learner
 
 
+def test_batches_drawn_ahead_wait_as_well(tmp_path: Path) -> None:
+    store = filled()
+    view = learned(prioritized(store, "learner"), 1)
+    streams = [view.stream(8, lookahead=3), view.stream(8, lookahead=2)]
+    for stream in streams:
+        next(stream)
+    again = opened(opened(store, tmp_path / "once"), tmp_path / "twice")
+    other = prioritized(again, "learner")
+    first = other.stream(8, lookahead=3)
+    third = opened(again, tmp_path / "thrice")  # with one of the streams asked for
+    last = prioritized(third, "learner")
+    expected = [next(stream).ids.copy() for stream in streams]
+    assert np.array_equal(next(first).ids, expected[0])
+    assert np.array_equal(next(other.stream(8, lookahead=2)).ids, expected[1])
+    assert np.array_equal(next(last.stream(8, lookahead=3)).ids, expected[0])
+    assert np.array_equal(next(last.stream(8, lookahead=2)).ids, expected[1])
+
+
 def test_refused_settings_cost_nothing(tmp_path: Path) -> None:
     store = filled()
     view = learned(prioritized(store, "learner"), 2)

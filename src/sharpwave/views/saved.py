@@ -33,7 +33,7 @@ def saved(view: Transitions) -> dict[str, Any] | None:
         "rng": view._rng.bit_generator.state,
         "samples": steps.samples,
         "inserts": log.total_steps - view._steps_before,
-        "ahead": [stream.ahead() for stream in view.streams()],
+        "ahead": [*(stream.ahead() for stream in view.streams()), *view._ahead],  # the latter not asked for yet
     }
 
 
