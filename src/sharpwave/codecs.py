@@ -16,6 +16,7 @@ Offsets are little-endian and count from the end of the offset table.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -163,6 +164,34 @@ def check(codec: int, payload: bytes | memoryview, count: int, size: int, dictio
             raise DamagedError(f"delta column, row {wrong - 1}: a patch reaches outside the row")
 
 
+def verify(codec: int, payload: bytes | memoryview, count: int, size: int, dictionary: bytes, line_bytes: int) -> None:
+    """Whether :func:`decode` gives rows, without keeping them: memory for one.  Raises: DamagedError."""
+    check(codec, payload, count, size, dictionary, line_bytes)
+    if codec == ZSTD:
+        offsets, packed = offsets_of(codec, payload, count, size)
+        for _ in _zstd_rows(packed, offsets, count, size, dictionary):
+            pass
+
+
+def _zstd_rows(
+    packed: Bytes, offsets: npt.NDArray[np.int64], count: int, size: int, dictionary: bytes
+) -> Iterator[bytes]:
+    """The rows that zstd frames hold.  Raises: DamagedError."""
+    decompressor = None
+    for i in range(count):
+        try:
+            decompressor = decompressor or zstd_decompressor(dictionary)
+            frame = packed[offsets[i] : offsets[i + 1]].tobytes()
+            if zstandard.frame_content_size(frame) not in (-1, size):  # it would be believed, and allocated
+                raise DamagedError(f"zstd column, row {i}: a frame of another size, expected {size} bytes")
+            row = decompressor.decompress(frame, max_output_size=size)
+        except (zstandard.ZstdError, MemoryError) as error:
+            raise DamagedError(f"zstd column, row {i}: {error}") from error
+        if len(row) != size:
+            raise DamagedError(f"zstd column, row {i}: {len(row)} bytes, expected {size}")
+        yield row
+
+
 def decode(codec: int, payload: bytes | memoryview, count: int, size: int, dictionary: bytes, line_bytes: int) -> Bytes:
     """Unpack what :func:`encode` made: uint8 [count, size].
 
@@ -177,18 +206,7 @@ def decode(codec: int, payload: bytes | memoryview, count: int, size: int, dicti
         return packed.reshape(count, size).copy()
     rows = np.empty((count, size), np.uint8)
     if codec == ZSTD:
-        decompressor = None
-        for i in range(count):
-            try:
-                decompressor = decompressor or zstd_decompressor(dictionary)
-                frame = packed[offsets[i] : offsets[i + 1]].tobytes()
-                if zstandard.frame_content_size(frame) not in (-1, size):  # it would be believed, and allocated
-                    raise DamagedError(f"zstd column, row {i}: a frame of another size, expected {size} bytes")
-                row = decompressor.decompress(frame, max_output_size=size)
-            except (zstandard.ZstdError, MemoryError) as error:
-                raise DamagedError(f"zstd column, row {i}: {error}") from error
-            if len(row) != size:
-                raise DamagedError(f"zstd column, row {i}: {len(row)} bytes, expected {size}")
+        for i, row in enumerate(_zstd_rows(packed, offsets, count, size, dictionary)):
             rows[i] = np.frombuffer(row, np.uint8)
         return rows
     _check_reference(dictionary, size)

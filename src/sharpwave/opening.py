@@ -14,7 +14,7 @@ from typing import Any
 
 from .checkpoint import WAIT_S, copy_file
 from .checks import most_lanes
-from .errors import NewerVersionError, StoreInUseError
+from .errors import DamagedError, NewerVersionError, StoreInUseError
 from .settings import LIMITS, Settings
 from .tiers import snapshot
 from .tiers.directory import Directory
@@ -175,7 +175,10 @@ def begin(
             disk.describe(settings.manifest() | {"store": fresh.store.hex()})
             found: tuple[StepLog, Recovery | None, States] = _log(settings, disk, 0), None, {}
         else:
-            found = _opened(settings, disk, left, files)
+            try:
+                found = _opened(settings, disk, left, files)
+            except OverflowError as error:
+                raise DamagedError(f"{error}; what it says of itself leaves none to go on with") from error
         undo.pop_all()
         return found
 

@@ -218,6 +218,30 @@ def check(data: bytes | memoryview | npt.NDArray[np.uint8], spec: Spec, dictiona
     return header
 
 
+def verify(
+    data: bytes | memoryview | npt.NDArray[np.uint8], spec: Spec, dictionary: Callable[[int], bytes]
+) -> tuple[Header, npt.NDArray[np.uint8]]:
+    """Whether a segment, or an open one's rows, can be decoded, row by row: its header and its flags.
+
+    Raises:
+        DamagedError: naming what is wrong and what was expected.
+
+    Takes no more memory than one row and the dictionaries beside what it was given.
+    """
+    header = parse(data, spec)
+    view = _view(data)
+    for (name, shape, dtype, line_bytes), column in zip(_layout(spec), header.placed, strict=True):
+        shared = _shared(name, column.dictionary, dictionary)
+        payload = view[column.offset : column.offset + column.nbytes]
+        try:
+            codecs.verify(column.codec, payload, column.rows, _size(shape, dtype), shared, line_bytes)
+        except DamagedError as error:
+            raise DamagedError(f"segment: {name}: {error}") from error
+    if header.placed[FLAGS].codec != codecs.RAW:
+        raise DamagedError(f"segment: flags is packed with codec {header.placed[FLAGS].codec}, expected {codecs.RAW}")
+    return header, np.frombuffer(view, np.uint8, header.steps, header.placed[FLAGS].offset)
+
+
 def check_frames(header: Header, flags: npt.NDArray[np.uint8], *, sealed: bool) -> None:
     """Raises: DamagedError: frames are missing for a step, for the end of an episode, or for the last successor."""
     if not header.steps:

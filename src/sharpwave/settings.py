@@ -125,7 +125,7 @@ class Settings:
         Raises:
             DamagedError: not what a store writes.
         """
-        on_disk = bool(manifest.get("on_disk", True)) or manifest.get("disk_limit") is not None
+        on_disk = bool(manifest.get("on_disk", not manifest.get("checkpoint")))
         try:
             if absent := {"spec", "schema", "codecs", "segment_steps", "retention", *LIMITS, "seed"} - manifest.keys():
                 raise ValueError(f"{min(absent)!r} is missing")

@@ -34,7 +34,19 @@ from sharpwave.tiers import array_tree
 from sharpwave.tiers.check import check
 from sharpwave.tiers.episodes import survey
 from sharpwave.tiers.folder import packed_manifest
-from sharpwave.tiers.records import DICTIONARY, HEADER, MAGIC, RECORD, RECORD_MAGIC, SEGMENT, TAIL, read_region
+from sharpwave.tiers.records import (
+    DICTIONARY,
+    HEADER,
+    MAGIC,
+    MOST_GENERATION,
+    MOST_NUMBER,
+    MOST_SEQUENCE,
+    RECORD,
+    RECORD_MAGIC,
+    SEGMENT,
+    TAIL,
+    read_region,
+)
 from sharpwave.tiers.state import read_state
 
 CORPUS = Path(__file__).parent.parent / "data" / "v1"
@@ -44,6 +56,7 @@ LIMIT_S = 30
 
 NUMBERS = [0, 1, 2, 3, 7, 8, 127, 255, 256, 65535, 65536, 2**20 - 1, 2**20, 2**30 - 1, 2**30, 2**31 - 1, 2**31]
 NUMBERS += [2**32 - 1, 2**32, 2**53, 2**62 - 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1]
+NUMBERS += [one - k for one in (MOST_NUMBER, MOST_GENERATION, MOST_SEQUENCE, segment.MOST_NUMBER) for k in (1, 2, 1100)]
 OTHERS = [
     None,
     True,
@@ -94,7 +107,8 @@ def _altered_array(array: np.ndarray[Any, Any], rng: random.Random) -> Any:
     if how == 1:
         return np.concatenate([array, array]) if array.ndim else array.reshape(1, 1)
     if how == 2:
-        return array.astype(rng.choice(["int8", "int64", "float32", "float64", "uint8", "bool", "uint64"]))
+        with np.errstate(all="ignore"):
+            return array.astype(rng.choice(["int8", "int64", "float32", "float64", "uint8", "bool", "uint64"]))
     if how == 3:
         return array.reshape(1, *array.shape)
     found = array.copy()
@@ -230,7 +244,7 @@ def use(folder: Path, spec: sw.Spec) -> str:
     except REFUSED as error:
         return type(error).__name__
     written = 0
-    with store:
+    try:
         assert store.recovery is not None
         named = bool(store.recovery.damages)
         if store.spec.schema_hash != spec.schema_hash:
@@ -244,8 +258,10 @@ def use(folder: Path, spec: sw.Spec) -> str:
                 assert len(view) == 0 or named or damaged
         written = play(store, 40)
         store.stats()
-        store.flush()
         on_disk = "disk" in store.stats()
+    finally:
+        with contextlib.suppress(OverflowError):  # its numbers are used up, and something was not flushed
+            store.close()
     if on_disk and written:
         with sw.Store.open(folder) as again:
             if again.capacity is None or again.capacity < 200 or not isinstance(again._settings.retention, sw.Fifo):
@@ -264,7 +280,7 @@ def serials_of(store: sw.Store) -> list[int]:
 
 
 def play(store: sw.Store, count: int) -> int:
-    """Append steps to lane 0; returns how many could be, before its numbers were used up."""
+    """Append steps to lane 0 and flush them; returns how many could be, before its numbers were used up."""
     for serial in range(7_000_000, 7_000_000 + count):
         try:
             store.append(
@@ -273,6 +289,10 @@ def play(store: sw.Store, count: int) -> int:
             )  # fmt: skip
         except (OverflowError, ValueError):
             return 0
+    try:
+        store.flush()
+    except OverflowError:
+        return 0
     return count
 
 

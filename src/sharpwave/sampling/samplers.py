@@ -111,7 +111,7 @@ def extended(array: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
     return longer
 
 
-def checked_array(state: dict[str, Any], name: str, dtype: type) -> npt.NDArray[Any]:
+def checked_array(state: Any, name: str, dtype: type) -> npt.NDArray[Any]:
     """The one-dimensional array of that name.  Raises: ValueError if there is none."""
     array = state.get(name) if isinstance(state, dict) else None
     if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype != dtype:

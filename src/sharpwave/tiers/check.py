@@ -111,8 +111,8 @@ def _check_file(reader: Reader, described: Described | None, result: Check, adva
             continue
         if described is not None:
             try:
-                header, arrays = reader.unpack(record, described)
-                check_frames(header, arrays["flags"], sealed=record.kind != TAIL)
+                header, flags = reader.verify(record, described)
+                check_frames(header, flags, sealed=record.kind != TAIL)
             except (DamagedError, OSError) as error:
                 result.damages.append(damage_of(reader, record, error))
                 continue

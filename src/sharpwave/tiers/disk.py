@@ -265,7 +265,7 @@ class Disk:
         if ends is not None and not self.ends.behind(ends):
             return
         merged = self.ends.joined(np.zeros(0, np.int64) if ends is None else ends)
-        _, generation = self.noted()
+        generation = min(self.noted()[1], MOST_GENERATION - 1)
         region, _ = self._append(NOTE, generation << LEAF_BITS, pack_ends(merged), generation, {})
         self.ends.reach_all(merged, region)
 

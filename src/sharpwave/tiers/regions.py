@@ -25,6 +25,10 @@ from .records import (
     FIRST,
     HEADER,
     MAGIC,
+    MOST_GENERATION,
+    MOST_ID,
+    MOST_NUMBER,
+    MOST_SEQUENCE,
     RECORD,
     RECORD_MAGIC,
     VERSION,
@@ -281,6 +285,9 @@ class Regions:
         while self.directory.status(f"{self.next_number:012d}.region"):  # another's, or it could not be deleted
             self.next_number += 1
         number, me, size = self.next_number, self.identity, max(self.region_bytes, need)
+        generation = min(generation, MOST_GENERATION - 1)  # behind it no id is written any more
+        if number >= MOST_NUMBER:
+            raise OverflowError(f"{self.directory.path}: region {number}: this store's numbers are used up")
         name, partial = f"{number:012d}.region", partial_name(number, me)
         body = HEADER.pack(MAGIC, VERSION, 0, number, size, me.schema, me.store, generation, 0, 0)[:-4]
         self.next_number += 1  # also where it fails: what could not be deleted is in no one's way
@@ -327,6 +334,8 @@ class Regions:
         self, region: Region, kind: int, id_: int, column: int, payload: bytes, sequence: int | None = None
     ) -> int:
         number = self.sequence if sequence is None else sequence
+        if number >= MOST_SEQUENCE or (kind != DICTIONARY and id_ >= MOST_ID):
+            raise OverflowError(f"{region.path}: record {number}, id {id_}: this store's numbers are used up")
         body = RECORD.pack(RECORD_MAGIC, kind, len(payload), id_, number, column, 0)[:-4]
         offset = region.used + RECORD.size
         end = region.used + space(len(payload))

@@ -21,7 +21,8 @@ import zstandard
 
 from .. import segment
 from ..checks import most_lanes
-from ..codecs import DamagedError
+from ..codecs import ZSTD_DICTIONARY_BYTES, DamagedError
+from ..sampling.samplers import checked_array
 from ..segment import Header
 from ..settings import Settings
 from ..spec import Spec
@@ -67,6 +68,11 @@ class Described:
         """The most bytes that a segment takes: no codec makes rows larger."""
         rows = self.most_frames * self.spec.step_bytes
         return rows + segment.HEADER.size + (segment.COLUMN.size + segment.ALIGNMENT) * (2 + len(self.spec.fields)) + 4
+
+    @property
+    def dictionary_bytes(self) -> int:
+        """The most bytes that a dictionary takes: zstd's, or a row."""
+        return max(ZSTD_DICTIONARY_BYTES, *(field.row_bytes for field in self.spec.fields.values()))
 
 
 @dataclass(frozen=True)
@@ -157,9 +163,10 @@ def checkpoint_ids(folder: Path) -> set[int] | None:
     if part == folder:
         return None
     log = read_state(part / STATE).get("log")
-    if not isinstance(log, dict) or not isinstance(log.get("ids"), np.ndarray):
-        raise DamagedError(f"{part / STATE}: not a checkpoint's state")
-    return set(log["ids"].tolist())
+    try:
+        return set(checked_array(log, "ids", np.int64).tolist())
+    except ValueError as error:
+        raise DamagedError(f"{part / STATE}: not a checkpoint's state ({error})") from error
 
 
 def strangers(folder: Path) -> list[Path]:
@@ -233,10 +240,6 @@ class Reader:
         assert self.region is not None
         return os.pread(self.region.descriptor, record.nbytes, record.offset)
 
-    def dictionary(self, key: int) -> bytes:
-        """Raises: KeyError: this region does not hold it."""
-        return self.payload(self._keys[key])
-
     def _check_header(self, payload: bytes, described: Described, fewest: int) -> None:
         """Whether what a segment says of itself fits its store and its region.  Raises: DamagedError."""
         header = segment.parse(payload, described.spec)
@@ -254,6 +257,27 @@ class Reader:
                     f"column {column} refers to dictionary {placed.dictionary:016x}, which this region does not hold"
                 )
 
+    def verify(self, record: Record, described: Described) -> tuple[Header, npt.NDArray[np.uint8]]:
+        """A segment's header and flags, every row of it having been decoded.  Raises: DamagedError."""
+        payload = self._checked(record, described)
+        return segment.verify(payload, described.spec, lambda key: self._dictionary(key, described))
+
+    def _checked(self, record: Record, described: Described) -> bytes:
+        """A segment's bytes, if what it says of itself could be held in memory.  Raises: DamagedError."""
+        if record.nbytes > described.most_bytes:
+            raise DamagedError(f"{record.nbytes:,} bytes, expected at most {described.most_bytes:,}")
+        payload = self.payload(record)
+        self._check_header(payload, described, fewest=0 if record.kind == TAIL else 1)
+        return payload
+
+    def _dictionary(self, key: int, described: Described) -> bytes:
+        """Raises: KeyError: this region does not hold it.  DamagedError."""
+        record = self._keys[key]
+        if record.nbytes > described.dictionary_bytes:
+            raise DamagedError(f"dictionary {key:016x} has {record.nbytes:,} bytes, expected at most "
+                               f"{described.dictionary_bytes:,}")  # fmt: skip
+        return self.payload(record)
+
     def unpack(
         self, record: Record, described: Described, only: Collection[str] | None = None
     ) -> tuple[Header, dict[str, npt.NDArray[Any]]]:
@@ -261,12 +285,11 @@ class Reader:
 
         Raises: DamagedError, also where what it says of itself could never be held in memory.
         """
-        if record.nbytes > described.most_bytes:
-            raise DamagedError(f"{record.nbytes:,} bytes, expected at most {described.most_bytes:,}")
-        payload = self.payload(record)
-        self._check_header(payload, described, fewest=0 if record.kind == TAIL else 1)
+        payload = self._checked(record, described)
         try:
-            return segment.unpack(payload, described.spec, self.dictionary, only, described.most_bytes)
+            return segment.unpack(
+                payload, described.spec, lambda key: self._dictionary(key, described), only, described.most_bytes
+            )
         except DamagedError:
             raise
         except (ValueError, OverflowError, MemoryError, zstandard.ZstdError) as error:
