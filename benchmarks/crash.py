@@ -4,10 +4,11 @@
 
 Three parts; each prints what it did and how much was lost (0).
 
-kills: a process opens the store as the last one left it, appends to four lanes, flushes and checkpoints now and then,
-and is killed with SIGKILL after up to 150 ms, at whatever it is doing. Then store and checkpoint are opened and every
-step is compared with what was appended; steps acknowledged by flush(), or by the last checkpoint that returned, and
-still within the capacity must be there, but for a lane's last one, whose successor is not known.
+kills: one store lives through all rounds. In each a process opens it as the last one left it, appends to four lanes,
+flushes and checkpoints now and then, and is killed with SIGKILL at whatever it is doing, up to 150 ms after its first
+flush or its start. Then store and checkpoint are opened and every step, its return and its successor are compared with
+what was appended; the newest half of the capacity of what was acknowledged in all rounds, by flush() or by the last
+checkpoint that returned, must be there, but for a lane's last step of a round, whose successor is not known.
 
 faults: every file operation of a store's small life comes out as an error, as a short write, as the process's end, or
 as a power cut that leaves any sectors of what was not synced (tests/store/faults.py).
@@ -27,7 +28,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,8 @@ from tests.store import faults
 
 HERE = Path(__file__).parent
 LANES, CAPACITY, STEPS_A_ROUND = 4, 20_000, 1 << 20
+KEPT_ROUNDS = 100
+"""Of so many rounds it is known what was acknowledged; the capacity holds fewer steps than these have."""
 SPEC = sw.Spec(obs=sw.Field((16, 16), "uint8", stack=2), action=sw.Field((), "int64"), serial=sw.Field((), "int64"))
 FLUSHED, CHECKPOINTED = 0, 1
 
@@ -60,6 +63,14 @@ def frame(serial: int) -> Any:
     picture[serial % 16, (serial >> 4) % 16] = 255
     picture[15, :8] = np.frombuffer(np.int64(serial).tobytes(), np.uint8)
     return picture
+
+
+def frames(serials: Any) -> Any:
+    """Pictures of steps."""
+    pictures = np.zeros((len(serials), 16, 16), np.uint8)
+    pictures[np.arange(len(serials)), serials % 16, (serials >> 4) % 16] = 255
+    pictures[:, 15, :8] = np.ascontiguousarray(serials, np.int64).view(np.uint8).reshape(-1, 8)
+    return pictures
 
 
 def append(store: sw.Store, serial: int) -> int:
@@ -98,26 +109,64 @@ def opened(folder: Path) -> sw.Store:
     return sw.Store(SPEC, capacity=CAPACITY, disk=folder, segment_steps=32)
 
 
-def held_by(store: sw.Store) -> set[int]:
-    """The serial numbers of all steps that can be sampled; each is compared with what was appended."""
-    replay = store.transitions()
+N_STEP, GAMMA = 3, 0.5
+
+
+def ended(serials: Any) -> Any:
+    """Which steps ended their episodes."""
+    return serials // LANES * LANES % 97 > 92
+
+
+def batches(store: sw.Store, n_step: int) -> Iterator[Any]:
+    """All that can be sampled, in parts."""
+    replay = store.transitions(n_step=n_step, gamma=GAMMA)
     ids = replay.sampleable_ids()
-    held: set[int] = set()
-    for at in range(0, len(ids), 1000):
-        batch = replay.fetch(ids[at : at + 1000])
+    return (replay.fetch(ids[at : at + 1000]) for at in range(0, len(ids), 1000))
+
+
+def held_by(store: sw.Store) -> set[int]:
+    """The serial numbers of all steps that can be sampled; each is compared with what was appended.
+
+    Returns and successors as well. An episode goes on to its end or to the last step that is left of its round.
+    """
+    steps = [batch["serial"] for batch in batches(store, 1)]
+    held = set(np.concatenate([*steps, np.zeros(0, np.int64)]).tolist())
+    assert len(held) == sum(map(len, steps)), "a step is there twice"
+    for batch in batches(store, N_STEP):
         serials = batch["serial"]
-        for row, serial in enumerate(serials.tolist()):
-            assert np.array_equal(batch.obs[row, -1], frame(serial)), f"step {serial} is not what was appended"
-        assert np.array_equal(batch.action, serials) and np.array_equal(batch.reward, serials // LANES * LANES % 8)
-        held.update(serials.tolist())
-    assert len(held) == len(ids), "a step is there twice"
+        assert np.array_equal(batch.obs[:, -1], frames(serials)), "a step is not what was appended"
+        assert np.array_equal(batch.action, serials)
+        reward, used = np.zeros(len(serials)), np.zeros(len(serials), np.int64)
+        going_on = np.ones(len(serials), bool)
+        for i in range(N_STEP):
+            there = serials + i * LANES
+            reward += np.where(going_on, GAMMA**i * (there // LANES * LANES % 8), 0.0)
+            used += going_on
+            beyond = [one + LANES not in held for one in there.tolist()]
+            going_on &= ~(ended(there) | beyond)
+        last = serials + (used - 1) * LANES
+        assert np.array_equal(batch.reward, reward.astype(np.float32)), "a return that never was"
+        assert np.array_equal(batch.discount, np.where(ended(last), 0, GAMMA**used).astype(np.float32))
+        goes_on = ~ended(last)
+        assert np.array_equal(batch.next_obs[goes_on, -1], frames(last[goes_on] + LANES)), "a successor that never was"
     return held
 
 
-def lost_of(held: set[int], turn: int, upto: int) -> int:
-    """How many steps up to ``upto`` are not there; what lies far back may have left for newer ones."""
-    oldest = max(turn * STEPS_A_ROUND, upto - CAPACITY // 2)
-    return len(set(range(oldest, upto - LANES)) - held)
+def lost_of(held: set[int], acknowledged: list[tuple[int, int]]) -> int:
+    """How many steps of the newest half of the capacity are not there.
+
+    Args:
+        acknowledged: by round, the first step and the one behind the last that was. Of each lane a round's last step
+            may be missing: its successor was not known.
+    """
+    left, lost = CAPACITY // 2, 0
+    for first, end in reversed(acknowledged):
+        wanted = range(max(first, end - left), end - LANES)
+        lost += sum(serial not in held for serial in wanted)
+        left -= end - first
+        if left <= 0:
+            break
+    return lost
 
 
 def kills(rounds: int, seed: int, base: Path) -> dict[str, Any]:
@@ -125,8 +174,10 @@ def kills(rounds: int, seed: int, base: Path) -> dict[str, Any]:
     disk_module.REGION_BYTES = disk_module.SMALLEST_REGION = 128 << 10  # so that regions come and go
     rng = np.random.default_rng(seed)
     done: dict[str, Any] = {"rounds": 0, "steps_acknowledged": 0, "checkpoints_opened": 0, "losses": 0}
+    done |= {"region_files": 0, "descriptors": 0}
     slowest = {"store": 0.0, "checkpoint": 0.0}
-    last: tuple[int, int] | None = None  # the round and the steps of the last checkpoint that was acknowledged
+    acknowledged: list[tuple[int, int]] = []  # by round, the first step and the one behind the last flushed
+    saved: list[tuple[int, int]] = []  # the same of the last checkpoint that was acknowledged
     begin = time.perf_counter()
     for turn in range(rounds):
         reader, writer = os.pipe()
@@ -137,10 +188,10 @@ def kills(rounds: int, seed: int, base: Path) -> dict[str, Any]:
             finally:
                 os._exit(1)
         os.close(writer)
+        told = b"" if turn % 4 == 3 else os.read(reader, 16)  # some are killed before they have acknowledged anything
         time.sleep(float(rng.uniform(0.0, 0.15)))
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
-        told = b""
         while chunk := os.read(reader, 1 << 16):
             told += chunk
         os.close(reader)
@@ -149,29 +200,33 @@ def kills(rounds: int, seed: int, base: Path) -> dict[str, Any]:
         said = np.frombuffer(told, np.int64).reshape(-1, 2)
         # A checkpoint is no flush of the store's own folder; steps between the two count for the checkpoint.
         flushed = said[said[:, 1] == FLUSHED, 0]
-        upto = int(flushed[-1]) if len(flushed) else turn * STEPS_A_ROUND
+        first = turn * STEPS_A_ROUND
+        upto = int(flushed[-1]) if len(flushed) else first
         if (said[:, 1] == CHECKPOINTED).any():
-            last = turn, int(said[said[:, 1] == CHECKPOINTED, 0][-1])
+            saved = [*acknowledged, (first, int(said[said[:, 1] == CHECKPOINTED, 0][-1]))]
+        acknowledged = [*acknowledged[-KEPT_ROUNDS:], (first, upto)]
         started = time.perf_counter()
         store = opened(base / "store")
         slowest["store"] = max(slowest["store"], time.perf_counter() - started)
-        lost = lost_of(held_by(store), turn, upto)
+        lost = lost_of(held_by(store), acknowledged)
+        done["region_files"] = max(done["region_files"], len(list((base / "store" / disk_module.FOLDER).iterdir())))
+        done["descriptors"] = max(done["descriptors"], len(os.listdir("/proc/self/fd")))
         store.close()
-        if last is not None:
+        if saved:
             started = time.perf_counter()
             store = sw.Store.open(base / "checkpoint", disk=base / "opened")
             slowest["checkpoint"] = max(slowest["checkpoint"], time.perf_counter() - started)
             held = held_by(store)
             # A newer one may have been complete when the process was killed, and not acknowledged.
-            lost += lost_of(held, *last) if max(held, default=-1) < last[1] else 0
+            lost += lost_of(held, saved) if max(held, default=-1) < saved[-1][1] else 0
             done["checkpoints_opened"] += 1
             store.close()
             shutil.rmtree(base / "opened")
         if lost:
-            say(f"round {turn}: {lost} steps lost of those up to {upto}, checkpoint {last}")
+            say(f"round {turn}: {lost} steps lost of those up to {upto}, checkpoint {saved[-1:]}")
         done["losses"] += lost
         done["rounds"] += 1
-        done["steps_acknowledged"] += max(0, upto - turn * STEPS_A_ROUND)
+        done["steps_acknowledged"] += upto - first
         done["slowest_open_ms"] = {name: round(took * 1e3, 1) for name, took in slowest.items()}
         done["seconds"] = round(time.perf_counter() - begin, 1)
         if turn % 50 == 49 or turn == rounds - 1:

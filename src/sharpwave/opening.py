@@ -227,6 +227,8 @@ def _opened(settings: Settings, disk: Disk | None, left: Left, files: Files) -> 
         set_aside(disk, damages)
         damaged = {damage.path for damage in damages}
         log.space.tidy(frozenset(number for number, one in regions.regions.items() if one.path in damaged))
+        if regions.scarce:
+            regions.open_all()
         if left.checkpoint:
             disk.describe(settings.manifest() | {"store": left.manifest["store"]})
         if disk.directory.is_file(OPENING):

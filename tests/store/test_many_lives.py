@@ -159,6 +159,31 @@ def test_a_region_takes_the_disk_as_it_fills(tmp_path: Path, monkeypatch: pytest
         assert bytes_of(tmp_path) <= store.stats()["disk"]["bytes"] + 4096 <= 1 << 20
 
 
+def test_more_regions_than_a_process_may_open_become_fewer(tmp_path: Path) -> None:
+    """As each life left one, before regions were written on."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clutter, "MANY", 10**9)
+        with sw.Store(SPEC, disk=tmp_path, capacity=10_000, segment_steps=2) as store:
+            disk = store._log.disk
+            assert disk is not None
+            for k in range(200):
+                append(store, range(k, k + 1))
+                if k % 2:
+                    disk.regions.finish()
+        assert len(files(tmp_path)) > 90
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors() + 40, hard))
+    try:
+        with sw.Store.open(tmp_path) as store:
+            assert actions(store) == list(range(200)) and len(files(tmp_path)) < 30
+            append(store, range(200, 210))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with sw.Store.open(tmp_path) as store:
+        assert actions(store) == list(range(210))
+
+
 # what is never given twice
 
 

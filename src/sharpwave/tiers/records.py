@@ -106,9 +106,15 @@ class Region:
         """The file for reads past the system's memory; -1: there are none. See :func:`direct.open_direct`."""
         return open_direct(self.descriptor)
 
+    def park(self) -> None:
+        """Close the file for now: ``descriptor`` is -1 until it is opened again."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+        self.descriptor = -1
+
     def close(self) -> None:
         """Close the file."""
-        os.close(self.descriptor)
+        self.park()
         if vars(self).get("direct", -1) >= 0:
             os.close(self.direct)
 

@@ -69,6 +69,7 @@ class Regions:
 
     Attributes:
         goes_on: the newest is one that another process began.
+        scarce: this process may not open so many files; until :meth:`open_all` those that are read are opened for that.
     """
 
     def __init__(self, folder: Path | Directory, identity: Identity, region_bytes: int, files: Files) -> None:
@@ -78,7 +79,8 @@ class Regions:
         self.regions: dict[int, Region] = {}
         self.sequence = 0
         self.next_number = 0
-        self.goes_on = False
+        self.goes_on = self.scarce = False
+        self._visited: Region | None = None
 
     @property
     def nbytes(self) -> int:
@@ -151,7 +153,7 @@ class Regions:
     def read(self, number: int, offset: int, out: memoryview) -> None:
         """Fill ``out`` from a region's bytes.  Raises: OSError, also where the file is too short."""
         region = self.regions[number]
-        done = self.files.pread(region.descriptor, out, offset)
+        done = self.files.pread(self._descriptor(region), out, offset)
         if done != len(out):
             raise OSError(
                 f"{region.path}: got {done:,} bytes at {offset:,}, expected {len(out):,}: the file was cut off"
@@ -189,7 +191,7 @@ class Regions:
 
     def delete(self, number: int) -> None:
         """Delete a region's file.  Raises: OSError; then it is still there."""
-        self._unlink(self.regions[number].path.name, self.regions[number].descriptor)
+        self._unlink(self.regions[number].path.name, self._descriptor(self.regions[number]))
         self.regions.pop(number).close()
 
     def _unlink(self, name: str, descriptor: int) -> None:
@@ -226,7 +228,7 @@ class Regions:
                 continue
             path = self.directory.path / name
             try:
-                region, records, wrong = read_region(path, self.identity, self.directory)
+                region, records, wrong = self._read(path)
             except IrregularError as error:
                 region, records, wrong = None, [], [Damage(path, 0, 0, error.what)]
             except OSError as error:
@@ -256,10 +258,49 @@ class Regions:
                 region.finished = True
         return found, damages
 
+    def _read(self, path: Path) -> tuple[Region | None, list[Record], list[Damage]]:
+        """Read a file; where there are more than may be open at a time, let go of the others, and of it."""
+        try:
+            found = read_region(path, self.identity, self.directory)
+        except OSError as error:
+            if error.errno != errno.EMFILE or self.scarce:
+                raise
+            self.scarce = True
+            for region in self.regions.values():
+                region.park()
+            found = read_region(path, self.identity, self.directory)
+        if self.scarce and found[0] is not None:
+            found[0].park()
+        return found
+
+    def _descriptor(self, region: Region) -> int:
+        if region.descriptor < 0:
+            if self._visited is not None:
+                self._visited.park()
+            region.descriptor = self.directory.open_file(region.path.name)
+            self._visited = region
+        return region.descriptor
+
+    def open_all(self) -> None:
+        """Open every file, where opening the store could not.  Raises: OSError: there are still too many."""
+        self.scarce, self._visited = False, None
+        for region in self.regions.values():
+            try:
+                region.descriptor = self._descriptor(region)
+            except OSError as error:
+                if error.errno != errno.EMFILE:
+                    raise
+                raise OSError(
+                    errno.EMFILE,
+                    f"{self.directory.path}: {len(self.regions)} files, more than this process may have open; "
+                    "raise its limit (ulimit -n), or open the store with a smaller disk_limit=",
+                ) from error
+            self._visited = None
+
     def _go_on(self, region: Region) -> None:
         """Write on in a file that another process left, of which nothing is known to be on disk but the header."""
         name = region.path.name
-        shared = os.fstat(region.descriptor).st_nlink > 1
+        shared = os.fstat(self._descriptor(region)).st_nlink > 1
         if region.finished or shared or region.used >= region.size:
             return
         try:
@@ -267,6 +308,7 @@ class Regions:
         except PermissionError:
             return
         os.close(region.descriptor)
+        self._visited = None if self._visited is region else self._visited
         region.descriptor, region.synced = descriptor, FIRST
         region.used = -(-region.used // ALIGNMENT) * ALIGNMENT
         region.allocated = max(region.allocated, region.used)
