@@ -223,7 +223,7 @@ class Soak:
         rng, generator = random.Random(2), np.random.default_rng(2)
         while not self.ended.is_set():
             batch = self.timed("sample", lambda: self.prioritized.sample(self.arguments.batch))
-            ids = batch.ids.copy()
+            ids = batch.ids
             self._look(batch, 1, rng)
             errors = generator.exponential(size=len(batch))
             stale = self.timed("update", lambda ids=ids, errors=errors: self.prioritized.update_priorities(ids, errors))

@@ -84,15 +84,13 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         workers["limit"] = Worker("limit", folder, arguments.threads)
         workers["limit"].ask(fill=0)
         kinds: list[tuple[str, int]] = [("add", 0)]
-        kinds += [(what, batch) for what in ("uniform", "prioritized") for batch in BATCHES] + [("copied", 256)]
+        kinds += [(what, batch) for what in ("uniform", "prioritized") for batch in BATCHES]
         for turn in range(arguments.rounds):
             say(f"round {turn + 1} of {arguments.rounds}")
             for what, batch in kinds:
                 for name in names[turn % len(names) :] + names[: turn % len(names)]:
                     entry = results["contenders"][name]
                     if what == "prioritized" and not entry["fill"]["prioritized"]:
-                        continue
-                    if what == "copied" and not name.startswith("sharpwave"):
                         continue
                     answer = workers[name].ask(measure=what, batch=batch, seconds=arguments.seconds)
                     entry["rounds"].setdefault(f"{what} {batch}" if batch else what, []).append(answer)

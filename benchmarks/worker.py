@@ -67,7 +67,7 @@ class Bench:
         took = time.perf_counter() - begin
         answer: dict[str, Any] = {"steps": times * LANES, "fill_s": took}
         if isinstance(contender, Sharpwave):
-            # All included: the sampler's tree over every step, and the reused batches.
+            # All included: the sampler's tree over every step, and its batches' memory.
             contender.sample_prioritized(256, np.ones(256))
             answer["stats"] = contender.store.stats()
         answer["bytes"] = private_bytes() - before
@@ -85,8 +85,6 @@ class Bench:
             return timed(self._add_next, seconds) | {"rows": contender.rows}
         if what == "uniform":
             answer = timed(lambda: contender.sample(batch), seconds)
-        elif what == "copied":
-            answer = timed(lambda: contender.sample(batch).copy(), seconds)
         else:
             errors = np.random.default_rng(0).exponential(size=batch)
             answer = timed(lambda: contender.sample_prioritized(batch, errors), seconds)

@@ -17,8 +17,9 @@ def account(log: StepLog, views: Views, gate: Gate) -> dict[str, Any]:
     """:meth:`sharpwave.Store.stats`, the lock held. Cost: O(segments)."""
     index = log.index
     sealed = np.flatnonzero(index.sealed[: index.highest] & (index.rows[: index.highest] > 0))
-    batches = sum(view.batch_bytes for view in views)
-    taken = _taken(log) | {"samplers": views.nbytes - batches, "batches": batches}
+    pool = log.space.pool
+    pool.collect()
+    taken = _taken(log) | {"samplers": views.nbytes, "batches": log.space.batch_bytes}
     total = sum(taken.values())
     sealed_steps = int(index.rows[sealed].sum())
     found = {
@@ -31,6 +32,7 @@ def account(log: StepLog, views: Views, gate: Gate) -> dict[str, Any]:
         "broken_episodes": log.broken_episodes,
         "bytes": taken,
         "total_bytes": total,
+        "held_batch_bytes": pool.held_bytes,
         "bytes_per_step": total / max(1, log.held_steps),
         "encoded_bytes_per_step": log.sealed.nbytes / max(1, sealed_steps),
         "raw_bytes_per_step": log.spec.step_bytes,

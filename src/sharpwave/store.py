@@ -41,7 +41,11 @@ class Store:
         spec: what is stored for a step.
         capacity: most steps to hold; and/or
         ram: most bytes of RAM that the store may take, all included (encoded steps, open segments, index, samplers,
-            batches): a number, or "512MiB". At least one of the two. What is full lets the oldest segments go.
+            batches): a number, or "512MiB". At least one of the two. What is full lets the oldest segments go. Batches
+            that the caller holds count, up to half of ``ram``; one that does not fit is refused (MemoryError), no step
+            leaves for it. Room for 2,048 transitions, or that half where it is less, is kept for batches from the
+            start; beyond that they get, and keep, what steps have not taken yet. With a disk nothing is kept: batches
+            get memory from what was read from there.
         disk: a new or empty folder; every sealed segment is written there, and ``ram`` then bounds only what is kept in
             memory beside it. With it, ``capacity`` or ``disk_limit`` is needed.
         disk_limit: most bytes of files in that folder: a number, or "50GiB".
@@ -105,6 +109,7 @@ class Store:
         settle(self._log)
         views = self._views
         self._log.space.other_bytes = lambda: views.nbytes
+        self._log.space.work_bytes = lambda: views.work_bytes
         for number, state in states.items():
             try:
                 self._views.restore(number, state)
@@ -342,7 +347,6 @@ class Store:
         sampler: Sampler | None = None,
         max_times_sampled: int | None = None,
         limiter: Limiter | None = None,
-        depth: int = 2,
         seed: int | None = None,
     ) -> Transitions:
         """A view that samples n-step transitions; several may sample one store.
@@ -357,7 +361,6 @@ class Store:
             max_times_sampled: times that this view gives out a step, at most, within a batch too; then never again.
             limiter: ``MinSize``, ``SamplesPerInsert`` or ``Queue``: makes this view's ``sample``, and the store's
                 ``append`` and ``extend``, wait for each other.
-            depth: how many batches stay valid at a time; each takes memory of its own.
             seed: default: from the store's seed and the number of views made before.
 
         In a store opened from a checkpoint this gives back the view of that name as it was, ``seed`` not being used. If
@@ -378,7 +381,6 @@ class Store:
                 gamma=gamma,
                 max_times_sampled=max_times_sampled,
                 limiter=limiter,
-                depth=depth,
             )
             view.life = self._life
             return view
@@ -412,8 +414,10 @@ class Store:
             ``steps``, ``total_steps``, ``evicted_steps``, ``evicted_segments``, ``segments``, ``lanes``;
             ``broken_episodes``: that a ``next_obs`` showed to have been broken off, since the store was opened;
             ``bytes``: by use - ``arena_used`` (sealed segments), ``arena_free`` (committed, empty), ``open_segments``,
-            ``index``, ``dictionaries``, ``encoders``, ``samplers`` (trees), ``batches``;
+            ``index``, ``dictionaries``, ``encoders``, ``samplers`` (trees), ``batches`` (those in use, and free memory
+            for the next);
             ``total_bytes``, their sum: what the process's memory grew by;
+            ``held_batch_bytes``: of batches that the caller holds;
             ``bytes_per_step``: total_bytes / steps; ``encoded_bytes_per_step``: of sealed segments alone;
             ``raw_bytes_per_step``: of a step as it came;
             ``append_waits``, ``append_wait_s``, ``sample_waits``, ``sample_wait_s``: how often either side waited for a
@@ -480,7 +484,7 @@ class Store:
             now = {name: getattr(self, name) if value is ... else value for name, value in now.items()}
             settings = self._settings.limited(**now)
             self._views.check_capacity(settings.capacity)
-            self._log.resize(settings.capacity, settings.ram, settings.disk_limit)
+            self._log.resize(settings.capacity, settings.ram, settings.disk_limit, self._views.batch_bytes)
             self._settings = settings
             self._views.resized()
             self._log.keep_limits()

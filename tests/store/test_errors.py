@@ -312,7 +312,7 @@ def test_a_field_that_a_batch_has_not(store: sw.Store) -> None:
         ({"gamma": -0.1}, ["gamma", "-0.1"]),
         ({"gamma": 1.01}, ["gamma", "1.01"]),
         ({"gamma": float("nan")}, ["gamma", "nan"]),
-        ({"depth": 0}, ["depth", "0"]),
+        ({"n_step": 10**10}, ["n_step", "10000000000"]),
         ({"sampler": "uniform"}, ["sampler", "uniform"]),
         ({"sampler": sw.Uniform}, ["sampler"]),
     ],

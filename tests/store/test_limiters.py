@@ -221,7 +221,7 @@ def test_two_threads_keep_the_ratio_all_the_way(ratio: float, rows: int, batch: 
 
 def test_a_queue_between_several_writers_and_readers_loses_and_repeats_nothing() -> None:
     with number_store(capacity=64, segment_steps=2) as store:
-        replay = store.transitions(sampler=sw.Fifo(), max_times_sampled=1, limiter=sw.Queue(16), depth=20)
+        replay = store.transitions(sampler=sw.Fifo(), max_times_sampled=1, limiter=sw.Queue(16))
         seen: list[list[int]] = [[], []]
         longest = [0]
 

@@ -38,7 +38,7 @@ def test_limits_change_while_a_learner_goes_on(tmp_path: Path, disk: bool) -> No
     store.resize(capacity=20_000, ram="64MiB")
     assert set(ids) == set(view.sampleable_ids()) and store.capacity == 20_000 and store.ram == 64 << 20
     go_on(4000)
-    assert len(store) > 4700
+    assert len(store) > 4600  # with 6 MiB, half of them for batches, there were some 650
     store.resize(ram="8MiB")
     assert store.stats()["total_bytes"] <= 8 << 20
     assert len(store) > 4700 if disk else 500 < len(store) < 2000

@@ -202,12 +202,14 @@ class Gate:
 
     def __init__(self, lock: Any) -> None:
         self._changed = threading.Condition(lock)
+        self._waiting = 0
         self.waits: dict[Side, int] = {"append": 0, "sample": 0}
         self.seconds: dict[Side, float] = {"append": 0.0, "sample": 0.0}
 
     def notify(self) -> None:
         """Something changed: whoever waits looks again. The lock is held."""
-        self._changed.notify_all()
+        if self._waiting:
+            self._changed.notify_all()
 
     def wait(self, side: Side, waits: Callable[[], str | None], timeout: float | None) -> None:
         """Return once ``waits`` gives ``None``, with the lock held throughout since.
@@ -221,6 +223,7 @@ class Gate:
             return
         began = time.monotonic()
         self.waits[side] += 1
+        self._waiting += 1
         try:
             while reason is not None:
                 left = began + seconds - time.monotonic()
@@ -229,6 +232,7 @@ class Gate:
                 self._changed.wait(min(left, LOOK_S))
                 reason = waits()
         finally:
+            self._waiting -= 1
             self.seconds[side] += time.monotonic() - began
 
 

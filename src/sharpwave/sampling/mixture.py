@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -18,7 +18,8 @@ class Mixture:
 
     Of a batch of n a sampler of share s draws s n steps, rounded at random so that this holds on average. A step's
     probability is the mixture's, ``sum_k s_k P_k``, whichever sampler drew it, and the weights are of that.
-    A :class:`Fifo` or :class:`Lifo` that draws m steps counts as 1/m for each of them and as 0 for all others.
+    A :class:`Fifo` or :class:`Lifo` that draws m steps counts as 1/m for each of them and as 0 for all others; what the
+    parts draw is shuffled together.
 
     Args:
         parts: (share, sampler); shares are positive, and divided by their sum.
@@ -30,6 +31,7 @@ class Mixture:
 
     parts: Sequence[tuple[float, Sampler]]
     beta: float = 0.4
+    keeps_order: ClassVar[bool] = False
     _one: Draw = field(default_factory=lambda: Draw.of(1), init=False, repr=False)
 
     def __post_init__(self) -> None:

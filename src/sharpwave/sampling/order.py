@@ -78,6 +78,7 @@ def _take(order: Ints, at: int, end: int, step: int, leaves: Ints) -> None:
 class _InOrder:
     beta: ClassVar[float] = 0.0
     in_order: ClassVar[bool] = True
+    keeps_order: ClassVar[bool] = True
     threshold: ClassVar[float] = 1.0
     _order: Ints | None = field(default=None, init=False, repr=False)
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..native import njit
-from .samplers import Draw, Floats, Ints, check_exponents, check_unbound, checked_array, extended
+from .samplers import MAX_TD_ERROR, Draw, Floats, Ints, check_exponents, check_unbound, checked_array, extended
 
 
 @njit(nogil=True, cache=True)
@@ -105,7 +105,8 @@ class RankPrioritized:
     A step's rank is its place in a heap by ``|td_error|``, the largest first, which is sorted anew once as many steps
     were added, updated or removed as there are: until then ranks are approximate, as in the paper (appendix B.2.1),
     while the largest is always first. New steps get the largest priority so far and come before others of the same.
-    Drawn stratified, from n equal ranges of the sum; the weights are of the probabilities that were drawn with.
+    Drawn stratified, from n equal ranges of the sum, in any order; the weights are of the probabilities that were drawn
+    with.
 
     Args:
         alpha: how much the rank counts, 0 (uniform) to 1; paper .7.
@@ -119,6 +120,7 @@ class RankPrioritized:
     beta: float = 0.5
     max_priority: float = field(default=1.0, init=False)
     in_order: ClassVar[bool] = False
+    keeps_order: ClassVar[bool] = False
     _heap: Ints | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -216,10 +218,13 @@ class RankPrioritized:
         assert self._heap is not None
         heap, priorities = checked_array(state, "heap", np.int64), checked_array(state, "priorities", np.float64)
         largest, changes = state.get("max_priority"), state.get("changes")
-        if len(heap) != len(priorities) or len(np.unique(heap)) < len(heap) or not (np.isfinite(priorities)).all():
+        sound = (priorities >= 0) & (priorities <= MAX_TD_ERROR)
+        if len(heap) != len(priorities) or len(np.unique(heap)) < len(heap) or not sound.all():
             raise ValueError("RankPrioritized: no heap of leaves and their priorities")
-        if not isinstance(largest, float) or not 0 < largest < np.inf or not isinstance(changes, int) or changes < 0:
-            raise ValueError(f"RankPrioritized: max_priority {largest!r}, changes {changes!r}")
+        if not isinstance(largest, float) or not 0 < largest <= MAX_TD_ERROR:
+            raise ValueError(f"RankPrioritized: max_priority {largest!r}, expected a number up to {MAX_TD_ERROR:g}")
+        if not isinstance(changes, int) or changes < 0:
+            raise ValueError(f"RankPrioritized: changes {changes!r}, expected an integer of at least 0")
         now = self._heap[: self._count]
         same = np.isin(heap, now)
         self._priority[heap[same]] = priorities[same]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
@@ -15,6 +14,11 @@ from .sum_tree import SumTree, _set_run
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+
+MAX_TD_ERROR = float(np.finfo(np.float32).max)
+"""Sums of as many priorities as there can be steps stay far from what float64 can hold."""
+MIN_EPS, MAX_EPS = 1e-100, 1e30
+"""And the share of the smallest priority in such a sum stays above 0."""
 
 
 @dataclass
@@ -57,6 +61,11 @@ class Sampler(Protocol):
     @property
     def in_order(self) -> bool:
         """Whether the order of the insertions counts: then the view follows the log with every step appended."""
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether the order of what is drawn means something. Otherwise the view shuffles it, so that each part of a
+        batch is like a smaller batch."""
 
     def bind(self, slots: int, stride: int) -> None:
         """Make room for ``slots * stride`` leaves, all absent. Raises: ValueError if bound already."""
@@ -145,15 +154,25 @@ def _rows_left(leaves: Ints, gone: npt.NDArray[np.uint8], stride: int) -> None:
         leaves[i] = leaf
 
 
+@njit(nogil=True, cache=True)
+def shuffle(uniforms: Floats, leaves: Ints, probabilities: Floats) -> None:
+    """Put a draw's items into an order that ``uniforms`` [n] choose, each equally likely (Fisher and Yates)."""
+    for i in range(leaves.size - 1, 0, -1):
+        k = int(uniforms[i] * (i + 1))
+        leaves[i], leaves[k] = leaves[k], leaves[i]
+        probabilities[i], probabilities[k] = probabilities[k], probabilities[i]
+
+
 @dataclass
 class Uniform:
     """Every step equally often: ``probabilities`` 1/N, ``weights`` 1.
 
-    Drawn stratified: one step from each of n equal ranges, so a batch spreads over the whole memory.
+    Drawn stratified: one step from each of n equal ranges, in any order, so a batch spreads over the whole memory.
     """
 
     beta: ClassVar[float] = 0.0
     in_order: ClassVar[bool] = False
+    keeps_order: ClassVar[bool] = False
     _tree: SumTree | None = field(default=None, init=False, repr=False)
 
     def bind(self, slots: int, stride: int) -> None:
@@ -245,7 +264,7 @@ class Prioritized:
     """Proportional prioritized replay (Schaul et al. 2016): ``p = |td_error| + eps``, drawn with ``P = p^alpha / sum``.
 
     New steps get the largest priority so far (at first 1). ``weights = (N P)^-beta``, divided by the batch's largest.
-    Drawn stratified, from n equal ranges of the sum.
+    Drawn stratified, from n equal ranges of the sum, in any order.
 
     Args:
         alpha: how much priorities count, 0 (uniform) to 1; paper .6.
@@ -261,15 +280,15 @@ class Prioritized:
     eps: float = 1e-6
     max_priority: float = field(default=1.0, init=False)
     in_order: ClassVar[bool] = False
+    keeps_order: ClassVar[bool] = False
     _tree: SumTree | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_exponents(self, alpha=self.alpha, beta=self.beta)
-        if not (isinstance(self.eps, (int, float, np.floating)) and 0 <= self.eps < math.inf):
-            raise ValueError(f"Prioritized: eps={self.eps!r}, expected a finite number of at least 0")
-        if self.eps == 0:
+        if not (isinstance(self.eps, (int, float, np.floating)) and MIN_EPS <= self.eps <= MAX_EPS):
             raise ValueError(
-                "Prioritized: eps=0, expected a positive number; a step of priority 0 is never drawn again"
+                f"Prioritized: eps={self.eps!r}, expected a number from {MIN_EPS:g} to {MAX_EPS:g}; with 0 a step of "
+                "TD error 0 would never be drawn again"
             )
 
     def bind(self, slots: int, stride: int) -> None:
@@ -337,10 +356,11 @@ class Prioritized:
         """Cost: O(leaves)."""
         assert self._tree is not None
         values, largest = checked_array(state, "values", np.float64), state.get("max_priority")
-        if not isinstance(largest, float) or not 0 < largest < math.inf:
-            raise ValueError(f"Prioritized: max_priority {largest!r}, expected a positive, finite number")
-        if not (np.isfinite(values) & (values >= 0)).all():
-            raise ValueError("Prioritized: a priority that is no finite number of at least 0")
+        most = MAX_TD_ERROR + MAX_EPS
+        if not isinstance(largest, float) or not MIN_EPS <= largest <= most:
+            raise ValueError(f"Prioritized: max_priority {largest!r}, expected a number from {MIN_EPS:g} to {most:g}")
+        if not ((values == 0) | (values >= MIN_EPS) & (values <= most)).all():
+            raise ValueError(f"Prioritized: a priority that is neither 0 nor from {MIN_EPS:g} to {most:g}")
         there = np.flatnonzero(self._tree.leaves[: len(values)])
         there = there[values[there] > 0]
         self._tree.set(there, values[there])

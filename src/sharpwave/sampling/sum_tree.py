@@ -20,7 +20,7 @@ Ints = npt.NDArray[np.int64]
 
 @njit(nogil=True, cache=True)
 def _refresh(nodes: Floats, starts: Ints, touched: Ints) -> None:
-    """Recompute every ancestor of the leaves ``touched``, level by level. Overwrites ``touched``."""
+    """Recompute every ancestor of the leaves ``touched``, in ascending order, level by level. Overwrites them."""
     levels = starts.size
     count = touched.size
     for level in range(levels - 1, 0, -1):
@@ -28,7 +28,7 @@ def _refresh(nodes: Floats, starts: Ints, touched: Ints) -> None:
         previous = np.int64(-1)
         for i in range(count):
             parent = touched[i] >> 3
-            if parent == previous:  # drawn ids come in leaf order, so neighbours share parents
+            if parent == previous:
                 continue
             previous = parent
             first = starts[level] + parent * 8
@@ -42,11 +42,11 @@ def _refresh(nodes: Floats, starts: Ints, touched: Ints) -> None:
 
 
 @njit(nogil=True, cache=True)
-def _set_leaves(nodes: Floats, starts: Ints, leaves: Ints, values: Floats) -> None:
+def _set_leaves(nodes: Floats, starts: Ints, leaves: Ints, values: Floats, ascending: Ints) -> None:
     base = starts[starts.size - 1]
     for i in range(leaves.size):
         nodes[base + leaves[i]] = values[i]
-    _refresh(nodes, starts, leaves.copy())
+    _refresh(nodes, starts, ascending)
 
 
 @njit(nogil=True, cache=True)
@@ -138,7 +138,7 @@ class SumTree:
     def set(self, leaves: Ints, values: Floats) -> None:
         """Set leaves; of repeated ones the last wins. Cost: O(n log8 size)."""
         if leaves.size:
-            _set_leaves(self.nodes, self.starts, leaves, values)
+            _set_leaves(self.nodes, self.starts, leaves, values, np.sort(leaves))
             self.touch(int(leaves.max()) + 1)
 
     def set_run(self, begin: int, end: int, value: float) -> None:

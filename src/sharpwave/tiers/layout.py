@@ -48,6 +48,14 @@ class Layout:
     chunk_bytes: int
     spine_bytes: int
 
+    @property
+    def transition_bytes(self) -> int:
+        """Bytes that a batch takes for each transition, at most: two observations, the step's fields, numbers."""
+        fields = self.spec.fields
+        return 108 + sum(
+            field.row_bytes * (2 * field.frames if name in self.spec.obs_names else 1) for name, field in fields.items()
+        )
+
     def room(
         self, capacity: int | None, ram: int | None, disk_limit: int | None, lanes: int = 0, rows: int | None = None
     ) -> tuple[int, int]:

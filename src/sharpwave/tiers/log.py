@@ -53,6 +53,7 @@ class StepLog:
         changes: grows with every change of what is held; who has seen this many has seen them all.
         oldest: int32 [lanes], slot of each lane's oldest segment.
         watchers: called with a slot before the segment in it goes. ``grown``: called once there are more slots.
+        tag: what ids of this store know it by.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class StepLog:
                 disk.leave_in_any_order()
             disk.noted = lambda: (self.retention.threshold, self.index.latest_generation)
         self.opened = Lanes(layout, self.arena, self.index)
+        self.space.open_bytes = lambda: self.space.lanes_bytes(self.lanes)
         self.sealed = Sealed(self.space, self.tables, encoders)
         self.held_steps = self.total_steps = self.evicted_steps = self.evicted_segments = self.dropped_steps = 0
         self.broken_episodes = 0
@@ -94,6 +96,7 @@ class StepLog:
         self.oldest = np.zeros(0, np.int32)
         self.watchers: list[Callable[[int], None]] = []
         self.grown: list[Callable[[], None]] = []
+        self.tag = object()
 
     @property
     def identity(self) -> dict[str, str]:
@@ -185,19 +188,18 @@ class StepLog:
         self.total_steps += count
         self.changes += 1
 
-    def resize(self, capacity: int | None, ram: int | None, disk_limit: int | None) -> None:
+    def resize(self, capacity: int | None, ram: int | None, disk_limit: int | None, batch_bytes: int = 0) -> None:
         """Other limits from now on; :meth:`keep_limits` lets go what is too much.
+
+        Args:
+            batch_bytes: of the largest batch that is drawn; there is to be room for one beside those that are held.
 
         Raises:
             ValueError: too small for the lanes; then nothing changed.  MemoryError: no address space; likewise.
         """
         check_lanes(capacity, self.lanes)
-        need = self.space.lanes_bytes(self.lanes) + 2 * self.layout.chunk_bytes
-        if ram is not None and need > ram:
-            raise ValueError(
-                f"resize: ram={ram:,}, expected at least {need:,} for the open segments of {self.lanes} lanes"
-            )
-        self.space.resize(capacity, ram, disk_limit, self.opened.slots)
+        self.space.check_ram(ram, batch_bytes)
+        self.space.resize(capacity, ram, disk_limit, self.opened.slots, batch_bytes)
         self.residency = self.space.residency
         self.capacity = capacity
         if self.disk is not None:

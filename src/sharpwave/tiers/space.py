@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
 from collections.abc import Callable, Iterable, Sequence
 
@@ -16,12 +17,17 @@ from .disk import MOST_HELD, Disk
 from .encoder import ColumnEncoder
 from .index import SegmentIndex
 from .layout import Layout
+from .pool import Block, Pool
 from .ram import ALIGNMENT, Arena, rounded
 from .residency import Residency
 
 CHUNK_BYTES = 3 << 19
 FEWEST_CHUNKS = 32
 """That ``ram`` has room for, so that a part of it can go while the rest is in use."""
+KEPT_TRANSITIONS = 2048
+"""Room for so many transitions is kept for batches from the start, as far as :data:`MOST_BATCHES` allows."""
+MOST_BATCHES = 0.5
+"""Share of ``ram`` that batches may take."""
 
 
 class Space:
@@ -37,7 +43,10 @@ class Space:
     Attributes:
         arena, index: where the bytes lie, and the arrays that say so.
         residency: what of the disk's segments lies in the arena.
-        other_bytes: bytes that views take, which leave the arena less of ``ram``.
+        pool: memory of batches.
+        other_bytes: bytes that views take beside their batches, which leave the arena less of ``ram``.
+        work_bytes: bytes that views take to make batches, which count as theirs.
+        open_bytes: bytes of open segments, which never leave the arena.
     """
 
     def __init__(
@@ -52,7 +61,7 @@ class Space:
         in_order: bool,
         evict: Callable[[], bool],
     ) -> None:
-        self.layout, self.ram, self.disk = layout, ram, disk
+        self.layout, self.disk = layout, disk
         self._tables, self._encoders, self._evict = tables, list(encoders), evict
         reserve, most_slots = layout.room(capacity, ram, None if disk is None else disk.limit)
         slots = max(slots, most_slots)
@@ -61,15 +70,50 @@ class Space:
         self.index = SegmentIndex(slots, layout.stride, len(layout.names))
         self.residency = None if disk is None else Residency(self.arena, self.index, disk)
         self._whole = in_order or disk is not None  # chunks go as a whole
+        self.pool = Pool()
         self.other_bytes: Callable[[], int] = lambda: 0
+        self.work_bytes: Callable[[], int] = lambda: 0
+        self.open_bytes: Callable[[], int] = lambda: 0
+        self._set_ram(ram)
+
+    def _set_ram(self, ram: int | None, batch_bytes: int = 0) -> None:
+        self.ram = ram
+        self._kept_for_batches = self._kept(ram or 0, batch_bytes)
+
+    def _kept(self, ram: int, batch_bytes: int) -> int:
+        """Bytes that batches have and steps never take: at most their share of ``ram``."""
+        if self.disk is not None:
+            return 0  # what is read from there can be let go at any time
+        kept = max(KEPT_TRANSITIONS * self.layout.transition_bytes, self.pool.held_bytes + batch_bytes)
+        return min(int(ram * MOST_BATCHES), kept)
+
+    def check_ram(self, ram: int | None, batch_bytes: int) -> None:
+        """Raises: ValueError: too little for what cannot be given back, and a batch of ``batch_bytes`` beside those
+        that are held."""
+        if ram is None:
+            return
+        self.pool.collect()
+        held, least = self.pool.held_bytes, self.least_bytes(ram)
+        batches = held + batch_bytes
+        need = max(least + max(batches, self._kept(ram, batch_bytes)), math.ceil(batches / MOST_BATCHES))
+        if need > ram:
+            raise ValueError(
+                f"resize: ram={ram:,}, expected at least {need:,}: {least:,} for open segments, index and samplers, "
+                f"and {batches:,} for batches (at most {MOST_BATCHES:g} of ram), {held:,} of which are held"
+            )
 
     def resize(
-        self, capacity: int | None, ram: int | None, disk_limit: int | None, opened: npt.NDArray[np.int32]
+        self,
+        capacity: int | None,
+        ram: int | None,
+        disk_limit: int | None,
+        opened: npt.NDArray[np.int32],
+        batch_bytes: int = 0,
     ) -> None:
         """Other limits from now on, but for the disk's own; what is in memory may move.
 
         Args:
-            opened: slots of open segments.
+            opened: slots of open segments.  batch_bytes: what batches need beside those that are held.
 
         Raises:
             MemoryError: no address space; then nothing changed.
@@ -77,7 +121,8 @@ class Space:
         reserve, slots = self.layout.room(capacity, ram, disk_limit)
         if reserve > self.arena.reserved_bytes or slots > self.index.slots:
             self._grow(max(reserve, self.arena.reserved_bytes), max(slots, self.index.slots), opened)
-        self.ram = ram
+        self.pool.trim()
+        self._set_ram(ram, batch_bytes)
         if ram is None:
             self.arena.limit_bytes = self.arena.reserved_bytes
 
@@ -155,17 +200,80 @@ class Space:
             "encoders": sum(encoder.nbytes for encoder in self._encoders),
         }
 
+    def least_bytes(self, ram: int) -> int:
+        """Memory that cannot be given back: open segments and room to seal or read one, index, samplers, encoders."""
+        return self.open_bytes() + 2 * self.arena.chunk_bytes + self._beside(ram)
+
+    def _beside(self, ram: int) -> int:
+        # A view that is asked again after a while grows with what it finds, before the arena is limited again.
+        return sum(self.bytes_beside().values()) + self.other_bytes() + ram // 256
+
+    @property
+    def batch_bytes(self) -> int:
+        """Memory of batches: those that are held, what is free for the next, and what making them takes."""
+        return self.pool.nbytes + self.work_bytes()
+
     def limit_arena(self) -> None:
         """Leave the arena what of ``ram`` nothing else takes; what is too much there now goes."""
         if self.ram is None:
             return
-        other = sum(self.bytes_beside().values()) + self.other_bytes()
-        # A view that is asked again after a while grows with what it finds, before the arena is limited again.
-        self.arena.limit_bytes = self.ram - other - self.ram // 256
+        batches = max(self._kept_for_batches, self.batch_bytes)
+        self.arena.limit_bytes = self.ram - self._beside(self.ram) - batches
         if self.arena.committed_bytes > self.arena.limit_bytes:
             self.arena.trim()
             while self.arena.committed_bytes > self.arena.limit_bytes and (self._give_back() or self.make_room()):
                 self.arena.trim()
+
+    def lend(self, sizes: tuple[int, ...], work_bytes: int = 0) -> list[tuple[Block, npt.NDArray[np.uint8]]]:
+        """Memory for a batch: blocks of ``sizes`` (of :func:`.pool.block_size`), of any content. No step leaves for it.
+
+        Args:
+            work_bytes: that making it takes beyond what :attr:`work_bytes` says.
+
+        Raises:
+            MemoryError: ``ram`` has no room for it; then nothing changed.
+        """
+        pool = self.pool
+        pool.collect()
+        more = self.ram is not None and pool.missing(sizes) + work_bytes > 0
+        if more:
+            self._admit(sizes, work_bytes)
+        lent = [pool.lend(size) for size in sizes]
+        if more:
+            # Room that steps had not taken, and that batches need, stays theirs: what works once works later.
+            if self.disk is None:
+                self._kept_for_batches = max(self._kept_for_batches, self.batch_bytes + work_bytes)
+            self.limit_arena()
+        return lent
+
+    def _admit(self, sizes: tuple[int, ...], work_bytes: int) -> None:
+        """Make room for a batch beside those that are held, if there can be.  Raises: MemoryError."""
+        assert self.ram is not None
+        if self.pool.missing(sizes) + work_bytes <= self._room_for_batches():
+            return
+        self.pool.trim()
+        self.arena.trim()
+        need = self.pool.missing(sizes) + work_bytes
+        if need > self._room_for_batches():
+            self.limit_arena()  # steps give way for what index and samplers have grown by, not for a batch
+        room = self._room_for_batches()
+        if need > room:
+            raise MemoryError(
+                f"sample: a batch of {need:,} bytes does not fit: of ram={self.ram:,} batches may take "
+                f"{max(0, room):,} more. {self.pool.held_bytes:,} bytes are held by batches that are still in use "
+                f"(together at most {MOST_BATCHES:g} of ram), {self.arena.committed_bytes:,} by steps and "
+                f"{self._beside(self.ram):,} by index and samplers. Use a smaller batch_size, let go of batches, or "
+                "raise ram="
+            )
+
+    def _room_for_batches(self) -> int:
+        """Bytes of memory that batches may take beyond what they have."""
+        assert self.ram is not None
+        if self.disk is None:
+            others = self.arena.committed_bytes + self._beside(self.ram)
+        else:
+            others = self.least_bytes(self.ram)
+        return min(int(self.ram * MOST_BATCHES), self.ram - others) - self.batch_bytes
 
     def make_room(self) -> bool:
         """Free some of the arena: what is on disk as well, or else of the store. False if there is nothing."""

@@ -12,12 +12,12 @@ import sharpwave as sw
 class Feed:
     """Draws batches and moves them to ``device``.
 
-    On a CPU a batch is drawn when it is asked for, and shares the replay memory's buffers. On CUDA, which works while
+    On a CPU a batch is drawn when it is asked for, and its tensors share its memory. On CUDA, which works while
     the processor is free, :meth:`prepare` draws the next batch and copies it through pinned memory, in a stream of its
     own. Such a batch knows nothing of the steps and priorities that come between :meth:`prepare` and :meth:`take`.
 
     Args:
-        replay: a view of the store, of a ``depth`` of at least 2.
+        replay: a view of the store.
         batch_size: B.
         ahead: prepare batches; None: on CUDA only.
     """

@@ -11,7 +11,12 @@ import numpy as np
 
 @dataclass
 class Batch:
-    """B transitions. Arrays are views of memory that the view uses again: valid until ``depth`` later samples.
+    """B transitions, in memory that is theirs for as long as an array, slice or CPU tensor over it is there.
+
+    ``obs`` and ``next_obs`` of a view with ``n_step=1`` share memory, as they overlap by all but one frame: what is
+    written to one can be seen in the other. All that takes less than 128 bytes an item lies in one piece of memory.
+    What is held counts as the store's memory, in ``stats()`` and against ``ram=``; :meth:`copy` and :meth:`torch` on
+    another device take memory of the process's own.
 
     Attributes:
         obs, next_obs: [B, stack, *shape] where the field has a stack, else [B, *shape]; for dict observations a dict of
@@ -22,7 +27,7 @@ class Batch:
         discount: float32 [B], ``gamma**n_used * (1 - terminated)``: what the value of ``next_obs`` counts for.
         weights: float32 [B], importance weights, 1 for uniform sampling.
         probabilities: float64 [B], with which each was drawn.
-        ids: int64 [B], for ``update_priorities``.
+        ids: int64 [B], for ``update_priorities``. They know which store they are of, which refuses those of another.
         fields: the spec's further fields by name, at the transition's first step. Also as ``batch["name"]``.
     """
 
@@ -56,8 +61,8 @@ class Batch:
         return Batch(*(apply(getattr(self, field.name)) for field in fields(self)))
 
     def copy(self) -> Batch:
-        """A batch with memory of its own."""
-        return self.map(np.copy)
+        """A batch in memory that no store counts, laid out anew: to change what ``obs`` and ``next_obs`` share."""
+        return self.map(lambda array: np.array(array, subok=True))
 
     def torch(self, device: Any = "cpu") -> Batch:
         """The same batch as torch tensors on ``device``.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import DamagedError
-from ..segment import FLAGS, REWARD
+from ..segment import FIRST_FIELD, FLAGS, REWARD
 from .batch import Batch
 from .buffers import Buffers
 from .gather import UndecodableError, gather
@@ -17,6 +18,7 @@ from .kernels import locate
 if TYPE_CHECKING:
     from ..tiers.log import StepLog
 
+Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 
 
@@ -53,20 +55,22 @@ def fill(log: StepLog, buffers: Buffers, n_step: int, gamma: float) -> Batch:
         next_slot,
         next_frame,
         next_first,
-        buffers.batch.ids,
+        buffers.ids,
     )
-    begin = 0
-    while begin < len(leaves):
-        end = len(leaves)
-        if log.residency is not None:
-            end = begin + _resident(log, slot[begin:], next_slot[begin:])
-        try:
-            _decode(log, buffers, n_step, slice(begin, end))
-        except UndecodableError as error:
-            for one in error.slots:
-                log.sealed.damaged[one] = f"segment {log.index.segment_id(one)}: {error}"
-            raise
-        begin = end
+    try:
+        if log.residency is None:
+            _decode(log, n_step, buffers.places, buffers.windows)
+            return buffers.batch
+        begin = 0
+        while begin < len(leaves):
+            some = slice(begin, begin + _resident(log, slot[begin:], next_slot[begin:]))
+            places = [place[some] for place in buffers.places]
+            _decode(log, n_step, places, [[window[some] for window in windows] for windows in buffers.windows])
+            begin = some.stop
+    except UndecodableError as error:
+        for one in error.slots:
+            log.sealed.damaged[one] = f"segment {log.index.segment_id(one)}: {error}"
+        raise
     return buffers.batch
 
 
@@ -91,27 +95,22 @@ def _resident(log: StepLog, slot: Ints, next_slot: Ints) -> int:
     return ready
 
 
-def _decode(log: StepLog, buffers: Buffers, n_step: int, items: slice) -> None:
-    """Decode every field of some of the items, whose segments are in memory."""
-    index, spec = log.index, log.spec
-    slot, row, frame, first, next_slot, next_frame, next_first = (place[items] for place in buffers.places)
-    for c, name in enumerate(log.layout.names):
-        if name not in spec.fields:
-            continue
-        field = spec.fields[name]
-        windows = buffers.windows[name]
+def _decode(log: StepLog, n_step: int, places: Sequence[Ints], windows: Sequence[Sequence[Bytes]]) -> None:
+    """Decode every field of items whose segments are in memory."""
+    index, arena = log.index, log.arena
+    slot, row, frame, first, next_slot, next_frame, next_first = places
+    for c, ((name, field), into) in enumerate(zip(log.spec.fields.items(), windows, strict=True), FIRST_FIELD):
         column = (index.offset[c], index.codec[c], index.dictionary[c])
         table, zeros = log.tables[c], field.pad == "zeros"
-        if name not in spec.obs_names:
-            places = [(slot, row, row)]
-            counts = index.rows
+        wheres: tuple[tuple[Ints, Ints, Ints], ...]
+        if name not in log.spec.obs_names:
+            counts, wheres = index.rows, ((slot, row, row),)
+        elif n_step == 1:
+            counts, wheres = index.frames, ((next_slot, next_frame, next_first),)
         else:
-            counts = index.frames
-            places = [(next_slot, next_frame, next_first)]
-            if n_step > 1:
-                places.insert(0, (slot, frame, first))
-        for (where, newest, lowest), window in zip(places, windows, strict=True):
+            counts, wheres = index.frames, ((slot, frame, first), (next_slot, next_frame, next_first))
+        for (where, newest, lowest), window in zip(wheres, into, strict=True):
             gather(
-                log.arena.memory, log.arena.words, column, counts, table, field.line_bytes, zeros,
-                where, newest, lowest, window[items],
+                arena.memory, arena.words, column, counts, table, field.line_bytes, zeros,
+                where, newest, lowest, window,
             )  # fmt: skip

@@ -6,6 +6,7 @@ import itertools
 import re
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Container, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -46,8 +47,9 @@ class Views:
         self._made = 0
         self.unclaimed: list[str] = []
         self._claimed: set[str] = set()  # names of restored views that were given out and remember something
-        self._views: dict[int, weakref.ref[Transitions]] = {}  # by the number of their making
+        self._views: dict[int, weakref.KeyedRef[int, Transitions]] = {}  # by the number of their making
         self._waiting: dict[str, tuple[int, Transitions]] = {}  # restored, and not asked for yet; below 0 their numbers
+        self._dropped: deque[Any] = deque()  # references to those that are gone, from whatever thread dropped them
         log.watchers.append(self._forget)
         log.grown.append(self.resized)
 
@@ -55,7 +57,15 @@ class Views:
         return (view for _, view in self._numbered())
 
     def _numbered(self) -> list[tuple[int, Transitions]]:
+        while self._dropped:
+            gone = self._dropped.popleft()
+            number = gone.key
+            if self._views.get(number) is gone:
+                del self._views[number]
         return [(number, view) for number, ref in self._views.items() if (view := ref()) is not None]
+
+    def _keep(self, number: int, view: Transitions) -> None:
+        self._views[number] = weakref.KeyedRef(view, self._dropped.append, number)
 
     def restore(self, number: int, state: dict[str, Any]) -> None:
         """Make a view go on from ``state``, until it is asked for by its name, or, as in checkpoints that know no
@@ -69,7 +79,8 @@ class Views:
             raise ValueError(f"view {number} is named {name!r}, expected a name that no other has")
         view = restored(self._log, self._lock, self._gate, state)
         key = -1 - len(self._waiting)
-        self._waiting[name], self._views[key] = (key, view), weakref.ref(view)
+        self._waiting[name] = key, view
+        self._keep(key, view)
         self.unclaimed.append(name)
 
     def make(self, name: str | None, sampler: Sampler, seed: Any, **settings: Any) -> Transitions:
@@ -113,8 +124,9 @@ class Views:
             seed = [self._seed, self._made] if seed is None else seed
             view = Transitions(self._log, self._lock, self._gate, sampler=sampler, seed=seed, **settings)
         view.name = name
-        self._views[self._made] = weakref.ref(view)
+        self._keep(self._made, view)
         self._made += 1
+        view._steps.follow()  # what it takes beside batches is known from here on
         self._log.space.limit_arena()
         return view
 
@@ -187,8 +199,18 @@ class Views:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that they take."""
+        """Bytes of memory that they take, beside their batches."""
         return sum(view.nbytes for view in self)
+
+    @property
+    def work_bytes(self) -> int:
+        """Bytes of memory that making batches takes."""
+        return sum(view.work_bytes for view in self)
+
+    @property
+    def batch_bytes(self) -> int:
+        """Bytes of the largest batch that any of them drew lately."""
+        return max((view.batch_bytes for view in self), default=0)
 
     def _forget(self, slot: int) -> None:
         for view in self:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from ..sampling.samplers import Draw, Prioritized, Sampler, extended, importance_weights
+from ..sampling.samplers import Draw, Prioritized, Sampler, extended, importance_weights, shuffle
 from ..segment import FLAGS
 from .kernels import cut, sync
 from .uses import Uses
@@ -104,7 +104,14 @@ class Sampleable:
             self.sampler.draw(draw, rng)
         else:
             ended, unused = self.uses.draw(self.sampler, draw, rng)
-        importance_weights(draw.probabilities, self.sampler.beta if beta is None else float(beta), draw.weights)
+        if not self.sampler.keeps_order:
+            rng.random(out=draw.uniforms)
+            shuffle(draw.uniforms, draw.leaves, draw.probabilities)
+        beta = self.sampler.beta if beta is None else float(beta)
+        if beta == 0.0:
+            draw.weights.fill(1.0)
+        else:
+            importance_weights(draw.probabilities, beta, draw.weights)
         count = len(draw.leaves)
         self.count -= ended
         self.samples += count

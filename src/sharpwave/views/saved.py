@@ -52,7 +52,6 @@ def restored(log: StepLog, lock: Any, gate: Gate, state: dict[str, Any]) -> Tran
         sampler=make(state["sampler"]),
         max_times_sampled=state["max_times_sampled"],
         limiter=None,
-        depth=2,
         seed=0,
     )
     view._steps.follow()  # all that can be sampled comes in, as if new
@@ -66,7 +65,7 @@ def restored(log: StepLog, lock: Any, gate: Gate, state: dict[str, Any]) -> Tran
     return view
 
 
-def claim(view: Transitions, sampler: Sampler, limiter: Limiter | None, depth: int, **settings: Any) -> list[str]:
+def claim(view: Transitions, sampler: Sampler, limiter: Limiter | None, **settings: Any) -> list[str]:
     """Hand a restored view to who asks for one with these settings; or else what differs.
 
     Args:
@@ -87,6 +86,5 @@ def claim(view: Transitions, sampler: Sampler, limiter: Limiter | None, depth: i
         sampler.bind(1, 1)  # refused if it serves another view
         vars(sampler).update({name: value for name, value in vars(view.sampler).items() if name != "beta"})
         view._steps.sampler = sampler
-        view.set_depth(depth)
         view.set_limiter(limiter)
     return wrong

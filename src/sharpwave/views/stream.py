@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,10 +26,16 @@ AHEAD = 0.75
 class Ahead:
     """A batch that was drawn; ``slots``: those of segments that are read and kept for it, ``nbytes`` theirs."""
 
-    draw: Draw
     ids: Ints
+    probabilities: npt.NDArray[np.float64]
+    weights: npt.NDArray[np.float32]
     slots: Ints | None = None
     nbytes: int = 0
+
+    @property
+    def draw_bytes(self) -> int:
+        """Bytes of what was drawn."""
+        return self.ids.nbytes + self.probabilities.nbytes + self.weights.nbytes
 
 
 class Stream:
@@ -68,7 +74,10 @@ class Stream:
                 residency.wait(batch.slots)  # while others append and sample
             with view._lock:
                 view._log.check_open()
-                return view._from_draw(batch.draw, batch.ids, self._beta)
+                return view._from_draw(batch, self._beta)
+        except MemoryError:  # what was drawn counts as given out: it comes when there is room
+            self.drawn.appendleft(replace(batch, slots=None, nbytes=0))
+            raise
         finally:
             with view._lock:
                 let_go(view._log, deque([batch]))
@@ -82,24 +91,21 @@ class Stream:
     def ahead(self) -> list[dict[str, Any]]:
         """What was drawn and not used, oldest first, for :meth:`resume`."""
         return [
-            {"ids": one.ids.copy(), "probabilities": one.draw.probabilities.copy(), "weights": one.draw.weights.copy()}
+            {"ids": one.ids.copy(), "probabilities": one.probabilities.copy(), "weights": one.weights.copy()}
             for one in self.drawn
         ]
 
     def resume(self, ahead: list[dict[str, Any]]) -> None:
         """Begin with what another stream had drawn; batches of another size come as well."""
         for batch in ahead:
-            ids = batch["ids"]
-            draw = Draw.of(len(ids))
-            draw.leaves[:], there = self._view._steps.resolve(ids)
-            draw.probabilities[:], draw.weights[:] = batch["probabilities"], batch["weights"]
-            self.drawn.append(Ahead(draw, np.where(there, ids, -1)))
+            _, there = self._view._steps.resolve(batch["ids"])
+            self.drawn.append(Ahead(np.where(there, batch["ids"], -1), batch["probabilities"], batch["weights"]))
 
     def _draw(self) -> None:
         view = self._view
         draw = Draw.of(self._size)
         view._steps.draw(draw, self._beta, view._rng)
-        self.drawn.append(Ahead(draw, view._log.index.ids(draw.leaves)))
+        self.drawn.append(Ahead(view._log.index.ids(draw.leaves), draw.probabilities, draw.weights))
         view._gate.notify()
 
     def _read(self) -> None:

@@ -13,10 +13,11 @@ import numpy.typing as npt
 
 from ..errors import DamagedError, EmptyError
 from ..sampling.limiters import Cursor, Gate, Limiter
-from ..sampling.samplers import Draw, Sampler
+from ..sampling.samplers import MAX_TD_ERROR, Draw, Sampler
 from .batch import Batch
-from .buffers import Buffers
+from .buffers import Buffers, Form
 from .filling import fill
+from .ids import tag_of, tagged
 from .sampleable import Sampleable
 from .stream import Ahead, Stream, let_go
 from .uses import Uses
@@ -26,6 +27,13 @@ if TYPE_CHECKING:
 
 Ints = npt.NDArray[np.int64]
 
+MAX_N_STEP = 1_000_000
+"""More than any episode has; a segment that is evicted is looked back from by so many steps."""
+MAX_BATCH_SIZE = 1 << 24
+MAX_LOOKAHEAD = 1024
+FORMS = 4
+"""Batch sizes of which a view keeps the geometry, and what drawing works in."""
+
 
 class Transitions:
     """A view of a store as n-step transitions. Made by :meth:`sharpwave.Store.transitions`.
@@ -34,7 +42,6 @@ class Transitions:
         log: the store's log; ``lock`` guards it; at ``gate`` batches wait for steps.
         n_step: steps that ``reward`` sums, at most.
         gamma: discount factor, 0 to 1.
-        depth: how many batches stay valid at a time.
         max_times_sampled: times that a step is given out, at most; ``None``: no limit.
         limiter: what holds batches and steps back; ``None``: nothing.
     """
@@ -48,13 +55,12 @@ class Transitions:
         n_step: int,
         gamma: float,
         sampler: Sampler,
-        depth: int,
         seed: Any,
         max_times_sampled: int | None,
         limiter: Limiter | None,
     ) -> None:
-        if not isinstance(n_step, (int, np.integer)) or n_step < 1:
-            raise ValueError(f"transitions: n_step={n_step!r}, expected an integer of at least 1")
+        if not isinstance(n_step, (int, np.integer)) or not 1 <= n_step <= MAX_N_STEP:
+            raise ValueError(f"transitions: n_step={n_step!r}, expected an integer from 1 to {MAX_N_STEP:,}")
         if not isinstance(gamma, (int, float, np.floating)) or not 0 <= gamma <= 1:
             raise ValueError(f"transitions: gamma={gamma!r}, expected a number from 0 to 1")
         if isinstance(sampler, type) or not hasattr(sampler, "draw"):
@@ -67,21 +73,14 @@ class Transitions:
         self.n_step, self.gamma = int(n_step), float(gamma)
         self._log, self._lock, self._gate = log, lock, gate
         self.life: object = None  # of the store, which lasts as long as this view
-        self.set_depth(depth)
         self.set_limiter(limiter)
         self._steps_before = log.total_steps - log.held_steps
         self._rng = np.random.default_rng(seed)
         self._steps = Sampleable(log, sampler, uses, self.n_step)
-        self._ring: list[Buffers] = []
-        self._turn = 0
+        self._forms: dict[int, Form] = {}  # by batch size, those used last
         self._streams: list[tuple[weakref.ref[Stream], deque[Ahead]]] = []
+        self._dropped: deque[Any] = deque()  # streams that are gone, from whatever thread dropped them
         self._ahead: list[list[dict[str, Any]]] = []  # what the streams before a checkpoint had drawn ahead
-
-    def set_depth(self, depth: int) -> None:
-        """Raises: ValueError."""
-        if not isinstance(depth, (int, np.integer)) or depth < 1:
-            raise ValueError(f"transitions: depth={depth!r}, expected an integer of at least 1")
-        self.depth = int(depth)
 
     def set_limiter(self, limiter: Limiter | None) -> None:
         """Raises: ValueError, TypeError: the store can never satisfy it, or it is none."""
@@ -109,8 +108,9 @@ class Transitions:
             beta: overrides the sampler's.
             timeout: seconds to wait at most until the limiter allows it; default 60. Without a limiter nothing waits.
 
-        Returns a batch in reused memory: valid until ``depth`` later calls. Cost: drawing is O(log8 steps) an item;
-        decoding a window of five 84x84 frames takes some 3 us.
+        Returns a batch whose memory is the caller's for as long as anything made of it is there (see :class:`Batch`).
+        The order of its items says nothing: each part of it is like a smaller batch, but for ``Fifo()`` and ``Lifo()``,
+        which are orders. Cost: drawing is O(log8 steps) an item; decoding a window of five 84x84 frames takes 3 us.
 
         With a disk, segments that are not in memory are read now. One that is damaged, or that cannot be decoded, is
         named in a RuntimeWarning and in ``stats()["damaged"]``, and sampled no more.
@@ -120,15 +120,20 @@ class Transitions:
                 nothing was given out.
             LimiterTimeoutError: the limiter did not allow it in time, or there were too few steps for so long.
             ValueError: ``batch_size``, ``beta`` or ``timeout`` out of range, or the limiter can never allow it.
-            DamagedError: nothing readable is left.  MemoryError: ``ram`` leaves no room for a segment.
+            DamagedError: nothing readable is left.
+            MemoryError: ``ram`` leaves no room for the batch beside those that are held, or for a segment; no step
+                leaves for a batch.
         """
         _check_batch_size(batch_size)
         _check_beta(beta)
         with self._lock:
             self._gate.wait("sample", lambda: self._sample_waits(batch_size), timeout)
             self._check_enough(batch_size)
-            buffers = self._next_buffers(batch_size)  # may let segments go, to make room
-            self._check_enough(batch_size)
+            changes = self._log.changes
+            buffers = self._buffers(batch_size)
+            if self._log.changes != changes:  # steps gave way for what index and samplers have grown by
+                self._steps.follow()
+                self._check_enough(batch_size)
             return self._drawn(buffers, beta)
 
     def stream(
@@ -146,18 +151,24 @@ class Transitions:
         """
         _check_batch_size(batch_size)
         _check_beta(beta)
-        if not isinstance(lookahead, (int, np.integer)) or lookahead < 0:
-            raise ValueError(f"stream: lookahead={lookahead!r}, expected an integer of at least 0")
+        if not isinstance(lookahead, (int, np.integer)) or not 0 <= lookahead <= MAX_LOOKAHEAD:
+            raise ValueError(f"stream: lookahead={lookahead!r}, expected an integer from 0 to {MAX_LOOKAHEAD}")
         stream = Stream(self, int(batch_size), int(lookahead), beta, timeout)
         with self._lock:
             if self._ahead:
                 stream.resume(self._ahead.pop(0))
-            for ref, drawn in self._streams:
-                if ref() is None:  # it was not closed
-                    let_go(self._log, drawn)
-            self._streams = [one for one in self._streams if one[0]() is not None]
-            self._streams.append((weakref.ref(stream), stream.drawn))
+            if self._dropped:
+                self._forget_dropped()
+            self._streams.append((weakref.ref(stream, self._dropped.append), stream.drawn))
         return stream
+
+    def _forget_dropped(self) -> None:
+        """Let go what streams had drawn that nobody can ask any more."""
+        self._dropped.clear()
+        for ref, drawn in self._streams:
+            if ref() is None:
+                let_go(self._log, drawn)
+        self._streams = [one for one in self._streams if one[0]() is not None]
 
     def streams(self) -> list[Stream]:
         """Those in use, in the order of their making."""
@@ -180,14 +191,13 @@ class Transitions:
                 self._gate.notify()
                 return batch
 
-    def _from_draw(self, draw: Draw, ids: Ints, beta: float | None) -> Batch:
+    def _from_draw(self, drawn: Ahead, beta: float | None) -> Batch:
         """The batch of an earlier draw, with new draws for what has left since."""
-        buffers = self._next_buffers(len(ids))
+        buffers = self._buffers(len(drawn.ids))
         self._steps.follow()
         target = buffers.draw
-        for name in ("leaves", "probabilities", "weights"):
-            np.copyto(getattr(target, name), getattr(draw, name))
-        _, there = self._steps.resolve(ids)
+        target.leaves[:], there = self._steps.resolve(drawn.ids)
+        target.probabilities[:], target.weights[:] = drawn.probabilities, drawn.weights
         gone = np.flatnonzero(~there)
         if gone.size:
             self._check_enough(gone.size)
@@ -218,6 +228,8 @@ class Transitions:
     def _sample_waits(self, batch_size: int) -> str | None:
         """What a batch must wait for."""
         self._log.check_open()
+        if self._dropped:
+            self._forget_dropped()
         self._steps.follow()
         if self.limiter is None:
             return None
@@ -255,32 +267,38 @@ class Transitions:
                 f"{left} times in all (max_times_sampled={most}); nothing was taken"
             )
 
-    def fetch(self, ids: npt.ArrayLike) -> Batch:
-        """The transitions with the given ids, in memory of their own; ``weights`` and ``probabilities`` are 1 and NaN.
+    def fetch(self, ids: npt.ArrayLike | Batch) -> Batch:
+        """The transitions with the given ids; ``weights`` and ``probabilities`` are 1 and NaN.
 
         Raises:
-            KeyError: an id that has left, or cannot be sampled yet.
+            KeyError: an id that has left, or cannot be sampled yet.  ValueError: ids of another store.
+            MemoryError: as :meth:`sample`.
         """
-        ids = _check_ids(ids)
+        ids = _checked_ids("fetch", ids, self._log.tag)
         with self._lock:
             self._log.check_open()
             self._steps.follow()
             leaves, there = self._steps.resolve(ids)
             if not there.all():
                 raise KeyError(f"fetch: id {ids[~there][0]} has left the store, or its successor is not known yet")
-            buffers = Buffers(self._log.spec, self.n_step, len(ids))
+            form = Form(self._log.spec, self.n_step, len(ids))  # not kept: there are as many sizes as callers like
+            buffers = form.over(self._log.space.lend(form.sizes, form.work_bytes), self._log.tag)
+            leaves, there = self._steps.resolve(ids)  # steps may have left where index and samplers had grown
+            if not there.all():
+                raise KeyError(f"fetch: id {ids[~there][0]} has left the store")
             buffers.draw.leaves[:] = leaves
             buffers.draw.probabilities.fill(math.nan)
+            buffers.draw.weights.fill(1)
             return fill(self._log, buffers, self.n_step, self.gamma)
 
     def sampleable_ids(self) -> Ints:
         """Ids of all steps that can be sampled now, in no particular order."""
         with self._lock:
             self._steps.follow()
-            return self._steps.ids()
+            return tagged(self._steps.ids(), self._log.tag)
 
-    def update_priorities(self, ids: npt.ArrayLike, td_error: npt.ArrayLike) -> int:
-        """New priorities ``|td_error| + eps`` for ``ids``; returns how many were stale.
+    def update_priorities(self, ids: npt.ArrayLike | Batch, td_error: npt.ArrayLike) -> int:
+        """New priorities ``|td_error| + eps`` for ``ids``, or for those of a batch; returns how many were stale.
 
         A step that has left, or whose place another has taken, or that cannot be sampled yet or not again, is counted
         and skipped.
@@ -288,19 +306,20 @@ class Transitions:
         count.
 
         Raises:
-            ValueError: shapes differ, or a value is NaN or infinite; then nothing changed.
+            ValueError: shapes differ, a value is NaN or larger than a float32 can be, or ``batch.ids`` (or slices,
+                copies, selections of them) are those of another store; then nothing changed.
         """
-        ids = _check_ids(ids)
+        ids = _checked_ids("update_priorities", ids, self._log.tag)
         errors = np.asarray(td_error, np.float64)
         if errors.shape != ids.shape:
             raise ValueError(
                 f"update_priorities: td_error has shape {errors.shape}, expected {ids.shape}, one for each id"
             )
-        if not np.isfinite(errors).all():
-            worst = int(np.flatnonzero(~np.isfinite(errors))[0])
+        if errors.size and not np.abs(errors).max() <= MAX_TD_ERROR:
+            worst = int(np.flatnonzero(~(np.abs(errors) <= MAX_TD_ERROR))[0])
             raise ValueError(
-                f"update_priorities: td_error[{worst}] is {errors[worst]}, expected finite numbers; "
-                "look for a diverging loss"
+                f"update_priorities: td_error[{worst}] is {errors[worst]}, expected finite numbers of at most "
+                f"{MAX_TD_ERROR:.2g}, float32's largest; look for a diverging loss"
             )
         with self._lock:
             self._log.check_open()
@@ -309,29 +328,36 @@ class Transitions:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the view takes: sampler, batches and bookkeeping."""
-        return self._steps.nbytes + self.batch_bytes
+        """Bytes of memory that the view takes, beside its batches: sampler and bookkeeping."""
+        return self._steps.nbytes
+
+    @property
+    def work_bytes(self) -> int:
+        """Bytes of memory that making batches takes, with what streams have drawn ahead."""
+        drawn = sum(len(batches) * batches[0].draw_bytes for _, batches in self._streams if batches)
+        return drawn + sum(form.work_bytes for form in self._forms.values())
 
     @property
     def batch_bytes(self) -> int:
-        """Bytes of the reused batches."""
-        return sum(buffers.nbytes for buffers in self._ring)
+        """Bytes of the largest batch that was drawn lately."""
+        return max((sum(form.sizes) for form in self._forms.values()), default=0)
 
-    def _next_buffers(self, batch_size: int) -> Buffers:
-        if self._ring and len(self._ring[0].reward) != batch_size:
-            self._ring.clear()
-        if len(self._ring) < self.depth:
-            self._ring.append(Buffers(self._log.spec, self.n_step, batch_size))
-            self._log.space.limit_arena()
-            self._turn = len(self._ring) - 1
-        else:
-            self._turn = (self._turn + 1) % self.depth
-        return self._ring[self._turn]
+    def _buffers(self, batch_size: int) -> Buffers:
+        """Memory for a batch.  Raises: MemoryError: there is no room for it."""
+        space, form = self._log.space, self._forms.get(batch_size)
+        if form is not None:
+            return form.over(space.lend(form.sizes), self._log.tag)
+        form = Form(self._log.spec, self.n_step, batch_size)
+        blocks = space.lend(form.sizes, form.work_bytes)
+        if len(self._forms) == FORMS:
+            del self._forms[next(iter(self._forms))]
+        self._forms[batch_size] = form
+        return form.over(blocks, self._log.tag)
 
 
 def _check_batch_size(batch_size: int) -> None:
-    if not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
-        raise ValueError(f"sample: batch_size={batch_size!r}, expected an integer of at least 1")
+    if not isinstance(batch_size, (int, np.integer)) or not 1 <= batch_size <= MAX_BATCH_SIZE:
+        raise ValueError(f"sample: batch_size={batch_size!r}, expected an integer from 1 to {MAX_BATCH_SIZE:,}")
 
 
 def _check_beta(beta: float | None) -> None:
@@ -339,7 +365,15 @@ def _check_beta(beta: float | None) -> None:
         raise ValueError(f"sample: beta={beta!r}, expected a number from 0 to 1")
 
 
-def _check_ids(ids: npt.ArrayLike) -> Ints:
+def _checked_ids(what: str, ids: npt.ArrayLike | Batch, tag: object) -> Ints:
+    """Ids as a plain array.  Raises: ValueError: none, or ids of another store."""
+    if isinstance(ids, Batch):
+        ids = ids.ids.cpu() if hasattr(ids.ids, "cpu") else ids.ids
+    if (other := tag_of(ids)) is not None and other is not tag:
+        raise ValueError(
+            f"{what}: these ids are of another store (or of one that was opened anew), where they name other steps; "
+            "pass them to a view of the store that they were sampled from. np.asarray(ids) is not checked"
+        )
     array = np.asarray(ids)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise ValueError(f"ids: got shape {array.shape} {array.dtype}, expected int64 [n], as in batch.ids")

@@ -1,0 +1,66 @@
+"""Ids that know which store they are of, so that another store refuses them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+
+
+SEVERAL = object()
+"""Of ids that come from more than one store."""
+
+
+class Ids(np.ndarray):
+    """int64 [n]: an array like any other, but slices, copies, selections and concatenations of it know their store.
+
+    ``np.asarray(ids)``, lists and tensors of it are plain numbers, which no store can tell from its own.
+
+    Attributes:
+        store: the store's tag, the same object for all of its ids; ``None``: not known.
+    """
+
+    store: object | None
+    __array_priority__ = 1.0  # or what is concatenated would be plain
+
+    def __array_finalize__(self, source: Any) -> None:
+        self.store = getattr(source, "store", None)
+
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        result = super().__array_function__(func, types, args, kwargs)
+        tag = _joined(_ids_in((*args, *kwargs.values())))
+        for made in _ids_in((result,)):
+            if made.store is not tag:
+                made.store = tag
+        return result
+
+
+def tagged(ids: Ints, tag: object) -> Ids:
+    """The same memory as ids of a store."""
+    made = ids.view(Ids)
+    made.store = tag
+    return made
+
+
+def tag_of(ids: Any) -> object | None:
+    """Which store ids are of; ``None`` where that is not known."""
+    if isinstance(ids, Ids):
+        return ids.store
+    return _joined(_ids_in((ids,))) if isinstance(ids, (list, tuple)) else None
+
+
+def _ids_in(values: Any) -> Iterator[Ids]:
+    for value in values:
+        if isinstance(value, Ids):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _ids_in(value)
+
+
+def _joined(found: Iterator[Ids]) -> object | None:
+    tags = {one.store for one in found if one.store is not None}
+    return None if not tags else tags.pop() if len(tags) == 1 else SEVERAL
