@@ -127,7 +127,7 @@ class Standing:
         return Crew(self.recipe, self.counters, self.weights, lambda lane, lanes: [0] * lanes, 0, 0, **kwargs)
 
 
-def test_actors_wait_for_the_learner_and_one_that_hangs_is_replaced():
+def test_actors_wait_for_the_learner_and_one_that_hangs_is_replaced(monkeypatch):
     standing = Standing()
     counters, limiter, lanes = standing.counters, ratio_limiter(standing.recipe), standing.recipe.num_envs
     limit = time.monotonic() + 120
@@ -159,11 +159,15 @@ def test_actors_wait_for_the_learner_and_one_that_hangs_is_replaced():
         # It stops in the middle of whatever it does, and is neither waited for nor lost.
         (halted,) = actors_of()
         halted.suspend()
+        monkeypatch.setattr("sharpwave.training.crew.SILENT_S", 0.5)
         crew._hung_s = 1.0
         list(listen(crew, lambda: crew.restarts == 1))
         crew._hung_s = 1.0e9
         assert_gone([halted])
-        assert told == ["Actor 0 died of: it gave no sign for 1 s; another one begins in its place, 2 more may"]
+        assert [f"Actor 0 (process {halted.pid}) has given no sign for 0.5 s: is it stopped?"] == [
+            text.partition(" After")[0] for text in told[:-1]
+        ]
+        assert told[-1] == "Actor 0 died of: it gave no sign for 1 s; another one begins in its place, 2 more may"
         assert counters.made == steps
         list(listen(crew, lambda: counters.made > steps))  # the next one plays what was lost
     assert not actors_of()

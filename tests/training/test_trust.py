@@ -11,6 +11,8 @@ import zlib
 import pytest
 from rich.console import Console
 
+import sharpwave as sw
+from sharpwave.cli.train import summary_table
 from sharpwave.errors import NewerVersionError
 from sharpwave.training.checkpoints import checkpoints
 from sharpwave.training.config import CONFIG, Config, read_config, write_config
@@ -256,6 +258,13 @@ def test_only_the_run_s_own_replay_memory_is_replaced(made_on_disk, tmp_path):
     assert sum(path.is_dir() and path.name.startswith("replay") for path in folder.iterdir()) <= 2
 
 
+def test_a_run_s_end_closes_its_replay_memory(made_on_disk, tmp_path):
+    """With the steps that no segment was full of."""
+    shutil.copytree(made_on_disk / "replay", tmp_path / "replay")
+    with sw.Store.open(tmp_path / "replay") as store:
+        assert store.total_steps == 600 and not store.recovery.damages
+
+
 def test_another_store_in_its_place_is_kept(made_on_disk, tmp_path):
     folder = shutil.copytree(made_on_disk, tmp_path / "run")
     shutil.rmtree(folder / "replay")
@@ -268,3 +277,16 @@ def test_another_store_in_its_place_is_kept(made_on_disk, tmp_path):
     assert {**seen(folder / "replay"), "lock": b""} == {**before, "lock": b""}
     go(resume, folder, {"steps": 1_200})
     assert not (folder / "replay-3").exists()  # its own is found again
+
+
+# names
+
+
+def test_names_drive_no_terminal(tmp_path):
+    """Neither as markup nor as control characters."""
+    name = "[/nope][red]run\x1b[31m"
+    folder, summary, text = go(run, "cart\x1bpole", dataclasses.replace(CARTPOLE, steps=20), tmp_path / name)
+    out = io.StringIO()
+    Console(file=out, width=400, _environ={}).print(summary_table(folder, summary))
+    for printed in (text, out.getvalue()):
+        assert "[/nope][red]run\\x1b[31m" in printed and "\x1b" not in printed

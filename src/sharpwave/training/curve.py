@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from sharpwave.training.files import write_bytes
+from sharpwave.training.text import printable
 
 
 def draw_curve(metrics: Path, picture: Path, title: str, stop_reward: float | None) -> None:
@@ -22,7 +23,7 @@ def draw_curve(metrics: Path, picture: Path, title: str, stop_reward: float | No
     episodes = [event for event in events if event["event"] == "episode"]
     figure = Figure(figsize=(10, 4), layout="constrained")
     FigureCanvasAgg(figure)
-    figure.suptitle(title)
+    figure.suptitle(printable(title), parse_math=False)
     for axes, key in zip(figure.subplots(1, 2, sharey=True), ("steps", "minutes"), strict=True):
         across = [event[key] for event in episodes]
         axes.plot(across, [event["reward"] for event in episodes], ".", markersize=3, alpha=0.3, label="episode")

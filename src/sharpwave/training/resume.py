@@ -21,7 +21,7 @@ from sharpwave.training.config import Config, read_config
 from sharpwave.training.files import write_text
 from sharpwave.training.folder import METRICS, SUMMARY, locked
 from sharpwave.training.replay_folder import candidates, store_id
-from sharpwave.training.run import Run, check_installed, read_summary, summarize
+from sharpwave.training.run import Run, check_installed, let_go, read_summary, summarize
 from sharpwave.training.state import TrainingState
 from sharpwave.training.text import duration_text, speaker
 
@@ -63,7 +63,7 @@ def resume(folder: Path, changes: dict[str, Any], console: Console, *, trust: bo
             return folder, summary
         store, replay, replay_id = saved.memory
         config = config._replace(replay=replay_id)
-        stack.callback(store.close)
+        stack.callback(let_go, store, say)
         progress = saved.state.progress
         say(
             f"Resumed {folder} from checkpoint {saved.checkpoint.name}: {progress.steps:,} steps, "

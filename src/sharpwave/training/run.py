@@ -56,7 +56,7 @@ def run(name: str, recipe: Recipe, out: Path | None, console: Console) -> tuple[
         # All that the user may have got wrong has been refused by now; only a good run leaves a folder.
         folder = stack.enter_context(new_folder(out, name, recipe.seed))
         store, replay = setup.memory(recipe, env, folder / DISK)
-        stack.callback(store.close)
+        stack.callback(let_go, store, speaker(console))
         shown = out or os.path.relpath(folder)
         speaker(console)(f"Run folder: {shown}  (tensorboard --logdir {shown})")
         config = Config(name, recipe, secrets.token_hex(16), store_id(folder / DISK))
@@ -117,6 +117,14 @@ class Run:
                 f"{last['reason']}\nThe run ended with a checkpoint; to go on: sharpwave train --resume {folder}"
             )
         return summary
+
+
+def let_go(store: sw.Store, say: Callable[[str], None]) -> None:
+    """Close the replay memory; what could not be written of it is said, as the run's end is told beside it."""
+    try:
+        store.close()
+    except OSError as error:
+        say(str(error))
 
 
 def check_installed() -> None:
