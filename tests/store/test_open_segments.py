@@ -186,3 +186,24 @@ def test_first_segments_in_mid_stagger_come_back_as_they_were(tmp_path: Path) ->
     store.checkpoint(tmp_path)
     opened = sw.Store.open(tmp_path)
     assert sealed_by_call(opened, lanes, 3 * stride) == sealed_by_call(store, lanes, 3 * stride)
+
+
+def test_room_on_disk_grows_with_the_lanes_while_a_learner_goes_on(tmp_path: Path) -> None:
+    store = sw.Store(LEAN, capacity=20_000, ram="32MiB", disk=tmp_path, codec="raw")
+    view = store.transitions(sampler=sw.Prioritized())
+    slots = []
+    for step in range(200):
+        lanes = 4 if step < 150 else 512
+        rows = zeros(lanes)
+        rows["obs"][:, 0], rows["obs"][:, 1], rows["action"][:] = np.arange(lanes), step, step
+        store.extend(**rows)
+        if step % 10 == 9:
+            batch = view.sample(64)
+            np.testing.assert_array_equal(batch.obs[:, 1], batch.action)
+            np.testing.assert_array_equal(batch.next_obs[:, 1], batch.action + 1)
+            np.testing.assert_array_equal(batch.next_obs[:, 0], batch.obs[:, 0])
+            view.update_priorities(batch.ids, np.ones(64))
+        slots.append(store._log.index.slots)
+    assert slots[-1] > slots[0]
+    assert len(store) > 20_000 - 2 * 512
+    store.close()
