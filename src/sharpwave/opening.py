@@ -15,6 +15,7 @@ from typing import Any
 from .checkpoint import WAIT_S, copy_file
 from .checks import most_lanes
 from .errors import DamagedError, NewerVersionError, StoreInUseError
+from .escaping import escaped
 from .settings import LIMITS, Settings
 from .tiers import snapshot
 from .tiers.directory import Directory
@@ -220,7 +221,7 @@ def _opened(settings: Settings, disk: Disk | None, left: Left, files: Files) -> 
             if disk is not None and left.checkpoint:
                 left.unlink(disk, files)
             raise
-    report.damages = [*map(str, damages), *report.damages]
+    report.damages = [escaped(one) for one in (*damages, *report.damages)]
     report.differences = _differences(settings, left)
     if disk is not None:
         disk.begin_life()

@@ -350,3 +350,28 @@ def as_bytes(tree: Any) -> Any:
     if isinstance(tree, list):
         return [as_bytes(one) for one in tree]
     return (tree.dtype, tree.shape, tree.tobytes()) if isinstance(tree, np.ndarray) else tree
+
+
+def test_names_drive_no_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Field names and names of files may hold anything; what is printed of them is escaped, and no markup."""
+    from sharpwave.cli import main
+
+    wild = "[red]\x1b[2J\u202ename[/red]"
+    spec = sw.Spec(obs={wild: sw.Field((4,), "uint8")}, action=sw.Field((), "int64"))
+    with sw.Store(spec, capacity=100, disk=tmp_path / "s", segment_steps=8) as store:
+        for step in range(20):
+            store.append(
+                obs={wild: np.zeros(4, np.uint8)}, action=step, reward=0, terminated=step % 5 == 4, truncated=False
+            )
+        store.flush()
+    (tmp_path / "s" / "regions" / "\x1b[31m[bold]9.region").write_bytes(b"x" * 100)
+    (tmp_path / "s" / "\x1b]0;x\x07[b]note").write_bytes(b"x")
+    for command in ("verify", "inspect"):
+        with pytest.raises(SystemExit):
+            main([command, str(tmp_path / "s")])
+        out, err = capsys.readouterr()
+        assert not set("\x1b\x07\u202e") & {*out, *err}
+        assert ("[bold]" in out) == (command == "verify") and ("[red]" in out) == (command == "inspect")
+    with sw.Store.open(tmp_path / "s") as store:
+        assert store.recovery is not None
+        assert store.recovery.damages and all(one.isprintable() for one in store.recovery.damages)

@@ -11,6 +11,7 @@ import typer
 
 from sharpwave.cli.pictures import check_out, image_field, write_picture
 from sharpwave.cli.verify import bytes_bar, damage_text
+from sharpwave.escaping import escaped
 from sharpwave.training.text import byte_text, number_text
 
 if TYPE_CHECKING:
@@ -221,6 +222,7 @@ def describe(found: Survey) -> dict[str, Any]:
 def show(found: Survey) -> None:
     """Print it for people."""
     from rich.console import Console
+    from rich.markup import escape
 
     console = Console()
     told = describe(found)
@@ -236,16 +238,18 @@ def show(found: Survey) -> None:
     for name, one in told["fields"].items():
         shape = "x".join(map(str, one["shape"])) or "()"
         pad = one["pad"] if one["stack"] else "-"
-        fields.add_row(name, shape, one["dtype"], str(one["stack"] or "-"), pad, one["codec"])
+        fields.add_row(escape(escaped(name)), shape, one["dtype"], str(one["stack"] or "-"), pad, one["codec"])
     console.print(fields)
     _show_bytes(console, told)
     _show_lanes(console, told)
     _show_episodes(console, told["episodes"])
     if found.damages:
         console.print(
-            f"{len(found.damages):,} damages are in none of these numbers; sharpwave verify {found.folder} names them",
+            f"{len(found.damages):,} damages are in none of these numbers; sharpwave verify "
+            f"{escaped(found.folder)} names them",
             style="bold red",
             highlight=False,
+            markup=False,
             soft_wrap=True,
         )
 
@@ -261,19 +265,21 @@ def _table(*headers: str, left: int = 1) -> Any:
 
 
 def _show_bytes(console: Any, told: dict[str, Any]) -> None:
+    from rich.markup import escape
+
     sizes, steps = told["bytes"], max(1, told["steps"])
     table = _table("packed", "codec", "steps", "bytes", "bytes a step", "smaller by", left=2)
     for name, codecs in sizes["fields"].items():
         for codec, one in codecs.items():
             row = (f"{one['steps']:,}", byte_text(one["bytes"]), number_text(one["bytes_per_step"], 1))
-            table.add_row(name, codec, *row, f"{number_text(one['ratio'], 1)} x")
+            table.add_row(escape(escaped(name)), codec, *row, f"{number_text(one['ratio'], 1)} x")
     for name in ("overhead", "dictionaries"):
         table.add_row(name, "", "", byte_text(sizes[name]), number_text(sizes[name] / steps, 1), "")
     console.print(table)
     files = _table("region file", "bytes", "used", "segments", "tails", "dictionaries")
     for one in told["regions"][:ROWS]:
         counts = (f"{one[name]:,}" for name in ("segments", "tails", "dictionaries"))
-        files.add_row(Path(one["path"]).name, byte_text(one["bytes"]), byte_text(one["used"]), *counts)
+        files.add_row(escape(escaped(Path(one["path"]).name)), byte_text(one["bytes"]), byte_text(one["used"]), *counts)
     console.print(files)
     _more(console, told["regions"], "region files")
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from sharpwave.escaping import escaped
 from sharpwave.training.text import byte_text
 
 SHOWN = 100
@@ -25,6 +26,7 @@ def verify(
     """
     from rich import box
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     from sharpwave.tiers.check import check
@@ -35,7 +37,7 @@ def verify(
             found = check(path, progress)
         except OSError as error:
             raise ValueError(f"verify: {error}") from error
-    table = Table(title=f"{path}", title_justify="left", box=box.SIMPLE_HEAD)
+    table = Table(title=escape(escaped(path)), title_justify="left", box=box.SIMPLE_HEAD)
     for header, justify in (("checked", "left"), ("number", "right"), ("", "left")):
         table.add_column(header, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     table.add_row("region files", f"{found.files:,}", byte_text(found.bytes))
@@ -72,7 +74,7 @@ def verify(
 
 def damage_text(damage: Any) -> str:
     """A damage in one line."""
-    return f"{damage.path}: byte {damage.offset:,}: {damage.what}; {damage.nbytes:,} bytes"
+    return escaped(f"{damage.path}: byte {damage.offset:,}: {damage.what}; {damage.nbytes:,} bytes")
 
 
 class bytes_bar:

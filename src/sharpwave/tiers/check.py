@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..codecs import DamagedError
+from ..escaping import escaped
 from ..segment import check_frames
 from .folder import FOLDER, MANIFEST, QUARANTINE
 from .records import DICTIONARY, NOTE, TAIL, Damage
@@ -90,7 +91,7 @@ def check(folder: Path, progress: Callable[[int], Progress] = lambda total: lamb
     for path in strangers(folder):
         set_aside = path.parent.name == QUARANTINE
         why = "set aside when the store was opened" if set_aside else "no part of the store"
-        result.notes.append(f"{path}: {why}; {size_of(path):,} bytes")
+        result.notes.append(escaped(f"{path}: {why}; {size_of(path):,} bytes"))
     return result
 
 

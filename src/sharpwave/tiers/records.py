@@ -16,6 +16,7 @@ from pathlib import Path
 
 from .. import segment
 from ..errors import NewerVersionError
+from ..escaping import escaped
 from .dictionaries import KEY_BYTES
 from .direct import open_direct
 from .directory import Directory, open_file
@@ -72,7 +73,7 @@ class Damage:
     id: int = -1
 
     def __str__(self) -> str:
-        return f"{self.path}: byte {self.offset:,}: {self.what}; {self.nbytes:,} bytes set aside"
+        return escaped(f"{self.path}: byte {self.offset:,}: {self.what}; {self.nbytes:,} bytes set aside")
 
 
 @dataclass

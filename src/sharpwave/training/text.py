@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ..escaping import escaped
+
 
 def speaker(console: Any) -> Callable[[str], None]:
     """A function that prints a sentence to a rich console, with what it quotes as it is, and no control characters."""
@@ -17,7 +19,7 @@ def speaker(console: Any) -> Callable[[str], None]:
 
 def printable(text: str) -> str:
     """Text of unknown origin, with what would drive a terminal written as escapes: ESC -> "\\x1b"."""
-    return "".join(one if one.isprintable() or one == "\n" else ascii(one)[1:-1] for one in text)
+    return "\n".join(map(escaped, text.split("\n")))
 
 
 def byte_text(count: float) -> str:
