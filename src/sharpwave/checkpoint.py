@@ -21,7 +21,7 @@ from .tiers.disk import REGION_BYTES, SMALLEST_REGION
 from .tiers.files import Files
 from .tiers.folder import FOLDER, MOST_CHECKPOINT, Hold, read_manifest, write_manifest
 from .tiers.log import StepLog
-from .tiers.ownership import MARK, check_apart, mark, numbered, remove_part, remove_partial_manifests
+from .tiers.ownership import check_apart, make_part, remove_part, remove_partial_manifests, remove_parts
 from .tiers.records import SEGMENT, TAIL, Identity
 from .tiers.regions import Regions
 from .tiers.state import STATE, write_state
@@ -56,16 +56,13 @@ def save(
     with files.make_folder(folder) as directory, Hold(directory, wait_s=WAIT_S):
         before = _manifest(directory)
         remove_partial_manifests(directory, files)
-        for left in numbered(directory):  # by one that did not come to its end
-            if int(left) != before["checkpoint"]:
-                remove_part(directory, left, before["store"], files)
+        remove_parts(directory, before["store"], files, kept=before["checkpoint"])  # which did not come to their end
         number = before["checkpoint"] % (MOST_CHECKPOINT - 1) + 1
         while directory.status(str(number)):  # what is not a checkpoint's
             number = number % (MOST_CHECKPOINT - 1) + 1
         identity = settings.get("store") or secrets.token_hex(16)
         try:
-            with files.make_directory(directory, str(number), new=True) as part:
-                mark(part, MARK, {"checkpoint": number, "store": identity}, files)
+            with make_part(directory, number, identity, files) as part:
                 _write_part(part, log, lock, Identity(bytes.fromhex(identity), log.spec.schema_hash), views, files)
             files.fsync_folder(directory)
             said = {"store": identity, "checkpoint": number, "on_disk": log.disk is not None}
@@ -74,7 +71,6 @@ def save(
             with suppress(OSError):
                 if _manifest(directory)["checkpoint"] != number:  # else only the sync after that failed
                     remove_part(directory, str(number), identity, files)
-                    files.remove_directory(directory, str(number))  # where not even a mark could be written
             raise
         if before["checkpoint"]:
             with suppress(OSError):

@@ -29,9 +29,8 @@ from .tiers.ownership import (
     check_empty,
     check_regions,
     mark,
-    numbered,
-    remove_part,
     remove_partial_manifests,
+    remove_parts,
 )
 from .tiers.records import Damage, Identity, Record
 from .tiers.recovery import Recovery, adopt_all, highest_slot, set_aside
@@ -234,11 +233,9 @@ def _opened(settings: Settings, disk: Disk | None, left: Left, files: Files) -> 
             disk.describe(settings.manifest() | {"store": left.manifest["store"]})
         if disk.directory.is_file(OPENING):
             files.unlink(disk.directory, OPENING)
-        if left.checkpoint and left.in_place:
+        if left.in_place:  # what it was a checkpoint with, also where that could not be deleted the last time
             with contextlib.suppress(OSError):
-                for number in numbered(disk.directory):
-                    named = int(number) == left.checkpoint
-                    remove_part(disk.directory, number, left.manifest["store"], files, named=named)
+                remove_parts(disk.directory, left.manifest["store"], files, named=left.checkpoint)
     return log, report, states
 
 

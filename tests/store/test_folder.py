@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Callable
@@ -13,6 +14,10 @@ import pytest
 
 import sharpwave as sw
 from sharpwave.tiers.check import check
+from sharpwave.tiers.folder import read_manifest
+from sharpwave.tiers.ownership import MARK
+
+from .faults import Died, Faulty, on
 
 SPEC = sw.Spec(obs=sw.Field((4,), "int64"), action=sw.Field((), "int64"))
 
@@ -93,15 +98,12 @@ def test_links_in_a_store_are_not_followed(tmp_path: Path, name: str) -> None:
         append(store, range(10))
         store.flush()
     other.mkdir()
-    for one in LINKED:
-        (other / one).parent.mkdir(exist_ok=True)
-    path = folder / name
-    target = other / Path(name).name
-    if name == "quarantine":
+    path, target = folder / name, other / Path(name).name
+    if name == "quarantine":  # and something to be moved there
         (folder / "regions" / f"{7:012d}.region").write_bytes((folder / "regions" / f"{0:012d}.region").read_bytes())
         target.mkdir()
     else:
-        os.rename(path, target) if not target.is_dir() or target.rmdir() is None else None
+        os.rename(path, target)
     path.symlink_to(target)
     before = tree(other)
     try:
@@ -130,7 +132,7 @@ def test_what_is_no_regular_file_is_named_and_hangs_nothing(
     with made(tmp_path) as store:
         append(store, range(10))
         store.flush()
-    shutil.rmtree(tmp_path / name) if (tmp_path / name).is_dir() else (tmp_path / name).unlink(missing_ok=True)
+    (tmp_path / name).unlink(missing_ok=True)
     make(tmp_path / name)
     if name.endswith(".region"):
         with sw.Store.open(tmp_path) as store:
@@ -144,3 +146,222 @@ def test_what_is_no_regular_file_is_named_and_hangs_nothing(
     assert (tmp_path / name).exists() and not (tmp_path / name).is_file()
     if name != "lock":
         assert "expected a regular file" in str(check(tmp_path).damages)
+
+
+def strew(folder: Path, names: list[str]) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(f"mine: {name}")
+
+
+def foreign(folder: Path, names: list[str]) -> dict[str, Any]:
+    found = tree(folder)
+    return {name: found.get(name) for name in names}
+
+
+IN_A_CHECKPOINT = ["7/notes", "2/regions/000000000000.region", "1999/state.npz", "notes.txt", ".DS_Store", "3"]
+
+
+@pytest.mark.parametrize("disk", [False, True])
+def test_a_checkpoint_deletes_only_what_checkpoints_made(tmp_path: Path, disk: bool) -> None:
+    folder = tmp_path / "checkpoint"
+    strew(folder, IN_A_CHECKPOINT)
+    (folder / "4").mkdir()
+    (folder / "5").symlink_to(tmp_path / "elsewhere")
+    strew(tmp_path / "elsewhere", ["regions/000000000000.region", "state.npz"])
+    elsewhere, names = tree(tmp_path / "elsewhere"), [*IN_A_CHECKPOINT, "4", "5"]
+    before = foreign(folder, names)
+    store = made(tmp_path / "store") if disk else sw.Store(SPEC, capacity=1000, segment_steps=4)
+    for k in range(6):
+        append(store, range(10 * k, 10 * k + 10))
+        store.checkpoint(folder)
+        own = {path.name for path in folder.iterdir()} - {Path(name).parts[0] for name in names}
+        assert own == {"store.json", "lock", str(read_manifest(folder)["checkpoint"])}
+    part = folder / str(read_manifest(folder)["checkpoint"])
+    strew(part, ["mine", "regions/mine"])
+    store.checkpoint(folder)
+    assert sorted(path.name for path in part.rglob("*")) == ["mine", "mine", "regions"]
+    store.close()
+    with sw.Store.open(folder) as store:  # of a store on disk: in its own folder
+        assert len(store) == 60 and store.recovery is not None and not store.recovery.damages
+        append(store, range(60, 70))
+    assert foreign(folder, names) == before and tree(tmp_path / "elsewhere") == elsewhere
+
+
+@pytest.mark.parametrize("disk", [False, True])
+def test_checkpoints_without_a_mark_are_replaced_and_what_was_left_of_them_is_cleaned(
+    tmp_path: Path, disk: bool
+) -> None:
+    """As they were made before there were marks."""
+    folder = tmp_path / "checkpoint"
+    store = made(tmp_path / "store") if disk else sw.Store(SPEC, capacity=1000, segment_steps=4)
+    append(store, range(10))
+    store.checkpoint(folder)
+    (folder / "1" / MARK).unlink()
+    shutil.copytree(folder / "1", folder / "2")
+    append(store, range(10, 20))
+    store.checkpoint(folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["2", "lock", "store.json"]
+    (folder / "2" / MARK).unlink()
+    store.close()
+    with sw.Store.open(folder) as store:
+        assert len(store) == 20
+    assert disk != (folder / "2").exists()
+
+
+@pytest.mark.parametrize("disk", [False, True])
+def test_a_checkpoint_is_opened_only_into_a_new_or_empty_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: bool
+) -> None:
+    folder = tmp_path / "checkpoint"
+    with made(tmp_path / "store") as store:
+        append(store, range(20))
+        store.checkpoint(folder)
+    for name in ("regions/mine", "regions/000000000000.region", "notes", "quarantine/x"):
+        target = tmp_path / name.replace("/", " ")
+        strew(target, [name])
+        before = tree(target)
+        with pytest.raises(FileExistsError, match="neither new nor empty"):
+            sw.Store.open(folder, disk=target)
+        assert tree(target) == before
+    lost = tmp_path / "lost"  # its own regions, in a store whose store.json is lost
+    shutil.copytree(tmp_path / "store", lost)
+    (lost / "store.json").unlink()
+    before = tree(lost)
+    with pytest.raises(FileExistsError, match="put back a copy"):
+        sw.Store.open(folder, disk=lost)
+    assert tree(lost) == before
+    before = tree(folder)
+    monkeypatch.chdir(folder)
+    (tmp_path / "link").symlink_to(folder)
+    for path in (folder / "1", folder / "new", folder / "1" / "regions", Path("1"), tmp_path / "link" / "1" / "x"):
+        with pytest.raises(FileExistsError, match="lies in the folder of a checkpoint"):
+            sw.Store.open(folder, disk=path)
+        with pytest.raises(FileExistsError, match="lies in the folder of a checkpoint"):
+            made(path)
+    assert tree(folder) == before
+    with sw.Store.open(folder, disk=tmp_path / "fine") as store:
+        assert len(store) == 20
+
+
+def test_a_checkpoint_does_not_go_into_folders_of_a_store(tmp_path: Path) -> None:
+    with made(tmp_path / "store") as store:
+        append(store, range(20))
+        (tmp_path / "link").symlink_to(tmp_path / "store")
+        before = tree(tmp_path)
+        for path in ("store/regions", "store/regions/x", "store/quarantine/x", "link/regions/x", "store", "link"):
+            with pytest.raises(FileExistsError, match=r"the store's own folder|lies in the folder of a store"):
+                store.checkpoint(tmp_path / path)
+        assert tree(tmp_path) == before
+        store.checkpoint(tmp_path / "checkpoint")
+        with pytest.raises(FileExistsError, match="lies in the folder of a checkpoint"):
+            store.checkpoint(tmp_path / "checkpoint" / "1" / "again")
+
+
+@pytest.mark.parametrize("name", ["notes", ".hidden", "regions/000000000000.region", "1/state.npz", "lock"])
+def test_a_new_store_is_not_made_among_other_files(tmp_path: Path, name: str) -> None:
+    strew(tmp_path, [name])
+    before = tree(tmp_path)
+    with pytest.raises(FileExistsError, match="no store's lock file" if name == "lock" else "neither new nor empty"):
+        made(tmp_path)
+    assert tree(tmp_path) == before
+
+
+def test_a_store_whose_manifest_is_lost_is_not_overwritten(tmp_path: Path) -> None:
+    with made(tmp_path) as store:
+        append(store, range(20))
+    content = (tmp_path / "store.json").read_bytes()
+    (tmp_path / "store.json").unlink()
+    before = tree(tmp_path)
+    with pytest.raises(FileExistsError, match=r"store\.json was lost: put back a copy"):
+        made(tmp_path)
+    assert tree(tmp_path) == before
+    (tmp_path / "store.json").write_bytes(content)
+    with sw.Store.open(tmp_path) as store:
+        assert held(store)
+
+
+def test_what_a_store_left_that_was_not_made_to_its_end_is_in_nobodys_way(tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    files = Faulty()
+    with on(files):
+        made(tmp_path / "whole").close()
+    (folder / "lost+found").mkdir(parents=True)
+    for at in range(1, files.count + 1):
+        with on(Faulty(at, "killed in a write")), contextlib.suppress(Died):
+            made(folder).close()
+        if (folder / "store.json").exists():
+            (folder / "store.json").unlink()
+    made(folder).close()
+    assert {"store.json", "lock", "regions"} == {path.name for path in folder.iterdir()} - {"lost+found"}
+
+
+@pytest.mark.parametrize("place", ["elsewhere", "in place"])
+def test_an_opening_of_a_checkpoint_that_was_killed_is_made_again(tmp_path: Path, place: str) -> None:
+    with made(tmp_path / "store") as store:
+        append(store, range(50))
+        store.checkpoint(tmp_path / "checkpoint")
+    at = 0
+    while True:
+        at += 1
+        copy, target = tmp_path / f"copy {at}", tmp_path / f"target {at}"
+        shutil.copytree(tmp_path / "checkpoint", copy)
+        disk = {"disk": target} if place == "elsewhere" else {}
+        files = Faulty(at, "killed")
+        with on(files), contextlib.suppress(Died):
+            sw.Store.open(copy, **disk).close()
+        if not files.dead:
+            break
+        found = target if place == "elsewhere" else copy
+        whole = place == "elsewhere" and (found / "store.json").exists()
+        with sw.Store.open(found if whole else copy, **({} if whole else disk)) as store:
+            assert set(held(store)) >= set(range(48)) and store.recovery is not None and not store.recovery.damages
+        assert {path.name for path in found.iterdir()} == {"store.json", "lock", "regions"}, at
+    assert at > 10
+
+
+def test_checkpoints_that_were_killed_leave_nothing_after_the_next(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint"
+    with made(tmp_path / "store") as store:
+        append(store, range(50))
+        at = 0
+        while True:
+            at += 1
+            files = Faulty(at, "killed in a write")
+            with on(files), contextlib.suppress(Died):
+                store.checkpoint(folder)
+            if not files.dead:
+                break
+            store.checkpoint(folder)
+            number = str(read_manifest(folder)["checkpoint"])
+            assert {path.name for path in folder.iterdir()} == {number, "store.json", "lock"}, at
+        assert at > 10
+
+
+def test_regions_of_others_are_left_where_they_are(tmp_path: Path) -> None:
+    mine, other = tmp_path / "mine", tmp_path / "other"
+    for folder in (mine, other):
+        with made(folder) as store:
+            append(store, range(10))
+            store.flush()
+    stray = mine / "regions" / f"{1:012d}.region"
+    shutil.copy(other / "regions" / f"{0:012d}.region", stray)
+    shutil.copy(other / "regions" / f"{0:012d}.region", mine / "regions" / f"{5:012d}.partial")
+    strew(mine, ["regions/notes.region", f"regions/{8:012d}.region", f"regions/{9:012d}.partial", "quarantine/x"])
+    names = [str(stray.relative_to(mine)), f"regions/{5:012d}.partial"]
+    names += ["regions/notes.region", f"regions/{8:012d}.region", f"regions/{9:012d}.partial", "quarantine/x"]
+    before = foreign(mine, names)
+    for k in range(3):
+        with sw.Store.open(mine) as store:
+            assert store.recovery is not None and len(store.recovery.damages) == 3
+            strew(mine, [one := f"regions/{store._log.disk.regions.next_number:012d}.region"])
+            names.append(one)
+            before |= foreign(mine, [one])
+            append(store, range(10 + 10 * k, 20 + 10 * k))
+            store.flush()
+            assert set(held(store)) >= set(range(10 + 10 * k, 19 + 10 * k))
+        for one in names[6:]:
+            (mine / one).unlink()
+            del before[one]
+        del names[6:]
+    assert foreign(mine, names) == before

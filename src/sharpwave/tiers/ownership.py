@@ -25,6 +25,7 @@ OPENING = ".opening"
 OF_THE_SYSTEM = {"lost+found", ".DS_Store", "Thumbs.db", "desktop.ini"}
 """What an empty folder may hold."""
 _PARTIAL_MANIFEST = re.compile(rf"\.{re.escape(MANIFEST)}\.[0-9a-f]{{32}}\.partial")
+_PARTIAL_PART = re.compile(r"\.[0-9]+\.[0-9a-f]{32}\.partial")
 _REGION = re.compile(r"[0-9]{12}\.(region|partial)|\.[0-9]{12}\.[0-9a-f]{32}\.partial")
 
 
@@ -88,10 +89,37 @@ def marked(directory: Directory, name: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def numbered(directory: Directory) -> list[str]:
-    """The folders that have the name of a checkpoint's part."""
-    found = [name for name in directory.names() if re.fullmatch("[1-9][0-9]{0,17}", name)]
-    return [name for name in found if (status := directory.status(name)) and stat.S_ISDIR(status.st_mode)]
+def make_part(directory: Directory, number: int, store: str, files: Files) -> Directory:
+    """Make a checkpoint's numbered folder, with its mark. It is marked before it has that name.
+
+    Raises: OSError; then it is not there.
+    """
+    partial = f".{number}.{store}.partial"
+    try:
+        with files.make_directory(directory, partial, new=True) as part:
+            mark(part, MARK, {"checkpoint": number, "store": store}, files)
+        files.rename(directory, partial, directory, str(number))
+        return directory.directory(str(number))
+    except OSError:
+        with contextlib.suppress(OSError):
+            _remove_partial_part(directory, partial, files)
+        raise
+
+
+def remove_parts(directory: Directory, store: str, files: Files, *, kept: int = 0, named: int = 0) -> None:
+    """:func:`remove_part` for all numbered folders but the one that is ``kept``, and for those in the making."""
+    for name in directory.names():
+        if re.fullmatch("[1-9][0-9]{0,17}", name) and int(name) != kept:
+            remove_part(directory, name, store, files, named=int(name) == named)
+        elif _PARTIAL_PART.fullmatch(name):
+            _remove_partial_part(directory, name, files)
+
+
+def _remove_partial_part(directory: Directory, name: str, files: Files) -> None:
+    with contextlib.suppress(IrregularError, FileNotFoundError), directory.directory(name) as part:
+        if part.is_file(MARK):
+            files.unlink(part, MARK)
+    files.remove_directory(directory, name)
 
 
 def remove_part(directory: Directory, name: str, store: str, files: Files, *, named: bool = False) -> None:
