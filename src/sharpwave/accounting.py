@@ -76,4 +76,5 @@ def _taken(log: StepLog) -> dict[str, int]:
         "arena_free": log.arena.committed_bytes - staging - used,
         "open_segments": staging,
         **log.space.bytes_beside(),
+        "checkpoint": log.copying.nbytes if log.copying is not None else 0,
     }

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import secrets
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -26,8 +27,10 @@ from .tiers.records import SEGMENT, TAIL, Identity
 from .tiers.regions import Regions
 from .tiers.state import STATE, write_state
 
-AT_A_TIME = 16 << 20
-"""Bytes of segments that are copied while nothing else may happen to the store."""
+Packed = tuple[int, bytes, dict[tuple[int, int], bytes]]
+"""A segment: its id, its bytes, and the dictionaries that it needs."""
+AT_A_TIME = 4 << 20
+"""Bytes of segments that are copied while nothing else may happen to the store, and of evicted ones that are kept."""
 COPIED = 1 << 20
 """Bytes of a file that are copied at a time."""
 WAIT_S = 10.0
@@ -38,6 +41,7 @@ def save(
     folder: Path,
     log: StepLog,
     lock: Any,
+    notify: Callable[[], None],
     settings: dict[str, Any],
     views: Callable[[], dict[str, Any]],
     files: Files,
@@ -45,6 +49,7 @@ def save(
     """Write a checkpoint of ``log``, or replace the one in ``folder``.
 
     Args:
+        lock: the store's. ``notify``: called with it held when appending may go on.
         settings: what ``store.json`` says beside.
         views: the state of the views; called with ``lock`` held.
 
@@ -52,8 +57,10 @@ def save(
         OSError: a full or failing disk; the checkpoint that was there before stays.
         FileExistsError: a store that is no checkpoint is there.  StoreInUseError: it is in use.
     """
+    with lock:
+        log.check_open()
     _check_place(folder, log)
-    with files.make_folder(folder) as directory, Hold(directory, wait_s=WAIT_S):
+    with files.make_folder(folder) as directory, Hold(directory, wait_s=WAIT_S) as hold:
         before = _manifest(directory)
         remove_partial_manifests(directory, files)
         remove_parts(directory, before["store"], files, kept=before["checkpoint"])  # which did not come to their end
@@ -63,8 +70,10 @@ def save(
         identity = settings.get("store") or secrets.token_hex(16)
         try:
             with make_part(directory, number, identity, files) as part:
-                _write_part(part, log, lock, Identity(bytes.fromhex(identity), log.spec.schema_hash), views, files)
+                me = Identity(bytes.fromhex(identity), log.spec.schema_hash)
+                _write_part(part, log, lock, notify, me, views, files)
             files.fsync_folder(directory)
+            hold.check()
             said = {"store": identity, "checkpoint": number, "on_disk": log.disk is not None}
             write_manifest(directory, settings | said, files)
         except BaseException:
@@ -86,32 +95,39 @@ def _check_place(folder: Path, log: StepLog) -> None:
 
 
 def _write_part(
-    part: Directory, log: StepLog, lock: Any, identity: Identity, views: Callable[[], dict[str, Any]], files: Files
+    part: Directory,
+    log: StepLog,
+    lock: Any,
+    notify: Callable[[], None],
+    identity: Identity,
+    views: Callable[[], dict[str, Any]],
+    files: Files,
 ) -> None:
     """Write all that a checkpoint holds beside ``store.json``."""
-    pending = _Pending(log)
     with files.make_directory(part, FOLDER) as target:
+        regions = Regions(target, identity, SMALLEST_REGION, files)
         sources: list[tuple[int, str]] = []
         try:
             with lock:
                 log.check_open()
                 state = {"log": snapshot.capture(log), "views": views()}
-                tails = snapshot.tails(log)
+                copying = Copying(log, regions, snapshot.tails(log))
                 if log.disk is not None:
                     sources = log.disk.share(target)
-                    pending.number, pending.sequence = log.disk.regions.next_number, log.disk.regions.sequence
+                    regions.next_number, regions.sequence = log.disk.regions.next_number, log.disk.regions.sequence
                 else:
-                    log.watchers.append(pending.rescue)
-                    pending.begin(state["log"]["retention"]["slots"])
+                    regions.region_bytes = REGION_BYTES
+                    copying.begin(state["log"]["retention"]["slots"])
             try:
-                _write(target, pending, tails, lock, identity, files)
+                copying.run(lock, notify)
+                regions.finish()
             finally:
-                if log.disk is None:
-                    with lock:
-                        log.watchers.remove(pending.rescue)
+                with lock:
+                    copying.end()
             for source, name in sources:
                 copy_file(source, target, name, files)
         finally:
+            regions.close()
             for source, _ in sources:
                 os.close(source)
         for name in target.names():
@@ -152,52 +168,91 @@ def copy_file(source: int, folder: Directory, name: str, files: Files) -> None:
         os.close(target)
 
 
-class _Pending:
-    """Segments in memory that are still to be written, while the store goes on."""
+class Copying:
+    """Segments in memory on their way into a checkpoint's region files, while the store goes on.
 
-    def __init__(self, log: StepLog) -> None:
-        self.log = log
-        self.number = self.sequence = 0  # of the first file that is written, and of the first record
-        self.slots: dict[int, None] = {}
-        self._rescued: list[tuple[int, bytes, dict[tuple[int, int], bytes]]] = []
+    Attributes:
+        nbytes: of the copies that are in memory at the moment.
+    """
+
+    def __init__(self, log: StepLog, regions: Regions, tails: list[tuple[int, bytes]]) -> None:
+        self.log, self._regions, self._tails = log, regions, tails
+        self.nbytes = sum(len(content) for _, content in tails)
+        self._slots: dict[int, None] = {}
+        self._rescued: list[Packed] = []
+        self._rescued_bytes = 0
+        self._turn = threading.Lock()  # one at a time writes
+        self._error: OSError | None = None
 
     def begin(self, slots: Any) -> None:
-        self.slots = dict.fromkeys(slots.tolist())
+        """Copy the segments in ``slots``. The store's lock is held, as it is for :meth:`rescue` and :meth:`waits`."""
+        self._slots = dict.fromkeys(slots.tolist())
+        self.log.watchers.append(self.rescue)
+        self.log.copying = self
+
+    def end(self) -> None:
+        """Copy nothing more."""
+        if self.log.copying is self:
+            self.log.watchers.remove(self.rescue)
+            self.log.copying = None
+
+    def waits(self) -> str | None:
+        """Why nothing may be appended now, which might evict: too many copies of evicted segments are not written."""
+        if self._rescued_bytes <= AT_A_TIME:
+            return None
+        return (
+            f"a checkpoint is being written to a slow disk: {self._rescued_bytes:,} bytes of evicted segments wait for "
+            f"it, {AT_A_TIME:,} may"
+        )
 
     def rescue(self, slot: int) -> None:
-        """The segment in ``slot`` is about to leave the store."""
-        if slot in self.slots:
-            del self.slots[slot]
-            self._rescued.append(self.log.sealed.packed(slot))
+        """Copy the segment in ``slot``, which is about to leave the store. What is too much is written at once."""
+        if slot not in self._slots:
+            return
+        del self._slots[slot]
+        packed = self.log.sealed.packed(slot)
+        self.nbytes += len(packed[1])
+        if self._rescued_bytes + len(packed[1]) <= 2 * AT_A_TIME:
+            self._rescued.append(packed)
+            self._rescued_bytes += len(packed[1])
+            return
+        try:
+            self._write(packed)
+        except OSError as error:  # the checkpoint's matter, not that of whoever evicted
+            self._error = error
+            self._slots.clear()
 
-    def take(self) -> list[tuple[int, bytes, dict[tuple[int, int], bytes]]]:
-        """Some of them; none if all are done. The store's lock is held."""
-        some, self._rescued = self._rescued, []
-        size = 0
-        while self.slots and size < AT_A_TIME:
-            slot = next(iter(self.slots))
-            del self.slots[slot]
-            some.append(self.log.sealed.packed(slot))
-            size += len(some[-1][1])
-        return some
-
-
-def _write(
-    folder: Directory, pending: _Pending, tails: list[tuple[int, bytes]], lock: Any, identity: Identity, files: Files
-) -> None:
-    """Segments that have no file yet, and the rows of open ones."""
-    regions = Regions(folder, identity, REGION_BYTES if pending.slots else SMALLEST_REGION, files)
-    regions.next_number, regions.sequence = pending.number, pending.sequence
-    try:
+    def run(self, lock: Any, notify: Callable[[], None]) -> None:
+        """Write all.  Raises: OSError."""
         while True:
             with lock:
-                some = pending.take()
+                some = self._take()
+                notify()
+            if self._error is not None:
+                raise self._error
             if not some:
                 break
-            for id_, content, dictionaries in some:
-                regions.append(SEGMENT, id_, content, id_ >> 32, dictionaries)
-        for id_, content in tails:
-            regions.append(TAIL, id_, content, id_ >> 32, {})
-        regions.finish()
-    finally:
-        regions.close()
+            while some:
+                self._write(some.pop())
+        for id_, content in self._tails:
+            self._regions.append(TAIL, id_, content, id_ >> 32, {})
+
+    def _take(self) -> list[Packed]:
+        """Some of them; none if all are done."""
+        some, self._rescued, self._rescued_bytes = self._rescued, [], 0
+        size = 0
+        while self._slots and size < AT_A_TIME:
+            slot = next(iter(self._slots))
+            del self._slots[slot]
+            some.append(self.log.sealed.packed(slot))
+            size += len(some[-1][1])
+        self.nbytes += size
+        return some
+
+    def _write(self, packed: Packed) -> None:
+        id_, content, dictionaries = packed
+        try:
+            with self._turn:
+                self._regions.append(SEGMENT, id_, content, id_ >> 32, dictionaries)
+        finally:
+            self.nbytes -= len(content)

@@ -32,7 +32,7 @@ def flush(log: StepLog) -> None:
     """Return when all that was appended so far is on disk, open segments included.  Raises: OSError."""
     if log.disk is not None:
         log.write_tails(log.disk)
-        log.disk.regions.sync()
+        log.disk.flush()
 
 
 def close(log: StepLog) -> None:
@@ -43,7 +43,7 @@ def close(log: StepLog) -> None:
     """
     disk, closed = log.disk, log.closed
     log.closed = True
-    if closed or disk is None:
+    if closed or disk is None or disk.forked:
         return
     try:
         flush(log)

@@ -17,6 +17,7 @@ from . import segment
 from .accounting import account
 from .checkpoint import save
 from .checks import MOST_LANES, checked_final, checked_rows, checked_steps
+from .errors import StoreInUseError
 from .lifetime import Life, close, flush
 from .opening import NO_STATE, Left, begin
 from .sampling.limiters import Gate, Limiter
@@ -27,6 +28,7 @@ from .settings import Settings
 from .spec import Spec
 from .tiers.arrivals import settle, settle_lane, take_in
 from .tiers.files import Files
+from .tiers.forks import watch
 from .views.registry import Views
 from .views.transitions import Transitions
 
@@ -98,11 +100,11 @@ class Store:
         """Set up, empty or with what another process ``left``."""
         self.spec, self._settings = settings.spec, settings
         self._lock = threading.RLock()
-        self._saving = threading.Lock()  # one checkpoint at a time
         self._gate = Gate(self._lock)
         self._fed: set[int] = set()  # lanes whose last steps came with add_segment
         self._log, self.recovery, states = begin(settings, folder, left, Files())
         self._life = Life(self._log, self._lock)
+        watch(self._log, self._lock)
         self._views = Views(self._log, self._lock, self._gate, settings.seed)
         if isinstance(self._log.retention, LowestPriority):
             self._log.retention.priorities = self._views.priorities
@@ -275,7 +277,7 @@ class Store:
                     self._views.written()
                     return
                 except OSError as error:  # and nothing was appended
-                    if self._settings.on_full != "block":
+                    if self._settings.on_full != "block" or isinstance(error, StoreInUseError):
                         raise
                     if time.monotonic() > deadline:
                         raise OSError(error.errno, f"{error.strerror}, after {BLOCK_S:g} s of trying") from error
@@ -283,7 +285,10 @@ class Store:
 
     def _append_waits(self, steps: int) -> str | None:
         self._log.check_open()
-        return self._views.append_waits(steps) if steps else None
+        if not steps:
+            return None
+        reason = self._views.append_waits(steps)
+        return self._log.copying.waits() if reason is None and self._log.copying is not None else reason
 
     def end_episode(self, lane: int, final_obs: Any) -> None:
         """Say that the lane's episode was broken off after its last step: the step becomes truncated.
@@ -415,7 +420,8 @@ class Store:
             ``broken_episodes``: that a ``next_obs`` showed to have been broken off, since the store was opened;
             ``bytes``: by use - ``arena_used`` (sealed segments), ``arena_free`` (committed, empty), ``open_segments``,
             ``index``, ``dictionaries``, ``encoders``, ``samplers`` (trees), ``batches`` (those in use, and free memory
-            for the next);
+            for the next), ``checkpoint`` (copies of segments, while one is written: some 12 MiB at most, beside
+            ``ram=``);
             ``total_bytes``, their sum: what the process's memory grew by;
             ``held_batch_bytes``: of batches that the caller holds;
             ``bytes_per_step``: total_bytes / steps; ``encoded_bytes_per_step``: of sealed segments alone;
@@ -459,8 +465,8 @@ class Store:
             OSError: the disk is full or failing; a checkpoint that was there before stays.
             FileExistsError: the folder holds a store that is no checkpoint.  StoreInUseError: it is in use.
         """
-        with self._saving:
-            save(Path(path), self._log, self._lock, self._manifest(), self._views.states, Files())
+        with self._log.saving:  # one checkpoint at a time
+            save(Path(path), self._log, self._lock, self._gate.notify, self._manifest(), self._views.states, Files())
 
     def resize(
         self,

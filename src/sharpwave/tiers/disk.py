@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..errors import StoreInUseError
 from .clutter import DEAD, WORTH_BYTES, emptiest, small_ones
 from .directory import Directory
 from .files import Files
-from .folder import FOLDER, Hold, write_manifest
+from .folder import ANEW, FOLDER, Hold, write_manifest
 from .index import LEAF_BITS
 from .notes import THRESHOLD_BYTES, LaneEnds, Note, pack_ends, pack_threshold
 from .occupancy import Occupancy
@@ -53,6 +54,7 @@ class Disk:
 
     Attributes:
         directory: the folder, held open. All files are reached from it.
+        forked: this process is a child of the one that opened the folder, and leaves it alone.
         reads, bytes_read: of sampling. ``bytes_written``, ``failures``: of appending.
         compacts: whether regions become half empty (see :meth:`leave_in_any_order`).
         noted: asked for the retention's threshold, and for the highest generation of any id so far.
@@ -73,11 +75,12 @@ class Disk:
     ) -> None:
         self.limit, self._most_bytes, self.files = limit, most_bytes, files
         self.directory = files.make_folder(path)
+        self._process, self.forked = os.getpid(), False
         self._hold = Hold(self.directory)
         try:
             inspect(self.directory)
             directory = files.make_directory(self.directory, FOLDER)
-            self.regions = Regions(directory, identity, region_bytes(limit, most_bytes), files)
+            self.regions = Regions(directory, identity, region_bytes(limit, most_bytes), files, self.check_held)
         except BaseException:
             self._hold.close()
             raise
@@ -119,6 +122,8 @@ class Disk:
 
         Returns descriptors of those that could get none, and the names to copy them to.  Raises: OSError.
         """
+        self.check_held()
+        self.regions.check_named()
         self.regions.finish()
         left: list[tuple[int, str]] = []
         try:
@@ -436,10 +441,47 @@ class Disk:
 
     def describe(self, manifest: dict[str, Any]) -> None:
         """Write ``store.json``.  Raises: OSError."""
+        self.check_held()
         write_manifest(self.directory, manifest, self.files)
+
+    def check_process(self) -> None:
+        """Raises: StoreInUseError in a process that was forked from the one that opened the folder."""
+        if self.forked:
+            raise StoreInUseError(
+                f"disk: {self.folder} was opened by process {self._process}; this is process {os.getpid()}, forked "
+                "from it, and two would write over each other. Open stores after the fork, or use it there"
+            )
+
+    def check_held(self) -> None:
+        """Raises: StoreInUseError: the folder, or what it is held by, was deleted or replaced."""
+        self._hold.check()
+        if not self.directory.names_file(FOLDER, self.regions.directory.descriptor):
+            raise StoreInUseError(f"disk: {self.regions.directory.path} was deleted or replaced; {ANEW}")
+
+    def flush(self) -> None:
+        """Return when everything appended so far is on disk, in files that have their names.
+
+        Raises:
+            StoreInUseError: files, the folder or its lock were deleted or replaced.  OSError.
+        """
+        self.check_held()
+        self.regions.check_named()
+        self.regions.sync()
+
+    def leave_to_parent(self) -> None:
+        """Close all files in a process that was just forked, whose they are not."""
+        self.forked = True
+        if self._readers is not None:
+            self._readers.leave()
+        self.regions.leave()
+        self._hold.leave()
+        self.regions.directory.close()
+        self.directory.close()
 
     def close(self) -> None:
         """Let the folder go."""
+        if self.forked:
+            return
         if self._readers is not None:
             self._readers.close()
         try:

@@ -24,6 +24,7 @@ try:
 except ImportError:  # Windows: two processes on one folder are not noticed there
     fcntl = None  # type: ignore[assignment]
 
+ANEW = "what is written to it may be lost, and another process may write there too. Stop writing, and open it anew"
 FORMAT = 1
 MANIFEST, LOCK, FOLDER, QUARANTINE = "store.json", "lock", "regions", "quarantine"
 MANIFEST_BYTES = 1 << 20
@@ -70,14 +71,18 @@ class Hold:
             os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
 
     def _try(self, shared: bool) -> bool:
-        """Lock both, and see to it that the lock file still has its name."""
-        self._lock = self._open(shared)
-        if all(_lock(one, shared) for one in (self._lock, self.directory.descriptor) if one >= 0) and (
-            self._lock < 0 or self.directory.names_file(LOCK, self._lock)
-        ):
-            return True
+        """Lock both; once more where the lock file was deleted meanwhile."""
+        for _ in range(100):
+            self._lock = self._open(shared)
+            if not all(_lock(one, shared) for one in (self._lock, self.directory.descriptor) if one >= 0):
+                break
+            if self._lock < 0 or self.directory.names_file(LOCK, self._lock):
+                return True
+            os.close(self._lock)
+            self._lock = -1
         if self._lock >= 0:
             os.close(self._lock)
+        self._lock = -1
         self.close()
         return False
 
@@ -96,17 +101,17 @@ class Hold:
         return descriptor
 
     def _refusal(self, shared: bool, wait_s: float) -> str:
-        path, waited = self.directory.path, f", for {wait_s:g} s" if wait_s else ""
+        path, waited, holder = self.directory.path, f", for {wait_s:g} s" if wait_s else "", ""
         with contextlib.suppress(OSError):
             descriptor = self.directory.open_file(LOCK)
             try:
-                holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
-                if not shared and _lock(descriptor, True):
-                    return f"disk: {path} is being read by other processes{waited}; let them end"
+                holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+                if not shared and _lock(descriptor, True) and _lock(self.directory.descriptor, True):
+                    self.close()
+                    return f"disk: {path} is being read by another process{waited}; let it end"
             finally:
                 os.close(descriptor)
-            return f"disk: {path} is in use by process {holder}{waited}; end it, or give another folder"
-        return f"disk: {path} is in use by another process{waited}; end it, or give another folder"
+        return f"disk: {path} is in use by process {holder or 'unknown'}{waited}; end it, or give another folder"
 
     def check(self) -> None:
         """See to it that the folder is still there, and this process's.
@@ -117,17 +122,21 @@ class Hold:
         if not self.directory.names_file(LOCK, self._lock):
             raise StoreInUseError(
                 f"disk: the lock file of {self.directory.path}, or the whole folder, was deleted or replaced while the "
-                "store was open; what is written to it may be lost, and another process may write there too. Stop "
-                "writing, and open the store anew"
+                f"store was open; {ANEW}"
             )
 
     def close(self) -> None:
-        """Let the folder go; the directory stays open."""
+        """Let the folder go, in forked processes too; the directory stays open."""
+        for descriptor in (self._lock, self.directory.descriptor):
+            if fcntl is not None and descriptor >= 0:
+                with contextlib.suppress(OSError):
+                    fcntl.flock(descriptor, fcntl.LOCK_UN)
+        self.leave()
+
+    def leave(self) -> None:
+        """Close the lock file, in a process that was forked: the parent still has the folder."""
         self._end()
         self._lock = -1
-        if fcntl is not None and self.directory.descriptor >= 0:
-            with contextlib.suppress(OSError):
-                fcntl.flock(self.directory.descriptor, fcntl.LOCK_UN)
 
     def __enter__(self) -> Hold:
         return self

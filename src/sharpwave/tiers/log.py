@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from .. import segment
+from ..errors import StoreInUseError
 from ..sampling.retention import Retention
 from ..segment import Column
 from ..spec import Spec
@@ -28,6 +30,18 @@ Ints = npt.NDArray[np.int64]
 
 NEARLY = 0.95
 """Of a region that is copied because a limit sank, this share is held at most."""
+
+
+class Copying(Protocol):
+    """What copies segments while the log goes on."""
+
+    nbytes: int
+
+    def waits(self) -> str | None:
+        """Why nothing may be appended now; ``None``: it may."""
+
+    def end(self) -> None:
+        """Copy nothing more."""
 
 
 class StepLog:
@@ -54,6 +68,7 @@ class StepLog:
         oldest: int32 [lanes], slot of each lane's oldest segment.
         watchers: called with a slot before the segment in it goes. ``grown``: called once there are more slots.
         tag: what ids of this store know it by.
+        copying: the checkpoint that is being written of segments in memory. ``saving``: held by who writes one.
     """
 
     def __init__(
@@ -97,6 +112,8 @@ class StepLog:
         self.watchers: list[Callable[[int], None]] = []
         self.grown: list[Callable[[], None]] = []
         self.tag = object()
+        self.copying: Copying | None = None
+        self.saving = threading.Lock()
 
     @property
     def identity(self) -> dict[str, str]:
@@ -119,9 +136,11 @@ class StepLog:
         return max(1, min(self.stride, self.capacity // (4 * max(1, lanes))))
 
     def check_open(self) -> None:
-        """Raises: ValueError once the store is closed."""
+        """Raises: ValueError once the store is closed; StoreInUseError in a process that was forked from its own."""
         if self.closed:
             raise ValueError("store: closed; make a new Store to go on")
+        if self.disk is not None:
+            self.disk.check_process()
 
     def open_lanes(self, count: int) -> None:
         """Make lanes up to ``count``.
@@ -262,7 +281,7 @@ class StepLog:
         try:
             kept = self._seal(lane, slot)
         except BaseException as error:  # no memory, no disk, or an interrupt by the user
-            if not (isinstance(error, OSError) and self.on_full == "drop_newest"):
+            if not (is_refusal(error) and self.on_full == "drop_newest"):
                 index.frames[slot] -= going_on  # the successor was not appended after all
                 index.give_back(following)
                 raise
@@ -390,7 +409,7 @@ class StepLog:
             else:
                 self.sealed.drop_dictionaries(places)
         except BaseException as error:
-            if not (isinstance(error, OSError) and self.on_full == "drop_newest"):
+            if not (is_refusal(error) and self.on_full == "drop_newest"):
                 index.give_back(following)
                 raise
             kept = False
@@ -474,6 +493,8 @@ class StepLog:
                     )
                     return
             except OSError as error:
+                if not is_refusal(error):
+                    raise
                 if self.on_full == "drop_oldest" and self.evict():
                     continue
                 raise OSError(
@@ -524,6 +545,11 @@ class StepLog:
         self.evicted_steps += rows
         self.evicted_segments += 1
         self.changes += 1
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether a disk is full or failing, and not taken away."""
+    return isinstance(error, OSError) and not isinstance(error, StoreInUseError)
 
 
 def too_large(disk: Disk, need: int) -> OSError:

@@ -260,6 +260,11 @@ class Readers:
         if self._writer >= 0:
             self._end()
 
+    def leave(self) -> None:
+        """Close the pipe in a process that was just forked: else the readers, who are not here, would not end."""
+        if self._writer >= 0:
+            self._end()
+
     def _begin(self) -> None:
         pipe, self._writer = os.pipe()
         os.set_blocking(self._writer, False)

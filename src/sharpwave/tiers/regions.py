@@ -11,13 +11,16 @@ import errno
 import os
 import struct
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from ..errors import StoreInUseError
 from .directory import Directory, IrregularError
 from .files import Files
+from .folder import ANEW
 from .records import (
     ALIGNMENT,
     DICTIONARY,
@@ -66,16 +69,24 @@ class Regions:
     Args:
         folder: where the files lie: a path, made if absent, or a folder that is open, and stays so.
         region_bytes: size of a file; one with a single larger record is larger.
+        check: called before a file is made; raises where the folder is not the store's any more.
 
     Attributes:
         goes_on: the newest is one that another process began.
         scarce: this process may not open so many files; until :meth:`open_all` those that are read are opened for that.
     """
 
-    def __init__(self, folder: Path | Directory, identity: Identity, region_bytes: int, files: Files) -> None:
+    def __init__(
+        self,
+        folder: Path | Directory,
+        identity: Identity,
+        region_bytes: int,
+        files: Files,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
         self.directory = folder if isinstance(folder, Directory) else files.make_folder(folder)
         self._owned = self.directory is not folder
-        self.identity, self.region_bytes, self.files = identity, region_bytes, files
+        self.identity, self.region_bytes, self.files, self._check = identity, region_bytes, files, check
         self.regions: dict[int, Region] = {}
         self.sequence = 0
         self.next_number = 0
@@ -128,6 +139,7 @@ class Regions:
                 if region.size > self.region_bytes:
                     self.finish()  # and so gives back what it had taken in advance
                 self._clean(region)
+                self.check_named()
                 self.sync()
             region = self._create(FIRST + need, generation)
         self._allocate(region, region.used + need)
@@ -189,6 +201,16 @@ class Regions:
                 self.files.fsync(region.descriptor)
                 region.synced, region.unsure = used, False
 
+    def check_named(self) -> None:
+        """See to it that files which were written to since the last :meth:`sync` still have their names.
+
+        Raises:
+            StoreInUseError: one was deleted or replaced.
+        """
+        for region in self.regions.values():
+            if region.synced < region.used and not self.directory.names_file(region.path.name, region.descriptor):
+                raise StoreInUseError(f"{region.path} was deleted or replaced while the store was open; {ANEW}")
+
     def delete(self, number: int) -> None:
         """Delete a region's file.  Raises: OSError; then it is still there."""
         self._unlink(self.regions[number].path.name, self._descriptor(self.regions[number]))
@@ -208,6 +230,12 @@ class Regions:
         self.regions.clear()
         if self._owned:
             self.directory.close()
+
+    def leave(self) -> None:
+        """Close the files as they are: they are another process's."""
+        for region in self.regions.values():
+            region.close()
+        self.regions.clear()
 
     def recover(self, go_on: bool = False) -> tuple[list[tuple[int, Record]], list[Damage]]:
         """Open the folder's files, oldest first: what is whole, as (region, record), and what is not.
@@ -324,6 +352,7 @@ class Regions:
 
         It gets its name when its header is on disk, so that one without a header is damaged.
         """
+        self._check()
         while self.directory.status(f"{self.next_number:012d}.region"):  # another's, or it could not be deleted
             self.next_number += 1
         number, me, size = self.next_number, self.identity, max(self.region_bytes, need)
