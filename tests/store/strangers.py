@@ -206,7 +206,7 @@ def _some_record(folder: Path, rng: random.Random, kinds: tuple[int, ...]) -> tu
     assert region is not None
     region.close()
     kind = rng.choice(kinds)
-    record = rng.choice([one for one in records if one.kind == kind] or records)
+    record = rng.choice([one for one in records if one.kind == kind] or [one for one in records if one.kind in kinds])
     return path, bytearray(path.read_bytes()), record
 
 
