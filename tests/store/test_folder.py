@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import pytest
 
 import sharpwave as sw
 from sharpwave.tiers.check import check
+from sharpwave.tiers.files import Files
 from sharpwave.tiers.folder import read_manifest
 from sharpwave.tiers.ownership import MARK
 
@@ -352,16 +354,15 @@ def test_regions_of_others_are_left_where_they_are(tmp_path: Path) -> None:
     names += ["regions/notes.region", f"regions/{8:012d}.region", f"regions/{9:012d}.partial", "quarantine/x"]
     before = foreign(mine, names)
     for k in range(3):
-        with sw.Store.open(mine) as store:
+        with on(Files()), sw.Store.open(mine) as store:  # regions are small
             assert store.recovery is not None and len(store.recovery.damages) == 3
-            strew(mine, [one := f"regions/{store._log.disk.regions.next_number:012d}.region"])
-            names.append(one)
-            before |= foreign(mine, [one])
-            append(store, range(10 + 10 * k, 20 + 10 * k))
+            free = (f"regions/{number:012d}.region" for number in itertools.count(store._log.disk.regions.next_number))
+            dropped = next(name for name in free if not (mine / name).exists())  # where the next region would go
+            strew(mine, [dropped])
+            before |= foreign(mine, [dropped])
+            append(store, range(1000 * k, 1000 * k + 900))
             store.flush()
-            assert set(held(store)) >= set(range(10 + 10 * k, 19 + 10 * k))
-        for one in names[6:]:
-            (mine / one).unlink()
-            del before[one]
-        del names[6:]
-    assert foreign(mine, names) == before
+            assert set(held(store)) >= set(range(1000 * k + 100, 1000 * k + 899))
+        assert foreign(mine, [*names, dropped]) == before
+        (mine / dropped).unlink()
+        del before[dropped]
