@@ -1,4 +1,4 @@
-"""The ladder beside this folder's other results: ``sharpwave bench ladder`` with the finished runs of ``pong.py``."""
+"""``sharpwave bench ladder`` into this folder's results, with the finished runs that ladder-pong.json keeps."""
 
 import sys
 from pathlib import Path
@@ -8,4 +8,4 @@ from sharpwave.cli import main
 RESULTS = Path(__file__).parent / "results"
 
 if __name__ == "__main__":
-    main(["bench", "ladder", "--out", str(RESULTS), "--finished", str(RESULTS / "pong.json"), *sys.argv[1:]])
+    main(["bench", "ladder", "--out", str(RESULTS), "--finished", str(RESULTS / "ladder-pong.json"), *sys.argv[1:]])

@@ -17,16 +17,28 @@ EPISODE = {
 REPORT = {
     "steps": 1_000, "minutes": 0.5, "episodes": 2, "updates": 10, "mean_reward": 6.0, "avg_reward": 5.0, "loss": 0.25,
     "avg_loss": 0.5, "epsilon": 0.75, "avg_fps": 1234.0, "seconds_left": 3_725.0, "replay_steps": 900,
-    "replay_bytes": 90_000, "bytes_per_step": 100.0, "process_bytes": 2**30,
+    "replay_bytes": 90_000, "bytes_per_step": 100.0, "process_bytes": 2**30, "held_out": {"mean": 18.5},
 }  # fmt: skip
+
+EVALUATION = {
+    "steps": 1_000,
+    "minutes": 0.5,
+    "scores": [18.0, 19.0],
+    "mean": 18.5,
+    "min": 18.0,
+    "lost": 0,
+    "best": True,
+}
 
 
 def test_tensorboard_has_the_names_that_people_look_for(tmp_path):
     callback = TensorBoard(tmp_path)
     callback.on_episode(EPISODE)
     callback.on_report(REPORT)
+    callback.on_evaluation(EVALUATION)
     callback.close()
     events = EventAccumulator(str(tmp_path)).Reload()
+    assert events.Scalars("held_out/mean")[0].value == 18.5 and events.Scalars("held_out/min")[0].step == 1_000
     names = set(events.Tags()["scalars"])
     assert {"reward", "avg_reward", "steps", "loss", "avg_loss", "epsilon", "avg_fps"} <= names
     assert events.Scalars("steps")[0].value == 33  # the episode's length
@@ -55,9 +67,12 @@ def test_json_lines(tmp_path):
     callback = JsonLines(tmp_path / "metrics.jsonl")
     callback.on_episode(EPISODE)
     callback.on_report(REPORT)
+    callback.on_evaluation(EVALUATION)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]  # before close
     callback.close()
-    assert lines == [{"event": "episode", **EPISODE}, {"event": "report", **REPORT}]
+    assert lines == [
+        {"event": "episode", **EPISODE}, {"event": "report", **REPORT}, {"event": "evaluation", **EVALUATION}
+    ]  # fmt: skip
 
 
 def test_tensorboard_of_a_resumed_run_forgets_what_came_after_the_checkpoint(tmp_path):
@@ -74,11 +89,21 @@ def test_tensorboard_of_a_resumed_run_forgets_what_came_after_the_checkpoint(tmp
 def test_display_says_what_matters(terminal):
     out = io.StringIO()
     console = Console(file=out, force_terminal=terminal, width=110, _environ={})
-    display = Display(console, "pong", 5_000, 17.0)
+    display = Display(console, "pong", 5_000, 18.0)
     display.on_report(REPORT)
     display.close()
     text = out.getvalue()
-    for figure in ("1,000 / 5,000", "1,234", "6.00 / 17", "0.750", "0.5000", "900 steps, 87.9 KiB", "100.0", "1.0 GiB"):
+    for figure in (
+        "1,000 / 5,000",
+        "1,234",
+        "18.50 / 18",
+        "6.00",
+        "0.750",
+        "0.5000",
+        "900 steps, 87.9 KiB",
+        "100.0",
+        "1.0 GiB",
+    ):
         assert figure in text, figure
     assert "1 h 02 min" in text
     assert ("\x1b" in text) is terminal

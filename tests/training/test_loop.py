@@ -70,8 +70,8 @@ def test_the_update_ratio_holds():
 
 
 def test_it_ends_at_the_reward_and_when_interrupted():
-    _, summary, _ = run(steps=50_000, stop_reward=15.0, warmup_steps=40_000)
-    assert summary["reason"] == "the mean of 100 episodes reached 15" and summary["episodes"] >= 100
+    _, summary, _ = run(steps=50_000, stop_reward=5.0, evaluate_every=1_000, evaluate_from=10.0, warmup_steps=40_000)
+    assert summary["reason"] == "a held-out mean of 5 or more" and summary["steps"] == 1_000
     _, summary, kept = run(interrupted=lambda: "interrupted by SIGINT", report_every=1_000)
     assert summary["reason"] == "interrupted by SIGINT" and len(kept.reports) == 1
 

@@ -20,14 +20,17 @@ from sharpwave.training.resume import resume
 from sharpwave.training.run import read_summary, run
 from sharpwave.training.state import episode_seed
 
-TIMES = {"minutes", "avg_fps", "seconds_left", "replay_bytes", "bytes_per_step", "process_bytes"}
+TIMES = {
+    "minutes", "evaluation_minutes", "avg_fps", "seconds_left", "replay_bytes", "bytes_per_step", "process_bytes",
+}  # fmt: skip
 CARTPOLE = dataclasses.replace(
-    RECIPES["cartpole"][1], steps=3_000, checkpoint_every=1_000, report_every=500, capacity=2_000, seed=5
-)
+    RECIPES["cartpole"][1], steps=3_000, checkpoint_every=1_000, report_every=500, capacity=2_000, seed=5,
+    stop_reward=None, evaluate_every=700, evaluate_from=0.0,
+)  # fmt: skip
 PONG = dataclasses.replace(
     RECIPES["pong"][1], steps=2_400, checkpoint_every=800, report_every=400, num_envs=4, capacity=1_500, n_step=3,
     warmup_steps=600, batch_size=16, hidden_units=32, target_every=500, epsilon_steps=2_000, beta_steps=2_000,
-    prioritized=True, sticky=0.25, precision="float32",
+    prioritized=True, sticky=0.25, precision="float32", threads=1,
 )  # fmt: skip
 
 
@@ -76,8 +79,11 @@ def assert_same(one, two, recipe, scratch):
         assert (ours / name).read_bytes() == (theirs / name).read_bytes(), name
     states = [json.loads((checkpoint / "state.json").read_text())["training"] for checkpoint in (ours, theirs)]
     for state in states:
-        del state["progress"]["minutes"]
+        del state["progress"]["minutes"], state["held_out"]["minutes"]
     assert states[0] == states[1]
+    for name in ("last.safetensors", "best.safetensors"):
+        assert (one / name).is_file() == (two / name).is_file()
+        assert not (one / name).is_file() or (one / name).read_bytes() == (two / name).read_bytes(), name
     on_disk = [scratch / "one", scratch / "two"] if recipe.disk_limit else [None, None]
     (first, steps), (second, steps_too) = (
         drawn(checkpoint, recipe, at) for checkpoint, at in zip((ours, theirs), on_disk, strict=True)
@@ -126,7 +132,7 @@ def test_killed_in_mid_run_and_resumed_from_the_command_line(tmp_path):
     command = [sys.executable, "-W", "error", "-m", "sharpwave.cli", "train"]
     options = [
         f"{flag(name)}={getattr(recipe, name)}"
-        for name in ("steps", "checkpoint_every", "report_every", "capacity", "seed")
+        for name in ("steps", "checkpoint_every", "report_every", "capacity", "seed", "evaluate_every", "evaluate_from")
     ]
     process = subprocess.Popen([*command, "cartpole", "--out", str(killed), *options], stdout=subprocess.DEVNULL)
     limit = time.monotonic() + 90

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from sharpwave.agents.averaging import move_towards
 from sharpwave.agents.exploration import epsilon_greedy
 from sharpwave.agents.losses import double_q_targets, huber, q_targets, squared
 
@@ -42,7 +44,8 @@ class TensorBatch(Protocol):
 @dataclass(frozen=True)
 class DQNSettings:
     """What the update is made of. ``target_tau`` 0: the target is replaced by the caller's :meth:`DQN.update_target`;
-    above 0: it moves by that share of the way after every update."""
+    above 0: it moves by that share of the way after every update. ``average_decay`` above 0: the policy that is kept is
+    an exponential mean of the online network, of which every update keeps so much."""
 
     double: bool = True
     loss: str = "huber"
@@ -51,6 +54,7 @@ class DQNSettings:
     adam_eps: float = 1.5e-4
     max_grad_norm: float = 10.0
     target_tau: float = 0.0
+    average_decay: float = 0.0
     precision: str = "float32"
 
 
@@ -82,6 +86,9 @@ def pick_device(name: str) -> torch.device:
 class DQN:
     """Online and target network and the optimizer: acts, learns, and can be saved.
 
+    The online network explores and learns. The *policy*, which is measured and kept, is its exponential mean where
+    there is one: single networks on the way differ in what they have just forgotten.
+
     Args:
         build: makes a fresh network; called twice.
         num_actions: A.
@@ -105,6 +112,7 @@ class DQN:
         self.target = build().to(self.device)
         self.target.requires_grad_(False)
         self.update_target()
+        self.average = copy.deepcopy(self.target) if self.settings.average_decay > 0 else None
         if self.settings.loss not in ("huber", "mse"):
             raise ValueError(f"loss: got {self.settings.loss!r}, expected 'huber' or 'mse'")
 
@@ -166,20 +174,41 @@ class DQN:
         self.optimizer.step()
         if settings.target_tau > 0:
             self.update_target(settings.target_tau)
+        if self.average is not None:
+            move_towards(self.average, self.online, 1.0 - settings.average_decay)
         return Learned(td_errors.detach(), loss.detach())
 
-    @torch.no_grad()
     def update_target(self, tau: float = 1.0) -> None:
         """target <- target + tau * (online - target); 1 copies."""
-        online: list[Tensor] = list(self.online.parameters())
-        target: list[Tensor] = list(self.target.parameters())
-        if tau == 1.0:
-            torch._foreach_copy_(target, online)
-        else:
-            torch._foreach_lerp_(target, online, tau)
+        move_towards(self.target, self.online, tau)
+
+    def set_learning_rate(self, rate: float) -> None:
+        """Of the updates from now on."""
+        self.optimizer.param_groups[0]["lr"] = rate
+
+    def policy_weights(self) -> dict[str, Tensor]:
+        """A copy of what playing takes, by name ("inputs.*", "policy.*"): of the mean network where there is one."""
+        modules = {"inputs": self.inputs, "policy": self.online if self.average is None else self.average}
+        return {
+            f"{part}.{name}": tensor.detach().cpu().clone()
+            for part, module in modules.items()
+            for name, tensor in module.state_dict().items()
+        }
+
+    def player(self, weights: Mapping[str, Tensor]) -> DQN:
+        """An agent of its own that acts by ``weights``, which :meth:`policy_weights` gave; not meant to learn.
+
+        Raises:
+            ValueError: names or shapes of another network.
+        """
+        player = copy.copy(self)
+        player.inputs, player.online, player.average = copy.deepcopy(self.inputs), copy.deepcopy(self.online), None
+        _load(player.inputs, "inputs", weights)
+        _load(player.online, "policy", weights)
+        return player
 
     def weights(self) -> dict[str, Tensor]:
-        """Tensors of the inputs and both networks by name ("inputs.*", "online.*", "target.*")."""
+        """Tensors of the inputs and the networks by name ("inputs.*", "online.*", "target.*", "average.*")."""
         return {
             f"{part}.{name}": tensor for part, module in self._parts() for name, tensor in module.state_dict().items()
         }
@@ -191,13 +220,7 @@ class DQN:
             ValueError: names or shapes of another network.
         """
         for part, module in self._parts():
-            own = {
-                name.removeprefix(f"{part}."): tensor for name, tensor in weights.items() if name.startswith(f"{part}.")
-            }
-            try:
-                module.load_state_dict(own)
-            except RuntimeError as error:
-                raise ValueError(f"weights do not fit the agent's {part} module: {error}") from error
+            _load(module, part, weights)
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
         """Adam's moments and step counts by name ("<parameter's index>.<name>")."""
@@ -218,9 +241,19 @@ class DQN:
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
 
     def _parts(self) -> tuple[tuple[str, nn.Module], ...]:
-        return ("inputs", self.inputs), ("online", self.online), ("target", self.target)
+        parts = ("inputs", self.inputs), ("online", self.online), ("target", self.target)
+        return parts if self.average is None else (*parts, ("average", self.average))
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if self.settings.precision == "bfloat16":
             return torch.autocast(self.device.type, dtype=torch.bfloat16)
         return nullcontext()
+
+
+def _load(module: nn.Module, part: str, weights: Mapping[str, Tensor]) -> None:
+    """Into ``module`` the tensors whose names begin with ``part`` and a dot."""
+    own = {name.removeprefix(f"{part}."): tensor for name, tensor in weights.items() if name.startswith(f"{part}.")}
+    try:
+        module.load_state_dict(own)
+    except RuntimeError as error:
+        raise ValueError(f"weights do not fit the agent's {part} module: {error}") from error

@@ -74,6 +74,7 @@ def solve(out: Path, names: Sequence[str], seeds: Sequence[int], *, fresh: bool 
             folder = out / f"{name}-seed{seed}"
             say(f"{name}, seed {seed}: training until it is solved by both measures, in {folder}")
             arguments = ["pong", "--seed", str(seed), "--device", "cpu", "--stop-reward", NEVER_STOP]
+            arguments += ["--evaluate-from", NEVER_STOP]
             for setting, value in RUNGS[name].settings.items():
                 arguments += [flag(setting), str(value)]
             train(folder, arguments, fresh=fresh, enough=solved.solved)

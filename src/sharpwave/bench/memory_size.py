@@ -65,7 +65,7 @@ def measure(out: Path, sizes: Sequence[int], seeds: Sequence[int], steps: int, *
 def _arguments(size: int, seed: int, steps: int) -> list[str]:
     options = {
         "--capacity": size, "--warmup-steps": min(RECIPE.warmup_steps, size), "--seed": seed, "--steps": steps,
-        "--device": "cpu", "--stop-reward": NEVER_STOP,
+        "--device": "cpu", "--stop-reward": NEVER_STOP, "--evaluate-from": NEVER_STOP,
     }  # fmt: skip
     return ["pong", *(str(part) for option in options.items() for part in option)]
 

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
+
+from sharpwave.training.protocol import EPISODES, EPSILON, EVAL_SEED
 
 
 def evaluate(
     run: Annotated[Path, typer.Argument(help="a run's folder, as sharpwave train printed it")],
-    episodes: Annotated[int, typer.Option(min=1, help="whole episodes to play")] = 10,
-    epsilon: Annotated[float, typer.Option(min=0.0, max=1.0, help="probability of a random action")] = 0.001,
-    seed: Annotated[int, typer.Option(min=0, help="of the environments and the random actions")] = 1_000,
+    episodes: Annotated[int, typer.Option(min=1, help="whole episodes to play")] = EPISODES,
+    epsilon: Annotated[float, typer.Option(min=0.0, max=1.0, help="probability of a random action")] = EPSILON,
+    seed: Annotated[int, typer.Option(min=0, help="of the environments and the random actions")] = EVAL_SEED,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda")] = "auto",
+    checkpoint: Annotated[
+        Literal["best", "last"] | None,
+        typer.Option(
+            help="best: by held-out evaluation; last: of the newest checkpoint; default best, where there is one"
+        ),
+    ] = None,
     video: Annotated[Path | None, typer.Option(help="also write what is seen, to a name in .mp4 or .gif")] = None,
     trust: Annotated[
         bool, typer.Option("--trust", help="let the run's config.json import the module that it names as MODULE:ENV")
     ] = False,
 ) -> None:
-    """Play episodes with a run's newest weights and say every score."""
+    """Play episodes with a run's best weights, held fixed, and say every score."""
     import statistics
 
     from rich.console import Console
@@ -28,8 +36,11 @@ def evaluate(
 
     console = Console()
     state: dict[str, Any]
-    state, scores = play(run, episodes, epsilon, seed, device, video, trust=trust)
-    console.print(f"Weights after {state['steps']:,} steps; epsilon {epsilon:g}, seed {seed}", highlight=False)
+    state, scores = play(run, episodes, epsilon, seed, device, video, checkpoint, trust=trust)
+    console.print(
+        f"{state['checkpoint'].capitalize()} weights, of step {state['steps']:,}; epsilon {epsilon:g}, seed {seed}",
+        highlight=False,
+    )
     for number, score in enumerate(scores, 1):
         console.print(f"episode {number:3d}  score {score:g}", highlight=False)
     console.print(

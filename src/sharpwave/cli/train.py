@@ -193,6 +193,14 @@ def settings_table(name: str, recipe: Recipe) -> Any:
     return table
 
 
+def evaluation_text(evaluation: dict[str, Any]) -> str:
+    """An evaluation in a line."""
+    count = len(evaluation["scores"])
+    return (
+        f"{evaluation['mean']:,.2f} (lowest {evaluation['min']:g}) of {count}, weights of step {evaluation['steps']:,}"
+    )
+
+
 def summary_table(folder: Path, summary: dict[str, Any]) -> Any:
     """What came of a run."""
     from rich.table import Table
@@ -202,7 +210,12 @@ def summary_table(folder: Path, summary: dict[str, Any]) -> Any:
 
     title = Text(printable(f"Ended by {summary['reason']}"), style="table.title")
     table = Table(title=title, title_justify="left", box=None, show_header=False)
-    table.add_row("mean reward of 100", number_text(summary["mean_reward"]))
+    for name, key in (("held-out mean", "held_out"), ("on fresh seeds", "final")):
+        if summary.get(key) is not None:
+            table.add_row(name, evaluation_text(summary[key]))
+    if summary.get("held_out") is None:
+        table.add_row("held-out mean", "- (no evaluation was due, or worth it: --evaluate-every, --evaluate-from)")
+    table.add_row("training mean of 100", number_text(summary["mean_reward"]))
     table.add_row("episodes", f"{summary['episodes']:,}")
     table.add_row("steps, updates", f"{summary['steps']:,}, {summary['updates']:,}")
     table.add_row("time", duration_text(summary["minutes"] * 60))

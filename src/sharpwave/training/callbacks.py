@@ -31,6 +31,9 @@ class Callback:
     def on_report(self, metrics: Metrics) -> None:
         """A report is due: steps, minutes, avg_fps, loss, epsilon, replay_bytes and the rest of the run's figures."""
 
+    def on_evaluation(self, metrics: Metrics) -> None:
+        """A held-out evaluation was made: steps, minutes, scores, mean, min, lost, best (so far)."""
+
     def flush(self) -> None:
         """A checkpoint is about to be made: what was told before it must be kept as surely as the checkpoint."""
 
@@ -54,6 +57,9 @@ class Lasting(Callback):
 
     def on_report(self, metrics: Metrics) -> None:
         self._try(lambda: self._callback.on_report(metrics))
+
+    def on_evaluation(self, metrics: Metrics) -> None:
+        self._try(lambda: self._callback.on_evaluation(metrics))
 
     def flush(self) -> None:
         self._try(self._callback.flush)
@@ -89,6 +95,9 @@ class JsonLines(Callback):
     def on_report(self, metrics: Metrics) -> None:
         self._file.append((json.dumps({"event": "report", **metrics}) + "\n").encode())
 
+    def on_evaluation(self, metrics: Metrics) -> None:
+        self._file.append((json.dumps({"event": "evaluation", **metrics}) + "\n").encode())
+
     def flush(self) -> None:
         self._file.flush()
 
@@ -121,6 +130,8 @@ class TensorBoard(Callback):
         "actor_restarts": "actors/restarts",
     }
 
+    EVALUATION: ClassVar[dict[str, str]] = {"mean": "held_out/mean", "min": "held_out/min"}
+
     def __init__(self, folder: Path, after: int | None = None) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.compat.proto.summary_pb2 import Summary
@@ -142,6 +153,9 @@ class TensorBoard(Callback):
 
     def on_report(self, metrics: Metrics) -> None:
         self._write(metrics, self.REPORT)
+
+    def on_evaluation(self, metrics: Metrics) -> None:
+        self._write(metrics, self.EVALUATION)
 
     def flush(self) -> None:
         self._file.flush()
@@ -226,7 +240,8 @@ class Display(Callback):
         return [
             ("steps", f"{m['steps']:,} / {self._total_steps:,}"),
             ("FPS", number_text(m["avg_fps"], 0)),
-            ("reward (mean of 100)", number_text(m["mean_reward"]) + goal),
+            ("held-out mean", number_text((m.get("held_out") or {}).get("mean")) + goal),
+            ("training mean of 100", number_text(m["mean_reward"])),
             ("episodes", f"{m['episodes']:,}"),
             ("epsilon", number_text(m["epsilon"], 3)),
             ("loss", number_text(m["avg_loss"], 4)),

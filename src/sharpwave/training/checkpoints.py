@@ -9,6 +9,7 @@ import re
 import secrets
 import shutil
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from sharpwave.training.files import read_regular, real_folder, sync, write_new
 
 WEIGHTS, OPTIMIZER, RANDOM = "weights.safetensors", "optimizer.safetensors", "random.safetensors"
 STATE, REPLAY = "state.json", "replay"
+BEST = "best.safetensors"
+"""The policy with the best held-out evaluation so far, where there is one; figures about it are in the state."""
 
 
 NO_STATE = (
@@ -39,7 +42,13 @@ MAX_BYTES, MAX_TENSOR_BYTES = 64 << 20, 16 << 30
 
 
 def save_checkpoint(
-    folder: Path, agent: DQN, state: dict[str, Any], store: sw.Store | None = None, keep: int = 2, run: str = ""
+    folder: Path,
+    agent: DQN,
+    state: dict[str, Any],
+    store: sw.Store | None = None,
+    keep: int = 2,
+    run: str = "",
+    best: Mapping[str, torch.Tensor] | None = None,
 ) -> Path:
     """Save as ``folder/<steps>``; of the run's older ones the newest ``keep - 1`` stay.
 
@@ -51,6 +60,7 @@ def save_checkpoint(
         state: JSON figures, among them ``steps``.
         store: the replay memory, if it is to be part of it.
         run: the id of the run.
+        best: weights of the best policy so far, which :func:`load_best` gives back.
     Returns:
         the checkpoint's folder. An existing one of the same steps is replaced; those of more steps, from which the run
         was not resumed, are removed.
@@ -71,7 +81,7 @@ def save_checkpoint(
     removed: list[Path] = []
     try:
         write_new(partial / MARK, mark)
-        _write_files(partial, agent, {"version": VERSION, **state})
+        _write_files(partial, agent, {"version": VERSION, **state}, best or {})
         if store is not None:
             store.checkpoint(partial / REPLAY)
         sync(partial)
@@ -149,8 +159,22 @@ def load_checkpoint(checkpoint: Path, agent: DQN, *, resume: bool = False) -> di
     return state
 
 
-def _write_files(partial: Path, agent: DQN, state: dict[str, Any]) -> None:
+def load_best(checkpoint: Path, state: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """The ``best`` that a checkpoint was saved with, given its figures; empty where there was none.
+
+    Raises:
+        ValueError: a missing or damaged file.
+    """
+    try:
+        return _load(checkpoint, BEST, state, torch.device("cpu")) if BEST in state["checksums"] else {}
+    except (OSError, *NO_STATE) as error:
+        raise ValueError(f"checkpoint {str(checkpoint)!r} cannot be loaded: {error}") from error
+
+
+def _write_files(partial: Path, agent: DQN, state: dict[str, Any], best: Mapping[str, torch.Tensor]) -> None:
     files = {WEIGHTS: agent.weights(), OPTIMIZER: agent.optimizer_tensors(), RANDOM: _random_state(agent.device)}
+    if best:
+        files[BEST] = dict(best)
     checksums = {}
     for name, tensors in files.items():
         content = save({key: tensor.contiguous().cpu() for key, tensor in tensors.items()})

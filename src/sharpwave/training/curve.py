@@ -13,7 +13,7 @@ from sharpwave.training.text import printable
 def draw_curve(metrics: Path, picture: Path, title: str, stop_reward: float | None) -> None:
     """Rewards against steps and against minutes, from a run's metrics.jsonl to a PNG.
 
-    Dots are single episodes, the line is the mean of the last 100.
+    Dots are single episodes of training, the line is the mean of the last 100; diamonds are held-out evaluations.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -21,13 +21,23 @@ def draw_curve(metrics: Path, picture: Path, title: str, stop_reward: float | No
 
     events = [json.loads(line) for line in metrics.read_text().splitlines()]
     episodes = [event for event in events if event["event"] == "episode"]
+    evaluations = [event for event in events if event["event"] == "evaluation"]
     figure = Figure(figsize=(10, 4), layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(printable(title), parse_math=False)
     for axes, key in zip(figure.subplots(1, 2, sharey=True), ("steps", "minutes"), strict=True):
         across = [event[key] for event in episodes]
-        axes.plot(across, [event["reward"] for event in episodes], ".", markersize=3, alpha=0.3, label="episode")
+        axes.plot(
+            across, [event["reward"] for event in episodes], ".", markersize=3, alpha=0.3, label="episode of training"
+        )
         axes.plot(across, [event["mean_reward"] for event in episodes], linewidth=2, label="mean of 100")
+        axes.plot(
+            [event[key] for event in evaluations],
+            [event["mean"] for event in evaluations],
+            "D",
+            markersize=5,
+            label="held-out mean",
+        )
         if stop_reward is not None:
             axes.axhline(stop_reward, linestyle="--", linewidth=1, color="gray", label=f"goal {stop_reward:g}")
         axes.set_xlabel("environment steps" if key == "steps" else key)

@@ -88,8 +88,3 @@ class Episodes:
     def mean_reward(self) -> float | None:
         """Mean over the last 100 episodes, or over all if there were fewer; None before the first."""
         return float(np.mean(self.last)) if self.last else None
-
-    def reached(self, stop_reward: float | None) -> bool:
-        """Whether 100 episodes that count have ended, and the mean of the last 100 is ``stop_reward`` or more."""
-        full = len(self.last) == self.last.maxlen
-        return stop_reward is not None and full and float(np.mean(self.last)) >= stop_reward

@@ -1,49 +1,20 @@
-"""Playing what was learned: scores of whole episodes, and a video of them."""
+"""Playing what a run has kept: scores of whole episodes, and a video of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from sharpwave.agents.dqn import DQN
 from sharpwave.training import setup
-from sharpwave.training.checkpoints import latest_checkpoint, load_checkpoint
+from sharpwave.training.checkpoints import checkpoints, load_checkpoint
 from sharpwave.training.config import read_config
-from sharpwave.training.episodes import Episodes
+from sharpwave.training.folder import BEST, LAST
+from sharpwave.training.policies import load_policy
+from sharpwave.training.protocol import ShowFrame, lanes_for, play
 
-ShowFrame = Callable[[npt.NDArray[np.uint8]], None]
-
-
-def play(
-    agent: DQN, env: setup.Env, episodes: int, epsilon: float, seed: int, show: ShowFrame | None = None
-) -> list[float]:
-    """Play ``episodes`` whole episodes and return their unclipped scores.
-
-    Every environment plays its share, so long episodes count as much as short ones.
-
-    Args:
-        show: given the picture of environment 0 at every step; needs an environment made to render.
-    """
-    lanes = env.num_envs
-    share = np.full(lanes, episodes // lanes) + (np.arange(lanes) < episodes % lanes)
-    rng = np.random.default_rng(seed)
-    scores: list[list[float]] = [[] for _ in range(lanes)]
-    running = Episodes(lanes)
-    obs, _ = env.reset(seed=seed)
-    while any(len(scores[lane]) < share[lane] for lane in range(lanes)):
-        if show is not None:
-            pictures: Any = env.render()
-            show(pictures[0])
-        step: Any = env.step(agent.act(obs, epsilon, rng))
-        obs, reward, terminated, truncated, infos = step
-        for episode in running.add(infos.get("unclipped_reward", reward), terminated | truncated):
-            scores[episode.lane].append(episode.reward)
-    return [score for lane in range(lanes) for score in scores[lane][: share[lane]]]
+__all__ = ["evaluate", "play"]
 
 
 def evaluate(
@@ -53,35 +24,52 @@ def evaluate(
     seed: int,
     device: str = "auto",
     video: Path | None = None,
+    checkpoint: str | None = None,
     *,
     trust: bool = False,
 ) -> tuple[dict[str, Any], list[float]]:
-    """Play with a run's newest weights.
+    """Play with weights that a run has kept.
 
     Args:
         video: an .mp4 or .gif file to write; then one environment plays all episodes, one after another.
+        checkpoint: "best", the policy with the best held-out evaluation, or "last", that of the newest checkpoint;
+            None: the best if there is one, else the last.
         trust: the module that the name of the run's environment asks to import may be imported.
     Returns:
-        the checkpoint's figures, and the scores.
+        figures about the weights, with ``steps`` and ``checkpoint``, which of the two they are; and the scores.
     Raises:
-        ValueError: no run or no checkpoint there, or a video that cannot be written.
+        ValueError: no run or nothing to play there, or a video that cannot be written.
     """
-    checkpoint = latest_checkpoint(run)
+    checkpoints(run)  # is it a run with any?
+    if checkpoint is None:
+        checkpoint = "best" if (run / BEST).is_file() else "last"
     recipe = replace(
         read_config(run, trust=trust).recipe, device=device, threads=1
     )  # few observations at a time: more threads only wait
-    env = setup.environments(
-        recipe, 1 if video is not None else min(episodes, recipe.num_envs), render=video is not None
-    )
+    env = setup.environments(recipe, 1 if video is not None else lanes_for(episodes), render=video is not None)
     try:
-        agent = setup.agent(recipe, env)
-        state = load_checkpoint(checkpoint, agent)
+        state, agent = _player(run, checkpoint, setup.agent(recipe, env))
+        state = {**state, "checkpoint": checkpoint}
         if video is None:
             return state, play(agent, env, episodes, epsilon, seed)
         with _open_video(video, int(env.metadata.get("render_fps", 30))) as show:
             return state, play(agent, env, episodes, epsilon, seed, show)
     finally:
         env.close()
+
+
+def _player(run: Path, checkpoint: str, agent: DQN) -> tuple[dict[str, Any], DQN]:
+    """Figures about the weights, and an agent that acts by them."""
+    try:
+        weights, figures = load_policy(run / {"best": BEST, "last": LAST}[checkpoint])
+    except FileNotFoundError as error:
+        if checkpoint == "best":
+            raise ValueError(
+                f"run {str(run)!r} has no {BEST}: no held-out evaluation has been made yet; expected --checkpoint last"
+            ) from error
+        figures = load_checkpoint(checkpoints(run)[-1], agent)  # of a version that wrote no policies
+        weights = agent.policy_weights()
+    return figures, agent.player(weights)
 
 
 class _open_video:

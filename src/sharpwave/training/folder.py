@@ -19,6 +19,8 @@ except ImportError:  # Windows: two processes on one folder are not noticed ther
     fcntl = None  # type: ignore[assignment]
 
 METRICS, SUMMARY, CURVE, LOCK = "metrics.jsonl", "summary.json", "curve.png", "lock"
+BEST, LAST = "best.safetensors", "last.safetensors"
+"""The policy with the best held-out evaluation, and that of the newest checkpoint."""
 CHECKPOINTS, DISK, TENSORBOARD = "checkpoints", "replay", "tensorboard"
 MAX_LOCK_BYTES = 32
 
@@ -78,7 +80,7 @@ def locked(folder: Path) -> Iterator[None]:
         ValueError: another process does, the folder cannot be written to, or what a run writes there lies elsewhere.
     """
     try:
-        for name in (CONFIG, METRICS, SUMMARY, CURVE, LOCK):
+        for name in (CONFIG, METRICS, SUMMARY, CURVE, BEST, LAST, LOCK):
             if os.path.lexists(folder / name):
                 os.close(open_regular(folder / name, os.O_RDONLY))
         for name in (CHECKPOINTS, DISK, TENSORBOARD):

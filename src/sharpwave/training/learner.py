@@ -12,7 +12,8 @@ from sharpwave.training.callbacks import Callback, Metrics
 from sharpwave.training.crew import ActorsDiedError, Crew
 from sharpwave.training.episodes import Episode
 from sharpwave.training.feed import Feed
-from sharpwave.training.loop import update
+from sharpwave.training.held_out import HeldOut
+from sharpwave.training.loop import evaluate, update
 from sharpwave.training.recipes import Recipe
 from sharpwave.training.shared import Counters
 from sharpwave.training.staleness import Staleness
@@ -32,6 +33,7 @@ def train_with_actors(
     interrupted: Callable[[], str | None] = lambda: None,
     state: TrainingState | None = None,
     save: Callable[[TrainingState, Metrics], None] | None = None,
+    keep: Callable[[HeldOut], None] | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Metrics:
     """As :func:`sharpwave.training.loop.train`, while ``recipe.actors`` other processes play.
@@ -45,7 +47,7 @@ def train_with_actors(
         the last report, with ``reason``, and ``failed`` where that is actors that died too often.
     """
     state = state or TrainingState.fresh(recipe)
-    episodes, progress = state.episodes, state.progress
+    episodes, progress, held_out = state.episodes, state.progress, state.held_out
     feed = Feed(replay, recipe.batch_size, agent.device)
     counters, weights = Counters(recipe.actors), shared_weights(agent)
     staleness = Staleness(progress)
@@ -88,6 +90,8 @@ def train_with_actors(
             if progress.passed(recipe.weights_every):
                 staleness.published(weights.publish(policy(agent)))
 
+            if state.evaluation_due(recipe):
+                evaluate(agent, state, callbacks, keep)
             reason = reason or interrupted() or (None if due else full)
             saving = save is not None and (progress.checkpoint_due or reason is not None)
             if progress.passed(recipe.report_every) or saving or reason is not None:
@@ -95,7 +99,7 @@ def train_with_actors(
                     progress.steps, recipe.epsilon_start, recipe.epsilon_end, recipe.epsilon_steps
                 )
                 metrics = progress.report(epsilon, episodes, store)
-                metrics |= staleness.report() | {"actor_restarts": crew.restarts}
+                metrics |= held_out.report() | staleness.report() | {"actor_restarts": crew.restarts}
                 for callback in callbacks:
                     callback.on_report(metrics)
             if saving and save is not None:

@@ -16,10 +16,11 @@ import sharpwave as sw
 from sharpwave.agents.dqn import DQN
 from sharpwave.training import setup
 from sharpwave.training.callbacks import Metrics
-from sharpwave.training.checkpoints import NO_STATE, REPLAY, checkpoints, load_checkpoint
+from sharpwave.training.checkpoints import NO_STATE, REPLAY, checkpoints, load_best, load_checkpoint
 from sharpwave.training.config import Config, read_config
 from sharpwave.training.files import write_text
-from sharpwave.training.folder import METRICS, SUMMARY, locked
+from sharpwave.training.folder import BEST, LAST, METRICS, SUMMARY, locked
+from sharpwave.training.policies import keep_policy
 from sharpwave.training.replay_folder import candidates, store_id
 from sharpwave.training.run import Run, check_installed, let_go, read_summary, summarize
 from sharpwave.training.state import TrainingState
@@ -58,7 +59,7 @@ def resume(folder: Path, changes: dict[str, Any], console: Console, *, trust: bo
             say(f"{folder} has ended already, by {saved.ended}; to go on, give more --steps or another --stop-reward")
             summary = read_summary(folder)
             if summary is None:
-                last = {**saved.report, "reason": saved.ended}
+                last = {**saved.report, "reason": saved.ended, "final": saved.state.held_out.final(agent)}
                 summary = summarize(folder, config, str(agent.device), last, say)
             return folder, summary
         store, replay, replay_id = saved.memory
@@ -83,6 +84,7 @@ def resume(folder: Path, changes: dict[str, Any], console: Console, *, trust: bo
                 f"{recipe.warmup_steps:,} steps before learning goes on"
             )
         (folder / SUMMARY).unlink(missing_ok=True)
+        restore_policies(folder, saved.state, agent, say)
         dropped = drop_metrics(folder / METRICS, progress.steps)
         if dropped:
             say(f"Lines of {METRICS} about later steps are dropped, and will be written again: {dropped:,}")
@@ -126,6 +128,9 @@ def _load(
         state, report = TrainingState.from_dict(recipe, figures["training"]), figures["report"]
     except NO_STATE as error:
         raise ValueError(f"its figures are not what this version writes ({error!r})") from error
+    state.held_out.best_weights = load_best(checkpoint, figures)
+    if (state.held_out.best is None) != (not state.held_out.best_weights):
+        raise ValueError("it holds a best policy without its evaluation, or the other way round")
     ended = state.end_reached(recipe)
     if ended is not None:
         return Saved(checkpoint, report, state, ended, None)
@@ -151,6 +156,16 @@ def _memory(
         except FileExistsError as error:
             say(f"The replay memory goes into another folder of the run: {error}")
     raise AssertionError("there is always another one")
+
+
+def restore_policies(folder: Path, state: TrainingState, agent: DQN, say: Callable[[str], None]) -> None:
+    """Write best and last policy as they were at the checkpoint: what came later is forgotten, and done again."""
+    keep_policy(folder / LAST, agent.policy_weights(), {"steps": state.progress.steps}, say)
+    best = state.held_out.best
+    if best is None:
+        (folder / BEST).unlink(missing_ok=True)
+    else:
+        keep_policy(folder / BEST, state.held_out.best_weights, best.figures(), say)
 
 
 def drop_metrics(path: Path, after: int) -> int:

@@ -1,4 +1,4 @@
-"""A run and its folder: config.json, metrics.jsonl, TensorBoard events, checkpoints, summary.json, curve.png."""
+"""A run and its folder: config.json, metrics.jsonl, checkpoints, best and last policy, summary.json, curve.png."""
 
 from __future__ import annotations
 
@@ -104,12 +104,15 @@ class Run:
             write_config(folder, self.config)
             add(Display(console, title, recipe.steps, recipe.stop_reward), "the display")
             save = Saver(folder / CHECKPOINTS, run, recipe, self.agent, self.store, callbacks, say, counted)
-            told = (callbacks, interrupted, self.state, save)
+            state = self.state or TrainingState.fresh(recipe)
+            told = (callbacks, interrupted, state, save, save.keep)
             if recipe.actors:
                 last = train_with_actors(recipe, self.agent, self.store, self.replay, *told, say)
             else:
                 last = train(recipe, self.env, self.agent, self.store, self.replay, *told)
         failed = last.pop("failed", False)
+        if state.end_reached(recipe) is not None:
+            last["final"] = state.held_out.final(self.agent)
         summary = summarize(folder, self.config, str(self.agent.device), last, say)
         save.finish()
         if failed:

@@ -6,10 +6,15 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from torch import Tensor
+
 import sharpwave as sw
 from sharpwave.agents.dqn import DQN
 from sharpwave.training.callbacks import Callback, Metrics
 from sharpwave.training.checkpoints import newest_checkpoint, save_checkpoint
+from sharpwave.training.folder import BEST, LAST
+from sharpwave.training.held_out import HeldOut
+from sharpwave.training.policies import keep_policy
 from sharpwave.training.recipes import Recipe
 from sharpwave.training.state import TrainingState
 
@@ -22,7 +27,7 @@ class Saver:
     """Saves the checkpoints of a run.
 
     Args:
-        folder: where they lie.  run: the run's id.
+        folder: where they lie, in the run's, which holds the best and the last policy.  run: the run's id.
         store: the replay memory, part of them if the recipe says so.
         callbacks: flushed before each.  say: told in a sentence what went wrong.
         counted: episodes that had ended at the checkpoint before the first one here.
@@ -46,6 +51,7 @@ class Saver:
         self._store = store if recipe.save_replay else None
         self._callbacks, self._say, self._counted = callbacks, say, counted
         self._figures: Metrics = {}
+        self._best: dict[str, Tensor] = {}
         self.lost = ""
 
     def __call__(self, state: TrainingState, report: Metrics) -> None:
@@ -61,9 +67,12 @@ class Saver:
         for callback in self._callbacks:
             callback.flush()
         self._figures = {"steps": report["steps"], "report": report, "training": state.to_dict()}
+        self._best = state.held_out.best_weights
+        weights, steps = self._agent.policy_weights(), {"steps": report["steps"]}
+        keep_policy(self._folder.parent / LAST, weights, steps, self._say)
         before = self.lost
         try:
-            save_checkpoint(self._folder, self._agent, self._figures, self._store, run=self._run)
+            save_checkpoint(self._folder, self._agent, self._figures, self._store, run=self._run, best=self._best)
         except OSError as error:
             self.lost = str(error)
             self._say(
@@ -75,6 +84,11 @@ class Saver:
             if before:
                 self._say(f"The checkpoint at {progress.steps:,} steps is written; no more is missing")
         progress.unsaved = bool(self.lost)
+
+    def keep(self, held_out: HeldOut) -> None:
+        """Save the best policy, which has just been found. Where that fails, say so."""
+        assert held_out.best is not None
+        keep_policy(self._folder.parent / BEST, held_out.best_weights, held_out.best.figures(), self._say)
 
     def finish(self) -> None:
         """The run has ended: where its last checkpoint was lost, save what takes less room, all but the replay memory.
@@ -89,7 +103,7 @@ class Saver:
         saved = None
         if self._store is not None:
             with suppress(OSError):
-                saved = save_checkpoint(self._folder, self._agent, self._figures, run=self._run)
+                saved = save_checkpoint(self._folder, self._agent, self._figures, run=self._run, best=self._best)
         if saved is not None:
             raise NotSavedError(
                 f"{told} Without the replay memory it was: checkpoint {saved.name} plays, and a run resumed from it "

@@ -62,6 +62,7 @@ def agent(recipe: Recipe, env: Env) -> DQN:
         adam_eps=recipe.adam_eps,
         max_grad_norm=recipe.max_grad_norm,
         target_tau=recipe.target_tau,
+        average_decay=recipe.average_decay,
         precision=precision(recipe.precision, device),
     )
     build = network_builder(recipe.network, obs_shape, num_actions, recipe.hidden_units, recipe.dueling)

@@ -15,6 +15,7 @@ import sharpwave as sw
 from sharpwave.agents.exploration import play_well
 from sharpwave.training.callbacks import Metrics
 from sharpwave.training.episodes import Episodes, running_mean
+from sharpwave.training.held_out import HeldOut
 from sharpwave.training.recipes import Recipe
 
 
@@ -163,23 +164,30 @@ class TrainingState:
     """What :func:`sharpwave.training.loop.train` changes, beside the agent and the replay memory.
 
     Attributes:
-        rng: of the exploration.  episodes: the scores.  progress: steps, updates, time.
+        rng: of the exploration.  episodes: the scores.  progress: steps, updates, time.  held_out: what was measured.
     """
 
     rng: np.random.Generator
     episodes: Episodes
     progress: Progress
+    held_out: HeldOut
 
     @classmethod
     def fresh(cls, recipe: Recipe) -> TrainingState:
         """Of a run that begins."""
         scored = play_well(recipe.epsilon_end, recipe.num_envs, recipe.epsilon_ladder)
-        return cls(np.random.default_rng(recipe.seed), Episodes(recipe.num_envs, scored=scored), Progress(recipe))
+        episodes = Episodes(recipe.num_envs, scored=scored)
+        return cls(np.random.default_rng(recipe.seed), episodes, Progress(recipe), HeldOut(recipe))
+
+    def evaluation_due(self, recipe: Recipe) -> bool:
+        """Whether it is time for a held-out evaluation, and worth it."""
+        due = recipe.evaluate_every > 0 and self.progress.passed(recipe.evaluate_every)
+        return due and self.held_out.worth_it(self.episodes)
 
     def end_reached(self, recipe: Recipe) -> str | None:
-        """Why the run has ended, or None where it has not: the recipe's reward or steps are reached."""
-        if self.episodes.reached(recipe.stop_reward):
-            return f"the mean of 100 episodes reached {recipe.stop_reward:g}"
+        """Why the run has ended, or None where it has not: it has solved the recipe, or its steps are made."""
+        if self.held_out.solved:
+            return f"a held-out mean of {recipe.stop_reward:g} or more"
         if self.progress.steps >= recipe.steps:
             return f"the limit of {recipe.steps:,} steps"
         return None
@@ -190,6 +198,7 @@ class TrainingState:
             "progress": self.progress.to_dict(),
             "episodes": self.episodes.to_dict(),
             "exploration": self.rng.bit_generator.state,
+            "held_out": self.held_out.to_dict(),
         }
 
     @classmethod
@@ -202,4 +211,5 @@ class TrainingState:
         state = cls.fresh(recipe)
         state.rng.bit_generator.state = values["exploration"]
         state.episodes.load(values["episodes"])
-        return cls(state.rng, state.episodes, Progress.from_dict(recipe, values["progress"]))
+        held_out = HeldOut.from_dict(recipe, values["held_out"]) if "held_out" in values else state.held_out
+        return cls(state.rng, state.episodes, Progress.from_dict(recipe, values["progress"]), held_out)

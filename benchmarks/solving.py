@@ -1,0 +1,158 @@
+"""Recipes trained until they are solved, seed by seed: a table, JSON, and one figure of all curves.
+
+Solved: the policy of a run, its weights held fixed, plays 30 held-out episodes with the mean that the recipe asks.
+That evaluation decides when a run ends, so it is chosen among several; beside it stand 30 fresh episodes of the same
+weights, by which nothing was decided, and the mean of the last 100 training episodes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from sharpwave.bench.runs import ended, episodes
+
+HERE = Path(__file__).parent
+RESAMPLES = 10_000
+SHARPWAVE = str(Path(sys.executable).with_name("sharpwave"))
+
+
+def trained(recipe: str, folder: Path, seed: int, options: list[str]) -> dict[str, Any]:
+    """Train, go on with, or just read a run; returns what is told about it."""
+    spent = folder.with_suffix(".cpu")
+    if not ended(folder):
+        if any((folder / "checkpoints").glob("[0-9]*")):
+            command = [SHARPWAVE, "train", "--resume", str(folder)]
+        else:
+            command = [SHARPWAVE, "train", recipe, "--seed", str(seed), "--out", str(folder), *options]
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with folder.with_suffix(".log").open("a") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+            _, status, used = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            raise RuntimeError(f"{' '.join(command)}: ended with {process.returncode}, see {log.name}")
+        before = float(spent.read_text()) if spent.exists() else 0.0
+        spent.write_text(f"{before + (used.ru_utime + used.ru_stime) / 60:.3f}\n")
+    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    settings = json.loads((folder / "config.json").read_text())["settings"]
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    keys = ("steps", "minutes", "reward", "mean_reward")
+    return {
+        "seed": seed,
+        "solved": summary["reason"].startswith("a held-out mean"),
+        "goal": settings["stop_reward"],
+        "cpu_minutes": float(spent.read_text()) if spent.exists() else None,
+        **{key: summary[key] for key in ("reason", "steps", "minutes", "mean_reward", "evaluations", "held_out")},
+        "evaluation_share": summary["evaluation_minutes"] / summary["minutes"],
+        "final": summary.get("final"),
+        "final_interval": None if summary.get("final") is None else interval(summary["final"]["scores"]),
+        "decisions": [
+            {key: line[key] for key in ("steps", "minutes", "mean", "min")}
+            for line in lines
+            if line["event"] == "evaluation"
+        ],
+        "episodes": [[event[key] for key in keys] for event in episodes(folder)],
+    }
+
+
+def interval(scores: list[float]) -> list[float]:
+    """95 % bootstrap interval of the mean."""
+    drawn = np.random.default_rng(0).choice(scores, (RESAMPLES, len(scores)))
+    return [float(value) for value in np.percentile(drawn.mean(axis=1), [2.5, 97.5])]
+
+
+def print_table(title: str, runs: list[dict[str, Any]]) -> None:
+    """A row a seed; below them the median and the slowest."""
+    table = Table(title=title, title_style="bold", title_justify="left")
+    for name in ("seed", "solved", "steps", "minutes", "CPU minutes", "evaluating", "held-out mean", "lowest"):
+        table.add_column(name, justify="right")
+    for name in ("fresh mean", "95 %", "lowest", "lost", "training mean"):
+        table.add_column(name, justify="right")
+    for run in runs:
+        found, final = run["held_out"], run["final"]
+        low, high = run["final_interval"] or (None, None)
+        table.add_row(
+            str(run["seed"]),
+            "yes" if run["solved"] else "no",
+            f"{run['steps']:,}",
+            f"{run['minutes']:.1f}",
+            "-" if run["cpu_minutes"] is None else f"{run['cpu_minutes']:.1f}",
+            f"{run['evaluation_share']:.0%}",
+            *(["-"] * 2 if found is None else [f"{found['mean']:.2f}", f"{found['min']:g}"]),
+            *(
+                ["-"] * 4
+                if final is None
+                else [f"{final['mean']:.2f}", f"{low:.2f} to {high:.2f}", f"{final['min']:g}", str(final["lost"])]
+            ),
+            f"{run['mean_reward']:.2f}",
+        )
+    Console(width=160).print(table)
+    done = [run for run in runs if run["solved"]]
+    print(f"solved: {len(done)} of {len(runs)} seeds")
+    for key, unit in (("steps", "steps"), ("minutes", "minutes"), ("cpu_minutes", "CPU minutes")):
+        values = [run[key] for run in done if run[key] is not None]
+        if values:
+            print(f"{unit}: median {statistics.median(values):,.1f}, slowest {max(values):,.1f}")
+
+
+def draw(title: str, runs: list[dict[str, Any]], path: Path) -> None:
+    """Means of 100 training episodes as lines, held-out evaluations as diamonds, a colour a seed."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    shown, axes = pyplot.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
+    for axis, index, label in zip(axes, (0, 1), ("environment steps, thousands", "minutes"), strict=True):
+        scale, key = (1000, "steps") if index == 0 else (1, "minutes")
+        for run in runs:
+            across = [event[index] / scale for event in run["episodes"]]
+            (line,) = axis.plot(across, [event[3] for event in run["episodes"]], linewidth=1.5, alpha=0.7)
+            axis.plot(
+                [one[key] / scale for one in run["decisions"]],
+                [one["mean"] for one in run["decisions"]],
+                "D",
+                markersize=4,
+                color=line.get_color(),
+                label=f"held-out mean, seed {run['seed']}",
+            )
+        axis.axhline(runs[0]["goal"], linestyle="--", linewidth=1, color="gray")
+        axis.set_xlabel(label)
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("score (lines: mean of 100 in training)")
+    axes[0].legend(loc="best", fontsize=7)
+    shown.suptitle(title)
+    shown.savefig(path, dpi=120)
+    pyplot.close(shown)
+
+
+def main(recipe: str, title: str, seeds: list[int], at_a_time: int, usual: list[str]) -> None:
+    """Command line; options that it does not know go to ``sharpwave train``, after the ``usual`` ones."""
+    parser = argparse.ArgumentParser(description=title)
+    parser.add_argument("--seeds", type=int, nargs="+", default=seeds)
+    parser.add_argument("--at-a-time", type=int, default=at_a_time, help="runs that train side by side")
+    parser.add_argument("--runs", type=Path, default=Path("runs") / f"{recipe}-seeds", help="folder of the runs")
+    parser.add_argument("--out", type=Path, default=HERE / "results", help="folder for the JSON and the figure")
+    arguments, options = parser.parse_known_args()
+    options = [*usual, *(option for option in options if option != "--")]
+    with ThreadPoolExecutor(arguments.at_a_time) as pool:
+        futures = [
+            pool.submit(trained, recipe, arguments.runs / f"seed{seed}", seed, options) for seed in arguments.seeds
+        ]
+        runs = [future.result() for future in futures]
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / f"{recipe}.json").write_text(json.dumps({"runs": runs}) + "\n")
+    print_table(title, runs)
+    draw(title, runs, arguments.out / f"{recipe}.png")

@@ -1,0 +1,144 @@
+"""Held-out evaluations of a run: when the policy is measured, which was the best, and whether the run has solved it.
+
+Training is not touched: evaluations have environments and random numbers of their own.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import Any
+
+from torch import Tensor
+
+from sharpwave.agents.dqn import DQN
+from sharpwave.training import setup
+from sharpwave.training.episodes import Episodes
+from sharpwave.training.protocol import EPISODES, EPSILON, LANES, held_out_seed, lanes_for, play
+from sharpwave.training.recipes import Recipe
+
+RECENT = 20
+"""Training episodes whose mean says whether an evaluation is worth it."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Scores of whole episodes, played after ``steps`` steps of training with the weights of that moment."""
+
+    steps: int
+    scores: list[float]
+
+    @property
+    def mean(self) -> float:
+        return fmean(self.scores)
+
+    def solves(self, recipe: Recipe) -> bool:
+        """Whether it is whole, its mean is ``stop_reward`` or more and none of its scores is below ``stop_worst``."""
+        return len(self.scores) == EPISODES and not falls_short(recipe, self.scores) and recipe.stop_reward is not None
+
+    def figures(self) -> dict[str, Any]:
+        """For reports and files."""
+        lost = sum(score < 0 for score in self.scores)
+        return {**asdict(self), "mean": self.mean, "min": min(self.scores), "lost": lost}
+
+
+def falls_short(recipe: Recipe, scores: list[float]) -> bool:
+    """Whether scores are too low to solve the recipe; one that cannot be solved wants no more than the first few."""
+    if recipe.stop_reward is None or fmean(scores) < recipe.stop_reward:
+        return True
+    return recipe.stop_worst is not None and min(scores) < recipe.stop_worst
+
+
+class HeldOut:
+    """What a run knows of its policy by held-out evaluations.
+
+    Attributes:
+        latest, best: of those by which a run ends; the best has ``best_weights``.
+        count: evaluations made.  minutes: that they took.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+        self.latest: Evaluation | None = None
+        self.best: Evaluation | None = None
+        self.best_weights: dict[str, Tensor] = {}
+        self.count = 0
+        self.minutes = 0.0
+
+    @property
+    def solved(self) -> bool:
+        """Whether the latest evaluation solves the recipe."""
+        return self.latest is not None and self.latest.solves(self.recipe)
+
+    def worth_it(self, episodes: Episodes) -> bool:
+        """Whether the last training episodes suggest that an evaluation may show something."""
+        recent = list(episodes.last)[-RECENT:]
+        least = self.recipe.evaluate_from
+        return len(recent) == RECENT and (least is None or fmean(recent) >= least)
+
+    def evaluate(self, agent: DQN, steps: int) -> bool:
+        """Measure the agent's policy; whether it is the best so far.
+
+        Where the first episodes of all environments fall short of what the recipe asks, it is left at them.
+        """
+        weights = agent.policy_weights()
+        self.latest = self._play(agent, weights, steps, final=False)
+        self.count += 1
+        if self.best is not None and self._rank(self.latest) <= self._rank(self.best):
+            return False
+        self.best, self.best_weights = self.latest, weights
+        return True
+
+    def final(self, agent: DQN) -> dict[str, Any] | None:
+        """Measure the best weights once more, where there are any, on seeds by which nothing was decided."""
+        if self.best is None:
+            return None
+        return self._play(agent, self.best_weights, self.best.steps, final=True).figures()
+
+    def _play(self, agent: DQN, weights: dict[str, Tensor], steps: int, final: bool) -> Evaluation:
+        begun = time.perf_counter()
+        env = setup.environments(self.recipe, lanes_for(EPISODES))
+        try:
+            scores = play(
+                agent.player(weights),
+                env,
+                EPISODES,
+                EPSILON,
+                held_out_seed(self.recipe.seed, steps, final),
+                hopeless=lambda scores: not final and len(scores) >= LANES and falls_short(self.recipe, scores),
+            )
+        finally:
+            env.close()
+        self.minutes += (time.perf_counter() - begun) / 60
+        return Evaluation(steps, scores)
+
+    def _rank(self, evaluation: Evaluation) -> tuple[bool, float]:
+        return evaluation.solves(self.recipe), evaluation.mean
+
+    def report(self) -> dict[str, Any]:
+        """What is told about the run."""
+        return {
+            "held_out": None if self.best is None else self.best.figures(),
+            "evaluations": self.count,
+            "evaluation_minutes": self.minutes,
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; ``best_weights`` are kept beside them."""
+        kept = {"latest": self.latest, "best": self.best}
+        return {
+            **{name: None if one is None else asdict(one) for name, one in kept.items()},
+            "count": self.count,
+            "minutes": self.minutes,
+        }
+
+    @classmethod
+    def from_dict(cls, recipe: Recipe, values: dict[str, Any]) -> HeldOut:
+        """Inverse of :meth:`to_dict`, but for ``best_weights``."""
+        held_out = cls(recipe)
+        for name in ("latest", "best"):
+            if values[name] is not None:
+                setattr(held_out, name, Evaluation(values[name]["steps"], values[name]["scores"]))
+        held_out.count, held_out.minutes = values["count"], values["minutes"]
+        return held_out

@@ -1,0 +1,83 @@
+"""How a policy is measured: fixed weights, whole episodes, seeds that training did not see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.training.episodes import Episodes
+
+if TYPE_CHECKING:  # the command line reads the numbers below; torch takes a second to import
+    from sharpwave.agents.dqn import DQN
+    from sharpwave.training.setup import Env
+
+EPISODES = 30
+"""Of a measurement."""
+EPSILON = 0.001
+"""Probability of a random action."""
+LANES = 10
+"""Environments at most that play it, side by side."""
+EVAL_SEED = 1_000
+"""Of ``sharpwave eval``, where no other is asked for."""
+
+ShowFrame = Callable[[npt.NDArray[np.uint8]], None]
+
+
+def lanes_for(episodes: int) -> int:
+    """Environments for so many episodes."""
+    return min(episodes, LANES)
+
+
+def held_out_seed(seed: int, steps: int, final: bool = False) -> int:
+    """The seed of an evaluation that a run makes after ``steps`` steps.
+
+    Evaluations by which a run ends lie in [5 * 2^28, 6 * 2^28), those after its end in [6 * 2^28, 7 * 2^28), and
+    training's own below 2^30 (but for its first, which the user gives): no environment of one is another's.
+    """
+    drawn = np.random.SeedSequence([seed, steps, 1 + final]).generate_state(1)[0]
+    return (5 + final << 28) + int(drawn >> 4)
+
+
+def play(
+    agent: DQN,
+    env: Env,
+    episodes: int,
+    epsilon: float,
+    seed: int,
+    show: ShowFrame | None = None,
+    hopeless: Callable[[list[float]], bool] = lambda scores: False,
+) -> list[float]:
+    """Play ``episodes`` whole episodes and return their unclipped scores.
+
+    Every environment plays its share, so long episodes count as much as short ones.
+
+    Args:
+        show: given the picture of environment 0 at every step; needs an environment made to render.
+        hopeless: asked each time that all environments have ended one more episode, with the scores of as many
+            episodes of each: whether to leave it at that and return those.
+    """
+    lanes = env.num_envs
+    share = np.full(lanes, episodes // lanes) + (np.arange(lanes) < episodes % lanes)
+    rng = np.random.default_rng(seed)
+    scores: list[list[float]] = [[] for _ in range(lanes)]
+    running = Episodes(lanes)
+    rounds = 0
+    obs, _ = env.reset(seed=seed)
+    while any(len(scores[lane]) < share[lane] for lane in range(lanes)):
+        if show is not None:
+            pictures: Any = env.render()
+            show(pictures[0])
+        step: Any = env.step(agent.act(obs, epsilon, rng))
+        obs, reward, terminated, truncated, infos = step
+        ended = running.add(infos.get("unclipped_reward", reward), terminated | truncated)
+        for episode in ended:
+            scores[episode.lane].append(episode.reward)
+        if ended and min(map(len, scores)) > rounds:
+            rounds += 1
+            so_far = [score for lane in scores for score in lane[:rounds]]
+            if hopeless(so_far):
+                return so_far
+    return [score for lane in range(lanes) for score in scores[lane][: share[lane]]]

@@ -1,0 +1,207 @@
+"""What a run says of its policy was measured with fixed weights on episodes that training did not see."""
+
+import dataclasses
+import io
+import json
+import shutil
+from statistics import fmean
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from sharpwave.training import setup
+from sharpwave.training.callbacks import Callback
+from sharpwave.training.evaluation import evaluate
+from sharpwave.training.held_out import Evaluation, HeldOut
+from sharpwave.training.loop import train
+from sharpwave.training.policies import load_policy, save_policy
+from sharpwave.training.protocol import EPISODES, EPSILON, EVAL_SEED, LANES, held_out_seed, play
+from sharpwave.training.recipes import RECIPES
+from sharpwave.training.resume import resume
+from sharpwave.training.run import run
+from sharpwave.training.state import episode_seed
+
+SHORT = dataclasses.replace(
+    RECIPES["cartpole"][1], steps=3_000, warmup_steps=500, checkpoint_every=1_500, report_every=500,
+    stop_reward=None, evaluate_every=500, evaluate_from=None, seed=3,
+)  # fmt: skip
+
+
+class Kept(Callback):
+    """Keeps what it is told."""
+
+    def __init__(self):
+        self.episodes, self.evaluations = [], []
+
+    def on_episode(self, metrics):
+        self.episodes.append(metrics)
+
+    def on_evaluation(self, metrics):
+        self.evaluations.append(metrics)
+
+
+def trained(recipe):
+    env = setup.environments(recipe)
+    agent = setup.agent(recipe, env)
+    store, replay = setup.memory(recipe, env)
+    kept = Kept()
+    summary = train(recipe, env, agent, store, replay, [kept])
+    env.close()
+    store.close()
+    return agent, summary, kept
+
+
+def quiet(how, *arguments):
+    return how(*arguments, Console(file=io.StringIO()))
+
+
+@pytest.fixture(scope="module")
+def solved_run(tmp_path_factory):
+    """A run that ends by a low bar, its folder and its summary."""
+    recipe = dataclasses.replace(SHORT, steps=20_000, stop_reward=100.0, stop_worst=20.0)
+    return quiet(run, "cartpole", recipe, tmp_path_factory.mktemp("solved") / "run")
+
+
+def test_evaluations_do_not_disturb_training():
+    often, _, kept = trained(SHORT)
+    never, _, alone = trained(dataclasses.replace(SHORT, evaluate_every=0))
+    assert len(kept.evaluations) >= 4 and not alone.evaluations
+    one, two = often.weights(), never.weights()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    times = {"minutes": 0}
+    assert [{**line, **times} for line in kept.episodes] == [{**line, **times} for line in alone.episodes]
+
+
+def test_training_episodes_do_not_end_a_run():
+    """They pass the bar of 10 from the start; no held-out score passes CartPole's 500."""
+    _, summary, kept = trained(dataclasses.replace(SHORT, stop_reward=10.0, stop_worst=501.0))
+    assert summary["reason"] == "the limit of 3,000 steps" and summary["mean_reward"] > 10
+    assert all(len(event["scores"]) == LANES for event in kept.evaluations)  # it was left at the first ones
+
+
+def test_it_ends_with_30_whole_episodes_of_fixed_weights_and_measures_them_again(solved_run):
+    folder, summary = solved_run
+    found, final = summary["held_out"], summary["final"]
+    assert summary["reason"] == "a held-out mean of 100 or more"
+    assert len(found["scores"]) == len(final["scores"]) == EPISODES
+    assert found["mean"] == fmean(found["scores"]) >= 100 and min(found["scores"]) >= 20
+    weights, figures = load_policy(folder / "best.safetensors")
+    assert figures == found and found["steps"] == final["steps"]
+    # An agent of its own, by what is on disk: the same scores.
+    recipe = dataclasses.replace(SHORT, seed=1)
+    env = setup.environments(recipe, LANES)
+    player = setup.agent(recipe, env).player(weights)
+    for evaluation, is_final in ((found, False), (final, True)):
+        seed = held_out_seed(SHORT.seed, evaluation["steps"], is_final)
+        assert play(player, env, EPISODES, EPSILON, seed) == evaluation["scores"]
+    env.close()
+    assert found["scores"] != final["scores"]
+
+
+def test_eval_plays_the_best_or_the_last(solved_run, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(solved_run[0], folder)
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in load_policy(folder / "last.safetensors")[0].items()}
+    save_policy(folder / "last.safetensors", zeros, {"steps": 77})
+    best = evaluate(folder, 10, EPSILON, EVAL_SEED)
+    assert best[0]["checkpoint"] == "best" and fmean(best[1]) > 60
+    assert best == evaluate(folder, 10, EPSILON, EVAL_SEED, checkpoint="best")
+    state, scores = evaluate(folder, 10, EPSILON, EVAL_SEED, checkpoint="last")
+    assert state["steps"] == 77 and max(scores) < 15  # always to the left
+    (folder / "best.safetensors").unlink()
+    assert evaluate(folder, 10, EPSILON, EVAL_SEED)[1] == scores
+    with pytest.raises(ValueError, match="expected --checkpoint last"):
+        evaluate(folder, 10, EPSILON, EVAL_SEED, checkpoint="best")
+    (folder / "last.safetensors").unlink()  # a run of a version that wrote neither
+    state, scores = evaluate(folder, 10, EPSILON, EVAL_SEED)
+    assert state["steps"] == solved_run[1]["steps"] and fmean(scores) > 60
+
+
+def test_a_resumed_run_keeps_the_best_of_its_checkpoint(tmp_path):
+    """Killed after a later evaluation was kept, and while the next one was written."""
+    whole, _ = quiet(run, "cartpole", SHORT, tmp_path / "whole")
+    killed = tmp_path / "killed"
+    shutil.copytree(whole, killed)
+    shutil.rmtree(killed / "checkpoints" / "000000003000")
+    (killed / "summary.json").unlink()
+    for name in ("best", "last"):
+        (killed / f".{name}.safetensors.0123abcd.partial").write_bytes(b"half")
+    _, half = quiet(resume, killed, {"steps": 1_504})
+    evaluations = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
+    then = [event for event in evaluations if event["event"] == "evaluation" and event["steps"] <= 1_504]
+    best = max(then, key=lambda event: event["mean"])
+    figures = load_policy(killed / "best.safetensors")[1]
+    assert (figures["steps"], figures["mean"]) == (best["steps"], best["mean"]) and half["held_out"] == figures
+    quiet(resume, killed, {"steps": 3_000})
+    # The checkpoint of 1,504 steps broke episodes off, so later ones are others; but whole they are.
+    assert load_policy(killed / "best.safetensors")[1]["mean"] >= figures["mean"]
+    assert load_policy(killed / "last.safetensors")[1]["steps"] == 3_000
+
+
+def test_damage_to_a_policy_is_named(tmp_path):
+    path = tmp_path / "best.safetensors"
+    weights = {"policy.weight": torch.arange(6.0).view(2, 3)}
+    save_policy(path, weights, {"steps": 5, "mean": 1.5})
+    loaded, figures = load_policy(path)
+    assert figures == {"steps": 5, "mean": 1.5} and torch.equal(loaded["policy.weight"], weights["policy.weight"])
+    whole = path.read_bytes()
+    for bit in range(0, 8 * len(whole), 7):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        try:
+            loaded, figures = load_policy(path)
+        except ValueError as error:
+            assert "best.safetensors" in str(error) and "is damaged" in str(error)
+        else:  # in the padding between header and numbers
+            assert figures == {"steps": 5, "mean": 1.5} and torch.equal(
+                loaded["policy.weight"], weights["policy.weight"]
+            )
+    for length in (0, 7, 40, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        with pytest.raises(ValueError, match="is damaged"):
+            load_policy(path)
+
+
+def test_seeds_are_nobody_elses():
+    training, deciding, final = set(), set(), set()
+    for seed in range(20):
+        for steps in range(0, 500_000, 10_000):
+            training |= {episode_seed(seed, steps) + lane for lane in range(16)}
+            deciding |= {held_out_seed(seed, steps) + lane for lane in range(LANES)}
+            final |= {held_out_seed(seed, steps, final=True) + lane for lane in range(LANES)}
+    usual = {EVAL_SEED + lane for lane in range(LANES)}
+    for one, other in ((training, deciding), (training, final), (deciding, final), (deciding | final, usual)):
+        assert not one & other
+    assert max(deciding | final) < 2**31 and len(deciding) == len(final) == 20 * 50 * LANES
+
+
+def test_the_best_is_one_that_solves_it_before_one_with_a_higher_mean():
+    recipe = dataclasses.replace(SHORT, stop_reward=18.0, stop_worst=1.0)
+    held_out = HeldOut(recipe)
+    lost_one, solved = Evaluation(10, [20.0] * 29 + [-1.0]), Evaluation(20, [18.5] * 30)
+    few = Evaluation(30, [21.0] * 10)
+    assert [one.solves(recipe) for one in (lost_one, solved, few)] == [False, True, False]
+    assert held_out._rank(lost_one) < held_out._rank(few) < held_out._rank(solved)
+    assert lost_one.figures()["lost"] == 1 and lost_one.figures()["min"] == -1
+    assert not solved.solves(dataclasses.replace(recipe, stop_reward=None, stop_worst=None))
+
+
+def test_it_is_left_at_the_first_round_where_that_falls_short(solved_run):
+    weights, _ = load_policy(solved_run[0] / "best.safetensors")
+    env = setup.environments(SHORT, 3)
+    player = setup.agent(SHORT, env).player(weights)
+    asked = []
+    whole = play(player, env, 9, 0.0, 5)
+
+    def hopeless(scores):
+        asked.append(scores)
+        return len(scores) == 6
+
+    scores = play(player, env, 9, 0.0, 5, hopeless=hopeless)
+    env.close()
+    by_lane = np.reshape(whole, (3, 3))
+    assert [sorted(some) for some in asked] == [sorted(by_lane[:, :1].ravel()), sorted(by_lane[:, :2].ravel())]
+    assert scores == by_lane[:, :2].ravel().tolist()
