@@ -22,7 +22,20 @@ from sharpwave.tiers.folder import read_manifest
 from sharpwave.tiers.records import RECORD, SEGMENT, Identity, read_region
 from sharpwave.tiers.regions import Regions
 
-from .faults import CAPACITY, ERRORS, KINDS, RESERVOIR, SEGMENT_STEPS, SPEC, Faulty, frame, on, round_of, serials_of
+from .faults import (
+    CAPACITY,
+    ERRORS,
+    KINDS,
+    RESERVOIR,
+    SEGMENT_STEPS,
+    SPEC,
+    Faulty,
+    frame,
+    killed,
+    on,
+    round_of,
+    serials_of,
+)
 
 ME = Identity(bytes(16), 5)
 
@@ -127,6 +140,28 @@ def test_opening_deletes_flushed_rows_only_when_they_are_on_disk_anew(tmp_path: 
     files.cut_power(tmp_path, kept_share=0.0)
     with sw.Store.open(tmp_path) as store:
         assert serials_of(store) == [0, 1]
+
+
+@pytest.mark.parametrize("end", ["going on", "finished", "torn"])
+def test_a_flush_is_also_one_of_what_a_killed_process_left(tmp_path: Path, end: str) -> None:
+    files = Faulty()
+    with on(files):
+        store = small_store(tmp_path)
+        append(store, 0, range(16))
+        regions = store._log.disk.regions  # type: ignore[union-attr]
+        newest = regions.newest
+        assert newest is not None and newest.synced < newest.used, "or nothing would be tested"
+        if end == "finished":
+            regions.finish()  # as a checkpoint begins
+        if end == "torn":
+            files.pwrite(newest.descriptor, b"half a record", newest.used)
+        killed(store)
+        with sw.Store.open(tmp_path) as store:
+            kept = serials_of(store)
+            store.flush()
+    files.cut_power(tmp_path, kept_share=0.0)
+    with sw.Store.open(tmp_path) as store:
+        assert kept == serials_of(store) == list(range(kept[-1] + 1)) and len(kept) > 8
 
 
 def test_a_sync_that_failed_is_not_believed_the_next_time(tmp_path: Path) -> None:

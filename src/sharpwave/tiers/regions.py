@@ -198,7 +198,7 @@ class Regions:
                 if region.unsure:
                     self._rewrite(region)
                 region.unsure = True
-                self.files.fsync(region.descriptor)
+                self.files.fsync(self._descriptor(region))
                 region.synced, region.unsure = used, False
 
     def check_named(self) -> None:
@@ -244,7 +244,7 @@ class Regions:
 
         Args:
             go_on: writing goes on behind the newest file's last record, if the file is as a store leaves it and no
-                checkpoint shares it; else in a new one.
+                checkpoint shares it; else in a new one. The newest file is not taken to be on disk before a sync.
 
         Raises:
             OSError: a file cannot be opened. One that the disk cannot read is a damage.
@@ -284,6 +284,8 @@ class Regions:
             if not (region is self.newest and self.goes_on):
                 region.used = region.synced = region.size
                 region.finished = True
+        if go_on and self.newest is not None:  # those before it were synced before it was made
+            self.newest.synced = FIRST
         return found, damages
 
     def _read(self, path: Path) -> tuple[Region | None, list[Record], list[Damage]]:
@@ -337,7 +339,7 @@ class Regions:
             return
         os.close(region.descriptor)
         self._visited = None if self._visited is region else self._visited
-        region.descriptor, region.synced = descriptor, FIRST
+        region.descriptor = descriptor
         region.used = -(-region.used // ALIGNMENT) * ALIGNMENT
         region.allocated = max(region.allocated, region.used)
         self.goes_on = True
