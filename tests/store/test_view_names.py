@@ -205,3 +205,28 @@ def test_a_states_names_that_are_none_are_damage(tmp_path: Path) -> None:
     assert [damage.split(":")[0] for damage in again.recovery.damages] == ["view 1", "view 2"]
     assert again.recovery.views == ["c"]
     del views
+
+
+def test_the_view_that_says_what_leaves_stays_the_first_in_whatever_order_they_are_asked_for(tmp_path: Path) -> None:
+    store = sw.Store(SPEC, capacity=320, segment_steps=16, retention=sw.LowestPriority())
+
+    def write(to: sw.Store, first: int, steps: int) -> None:
+        for k in range(first, first + steps):
+            to.append(obs=np.full(3, k), action=k, reward=0, terminated=k % 20 == 19, truncated=False)
+
+    write(store, 0, 320)
+    makes = prioritized(store), prioritized(store, "critic")  # the one without a name was made first
+    for view, seed in zip(makes, (1, 2), strict=True):
+        learned(view, seed)
+    again = opened(opened(store, tmp_path / "1"), tmp_path / "2")
+    asked = [prioritized(again, "critic"), prioritized(again)]
+    third = opened(again, tmp_path / "3")
+    for each in (store, again, third):
+        write(each, 320, 160)
+    assert len(asked) == 2
+
+    def left(of: sw.Store) -> list[int]:
+        view = of.transitions(name="all", sampler=sw.Fifo(), max_times_sampled=1)
+        return sorted(view.sample(len(view)).action.tolist())
+
+    assert left(store) == left(again) == left(third)

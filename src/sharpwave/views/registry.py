@@ -47,8 +47,8 @@ class Views:
         self._made = 0
         self.unclaimed: list[str] = []
         self._claimed: set[str] = set()  # names of restored views that were given out and remember something
-        self._views: dict[int, weakref.KeyedRef[int, Transitions]] = {}  # by the number of their making
-        self._waiting: dict[str, tuple[int, Transitions]] = {}  # restored, and not asked for yet; below 0 their numbers
+        self._views: dict[int, weakref.KeyedRef[int, Transitions]] = {}  # by the number of their making, restored < 0
+        self._waiting: dict[str, tuple[int, Transitions]] = {}  # restored, and not asked for yet, with their numbers
         self._dropped: deque[Any] = deque()  # references to those that are gone, from whatever thread dropped them
         log.watchers.append(self._forget)
         log.grown.append(self.resized)
@@ -106,9 +106,10 @@ class Views:
                     RuntimeWarning,
                     stacklevel=3,
                 )
-            del self._waiting[called], self._views[key]
+            del self._waiting[called]
             self.unclaimed.remove(called)
             if wrong:
+                del self._views[key]
                 view = None
             elif _remembers(view):
                 self._claimed.add(called)
@@ -123,8 +124,8 @@ class Views:
         if view is None:
             seed = [self._seed, self._made] if seed is None else seed
             view = Transitions(self._log, self._lock, self._gate, sampler=sampler, seed=seed, **settings)
+            self._keep(self._made, view)
         view.name = name
-        self._keep(self._made, view)
         self._made += 1
         view._steps.follow()  # what it takes beside batches is known from here on
         self._log.space.limit_arena()
@@ -139,7 +140,8 @@ class Views:
             for view in self._given_out()
             if view.name is not None and named[view.name] is not view
         ]
-        for name, view in named.items():
+        order = {id(view): place for place, view in enumerate(self)}
+        for name, view in sorted(named.items(), key=lambda one: order[id(one[1])]):
             state = saved(view)
             if state is not None:
                 found[str(len(found))] = state | {"name": name}
@@ -157,7 +159,8 @@ class Views:
 
     def _given_out(self) -> list[Transitions]:
         """The views in use, without those that were restored and not asked for."""
-        return [view for number, view in self._numbered() if number >= 0]
+        waiting = {key for key, _ in self._waiting.values()}
+        return [view for number, view in self._numbered() if number not in waiting]
 
     def _named(self) -> dict[str, Transitions]:
         """The views in use by the names that a checkpoint knows them by."""
