@@ -25,7 +25,8 @@ pytestmark = pytest.mark.timeout(180)
 def test_a_run_leaves_everything(pong_run):
     folder, text = pong_run
     assert {path.name for path in folder.iterdir()} == {
-        "config.json", "metrics.jsonl", "tensorboard", "checkpoints", "summary.json", "curve.png", "lock",
+        "config.json", "metrics.jsonl", "tensorboard", "checkpoints", "last.safetensors", "summary.json", "curve.png",
+        "lock",
     }  # fmt: skip
     config = json.loads((folder / "config.json").read_text())
     recipe = Recipe.from_dict(config["settings"])
@@ -53,7 +54,7 @@ def test_help_has_every_setting_with_its_default(here):
     assert result.code == 0
     for field in dataclasses.fields(Recipe):
         assert flag(field.name) in result.text, field.name
-    assert "rewards summed before the bootstrap" in result.text and "[default: 17.0]" in result.text
+    assert "rewards summed before the bootstrap" in result.text and "[default: 18.0]" in result.text
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
