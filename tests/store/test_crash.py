@@ -164,6 +164,21 @@ def test_a_flush_is_also_one_of_what_a_killed_process_left(tmp_path: Path, end: 
         assert kept == serials_of(store) == list(range(kept[-1] + 1)) and len(kept) > 8
 
 
+@pytest.mark.parametrize("retention", [sw.Reservoir(3), sw.LowestPriority()])
+def test_flushing_what_is_flushed_lets_nothing_go(tmp_path: Path, retention: Any) -> None:
+    with on(Faulty()):
+        settings = {"disk_limit": 8 * 4096, "retention": retention}
+        with sw.Store(SPEC, disk=tmp_path, segment_steps=SEGMENT_STEPS, codec="raw", **settings) as store:
+            for serial in range(0, 300, 2):
+                for lane in range(2):
+                    append(store, lane, range(serial + lane, serial + lane + 1))
+                store.flush()
+                held = len(store)
+                store.flush()
+                assert len(store) == held
+            assert held < 200, "the limit is reached"
+
+
 def test_a_sync_that_failed_is_not_believed_the_next_time(tmp_path: Path) -> None:
     """The system says once that it could not write, and then counts the bytes as written."""
     files = Faulty()

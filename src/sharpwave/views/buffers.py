@@ -110,18 +110,20 @@ class Form:
         return place
 
     def _inside(self, block: Block, number: int) -> list[npt.NDArray[Any]]:
-        """The arrays over a block itself, kept with it for when it is lent again."""
+        """The arrays over a block itself, kept with it for when it is lent again; then it may be another of as many
+        bytes."""
+        kept = block.arrays
+        if kept is not None and kept[0] is self and kept[1] == number:
+            arrays: list[npt.NDArray[Any]] = kept[2]
+            return arrays
         memory = [block.memory] * len(self.sizes)
         arrays = [place.over(memory) for place in self._places if place.block == number]
-        block.arrays = self, arrays
+        block.arrays = self, number, arrays
         return arrays
 
     def over(self, lent: Sequence[tuple[Block, Bytes]], tag: object) -> Buffers:
         """The arrays of one batch over blocks of :attr:`sizes`; its ids carry the store's ``tag``."""
-        inner = [
-            block.arrays[1] if block.arrays is not None and block.arrays[0] is self else self._inside(block, number)
-            for number, (block, _) in enumerate(lent)
-        ]
+        inner = [self._inside(block, number) for number, (block, _) in enumerate(lent)]
         reward, discount, weights, probabilities, ids = inner[0][:5]
         windows = [[inner[place.block][place.number] for place in places] for places in self._windows]
         if self._work is None:  # not before there is room for it
