@@ -343,3 +343,11 @@ def test_a_resize_that_is_accepted_leaves_a_store_that_works(tmp_path: Path) -> 
                 store.append(obs=np.zeros((84, 84), np.uint8), action=k, reward=0.0, terminated=False, truncated=False)
                 assert store.stats()["total_bytes"] <= mib * MIB
     assert outcomes == {("refused", True), ("done", True)}
+
+
+def test_a_fetch_of_nothing_is_an_empty_batch() -> None:
+    with number_store(1) as store:
+        view = store.transitions(n_step=3)
+        batch = view.fetch(view.sampleable_ids())
+        assert batch.obs.shape == batch.next_obs.shape == (0, 3, 6, 6) and batch["core"].shape == (0, 64)
+        assert len(batch.ids) == len(batch.reward) == 0

@@ -55,6 +55,8 @@ class _Place:
         self.block, self.offset, self.shape, self.dtype, self.strides = block, offset, shape, np.dtype(dtype), strides
 
     def over(self, memory: Sequence[Any]) -> npt.NDArray[Any]:
+        if 0 in self.shape:  # numpy takes no strides for it
+            return np.empty(self.shape, self.dtype)
         return np.ndarray(self.shape, self.dtype, memory[self.block], self.offset, self.strides)
 
 
