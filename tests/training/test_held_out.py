@@ -11,6 +11,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from sharpwave.errors import NewerVersionError
 from sharpwave.training import setup
 from sharpwave.training.callbacks import Callback
 from sharpwave.training.evaluation import evaluate
@@ -163,6 +164,17 @@ def test_damage_to_a_policy_is_named(tmp_path):
         path.write_bytes(whole[:length])
         with pytest.raises(ValueError, match="is damaged"):
             load_policy(path)
+
+
+def test_a_policy_of_a_later_release_is_refused_and_left_alone(solved_run, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(solved_run[0], folder)
+    weights, figures = load_policy(folder / "best.safetensors")
+    save_policy(folder / "best.safetensors", weights, {**figures, "version": 2})
+    before = (folder / "best.safetensors").read_bytes()
+    with pytest.raises(NewerVersionError, match=r"best\.safetensors: version 2.*written by a newer sharpwave"):
+        evaluate(folder, 1, EPSILON, EVAL_SEED)
+    assert (folder / "best.safetensors").read_bytes() == before
 
 
 def test_seeds_are_nobody_elses():

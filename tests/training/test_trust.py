@@ -113,7 +113,10 @@ def test_what_a_later_release_wrote_is_refused_and_left_alone(folder, what):
     values = json.loads(path.read_text()) | {"version": 2}
     path.write_text(sealed_json(values) if what == CONFIG else json.dumps(values))
     before = seen(folder)
-    for attempt in (lambda: go(resume, folder, {"steps": 900}), lambda: evaluate(folder, 1, 0.0, 0)):
+    attempts = [lambda: go(resume, folder, {"steps": 900})]
+    if what == CONFIG:  # of a checkpoint nothing is played where there is a policy
+        attempts.append(lambda: evaluate(folder, 1, 0.0, 0))
+    for attempt in attempts:
         with pytest.raises(NewerVersionError, match=rf"{what}: version 2.*written by a newer sharpwave"):
             attempt()
     assert seen(folder) == before

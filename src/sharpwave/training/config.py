@@ -13,7 +13,7 @@ from sharpwave.training.recipes import RESUMABLE, Recipe, flag
 
 CONFIG = "config.json"
 VERSION = 1
-"""Of config.json and of a checkpoint's state.json."""
+"""Of config.json, of a checkpoint's state.json and of policies."""
 NAMES, OLDEST_NAMES = {"version", "run", "replay", "recipe", "settings", "checksum"}, {"recipe", "settings"}
 MAX_BYTES = 1 << 20
 """No config.json is larger."""

@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from sharpwave.training.config import VERSION, check_version
 from sharpwave.training.files import read_regular, write_bytes
 
 MAX_BYTES = 16 << 30
@@ -27,7 +28,7 @@ def save_policy(path: Path, weights: Mapping[str, Tensor], figures: Mapping[str,
     Raises:
         OSError: a full or failing disk; the file is as it was.
     """
-    text = json.dumps(figures, sort_keys=True)
+    text = json.dumps({"version": VERSION, **figures}, sort_keys=True)
     tensors = {name: tensor.contiguous().cpu() for name, tensor in weights.items()}
     # One entry: several come in any order, and equal policies would be files that differ.
     content = save(tensors, {"about": json.dumps([text, f"{_checksum(tensors, text):08x}"])})
@@ -50,6 +51,7 @@ def load_policy(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     Raises:
         FileNotFoundError: there is none.
         ValueError: it is damaged.
+        NewerVersionError: a later release wrote it.
     """
     content = read_regular(path, MAX_BYTES)
     try:
@@ -60,6 +62,8 @@ def load_policy(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         if found != written:
             raise ValueError(f"checksum {found}, expected {written}")
         figures: dict[str, Any] = json.loads(text)
+        check_version(path, figures)
+        del figures["version"]
         return tensors, {**figures, "steps": int(figures["steps"])}
     except (SafetensorError, LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise ValueError(f"policy {str(path)!r} is damaged: {error}") from error
