@@ -172,5 +172,8 @@ def test_histograms_by_hand():
     assert one["edges"] == [1, 2, 3, 4, 5, 6] and one["counts"] == [2, 1, 0, 0, 1]
     many = spread([float(value) for value in range(101)])
     assert len(many["counts"]) == 10 and sum(many["counts"]) == 101
+    for huge in ([1e20], [-3e38, -3e38], [2.0**54, 2.0**54 + 4]):
+        found = spread(huge)
+        assert sum(found["counts"]) == len(huge) and len(histogram(found["edges"], found["counts"])) >= 1
     lines = histogram(one["edges"], one["counts"])
     assert lines[0].split() == ["1", "█" * 40, "2"] and lines[2].split() == ["3", "0"]

@@ -164,6 +164,21 @@ def foreign(folder: Path, names: list[str]) -> dict[str, Any]:
 IN_A_CHECKPOINT = ["7/notes", "2/regions/000000000000.region", "1999/state.npz", "notes.txt", ".DS_Store", "3"]
 
 
+@pytest.mark.parametrize("content", [b"4711\n", b""])
+def test_a_lock_that_is_somebody_else_s_file_as_well_is_not_written_to(tmp_path: Path, content: bytes) -> None:
+    store, elsewhere = tmp_path / "store", tmp_path / "pid"
+    with made(store) as one:
+        append(one, range(9))
+    elsewhere.write_bytes(content)
+    (store / "lock").unlink()
+    os.link(elsewhere, store / "lock")
+    with sw.Store.open(store) as one:
+        with pytest.raises(sw.StoreInUseError, match="in use by process unknown"):
+            sw.Store.open(store)
+        append(one, range(9, 12))
+    assert elsewhere.read_bytes() == content
+
+
 @pytest.mark.parametrize("disk", [False, True])
 def test_a_checkpoint_deletes_only_what_checkpoints_made(tmp_path: Path, disk: bool) -> None:
     folder = tmp_path / "checkpoint"

@@ -23,7 +23,8 @@ from sharpwave.codecs import ZSTD, DamagedError
 from sharpwave.tiers import array_tree, records
 from sharpwave.tiers.check import check
 from sharpwave.tiers.episodes import survey
-from sharpwave.tiers.records import RECORD, RECORD_MAGIC, SEGMENT, read_region
+from sharpwave.tiers.records import RECORD, RECORD_MAGIC, SEGMENT, TAIL, read_region
+from sharpwave.tiers.state import read_state
 
 from . import strangers
 from .test_versions import WRITE
@@ -246,6 +247,28 @@ def test_an_array_that_is_named_a_thousand_times_is_read_once(tmp_path: Path, mo
     os.close(descriptor)
 
 
+@pytest.mark.parametrize("name", ["samples", "inserts"])
+@pytest.mark.parametrize("number", [10**400, -1, 0.5, "7"], ids=["huge", "negative", "broken", "text"])
+def test_counts_of_a_view_are_numbers_that_a_limiter_can_compare(tmp_path: Path, name: str, number: Any) -> None:
+    memory = sw.Store(SPEC, capacity=2000, segment_steps=8)
+    play(memory, 100)
+    before = memory.transitions()
+    before.sample(8)
+    memory.checkpoint(tmp_path / "c")
+    path = next((tmp_path / "c").rglob("state.npz"))
+    state = read_state(path)
+    state["views"]["0"][name] = number
+    path.unlink()
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
+    array_tree.write(descriptor, state)
+    os.close(descriptor)
+    store = sw.Store.open(tmp_path / "c")
+    assert store.recovery is not None
+    assert name in store.recovery.damages[0] and "begins anew" in store.recovery.damages[0]
+    view = store.transitions(limiter=sw.SamplesPerInsert(4.0, min_size=10, error_buffer=1e5))
+    assert len(view.sample(8).ids) == 8
+
+
 def test_a_state_of_a_terabyte_that_is_not_there_is_not_read(tmp_path: Path) -> None:
     path = checkpoint(tmp_path / "c")
     os.truncate(path, 1 << 40)
@@ -272,6 +295,33 @@ def test_a_region_of_terabytes_that_are_not_there_is_not_read(tmp_path: Path) ->
     with sw.Store.open(tmp_path / "s") as store:
         assert len(store) >= 190
         play(store, 30, 200)
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_rows_of_an_open_segment_that_are_too_many_are_not_read(tmp_path: Path, checkpoint: bool) -> None:
+    with sw.Store(SPEC, capacity=4000, disk=tmp_path / "live", segment_steps=8) as store:
+        play(store, 100)
+        store.flush()
+        if checkpoint:
+            store.checkpoint(tmp_path / "s")
+    folder = tmp_path / ("s" if checkpoint else "live")
+    path = regions_of(folder)[-1]
+    region, found, _ = read_region(path)
+    assert region is not None
+    region.close()
+    (tail,) = [record for record in found if record.kind == TAIL][-1:]
+    size, at = 48 << 20, -(-path.stat().st_size // 8) * 8 if checkpoint else -(-region.used // 8) * 8
+    content = path.read_bytes()[tail.offset : tail.offset + segment.HEADER.size]
+    prefix = RECORD.pack(RECORD_MAGIC, TAIL, size, tail.id, 9999, 0, 0)[:-4]
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(prefix + zlib.crc32(prefix).to_bytes(4, "little") + content)
+        file.seek(at + RECORD.size + size - 4)
+        file.write(zlib.crc32(content + bytes(size - 4 - len(content))).to_bytes(4, "little"))
+    opened: list[sw.Store] = []
+    assert peak_of(lambda: opened.append(sw.Store.open(folder))) < 16 << 20
+    with opened[0] as store:
+        assert store.recovery is not None and "expected at most" in store.recovery.damages[0] and len(store) > 90
 
 
 def test_verify_takes_a_row_of_memory_however_much_a_segment_unpacks_to(tmp_path: Path) -> None:

@@ -18,8 +18,9 @@ from sharpwave.training.checkpoints import checkpoints
 from sharpwave.training.config import CONFIG, Config, read_config, write_config
 from sharpwave.training.evaluation import evaluate
 from sharpwave.training.files import sealed_json
+from sharpwave.training.folder import LOCK, METRICS, locked
 from sharpwave.training.recipes import RECIPES, Recipe
-from sharpwave.training.resume import resume
+from sharpwave.training.resume import drop_metrics, resume
 from sharpwave.training.run import read_summary, run
 
 CARTPOLE = dataclasses.replace(
@@ -127,6 +128,14 @@ def test_settings_of_another_kind_are_refused(settings):
     with pytest.raises(ValueError, match=rf"setting {next(iter(settings))}: got "):
         Recipe.from_dict({**CARTPOLE.to_dict(), **settings})
     assert Recipe.from_dict({**CARTPOLE.to_dict(), "gamma": 1, "stop_reward": None}).gamma == 1
+
+
+def test_lines_of_metrics_that_are_none_are_dropped(tmp_path):
+    path, whole = tmp_path / METRICS, b'{"steps": 1}\n'
+    huge = b'{"steps": 1%s}' % (b"0" * 400)
+    for line in (b"[" * 100_000, huge, b"\xff\xfe", b"[]", b"5", b'{"steps": NaN}', b"\0" * 99):
+        path.write_bytes(whole + line + b"\n" + whole + b'{"steps": 9}\n{"st')
+        assert drop_metrics(path, 8) == 3 and path.read_bytes() == 2 * whole
 
 
 @pytest.mark.parametrize("content", ["[" * 100_000, "[]", "{}", '{"recipe": 1e999, "settings": {}}', "", "\0"])
@@ -245,6 +254,14 @@ def test_a_lock_that_is_another_program_s_file_is_kept(folder):
 
 
 # the replay memory on disk
+
+
+def test_a_lock_that_is_somebody_else_s_file_as_well_is_not_written_to(folder, tmp_path):
+    (tmp_path / "pid").write_text("4711\n")
+    (folder / LOCK).unlink()
+    os.link(tmp_path / "pid", folder / LOCK)
+    with locked(folder):
+        assert (tmp_path / "pid").read_text() == "4711\n"
 
 
 def test_only_the_run_s_own_replay_memory_is_replaced(made_on_disk, tmp_path):

@@ -125,7 +125,8 @@ def spread(values: list[float]) -> dict[str, Any]:
     if not array.size:
         return {"mean": None, "median": None, "min": None, "max": None, "edges": [], "counts": []}
     low, high = float(array.min()), float(array.max())
-    if (array == np.round(array)).all() and high - low < BINS:  # a bar for each value
+    counted = max(-low, high) < 2**53  # beyond it not every whole number is a float64
+    if counted and high - low < BINS and (array == np.round(array)).all():  # a bar for each value
         edges = np.arange(low, high + 2)
     elif high > low:
         edges = np.linspace(low, high, BINS + 1)

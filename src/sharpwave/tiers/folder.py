@@ -66,7 +66,7 @@ class Hold:
         if self._lock >= 0:
             self._end = end = weakref.finalize(self, os.close, self._lock)
             end.atexit = False
-        if not shared:
+        if not shared and os.fstat(self._lock).st_nlink == 1:  # by its other name it may be anybody's file
             os.ftruncate(self._lock, 0)
             os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
 
@@ -105,7 +105,8 @@ class Hold:
         with contextlib.suppress(OSError):
             descriptor = self.directory.open_file(LOCK)
             try:
-                holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+                if os.fstat(descriptor).st_nlink == 1:
+                    holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
                 if not shared and _lock(descriptor, True) and _lock(self.directory.descriptor, True):
                     self.close()
                     return f"disk: {path} is being read by another process{waited}; let it end"

@@ -116,11 +116,17 @@ def _threshold(regions: Regions, found: Found) -> float:
     return threshold
 
 
-def lane_ends(spec: Spec, regions: Regions, found: Found, most_lanes: int = MOST_LANES) -> LaneEnds:
+def lane_ends(spec: Spec, regions: Regions, found: Found, most_bytes: int, most_lanes: int = MOST_LANES) -> LaneEnds:
     """How far the lanes' step numbers have come, by every record that is whole: those that were replaced or let go
-    among them. Cost: a read of the header of each."""
+    among them. Cost: a read of the header of each.
+
+    Args:
+        most_bytes: of a segment; a tail that has more is none of the store's own, and is not read.
+    """
     ends = LaneEnds(most_lanes)
     for number, record in found:
+        if record.kind == TAIL and record.nbytes > most_bytes:
+            continue
         whole = record.kind == TAIL or record.kind == NOTE
         size = record.nbytes if whole else min(record.nbytes, segment.HEADER.size)
         if record.kind == DICTIONARY or (record.kind == NOTE and not THRESHOLD_BYTES < size <= MOST_ENDS_BYTES):
@@ -223,7 +229,7 @@ class Adoption:
         self._most_slots = _most_slots(found)
         self._read: dict[int, bytes] = {}  # dictionaries, by key
         self._lanes: dict[int, list[int]] = {}
-        self._ends = lane_ends(log.spec, regions, found, most_lanes)
+        self._ends = lane_ends(log.spec, regions, found, log.layout.chunk_bytes, most_lanes)
         if disk is not None:
             disk.ends = self._ends
 
@@ -246,9 +252,7 @@ class Adoption:
         slot, row = divmod(record.id & LEAF_MASK, log.stride)
         if row or slot >= min(index.slots, self._most_slots):
             raise DamagedError(f"no id of a segment of {log.stride} steps")
-        if record.nbytes > log.layout.chunk_bytes:
-            raise DamagedError(f"{record.nbytes:,} bytes, expected at most {log.layout.chunk_bytes:,}")
-        data: bytes | bytearray = self._content(number, record)
+        data: bytes | bytearray = self._segment(number, record)
         if record.kind != SEGMENT:
             data = self._ended(data)
             if not data:
@@ -298,7 +302,7 @@ class Adoption:
         """An open segment's rows, decoded; or ``None``: it is damaged, which is noted."""
         log = self.log
         try:
-            data = self._content(number, record)
+            data = self._segment(number, record)
             header, arrays = segment.unpack(memoryview(data), log.spec, self._dictionary, limit=log.layout.chunk_bytes)
             segment.check_frames(header, arrays["flags"], sealed=False)
             if header.steps > log.stride or header.frames > log.layout.most_frames or header.context > log.spec.context:
@@ -343,6 +347,11 @@ class Adoption:
                 elif not goes_on(self.log, slot, following) and self.log.sealed.truncate(slot):
                     self.broken.add(slot)
         write_down(self.log, sorted(self.broken))
+
+    def _segment(self, number: int, record: Record) -> bytearray:
+        if record.nbytes > self.log.layout.chunk_bytes:
+            raise DamagedError(f"{record.nbytes:,} bytes, expected at most {self.log.layout.chunk_bytes:,}")
+        return self._content(number, record)
 
     def _content(self, number: int, record: Record) -> bytearray:
         out = bytearray(record.nbytes)

@@ -99,8 +99,9 @@ def locked(folder: Path) -> Iterator[None]:
                 ) from error
         if holder and not holder.isdecimal():
             raise ValueError(f"{str(folder / LOCK)!r} is no run's lock: it holds more than a number; move it away")
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        if os.fstat(descriptor).st_nlink == 1:  # by its other name it may be anybody's file
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         yield
     finally:
         os.close(descriptor)

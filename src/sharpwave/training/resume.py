@@ -18,13 +18,16 @@ from sharpwave.training import setup
 from sharpwave.training.callbacks import Metrics
 from sharpwave.training.checkpoints import NO_STATE, REPLAY, checkpoints, load_best, load_checkpoint
 from sharpwave.training.config import Config, read_config
-from sharpwave.training.files import write_text
+from sharpwave.training.files import write_bytes
 from sharpwave.training.folder import BEST, LAST, METRICS, SUMMARY, locked
 from sharpwave.training.policies import keep_policy
 from sharpwave.training.replay_folder import candidates, store_id
 from sharpwave.training.run import Run, check_installed, let_go, read_summary, summarize
 from sharpwave.training.state import TrainingState
 from sharpwave.training.text import duration_text, speaker
+
+MAX_LINE_BYTES = 1 << 20
+"""No line of metrics is longer."""
 
 
 def resume(folder: Path, changes: dict[str, Any], console: Console, *, trust: bool = False) -> tuple[Path, Metrics]:
@@ -169,16 +172,22 @@ def restore_policies(folder: Path, state: TrainingState, agent: DQN, say: Callab
 
 
 def drop_metrics(path: Path, after: int) -> int:
-    """Remove lines about more than ``after`` steps, and one that was cut short; returns how many they were."""
-    lines = path.read_text().splitlines() if path.is_file() else []
-    kept = [line for line in lines if _steps(line) <= after]
-    write_text(path, "".join(f"{line}\n" for line in kept))
-    return len(lines) - len(kept)
+    """Remove lines about more than ``after`` steps, and those that are not whole; returns how many they were."""
+    kept, dropped = [], 0
+    if path.is_file():
+        with path.open("rb") as file:
+            while line := file.readline(MAX_LINE_BYTES):
+                if _steps(line) <= after:
+                    kept.append(line.rstrip(b"\n") + b"\n")
+                else:
+                    dropped += 1
+    write_bytes(path, b"".join(kept))
+    return dropped
 
 
-def _steps(line: str) -> float:
+def _steps(line: bytes) -> float:
     """The steps that a line of metrics speaks of; infinity for one that is not whole."""
     try:
         return float(json.loads(line)["steps"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, LookupError, TypeError, OverflowError, RecursionError):
         return float("inf")

@@ -9,6 +9,7 @@ import numpy as np
 from ..sampling.kinds import describe, differences, make
 from ..sampling.limiters import Gate, Limiter
 from ..sampling.samplers import Sampler, checked_array
+from ..segment import MOST_NUMBER
 from .stream import checked
 from .transitions import Transitions
 
@@ -59,10 +60,17 @@ def restored(log: StepLog, lock: Any, gate: Gate, state: dict[str, Any]) -> Tran
         view._steps.recall_uses(checked_array(state, "uses", np.int32))
     view.sampler.recall(state["remembered"])
     view._rng.bit_generator.state = state["rng"]
-    view._steps.samples = int(state["samples"])
-    view._steps_before = log.total_steps - int(state["inserts"])
+    view._steps.samples = _count(state, "samples")
+    view._steps_before = log.total_steps - _count(state, "inserts")
     view._ahead = [[checked(batch) for batch in batches] for batches in state["ahead"]]
     return view
+
+
+def _count(state: dict[str, Any], name: str) -> int:
+    """A number of steps or samples; ratios of them are floats.  Raises: ValueError."""
+    if type(count := state.get(name)) is not int or not 0 <= count < MOST_NUMBER:
+        raise ValueError(f"{name} of another kind, expected an integer from 0 below {MOST_NUMBER}")
+    return count
 
 
 def claim(view: Transitions, sampler: Sampler, limiter: Limiter | None, **settings: Any) -> list[str]:
