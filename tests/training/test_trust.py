@@ -14,7 +14,7 @@ from rich.console import Console
 import sharpwave as sw
 from sharpwave.cli.train import summary_table
 from sharpwave.errors import NewerVersionError
-from sharpwave.training.checkpoints import checkpoints
+from sharpwave.training.checkpoints import NO_STATE, checkpoints
 from sharpwave.training.config import CONFIG, Config, read_config, write_config
 from sharpwave.training.evaluation import evaluate
 from sharpwave.training.files import sealed_json
@@ -22,6 +22,7 @@ from sharpwave.training.folder import LOCK, METRICS, locked
 from sharpwave.training.recipes import RECIPES, Recipe
 from sharpwave.training.resume import drop_metrics, resume
 from sharpwave.training.run import read_summary, run
+from sharpwave.training.state import TrainingState
 
 CARTPOLE = dataclasses.replace(
     RECIPES["cartpole"][1], steps=600, checkpoint_every=300, warmup_steps=400, report_every=200, capacity=1_000
@@ -128,6 +129,35 @@ def test_settings_of_another_kind_are_refused(settings):
     with pytest.raises(ValueError, match=rf"setting {next(iter(settings))}: got "):
         Recipe.from_dict({**CARTPOLE.to_dict(), **settings})
     assert Recipe.from_dict({**CARTPOLE.to_dict(), "gamma": 1, "stop_reward": None}).gamma == 1
+
+
+FIGURES = ["steps", "updates", "avg_loss", "learn_after", "updates_then", "minutes"]
+
+
+@pytest.mark.parametrize("value", ["x", -(10**400), [], {}, True], ids=["text", "huge", "list", "dict", "true"])
+def test_figures_of_another_kind_are_refused_under_a_checksum_that_holds(value):
+    state = TrainingState.fresh(CARTPOLE).to_dict()
+    assert TrainingState.from_dict(CARTPOLE, state).to_dict()["progress"]["steps"] == 0
+    for part, names in {
+        "progress": FIGURES,
+        "episodes": ["count", "avg_reward"],
+        "held_out": ["latest", "best", "count", "minutes"],
+    }.items():
+        for name in names:
+            with pytest.raises(NO_STATE):
+                TrainingState.from_dict(CARTPOLE, {**state, part: {**state[part], name: value}})
+    for wrong in ({"steps": 1, "scores": []}, {"steps": 1, "scores": [value]}, {"steps": -1, "scores": [1.0]}):
+        with pytest.raises(NO_STATE):
+            TrainingState.from_dict(CARTPOLE, {**state, "held_out": {**state["held_out"], "best": wrong}})
+
+
+@pytest.mark.parametrize("name", ["steps", "reason", "replay_bytes", "minutes", "held_out", "mean_reward"])
+def test_a_summary_with_figures_of_another_kind_is_none(folder, name):
+    summary = read_summary(folder)
+    assert summary is not None and read_summary(folder) == summary
+    for value in (["x"], {"x": 1}, 10**400, True):
+        (folder / "summary.json").write_text(sealed_json({**summary, name: value}))
+        assert read_summary(folder) is None
 
 
 def test_lines_of_metrics_that_are_none_are_dropped(tmp_path):

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.training import figures
+
 
 def running_mean(mean: float | None, value: float, alpha: float = 0.98) -> float:
     """alpha * mean + (1 - alpha) * value; the first value is its own mean."""
@@ -78,11 +80,11 @@ class Episodes:
         return {"count": self.count, "avg_reward": self.avg_reward, "last": list(self.last)}
 
     def load(self, values: dict[str, Any]) -> None:
-        """Inverse of :meth:`to_dict`; no episode has begun."""
+        """Inverse of :meth:`to_dict`; no episode has begun.  Raises: KeyError, ValueError, OverflowError."""
         self.break_off()
-        self.count, self.avg_reward = values["count"], values["avg_reward"]
+        self.count, self.avg_reward = figures.count(values, "count"), figures.mean(values, "avg_reward")
         self.last.clear()
-        self.last.extend(values["last"])
+        self.last.extend(figures.scores(values, "last"))
 
     @property
     def mean_reward(self) -> float | None:

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from sharpwave.agents.dqn import DQN
-from sharpwave.training import setup
+from sharpwave.training import figures, setup
 from sharpwave.training.episodes import Episodes
 from sharpwave.training.protocol import EPISODES, EPSILON, LANES, held_out_seed, lanes_for, play
 from sharpwave.training.recipes import Recipe
@@ -139,6 +139,6 @@ class HeldOut:
         held_out = cls(recipe)
         for name in ("latest", "best"):
             if values[name] is not None:
-                setattr(held_out, name, Evaluation(values[name]["steps"], values[name]["scores"]))
-        held_out.count, held_out.minutes = values["count"], values["minutes"]
+                setattr(held_out, name, Evaluation(*figures.evaluation(values[name])))
+        held_out.count, held_out.minutes = figures.count(values, "count"), figures.minutes(values)
         return held_out

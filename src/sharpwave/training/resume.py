@@ -14,7 +14,7 @@ from rich.console import Console
 
 import sharpwave as sw
 from sharpwave.agents.dqn import DQN
-from sharpwave.training import setup
+from sharpwave.training import figures, setup
 from sharpwave.training.callbacks import Metrics
 from sharpwave.training.checkpoints import NO_STATE, REPLAY, checkpoints, load_best, load_checkpoint
 from sharpwave.training.config import Config, read_config
@@ -126,12 +126,12 @@ def _newest_whole(folder: Path, config: Config, env: setup.Env, agent: DQN, say:
 def _load(
     folder: Path, checkpoint: Path, config: Config, env: setup.Env, agent: DQN, say: Callable[[str], None]
 ) -> Saved:
-    figures, recipe = load_checkpoint(checkpoint, agent, resume=True), config.recipe
+    said, recipe = load_checkpoint(checkpoint, agent, resume=True), config.recipe
     try:
-        state, report = TrainingState.from_dict(recipe, figures["training"]), figures["report"]
+        state, report = TrainingState.from_dict(recipe, said["training"]), figures.report(said["report"])
     except NO_STATE as error:
         raise ValueError(f"its figures are not what this version writes ({error!r})") from error
-    state.held_out.best_weights = load_best(checkpoint, figures)
+    state.held_out.best_weights = load_best(checkpoint, said)
     if (state.held_out.best is None) != (not state.held_out.best_weights):
         raise ValueError("it holds a best policy without its evaluation, or the other way round")
     ended = state.end_reached(recipe)

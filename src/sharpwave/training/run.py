@@ -18,7 +18,7 @@ from rich.console import Console
 
 import sharpwave as sw
 from sharpwave.agents.dqn import DQN
-from sharpwave.training import setup
+from sharpwave.training import figures, setup
 from sharpwave.training.callbacks import Callback, Display, JsonLines, Lasting, Metrics, TensorBoard
 from sharpwave.training.config import Config, write_config
 from sharpwave.training.crew import ActorsDiedError
@@ -153,8 +153,11 @@ def summarize(folder: Path, config: Config, device: str, last: Metrics, say: Cal
         OSError,
         ImportError,
         ValueError,
-        KeyError,
+        LookupError,
         TypeError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
     ) as error:  # all that is needed to go on is in the checkpoint
         say(f"{SUMMARY} and {CURVE} could not both be written: {error}")
     return summary
@@ -164,11 +167,11 @@ def read_summary(folder: Path) -> Metrics | None:
     """A run's summary; ``None`` if there is none, or one that is damaged."""
     try:
         content = read_regular(folder / SUMMARY, MAX_SUMMARY_BYTES)
-        summary: Metrics = json.loads(content)
+        summary: Metrics = figures.summary(json.loads(content))
         if "checksum" in summary and content != sealed_json(summary).encode():
             return None
         return {name: value for name, value in summary.items() if name != "checksum"}
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, TypeError, LookupError, OverflowError, RecursionError):
         return None
 
 

@@ -13,6 +13,7 @@ import torch
 
 import sharpwave as sw
 from sharpwave.agents.exploration import play_well
+from sharpwave.training import figures
 from sharpwave.training.callbacks import Metrics
 from sharpwave.training.episodes import Episodes, running_mean
 from sharpwave.training.held_out import HeldOut
@@ -151,11 +152,12 @@ class Progress:
     def from_dict(cls, recipe: Recipe, values: dict[str, Any]) -> Progress:
         """Inverse of :meth:`to_dict`; the clock goes on from there."""
         progress = cls(recipe)
-        progress.steps, progress.updates = values["steps"], values["updates"]
+        progress.steps, progress.updates = figures.count(values, "steps"), figures.count(values, "updates")
         progress._steps_before = progress.steps
-        progress._avg_loss = values["avg_loss"]
-        progress._learn_after, progress._updates_then = values["learn_after"], values["updates_then"]
-        progress._start_clock(values["minutes"])
+        progress._avg_loss = figures.mean(values, "avg_loss")
+        progress._learn_after = figures.count(values, "learn_after")
+        progress._updates_then = figures.count(values, "updates_then")
+        progress._start_clock(figures.minutes(values))
         return progress
 
 
