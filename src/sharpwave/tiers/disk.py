@@ -20,7 +20,7 @@ from .index import LEAF_BITS
 from .notes import THRESHOLD_BYTES, LaneEnds, Note, pack_ends, pack_threshold
 from .occupancy import Occupancy
 from .readers import BASE, COLUMNS, DESCRIPTOR, DIRECT, NBYTES, PLACE, SLOT, Readers
-from .records import MOST_GENERATION, NOTE, SEGMENT, TAIL, Identity
+from .records import MOST_GENERATION, NOTE, SEGMENT, TAIL, Identity, checksum_of
 from .regions import Regions
 
 REGION_BYTES = 64 << 20
@@ -338,12 +338,17 @@ class Disk:
         """Write a segment that is not counted as held yet; returns its region and offset.  Raises: OSError."""
         return self._append(SEGMENT, id_, packed, generation, dictionaries)
 
+    def has_tail(self, id_: int, packed: bytes) -> bool:
+        """Whether just these rows of an open segment were written already."""
+        before = self._tails.get(id_)
+        # The CRC-32 is the one in it: that of bytes with their CRC-32 is a constant.
+        return before is not None and before.checksum == checksum_of(packed)
+
     def append_tail(self, id_: int, packed: bytes, generation: int) -> None:
         """Write an open segment as far as it goes, unless just that was written already.  Raises: OSError."""
-        checksum = int.from_bytes(packed[-4:], "little")  # its own: the CRC-32 of bytes with their CRC-32 is a constant
-        before = self._tails.get(id_)
-        if before is not None and before.checksum == checksum:
+        if self.has_tail(id_, packed):
             return
+        checksum, before = checksum_of(packed), self._tails.get(id_)
         try:
             region, offset = self._append(TAIL, id_, packed, generation, {})
         except OSError:

@@ -510,6 +510,8 @@ class StepLog:
         for lane in range(self.lanes):
             if self.index.rows[self.opened.slots[lane]]:
                 id_, packed = self.opened.pack_raw(lane)
+                if disk.has_tail(id_, packed):
+                    continue  # and nothing leaves for it
                 while not self.space.room_on_disk(disk, len(packed)):
                     if not self.evict():
                         raise too_large(disk, len(packed))
