@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..native import njit
-from .sum_tree import SumTree, _set_run
+from .sum_tree import SumTree, _refresh, _set_run
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -252,6 +252,36 @@ def _set_runs(nodes: Floats, starts: Ints, stride: int, slots: Ints, begins: Int
 
 
 @njit(nogil=True, cache=True)
+def _set_priorities(
+    nodes: Floats, starts: Ints, leaves: Ints, td_error: Floats, eps: float, alpha: float, ascending: Ints
+) -> float:
+    """Set ``leaves`` [n] to ``p^alpha`` where ``p = |td_error| + eps``; returns the largest p.
+
+    Args:
+        ascending: the same leaves, sorted; overwritten.
+
+    Cost: 2.6 us for 32 leaves with the sorting; the same by numpy and :meth:`SumTree.set` takes 6.0 us.
+    """
+    base = starts[starts.size - 1]
+    largest = 0.0
+    for i in range(leaves.size):
+        priority = abs(td_error[i]) + eps
+        largest = max(largest, priority)
+        nodes[base + leaves[i]] = priority**alpha
+    _refresh(nodes, starts, ascending)
+    return largest
+
+
+@njit(nogil=True, cache=True)
+def are_td_errors(values: Floats) -> bool:
+    """Whether all are numbers up to :data:`MAX_TD_ERROR`. Cost: .2 us for 32; ``np.abs(values).max()`` takes 1.4 us."""
+    sound = True
+    for value in values:
+        sound &= abs(value) <= MAX_TD_ERROR  # False for NaN
+    return sound
+
+
+@njit(nogil=True, cache=True)
 def importance_weights(probabilities: Floats, beta: float, weights: npt.NDArray[np.float32]) -> None:
     """``(N P_i)^-beta`` over the batch's largest, into ``weights`` float32 [n] (Schaul et al. 2016, section 3.4)."""
     lowest = probabilities.min()
@@ -343,9 +373,11 @@ class Prioritized:
         """Cost: O(n log8 leaves)."""
         assert self._tree is not None
         if leaves.size:
-            priorities = np.abs(td_error) + self.eps
-            self.max_priority = max(self.max_priority, float(priorities.max()))
-            self._tree.set(leaves, priorities**self.alpha)
+            tree, ascending = self._tree, np.sort(leaves)
+            highest = int(ascending[-1])
+            largest = _set_priorities(tree.nodes, tree.starts, leaves, td_error, self.eps, self.alpha, ascending)
+            self.max_priority = max(self.max_priority, largest)
+            tree.touch(highest + 1)
 
     def state(self) -> dict[str, Any]:
         """``values`` float64 [leaves]: p^alpha, 0 for those that are absent."""

@@ -138,8 +138,10 @@ class SumTree:
     def set(self, leaves: Ints, values: Floats) -> None:
         """Set leaves; of repeated ones the last wins. Cost: O(n log8 size)."""
         if leaves.size:
-            _set_leaves(self.nodes, self.starts, leaves, values, np.sort(leaves))
-            self.touch(int(leaves.max()) + 1)
+            ascending = np.sort(leaves)
+            highest = int(ascending[-1])
+            _set_leaves(self.nodes, self.starts, leaves, values, ascending)
+            self.touch(highest + 1)
 
     def set_run(self, begin: int, end: int, value: float) -> None:
         """Set the leaves ``begin <= i < end`` to ``value``. Cost: O(end - begin + log8 size)."""

@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from .ram import PAGE, rounded
 
-Bytes = npt.NDArray[np.uint8]
-
+Root = tuple[tuple[int, ...], np.dtype[Any]]
+"""Shape and dtype of the array that a block is lent as."""
 SMALL = 1 << 16
 """Blocks below this many bytes come from the heap: a page each, and a mapping, would be too much for a few hundred."""
 HUGE = 4 << 20
@@ -44,7 +44,7 @@ class Block:
         self.arrays: Any = None
 
 
-class _Lease(weakref.ref[Bytes]):
+class _Lease(weakref.ref[npt.NDArray[Any]]):
     """A weak reference to the array that all arrays over ``block`` are views of."""
 
     __slots__ = ("block",)
@@ -120,11 +120,11 @@ class Pool:
         self.collect()
         return sum(size * max(0, sizes.count(size) - len(self._free.get(size, ()))) for size in set(sizes))
 
-    def lend(self, size: int) -> tuple[Block, Bytes]:
-        """A block, and uint8 [size] over it, of any content, by which it is held.
+    def lend(self, size: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[Block, npt.NDArray[Any]]:
+        """A block, and an array of that shape over it, of any content, by which it is held.
 
         Args:
-            size: as :func:`block_size` gives it.
+            size: as :func:`block_size` gives it, of at least the array's bytes.
 
         Raises: MemoryError: the system has none.
         """
@@ -136,14 +136,14 @@ class Pool:
             block = Block(size)
         self.held_bytes += size
         # The base of every view is this array, not what it lies in: numpy looks through arrays only.
-        flat: Bytes = np.ndarray(size, np.uint8, block.memory)
-        lease = _Lease(flat, self._give_back)
+        root: npt.NDArray[Any] = np.ndarray(shape, dtype, block.memory)
+        lease = _Lease(root, self._give_back)
         lease.block = block
         self._held.add(lease)
         block.lent = self._lent = self._lent + 1
         if self._lent - self._swept >= SWEEP:
             self._sweep()
-        return block, flat
+        return block, root
 
     def trim(self) -> int:
         """Give all memory that nobody holds back to the system; how many bytes that were."""

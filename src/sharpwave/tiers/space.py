@@ -6,6 +6,7 @@ import contextlib
 import math
 import mmap
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,7 @@ from .disk import MOST_HELD, Disk
 from .encoder import ColumnEncoder
 from .index import SegmentIndex
 from .layout import Layout
-from .pool import Block, Pool
+from .pool import Block, Pool, Root
 from .ram import ALIGNMENT, Arena, rounded
 from .residency import Residency
 
@@ -224,10 +225,13 @@ class Space:
             while self.arena.committed_bytes > self.arena.limit_bytes and (self._give_back() or self.make_room()):
                 self.arena.trim()
 
-    def lend(self, sizes: tuple[int, ...], work_bytes: int = 0) -> list[tuple[Block, npt.NDArray[np.uint8]]]:
+    def lend(
+        self, sizes: tuple[int, ...], roots: Sequence[Root], work_bytes: int = 0
+    ) -> list[tuple[Block, npt.NDArray[Any]]]:
         """Memory for a batch: blocks of ``sizes`` (of :func:`.pool.block_size`), of any content. No step leaves for it.
 
         Args:
+            roots: the shape and dtype of the array over each.
             work_bytes: that making it takes beyond what :attr:`work_bytes` says.
 
         Raises:
@@ -238,7 +242,7 @@ class Space:
         more = self.ram is not None and pool.missing(sizes) + work_bytes > 0
         if more:
             self._admit(sizes, work_bytes)
-        lent = [pool.lend(size) for size in sizes]
+        lent = [pool.lend(size, *root) for size, root in zip(sizes, roots, strict=True)]
         if more:
             # Room that steps had not taken, and that batches need, stays theirs: what works once works later.
             if self.disk is None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,18 +12,28 @@ import numpy.typing as npt
 
 from ..sampling.samplers import Draw
 from ..spec import Field, Spec
-from ..tiers.pool import Block, block_size
+from ..tiers.pool import Block, Root, block_size
+from ..tiers.ram import rounded
 from .batch import Batch
 from .ids import Ids
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 
+SMALL = (
+    ("reward", np.float32),
+    ("discount", np.float32),
+    ("weights", np.float32),
+    ("probabilities", np.float64),
+    ("ids", np.int64),
+)
 LARGE = 128
 """A field of at least this many bytes an item has a block of its own: who keeps ``reward`` keeps no frames."""
 ALIGNMENT = 64
 WORK_BYTES = 80
 """Bytes an item that are used again for every batch."""
+MAX_DTYPE_BYTES = (1 << 31) - ALIGNMENT
+"""numpy's limit for the itemsize of a structured dtype, less what alignment adds."""
 
 
 @dataclass(slots=True)
@@ -44,126 +55,147 @@ class Buffers:
     windows: list[list[Bytes]]
 
 
+@dataclass(slots=True)
 class _Place:
-    """An array over one of a batch's blocks: what ``numpy.ndarray`` is told. ``number``: of the block's arrays."""
+    """Where an array lies: a field of a block's dtype, or of the items of its ``window``."""
 
-    number = 0
+    block: int
+    window: str | None
+    part: str
 
-    def __init__(
-        self, block: int, offset: int, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...] | None = None
-    ) -> None:
-        self.block, self.offset, self.shape, self.dtype, self.strides = block, offset, shape, np.dtype(dtype), strides
-
-    def over(self, memory: Sequence[Any]) -> npt.NDArray[Any]:
-        if 0 in self.shape:  # numpy takes no strides for it
-            return np.empty(self.shape, self.dtype)
-        return np.ndarray(self.shape, self.dtype, memory[self.block], self.offset, self.strides)
+    def over(self, roots: Sequence[npt.NDArray[Any]] | Mapping[int, npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        """The array, whose base is that of the block's."""
+        root = roots[self.block]
+        return root[self.part] if self.window is None else root[self.window][self.part]
 
 
 class Form:
     """Batches of ``size`` transitions of a view.
 
+    A block is one array of a structured dtype, whose fields are what is handed out: to take a field costs .1 us, to
+    make an array from a shape, dtype, offset and strides .5 us. Windows are structures of their own, one an item, with
+    fields for both stacks, which may overlap, and for all their bytes.
+
     Attributes:
-        sizes: bytes of the blocks that a batch needs, the first for all that is small.
+        sizes: bytes of the blocks that a batch needs, the first for all that is small. ``roots``: what each is lent as.
         work_bytes: of memory that is used again for every batch.
     """
 
     def __init__(self, spec: Spec, n_step: int, size: int) -> None:
         self.size, self.work_bytes = size, WORK_BYTES * size
-        self._nbytes = [0]
-        self._places: list[_Place] = []
-        self._reward, self._discount, self._weights = (self._place((size,), np.float32) for _ in range(3))
-        self._probabilities, self._ids = self._place((size,), np.float64), self._place((size,), np.int64)
+        self._names: list[str] = []
+        self._formats: list[np.dtype[Any]] = []
+        self._offsets: list[int] = []
+        self._nbytes = 0  # of the first block
+        for name, kind in SMALL:
+            self._enter(name, np.dtype((kind, (size,))))
+        others: list[np.dtype[Any]] = []
         self._windows: list[list[_Place]] = []
         shaped: dict[str, list[_Place]] = {}
         for name, field in spec.fields.items():
             if name not in spec.obs_names:
-                windows = [self._window(field, 1)]
-                shaped[name] = [_shaped(windows[0], field, 0)]
+                windows = [_window(field, 1, ["0"])]
             elif n_step == 1:  # one window holds both stacks, which overlap by all but one frame
-                windows = [self._window(field, field.frames + 1)]
-                shaped[name] = [_shaped(windows[0], field, row) for row in (0, 1)]
+                windows = [_window(field, field.frames + 1, ["0", "1"])]
             else:
-                windows = [self._window(field, field.frames) for _ in range(2)]
-                shaped[name] = [_shaped(window, field, 0) for window in windows]
-            self._windows.append(windows)
+                windows = [_window(field, field.frames, [which]) for which in "01"]
+            self._windows.append([])
+            shaped[name] = []
+            for number, window in enumerate(windows):
+                nbytes = window.itemsize * size
+                if nbytes < LARGE * max(1, size) and self._nbytes + nbytes <= MAX_DTYPE_BYTES:
+                    where: tuple[int, str | None] = 0, f"{name} {number}"
+                    self._enter(f"{name} {number}", np.dtype((window, (size,))))
+                else:
+                    others.append(window)
+                    where = len(others), None
+                self._windows[-1].append(_Place(*where, "bytes"))
+                shaped[name] += [_Place(*where, part) for part in window.names or () if part != "bytes"]
         self._obs, self._next_obs = (
             spec.join_obs({name: shaped[name][which] for name in spec.obs_names}) for which in (0, 1)
         )
         self._fields = {name: shaped[name][0] for name in spec.step_names}
         self._action = self._fields.pop("action")
-        self.sizes = tuple(block_size(nbytes) for nbytes in self._nbytes)
+        small = np.dtype(
+            {
+                "names": self._names,
+                "formats": self._formats,
+                "offsets": self._offsets,
+                "itemsize": max(1, self._nbytes),
+            }
+        )
+        self.roots: list[Root] = [((), small), *(((size,), window) for window in others)]
+        self.sizes = tuple(block_size(math.prod(shape) * dtype.itemsize) for shape, dtype in self.roots)
         self._work: tuple[Ints, npt.NDArray[np.float64], list[Ints]] | None = None
 
-    def _window(self, field: Field, rows: int) -> _Place:
-        return self._place((self.size, rows, field.row_bytes), np.uint8)
+    def _enter(self, name: str, form: np.dtype[Any]) -> None:
+        """Room for an array in the first block."""
+        self._names.append(name)
+        self._formats.append(form)
+        self._offsets.append(self._nbytes)
+        self._nbytes += rounded(form.itemsize, ALIGNMENT)
 
-    def _place(self, shape: tuple[int, ...], dtype: Any) -> _Place:
-        """Room for an array: in the first block, or in one of its own."""
-        nbytes, block, begin = np.dtype(dtype).itemsize * int(np.prod(shape, dtype=object)), 0, self._nbytes[0]
-        if nbytes < LARGE * max(1, self.size):
-            self._nbytes[0] += -(-nbytes // ALIGNMENT) * ALIGNMENT
-        else:
-            self._nbytes.append(nbytes)
-            block, begin = len(self._nbytes) - 1, 0
-        place = _Place(block, begin, shape, dtype)
-        place.number = sum(other.block == block for other in self._places)
-        self._places.append(place)
-        return place
-
-    def _inside(self, block: Block, number: int) -> list[npt.NDArray[Any]]:
+    def _inside(self, block: Block, number: int) -> tuple[Form, int, Any, dict[str | None, Bytes]]:
         """The arrays over a block itself, kept with it for when it is lent again; then it may be another of as many
         bytes."""
         kept = block.arrays
         if kept is not None and kept[0] is self and kept[1] == number:
-            arrays: list[npt.NDArray[Any]] = kept[2]
+            arrays: tuple[Form, int, Any, dict[str | None, Bytes]] = kept
             return arrays
-        memory = [block.memory] * len(self.sizes)
-        arrays = [place.over(memory) for place in self._places if place.block == number]
-        block.arrays = self, number, arrays
-        return arrays
-
-    def over(self, lent: Sequence[tuple[Block, Bytes]], tag: object) -> Buffers:
-        """The arrays of one batch over blocks of :attr:`sizes`; its ids carry the store's ``tag``."""
-        inner = [self._inside(block, number) for number, (block, _) in enumerate(lent)]
-        reward, discount, weights, probabilities, ids = inner[0][:5]
-        windows = [[inner[place.block][place.number] for place in places] for places in self._windows]
+        shape, dtype = self.roots[number]
+        root = np.ndarray(shape, dtype, block.memory)
         if self._work is None:  # not before there is room for it
             whole = np.empty((8, self.size), np.int64)
             self._work = whole[7], np.empty((2, self.size), np.float64), list(whole[:7])
-        leaves, (rest, uniforms), places = self._work
+        small = None
+        if number == 0:
+            leaves, (rest, uniforms), _ = self._work
+            draw = Draw(leaves, root["probabilities"], root["weights"], rest, uniforms)
+            small = draw, root["reward"], root["discount"], root["ids"]
+        places = [place for places in self._windows for place in places if place.block == number]
+        arrays = self, number, small, {place.window: place.over({number: root}) for place in places}
+        block.arrays = arrays
+        return arrays
 
-        flats = [flat for _, flat in lent]
-        place = self._ids
-        known = np.ndarray.__new__(Ids, place.shape, place.dtype, flats[0], place.offset)
-        known.store = tag
-        fields = self._fields
+    def over(self, lent: Sequence[tuple[Block, npt.NDArray[Any]]], tag: object) -> Buffers:
+        """The arrays of one batch over blocks of :attr:`sizes` and :attr:`roots`; its ids carry the store's ``tag``."""
+        inner = [self._inside(block, number) for number, (block, _) in enumerate(lent)]
+        roots = [root for _, root in lent]
+        small, fields = roots[0], self._fields
+        ids = small["ids"].view(Ids)
+        ids.store = tag
         batch = Batch(
-            _over(self._obs, flats),
-            self._action.over(flats),
-            self._reward.over(flats),
-            _over(self._next_obs, flats),
-            self._discount.over(flats),
-            self._weights.over(flats),
-            self._probabilities.over(flats),
-            known,
-            {name: place.over(flats) for name, place in fields.items()} if fields else {},
+            _over(self._obs, roots),
+            self._action.over(roots),
+            small["reward"],
+            _over(self._next_obs, roots),
+            small["discount"],
+            small["weights"],
+            small["probabilities"],
+            ids,
+            {name: place.over(roots) for name, place in fields.items()} if fields else {},
         )
-        draw = Draw(leaves, probabilities, weights, rest, uniforms)
-        return Buffers(batch, draw, reward, discount, ids, places, windows)
+        windows = [[inner[place.block][3][place.window] for place in places] for places in self._windows]
+        draw, reward, discount, inner_ids = inner[0][2]
+        assert self._work is not None
+        return Buffers(batch, draw, reward, discount, inner_ids, self._work[2], windows)
 
 
-def _over(places: Any, flats: list[Bytes]) -> Any:
+def _over(places: Any, roots: list[npt.NDArray[Any]]) -> Any:
     """An observation: an array, or a dict of those."""
     if isinstance(places, dict):
-        return {key: place.over(flats) for key, place in places.items()}
-    return places.over(flats)
+        return {key: place.over(roots) for key, place in places.items()}
+    return places.over(roots)
 
 
-def _shaped(window: _Place, field: Field, first: int) -> _Place:
-    """A window's rows from ``first`` on, as many as an observation has, in the field's dtype and shape."""
-    rows = () if field.stack is None else (field.frames,)
-    inner = np.empty((*rows, *field.shape), field.dtype).strides
-    strides = (window.shape[1] * field.row_bytes, *inner)
-    offset = window.offset + first * field.row_bytes
-    return _Place(window.block, offset, (window.shape[0], *rows, *field.shape), field.dtype, strides)
+def _window(field: Field, rows: int, parts: Sequence[str]) -> np.dtype[Any]:
+    """An item's ``rows`` frames: as bytes, and as observations, of which each part begins a frame later."""
+    shape = field.shape if field.stack is None else (field.frames, *field.shape)
+    return np.dtype(
+        {
+            "names": ["bytes", *parts],
+            "formats": [(np.uint8, (rows, field.row_bytes)), *[(field.dtype, shape)] * len(parts)],
+            "offsets": [0, *(k * field.row_bytes for k in range(len(parts)))],
+            "itemsize": rows * field.row_bytes,
+        }
+    )

@@ -13,7 +13,7 @@ import zstandard
 
 from ..codecs import ZSTD, DamagedError
 from ..tiers.dictionaries import DictionaryTable
-from .kernels import LEFT_OUT, Bytes, Int32s, Ints, gather_items
+from .kernels import LEFT_OUT, Bytes, Int32s, Ints, gather_alone
 from .team import team
 
 THREADS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -52,21 +52,19 @@ def gather(
 
     ``column``: the offset, codec and dictionary arrays of the index.  Raises: UndecodableError.
     """
-    count = len(slot)
     threads = min(THREADS, out.nbytes // THREAD_BYTES)
-    turns = np.zeros(32, np.int64)
     helpers = team(THREADS) if threads > 1 else None
     if helpers is None:
-        gather_items(
-            0, turns, count, memory, words, *column, counts, table.references, line, zeros, slot, newest, first, out
-        )
+        left_out = gather_alone(memory, words, *column, counts, table.references, line, zeros, slot, newest, first, out)
     else:
-        chunk = max(1, CHUNK_BYTES * count // out.nbytes)
+        turns = np.zeros(32, np.int64)
+        chunk = max(1, CHUNK_BYTES * len(slot) // out.nbytes)
         helpers.gather_items(
             threads - 1, turns, chunk, memory, words, *column, counts, table.references, line, zeros,
             slot, newest, first, out,
         )  # fmt: skip
-    if turns[LEFT_OUT]:
+        left_out = int(turns[LEFT_OUT])
+    if left_out:
         _gather_zstd(memory, words, column, counts, table, zeros, slot, newest, first, out)
 
 

@@ -24,11 +24,12 @@ class Ids(np.ndarray):
         store: the store's tag, the same object for all of its ids; ``None``: not known.
     """
 
-    store: object | None
+    store: object | None = None
     __array_priority__ = 1.0  # or what is concatenated would be plain
 
     def __array_finalize__(self, source: Any) -> None:
-        self.store = getattr(source, "store", None)
+        if isinstance(source, Ids):  # .35 us less than getattr(source, "store", None) where it is a plain array
+            self.store = source.store
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         result = super().__array_function__(func, types, args, kwargs)

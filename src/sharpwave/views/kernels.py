@@ -371,3 +371,31 @@ def gather_items(
                 newest[i], first[i], out[i],
             )  # fmt: skip
         fetch_add(turns, LEFT_OUT, left_out)
+
+
+@njit(nogil=True, cache=True)
+def gather_alone(
+    memory: Bytes,
+    words: npt.NDArray[np.uint32],
+    offset: Ints,
+    codec: Bytes,
+    dictionary: Int32s,
+    counts: Int32s,
+    references: Bytes,
+    line: int,
+    zeros: bool,
+    slot: Ints,
+    newest: Ints,
+    first: Ints,
+    out: Bytes,
+) -> int:
+    """:func:`gather_items` by one thread; returns how many items are left out.
+
+    To make and read ``turns`` outside took .6 us a field.
+    """
+    turns = np.zeros(32, np.int64)
+    gather_items(
+        0, turns, slot.size, memory, words, offset, codec, dictionary, counts, references, line, zeros,
+        slot, newest, first, out,
+    )  # fmt: skip
+    return int(turns[LEFT_OUT])

@@ -140,7 +140,7 @@ class Sampleable:
         leaves, there = self.resolve(ids)
         if self.uses is not None:
             there &= self.uses.remaining(leaves)
-        if not there.all():
+        if np.count_nonzero(there) < len(there):  # .2 us; there.all() takes .9 us
             leaves, td_error = leaves[there], td_error[there]
         self.sampler.update(leaves, td_error)
         return len(leaves)

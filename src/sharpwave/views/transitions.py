@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ..errors import DamagedError, EmptyError
 from ..sampling.limiters import Cursor, Gate, Limiter
-from ..sampling.samplers import MAX_TD_ERROR, Draw, Sampler
+from ..sampling.samplers import MAX_TD_ERROR, Draw, Sampler, are_td_errors
 from .batch import Batch
 from .buffers import Buffers, Form
 from .filling import fill
@@ -282,7 +282,7 @@ class Transitions:
             if not there.all():
                 raise KeyError(f"fetch: id {ids[~there][0]} has left the store, or its successor is not known yet")
             form = Form(self._log.spec, self.n_step, len(ids))  # not kept: there are as many sizes as callers like
-            buffers = form.over(self._log.space.lend(form.sizes, form.work_bytes), self._log.tag)
+            buffers = form.over(self._log.space.lend(form.sizes, form.roots, form.work_bytes), self._log.tag)
             leaves, there = self._steps.resolve(ids)  # steps may have left where index and samplers had grown
             if not there.all():
                 raise KeyError(f"fetch: id {ids[~there][0]} has left the store")
@@ -310,12 +310,12 @@ class Transitions:
                 copies, selections of them) are those of another store; then nothing changed.
         """
         ids = _checked_ids("update_priorities", ids, self._log.tag)
-        errors = np.asarray(td_error, np.float64)
+        errors = np.asarray(td_error, np.float64, order="C")  # kernels would be compiled anew for any other order
         if errors.shape != ids.shape:
             raise ValueError(
                 f"update_priorities: td_error has shape {errors.shape}, expected {ids.shape}, one for each id"
             )
-        if errors.size and not np.abs(errors).max() <= MAX_TD_ERROR:
+        if not are_td_errors(errors):
             worst = int(np.flatnonzero(~(np.abs(errors) <= MAX_TD_ERROR))[0])
             raise ValueError(
                 f"update_priorities: td_error[{worst}] is {errors[worst]}, expected finite numbers of at most "
@@ -346,9 +346,9 @@ class Transitions:
         """Memory for a batch.  Raises: MemoryError: there is no room for it."""
         space, form = self._log.space, self._forms.get(batch_size)
         if form is not None:
-            return form.over(space.lend(form.sizes), self._log.tag)
+            return form.over(space.lend(form.sizes, form.roots), self._log.tag)
         form = Form(self._log.spec, self.n_step, batch_size)
-        blocks = space.lend(form.sizes, form.work_bytes)
+        blocks = space.lend(form.sizes, form.roots, form.work_bytes)
         if len(self._forms) == FORMS:
             del self._forms[next(iter(self._forms))]
         self._forms[batch_size] = form
