@@ -16,6 +16,7 @@ from .checkpoint import WAIT_S, copy_file
 from .checks import most_lanes
 from .errors import DamagedError, NewerVersionError, StoreInUseError
 from .escaping import escaped
+from .lifetime import flush
 from .settings import LIMITS, Settings
 from .tiers import snapshot
 from .tiers.directory import Directory
@@ -230,6 +231,7 @@ def _opened(settings: Settings, disk: Disk | None, left: Left, files: Files) -> 
         if regions.scarce:
             regions.open_all()
         if left.checkpoint:
+            flush(log)  # what it held of open segments lies in none of its regions
             disk.describe(settings.manifest() | {"store": left.manifest["store"]})
         if disk.directory.is_file(OPENING):
             files.unlink(disk.directory, OPENING)

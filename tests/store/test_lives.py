@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import shutil
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -184,3 +186,26 @@ class Lives(RuleBasedStateMachine):
 
 TestLives = Lives.TestCase
 TestLives.settings = settings(max_examples=15, stateful_step_count=20, deadline=None)
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_what_a_checkpoint_held_outlives_a_kill_after_it_was_opened(tmp_path: Path, in_place: bool) -> None:
+    spec = sw.Spec(obs=sw.Field((1,), "float32"), action=sw.Field((), "int64"))
+    with sw.Store(spec, capacity=1000, disk=tmp_path / "store", segment_steps=16) as store:
+        for k in range(37):
+            store.append(obs=[k], action=k, reward=1, terminated=k % 10 == 9, truncated=False, next_obs=[k + 1])
+        store.checkpoint(tmp_path / "checkpoint")
+    where = tmp_path / "checkpoint" if in_place else tmp_path / "new"
+    script = (
+        "import os, sys, sharpwave as sw\n"
+        "store = sw.Store.open(sys.argv[1], disk=sys.argv[2] or None)\n"
+        "assert len(store) == 37\n"
+        "os.kill(os.getpid(), 9)"
+    )
+    arguments = [str(tmp_path / "checkpoint"), "" if in_place else str(where)]
+    assert subprocess.run([sys.executable, "-c", script, *arguments], timeout=300).returncode == -9
+    with sw.Store.open(where) as again:
+        assert again.recovery is not None
+        assert again.recovery.damages == []
+        view = again.transitions(sampler=sw.Fifo(), max_times_sampled=1)
+        assert sorted(view.sample(len(view)).action.tolist()) == list(range(37))
