@@ -101,6 +101,14 @@ def test_it_ends_with_30_whole_episodes_of_fixed_weights_and_measures_them_again
     assert found["scores"] != final["scores"]
 
 
+def test_with_actors_too(tmp_path):
+    recipe = dataclasses.replace(SHORT, actors=1, steps=20_000, stop_reward=30.0, evaluate_from=15.0)
+    folder, summary = quiet(run, "cartpole", recipe, tmp_path / "run")
+    assert summary["reason"] == "a held-out mean of 30 or more" and summary["final"]["mean"] > 20
+    assert load_policy(folder / "best.safetensors")[1] == summary["held_out"]
+    assert load_policy(folder / "last.safetensors")[1]["steps"] == summary["steps"]
+
+
 def test_eval_plays_the_best_or_the_last(solved_run, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(solved_run[0], folder)
