@@ -27,8 +27,9 @@ SMALL = (
     ("probabilities", np.float64),
     ("ids", np.int64),
 )
-LARGE = 128
-"""A field of at least this many bytes an item has a block of its own: who keeps ``reward`` keeps no frames."""
+LARGE = 256
+"""A field of at least this many bytes an item has a block of its own: who keeps ``reward`` keeps no frames. Each block
+costs 1 us a batch."""
 ALIGNMENT = 64
 WORK_BYTES = 80
 """Bytes an item that are used again for every batch."""
