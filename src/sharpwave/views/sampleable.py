@@ -107,11 +107,7 @@ class Sampleable:
         if not self.sampler.keeps_order:
             rng.random(out=draw.uniforms)
             shuffle(draw.uniforms, draw.leaves, draw.probabilities)
-        beta = self.sampler.beta if beta is None else float(beta)
-        if beta == 0.0:
-            draw.weights.fill(1.0)
-        else:
-            importance_weights(draw.probabilities, beta, draw.weights)
+        self.weigh(draw, beta)
         count = len(draw.leaves)
         self.count -= ended
         self.samples += count
@@ -123,6 +119,14 @@ class Sampleable:
             self.samples -= count
 
         return undo
+
+    def weigh(self, draw: Draw, beta: float | None) -> None:
+        """Importance weights of what was drawn, by its probabilities; ``beta``: instead of the sampler's."""
+        beta = self.sampler.beta if beta is None else float(beta)
+        if beta == 0.0:
+            draw.weights.fill(1.0)
+        else:
+            importance_weights(draw.probabilities, beta, draw.weights)
 
     def resolve(self, ids: Ints) -> tuple[Ints, npt.NDArray[np.bool_]]:
         """Leaves of ``ids`` [n], and bool [n]: the step is known. A leaf that is not is 0."""

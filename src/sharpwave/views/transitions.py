@@ -143,8 +143,8 @@ class Transitions:
 
         With a disk, what they need is read meanwhile, and stays in memory until it is used. Priorities that change
         after the draw count from the next draw on, so they are up to ``lookahead`` batches late; weights and
-        probabilities are those of the draw. A step that leaves the store meanwhile is replaced by one drawn then. A
-        batch counts as sampled when it is drawn; a limiter is waited for only where nothing is drawn yet.
+        probabilities are those of the draw. A step that leaves the store meanwhile is replaced by one drawn then, and
+        the batch weighed anew. A batch counts as sampled when it is drawn; a limiter is waited for only where nothing is drawn yet.
 
         Raises:
             ValueError: an argument out of range.  ``next()`` raises what :meth:`sample` does.
@@ -204,7 +204,7 @@ class Transitions:
             other = Draw.of(gone.size)
             self._steps.draw(other, beta, self._rng)
             target.leaves[gone], target.probabilities[gone] = other.leaves, other.probabilities
-            target.weights[gone] = other.weights
+            self._steps.weigh(target, beta)  # those of other are over its own largest, not over the batch's
         try:
             return fill(self._log, buffers, self.n_step, self.gamma)
         except DamagedError:
