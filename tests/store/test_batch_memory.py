@@ -351,3 +351,29 @@ def test_a_fetch_of_nothing_is_an_empty_batch() -> None:
         batch = view.fetch(view.sampleable_ids())
         assert batch.obs.shape == batch.next_obs.shape == (0, 3, 6, 6) and batch["core"].shape == (0, 64)
         assert len(batch.ids) == len(batch.reward) == 0
+
+
+@pytest.mark.parametrize("codec", ["raw", "zstd", "delta"])
+@pytest.mark.parametrize(("n_step", "batch_size"), [(1, 32), (3, 1)])
+def test_parts_that_take_as_much_memory_do_not_get_one_anothers(codec: str, n_step: int, batch_size: int) -> None:
+    """Blocks of one size come back in another order than they were lent in: those of three fields (two of 3 and 1 rows
+    a step, one of nearly as many bytes), and for a batch of one that of all small parts."""
+    shapes = {"stacked": (8, 16), "tall": (32, 8), "odd": (245,)}
+    fields = {name: sw.Field(shape, "uint8", codec=codec) for name, shape in shapes.items()}
+    fields["stacked"] = sw.Field((8, 16), "uint8", stack=n_step, codec=codec)
+    spec = sw.Spec(obs=fields, action=sw.Field((), "int64"), more=sw.Field((60,), "float32"))
+    store = sw.Store(spec, capacity=1000, segment_steps=16, seed=1)
+    for k in range(200):
+        obs = {name: np.full(shape, k, np.uint8) for name, shape in shapes.items()}
+        store.append(obs=obs, action=k, reward=k, terminated=False, truncated=False, more=np.full(60, k))
+    view = store.transitions(n_step=n_step, gamma=0.0)
+    for _ in range(200):
+        batch = view.sample(batch_size)
+        k = np.asarray(batch.action)
+        np.testing.assert_array_equal(batch.reward, k)
+        np.testing.assert_array_equal(batch["more"], np.broadcast_to(k[:, None], (batch_size, 60)))
+        for ahead, parts in ((0, batch.obs), (n_step, batch.next_obs)):
+            for name, part in parts.items():
+                frame = part[:, -1] if name == "stacked" else part
+                wanted = np.broadcast_to((k + ahead).reshape(-1, *[1] * (frame.ndim - 1)), frame.shape)
+                np.testing.assert_array_equal(frame, wanted, err_msg=name)

@@ -177,14 +177,13 @@ def test_a_prioritized_stream_has_the_weights_of_the_draw() -> None:
 def test_a_batch_of_which_steps_left_has_the_weights_of_its_probabilities() -> None:
     store = filled()
     replay = store.transitions(sampler=sw.Prioritized(alpha=1.0), seed=1)
-    stream, rng, k, replaced = replay.stream(16, lookahead=4, beta=0.8), np.random.default_rng(0), 4000, 0
-    for _ in range(30):
+    stream, rng, replaced = replay.stream(16, lookahead=4, beta=0.8), np.random.default_rng(0), 0
+    for begin in range(4000, 16_000, 400):
         ids = replay.sampleable_ids()
         replay.update_priorities(ids, rng.exponential(size=len(ids)))
         drawn = set(stream.drawn[0].ids.tolist()) if stream.drawn else set()
-        for k in range(k, k + 400):
+        for k in range(begin, begin + 400):
             append(store, k)
-        k += 1
         batch = next(stream)
         replaced += len(drawn - set(batch.ids.tolist()))
         expected = np.asarray(batch.probabilities) ** -0.8
