@@ -144,7 +144,8 @@ class Transitions:
         With a disk, what they need is read meanwhile, and stays in memory until it is used. Priorities that change
         after the draw count from the next draw on, so they are up to ``lookahead`` batches late; weights and
         probabilities are those of the draw. A step that leaves the store meanwhile is replaced by one drawn then, and
-        the batch weighed anew. A batch counts as sampled when it is drawn; a limiter is waited for only where nothing is drawn yet.
+        the batch weighed anew. A batch counts as sampled when it is drawn; a limiter is waited for only
+        where nothing is drawn yet.
 
         Raises:
             ValueError: an argument out of range.  ``next()`` raises what :meth:`sample` does.
