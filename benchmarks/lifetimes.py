@@ -1,0 +1,492 @@
+"""One store through a thousand lives, in a folder that isn't alone; every life begins by checking all that is there.
+
+    python benchmarks/lifetimes.py [--lives 1000] [--retention fifo] [--seed 0] [--out FILE]
+
+A life is a process of its own: it opens the store, checks it, appends to some of eight lanes, flushes, checkpoints and
+samples now and then, and ends: by close(), at the end of ``with``, by dropping the store, by leaving the interpreter,
+by an exception, or by SIGKILL at a random moment. Some lives open it by a relative path and change their directory;
+some give other limits than it was made with; some go on from the last checkpoint instead. Between lives other people's
+files appear: notes, folders with numbers for names, another store's regions, in the store's folder, in ``regions/`` and
+beside the checkpoint.
+
+What is checked in each life, against a log of all lives that the store has no part in:
+
+- every acknowledged step (by flush() or by any polite end) that retention had no reason to evict is there; of an
+  episode that was broken off by the process's end, all but its last step;
+- of every step that is there the observation, the stack, the 3-step return, the discount and the successor are those of
+  the log, and no return or stack reaches into another episode;
+- nothing was evicted while the files held less than half of their limit;
+- other people's files are where they were, byte for byte;
+- files stay within the limit and one region; descriptors and the time to open stay as they were.
+
+Prints a line every fifty lives and a table, writes results/lifetimes.json; exit status 1 if anything was wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import sharpwave as sw
+
+HERE = Path(__file__).parent
+LANES, SIDE, N_STEP, GAMMA = 8, 32, 3, 0.9
+LIMIT, RAM = 24 << 20, 16 << 20
+OTHER_LIMITS = (16 << 20, 48 << 20, 200 << 20)
+SPEC = sw.Spec(obs=sw.Field((SIDE, SIDE), "uint8", stack=2), action=sw.Field((), "int64"), serial=sw.Field((), "int64"))
+RETENTIONS = {"fifo": sw.Fifo, "reservoir": sw.Reservoir, "lowest-priority": sw.LowestPriority}
+POLITE = ("close", "with", "drop", "exit", "exception")
+TERMINATED, TRUNCATED, BEGINS = 1, 2, 4
+
+Ints = npt.NDArray[np.int64]
+
+
+def frames(serials: Ints) -> npt.NDArray[np.uint8]:
+    """Noise that tells its step: uint8 [n, SIDE, SIDE]."""
+    words = SIDE * SIDE // 8
+    x = serials.astype(np.uint64)[:, None] * np.uint64(words) + np.arange(words, dtype=np.uint64)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (x ^ (x >> np.uint64(31))).view(np.uint8).reshape(-1, SIDE, SIDE)
+
+
+def rewards(serials: Ints) -> npt.NDArray[np.float64]:
+    """Different for neighbours, exact in float32."""
+    return (serials * 7919 % 1021).astype(np.float64)
+
+
+def final(serial: int) -> Ints:
+    """The serial whose frame is the final observation of a step that ended its episode."""
+    return np.array([serial + (1 << 40)], np.int64)
+
+
+class Log:
+    """What really happened: a line for each step, written before the step is appended, and what was acknowledged.
+
+    Files of int64: ``steps`` [n, 4] (serial, lane, flags, life), ``acknowledged`` [n, 2] (serials below, life),
+    ``rewinds`` [n, 2] (serials from, serials below: steps that a return to a checkpoint undid), ``checkpoints`` [n, 2] (serials below, steps ever appended).
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._files: dict[str, int] = {}
+
+    def write(self, name: str, *values: int) -> None:
+        """Append a line; it outlives the process."""
+        if name not in self._files:
+            self._files[name] = os.open(self.folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.write(self._files[name], np.array(values, np.int64).tobytes())
+
+    def read(self, name: str, columns: int) -> npt.NDArray[np.int64]:
+        """All lines."""
+        path = self.folder / name
+        return np.fromfile(path, np.int64).reshape(-1, columns) if path.exists() else np.empty((0, columns), np.int64)
+
+
+@dataclass
+class History:
+    """The log as arrays by serial number.
+
+    Attributes:
+        real: the step was about to be appended, and no return to a checkpoint undid it.
+        flags: TERMINATED, TRUNCATED, BEGINS (its episode). lane: whose it is.
+        after: the serial of the next step of the same episode; -1: there was none.
+        before: of the one before; -1: it is the first.
+        acknowledged: it was on disk for sure.
+    """
+
+    real: npt.NDArray[np.bool_]
+    flags: Ints
+    lane: Ints
+    after: Ints
+    before: Ints
+    acknowledged: npt.NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, log: Log) -> History:
+        steps = log.read("steps", 4)
+        count = int(steps[:, 0].max()) + 1 if len(steps) else 0
+        real = np.zeros(count, np.bool_)
+        real[steps[:, 0]] = True
+        for begin, end in log.read("rewinds", 2).tolist():
+            real[begin:end] = False
+        flags, lane = np.zeros(count, np.int64), np.zeros(count, np.int64)
+        flags[steps[:, 0]], lane[steps[:, 0]] = steps[:, 2], steps[:, 1]
+        after, before = np.full(count, -1), np.full(count, -1)
+        for one in range(LANES):
+            serials = np.flatnonzero(real & (lane == one))
+            goes_on = (flags[serials[:-1]] & (TERMINATED | TRUNCATED) == 0) & (flags[serials[1:]] & BEGINS == 0)
+            after[serials[:-1][goes_on]] = serials[1:][goes_on]
+            before[serials[1:][goes_on]] = serials[:-1][goes_on]
+        acknowledged = np.zeros(count, np.bool_)
+        upto = log.read("acknowledged", 2)
+        acknowledged[: int(upto[-1, 0]) if len(upto) else 0] = True
+        return cls(real, flags, lane, after, before, acknowledged & real)
+
+
+def check(store: sw.Store, history: History) -> tuple[npt.NDArray[np.bool_], int]:
+    """Compare every step that can be sampled with the log: which are there, and how many were wrong."""
+    there = np.zeros(len(history.real), np.bool_)
+    wrong = 0
+    replay = store.transitions(n_step=N_STEP, gamma=GAMMA)
+    ids = replay.sampleable_ids()
+    for at in range(0, len(ids), 2000):
+        batch = replay.fetch(ids[at : at + 2000])
+        serials = np.asarray(batch["serial"]).copy()
+        known = (serials >= 0) & (serials < len(there))
+        if not known.all() or not history.real[serials].all() or there[serials].any():
+            return there, len(ids)
+        there[serials] = True
+        last, reward = serials.copy(), rewards(serials)
+        used = np.ones(len(serials), np.int64)
+        discount = np.asarray(batch.discount, np.float64)
+        terminated = discount == 0.0
+        # How many steps the store says it used; where it terminated, as many as there were.
+        said = np.where(terminated, N_STEP, np.rint(np.log(np.where(terminated, 1.0, discount)) / np.log(GAMMA)))
+        for k in range(1, N_STEP):
+            on = (used == k) & (said > k) & (history.after[last] >= 0)
+            last[on] = history.after[last[on]]
+            reward[on] += GAMMA**k * rewards(last[on])
+            used[on] += 1
+        right = terminated == (history.flags[last] & TERMINATED > 0)
+        right &= terminated | (said == used)
+        ended = history.flags[last] & (TERMINATED | TRUNCATED) > 0
+        # Fewer than n: the episode ended there, or was broken off there: then what followed is not in the store.
+        broken = ~ended & (used < N_STEP)
+        right &= np.isclose(batch.reward, reward, rtol=1e-6)
+        right &= ended | (history.after[last] >= 0)
+        follows = np.where(ended, last + (1 << 40), history.after[last])
+        right &= ended & terminated | (np.asarray(batch.next_obs)[:, -1] == frames(follows)).all((1, 2))
+        right &= (np.asarray(batch.obs)[:, -1] == frames(serials)).all((1, 2))
+        stacked = np.where(history.before[serials] >= 0, history.before[serials], serials)
+        right &= (np.asarray(batch.obs)[:, 0] == frames(stacked)).all((1, 2))
+        wrong += int((~right).sum())
+        wrong += int(there[history.after[last[broken]]].sum())
+    return there, wrong
+
+
+def live(base: Path, life: int, seed: int, how: dict[str, Any], say: int) -> None:
+    """One life, in a process of its own. Tells ``say`` what it found, as lines of JSON."""
+    rng = np.random.default_rng([seed, life])
+    log = Log(base)
+
+    def tell(**what: Any) -> None:
+        os.write(say, (json.dumps(what) + "\n").encode())
+
+    folder, checkpoint = base / "a" / "replay", base / "checkpoint"
+    os.chdir(base / "a")
+    warnings.simplefilter("error")
+    begin = time.perf_counter()
+    came = "opened"
+    if how["from_checkpoint"] and (checkpoint / "store.json").exists():
+        history = History.of(log)
+        os.rename(folder, base / "trash")
+        store = sw.Store.open(checkpoint, disk="replay", **how["limits"])
+        begun = log.read("checkpoints", 2)  # the last one may have been replaced or not, when it was killed
+        at = int(begun[begun[:, 1] == store.lane_steps.sum(), 0][-1])
+        log.write("rewinds", at, max(at, len(history.real)))
+        log.write("acknowledged", at, life)
+        shutil.rmtree(base / "trash")
+        came = "checkpoint"
+    elif (folder / "store.json").exists():
+        store = sw.Store.open("replay" if how["relative"] else folder, **how["limits"])
+    else:
+        store = sw.Store(
+            SPEC, disk="replay", disk_limit=LIMIT, ram=RAM, codec="raw", retention=RETENTIONS[how["retention"]](),
+            segment_steps=32, seed=seed,
+        )  # fmt: skip
+    took = time.perf_counter() - begin
+    if how["relative"]:
+        os.chdir(base / "b")  # where another store is called the same
+    history = History.of(log)
+    there, wrong = check(store, history)
+    # Of an episode that was broken off, the last acknowledged step may be gone.
+    after = history.after
+    last = history.acknowledged & (history.flags & (TERMINATED | TRUNCATED) == 0)
+    last &= (after < 0) | ~history.acknowledged[np.maximum(after, 0)]
+    if came == "checkpoint":  # nothing is broken off, and what has no successor yet can't be sampled
+        for _ in range(N_STEP - 1):
+            last |= (history.flags & (TERMINATED | TRUNCATED) == 0) & (after >= 0) & last[np.maximum(after, 0)]
+    missing = history.acknowledged & ~last & ~there
+    newest_missing = int(np.flatnonzero(missing).max(initial=-1))
+    stats = store.stats()
+    tell(
+        open_s=took, came=came, wrong=wrong, held=int(there.sum()), missing=int(missing.sum()),
+        newest_missing=newest_missing, newer=int((history.acknowledged & ~last)[newest_missing + 1 :].sum()),
+        oldest_held=int(np.flatnonzero(there).min(initial=len(there))),
+        descriptors=len(os.listdir("/proc/self/fd")), damages=store.recovery.damages if store.recovery else [],
+        held_bytes=int(stats["encoded_bytes_per_step"] * stats["steps"]), disk_bytes=int(stats["disk"]["bytes"]),
+    )  # fmt: skip
+
+    def act() -> None:
+        nonlocal store
+        serial = len(history.real)
+        # From a checkpoint episodes go on as they were; after any other end they begin anew.
+        going = np.zeros(LANES, np.bool_)
+        if came == "checkpoint":
+            for lane in range(LANES):
+                mine = np.flatnonzero(history.real & (history.lane == lane))
+                going[lane] = len(mine) > 0 and not history.flags[mine[-1]] & (TERMINATED | TRUNCATED)
+        for _ in range(how["rounds"]):
+            for _ in range(int(rng.integers(1, 40))):
+                lanes = np.sort(rng.choice(LANES, int(rng.integers(1, LANES + 1)), replace=False))
+                serials = serial + np.arange(len(lanes))
+                serial += len(lanes)
+                ends = rng.random(len(lanes))
+                terminated, truncated = ends < 0.02, (ends >= 0.02) & (ends < 0.04)
+                finals = np.concatenate([frames(final(one)) for one in serials.tolist()])
+                for one, lane, te, tr in zip(
+                    serials.tolist(), lanes.tolist(), terminated.tolist(), truncated.tolist(), strict=True
+                ):
+                    flags = TERMINATED * te | TRUNCATED * tr | BEGINS * (not going[lane])
+                    log.write("steps", one, lane, flags, life)
+                going[lanes] = ~(terminated | truncated)
+                store.extend(
+                    obs=frames(serials), action=serials, reward=rewards(serials), serial=serials, lanes=lanes,
+                    terminated=terminated, truncated=truncated, final_obs=finals,
+                )  # fmt: skip
+            chance = rng.random()
+            if chance < 0.4:
+                store.flush()
+                log.write("acknowledged", serial, life)
+            elif chance < 0.5 and how["checkpoints"]:
+                log.write("checkpoints", serial, int(store.lane_steps.sum()))
+                store.checkpoint(checkpoint)
+            elif chance < 0.7:
+                store.transitions(n_step=N_STEP, gamma=GAMMA).sample(16)
+
+    tell(begun=True)
+    end = how["end"]
+    if end == "with":
+        with store:
+            act()
+    elif end == "exception":
+        try:
+            with store:
+                act()
+                raise KeyError("on purpose")
+        except KeyError:
+            pass
+    else:
+        act()
+        if end == "close":
+            store.close()
+        elif end == "drop":
+            del store
+        elif end == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+    if end != "exit":
+        log.write("acknowledged", int(log.read("steps", 4)[:, 0].max()) + 1, life)
+    tell(ended=end)
+    sys.exit(0)  # "exit": the interpreter ends with the store open; its parent acknowledges
+
+
+class Strangers:
+    """Other people's files, and whether they are as they were."""
+
+    def __init__(self, base: Path) -> None:
+        self.base = base
+        self.files: dict[Path, bytes] = {}
+        other = base / "b" / "replay"
+        with sw.Store(SPEC, capacity=4_000, disk=other, segment_steps=32) as store:
+            for serial in range(0, 1_000, 8):
+                serials = np.arange(serial, serial + 8)
+                no = np.zeros(8, np.bool_)
+                store.extend(
+                    obs=frames(serials), action=serials, reward=rewards(serials), serial=serials, terminated=no, truncated=no
+                )
+            store.flush()
+        for path in other.rglob("*"):
+            if path.is_file() and path.name != "lock":
+                self.files[path] = path.read_bytes()
+        self._region = next((other / "regions").glob("*.region")).read_bytes()
+
+    def strew(self, rng: np.random.Generator) -> None:
+        """One more."""
+        number = int(rng.integers(1 << 30))
+        places = [
+            ("a/replay", f"notes-{number}.txt"), ("a/replay", ".DS_Store"), ("a/replay", f"{number}/1/keep.txt"),
+            ("a/replay/regions", f"{number:012d}.region"), ("a/replay/regions", f"{number}.txt"),
+            ("a/replay/quarantine", f"mine-{number}"), ("a/replay/regions", f"{number % 50:012d}.region.bak"),
+            ("checkpoint", f"{number}/weights.bin"), ("checkpoint", f"{number % 40 + 1000}/regions/keep.region"),
+            ("checkpoint", "README"), ("checkpoint", f".{number}.partial/keep"),
+        ]  # fmt: skip
+        folder, name = places[int(rng.integers(len(places)))]
+        path = self.base / folder / name
+        if (self.base / folder).exists() and not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(self._region if name.endswith(".region") else os.urandom(int(rng.integers(1, 500))))
+            self.files[path] = path.read_bytes()
+
+    def forget(self, folder: Path) -> None:
+        """The benchmark itself has removed a folder."""
+        self.files = {path: content for path, content in self.files.items() if folder not in path.parents}
+
+    def touched(self) -> list[str]:
+        """Those that are gone, or not as they were."""
+        return [str(path) for path, content in self.files.items() if not path.exists() or path.read_bytes() != content]
+
+
+def on_disk(folder: Path) -> int:
+    """Bytes that region files take on the disk, strangers' included."""
+    return sum(path.stat().st_blocks * 512 for path in (folder / "regions").glob("*.region"))
+
+
+def run(lives: int, seed: int, retention: str, base: Path, verbose: bool) -> dict[str, Any]:
+    """All lives, one after another."""
+    for name in ("a", "b"):
+        (base / name).mkdir()
+    rng = np.random.default_rng(seed)
+    strangers = Strangers(base)
+    log = Log(base)
+    told: list[dict[str, Any]] = []
+    result: dict[str, Any] = {"lives": 0, "retention": retention, "ends": {}, "wrong": 0, "lost": 0, "early_evictions": 0}
+    result |= {"strangers_files": 0, "strangers_touched": 0, "failed_lives": 0, "over_limit_bytes": 0}
+    result |= {"opened_with_other_limits": 0, "went_on_from_checkpoint": 0, "compared": 0}
+    may_go, smallest = -1, LIMIT  # what was evicted with reason; the smallest limit of late
+    for life in range(lives):
+        how: dict[str, Any] = {
+            "relative": rng.random() < 0.3,
+            "limits": {"disk_limit": int(rng.choice(OTHER_LIMITS))} if life and rng.random() < 0.15 else {},
+            "from_checkpoint": rng.random() < 0.03,
+            "checkpoints": rng.random() < 0.5,
+            "rounds": int(rng.integers(0, 6)),
+            "retention": retention,
+            "end": str(rng.choice([*POLITE, "kill", "kill", "kill at any moment", "kill at any moment"])),
+        }
+        how["from_checkpoint"] &= how["end"] != "kill at any moment"  # what the benchmark itself does there isn't atomic
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(reader)
+            try:
+                live(base, life, seed, how, writer)
+            except SystemExit:
+                sys.stdout.flush()
+                # The interpreter's own way out, with what it does for objects that are left.
+                raise
+            except BaseException:
+                os.write(writer, (json.dumps({"failed": traceback.format_exc()}) + "\n").encode())
+                os._exit(1)
+        os.close(writer)
+        lines = b""
+        if how["end"] == "kill at any moment":
+            time.sleep(float(rng.uniform(0.05, 0.6)))
+            os.kill(child, signal.SIGKILL)
+        while chunk := os.read(reader, 1 << 16):
+            lines += chunk
+        os.close(reader)
+        os.waitpid(child, 0)
+        said: dict[str, Any] = {}
+        for line in lines.decode().splitlines():
+            said |= json.loads(line)
+        if said.get("ended") == "exit":
+            log.write("acknowledged", int(log.read("steps", 4)[:, 0].max(initial=-1)) + 1, life)
+        result["lives"] += 1
+        result["ends"][how["end"]] = result["ends"].get(how["end"], 0) + 1
+        result["opened_with_other_limits"] += bool(how["limits"])
+        if "failed" in said:
+            result["failed_lives"] += 1
+            print(f"life {life} {how}: {said['failed']}", flush=True)
+        if "wrong" in said:
+            told.append(said)
+            limit = how["limits"].get("disk_limit", LIMIT)
+            smallest = min(smallest, limit)
+            result["went_on_from_checkpoint"] += said["came"] == "checkpoint"
+            result["compared"] += said["held"]
+            result["wrong"] += said["wrong"]
+            ours = [one for one in said["damages"] if not any(str(path) in one for path in strangers.files)]
+            # Fifo: what is missing is older than anything that is there, and the files are half full at least.
+            if said["newest_missing"] > may_go:
+                reason = said["held_bytes"] >= 0.5 * smallest
+                order = retention != "fifo" or said["newest_missing"] < said["oldest_held"] + 400
+                if not reason or not order:
+                    result["early_evictions" if order else "lost"] += said["missing"]
+                may_go = said["newest_missing"]
+            if said["wrong"] or ours or verbose:
+                print(f"life {life} {how}: {said}", flush=True)
+            smallest = limit
+        replay = base / "a" / "replay"
+        region = max(1 << 20, max([LIMIT, *how["limits"].values()]) // 8)
+        over = on_disk(replay) - sum(len(c) + 4096 for p, c in strangers.files.items() if p.suffix == ".region")
+        over -= max([LIMIT, *how["limits"].values()]) + region
+        result["over_limit_bytes"] = max(result["over_limit_bytes"], over)
+        if said.get("came") == "checkpoint" or (base / "trash").exists():
+            shutil.rmtree(base / "trash", ignore_errors=True)
+            strangers.forget(replay)
+        touched = strangers.touched()
+        if touched:
+            print(f"life {life} {how}: other people's files touched: {touched}", flush=True)
+            result["strangers_touched"] += len(touched)
+            for path in touched:
+                del strangers.files[Path(path)]
+        strangers.strew(rng)
+        result["strangers_files"] = len(strangers.files)
+        if life % 50 == 49 or life == lives - 1:
+            part = told[-50:]
+            print(
+                f"{life + 1:5d} lives: {part[-1]['held']:,} steps held, {part[-1]['disk_bytes']:,} bytes of files, "
+                f"{part[-1]['descriptors']} descriptors, opened in {np.median([t['open_s'] for t in part]) * 1e3:.0f} ms; "
+                f"wrong {result['wrong']}, lost {result['lost']}, evicted early {result['early_evictions']}, "
+                f"touched {result['strangers_touched']}, failed {result['failed_lives']}",
+                flush=True,
+            )
+    tenth = max(1, len(told) // 10)
+    full = [t for t in told if t["held"] > 0.8 * max(t["held"] for t in told)]
+    ends = full[: len(full) // 3], full[-(len(full) // 3) :]
+    for name in ("descriptors", "open_s"):
+        result[f"{name}_first"] = float(np.median([t[name] for t in told[:tenth]]))
+        result[f"{name}_last"] = float(np.median([t[name] for t in told[-tenth:]]))
+        result[f"{name}_worst"] = float(max(t[name] for t in told))
+        result[f"{name}_full_early"], result[f"{name}_full_late"] = (
+            float(np.median([t[name] for t in part])) if part else 0.0 for part in ends
+        )
+    result["acknowledged"] = int(History.of(log).acknowledged.sum())
+    return result
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--lives", type=int, default=1000)
+    parser.add_argument("--retention", choices=list(RETENTIONS), default="fifo")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", action="store_true", help="leave the folder behind")
+    parser.add_argument("--verbose", action="store_true", help="a line for each life")
+    parser.add_argument("--out", type=Path, default=HERE / "results" / "lifetimes.json")
+    arguments = parser.parse_args()
+    base = Path(tempfile.mkdtemp(prefix="sharpwave-lives-"))
+    begin = time.perf_counter()
+    result = run(arguments.lives, arguments.seed, arguments.retention, base, arguments.verbose)
+    result["seconds"] = round(time.perf_counter() - begin, 1)
+    results: dict[str, Any] = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+    results[arguments.retention] = result
+    arguments.out.write_text(json.dumps(results, indent=1) + "\n")
+    for name, value in result.items():
+        print(f"{name:28} {value}")
+    if arguments.keep:
+        print(base)
+    else:
+        shutil.rmtree(base)
+    bad = ("wrong", "lost", "early_evictions", "strangers_touched", "failed_lives")
+    bad_count = sum(result[name] for name in bad) + max(0, result["over_limit_bytes"])
+    print("all right" if not bad_count else f"NOT RIGHT: {[(name, result[name]) for name in bad]}")
+    sys.exit(1 if bad_count else 0)
+
+
+if __name__ == "__main__":
+    main()
