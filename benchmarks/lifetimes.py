@@ -307,7 +307,12 @@ class Strangers:
                 serials = np.arange(serial, serial + 8)
                 no = np.zeros(8, np.bool_)
                 store.extend(
-                    obs=frames(serials), action=serials, reward=rewards(serials), serial=serials, terminated=no, truncated=no
+                    obs=frames(serials),
+                    action=serials,
+                    reward=rewards(serials),
+                    serial=serials,
+                    terminated=no,
+                    truncated=no,
                 )
             store.flush()
         for path in other.rglob("*"):
@@ -354,7 +359,14 @@ def run(lives: int, seed: int, retention: str, base: Path, verbose: bool) -> dic
     strangers = Strangers(base)
     log = Log(base)
     told: list[dict[str, Any]] = []
-    result: dict[str, Any] = {"lives": 0, "retention": retention, "ends": {}, "wrong": 0, "lost": 0, "early_evictions": 0}
+    result: dict[str, Any] = {
+        "lives": 0,
+        "retention": retention,
+        "ends": {},
+        "wrong": 0,
+        "lost": 0,
+        "early_evictions": 0,
+    }
     result |= {"strangers_files": 0, "strangers_touched": 0, "failed_lives": 0, "over_limit_bytes": 0}
     result |= {"opened_with_other_limits": 0, "went_on_from_checkpoint": 0, "compared": 0}
     may_go, smallest = -1, LIMIT  # what was evicted with reason; the smallest limit of late
@@ -368,7 +380,9 @@ def run(lives: int, seed: int, retention: str, base: Path, verbose: bool) -> dic
             "retention": retention,
             "end": str(rng.choice([*POLITE, "kill", "kill", "kill at any moment", "kill at any moment"])),
         }
-        how["from_checkpoint"] &= how["end"] != "kill at any moment"  # what the benchmark itself does there isn't atomic
+        how["from_checkpoint"] &= (
+            how["end"] != "kill at any moment"
+        )  # what the benchmark itself does there isn't atomic
         reader, writer = os.pipe()
         child = os.fork()
         if child == 0:
