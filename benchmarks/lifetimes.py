@@ -78,7 +78,8 @@ class Log:
     """What really happened: a line for each step, written before the step is appended, and what was acknowledged.
 
     Files of int64: ``steps`` [n, 4] (serial, lane, flags, life), ``acknowledged`` [n, 2] (serials below, life),
-    ``rewinds`` [n, 2] (serials from, serials below: steps that a return to a checkpoint undid), ``checkpoints`` [n, 2] (serials below, steps ever appended).
+    ``rewinds`` [n, 2] (serials from, serials below: steps that a return to a checkpoint undid), ``checkpoints`` [n, 2]
+    (serials below, steps ever appended).
     """
 
     def __init__(self, folder: Path) -> None:
@@ -313,7 +314,7 @@ class Strangers:
                     serial=serials,
                     terminated=no,
                     truncated=no,
-                )
+                )  # fmt: skip
             store.flush()
         for path in other.rglob("*"):
             if path.is_file() and path.name != "lock":
@@ -380,9 +381,7 @@ def run(lives: int, seed: int, retention: str, base: Path, verbose: bool) -> dic
             "retention": retention,
             "end": str(rng.choice([*POLITE, "kill", "kill", "kill at any moment", "kill at any moment"])),
         }
-        how["from_checkpoint"] &= (
-            how["end"] != "kill at any moment"
-        )  # what the benchmark itself does there isn't atomic
+        how["from_checkpoint"] &= how["end"] != "kill at any moment"  # which is not atomic here
         reader, writer = os.pipe()
         child = os.fork()
         if child == 0:
@@ -454,8 +453,8 @@ def run(lives: int, seed: int, retention: str, base: Path, verbose: bool) -> dic
             part = told[-50:]
             print(
                 f"{life + 1:5d} lives: {part[-1]['held']:,} steps held, {part[-1]['disk_bytes']:,} bytes of files, "
-                f"{part[-1]['descriptors']} descriptors, opened in {np.median([t['open_s'] for t in part]) * 1e3:.0f} ms; "
-                f"wrong {result['wrong']}, lost {result['lost']}, evicted early {result['early_evictions']}, "
+                f"{part[-1]['descriptors']} descriptors, opened in {np.median([t['open_s'] for t in part]) * 1e3:.0f} ms;"
+                f" wrong {result['wrong']}, lost {result['lost']}, evicted early {result['early_evictions']}, "
                 f"touched {result['strangers_touched']}, failed {result['failed_lives']}",
                 flush=True,
             )
