@@ -77,9 +77,9 @@ def final(serial: int) -> Ints:
 class Log:
     """What really happened: a line for each step, written before the step is appended, and what was acknowledged.
 
-    Files of int64: ``steps`` [n, 4] (serial, lane, flags, life), ``acknowledged`` [n, 2] (serials below, life),
-    ``rewinds`` [n, 2] (serials from, serials below: steps that a return to a checkpoint undid), ``checkpoints`` [n, 2]
-    (serials below, steps ever appended).
+    Files of int64: ``steps`` [n, 4] (serial, lane, flags, life), ``acknowledged`` [n, 2] (a life's serials below, life),
+    ``rewinds`` [n, 2] (serials from, serials below: steps that a return to a checkpoint undid), ``checkpoints`` [n, 3]
+    (serials below, steps ever appended, life).
     """
 
     def __init__(self, folder: Path) -> None:
@@ -133,9 +133,12 @@ class History:
             goes_on = (flags[serials[:-1]] & (TERMINATED | TRUNCATED) == 0) & (flags[serials[1:]] & BEGINS == 0)
             after[serials[:-1][goes_on]] = serials[1:][goes_on]
             before[serials[1:][goes_on]] = serials[:-1][goes_on]
-        acknowledged = np.zeros(count, np.bool_)
-        upto = log.read("acknowledged", 2)
-        acknowledged[: int(upto[-1, 0]) if len(upto) else 0] = True
+        lives = np.full(count, -1)
+        lives[steps[:, 0]] = steps[:, 3]
+        said = log.read("acknowledged", 2)
+        upto = np.zeros(max(int(lives.max(initial=-1)), int(said[:, 1].max(initial=-1))) + 2, np.int64)
+        np.maximum.at(upto, said[:, 1], said[:, 0])
+        acknowledged = np.arange(count) < upto[lives]
         return cls(real, flags, lane, after, before, acknowledged & real)
 
 
@@ -145,8 +148,8 @@ def check(store: sw.Store, history: History) -> tuple[npt.NDArray[np.bool_], int
     wrong = 0
     replay = store.transitions(n_step=N_STEP, gamma=GAMMA)
     ids = replay.sampleable_ids()
-    for at in range(0, len(ids), 2000):
-        batch = replay.fetch(ids[at : at + 2000])
+    for at in range(0, len(ids), 500):
+        batch = replay.fetch(ids[at : at + 500])
         serials = np.asarray(batch["serial"]).copy()
         known = (serials >= 0) & (serials < len(there))
         if not known.all() or not history.real[serials].all() or there[serials].any():
@@ -197,10 +200,10 @@ def live(base: Path, life: int, seed: int, how: dict[str, Any], say: int) -> Non
         history = History.of(log)
         os.rename(folder, base / "trash")
         store = sw.Store.open(checkpoint, disk="replay", **how["limits"])
-        begun = log.read("checkpoints", 2)  # the last one may have been replaced or not, when it was killed
-        at = int(begun[begun[:, 1] == store.lane_steps.sum(), 0][-1])
+        begun = log.read("checkpoints", 3)  # the last one may have been replaced or not, when it was killed
+        at, _, saved_by = begun[begun[:, 1] == store.lane_steps.sum()][-1].tolist()
         log.write("rewinds", at, max(at, len(history.real)))
-        log.write("acknowledged", at, life)
+        log.write("acknowledged", at, saved_by)
         shutil.rmtree(base / "trash")
         came = "checkpoint"
     elif (folder / "store.json").exists():
@@ -265,7 +268,7 @@ def live(base: Path, life: int, seed: int, how: dict[str, Any], say: int) -> Non
                 store.flush()
                 log.write("acknowledged", serial, life)
             elif chance < 0.5 and how["checkpoints"]:
-                log.write("checkpoints", serial, int(store.lane_steps.sum()))
+                log.write("checkpoints", serial, int(store.lane_steps.sum()), life)
                 store.checkpoint(checkpoint)
             elif chance < 0.7:
                 store.transitions(n_step=N_STEP, gamma=GAMMA).sample(16)
@@ -291,7 +294,7 @@ def live(base: Path, life: int, seed: int, how: dict[str, Any], say: int) -> Non
         elif end == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
     if end != "exit":
-        log.write("acknowledged", int(log.read("steps", 4)[:, 0].max()) + 1, life)
+        log.write("acknowledged", int(log.read("steps", 4)[:, 0].max(initial=-1)) + 1, life)
     tell(ended=end)
     sys.exit(0)  # "exit": the interpreter ends with the store open; its parent acknowledges
 
@@ -428,7 +431,8 @@ def run(lives: int, seed: int, retention: str, base: Path, verbose: bool) -> dic
                 reason = said["held_bytes"] >= 0.5 * smallest
                 order = retention != "fifo" or said["newest_missing"] < said["oldest_held"] + 400
                 if not reason or not order:
-                    result["early_evictions" if order else "lost"] += said["missing"]
+                    result["early_evictions" if order else "lost"] += 1
+                    print(f"life {life} {how}: {said}, may go {may_go}, smallest {smallest}", flush=True)
                 may_go = said["newest_missing"]
             if said["wrong"] or ours or verbose:
                 print(f"life {life} {how}: {said}", flush=True)
@@ -453,7 +457,7 @@ def run(lives: int, seed: int, retention: str, base: Path, verbose: bool) -> dic
             part = told[-50:]
             print(
                 f"{life + 1:5d} lives: {part[-1]['held']:,} steps held, {part[-1]['disk_bytes']:,} bytes of files, "
-                f"{part[-1]['descriptors']} descriptors, opened in {np.median([t['open_s'] for t in part]) * 1e3:.0f} ms;"
+                f"{part[-1]['descriptors']} descriptors, open {np.median([t['open_s'] for t in part]) * 1e3:.0f} ms;"
                 f" wrong {result['wrong']}, lost {result['lost']}, evicted early {result['early_evictions']}, "
                 f"touched {result['strangers_touched']}, failed {result['failed_lives']}",
                 flush=True,
