@@ -15,7 +15,7 @@ What is checked in each life, against a log of all lives that the store has no p
   episode that was broken off by the process's end, all but its last step;
 - of every step that is there the observation, the stack, the 3-step return, the discount and the successor are those of
   the log, and no return or stack reaches into another episode;
-- nothing was evicted while the files held less than half of their limit;
+- what was evicted left the files .45 full or more, and with Fifo the newest .3 of the limit stayed;
 - other people's files are where they were, byte for byte;
 - files stay within the limit and one region; descriptors and the time to open stay as they were.
 
@@ -229,7 +229,7 @@ def live(base: Path, life: int, seed: int, how: dict[str, Any], say: int) -> Non
     newest_missing = int(np.flatnonzero(missing).max(initial=-1))
     stats = store.stats()
     tell(
-        open_s=took, came=came, wrong=wrong, held=int(there.sum()), missing=int(missing.sum()),
+        open_s=took, came=came, limit=store.disk_limit, wrong=wrong, held=int(there.sum()), missing=int(missing.sum()),
         newest_missing=newest_missing, newer=int((history.acknowledged & ~last)[newest_missing + 1 :].sum()),
         oldest_held=int(np.flatnonzero(there).min(initial=len(there))),
         descriptors=len(os.listdir("/proc/self/fd")), damages=store.recovery.damages if store.recovery else [],
@@ -420,23 +420,25 @@ def run(lives: int, seed: int, retention: str, base: Path, verbose: bool) -> dic
             print(f"life {life} {how}: {said['failed']}", flush=True)
         if "wrong" in said:
             told.append(said)
-            limit = how["limits"].get("disk_limit", LIMIT)
-            smallest = min(smallest, limit)
+            smallest = min(smallest, said["limit"])
             result["went_on_from_checkpoint"] += said["came"] == "checkpoint"
             result["compared"] += said["held"]
             result["wrong"] += said["wrong"]
             ours = [one for one in said["damages"] if not any(str(path) in one for path in strangers.files)]
-            # Fifo: what is missing is older than anything that is there, and the files are half full at least.
+            # What is evicted leaves the files nearly half full; of Fifo's what is newest stays. (What had left comes
+            # back with its region when a store is opened: so there may be older steps still.)
             if said["newest_missing"] > may_go:
-                reason = said["held_bytes"] >= 0.5 * smallest
-                order = retention != "fifo" or said["newest_missing"] < said["oldest_held"] + 400
-                if not reason or not order:
-                    result["early_evictions" if order else "lost"] += 1
-                    print(f"life {life} {how}: {said}, may go {may_go}, smallest {smallest}", flush=True)
+                early = said["held_bytes"] < 0.45 * smallest
+                lost = retention == "fifo" and said["newer"] * said["held_bytes"] < 0.3 * smallest * said["held"]
+                if early or lost:
+                    result["lost" if lost else "early_evictions"] += 1
+                    print(f"life {life} {how}: {said | {'damages': ours}}, may go {may_go}", flush=True)
                 may_go = said["newest_missing"]
             if said["wrong"] or ours or verbose:
-                print(f"life {life} {how}: {said}", flush=True)
-            smallest = limit
+                print(f"life {life} {how}: {said | {'damages': ours}}", flush=True)
+            smallest = said["limit"]
+        else:
+            smallest = min(smallest, *how["limits"].values(), LIMIT)
         replay = base / "a" / "replay"
         region = max(1 << 20, max([LIMIT, *how["limits"].values()]) // 8)
         over = on_disk(replay) - sum(len(c) + 4096 for p, c in strangers.files.items() if p.suffix == ".region")

@@ -235,3 +235,27 @@ def test_a_lane_goes_on_behind_its_last_step_though_that_has_left(
         store = sw.Store.open(tmp_path)
         assert store.lane_steps.tolist() == counts
     store.close()
+
+
+def test_a_full_store_of_mixed_regions_loses_no_more_than_it_must(tmp_path: Path) -> None:
+    """Merged regions hold old segments and new ones: to let segments go until one is empty would let most go."""
+    limit = 8 * REGION
+    spec = sw.Spec(obs=sw.Field((64,), "uint8"), action=sw.Field((), "int64"))
+    rng = np.random.default_rng(0)
+    no = np.zeros(8, np.bool_)
+    held = []
+    for life in range(90):
+        if life == 0:
+            store = sw.Store(spec, disk=tmp_path / "r", disk_limit=limit, codec="raw", segment_steps=16, ram="16MiB")
+        else:
+            store = sw.Store.open(tmp_path / "r")
+        for k in range(int(rng.integers(2, 12))):
+            obs = rng.integers(0, 256, (8, 64), np.uint8)
+            store.extend(obs=obs, action=np.arange(8), reward=np.ones(8), terminated=no, truncated=no)
+            if k % 6 == 5:
+                store.flush()
+        if life % 3 == 0:
+            store.checkpoint(tmp_path / "checkpoint")
+        held.append(store.stats()["encoded_bytes_per_step"] * len(store) / limit)
+        store.close()
+    assert min(held[60:]) > 0.45, held

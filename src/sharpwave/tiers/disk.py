@@ -33,6 +33,8 @@ MOST_HELD = 0.75
 """Where segments leave in any order, this share of the files is held at most, and of a region that is copied."""
 GENERATIONS = 1024
 """So many more than there were are taken as given out in a note or a region's header, so that few notes are needed."""
+FRAGMENTED = 0.25
+"""More than this share of the limit that is held no more, and regions are copied together before segments leave."""
 
 
 class Tail(NamedTuple):
@@ -168,6 +170,16 @@ class Disk:
         """Whether more than half of what the files take is held no more, beside a few regions."""
         held = sum(map(self._needed, self.regions.regions))
         return self.nbytes > 2 * held + 4 * self.regions.region_bytes
+
+    @property
+    def fragmented(self) -> bool:
+        """Whether so much of the files is held no more that segments need not leave, only be copied together.
+
+        Where segments leave in their order, regions empty one after another. But merged regions hold old segments and
+        new ones: there nearly all would leave until a region is empty.
+        """
+        dead = self.nbytes - self._held.total
+        return self.limit is not None and dead > max(FRAGMENTED * self.limit, 3 * self.regions.region_bytes)
 
     def _needed(self, number: int) -> int:
         """Bytes of a region that a copy of it would take, at most."""

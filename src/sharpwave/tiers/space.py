@@ -357,9 +357,16 @@ class Space:
             while not disk.regions.room_for(need) and disk.wasteful and self.compact():
                 pass
         while not disk.room_for(need):
-            if not disk.compacts or not self.compact():
+            if not (self.compact() if disk.compacts else disk.fragmented and self._try_compact()):
                 return False
         return True
+
+    def _try_compact(self) -> bool:
+        """As :meth:`compact`, where letting segments go would make room as well: then a full disk is no error."""
+        try:
+            return self.compact()
+        except OSError:
+            return False
 
 
 def larger_chunk(nbytes: int, ram: int | None) -> int:
