@@ -77,7 +77,7 @@ def final(serial: int) -> Ints:
 class Log:
     """What really happened: a line for each step, written before the step is appended, and what was acknowledged.
 
-    Files of int64: ``steps`` [n, 4] (serial, lane, flags, life), ``acknowledged`` [n, 2] (a life's serials below, life),
+    Files of int64: ``steps`` [n, 4] (serial, lane, flags, life), ``acknowledged`` [n, 2] (its serials below, life),
     ``rewinds`` [n, 2] (serials from, serials below: steps that a return to a checkpoint undid), ``checkpoints`` [n, 3]
     (serials below, steps ever appended, life).
     """
