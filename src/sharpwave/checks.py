@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,6 +34,15 @@ def parse_bytes(size: int | str, name: str = "ram") -> int:
     raise ValueError(f"{name}: got {size!r}, expected bytes as an integer, or a string such as '512MiB' or '2GB'")
 
 
+def checked_folder(name: str, path: Any) -> Path:
+    """``path`` as a ``Path``.  Raises: TypeError, ValueError: it names none; empty, it would be the current one."""
+    if not isinstance(path, (str, os.PathLike)) or isinstance(found := os.fspath(path), bytes):
+        raise TypeError(f"{name}: got {path!r}, expected the path of a folder as a string or pathlib.Path")
+    if not found:
+        raise ValueError(f"{name}: got an empty path, expected that of a folder; '.' is the current one")
+    return Path(found)
+
+
 def checked_steps(
     spec: Spec,
     count: int | None,
@@ -47,8 +58,7 @@ def checked_steps(
     """Rows by field, flags uint8 [n], final and next observations by field. ``count`` is ``None`` for one step."""
     rows = {name: spec.fields[name].rows(name, value, count) for name, value in spec.split_obs(obs).items()}
     given = {"action": action, **extra}
-    if given.keys() != set(spec.step_names):
-        raise _unknown(given.keys(), spec.step_names)
+    check_names(given, spec.step_names)
     for name, value in given.items():
         rows[name] = spec.fields[name].rows(name, value, count)
     rows["reward"] = _rewards(reward, count)
@@ -109,10 +119,13 @@ def most_lanes(capacity: int | None) -> int:
     return MOST_LANES if capacity is None else min(MOST_LANES, capacity // 2)
 
 
-def _unknown(given: Any, expected: Any) -> KeyError:
+def check_names(given: Collection[str], expected: Collection[str]) -> None:
+    """Raises: KeyError: naming a field that is too many, or missing."""
     extra, missing = set(given) - set(expected), set(expected) - set(given)
+    if not extra and not missing:
+        return
     what = f"unknown field {min(extra)!r}" if extra else f"field {min(missing)!r} is missing"
-    return KeyError(f"extend: {what}; the spec's fields beside obs are {list(expected)}")
+    raise KeyError(f"step: {what}; the spec's fields beside obs are {list(expected)}")
 
 
 def _flags(name: str, value: npt.ArrayLike, count: int | None) -> npt.NDArray[np.bool_]:

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .checks import check_names
 from .observations import Frames, Observations
+from .sampling.limiters import check_timeout
 from .store import Store
 from .writer import SegmentWriter
 
@@ -62,10 +64,18 @@ class Recorder:
         first_lane: number of the first lane, for several environments on one store.
 
     Raises:
-        ValueError: an autoreset mode that is not known, or observations that do not fit the store's spec.
+        TypeError: ``env`` is no environment, or ``store`` takes no steps.
+        ValueError: ``first_lane``, an autoreset mode that is not known, or observations that do not fit the store's
+            spec.
     """
 
     def __init__(self, env: Any, store: Store | SegmentWriter, *, first_lane: int = 0) -> None:
+        if not callable(getattr(env, "step", None)) or not callable(getattr(env, "reset", None)):
+            raise TypeError(f"Recorder: env is {env!r}, expected an environment, such as gymnasium.make('CartPole-v1')")
+        if not isinstance(store, (Store, SegmentWriter)):
+            raise TypeError(f"Recorder: store is {store!r}, expected a sharpwave.Store or SegmentWriter")
+        if not isinstance(first_lane, (int, np.integer)) or first_lane < 0:
+            raise ValueError(f"Recorder: first_lane={first_lane!r}, expected an integer of at least 0")
         self.env = env
         self.store = store
         self.mode = autoreset_mode(env)
@@ -125,7 +135,8 @@ class Recorder:
             fields: values of the spec's further fields for this step; with a leading axis for a vector environment.
 
         Raises:
-            ValueError: before the first reset, after an episode's end, or after the environment raised.
+            ValueError: before the first reset, after an episode's end, or after the environment raised; ``timeout``.
+            KeyError: a field that the spec has not, or one that is missing; then nothing was stepped.
             ValueError, TypeError, LimiterTimeoutError, OSError, MemoryError: from ``Store.extend``: the environment has
                 stepped, but the step is not stored; ``error.result`` is what this would have returned, and the next
                 step begins an episode in the store. With a vector of which only some lanes' values were refused the
@@ -139,7 +150,7 @@ class Recorder:
         ``AtariFrames``) steps until :meth:`step_wait`; any other begins there.
 
         Raises:
-            ValueError: as for :meth:`step`, or while a step is under way.
+            ValueError, KeyError: as for :meth:`step`, or while a step is under way.
         """
         if not self._obs:
             raise ValueError("Recorder.step: called before reset(); reset the environment first")
@@ -154,8 +165,11 @@ class Recorder:
             how = "reset(options={'reset_mask': mask})" if self._vector else "reset()"
             lanes = self._lanes[self._done].tolist()
             raise ValueError(f"Recorder.step: the episode of lane {lanes} has ended; call {how} first")
+        if timeout is not None:
+            check_timeout("Recorder.step", timeout)
         # Copied now: some environments write into it, and the caller may reuse it.
         given = {"action": action, **fields}
+        check_names(given, self.store.spec.step_names)
         values = {name: np.array(value) if self._vector else np.array(value)[None] for name, value in given.items()}
         for name, value in values.items():
             if value.shape[:1] != self._lanes.shape:

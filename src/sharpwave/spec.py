@@ -66,6 +66,8 @@ class Field:
             raise ValueError(f"Field: stack {self.stack!r} must be None or an integer from 1 to 64")
         if self.pad not in ("repeat", "zeros"):
             raise ValueError(f"Field: pad {self.pad!r} must be 'repeat' or 'zeros'")
+        if self.codec not in (None, "auto", "zstd", "delta", "raw"):
+            raise ValueError(f"Field: codec {self.codec!r} must be None, 'auto', 'zstd', 'delta' or 'raw'")
         if len(shape) > MOST_DIMENSIONS or math.prod(map(int, shape)) * dtype.itemsize > MOST_VALUE_BYTES:
             raise ValueError(
                 f"Field: a value of shape {shape!r} and {dtype} is too large; expected at most {MOST_DIMENSIONS} "

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from . import segment
 from .accounting import account
 from .checkpoint import save
-from .checks import MOST_LANES, checked_final, checked_rows, checked_steps
+from .checks import MOST_LANES, checked_final, checked_folder, checked_rows, checked_steps
 from .errors import StoreInUseError
 from .lifetime import Life, close, flush
 from .opening import NO_STATE, Left, begin
@@ -43,7 +43,7 @@ class Store:
         spec: what is stored for a step.
         capacity: most steps to hold; and/or
         ram: most bytes of RAM that the store may take, all included (encoded steps, open segments, index, samplers,
-            batches): a number, or "512MiB". At least one of the two. What is full lets the oldest segments go. Batches
+            batches): a number, or "512MiB". At least one of the two. A full store evicts its oldest segments. Batches
             that the caller holds count, up to half of ``ram``; one that does not fit is refused (MemoryError), no step
             leaves for it. Room for 2,048 transitions, or that half where it is less, is kept for batches from the
             start; beyond that they get, and keep, what steps have not taken yet. With a disk nothing is kept: batches
@@ -94,7 +94,7 @@ class Store:
             seed=seed,
             segment_steps=segment_steps,
         )
-        self._begin(settings, None if disk is None else Path(disk), None)
+        self._begin(settings, None if disk is None else checked_folder("disk", disk), None)
 
     def _begin(self, settings: Settings, folder: Path | None, left: Left | None) -> None:
         """Set up, empty or with what another process ``left``."""
@@ -157,7 +157,7 @@ class Store:
 
         Args:
             obs: [rows, *shape] (or a dict of those): the newest frame of what the action was taken in.
-            action, reward, terminated, truncated, extra: [rows, *shape], what came of it.
+            action, reward, terminated, truncated, extra: [rows, *shape], the outcome of the action.
             final_obs: [rows, *shape], the true observation after the step; read where the step ended an episode. Needed
                 where a step is truncated; where it is terminated and this is absent, ``obs`` stands in (it counts for
                 nothing: the discount is 0).
@@ -172,7 +172,7 @@ class Store:
 
         Raises:
             ValueError, TypeError, KeyError: what came, what was expected; then nothing changed.
-            LimiterTimeoutError: what it waited for in vain; then nothing changed.
+            LimiterTimeoutError: what it waited for until it timed out; then nothing changed.
             MemoryError: ``ram`` is too small for so many lanes.
 
         Cost: 6 to 9 us a row of 84x84 pixels, encoding included (benchmarks/store.py).
@@ -267,7 +267,7 @@ class Store:
         self._change(take, steps, timeout)
 
     def _change(self, write: Callable[[], None], steps: int, timeout: float | None) -> None:
-        """Let ``write`` append so many steps as soon as it may, and tell the views."""
+        """Append so many steps by ``write`` once rate limiters admit it, then notify views."""
         deadline = time.monotonic() + BLOCK_S
         while True:
             with self._lock:
@@ -317,11 +317,16 @@ class Store:
         The last step becomes truncated, with the ``next_obs`` that it was given as the final observation. Where it was
         given none it cannot be learned from and is let go: what it observed is the final observation of the one before.
 
-        Returns whether an episode was under way.
+        Returns whether an episode was under way; a lane without steps has none.
+
+        Raises:
+            ValueError: ``lane`` is no number of a lane.
         """
         with self._lock:
             self._log.check_open()
-            if not 0 <= lane < self._log.lanes:
+            if not isinstance(lane, (int, np.integer)) or lane < 0:
+                raise ValueError(f"break_episode: lane {lane!r}, expected an integer of at least 0")
+            if lane >= self._log.lanes:
                 return False
             if self._settle(lane):
                 return True
@@ -465,8 +470,10 @@ class Store:
             OSError: the disk is full or failing; a checkpoint that was there before stays.
             FileExistsError: the folder holds a store that is no checkpoint.  StoreInUseError: it is in use.
         """
+        folder = checked_folder("checkpoint", path)
         with self._log.saving:  # one checkpoint at a time
-            save(Path(path), self._log, self._lock, self._gate.notify, self._manifest(), self._views.states, Files())
+            views = self._views
+            save(folder, self._log, self._lock, self._gate.notify, self._manifest(), views.states, Files())
 
     def resize(
         self,
@@ -513,7 +520,7 @@ class Store:
         on_full: str | None = None,
         seed: int | None = None,
     ) -> Self:
-        """The store in a folder: a checkpoint, or a store on disk as another process left it, in whatever way it ended.
+        """Open a checkpoint, or a store on disk after a clean exit, a crash or SIGKILL.
 
         **A checkpoint** comes back exactly, views included: see :meth:`transitions`. That of a store in memory is read
         into memory and stays as it is. That of a store on disk becomes a store on disk again: in the folder ``disk``,
@@ -536,7 +543,8 @@ class Store:
             ValueError, FileExistsError: naming the argument that does not fit.
         """
         given = {"capacity": capacity, "ram": ram, "disk_limit": disk_limit, "on_full": on_full, "seed": seed}
-        with Left.read(Path(path), None if disk is None else Path(disk)) as left:
+        target = None if disk is None else checked_folder("disk", disk)
+        with Left.read(checked_folder("open", path), target) as left:
             settings = Settings.from_manifest(left.folder, left.manifest, on_disk=left.target is not None, **given)
             store = cls.__new__(cls)
             store._begin(settings, left.target, left)

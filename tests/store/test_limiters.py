@@ -82,13 +82,19 @@ def test_the_messages_say_where_both_stand_and_who_has_to_move() -> None:
         append(store, 7)  # 2 * (7 - 4) = 6 ahead
         with pytest.raises(TimeoutError) as caught:
             try_append(store, SOON)
-        for what in ["append: waited 0.03 s", "2 more samples", "the learner has to sample", "may be 0 to 12 now",
+        for what in ["append: timed out after 0.03 s", "2 more samples", "the learner has to sample",
+                     "may be 0 to 12 now",
                      "7 inserts, 0 samples", "ratio=2.0, min_size=4, error_buffer=6"]:  # fmt: skip
             assert what in str(caught.value), what
         replay.sample(12)
         with pytest.raises(TimeoutError) as caught:
             replay.sample(3, timeout=SOON)
-        for what in ["sample: waited 0.03 s", "2 more steps", "the writer has to append", "7 inserts, 12 samples"]:
+        for what in [
+            "sample: timed out after 0.03 s",
+            "2 more steps",
+            "the writer has to append",
+            "7 inserts, 12 samples",
+        ]:
             assert what in str(caught.value), what
         stats = store.stats()
         assert (stats["append_waits"], stats["sample_waits"]) == (1, 1)

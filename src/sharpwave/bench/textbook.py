@@ -42,7 +42,7 @@ class LazyFrames:
 
 
 class Transition(NamedTuple):
-    """One step and what came of it."""
+    """One step and its outcome."""
 
     state: LazyFrames
     action: int

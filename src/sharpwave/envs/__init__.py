@@ -42,15 +42,23 @@ def make_env(
     return env
 
 
-def step_spec(env: VectorEnv[Any, Any, Any]) -> Spec:
+def step_spec(env: Any) -> Spec:
     """What the store keeps of one step of ``env``: the newest frame of a stack, or the whole observation.
 
+    Args:
+        env: one environment, or a vector, whose observations are arrays and whose actions are numbers or arrays.
+
     Raises:
-        ValueError: the environments stack frames in different ways, or pad stacks as no field does.
+        ValueError: other observations or actions, for which a ``Spec`` can be declared by hand; or the
+            environments stack frames in different ways, or pad stacks as no field does.
     """
-    action = Field((), "int64")
-    space = env.single_observation_space
-    assert space.shape is not None and space.dtype is not None
+    prefix = "single_" if hasattr(env, "num_envs") else ""
+    space: Any = getattr(env, f"{prefix}observation_space", None)
+    actions: Any = getattr(env, f"{prefix}action_space", None)
+    for what, one in ("observations", space), ("actions", actions):
+        if getattr(one, "shape", None) is None or getattr(one, "dtype", None) is None or hasattr(one, "spaces"):
+            raise ValueError(f"step_spec: env has {what} {one}, expected arrays; declare sharpwave.Spec(...) for it")
+    action = Field(actions.shape, "int64" if isinstance(actions, Discrete) else str(actions.dtype))
     found = stacking(env)
     if len(found) > 1 or (found[0][0] and found[0][1] not in PADS):
         raise ValueError(

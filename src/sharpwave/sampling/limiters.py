@@ -228,7 +228,7 @@ class Gate:
             while reason is not None:
                 left = began + seconds - time.monotonic()
                 if left <= 0:
-                    raise LimiterTimeoutError(f"{side}: waited {seconds:g} s in vain; {reason}")
+                    raise LimiterTimeoutError(f"{side}: timed out after {seconds:g} s; {reason}")
                 self._changed.wait(min(left, LOOK_S))
                 reason = waits()
         finally:
@@ -236,7 +236,7 @@ class Gate:
             self.seconds[side] += time.monotonic() - began
 
 
-def check_timeout(side: Side, timeout: float | None) -> float:
+def check_timeout(side: str, timeout: float | None) -> float:
     """Seconds to wait.  Raises: ValueError."""
     if timeout is None:
         return DEFAULT_TIMEOUT_S

@@ -410,7 +410,7 @@ class Disk:
             self.failures += 1
 
     def reads_into(self, memory: npt.NDArray[np.uint8], state: npt.NDArray[np.int64]) -> None:
-        """Say where segments are to be read to, and where what came of it (see :class:`Readers`)."""
+        """Say where segments are to be read to, and where to note the outcome (see :class:`Readers`)."""
         if self._readers is not None:
             self._readers.close()
             self._joined += self._readers.joined

@@ -2,7 +2,7 @@
 
 A read of some kilobytes takes a few microseconds where the system has the file in memory: less than it takes to hand
 the interpreter's lock from thread to thread. So a reader waits, reads and verifies in one kernel that never returns to
-Python; it is woken through a pipe, takes reads from a queue, and says in ``state`` what came of each. Who waits for a
+Python; it is woken through a pipe, takes reads from a queue, and notes each outcome in ``state``. Who waits for a
 read takes from the queue as well. What went wrong is not told here: a read that failed, or whose bytes do not have
 their checksum, is SUSPECT, and is made again where errors have names.
 """
@@ -116,7 +116,7 @@ def _is_sound(memory: Bytes, table: Table, read: Ints) -> bool:
 
 @njit(nogil=True, cache=True)
 def _make(memory: Bytes, counters: Ints, state: Ints, table: Table, reads: Ints, window: Bytes) -> None:
-    """Make reads that lie side by side, and say what came of them."""
+    """Make reads that lie side by side, and note their outcomes."""
     first, last = reads[0], reads[len(reads) - 1]
     at = 0
     if len(reads) > 1:

@@ -81,7 +81,7 @@ class FirstErrors:
 
         Args:
             values: Q of the state it was taken in, [lanes, A].  action: int64 [lanes].
-            reward, terminated, truncated: [lanes], what came of it.
+            reward, terminated, truncated: [lanes], the outcome of the action.
             final_values: Q of the state after it, [lanes, A], read where it was truncated; ``None``: none was.
         """
         best = values.max(axis=1).astype(np.float64)

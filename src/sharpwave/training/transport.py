@@ -101,7 +101,7 @@ class Outbox:
         self._send(SEGMENT, b"".join(parts))
 
     def send_episode(self, episode: Episode) -> None:
-        """Send what came of an episode."""
+        """Send an episode's outcome."""
         self._send(EPISODE, ABOUT_EPISODE.pack(episode.reward, episode.steps, episode.lane))
 
     def send_failure(self, text: str) -> None:

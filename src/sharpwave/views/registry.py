@@ -94,6 +94,8 @@ class Views:
         Raises:
             ValueError, TypeError: naming the argument.
         """
+        if seed is not None and (not isinstance(seed, (int, np.integer)) or seed < 0):
+            raise ValueError(f"transitions: seed={seed!r}, expected an integer of at least 0, or None")
         called = checked_name(name) or self._next_name()
         key, view = self._waiting.get(called, (0, None))
         if view is not None:

@@ -143,9 +143,8 @@ class Transitions:
 
         With a disk, what they need is read meanwhile, and stays in memory until it is used. Priorities that change
         after the draw count from the next draw on, so they are up to ``lookahead`` batches late; weights and
-        probabilities are those of the draw. A step that leaves the store meanwhile is replaced by one drawn then, and
-        the batch weighed anew. A batch counts as sampled when it is drawn; a limiter is waited for only
-        where nothing is drawn yet.
+        probabilities are those of the draw. Items evicted since the draw are resampled, and the batch weighed anew. A
+        batch counts as sampled when it is drawn; a limiter is waited for only where nothing is drawn yet.
 
         Raises:
             ValueError: an argument out of range.  ``next()`` raises what :meth:`sample` does.
@@ -311,7 +310,10 @@ class Transitions:
                 copies, selections of them) are those of another store; then nothing changed.
         """
         ids = _checked_ids("update_priorities", ids, self._log.tag)
-        errors = np.asarray(td_error, np.float64, order="C")  # kernels would be compiled anew for any other order
+        try:
+            errors = np.asarray(td_error, np.float64, order="C")  # kernels would be compiled anew for any other order
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"update_priorities: td_error cannot be read as numbers ({error})") from error
         if errors.shape != ids.shape:
             raise ValueError(
                 f"update_priorities: td_error has shape {errors.shape}, expected {ids.shape}, one for each id"
