@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import warnings
 import weakref
 from typing import Any
 
+from .errors import StoreInUseError
 from .tiers.log import StepLog
 
 EXIT_WAIT_S = 10.0
@@ -46,13 +48,19 @@ def close(log: StepLog) -> None:
     if closed or disk is None or disk.forked:
         return
     try:
-        flush(log)
-    except OSError as error:
+        try:
+            flush(log)
+        except StoreInUseError:
+            raise
+        except OSError:
+            flush(log)  # what failed for once costs nothing
+    except (OSError, OverflowError) as error:
         steps = int(log.index.rows[log.opened.slots].sum())
+        what = getattr(error, "strerror", None) or error
         raise OSError(
-            error.errno,
-            f"close: {disk.folder} could not be written to ({error.strerror or error}). It was let go; the last steps "
-            f"of {log.lanes} lanes, {steps:,} at most, are lost but for those flushed before",
+            getattr(error, "errno", None) or errno.EIO,
+            f"close: {disk.folder} could not be written to ({what}). It was let go; the last steps of {log.lanes} "
+            f"lanes, {steps:,} at most, are lost but for those flushed before",
         ) from error
     finally:
         disk.close()

@@ -112,6 +112,8 @@ class Hold:
                     return f"disk: {path} is being read by another process{waited}; let it end"
             finally:
                 os.close(descriptor)
+        if holder == str(os.getpid()):
+            return f"disk: {path} is in use by another store of this process{waited}; close() that, or drop it, first"
         return f"disk: {path} is in use by process {holder or 'unknown'}{waited}; end it, or give another folder"
 
     def check(self) -> None:
