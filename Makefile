@@ -19,7 +19,7 @@ check: $(VENV)/.test
 	$(BIN)/mypy
 
 tests: $(VENV)/.test
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto --dist worksteal
 	NUMBA_DISABLE_JIT=1 $(BIN)/pytest tests/store/test_kernels.py
 
 bench: $(VENV)/.bench

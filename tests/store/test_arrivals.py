@@ -255,7 +255,7 @@ def test_a_checkpoint_ends_what_was_under_way(tmp_path: Path, on_disk: bool) -> 
     later = third.transitions(n_step=2, gamma=GAMMA, sampler=sw.Prioritized())
     assert len(later) >= len(ids)
     for name in ("obs", "next_obs", "reward", "discount"):
-        np.testing.assert_array_equal(getattr(later.fetch(ids), name), getattr(view.fetch(ids), name))
+        np.testing.assert_array_equal(getattr(later.fetch(np.asarray(ids)), name), getattr(view.fetch(ids), name))
     again.close()
     third.close()
 

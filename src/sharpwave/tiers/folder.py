@@ -113,7 +113,7 @@ class Hold:
             finally:
                 os.close(descriptor)
         if holder == str(os.getpid()):
-            return f"disk: {path} is in use by another store of this process{waited}; close() that, or drop it, first"
+            return f"disk: {path} is in use by process {holder}, this one{waited}; close() the store that has it first"
         return f"disk: {path} is in use by process {holder or 'unknown'}{waited}; end it, or give another folder"
 
     def check(self) -> None:
