@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import hypothesis
+import pytest
 
 hypothesis.settings.register_profile(
     "sharpwave",
@@ -19,3 +21,12 @@ hypothesis.settings.register_profile(
     print_blob=True,
 )
 hypothesis.settings.load_profile("sharpwave")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def quick_syncs() -> Iterator[None]:
+    """No test waits for the disk: none cuts the power. (``faults.py`` plays power cuts on a disk of its own making.)"""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("fsync", "fdatasync"):
+            patch.setattr(os, name, os.fstat)  # a descriptor that is none is still an error
+        yield
