@@ -19,7 +19,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from sharpwave.segment import FIRST_FIELD
+from sharpwave.segment import FIRST_FIELD, HEADER
 from sharpwave.tiers import direct
 from sharpwave.tiers import disk as disk_module
 from sharpwave.tiers import readers as readers_module
@@ -65,7 +65,7 @@ class Tier:
         index, residency = self.index, self.residency
         slot = index.take()
         assert slot is not None
-        body = self.rng.integers(0, 256, nbytes, dtype=np.uint8).tobytes()
+        body = bytes(HEADER.size) + self.rng.integers(0, 256, nbytes, dtype=np.uint8).tobytes()  # of no steps
         body += zlib.crc32(body).to_bytes(4, "little")
         while (base := self.arena.allocate(len(body))) is None:
             assert residency.cool()
@@ -369,7 +369,7 @@ def test_memory_that_is_read_into_is_not_given_away_meanwhile(tmp_path: Path, wa
     thread.start()
     assert not done.wait(0.05)
     os.fstat(descriptor)
-    assert tier.arena.used_bytes == 3 * 504
+    assert tier.arena.used_bytes == 3 * 560
     files.go.set()
     thread.join(30)
     assert done.is_set()
