@@ -226,11 +226,12 @@ def test_memory_that_segments_leave_in_any_order_is_used_again(retention: Any, l
                 assert (batch.obs[:, -1].max(axis=(1, 2)) == batch.action % 250 + 1).all()
                 replay.update_priorities(batch.ids, rng.random(len(batch)))
                 assert limit == "capacity" or store.stats()["total_bytes"] <= 4 << 20
+                del batch  # two of them are more than batches may take
         stats = store.stats()
         taken = stats["bytes"]
         assert stats["evicted_steps"] > 10_000
         assert taken["arena_free"] <= taken["arena_used"] * (1.0 if limit == "capacity" else 0.1), taken
-        batch = replay.fetch(rng.permutation(replay.sampleable_ids())[:2000])
+        batch = replay.fetch(rng.permutation(replay.sampleable_ids())[:200])
         assert (batch.obs[:, -1].max(axis=(1, 2)) == batch.action % 250 + 1).all()
 
 
