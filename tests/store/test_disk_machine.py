@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -44,11 +43,10 @@ class DiskMachine(TransitionsMachine):
         """However full it is. What is sampled afterwards is read from where it lies now."""
         log = self.store._log
         assert log.residency is not None and log.disk is not None
-        with mock.patch.object(compaction, "MOST_HELD", 2.0):
-            before = list(log.disk.regions.regions)
-            moved = compaction.compact(log.disk, log.index, log.tables, log.residency)
-            gone = set(before) - set(log.disk.regions.regions)
-            assert len(gone) == moved and (moved or len(before) < 2)
+        before = list(log.disk.regions.regions)
+        moved = compaction.compact(log.disk, log.index, log.tables, log.residency, most=2.0)
+        gone = set(before) - set(log.disk.regions.regions)
+        assert len(gone) == moved and (moved or len(before) < 2)
 
     def teardown(self) -> None:
         super().teardown()
