@@ -63,13 +63,16 @@ def test_what_a_stream_needs_is_read_ahead(tmp_path: Path) -> None:
 
 
 def test_waiting_for_a_slow_disk_is_counted(tmp_path: Path) -> None:
+    filling = True
+
     class Slow(Files):
         def pread(self, descriptor: int, out: memoryview, offset: int) -> int:
-            time.sleep(0.02)
+            time.sleep(0.0 if filling else 0.02)
             return super().pread(descriptor, out, offset)
 
     with on(Slow()):
         store = filled(disk=tmp_path, ram="4MiB")
+        filling = False
         assert store._log.residency is not None
         while store._log.residency.cool():
             pass

@@ -51,7 +51,7 @@ def small_ones(regions: dict[int, Region], needed: Needed, region_bytes: int, le
     groups: dict[int, list[int]] = {}
     for number in regions:
         nbytes = needed(number)
-        if not _written_to(regions, number) and number not in left_out and 2 * nbytes <= region_bytes:
+        if not _written_to(regions, number) and number not in left_out and 4 * nbytes <= region_bytes:
             groups.setdefault(int(math.log(nbytes + 1, MANY)), []).append(number)
     for _, group in sorted(groups.items()):
         if len(group) >= MANY:
@@ -62,7 +62,8 @@ def small_ones(regions: dict[int, Region], needed: Needed, region_bytes: int, le
                 if chosen and total > region_bytes:
                     break
                 chosen.append(number)
-            return chosen
+            if len(chosen) > 2:  # they lie in two at most then; to copy fewer would go on for ever
+                return chosen
     return []
 
 
