@@ -260,7 +260,7 @@ def use(folder: Path, spec: sw.Spec) -> str:
         store.stats()
         on_disk = "disk" in store.stats()
     finally:
-        with contextlib.suppress(OverflowError):  # its numbers are used up, and something was not flushed
+        with contextlib.suppress(OSError):  # its numbers are used up, and something was not flushed
             store.close()
     if on_disk and written:
         with sw.Store.open(folder) as again:
