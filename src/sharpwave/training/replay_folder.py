@@ -5,20 +5,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from sharpwave.tiers.records import HEADER
-from sharpwave.training.files import open_regular, read_regular
+from sharpwave.tiers.directory import Directory
+from sharpwave.tiers.ownership import is_of
+from sharpwave.training.files import read_regular
 from sharpwave.training.folder import DISK
 
 MANIFEST, REGIONS = "store.json", "regions"
 MAX_MANIFEST_BYTES = 16 << 20
-STORE = slice(40, 56)
-"""Where the header of a region's file has the store's id (docs/format.md)."""
 
 
 def store_id(folder: Path) -> str:
@@ -52,25 +49,13 @@ def clear(folder: Path, store: str) -> None:
     """Remove what the store with this id wrote into a folder; whatever else lies there stays.  Raises: OSError."""
     regions = folder / REGIONS
     if regions.is_dir() and not regions.is_symlink():
-        for path in regions.iterdir():
-            if _header(path)[STORE] == bytes.fromhex(store) or path.name.endswith(f".{store}.partial"):
-                path.unlink()
+        with Directory.open(regions) as held:
+            for path in regions.iterdir():
+                if is_of(held, path.name, bytes.fromhex(store)) or path.name.endswith(f".{store}.partial"):
+                    path.unlink()
         with contextlib.suppress(OSError):  # not empty
             regions.rmdir()
     (folder / f".{MANIFEST}.{store}.partial").unlink(missing_ok=True)
     (folder / MANIFEST).unlink()  # last: it says whose the others are
     with contextlib.suppress(OSError):
         (folder / "quarantine").rmdir()
-
-
-def _header(path: Path) -> bytes:
-    try:
-        if not stat.S_ISREG(os.lstat(path).st_mode):
-            return b""
-        descriptor = open_regular(path, os.O_RDONLY)
-        try:
-            return os.pread(descriptor, HEADER.size, 0)
-        finally:
-            os.close(descriptor)
-    except OSError:
-        return b""
