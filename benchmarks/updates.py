@@ -173,30 +173,31 @@ def main() -> None:
     arguments = parser.parse_args()
     variants = {**VARIANTS, **({"torch.compile": (RECIPE, compiled)} if arguments.compile else {})}
 
-    ready: dict[str, tuple[int, Callable[[Any], Any], Any, int]] = {}
+    ready: dict[str, tuple[Recipe, Callable[[Any], Any], Any]] = {}
     first: dict[str, float] = {}
     for name, (recipe, make) in variants.items():
         env = setup.environments(recipe)
         agent = setup.agent(recipe, env)
         data, learn = batch(recipe, recipe.batch_size), make(agent)
-        begun = time.perf_counter()
-        learn(data)
-        first[name] = time.perf_counter() - begun
-        ready[name] = torch.get_num_threads(), learn, data, recipe.batch_size
+        with setup.arithmetic(recipe):
+            begun = time.perf_counter()
+            learn(data)
+            first[name] = time.perf_counter() - begun
+        ready[name] = recipe, learn, data
 
     times: dict[str, list[float]] = {name: [] for name in ready}
     names = list(ready)
     for turn in range(arguments.rounds):
         at = turn % len(names)
         for name in names[at:] + names[:at]:
-            threads, learn, data, size = ready[name]
-            torch.set_num_threads(threads)
+            recipe, learn, data = ready[name]
             taken = []
-            for _ in range(REPEATS):
-                begun = time.perf_counter()
-                learn(data)
-                taken.append(time.perf_counter() - begun)
-            times[name].append(1000 * statistics.median(taken[2:]) * RECIPE.batch_size / size)
+            with setup.arithmetic(recipe):
+                for _ in range(REPEATS):
+                    begun = time.perf_counter()
+                    learn(data)
+                    taken.append(time.perf_counter() - begun)
+            times[name].append(1000 * statistics.median(taken[2:]) * RECIPE.batch_size / recipe.batch_size)
 
     shown = Table(title=f"An update of {RECIPE.batch_size} transitions", title_style="bold", title_justify="left")
     for column in ("", "ms", "ratio", "first call, s"):

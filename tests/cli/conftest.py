@@ -7,7 +7,6 @@ import sys
 from dataclasses import dataclass
 
 import pytest
-import torch
 
 from sharpwave.cli import main
 
@@ -48,17 +47,13 @@ def here(capfd, monkeypatch):
     """A function that does what ``sharpwave`` does, without the seconds that a new process needs to import torch."""
     for name, value in SETTINGS.items():
         monkeypatch.setenv(name, value)
-    threads = torch.get_num_threads()
 
     def run(*arguments):
         with pytest.raises(SystemExit) as ended:
             main([*map(str, arguments)])
         return Result(ended.value.code, "".join(capfd.readouterr()))
 
-    yield run
-    # An agent sets both for its whole process.
-    torch.set_num_threads(threads)
-    torch.set_flush_denormal(False)
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -277,6 +277,7 @@ def test_a_reader_is_woken_by_the_step_it_waits_for() -> None:
 
 
 def test_closing_ends_the_waits() -> None:
+    others = set(threading.enumerate())
     store = number_store()
     replay = store.transitions(limiter=sw.SamplesPerInsert(1.0, 2, 2))
     append(store, 4)
@@ -292,7 +293,7 @@ def test_closing_ends_the_waits() -> None:
 
     run_all(write, close)
     assert store.total_steps == 4 and len(replay) == 4
-    assert threading.active_count() < 20
+    assert set(threading.enumerate()) <= others
 
 
 # arguments

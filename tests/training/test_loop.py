@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 
@@ -45,6 +46,20 @@ def test_the_same_seed_gives_the_same_weights(prioritized):
     other = run(**{**changes, "seed": 4})[0].weights()
     assert all(torch.equal(one[name], two[name]) for name in one)
     assert not all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_the_arithmetic_of_a_recipe_is_set_back():
+    def subnormals():
+        return np.finfo(np.float32).tiny / np.float32(2) > 0
+
+    threads = torch.get_num_threads()
+    recipe = RECIPES["cartpole"][1]
+    with setup.arithmetic(dataclasses.replace(recipe, threads=1)):
+        assert torch.get_num_threads() == 1 and not subnormals()
+        with setup.arithmetic(recipe):
+            pass
+        assert torch.get_num_threads() == 1 and not subnormals()
+    assert torch.get_num_threads() == threads and subnormals()
 
 
 def test_cartpole_improves_clearly():

@@ -188,7 +188,7 @@ def full(rung: Rung, seed: int, warmup: int, steps: int) -> Slice:
             return "measured"
         return None
 
-    with store:
+    with setup.arithmetic(recipe), store:
         last = train(recipe, env, agent, store, replay, interrupted=interrupted)
         return result(window.steps, updates, {"learner": split}, usage, last["replay_steps"], last["bytes_per_step"])
 

@@ -86,8 +86,10 @@ def act(task: Task, pipe: Connection, counters: Counters, weights: SharedWeights
     _die_with_parent()
     threading.Thread(target=_end_with_parent, name="sharpwave-parent", daemon=True).start()
     outbox = Outbox(pipe)
+    task = replace(task, recipe=replace(task.recipe, device="cpu", threads=1))
     try:
-        _Actor(task, outbox, counters, weights).play()
+        with setup.arithmetic(task.recipe):
+            _Actor(task, outbox, counters, weights).play()
     except BrokenPipeError:
         os._exit(PARENT_GONE)
     except Exception:
@@ -115,7 +117,7 @@ def _end_with_parent() -> None:
 
 class _Actor:
     def __init__(self, task: Task, outbox: Outbox, counters: Counters, weights: SharedWeights) -> None:
-        recipe = self.recipe = replace(task.recipe, device="cpu", threads=1)
+        recipe = self.recipe = task.recipe
         self.task, self.outbox, self.counters, self.weights = task, outbox, counters, weights
         self.lanes = len(task.first_steps)
         self.env = setup.environments(recipe, self.lanes)

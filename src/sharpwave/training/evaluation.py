@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,15 +48,13 @@ def evaluate(
         read_config(run, trust=trust).recipe, device=device, threads=1
     )  # few observations at a time: more threads only wait
     env = setup.environments(recipe, 1 if video is not None else lanes_for(episodes), render=video is not None)
-    try:
+    with closing(env), setup.arithmetic(recipe):
         state, agent = _player(run, checkpoint, setup.agent(recipe, env))
         state = {**state, "checkpoint": checkpoint}
         if video is None:
             return state, play(agent, env, episodes, epsilon, seed)
         with _open_video(video, int(env.metadata.get("render_fps", 30))) as show:
             return state, play(agent, env, episodes, epsilon, seed, show)
-    finally:
-        env.close()
 
 
 def _player(run: Path, checkpoint: str, agent: DQN) -> tuple[dict[str, Any], DQN]:

@@ -54,6 +54,7 @@ def resume(folder: Path, changes: dict[str, Any], console: Console, *, trust: bo
         stack.enter_context(locked(folder))
         recipe = replace(found.recipe, **changes)
         config = found._replace(recipe=recipe, run=found.run or secrets.token_hex(16))
+        stack.enter_context(setup.arithmetic(recipe))
         env = setup.environments(recipe, 1 if recipe.actors else None)
         stack.callback(env.close)
         agent = setup.agent(recipe, env)

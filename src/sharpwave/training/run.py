@@ -50,6 +50,7 @@ def run(name: str, recipe: Recipe, out: Path | None, console: Console) -> tuple[
     """
     check_installed()
     with ExitStack() as stack:
+        stack.enter_context(setup.arithmetic(recipe))
         env = setup.environments(recipe, 1 if recipe.actors else None)  # where actors play, to know its spaces
         stack.callback(env.close)
         agent = setup.agent(recipe, env)

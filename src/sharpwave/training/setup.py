@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from gymnasium.spaces import Discrete
 from gymnasium.vector import VectorEnv
@@ -42,13 +45,29 @@ def environments(recipe: Recipe, num_envs: int | None = None, *, render: bool = 
     )
 
 
-def agent(recipe: Recipe, env: Env) -> DQN:
-    """A fresh agent for ``env``; the same seed gives the same weights."""
+@contextmanager
+def arithmetic(recipe: Recipe) -> Iterator[None]:
+    """Set how torch computes for ``recipe``, and set it back: its threads, and that denormal numbers count as zero."""
+    threads, flushed = torch.get_num_threads(), _denormals_flushed()
     if recipe.threads:  # more of them than processors would wait for each other
         torch.set_num_threads(min(recipe.threads, max(THREADS - recipe.actors, 1)))
-    torch.manual_seed(recipe.seed)
     # Adam's moments of idle units decay into denormal numbers, with which a CPU is slow.
     torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_flush_denormal(flushed)
+
+
+def _denormals_flushed() -> bool:
+    smallest = np.finfo(np.float32).tiny
+    return not smallest / np.float32(2)
+
+
+def agent(recipe: Recipe, env: Env) -> DQN:
+    """A fresh agent for ``env``; the same seed gives the same weights."""
+    torch.manual_seed(recipe.seed)
     assert isinstance(env.single_action_space, Discrete)
     num_actions = int(env.single_action_space.n)
     obs_shape = env.single_observation_space.shape
