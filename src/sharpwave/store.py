@@ -525,7 +525,8 @@ class Store:
         **A checkpoint** comes back exactly, views included: see :meth:`transitions`. That of a store in memory is read
         into memory and stays as it is. That of a store on disk becomes a store on disk again: in the folder ``disk``,
         new or empty, to which its files are linked; or, without it, in its own folder, which is no checkpoint from then
-        on.
+        on. Episodes are under way as they were: a writer whose environment begins anew calls :meth:`break_episode` on
+        each lane first, or gives ``next_obs``, or wraps it in a ``Recorder``, whose first ``reset()`` does.
 
         **A store on disk**: every segment that is whole comes back with its ids, and every step that was flushed, but
         for the last one of an episode that went on (what came after it is not known). Every lane begins a new episode.

@@ -1,5 +1,6 @@
 """What the commands say where only the store's own packages are installed."""
 
+import importlib.metadata
 import subprocess
 import sys
 
@@ -42,3 +43,7 @@ def test_the_store_needs_none_of_them():
     code = f"import sys; sys.modules.update(dict.fromkeys({EXTRA!r})); import sharpwave as sw; print(sw.Store.__name__)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout == "Store\n"
+
+
+def test_the_version_is_told(here):
+    assert here("--version").text == f"sharpwave {importlib.metadata.version('sharpwave')}\n"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
+from sharpwave import __version__
 from sharpwave.cli import bench, inspect, plan, train, verify
 from sharpwave.cli import eval as eval_command
 
@@ -14,6 +17,23 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"sharpwave {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def sharpwave(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_version)
+    ] = False,
+) -> None:
+    """Take what concerns all commands."""
+
+
 app.add_typer(train.app, name="train")
 app.command("eval")(eval_command.evaluate)
 app.add_typer(bench.app, name="bench")

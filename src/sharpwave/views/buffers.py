@@ -44,7 +44,7 @@ class Buffers:
     Attributes:
         batch: what is handed out.
         windows: uint8 [B, rows, row bytes], one or two of each of the spec's fields.
-        places: seven int64 [B], where the windows lie in the log.
+        located: int64 [7, B], where the windows lie in the log (:func:`.kernels.locate`). ``places``: its rows.
     """
 
     batch: Batch
@@ -52,6 +52,7 @@ class Buffers:
     reward: npt.NDArray[np.float32]
     discount: npt.NDArray[np.float32]
     ids: Ints
+    located: Ints
     places: Sequence[Ints]
     windows: list[list[Bytes]]
 
@@ -127,7 +128,7 @@ class Form:
         )
         self.roots: list[Root] = [((), small), *(((size,), window) for window in others)]
         self.sizes = tuple(block_size(math.prod(shape) * dtype.itemsize) for shape, dtype in self.roots)
-        self._work: tuple[Ints, npt.NDArray[np.float64], list[Ints]] | None = None
+        self._work: tuple[Ints, npt.NDArray[np.float64], Ints, list[Ints]] | None = None
 
     def _enter(self, name: str, form: np.dtype[Any]) -> None:
         """Room for an array in the first block."""
@@ -147,10 +148,10 @@ class Form:
         root = np.ndarray(shape, dtype, block.memory)
         if self._work is None:  # not before there is room for it
             whole = np.empty((8, self.size), np.int64)
-            self._work = whole[7], np.empty((2, self.size), np.float64), list(whole[:7])
+            self._work = whole[7], np.empty((2, self.size), np.float64), whole[:7], list(whole[:7])
         small = None
         if number == 0:
-            leaves, (rest, uniforms), _ = self._work
+            leaves, (rest, uniforms), *_ = self._work
             draw = Draw(leaves, root["probabilities"], root["weights"], rest, uniforms)
             small = draw, root["reward"], root["discount"], root["ids"]
         places = [place for places in self._windows for place in places if place.block == number]
@@ -179,7 +180,7 @@ class Form:
         windows = [[inner[place.block][3][place.window] for place in places] for places in self._windows]
         draw, reward, discount, inner_ids = inner[0][2]
         assert self._work is not None
-        return Buffers(batch, draw, reward, discount, inner_ids, self._work[2], windows)
+        return Buffers(batch, draw, reward, discount, inner_ids, *self._work[2:], windows)
 
 
 def _over(places: Any, roots: list[npt.NDArray[Any]]) -> Any:

@@ -32,7 +32,6 @@ def fill(log: StepLog, buffers: Buffers, n_step: int, gamma: float) -> Batch:
     index = log.index
     memory = log.arena.memory
     leaves = buffers.draw.leaves
-    slot, row, frame, first, next_slot, next_frame, next_first = buffers.places
     locate(
         memory,
         log.arena.floats,
@@ -48,20 +47,14 @@ def fill(log: StepLog, buffers: Buffers, n_step: int, gamma: float) -> Batch:
         gamma,
         buffers.reward,
         buffers.discount,
-        slot,
-        row,
-        frame,
-        first,
-        next_slot,
-        next_frame,
-        next_first,
+        buffers.located,
         buffers.ids,
     )
     try:
         if log.residency is None:
             _decode(log, n_step, buffers.places, buffers.windows)
             return buffers.batch
-        begin = 0
+        begin, (slot, next_slot) = 0, buffers.located[[0, 4]]
         while begin < len(leaves):
             some = slice(begin, begin + _resident(log, slot[begin:], next_slot[begin:]))
             places = [place[some] for place in buffers.places]

@@ -167,13 +167,7 @@ def locate(
     gamma: float,
     reward: Floats,
     discount: Floats,
-    slot: Ints,
-    row: Ints,
-    frame: Ints,
-    first: Ints,
-    next_slot: Ints,
-    next_frame: Ints,
-    next_first: Ints,
+    places: Ints,
     ids: Ints,
 ) -> None:
     """N-step returns and where the frames lie, for each of ``leaves`` [B].
@@ -181,8 +175,11 @@ def locate(
     ``reward`` and ``discount`` receive ``sum_i gamma^i r_i`` over the n_used steps up to the episode's end, and
     ``gamma^n_used * (1 - terminated)`` (Sutton & Barto 2018, eq. 7.1). ``frame`` and ``next_frame`` are the newest
     frames of the stacks, in the columns of ``slot`` and ``next_slot``; ``first`` and ``next_first`` the frames below
-    which the stacks are padded. Cost: 0.1 us an item.
+    which the stacks are padded; these are rows of ``places`` int64 [7, B], one array because each costs a call 50 ns.
+    Cost: 0.1 us an item.
     """
+    slot, row, frame, first = places[0], places[1], places[2], places[3]
+    next_slot, next_frame, next_first = places[4], places[5], places[6]
     count = leaves.size
     for i in range(count):
         slot[i] = leaves[i] // stride
