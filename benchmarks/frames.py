@@ -79,7 +79,8 @@ def load(game: str, steps: int, *, cache: Path = CACHE, say: Callable[[str], Non
 def folder_of(game: str, steps: int, *, cache: Path = CACHE, say: Callable[[str], None] = print, **env: Any) -> Path:
     """The folder that holds the frames, played first where it is not there."""
     kind = "-".join([game, *(f"{key}={value}" for key, value in sorted(env.items()))])
-    for folder in sorted(cache.glob(f"{kind}@*"), key=lambda path: int(path.name.rpartition("@")[2])):
+    whole = [path for path in cache.glob(f"{kind}@*") if path.name.rpartition("@")[2].isdecimal()]  # none broken off
+    for folder in sorted(whole, key=lambda path: int(path.name.rpartition("@")[2])):
         if int(folder.name.rpartition("@")[2]) >= steps:
             return folder
     folder = cache / f"{kind}@{steps}"

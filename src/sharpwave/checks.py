@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .native import njit
 from .spec import TERMINATED, TRUNCATED, Spec
 
 _UNITS = {"": 1, "B": 1} | {f"{p}{u}": b**e for e, p in enumerate("KMGT", 1) for u, b in (("B", 1000), ("iB", 1024))}
 MOST_LANES = 1 << 20
+MAX_REWARD = np.finfo(np.float32).max
 
 Rows = dict[str, npt.NDArray[Any]]
 Steps = tuple[Rows, npt.NDArray[np.uint8], Rows | None, Rows | None]
@@ -121,9 +123,9 @@ def most_lanes(capacity: int | None) -> int:
 
 def check_names(given: Collection[str], expected: Collection[str]) -> None:
     """Raises: KeyError: naming a field that is too many, or missing."""
-    extra, missing = set(given) - set(expected), set(expected) - set(given)
-    if not extra and not missing:
+    if len(given) == len(expected) and all(name in given for name in expected):
         return
+    extra, missing = set(given) - set(expected), set(expected) - set(given)
     what = f"unknown field {min(extra)!r}" if extra else f"field {min(missing)!r} is missing"
     raise KeyError(f"step: {what}; the spec's fields beside obs are {list(expected)}")
 
@@ -146,12 +148,21 @@ def _rewards(reward: npt.ArrayLike, count: int | None) -> npt.NDArray[np.float32
     else:
         with np.errstate(over="ignore"):  # found below, and named
             rewards = np.ascontiguousarray(array, np.float32).reshape(-1)
-    if not np.isfinite(rewards).all():
+    if not _all_finite(rewards):
         row = int(np.argmax(~np.isfinite(rewards)))
         raise ValueError(
             f"reward: row {row} is {array.reshape(-1)[row]}, expected finite float32; look at the environment"
         )
     return rewards
+
+
+@njit(nogil=True, cache=True)
+def _all_finite(values: npt.NDArray[np.float32]) -> bool:
+    """Cost: .2 us for 8; ``np.isfinite(values).all()`` takes 1.6 us."""
+    sound = True
+    for value in values:
+        sound &= abs(value) <= MAX_REWARD  # False for NaN
+    return sound
 
 
 def lane_numbers(lanes: npt.ArrayLike | None, count: int) -> npt.NDArray[np.int64]:
