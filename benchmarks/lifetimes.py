@@ -293,6 +293,8 @@ def live(base: Path, life: int, seed: int, how: dict[str, Any], say: int) -> Non
             del store
         elif end == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        elif end == "kill at any moment":
+            signal.pause()  # the moment is still to come; nothing more is acknowledged
     if end != "exit":
         log.write("acknowledged", int(log.read("steps", 4)[:, 0].max(initial=-1)) + 1, life)
     tell(ended=end)

@@ -27,7 +27,7 @@ benchmarks/codecs.py)."""
 ZSTD_MIN_SAVED_BYTES = 512
 """Take zstd only where it saves so much a row. A row takes 2 us to decompress, however small, and about 3 more for each
 KiB; one that is kept raw is copied in a tenth of that (``counts`` in benchmarks/codecs.py)."""
-DELTA_PREFERENCE = 2.0
+DELTA_PREFERENCE = 3.0
 """Delta decodes several times faster than zstd (benchmarks/codecs.py), so it may take this many times its bytes."""
 WORSE = 1.3
 """A dictionary stops paying when rows take this many times the bytes they took when it was chosen."""
@@ -50,7 +50,7 @@ class ColumnEncoder:
     """Packs one field's columns, lane by lane.
 
     With codec "auto" the first segment of at least 8 rows is packed with every codec; the smallest wins, but delta wins
-    up to twice zstd's bytes. Rows stay raw where delta leaves more than half of them, and zstd more than 70 % or saves
+    up to three times zstd's bytes. Rows stay raw where delta leaves more than half of them, and zstd more than 70 % or saves
     less than 512 bytes a row. Other lanes begin with what won. Choice and dictionary are tried anew after 4, 16, 64,
     then every 256 segments, and as soon as rows take 1.3 times what they took; a new dictionary must earn its bytes.
     """
