@@ -50,9 +50,10 @@ class ColumnEncoder:
     """Packs one field's columns, lane by lane.
 
     With codec "auto" the first segment of at least 8 rows is packed with every codec; the smallest wins, but delta wins
-    up to three times zstd's bytes. Rows stay raw where delta leaves more than half of them, and zstd more than 70 % or saves
-    less than 512 bytes a row. Other lanes begin with what won. Choice and dictionary are tried anew after 4, 16, 64,
-    then every 256 segments, and as soon as rows take 1.3 times what they took; a new dictionary must earn its bytes.
+    up to three times zstd's bytes. Rows stay raw where delta leaves more than half of them, and zstd more than 70 % or
+    saves less than 512 bytes a row. Other lanes begin with what won. Choice and dictionary are tried anew after 4, 16,
+    64, then every 256 segments, and as soon as rows take 1.3 times what they took; a new dictionary must earn its
+    bytes.
     """
 
     def __init__(self, field: Field, codec: str, table: DictionaryTable, max_rows: int) -> None:
