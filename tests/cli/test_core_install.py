@@ -46,4 +46,6 @@ def test_the_store_needs_none_of_them():
 
 
 def test_the_version_is_told(here):
-    assert here("--version").text == f"sharpwave {importlib.metadata.version('sharpwave')}\n"
+    said = f"sharpwave {importlib.metadata.version('sharpwave')}\n"
+    assert here("--version").text == said
+    assert command_without(EXTRA, "--version") == (0, said)

@@ -250,7 +250,10 @@ def use(folder: Path, spec: sw.Spec) -> str:
         if store.spec.schema_hash != spec.schema_hash:
             return "another spec"
         for sampler in (sw.Prioritized(alpha=0.6, beta=0.4), sw.Uniform()):
-            view = store.transitions(n_step=3, gamma=0.9, sampler=sampler)
+            try:
+                view = store.transitions(n_step=3, gamma=0.9, sampler=sampler)
+            except MemoryError:  # tables for a capacity that no machine has room for
+                return "MemoryError"
             try:
                 for _ in range(3):
                     view.sample(32)

@@ -18,7 +18,8 @@ from sharpwave.training.checkpoints import NO_STATE, checkpoints
 from sharpwave.training.config import CONFIG, Config, read_config, write_config
 from sharpwave.training.evaluation import evaluate
 from sharpwave.training.files import sealed_json
-from sharpwave.training.folder import LOCK, METRICS, locked
+from sharpwave.training.folder import LAST, LOCK, METRICS, locked
+from sharpwave.training.policies import load_policy, save_policy
 from sharpwave.training.recipes import RECIPES, Recipe
 from sharpwave.training.resume import drop_metrics, resume
 from sharpwave.training.run import read_summary, run
@@ -185,6 +186,13 @@ def test_a_damaged_summary_is_made_again(folder):
     assert read_summary(folder) is None
     assert go(resume, folder, {})[1]["steps"] == 600
     assert json.loads(path.read_text()) == before
+
+
+@pytest.mark.parametrize("steps", [float("inf"), float("nan"), [], None])
+def test_a_policy_of_no_step_is_refused_under_a_checksum_that_holds(folder, steps):
+    save_policy(folder / LAST, load_policy(folder / LAST)[0], {"steps": steps})
+    with pytest.raises(ValueError, match="is damaged"):
+        evaluate(folder, 1, 0.0, 0, checkpoint="last")
 
 
 # modules

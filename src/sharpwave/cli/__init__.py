@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
+from sharpwave import __version__
 from sharpwave.errors import NewerVersionError
 from sharpwave.training.text import printable
 
@@ -20,6 +21,9 @@ def main(arguments: list[str] | None = None) -> None:
 
     The last two with a sentence on what to do.
     """
+    if (sys.argv[1:] if arguments is None else arguments) == ["--version"]:  # told where commands lack what they need
+        print(f"sharpwave {__version__}")
+        sys.exit(0)
     try:
         from sharpwave.cli.app import app
 

@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from sharpwave.errors import NewerVersionError
+from sharpwave.training.checkpoints import NO_STATE
 from sharpwave.training.config import VERSION, check_version
 from sharpwave.training.files import read_regular, write_bytes
 
@@ -65,7 +66,9 @@ def load_policy(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         check_version(path, figures)
         del figures["version"]
         return tensors, {**figures, "steps": int(figures["steps"])}
-    except (SafetensorError, LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
+    except NewerVersionError:
+        raise
+    except NO_STATE as error:
         raise ValueError(f"policy {str(path)!r} is damaged: {error}") from error
 
 
