@@ -1,6 +1,7 @@
 """``sharpwave verify``: what it prints, and its exit codes."""
 
 import os
+import shlex
 import subprocess
 
 import pytest
@@ -77,3 +78,13 @@ def test_neither_torch_nor_gymnasium_is_needed(folder):
     code += f"main(['verify', {str(folder)!r}])"
     done = subprocess.run([COMMAND[0], "-c", code], env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", ["verify", "inspect"])
+def test_of_a_run_s_folder_the_memory_is_named(here, tmp_path, command):
+    for inside in ("checkpoints/000000002000/replay", "checkpoints/000000003000/replay", "replay"):
+        make_store(tmp_path / "a run" / inside)
+        found = here(command, tmp_path / "a run")
+        assert found.code == 2 and "no store there" in found.text
+        place = found.text.splitlines()[0].partition("memory is there: ")[2]
+        assert shlex.split(place) == [str(tmp_path / "a run" / inside)]

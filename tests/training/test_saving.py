@@ -93,6 +93,16 @@ def test_what_the_end_could_not_save_is_told(tmp_path):
     assert "a new one is filled" in out.getvalue()
 
 
+def test_a_full_disk_does_not_call_for_longer_between_checkpoints(tmp_path):
+    """Those that are tried sooner break off all episodes; that is not for checkpoints being many."""
+    recipe = dataclasses.replace(CARTPOLE, env="Acrobot-v1", steps=6_400, checkpoint_every=3_000, warmup_steps=6_300)
+    out = io.StringIO()
+    with full_above(BELOW_REPLAY), pytest.raises(NotSavedError):
+        run("cartpole", recipe, tmp_path / "run", console(out))
+    text = out.getvalue()
+    assert "The checkpoint at 6,000 steps could not be written" in text and "--checkpoint-every" not in text
+
+
 def test_a_disk_that_is_full_altogether_loses_no_good_checkpoint(tmp_path):
     folder, _ = run("cartpole", CARTPOLE, tmp_path / "run", console(io.StringIO()))
     before = {path: path.read_bytes() for path in (folder / "checkpoints").rglob("*") if path.is_file()}

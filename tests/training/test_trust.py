@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 import os
+import shlex
 import shutil
 import sys
 import zlib
@@ -348,3 +349,15 @@ def test_names_drive_no_terminal(tmp_path):
     Console(file=out, width=400, _environ={}).print(summary_table(folder, summary))
     for printed in (text, out.getvalue()):
         assert "[/nope][red]run\\x1b[31m" in printed and "\x1b" not in printed
+
+
+def test_commands_that_are_printed_can_be_copied(made, tmp_path):
+    folder = shutil.copytree(made, tmp_path / "a run's")
+    summary = {**read_summary(folder), "reason": "interrupted by SIGINT"}
+    out = io.StringIO()
+    Console(file=out, width=40, _environ={}).print(summary_table(folder, summary), crop=False)
+    lines = [line.strip() for line in out.getvalue().splitlines()]
+    assert lines[0] == "Ended, interrupted by SIGINT"
+    for said, command in (("play it", ["eval"]), ("go on with it", ["train", "--resume"])):
+        (line,) = (line for line in lines if line.startswith(said))
+        assert shlex.split(line.removeprefix(said)) == ["sharpwave", *command, str(folder)]

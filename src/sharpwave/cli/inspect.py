@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sharpwave.cli.pictures import check_out, image_field, write_picture
-from sharpwave.cli.verify import bytes_bar, damage_text
+from sharpwave.cli.verify import bytes_bar, damage_text, memory_of
 from sharpwave.escaping import escaped
-from sharpwave.training.text import byte_text, number_text
+from sharpwave.training.text import byte_text, number_text, quoted
 
 if TYPE_CHECKING:
     from sharpwave.tiers.episodes import Episode, Survey
@@ -59,7 +59,7 @@ def inspect(
         try:
             found = survey(path, progress)
         except OSError as error:
-            raise ValueError(f"inspect: {error}") from error
+            raise ValueError(f"inspect: {error}{memory_of(path)}") from error
     name = None if out is None else image_field(found.described.spec, field)
     number = choose(found.episodes, episode, best) if chosen else None
     if as_json:
@@ -247,7 +247,7 @@ def show(found: Survey) -> None:
     if found.damages:
         console.print(
             f"{len(found.damages):,} damages are in none of these numbers; sharpwave verify "
-            f"{escaped(found.folder)} names them",
+            f"{quoted(found.folder)} names them",
             style="bold red",
             highlight=False,
             markup=False,

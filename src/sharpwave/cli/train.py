@@ -170,7 +170,7 @@ def _end(console: Any, train: Callable[[], tuple[Path, dict[str, Any]]]) -> None
     from sharpwave.training.saving import NotSavedError
 
     try:
-        console.print(summary_table(*train()))
+        console.print(summary_table(*train()), crop=False)
     except (ActorsDiedError, NotSavedError) as error:
         with contextlib.suppress(OSError):  # nobody may be there any more
             typer.echo(f"sharpwave: {printable(str(error))}", err=True)
@@ -202,13 +202,15 @@ def evaluation_text(evaluation: dict[str, Any]) -> str:
 
 
 def summary_table(folder: Path, summary: dict[str, Any]) -> Any:
-    """What came of a run."""
+    """What came of a run, to be printed with ``crop=False``."""
+    from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
-    from sharpwave.training.text import byte_text, duration_text, number_text
+    from sharpwave.training.text import byte_text, duration_text, number_text, quoted
 
-    title = Text(printable(f"Ended by {summary['reason']}"), style="table.title")
+    ended = "Ended, " if summary["reason"].startswith("interrupted") else "Ended by "
+    title = Text(printable(ended + summary["reason"]), style="table.title")
     table = Table(title=title, title_justify="left", box=None, show_header=False)
     for name, key in (("held-out mean", "held_out"), ("on fresh seeds", "final")):
         if summary.get(key) is not None:
@@ -221,9 +223,9 @@ def summary_table(folder: Path, summary: dict[str, Any]) -> Any:
     table.add_row("time", duration_text(summary["minutes"] * 60))
     replay = f"{summary['replay_steps']:,} steps in {byte_text(summary['replay_bytes'])}"
     table.add_row("replay memory", f"{replay}, {number_text(summary['bytes_per_step'], 1)} bytes a step")
-    shown = printable(str(folder))
-    table.add_row("kept in", Text(shown))
-    table.add_row("play it", Text(f"sharpwave eval {shown}"))
+    below = {"kept in": printable(str(folder)), "play it": f"sharpwave eval {quoted(folder)}"}
     if summary["reason"].startswith("interrupted"):
-        table.add_row("go on with it", Text(f"sharpwave train --resume {shown}"))
-    return table
+        below["go on with it"] = f"sharpwave train --resume {quoted(folder)}"
+    # No cells, which would be cut off at the terminal's width: these are copied.
+    lines = [Text(f" {name:<20}  {text}", no_wrap=True, overflow="ignore") for name, text in below.items()]
+    return Group(table, *lines)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from sharpwave.escaping import escaped
-from sharpwave.training.text import byte_text
+from sharpwave.training.text import byte_text, quoted
 
 SHOWN = 100
 """Damages and notes that are printed each; a file full of garbage may have millions."""
@@ -36,7 +36,7 @@ def verify(
         try:
             found = check(path, progress)
         except OSError as error:
-            raise ValueError(f"verify: {error}") from error
+            raise ValueError(f"verify: {error}{memory_of(path)}") from error
     table = Table(title=escape(escaped(path)), title_justify="left", box=box.SIMPLE_HEAD)
     for header, justify in (("checked", "left"), ("number", "right"), ("", "left")):
         table.add_column(header, justify=justify, no_wrap=True)  # type: ignore[arg-type]
@@ -70,6 +70,12 @@ def verify(
         soft_wrap=True,
     )
     raise typer.Exit(1)
+
+
+def memory_of(path: Path) -> str:
+    """Where the replay memory of a run lies, to be told of a path that is a run's folder; else nothing."""
+    found = sorted(path.glob("replay*/store.json")) or sorted(path.glob("checkpoints/[0-9]*/replay/store.json"))
+    return f"; a run's replay memory is there: {quoted(found[-1].parent)}" if found else ""
 
 
 def damage_text(damage: Any) -> str:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from sharpwave.errors import NewerVersionError
 from sharpwave.training.files import read_regular, sealed_json, write_text
 from sharpwave.training.recipes import RESUMABLE, Recipe, flag
+from sharpwave.training.text import quoted
 
 CONFIG = "config.json"
 VERSION = 1
@@ -66,7 +67,7 @@ def read_config(folder: Path, *, trust: bool = False) -> Config:
     except (OSError, KeyError, TypeError, AttributeError, ValueError, OverflowError, RecursionError) as error:
         raise ValueError(
             f"{str(path)!r} is not the config of a run, or it was damaged or edited: {error}. Put back a copy of it. "
-            f"Settings that a run may change are options of sharpwave train --resume {folder}: "
+            f"Settings that a run may change are options of sharpwave train --resume {quoted(folder)}: "
             f"{', '.join(map(flag, RESUMABLE))}; others need a new run"
         ) from error
     module, colon, _ = recipe.env.partition(":")  # what gymnasium takes for a module, and imports

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from sharpwave.training.config import CONFIG
 from sharpwave.training.files import open_regular, real_folder
+from sharpwave.training.text import quoted
 
 try:
     import fcntl
@@ -68,7 +69,7 @@ def _check_empty(folder: Path) -> None:
     if not folder.is_dir() or any(path.name != LOCK for path in folder.iterdir()):
         raise ValueError(
             f"--out: {str(folder)!r} exists and is not empty; a run writes into a folder of its own. "
-            f"Give another name or remove it; to go on with a run: sharpwave train --resume {folder}"
+            f"Give another name or remove it; to go on with a run: sharpwave train --resume {quoted(folder)}"
         )
 
 

@@ -31,7 +31,7 @@ from sharpwave.training.recipes import Recipe
 from sharpwave.training.replay_folder import store_id
 from sharpwave.training.saving import Saver
 from sharpwave.training.state import TrainingState
-from sharpwave.training.text import speaker
+from sharpwave.training.text import quoted, speaker
 
 MAX_SUMMARY_BYTES = 1 << 20
 """No summary.json is larger."""
@@ -59,7 +59,7 @@ def run(name: str, recipe: Recipe, out: Path | None, console: Console) -> tuple[
         store, replay = setup.memory(recipe, env, folder / DISK)
         stack.callback(let_go, store, speaker(console))
         shown = out or os.path.relpath(folder)
-        speaker(console)(f"Run folder: {shown}  (tensorboard --logdir {shown})")
+        speaker(console)(f"Run folder: {shown}  (tensorboard --logdir {quoted(shown)})")
         config = Config(name, recipe, secrets.token_hex(16), store_id(folder / DISK))
         return folder, Run(folder, config, env, agent, store, replay).train(console)
 
@@ -118,7 +118,8 @@ class Run:
         save.finish()
         if failed:
             raise ActorsDiedError(
-                f"{last['reason']}\nThe run ended with a checkpoint; to go on: sharpwave train --resume {folder}"
+                f"{last['reason']}\nThe run ended with a checkpoint; to go on: "
+                f"sharpwave train --resume {quoted(folder)}"
             )
         return summary
 

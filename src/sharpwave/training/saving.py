@@ -58,7 +58,8 @@ class Saver:
         """Save one. Where that fails, say so, and have it tried again sooner."""
         progress = state.progress
         passed = progress.passed(self._recipe.checkpoint_every)
-        if not self._recipe.actors and state.episodes.count == self._counted and passed:
+        # Not where the last one was lost: that one has broken them off a moment ago.
+        if not self._recipe.actors and state.episodes.count == self._counted and passed and not self.lost:
             self._say(
                 f"No episode has ended in the {self._recipe.checkpoint_every:,} steps before this checkpoint, and it "
                 "breaks them all off: give a longer --checkpoint-every"

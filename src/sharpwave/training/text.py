@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,11 @@ def speaker(console: Any) -> Callable[[str], None]:
 def printable(text: str) -> str:
     """Text of unknown origin, with what would drive a terminal written as escapes: ESC -> "\\x1b"."""
     return "\n".join(map(escaped, text.split("\n")))
+
+
+def quoted(path: object) -> str:
+    """A path as a shell takes it: commands that are printed are copied."""
+    return shlex.quote(printable(str(path)))
 
 
 def byte_text(count: float) -> str:
