@@ -142,8 +142,15 @@ class Recorder:
                 step begins an episode in the store. With a vector of which only some lanes' values were refused the
                 message names them; the others' steps are stored.
         """
-        self.step_async(action, timeout=timeout, **fields)
-        return self.step_wait()
+        try:
+            self.step_async(action, timeout=timeout, **fields)
+            return self.step_wait()
+        except Exception:
+            raise
+        except BaseException:  # an interrupt by the user, maybe between these two
+            if not self._steps_async:
+                self._begun = None
+            raise
 
     def step_async(self, action: Any, *, timeout: float | None = None, **fields: Any) -> None:
         """Begin :meth:`step`. An environment with a ``step_async`` of its own (Gymnasium's ``AsyncVectorEnv``,
@@ -192,12 +199,14 @@ class Recorder:
         """
         if self._begun is None:
             raise ValueError("Recorder.step_wait: no step is under way; call step_async() first")
+        self._lost[:] = True  # an interrupt by the user may come between any two lines
         (action, values, timeout), self._begun = self._begun, None
         with self._losing_track():
             result: Result = self.env.step_wait() if self._steps_async else self.env.step(action)
         try:
             with self._losing_track():
                 error = self._record(result, values, timeout)
+            self._lost[:] = False
         except BaseException as unfit:
             error = unfit
         if error is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ from .accounting import account
 from .checkpoint import save
 from .checks import MOST_LANES, checked_final, checked_folder, checked_rows, checked_steps
 from .errors import StoreInUseError
+from .interrupts import Lock
 from .lifetime import Life, close, flush
 from .opening import NO_STATE, Left, begin
 from .sampling.limiters import Gate, Limiter
@@ -99,7 +99,7 @@ class Store:
     def _begin(self, settings: Settings, folder: Path | None, left: Left | None) -> None:
         """Set up, empty or with what another process ``left``."""
         self.spec, self._settings = settings.spec, settings
-        self._lock = threading.RLock()
+        self._lock = Lock()
         self._gate = Gate(self._lock)
         self._fed: set[int] = set()  # lanes whose last steps came with add_segment
         self._log, self.recovery, states = begin(settings, folder, left, Files())

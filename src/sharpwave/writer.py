@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .checks import MOST_LANES, checked_final, checked_rows
+from .interrupts import HANDLERS, Lock
 from .sampling.order import Fifo
 from .segment import Column
 from .settings import Settings
@@ -59,7 +60,12 @@ class _OpenLog(StepLog):
         finally:
             self.sealed.drop_dictionaries(places)
         first, steps = int(self.index.first_step[slot]), int(self.index.rows[slot])
-        self.hand_over(SealedSegment(self.opened.first_lane + lane, first, steps, packed, shared))
+        made = SealedSegment(self.opened.first_lane + lane, first, steps, packed, shared)
+        deferred = HANDLERS.suspend()  # it may wait for somebody
+        try:
+            self.hand_over(made)
+        finally:
+            HANDLERS.defer(deferred)
         return False
 
 
@@ -115,6 +121,7 @@ class SegmentWriter:
             segment_steps=segment_steps,
         )
         self.spec = spec
+        self._lock = Lock()
         self._log = _OpenLog(
             spec, settings.codecs, settings.capacity, None, settings.segment_steps, Fifo(), slots=2 * int(lanes) + 2
         )
@@ -149,7 +156,8 @@ class SegmentWriter:
         if len(numbers):
             if numbers.max() >= self._log.lanes:
                 raise ValueError(f"SegmentWriter: lane {numbers.max()}, expected lanes below {self._log.lanes}")
-            self._log.write(numbers, flags, rows, finals, nexts)
+            with self._lock:
+                self._log.write(numbers, flags, rows, finals, nexts)
 
     def end_episode(self, lane: int, final_obs: Any) -> None:
         """Say that the lane's episode was broken off after its last step: as :meth:`Store.end_episode`.
@@ -159,11 +167,14 @@ class SegmentWriter:
         """
         if not 0 <= lane < self._log.lanes or self._log.opened.ended(lane):
             raise ValueError(f"end_episode: lane {lane} has no episode under way")
-        self._log.end_episode(lane, checked_final(self.spec, final_obs))
+        final = checked_final(self.spec, final_obs)
+        with self._lock:
+            self._log.end_episode(lane, final)
 
     def break_episode(self, lane: int) -> bool:
         """End the lane's episode with what is known, if one is under way: as :meth:`Store.break_episode`."""
         if not 0 <= lane < self._log.lanes or self._log.opened.ended(lane):
             return False
-        self._log.end_episode(lane, None)
+        with self._lock:
+            self._log.end_episode(lane, None)
         return True

@@ -15,7 +15,7 @@ ROOT = Path(sharpwave.__file__).parent
 
 # a module may import from its own layer and from those before it
 LAYERS = [
-    {"errors", "native", "spec", "checks", "words", "escaping", "delta", "codecs", "segment"},
+    {"errors", "native", "interrupts", "spec", "checks", "words", "escaping", "delta", "codecs", "segment"},
     {"tiers", "sampling", "settings"},
     {"views"},
     {"accounting", "checkpoint"},

@@ -1,0 +1,146 @@
+"""Ctrl-C waits until a store is whole again: a handler that raises in the midst of a change would leave half of it.
+
+Python runs the handlers of signals between any two instructions of the main thread. A step that is interrupted there
+may have its frame stored and not its end, and what comes after it would be joined to the wrong frames.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from threading import get_ident
+from types import FrameType
+from typing import Any
+
+try:
+    # The functions of the module itself convert to enums, which takes 3 us.
+    from _signal import getsignal  # type: ignore[import-not-found, unused-ignore]
+    from _signal import signal as set_handler
+except ImportError:
+    from signal import getsignal
+    from signal import signal as set_handler
+
+DEFERRED = [int(getattr(signal, name)) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+"""What people end a loop with. Not timers: who sets one may want to know where something hangs."""
+
+
+class Handlers:
+    """The process's handlers of signals, deferred while its main thread, in which alone they run, changes a store.
+
+    A signal that comes a second time meanwhile is handled at once: something may hang.
+    """
+
+    def __init__(self) -> None:
+        self._main = threading.main_thread().ident
+        self._depth = 0
+        self._own = self._later
+        self._others: dict[int, Callable[[int, FrameType | None], Any]] = {}
+        self._came: list[int] = []
+
+    def defer(self, depth: int = 1) -> None:
+        """Defer handlers until :meth:`allow` was called as often as ``depth`` says. Until this returns they may raise.
+
+        Cost: 2 us with the call of :meth:`allow`.
+        """
+        if get_ident() != self._main:
+            return
+        if not self._depth:
+            for number in DEFERRED:
+                handler = getsignal(number)
+                if handler is self._own:  # an interrupt came at this place the last time
+                    continue
+                self._others.pop(number, None)
+                if callable(handler):
+                    self._others[number] = handler
+                    try:
+                        set_handler(number, self._own)
+                    except ValueError:  # embedded, where another thread is the main one
+                        del self._others[number]
+        self._depth += depth
+
+    def allow(self) -> None:
+        """Undo one :meth:`defer`. After the outermost the handlers of signals that came meanwhile run."""
+        if get_ident() != self._main or not self._depth:
+            return
+        self._depth -= 1
+        if not self._depth:  # from here on _later hands on what comes
+            for number, handler in self._others.items():
+                set_handler(number, handler)
+            while self._came:
+                number = self._came.pop()
+                self._others[number](number, sys._getframe())
+
+    def suspend(self) -> int:
+        """Undo every :meth:`defer`; returns the ``depth`` for going on."""
+        if get_ident() != self._main or not self._depth:
+            return 0
+        depth, self._depth = self._depth, 1
+        self.allow()
+        return depth
+
+    def forked(self) -> None:
+        """In a child: the thread that forked is the main one now, and changes nothing."""
+        self._main = get_ident()
+        self._came.clear()
+        self.suspend()
+
+    def _later(self, number: int, frame: FrameType | None) -> None:
+        if self._depth and number not in self._came:
+            self._came.append(number)
+            return
+        if number in self._came:
+            self._came.remove(number)
+        self._others[number](number, frame)
+
+
+HANDLERS = Handlers()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=HANDLERS.forked)
+
+
+class Lock:
+    """A reentrant lock, under which the main thread is not interrupted unless it waits for a condition."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        """As of ``threading.RLock``."""
+        HANDLERS.defer()
+        taken = False
+        try:
+            taken = self._lock.acquire(blocking, timeout)
+        finally:
+            if not taken:
+                HANDLERS.allow()
+        return taken
+
+    def release(self) -> None:
+        """As of ``threading.RLock``."""
+        self._lock.release()
+        HANDLERS.allow()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *passing: object) -> None:
+        self.release()
+
+    # What threading.Condition asks of a lock.
+
+    def _is_owned(self) -> bool:
+        return self._lock._is_owned()  # type: ignore[attr-defined, no-any-return]
+
+    def _release_save(self) -> tuple[Any, int]:
+        depth = HANDLERS.suspend()  # may raise, so the lock is still held
+        return self._lock._release_save(), depth  # type: ignore[attr-defined]
+
+    def _acquire_restore(self, saved: tuple[Any, int]) -> None:
+        self._lock._acquire_restore(saved[0])  # type: ignore[attr-defined]
+        HANDLERS.defer(saved[1])
+
+    def _at_fork_reinit(self) -> None:
+        self._lock._at_fork_reinit()  # type: ignore[attr-defined]
