@@ -49,7 +49,9 @@ class Recorder:
     ``AtariVectorEnv`` (a lane for each sub-environment). Observations are handed through unchanged; everything else of
     the environment is reached as before. Where the environment stacks frames itself, and the field declares that
     stack, the newest is stored (:class:`sharpwave.observations.Observations` says what fits which field). A row whose
-    action the environment ignored because it was resetting (NextStep) is not a step and is not stored.
+    action the environment ignored because it was resetting (NextStep) is not a step and is not stored. Nor is the first
+    row after a ``reset`` where an ``AsyncVectorEnv(shared_memory=False)`` may reset a lane once more: where its episode
+    had ended, or a new recorder does not know.
 
     Nothing is stored that did not happen. ``reset`` in mid-episode, of all lanes or by ``options={"reset_mask": ...}``,
     truncates the episode; the first ``reset`` of a recorder truncates whatever is under way in its lanes, as an earlier
@@ -83,11 +85,13 @@ class Recorder:
         # Of the environment itself: a wrapper that hands on what it does not know would be gone around.
         self._steps_async = hasattr(type(env), "step_async")
         self._begun: tuple[Any, Frames, float | None] | None = None
+        inner = getattr(env, "unwrapped", env)
+        # Without shared memory, workers of Gymnasium's AsyncVectorEnv (1.4) forget that they were reset: those whose
+        # episode had ended ignore the next action and reset once more.
+        self._resets_again = self.mode == "NextStep" and getattr(inner, "shared_memory", None) is False
         count = int(env.num_envs) if self._vector else 1
-        if getattr(getattr(env, "unwrapped", env), "batch_size", count) != count and self._vector:
-            raise ValueError(
-                f"Recorder: batch_size={env.unwrapped.batch_size} of {count} environments; step all at once"
-            )
+        if getattr(inner, "batch_size", count) != count and self._vector:
+            raise ValueError(f"Recorder: batch_size={inner.batch_size} of {count} environments; step all at once")
         self._lanes = np.arange(first_lane, first_lane + count)
         self._observations = Observations(env, store.spec)
         self._obs: Frames = {}  # newest frames before the coming step, [lanes, *shape]; our own copy
@@ -124,7 +128,8 @@ class Recorder:
         self._observations.check_begun(obs, np.flatnonzero(chosen))
         self._obs = {name: np.array(array) for name, array in frames.items()}
         self._watched = self.store.spec.context, self._stacks(obs)
-        self._done[chosen] = self._lost[chosen] = False
+        self._done[chosen] &= self._resets_again
+        self._lost[chosen] = False
         return obs, info
 
     def step(self, action: Any, *, timeout: float | None = None, **fields: Any) -> Result:

@@ -215,3 +215,20 @@ def test_same_step_without_a_final_observation_stores_what_can_be_stored() -> No
     recorder.step(np.zeros(2, int))
     recorder.reset()
     assert pairs(store) == sorted([(1, 2), (2, 3), (3, 4), (1, 2), (4, 5)])
+
+
+def test_workers_that_reset_themselves_once_more_make_no_step_of_it() -> None:
+    mode = gym.vector.AutoresetMode.NEXT_STEP
+    makers = [lambda i=i: Counting(i, (3,)) for i in range(2)]  # type: ignore[misc]
+    env = gym.vector.AsyncVectorEnv(makers, shared_memory=False, autoreset_mode=mode)
+    store = store_of()
+    recorder = sw.Recorder(env, store)
+    recorder.reset()
+    for steps in (3, 3, 3, 4):  # the reset comes where an episode has just ended
+        for _ in range(steps):
+            recorder.step(np.zeros(2, int))
+        recorder.reset()
+    env.close()
+    assert all(after == before + 1 for before, after in pairs(store))
+    batch = (replay := store.transitions()).fetch(replay.sampleable_ids())
+    assert (batch.next_obs[:, 1] == batch.obs[:, 1] + 1).all()  # times within an episode
