@@ -1,6 +1,7 @@
 """What was acknowledged is killed, starved and damaged, again and again; it must be there, and nothing may crash.
 
-    python benchmarks/crash.py [--rounds 1000] [--flips 10000] [--whole-opens 500] [--seed 0] [--out FILE]
+    python benchmarks/crash.py [--rounds 1000] [--flips 10000] [--whole-opens 500] [--retention all]
+                               [--fault-rounds 1300] [--seed 0] [--out FILE]
 
 Three parts; each prints what it did and how much was lost (0).
 
@@ -11,7 +12,8 @@ what was appended; the newest half of the capacity of what was acknowledged in a
 checkpoint that returned, must be there, but for a lane's last step of a round, whose successor is not known.
 
 faults: every file operation of a store's small life comes out as an error, as a short write, as the process's end, or
-as a power cut that leaves any sectors of what was not synced (tests/store/faults.py).
+as a power cut that leaves any sectors of what was not synced (tests/store/faults.py). So for each retention; where
+regions are copied together there are more operations, of which --fault-rounds are tried, others for each kind.
 
 flips: single bits of a small store's files are flipped, and they are cut off at every record's boundary and a byte
 before and behind it. Each must be found and named by reading the region as opening and verifying do; a sample goes
@@ -21,6 +23,7 @@ through Store.open and ``sharpwave verify`` whole.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import shutil
@@ -234,24 +237,33 @@ def kills(rounds: int, seed: int, base: Path) -> dict[str, Any]:
     return done
 
 
-def fail(base: Path) -> dict[str, Any]:
-    """Every fault at every file operation."""
-    operations = faults.round_of(base / "whole", "delta", 0, "EIO").log
+LIVES: dict[str, dict[str, Any]] = {"fifo": {}}
+LIVES |= {"reservoir": {"appends": 200, "settings": faults.RESERVOIR}}
+LIVES |= {"lowest": {"appends": 200, "settings": faults.LOWEST}}
+"""By retention, the life that faults come into; regions are copied together only where the store is full."""
+
+
+def fail(base: Path, retention: str, most: int, seed: int) -> dict[str, Any]:
+    """Every fault at every file operation, ``most`` of these rounds at most."""
+    life = LIVES[retention]
+    operations = faults.round_of(base / "whole", "delta", 0, "EIO", **life).log
+    shutil.rmtree(base / "whole")
     done: dict[str, Any] = {"rounds": 0, "operations": len(operations), "kinds": list(faults.KINDS), "losses": 0}
+    every = -(-len(operations) * len(faults.KINDS) // most)
     begin = time.perf_counter()
-    for kind in faults.KINDS:
-        for at in range(1, len(operations) + 1):
+    for number, kind in enumerate(faults.KINDS):
+        for at in range(1 + (number + seed) % every, len(operations) + 1, every):
             try:
-                faults.round_of(base / "life", "delta", at, kind, seed=at)
+                faults.round_of(base / "life", "delta", at, kind, seed=at, **life)
             except BaseException as error:
                 if isinstance(error, KeyboardInterrupt):
                     raise
                 done["losses"] += 1
-                say(f"faults: {kind} at operation {at}, {operations[at - 1]}: {error!r}")
+                say(f"faults, {retention}: {kind} at operation {at}, {operations[at - 1]}: {error!r}")
             shutil.rmtree(base / "life")
             done["rounds"] += 1
     done["seconds"] = round(time.perf_counter() - begin, 1)
-    say(f"faults: {done}")
+    say(f"faults, {retention}: {done}")
     return done
 
 
@@ -358,6 +370,8 @@ def main() -> None:
     parser.add_argument("--flips", type=int, default=10_000)
     parser.add_argument("--whole-opens", type=int, default=500, help="of the flips and cuts")
     parser.add_argument("--no-faults", action="store_true")
+    parser.add_argument("--retention", choices=[*LIVES, "all"], default="all", help="of the stores with faults")
+    parser.add_argument("--fault-rounds", type=int, default=1300, help="for each retention, at most")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=HERE / "results" / "crash.json")
     arguments = parser.parse_args()
@@ -365,7 +379,9 @@ def main() -> None:
     results: dict[str, Any] = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
     parts: dict[str, Callable[[], dict[str, Any]]] = {}
     if not arguments.no_faults:
-        parts["faults"] = lambda: fail(base)
+        for one in LIVES if arguments.retention == "all" else [arguments.retention]:
+            name = "faults" if one == "fifo" else f"faults, {one}"
+            parts[name] = functools.partial(fail, base, one, max(1, arguments.fault_rounds), arguments.seed)
     if arguments.flips:
         parts["flips"] = lambda: flips(arguments.flips, arguments.whole_opens, arguments.seed, base)
     if arguments.rounds:

@@ -196,7 +196,8 @@ class Step:
 
 FIFO: dict[str, Any] = {"capacity": CAPACITY}
 RESERVOIR: dict[str, Any] = {"disk_limit": 8 * REGION_BYTES, "retention": sw.Reservoir(3)}
-"""Settings of a store whose regions are deleted as they are, and of one where what is held of them is copied first."""
+LOWEST: dict[str, Any] = {"disk_limit": 8 * REGION_BYTES, "retention": sw.LowestPriority()}
+"""Settings of a store whose regions are deleted as they are, and of two where what is held of them is copied first."""
 
 
 @dataclass
@@ -215,6 +216,16 @@ class Account:
     held: dict[int, set[int]] = field(default_factory=lambda: {lane: set() for lane in range(LANES)})
     errors: int = 0
     store: sw.Store | None = None
+    view: sw.Transitions | None = None
+
+    def prioritize(self, store: sw.Store, lane: int) -> None:
+        """Give the lane's last step but one, whose successor is known now, a priority of its own."""
+        if not isinstance(store._log.retention, sw.LowestPriority):
+            return
+        if self.view is None:
+            self.view = store.transitions(sampler=sw.Prioritized())
+        for step in self.steps[lane][-2:-1]:
+            self.view.update_priorities([step.id], [step.serial // SEGMENT_STEPS * 7 % 11])
 
     def look(self, store: sw.Store) -> None:
         """Note what is sealed and what has left."""
@@ -286,6 +297,7 @@ def live(
             leaf = slot * SEGMENT_STEPS + int(store._log.index.rows[slot]) - 1
             id_ = int(store._log.index.generation[slot]) << 32 | leaf
             account.steps[lane].append(Step(serial, id_, terminated or truncated))
+            account.prioritize(store, lane)
             account.look(store)
             if serial % 9 == 8:
                 flush(store)
@@ -293,6 +305,7 @@ def live(
                 flush(store)
                 store.close()
                 store = account.store = done(lambda: opened(folder, codec, settings))
+                account.view = None
                 for one in range(store.lanes):
                     kept = int(store._log.opened.steps[one])
                     given_up = [step for step in account.held[one] if kept <= step < account.flushed[one]]
@@ -360,7 +373,16 @@ def compare(store: sw.Store, account: Account, *, power: bool) -> None:
             upto = upto if retention.key(opened_with) < retention.threshold else account.sealed[lane]
         lost = [step.serial for k, step in enumerate(steps[:upto]) if k in account.held[lane]]
         lost = [serial for serial in lost if serial not in serials]
+        if isinstance(retention, sw.LowestPriority) and is_full(store):
+            # What had left and stands in a file comes back, priorities do not: the oldest gave way to it.
+            oldest = min((step.serial for step in steps if step.serial in serials), default=0)
+            lost = [serial for serial in lost if serial > oldest]
         assert not lost, f"lane {lane}: steps {lost} were acknowledged and are lost"
+
+
+def is_full(store: sw.Store) -> bool:
+    """Whether files take all but two regions of what they may."""
+    return store.disk_limit is not None and store.stats()["disk"]["bytes"] > store.disk_limit - 3 * REGION_BYTES
 
 
 def go_on(store: sw.Store) -> None:
