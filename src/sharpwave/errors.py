@@ -23,3 +23,12 @@ class NewerVersionError(RuntimeError):
 
 class LimiterTimeoutError(TimeoutError):
     """A limiter held an append or a sample back for longer than its ``timeout``; nothing was written or given out."""
+
+
+def not_to_be_copied(what: object) -> TypeError:
+    """What pickling or copying ``what`` raises, whose locks, memory and files are this process's own."""
+    return TypeError(
+        f"{type(what).__name__}: cannot be pickled or copied, so it is no argument for a spawned process. There, open "
+        "a checkpoint with sharpwave.Store.open, or write for this store with sharpwave.SegmentWriter; batches can be "
+        "sent"
+    )

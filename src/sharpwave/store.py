@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import EllipsisType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ from . import segment
 from .accounting import account
 from .checkpoint import save
 from .checks import MOST_LANES, checked_final, checked_folder, checked_rows, checked_steps
-from .errors import StoreInUseError
+from .errors import StoreInUseError, not_to_be_copied
 from .interrupts import Lock
 from .lifetime import Life, close, flush
 from .opening import NO_STATE, Left, begin
@@ -62,7 +62,8 @@ class Store:
         segment_steps: steps in a segment: what is encoded, read from disk, and leaves, at a time. Default 128, with
             a disk 64, less where the capacity or ``ram`` is small.
 
-    All methods may be called from several threads.
+    All methods may be called from several threads. A forked process has a copy of a store in memory, whose views draw
+    just what they draw here: workers each ask for one with a ``seed`` of its own. A store on disk stays the parent's.
 
     Raises:
         ValueError, TypeError: naming the argument.
@@ -499,7 +500,6 @@ class Store:
             self._views.check_capacity(settings.capacity)
             self._log.resize(settings.capacity, settings.ram, settings.disk_limit, self._views.batch_bytes)
             self._settings = settings
-            self._views.resized()
             self._log.keep_limits()
             if self._log.disk is not None:
                 self._log.disk.describe(self._manifest())
@@ -548,7 +548,14 @@ class Store:
         with Left.read(checked_folder("open", path), target) as left:
             settings = Settings.from_manifest(left.folder, left.manifest, on_disk=left.target is not None, **given)
             store = cls.__new__(cls)
-            store._begin(settings, left.target, left)
+            try:
+                store._begin(settings, left.target, left)
+            except MemoryError as error:
+                if error.args:
+                    raise
+                raise MemoryError(
+                    f"open: the system has no memory to read {left.folder}; lower ram= or capacity="
+                ) from error
         return store
 
     def close(self) -> None:
@@ -578,6 +585,9 @@ class Store:
             if passing is None:
                 raise
             passing.add_note(str(error))
+
+    def __reduce__(self) -> NoReturn:
+        raise not_to_be_copied(self)
 
     def __repr__(self) -> str:
         limits = f"capacity={self.capacity}, ram={self.ram}"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import multiprocessing
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -504,3 +506,18 @@ time.sleep(60)
             sw.Store.open(tmp_path)
         process.kill()
     sw.Store.open(tmp_path).close()
+
+
+@pytest.mark.parametrize("disk", [False, True], ids=["memory", "disk"])
+def test_a_store_is_not_copied_nor_sent_to_a_process(tmp_path: Path, disk: bool) -> None:
+    store = made(tmp_path / "store") if disk else sw.Store(SPEC, capacity=1000)
+    append(store, range(100))
+    view = store.transitions()
+    for one in (store, view, view.stream(4)):
+        for way in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match=f"{type(one).__name__}: cannot be pickled or copied.*Store.open"):
+                way(one)
+    batch = view.sample(4)
+    sent = pickle.loads(pickle.dumps(batch))
+    assert np.array_equal(sent.obs, batch.obs) and view.update_priorities(sent, np.ones(4)) == 0
+    store.close()

@@ -242,7 +242,7 @@ class Uniform:
         """Bytes of memory in use."""
         if self._tree is None:
             return 0
-        return self._tree.nbytes + (self._gone.nbytes if self._any_gone else 0)
+        return self._tree.nbytes + (len(self._tree.leaves) * self._stride if self._any_gone else 0)
 
 
 @njit(nogil=True, cache=True)

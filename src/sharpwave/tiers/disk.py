@@ -57,7 +57,7 @@ class Disk:
     Attributes:
         directory: the folder, held open. All files are reached from it.
         forked: this process is a child of the one that opened the folder, and leaves it alone.
-        reads, bytes_read: of sampling. ``bytes_written``, ``failures``: of appending.
+        bytes_read: of sampling. ``bytes_written``, ``failures``: of appending.
         compacts: whether regions become half empty (see :meth:`leave_in_any_order`).
         noted: asked for the retention's threshold, and for the highest generation of any id so far.
         ends: how far the lanes' step numbers go, as the files show.
@@ -95,7 +95,7 @@ class Disk:
         self.noted: Callable[[], tuple[float, int]] = lambda: (1.0, 0)
         self._readers: Readers | None = None
         self._joined = 0
-        self.reads = self.bytes_read = self.bytes_written = self.failures = 0
+        self.bytes_read = self.bytes_written = self.failures = 0
 
     def leave_in_any_order(self) -> None:
         """Be ready to copy regions that become half empty: they are smaller, and the limit leaves one free for that."""
@@ -409,28 +409,31 @@ class Disk:
         except OSError:
             self.failures += 1
 
-    def reads_into(self, memory: npt.NDArray[np.uint8], state: npt.NDArray[np.int64]) -> None:
-        """Say where segments are to be read to, and where to note the outcome (see :class:`Readers`)."""
+    def read_by(self, readers: Readers) -> None:
+        """Say who reads segments from now on."""
         if self._readers is not None:
             self._readers.close()
             self._joined += self._readers.joined
-        self._readers = Readers(memory, state, self.files)
+        self._readers = readers
 
-    def start(
+    def reads(
         self,
         slots: npt.NDArray[np.int64],
         regions: npt.NDArray[np.int32],
         places: npt.NDArray[np.int64],
         bases: npt.NDArray[np.int64],
         nbytes: npt.NDArray[np.int64],
-    ) -> None:
-        """Begin to read segments [n] from ``places`` of ``regions`` to ``bases``. Cost: 50 us for 256."""
+    ) -> npt.NDArray[np.int64]:
+        """What :meth:`start` takes, to read segments [n] from ``places`` of ``regions`` to ``bases``."""
         reads = np.empty((len(slots), COLUMNS), np.int64)
         reads[:, SLOT], reads[:, PLACE], reads[:, BASE], reads[:, NBYTES] = slots, places, bases, nbytes
         reads[:, [DESCRIPTOR, DIRECT]] = self.regions.descriptors(regions)
-        self.readers.start(reads[np.lexsort((places, regions))])
-        self.reads += len(slots)
-        self.bytes_read += int(nbytes.sum())
+        return reads[np.lexsort((places, regions))]
+
+    def start(self, reads: npt.NDArray[np.int64]) -> None:
+        """Begin reads. Cost: 50 us for 256, with :meth:`reads`."""
+        self.readers.start(reads)
+        self.bytes_read += int(reads[:, NBYTES].sum())
 
     @property
     def joined(self) -> int:
@@ -439,7 +442,7 @@ class Disk:
 
     @property
     def readers(self) -> Readers:
-        """Who reads; after :meth:`reads_into`."""
+        """Who reads; after :meth:`read_by`."""
         assert self._readers is not None
         return self._readers
 

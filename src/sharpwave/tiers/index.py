@@ -6,6 +6,7 @@ A slot holds one segment, open or sealed, of at most ``stride`` steps. The step 
 
 from __future__ import annotations
 
+import copy
 import heapq
 from typing import Any
 
@@ -134,14 +135,20 @@ class SegmentIndex:
         self.first_generation = first_generation
         self.latest_generation = max(first_generation, int(self.generation[: self.highest].max(initial=0)))
 
-    def grow(self, slots: int) -> None:
-        """Make room for so many slots."""
+    def larger(self, slots: int) -> SegmentIndex:
+        """A copy with room for so many slots.  Raises: MemoryError."""
+        other = copy.copy(self)
         for name, array in vars(self).items():
             if isinstance(array, np.ndarray):
-                larger = np.zeros((*array.shape[:-1], slots), array.dtype)
-                larger[..., : self.highest] = array[..., : self.highest]
-                setattr(self, name, larger)
-        self.slots = slots
+                longer = np.zeros((*array.shape[:-1], slots), array.dtype)
+                longer[..., : self.highest] = array[..., : self.highest]
+                setattr(other, name, longer)
+        other.slots = slots
+        return other
+
+    def become(self, other: SegmentIndex) -> None:
+        """Go on as one from :meth:`larger`. Raises nothing."""
+        vars(self).update(vars(other))
 
     def ids(self, leaves: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Ids of the steps that live at ``leaves`` now."""
@@ -158,7 +165,7 @@ class SegmentIndex:
         """Leaves of ``ids`` [n], and bool [n]: the step is still there. A leaf that is not is 0.
 
         Args:
-            rows: int32 [slots], how many rows of each slot count as there.
+            rows: int32 [slots or more], how many rows of each slot count as there.
         """
         leaves, there = np.empty(len(ids), np.int64), np.empty(len(ids), np.bool_)
         _resolve(ids, self.generation, rows, self.stride, leaves, there)
@@ -179,7 +186,7 @@ def _resolve(
         slot = leaf // stride
         there[i] = (
             ids[i] >= 0
-            and slot < rows.size
+            and slot < generation.size
             and generation[slot] == ids[i] >> LEAF_BITS
             and leaf - slot * stride < rows[slot]
         )

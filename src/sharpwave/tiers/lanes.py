@@ -20,7 +20,17 @@ from .encoder import AUTO_MIN_BYTES
 from .index import SegmentIndex
 from .layout import Layout
 from .ram import Arena
-from .rows import ENDED, WHOLE, any_full, commit_rows, mark_different, write_other_rows, write_rows
+from .rows import (
+    ENDED,
+    WHOLE,
+    any_ended,
+    any_full,
+    commit_rows,
+    count_frames,
+    mark_different,
+    write_other_rows,
+    write_rows,
+)
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
@@ -75,19 +85,24 @@ class Lanes:
     def reopen(
         self, lane: int, slot: int, context: Mapping[int, Bytes], going_on: bool, successor: Mapping[int, Bytes] | None
     ) -> None:
-        """Open the lane's next segment, in ``slot``, where the bytes of its last were.
+        """Open the lane's next segment, in ``slot``, where the bytes of its last were. Takes no memory, once
+        :meth:`prepare` was called: between the end of one segment and the next the lane has none.
 
         Args:
             context: from :meth:`newest_frames`. ``going_on``: whether the episode does.
             successor: what the next step has to observe if it does, [size] by column; ``None``: not known.
         """
         self.slots[lane], self.shares[lane] = slot, WHOLE
-        self._open(np.array([lane]), np.array([slot]))
+        self.index.first_step[slot] = self.steps[lane]
         self.index.begins[slot] = not going_on
         for c, frames in context.items():
             self._column(c, slot)[: len(frames)] = frames
             self.index.context[slot] = self.index.frames[slot] = len(frames)
         self._foresee(lane, successor if going_on else None)
+
+    def prepare(self, lane: int, slot: int) -> None:
+        """Let ``slot`` lie where the lane's open segment does.  Raises: MemoryError; then nothing changed."""
+        self._open(np.array([lane]), np.array([slot]))
 
     def _foresee(self, lane: int, successor: Mapping[int, Bytes] | None) -> None:
         self.successor_known[lane] = successor is not None
@@ -157,7 +172,8 @@ class Lanes:
         return places
 
     def write(self, lanes: Ints, flags: Bytes, rows: Rows, finals: Rows | None, nexts: Rows | None) -> None:
-        """Append one step to each of ``lanes`` [n] (distinct), which are not full.
+        """Append one step to each of ``lanes`` [n] (distinct), which are not full. What takes memory comes before the
+        first of them is counted, so that a MemoryError changes nothing.
 
         Args:
             flags: uint8 [n]. ``rows``: ``reward`` float32 [n] and every field [n, *shape]; where a lane's successor is
@@ -177,26 +193,36 @@ class Lanes:
                 write_other_rows(memory, index.offset[c], index.frames, slots, data, there)
         for c in layout.step_columns:
             write_rows(memory, index.offset[c], index.rows, slots, _as_bytes(rows[names[c]], count))
-        if commit_rows(
-            memory, floats, index.offset[FLAGS], index.offset[REWARD], index.rows, index.frames, index.begins,
-            self.steps, slots, lanes, flags, rows["reward"],
-        ):  # fmt: skip
+        final_frames: dict[int, Bytes] = {}
+        if any_ended(flags):
             ended = (flags & ENDED) != 0
             source = finals if finals is not None else nexts if nexts is not None else rows
-            self._write_frames(slots[ended], {c: source[names[c]][ended] for c in layout.obs_columns})
+            final_slots = slots[ended]
+            final_frames = _frames({c: source[names[c]][ended] for c in layout.obs_columns}, len(final_slots))
         if nexts is not None:
             ends = flags & np.uint8(ENDED)
-            for c in layout.obs_columns:
-                write_other_rows(memory, index.offset[c], index.frames, slots, _as_bytes(nexts[names[c]], count), ends)
+            following = _frames({c: nexts[names[c]] for c in layout.obs_columns}, count)
+        elif there is not None:
+            known = self.successor_known.copy()
+            known[lanes] = False
+            any_known = bool(known.any())
+        commit_rows(
+            memory, floats, index.offset[FLAGS], index.offset[REWARD], index.rows, index.frames, index.begins,
+            self.steps, slots, lanes, flags, rows["reward"],
+        )  # fmt: skip
+        if final_frames:
+            self._add_frames(final_slots, final_frames)
+        if nexts is not None:
+            for c, data in following.items():
+                write_other_rows(memory, index.offset[c], index.frames, slots, data, ends)
             self.successor_known[lanes] = ends == 0
             self.any_known = True
         elif there is not None:
-            self.successor_known[lanes] = False
-            self.any_known = bool(self.successor_known.any())
+            self.successor_known[:], self.any_known = known, any_known
 
     def write_successor(self, lane: int, frames: Mapping[int, npt.NDArray[Any]]) -> None:
         """Put the observation after the lane's last step, [*shape] by column, behind those of its segment."""
-        self._write_frames(self.slots[[lane]], {c: frame[None] for c, frame in frames.items()})
+        self._add_frames(self.slots[[lane]], _frames({c: frame[None] for c, frame in frames.items()}, 1))
 
     def end_episode(self, lane: int, final: Rows | None) -> None:
         """Truncate the last step of the lane's open segment, which is not empty.
@@ -205,11 +231,11 @@ class Lanes:
             final: [1, *shape] by field, the true final observation; ``None``: the successor, which is known.
         """
         slot, layout = self.slots[lane], self.layout
-        self._column(FLAGS, slot)[self.index.rows[slot] - 1] |= TRUNCATED
         if final is not None:
-            self._write_frames(self.slots[[lane]], {c: final[layout.names[c]] for c in layout.obs_columns})
+            self._add_frames(self.slots[[lane]], _frames({c: final[layout.names[c]] for c in layout.obs_columns}, 1))
         else:
             self.index.frames[slot] += 1
+        self._column(FLAGS, slot)[self.index.rows[slot] - 1] |= TRUNCATED
         self.successor_known[lane] = False
 
     def drop_last(self, lane: int) -> None:
@@ -229,11 +255,11 @@ class Lanes:
         self.index.context[slot] = self.index.frames[slot] = 0
         self.successor_known[lane] = False
 
-    def _write_frames(self, slots: npt.NDArray[np.int32], frames: Mapping[int, npt.NDArray[Any]]) -> None:
+    def _add_frames(self, slots: npt.NDArray[np.int32], frames: Mapping[int, Bytes]) -> None:
+        """Put a frame, [n, size] by column, behind those of each of ``slots`` [n]."""
         for c, data in frames.items():
-            data = _as_bytes(np.ascontiguousarray(data), len(slots))
             write_rows(self.arena.memory, self.index.offset[c], self.index.frames, slots, data)
-        self.index.frames[slots] += 1
+        count_frames(self.index.frames, slots)
 
     def ended(self, lane: int) -> bool:
         """Whether the lane's next step begins an episode."""
@@ -289,6 +315,11 @@ class Lanes:
         limit, size = self.layout.limits[c], int(self.layout.sizes[c])
         begin = int(self.index.offset[c, slot])
         return self.arena.memory[begin : begin + limit * size].reshape(limit, size)[:rows]
+
+
+def _frames(rows: Mapping[int, npt.NDArray[Any]], count: int) -> dict[int, Bytes]:
+    """[count, *shape] as uint8 [count, size], by column."""
+    return {c: _as_bytes(np.ascontiguousarray(data), count) for c, data in rows.items()}
 
 
 def _as_bytes(rows: npt.NDArray[Any], count: int) -> Bytes:

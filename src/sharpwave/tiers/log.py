@@ -66,7 +66,7 @@ class StepLog:
         broken_episodes: that went on with something else than their last step's ``next_obs``.
         changes: grows with every change of what is held; who has seen this many has seen them all.
         oldest: int32 [lanes], slot of each lane's oldest segment.
-        watchers: called with a slot before the segment in it goes. ``grown``: called once there are more slots.
+        watchers: called with a slot before the segment in it goes.
         tag: what ids of this store know it by.
         copying: the checkpoint that is being written of segments in memory. ``saving``: held by who writes one.
     """
@@ -108,9 +108,9 @@ class StepLog:
         self.changes = 0
         self.closed = False
         self._sealing = False  # the segment that the retention was told of last is not sealed yet
+        self._leaving = -1  # the slot of the one that it chose last, if an error kept it from going: it goes next
         self.oldest = np.zeros(0, np.int32)
         self.watchers: list[Callable[[int], None]] = []
-        self.grown: list[Callable[[], None]] = []
         self.tag = object()
         self.copying: Copying | None = None
         self.saving = threading.Lock()
@@ -168,11 +168,8 @@ class StepLog:
 
     def _make_lanes_fit(self, count: int) -> None:
         limit = None if self.disk is None else self.disk.limit
-        more_slots = self.space.make_lanes_fit(count, self._most_rows(count), self.capacity, limit, self.opened.slots)
+        self.space.make_lanes_fit(count, self._most_rows(count), self.capacity, limit, self.opened.slots)
         self.residency = self.space.residency
-        if more_slots:
-            for grown in self.grown:
-                grown()
 
     def _add_lanes(self, slots: Ints, places: Ints, steps: Ints) -> None:
         self.opened.add(slots, places, steps)
@@ -274,27 +271,41 @@ class StepLog:
         slot = int(self.opened.slots[lane])
         going_on = not self.opened.ended(lane)
         context = self.opened.newest_frames(lane) if going_on else {}
-        following = self._take_slot()
+        known = {c: np.ascontiguousarray(row).reshape(-1).view(np.uint8) for c, row in successor.items()}
         if going_on:
             self.opened.write_successor(lane, successor)
             self.changes += 1
+        following = -1
         try:
+            following = self._take_slot()
+            self.opened.prepare(lane, following)
             kept = self._seal(lane, slot)
         except BaseException as error:  # no memory, no disk, or an interrupt by the user
-            if not (is_refusal(error) and self.on_full == "drop_newest"):
+            if following < 0 or not (is_refusal(error) and self.on_full == "drop_newest"):
                 index.frames[slot] -= going_on  # the successor was not appended after all
-                index.give_back(following)
+                if following >= 0:
+                    index.give_back(following)
                 raise
             kept = False
             self.dropped_steps += int(index.rows[slot])
-        known = {c: np.ascontiguousarray(row).reshape(-1).view(np.uint8) for c, row in successor.items()}
         self._go_on(lane, following, kept, context, going_on, known)
 
     def _abandon(self, lane: int) -> None:
         """Let the rows of the lane's open segment go, though it is not sealed."""
         going_on = not self.opened.ended(lane)
-        context = self.opened.newest_frames(lane) if going_on else {}
-        self._go_on(lane, self._take_slot(), False, context, going_on, self.opened.successor(lane))
+        context, successor = self.opened.newest_frames(lane) if going_on else {}, self.opened.successor(lane)
+        following = self._prepared(lane)
+        self._go_on(lane, following, False, context, going_on, successor)
+
+    def _prepared(self, lane: int) -> int:
+        """A slot for the lane's next segment."""
+        slot = self._take_slot()
+        try:
+            self.opened.prepare(lane, slot)
+        except BaseException:
+            self.index.give_back(slot)
+            raise
+        return slot
 
     def _go_on(
         self,
@@ -310,7 +321,11 @@ class StepLog:
         self.opened.reopen(lane, following, context, going_on, successor)
         self.index.link(slot, following)
         if not kept:
-            self._remove(slot)
+            try:
+                self._remove(slot)
+            except BaseException:  # an interrupt, or no memory: it goes all the same, its bytes are written over now
+                self._remove(slot)
+                raise
 
     def _take_slot(self) -> int:
         while (slot := self.index.take()) is None:
@@ -351,6 +366,7 @@ class StepLog:
     ) -> bool:
         """Move a segment's bytes into the arena, the retention having been told of it. False as :meth:`_seal`."""
         base: int | None = None
+        region = -1
         try:
             self.space.limit_arena()
             while self._sealing and (base := self.space.allocate(len(packed))) is None:
@@ -360,9 +376,16 @@ class StepLog:
                         f" {self.lanes} lanes and one sealed one; raise ram=, or lower segment_steps= "
                         f"(now {self.stride})"
                     )
-            if self.disk is not None and base is not None:
-                self._to_disk(self.disk, slot, packed, columns, places)
+            if self.disk is not None and base is not None and self._to_disk(self.disk, slot, packed, columns, places):
+                region = int(self.index.region[slot])
+            if self._sealing:
+                assert base is not None
+                self.sealed.enter(slot, rows, base, packed, placed, columns, places)
+                self._sealing = False
+                return True
         except BaseException:
+            if self.disk is not None and region >= 0:
+                self.disk.let_go_of(region, len(packed))
             if base is not None:
                 self.arena.free(base, len(packed))
             if self._sealing:
@@ -370,16 +393,11 @@ class StepLog:
                 self._sealing = False
             self.sealed.drop_dictionaries(places)
             raise
-        if not self._sealing:
-            if base is not None:
-                self.arena.free(base, len(packed))
-            self.sealed.drop_dictionaries(places)
-            self._note()
-            return False
-        assert base is not None
-        self.sealed.enter(slot, rows, base, packed, placed, columns, places)
-        self._sealing = False
-        return True
+        if base is not None:
+            self.arena.free(base, len(packed))
+        self.sealed.drop_dictionaries(places)
+        self._note()
+        return False
 
     def take_in(self, header: segment.Header, packed: bytes, places: Sequence[int]) -> int:
         """Let the lane's open segment, which is empty, become one that was sealed elsewhere; the next one is opened.
@@ -396,7 +414,7 @@ class StepLog:
         slot = int(self.opened.slots[lane])
         try:
             self._keep_capacity(rows)
-            following = self._take_slot()
+            following = self._prepared(lane)
             self._sealing = self.retention.add(slot, index.segment_id(slot))
         except BaseException:
             self.sealed.drop_dictionaries(places)
@@ -480,8 +498,8 @@ class StepLog:
 
     def _to_disk(
         self, disk: Disk, slot: int, packed: bytes, columns: Sequence[Column | segment.Placed], places: Sequence[int]
-    ) -> None:
-        """Append a segment to the newest region, unless making room for it takes itself.  Raises: OSError."""
+    ) -> bool:
+        """Append a segment to the newest region. False: making room for it took itself.  Raises: OSError."""
         index = self.index
         dictionaries = self.sealed.dictionaries(columns, places)
         need = len(packed) + sum(len(data) + 64 for data in dictionaries.values())
@@ -491,7 +509,7 @@ class StepLog:
                     index.region[slot], index.place[slot] = disk.append(
                         index.segment_id(slot), packed, index.latest_generation, dictionaries
                     )
-                    return
+                    return True
             except OSError as error:
                 if not is_refusal(error):
                     raise
@@ -504,6 +522,7 @@ class StepLog:
                 ) from error
             if not self.evict():
                 raise too_large(disk, need)
+        return False
 
     def write_tails(self, disk: Disk) -> None:
         """Write every open segment to disk as far as it goes, and how far its lane has come.  Raises: OSError."""
@@ -520,14 +539,16 @@ class StepLog:
 
     def evict(self) -> bool:
         """Let the segment go that the retention chooses. False if no segment is sealed."""
-        if len(self.retention) <= self._sealing:
-            return False
-        index = self.index
-        slot = self.retention.choose()
-        if not index.sealed[slot]:  # the one that is being sealed: it is not kept
-            self._sealing = False
-            return True
-        self._remove(slot)
+        if self._leaving < 0:
+            if len(self.retention) <= self._sealing:
+                return False
+            slot = self.retention.choose()
+            if not self.index.sealed[slot]:  # the one that is being sealed: it is not kept
+                self._sealing = False
+                return True
+            self._leaving = slot
+        self._remove(self._leaving)
+        slot, self._leaving = self._leaving, -1
         self.sealed.free(slot)
         return True
 

@@ -85,18 +85,22 @@ class Arena:
         """Bytes of address space for chunks."""
         return len(self._live) * self.chunk_bytes
 
-    def grow(self, reserve_bytes: int, head_bytes: int, head_used: int) -> int:
-        """Reserve more; what is there moves, chunk by chunk. Returns by how much offsets of ranges grow.
+    def larger(self, reserve_bytes: int, head_bytes: int) -> Arena:
+        """An empty one that :meth:`become` moves this into.
+
+        Raises:
+            MemoryError: the address space cannot be reserved.
+        """
+        return Arena(reserve_bytes, self.chunk_bytes, head_bytes, huge_pages=self._huge_pages)
+
+    def become(self, larger: Arena, head_used: int) -> None:
+        """Go on as one from :meth:`larger`: what is here moves there, chunk by chunk. Raises nothing.
 
         Args:
             head_used: bytes of the head that are copied.
 
-        Raises:
-            MemoryError: the address space cannot be reserved; then nothing changed.
-
         Cost: a copy of what is in memory. At no time is more than a chunk there twice.
         """
-        larger = Arena(reserve_bytes, self.chunk_bytes, head_bytes, huge_pages=self._huge_pages)
         larger.memory[:head_used] = self.memory[:head_used]
         shift = larger._begin - self._begin
         for chunk in range(self._fresh):
@@ -109,7 +113,6 @@ class Arena:
         for name in ("limit_bytes", "used_bytes", "_free", "_fresh", "_current", "_top", "_open", "_open_top"):
             setattr(larger, name, getattr(self, name))
         vars(self).update(vars(larger))
-        return shift
 
     @property
     def committed_bytes(self) -> int:

@@ -179,11 +179,20 @@ def _make_with(files: Files, memory: Bytes, read: Ints) -> bool:
     return done == end - begin and stored == int(crc32(memory, begin, end - 4, TABLE))
 
 
-def _thread(files: Files, memory: Bytes, queue: Ints, counters: Ints, state: Ints, pipe: int, ends: list[int]) -> None:
+def _thread(
+    files: Files,
+    memory: Bytes,
+    queue: Ints,
+    counters: Ints,
+    state: Ints,
+    pipe: int,
+    ends: list[bool],
+    window: Bytes,
+) -> None:
     """A reader's life. What it is given keeps the memory that it writes to from going before it is done."""
     try:
         if files.native:
-            _serve(memory, queue, counters, state, TABLE, direct.window(), pipe)
+            _serve(memory, queue, counters, state, TABLE, window, pipe)
             return
         reads = np.empty((TOGETHER, COLUMNS), np.int64)
         while os.read(pipe, 1):
@@ -196,7 +205,7 @@ def _thread(files: Files, memory: Bytes, queue: Ints, counters: Ints, state: Int
 
 
 class Readers:
-    """Reads segments into ``memory``.
+    """Reads segments into ``memory``, by as many threads as the system allows; who waits for a segment reads as well.
 
     Args:
         memory: uint8 [bytes], which lives as long as a read is under way.
@@ -233,8 +242,9 @@ class Readers:
         while begin < len(reads):
             count = _put(self._queue, self._counters, self._state, reads[begin:])
             begin += count
-            with contextlib.suppress(BlockingIOError):  # as many wake already as the pipe holds bytes
-                os.write(self._writer, b"!" * min(count, self.count))
+            if self._writer >= 0:
+                with contextlib.suppress(BlockingIOError):  # as many wake already as the pipe holds bytes
+                    os.write(self._writer, b"!" * min(count, self.count))
             if begin < len(reads):
                 self._work_or_nap()
 
@@ -266,13 +276,28 @@ class Readers:
             self._end()
 
     def _begin(self) -> None:
-        pipe, self._writer = os.pipe()
-        os.set_blocking(self._writer, False)
-        self._end = weakref.finalize(self, os.close, self._writer)  # without a writer the readers end
-        arguments = (self._files, self._memory, self._queue, self._counters, self._state, pipe)
-        ends = [True, *[False] * (self.count - 1)]
-        for _ in range(self.count):
-            threading.Thread(target=_thread, args=(*arguments, ends), name="sharpwave-read", daemon=True).start()
+        """Start the threads: fewer where the system allows no more of them, none where it has no descriptors."""
+        try:
+            pipe, writer = os.pipe()
+        except OSError:
+            return
+        os.set_blocking(writer, False)
+        ends: list[bool] = []  # one for each that was started: the last of them to end takes the True
+        arguments = (self._files, self._memory, self._queue, self._counters, self._state, pipe, ends)
+        for number in range(self.count):
+            ends.append(number == 0)
+            try:
+                work = (*arguments, direct.window())
+                threading.Thread(target=_thread, args=work, name="sharpwave-read", daemon=True).start()
+            except (RuntimeError, MemoryError):
+                ends.pop()
+                break
+        if not ends:
+            os.close(pipe)
+            os.close(writer)
+            return
+        self._writer = writer
+        self._end = weakref.finalize(self, os.close, writer)  # without a writer the readers end
 
     def _window(self) -> Bytes:
         """The calling thread's own."""

@@ -7,6 +7,7 @@ is kept is what is known to be used: segments of batches that have been drawn al
 
 from __future__ import annotations
 
+import copy
 import time
 
 import numpy as np
@@ -17,7 +18,7 @@ from . import residents
 from .disk import Disk
 from .index import SegmentIndex
 from .ram import Arena
-from .readers import COMING, READ, SUSPECT
+from .readers import COMING, READ, SUSPECT, Readers
 
 Ints = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
@@ -40,17 +41,26 @@ class Residency:
 
     def __init__(self, arena: Arena, index: SegmentIndex, disk: Disk) -> None:
         self.arena, self.index, self.disk = arena, index, disk
-        self._held = np.zeros(len(arena.live), np.int64)  # bytes of segments in each chunk
-        self._members = residents.rings(len(self._held), index.slots)
-        self._order = residents.rings(1, len(self._held))
-        self._pins = np.zeros(index.slots, np.int32)
-        self._state = np.zeros(index.slots, np.int64)
+        self._make(arena, index.slots)
+        self.begin()
         self._coming = 0  # segments whose reads were begun, and that are not counted as here
-        disk.reads_into(arena.memory, self._state)
         self.hits = self.misses = self.moved = self.stalls = 0
         self.waited_s = 0.0
         self.kept_bytes = 0
         self.damaged: dict[int, str] = {}
+
+    def _make(self, arena: Arena, slots: int) -> None:
+        """What keeps account of nothing in the memory of ``arena``."""
+        self._held = np.zeros(len(arena.live), np.int64)  # bytes of segments in each chunk
+        self._members = residents.rings(len(self._held), slots)
+        self._order = residents.rings(1, len(self._held))
+        self._pins = np.zeros(slots, np.int32)
+        self._state = np.zeros(slots, np.int64)
+        self._readers = Readers(arena.memory, self._state, self.disk.files)
+
+    def begin(self) -> None:
+        """Let reads go into the arena's memory from now on."""
+        self.disk.read_by(self._readers)
 
     def place(self, slot: int, base: int) -> None:
         """The segment in ``slot`` lies at ``base`` of the arena from now on."""
@@ -65,13 +75,16 @@ class Residency:
         self._pins[slot] = self._state[slot] = 0
         self.damaged.pop(slot, None)
 
-    def anew(self) -> Residency:
-        """One with nothing in memory, once the arena and the index have grown, which :meth:`clear` came before."""
-        other = Residency(self.arena, self.index, self.disk)
+    def larger(self, arena: Arena, slots: int) -> Residency:
+        """One with nothing in memory, which :meth:`clear` came before. It counts once the arena has become ``arena``,
+        the index has so many slots, and :meth:`begin` was called.
+
+        Raises: MemoryError.
+        """
+        other = copy.copy(self)
+        other._make(arena, slots)
         other._pins[: len(self._pins)] = self._pins
         other._state[: len(self._state)] = self._state  # of damaged segments
-        for name in ("hits", "misses", "moved", "stalls", "waited_s", "kept_bytes", "damaged"):
-            setattr(other, name, getattr(self, name))
         return other
 
     def clear(self) -> None:
@@ -171,10 +184,17 @@ class Residency:
             residents.pin(pins, slots, -1)
         count = len(bases)
         begun = wanted[:count]
+        nbytes = index.nbytes[begun]
+        try:
+            reads = self.disk.reads(begun, index.region[begun], index.place[begun], bases, nbytes)
+        except BaseException:  # no memory for them
+            for base, size in zip(bases.tolist(), nbytes.tolist(), strict=True):
+                self.arena.free(base, size)
+            raise
         index.base[begun] = bases
         self._coming += count
         self.misses += count
-        self.disk.start(begun, index.region[begun], index.place[begun], bases, index.nbytes[begun])
+        self.disk.start(reads)
         return len(slots) if count == found else int(where[count])
 
     def _make_room(self, nbytes: Ints, pins: Int32s) -> Ints:

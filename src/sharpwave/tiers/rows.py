@@ -91,9 +91,8 @@ def commit_rows(
     lanes: Ints,
     flags: Bytes,
     reward: npt.NDArray[np.float32],
-) -> bool:
-    """Write flags, with START where an episode begins, and rewards; count the rows. Whether any of them ended."""
-    any_ended = False
+) -> None:
+    """Write flags, with START where an episode begins, and rewards; count the rows."""
     for i in range(slots.size):
         slot, row = slots[i], rows[slots[i]]
         place = flags_offset[slot] + row
@@ -103,8 +102,22 @@ def commit_rows(
         rows[slot] += 1
         frames[slot] += 1
         steps[lanes[i]] += 1
-        any_ended |= flags[i] & ENDED != 0
-    return any_ended
+
+
+@njit(nogil=True, cache=True)
+def any_ended(flags: Bytes) -> bool:
+    """Whether any of so many steps ended its episode. Cost: .2 us; ``(flags & ENDED).any()`` takes 2 us."""
+    ended = False
+    for flag in flags:
+        ended |= flag & ENDED != 0
+    return ended
+
+
+@njit(nogil=True, cache=True)
+def count_frames(frames: npt.NDArray[np.int32], slots: npt.NDArray[np.int32]) -> None:
+    """One more in each of ``slots``, which are distinct."""
+    for slot in slots:
+        frames[slot] += 1
 
 
 @njit(nogil=True, cache=True)

@@ -60,21 +60,23 @@ class Sealed:
         columns: Sequence[Column | segment.Placed],
         places: Sequence[int],
     ) -> None:
-        """Move a segment's bytes to ``base`` in the arena.
+        """Move a segment's bytes to ``base`` in the arena. What takes memory comes first: until all of it says that the
+        segment is sealed, it is an open one.
 
         Args:
             placed: where in ``packed`` each of its columns begins. ``places``: of their dictionaries.
         """
         index, memory, residency = self._space.index, self._space.arena.memory, self._space.residency
         memory[base : base + len(packed)] = np.frombuffer(packed, np.uint8)
-        index.codec[:, slot] = [column.codec for column in columns]
-        index.dictionary[:, slot] = places
-        index.offset[:, slot] = base + np.array(placed)
         index.base[slot], index.nbytes[slot] = base, len(packed)
+        if residency is not None:
+            residency.place(slot, base)
+        for c, (column, begin, place) in enumerate(zip(columns, placed, places, strict=True)):
+            index.codec[c, slot], index.dictionary[c, slot] = column.codec, place
+            index.offset[c, slot] = base + begin
         index.sealed[slot] = 1
         if residency is not None:
             self._fill_spine(slot, memory, rows)
-            residency.place(slot, base)
         self.nbytes += len(packed)
 
     def adopt(self, slot: int, content: Bytes) -> bool:

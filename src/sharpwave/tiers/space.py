@@ -48,6 +48,7 @@ class Space:
         other_bytes: bytes that views take beside their batches, which leave the arena less of ``ram``.
         work_bytes: bytes that views take to make batches, which count as theirs.
         open_bytes: bytes of open segments, which never leave the arena.
+        growing: called with their number before there are more slots; what raises MemoryError lets nothing change.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Space:
         self.other_bytes: Callable[[], int] = lambda: 0
         self.work_bytes: Callable[[], int] = lambda: 0
         self.open_bytes: Callable[[], int] = lambda: 0
+        self.growing: list[Callable[[int], None]] = []
         self._set_ram(ram)
 
     def _set_ram(self, ram: int | None, batch_bytes: int = 0) -> None:
@@ -129,8 +131,8 @@ class Space:
 
     def make_lanes_fit(
         self, lanes: int, rows: int, capacity: int | None, disk_limit: int | None, opened: npt.NDArray[np.int32]
-    ) -> bool:
-        """Provide address space and slots for so many lanes in all; whether there are more slots than before.
+    ) -> None:
+        """Provide address space and slots for so many lanes in all.
 
         Args:
             rows: steps at which their segments are sealed. ``opened``: slots of open segments.
@@ -148,12 +150,10 @@ class Space:
                 )
         # For the next power of two, so that what is in memory moves a few times only where lanes come one by one.
         reserve, slots = self.layout.room(capacity, self.ram, disk_limit, 1 << (lanes - 1).bit_length(), rows)
-        before = self.index.slots
-        if reserve > self.arena.reserved_bytes or slots > before:
-            self._grow(max(reserve, self.arena.reserved_bytes), max(slots, before), opened)
+        if reserve > self.arena.reserved_bytes or slots > self.index.slots:
+            self._grow(max(reserve, self.arena.reserved_bytes), max(slots, self.index.slots), opened)
             if self.ram is None:
                 self.arena.limit_bytes = self.arena.reserved_bytes
-        return self.index.slots > before
 
     def lanes_bytes(self, lanes: int) -> int:
         """Bytes of the arena that the open segments of so many lanes take, at most."""
@@ -176,21 +176,30 @@ class Space:
         return places
 
     def _grow(self, reserve: int, slots: int, opened: npt.NDArray[np.int32]) -> None:
-        """More address space and more slots: what is in memory moves."""
-        index = self.index
-        if reserve == self.arena.reserved_bytes and not self.layout.spine_bytes:
-            index.grow(slots)
+        """More address space and more slots: what is in memory moves.
+
+        Raises:
+            MemoryError: then nothing changed, because all that is needed was asked for before any of it counts.
+        """
+        arena, index, residency = self.arena, self.index, self.residency
+        for grow in self.growing:  # first: a slot that a view has no room for is written behind its arrays
+            grow(slots)
+        if reserve == arena.reserved_bytes and not self.layout.spine_bytes:
+            index.become(index.larger(slots))
             return
-        if self.residency is not None:
-            self.residency.clear()
-        used = index.highest * self.layout.spine_bytes
-        shift = self.arena.grow(reserve, slots * self.layout.spine_bytes, used)
-        moved = opened if self.residency is not None else np.arange(index.highest)
-        index.offset[:, moved] += shift
-        index.base[moved] += shift
-        index.grow(slots)
-        if self.residency is not None:
-            self.residency = self.residency.anew()
+        if residency is not None:
+            residency.clear()
+        larger_arena, larger_index = arena.larger(reserve, slots * self.layout.spine_bytes), index.larger(slots)
+        larger_residency = None if residency is None else residency.larger(larger_arena, slots)
+        shift = larger_arena.begin_of(0) - arena.begin_of(0)
+        moved: Any = slice(index.highest) if residency is None else opened
+        larger_index.offset[:, moved] += shift
+        larger_index.base[moved] += shift
+        arena.become(larger_arena, index.highest * self.layout.spine_bytes)
+        index.become(larger_index)
+        if larger_residency is not None:
+            larger_residency.begin()
+            self.residency = larger_residency
 
     def bytes_beside(self) -> dict[str, int]:
         """Memory that segments cost beside the arena, by use, in bytes."""

@@ -51,7 +51,7 @@ class Views:
         self._waiting: dict[str, tuple[int, Transitions]] = {}  # restored, and not asked for yet, with their numbers
         self._dropped: deque[Any] = deque()  # references to those that are gone, from whatever thread dropped them
         log.watchers.append(self._forget)
-        log.grown.append(self.resized)
+        log.space.growing.append(self.grow)
 
     def __iter__(self) -> Iterator[Transitions]:
         return (view for _, view in self._numbered())
@@ -188,10 +188,10 @@ class Views:
             view._steps.written()
         self._gate.notify()
 
-    def resized(self) -> None:
-        """The log may have more slots than before."""
+    def grow(self, slots: int) -> None:
+        """Make room for so many of the log's slots.  Raises: MemoryError."""
         for view in self:
-            view._steps.resized()
+            view._steps.grow(slots)
 
     def expect(self, slot: int, td_error: npt.NDArray[np.float32]) -> None:
         """Steps of the segment in ``slot`` get priorities by ``td_error`` [rows] when they can be sampled."""

@@ -192,8 +192,9 @@ class Sampleable:
     def drop(self, slot: int) -> None:
         """None of the steps in ``slot`` can be sampled any more."""
         first, known = slot * self._log.stride, int(self.known[slot])
-        self.count -= len(self._take_away(np.arange(first, first + known)))
-        self.sampler.remove(slot)
+        leaves = np.arange(first, first + known)
+        self.sampler.remove(slot)  # may be done twice, where there is no memory for it the first time
+        self.count -= len(self._take_away(leaves))
         self._expected.pop(slot, None)
         self.known[slot] = 0
         if self.uses is not None:
@@ -211,19 +212,18 @@ class Sampleable:
             self.sampler.exclude(full)
             self.count -= len(full)
 
-    def resized(self) -> None:
-        """The log may have more slots than before."""
-        slots = self._log.index.slots
+    def grow(self, slots: int) -> None:
+        """Make room for so many slots; there may be room for more than the log comes to have.  Raises: MemoryError."""
         if slots > len(self.known):
-            self.known = extended(self.known, slots)
             self.sampler.grow(slots)
             if self.uses is not None:
-                self.uses.grow(self._log.index.leaves)
+                self.uses.grow(slots * self._log.stride)
+            self.known = extended(self.known, slots)  # at last: it says how many there is room for
 
     @property
     def nbytes(self) -> int:
         """Bytes of memory, the sampler's included."""
         index = self._log.index
-        known = self.known.nbytes * index.highest // index.slots
+        known = self.known.itemsize * index.highest
         uses = 0 if self.uses is None else self.uses.nbytes(index.highest * index.stride)
         return known + uses + self._runs.nbytes + self.sampler.nbytes

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
+from ..errors import not_to_be_copied
 from ..sampling.samplers import Draw, checked_array
 from .batch import Batch
 
@@ -51,6 +52,9 @@ class Stream:
         self._view, self._size, self._lookahead = view, batch_size, lookahead
         self._beta, self._timeout = beta, timeout
         self.drawn: deque[Ahead] = deque()
+
+    def __reduce__(self) -> NoReturn:
+        raise not_to_be_copied(self)
 
     def __iter__(self) -> Stream:
         return self

@@ -9,6 +9,7 @@ thread: one that wakes late, or never, takes fewer or none.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -132,7 +133,12 @@ class _Helper:
         self._byte = np.zeros(1, np.uint8)
         reader, self._writer = os.pipe()
         arguments = (end, self.state, job, self._byte, self._byte.ctypes.data, reader)
-        threading.Thread(target=_help, args=arguments, name="sharpwave-gather", daemon=True).start()
+        try:
+            threading.Thread(target=_help, args=arguments, name="sharpwave-gather", daemon=True).start()
+        except BaseException:
+            os.close(reader)
+            os.close(self._writer)
+            raise
 
     def call(self) -> None:
         _call(self.state)
@@ -144,11 +150,17 @@ class _Helper:
 
 
 class Team:
-    """The helpers of a process. One caller at a time has them; another works alone meanwhile."""
+    """The helpers of a process: fewer than asked for, or none, where the system allows no more threads or descriptors.
+
+    One caller at a time has them; another works alone meanwhile.
+    """
 
     def __init__(self, helpers: int) -> None:
         self._job = np.zeros(20, np.int64)
-        self._helpers = [_Helper((i + 1) % 2, self._job) for i in range(helpers)]
+        self._helpers: list[_Helper] = []
+        with contextlib.suppress(OSError, RuntimeError, MemoryError):
+            for i in range(helpers):
+                self._helpers.append(_Helper((i + 1) % 2, self._job))
         self._taken = threading.Lock()
 
     def gather_items(self, helpers: int, *arguments: Any) -> None:

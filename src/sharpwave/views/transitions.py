@@ -6,12 +6,12 @@ import math
 import warnings
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import DamagedError, EmptyError
+from ..errors import DamagedError, EmptyError, not_to_be_copied
 from ..sampling.limiters import Cursor, Gate, Limiter
 from ..sampling.samplers import MAX_TD_ERROR, Draw, Sampler, are_td_errors
 from .batch import Batch
@@ -94,6 +94,9 @@ class Transitions:
     def sampler(self) -> Sampler:
         """What chooses the steps."""
         return self._steps.sampler
+
+    def __reduce__(self) -> NoReturn:
+        raise not_to_be_copied(self)
 
     def __len__(self) -> int:
         """Steps that can be sampled now; not those that were ``max_times_sampled`` times."""

@@ -1,0 +1,214 @@
+"""Processes that get no more memory, no more threads or no more descriptors: an error or less speed, and no harm."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sharpwave as sw
+
+PLAY = """
+import os, resource, sys, threading
+import numpy as np
+import sharpwave as sw
+
+SPEC = sw.Spec(obs=sw.Field((64,), "uint8"), action=sw.Field((), "int64"))
+
+def made(folder, **settings):
+    disk = {"disk": folder, "ram": "64MiB"} if folder else {}
+    store = sw.Store(SPEC, segment_steps=16, codec="raw", seed=1, **disk, **settings)
+    return store, store.transitions(sampler=sw.Prioritized())
+
+def pixels(steps):
+    return (np.asarray(steps)[:, None] * np.arange(1, 65) >> 3).astype(np.uint8)
+
+def append(store, count):
+    for k in range(store.total_steps, store.total_steps + count):
+        store.append(obs=pixels([k])[0], action=k, reward=k % 7, terminated=False, truncated=False)
+
+def look(store, view):
+    if store._log.residency is not None:
+        while store._log.residency.cool():
+            pass
+    batch = view.fetch(view.sampleable_ids())
+    assert np.array_equal(batch.obs, pixels(batch.action)) and np.array_equal(batch.reward, batch.action % 7)
+    assert np.array_equal(batch.next_obs, pixels(batch.action + 1))
+    newest = store.total_steps - 1
+    assert sorted(batch.action.tolist()) == list(range(newest - len(batch.action), newest))
+    assert store.capacity - 16 <= len(store) <= store.capacity and len(batch.action) == len(store) - 1
+"""
+
+SIZE = """
+def size():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
+"""
+
+ENDS = """
+LANES, NBYTES = 1000, 4096
+SPEC = sw.Spec(obs=sw.Field((NBYTES,), "uint8"), action=sw.Field((), "int64"))
+
+def frames(steps):
+    return np.repeat(np.asarray(steps, np.int64)[:, None], NBYTES // 8, axis=1).view(np.uint8)
+
+def rows(turn):
+    steps = turn * LANES + np.arange(LANES)
+    return dict(
+        obs=frames(steps), action=steps, reward=np.zeros(LANES), terminated=np.zeros(LANES, bool),
+        truncated=np.full(LANES, turn % 4 == 3), final_obs=frames(steps + 7),
+    )
+
+store, view = made(sys.argv[1] and sys.argv[1] + "/store", capacity=12 * LANES)
+for turn in range(5):
+    store.extend(**rows(turn))
+before = resource.getrlimit(resource.RLIMIT_AS)
+refused = 0
+for turn in range(5, 9):
+    step = rows(turn)
+    for more in (1 << 20, 2 << 20, 1 << 34):  # final observations take 4 MB; the rest of memory is there already
+        resource.setrlimit(resource.RLIMIT_AS, (size() + more, before[1]))
+        try:
+            store.extend(**step)
+            break
+        except MemoryError:
+            refused += 1
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, before)
+assert refused and store.total_steps == 9 * LANES
+ids = view.sampleable_ids()
+assert len(ids) == 8 * LANES
+for part in np.array_split(ids, 8):
+    batch = view.fetch(part)
+    assert np.array_equal(batch.obs, frames(batch.action))
+    ended = batch.action // LANES % 4 == 3
+    assert np.array_equal(batch.next_obs, frames(batch.action + np.where(ended, 7, LANES)))
+store.close()
+"""
+
+GROWS = """
+def grow(folder, limits):
+    store, view = made(folder, capacity=1000)
+    append(store, 1100)
+    look(store, view)
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    refused = 0
+    for more in limits:
+        resource.setrlimit(resource.RLIMIT_AS, (size() + more, before[1]))
+        try:
+            store.resize(capacity=5_000_000)
+            break
+        except MemoryError:
+            refused += 1
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, before)
+        assert store.capacity == 1000
+        append(store, 70)
+        look(store, view)
+    else:
+        raise AssertionError("the largest limit is too small for this test")
+    store.resize(capacity=1200)
+    append(store, 1300)
+    look(store, view)
+    store.close()
+    return refused
+
+folder = sys.argv[1]
+grow(folder and folder + "/warm", [1 << 34])  # a kernel that is loaded under a limit would end the process
+assert grow(folder and folder + "/store", [int(1.15**k) << 20 for k in range(8, 60)]) > 20
+"""
+
+NO_THREADS = """
+store, view = made(sys.argv[1] and sys.argv[1] + "/store", capacity=1000)
+append(store, 1100)
+descriptors = len(os.listdir("/proc/self/fd"))
+threading.stack_size(1 << 46)  # there is no room for the stack of a thread
+for _ in range(3):
+    look(store, view)
+    view.sample(1 << 16)
+assert threading.active_count() == 1 and len(os.listdir("/proc/self/fd")) == descriptors
+threading.stack_size(0)
+look(store, view)
+store.close()
+"""
+
+
+def run(script: str, folder: Path | None) -> None:
+    """In a process of its own, which asks the system for whatever is large, and gives it back."""
+    command = [sys.executable, "-W", "error", "-c", PLAY + SIZE + script, str(folder or "")]
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="address space is limited there")
+@pytest.mark.parametrize("disk", [False, True], ids=["memory", "disk"])
+def test_a_store_that_gets_no_memory_to_grow_stays_as_it_was(tmp_path: Path, disk: bool) -> None:
+    run(GROWS, tmp_path if disk else None)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="address space is limited there")
+def test_steps_that_end_episodes_are_appended_whole_or_not_at_all() -> None:
+    run(ENDS, None)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="descriptors are counted there")
+@pytest.mark.parametrize("disk", [False, True], ids=["memory", "disk"])
+def test_batches_are_drawn_where_no_thread_can_be_started(tmp_path: Path, disk: bool) -> None:
+    run(NO_THREADS, tmp_path if disk else None)
+
+
+def test_a_uniform_view_takes_what_its_steps_need_and_not_what_the_capacity_would() -> None:
+    spec = sw.Spec(obs=sw.Field((4,), "float32"), action=sw.Field((), "int64"))
+    store = sw.Store(spec, capacity=100_000_000)
+    view = store.transitions(max_times_sampled=1)
+    for k in range(200):
+        store.append(obs=np.full(4, k), action=k, reward=0.0, terminated=False, truncated=False)
+    view.sample(100)
+    assert store.stats()["bytes"]["samplers"] < 100_000
+
+
+class Refusing(sw.Uniform):
+    """Has no memory every third time that a segment leaves."""
+
+    calls = 0
+
+    def remove(self, slot: int) -> None:
+        self.calls += 1
+        if self.calls % 3 == 1:
+            raise MemoryError
+        super().remove(slot)
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["last view", "first view"])
+@pytest.mark.parametrize("retention", [sw.Fifo(), sw.Reservoir(3)], ids=["fifo", "reservoir"])
+def test_a_segment_that_a_view_had_no_memory_to_forget_leaves_all_the_same(retention: Any, first: bool) -> None:
+    spec = sw.Spec(obs=sw.Field((4,), "int64", stack=2), action=sw.Field((), "int64"))
+    store = sw.Store(spec, capacity=200, segment_steps=8, codec="raw", retention=retention)
+    samplers = [Refusing(), sw.Prioritized()]
+    views = [store.transitions(sampler=one) for one in (samplers if first else samplers[::-1])]
+    refused = 0
+    for k in range(0, 900, 3):
+        steps = k + np.arange(3)
+        row = {"obs": np.repeat(steps[:, None], 4, axis=1), "action": steps, "reward": steps}
+        for _ in range(9):
+            try:
+                store.extend(**row, terminated=steps % 23 == 22, truncated=np.zeros(3, bool))
+                break
+            except MemoryError:
+                refused += 1
+    assert refused > 10 and store.total_steps == 900 and 170 < len(store) <= 200
+    for view in (*views, store.transitions()):
+        batch = view.fetch(view.sampleable_ids())
+        steps = np.asarray(batch.action)
+        assert len(view) == len(set(steps.tolist())) == len(steps) > 160
+        assert np.array_equal(batch.obs[:, 1, 0], steps) and np.array_equal(batch.reward, steps)
+        goes_on = steps % 23 != 22
+        assert np.array_equal(batch.next_obs[goes_on, 1, 0], steps[goes_on] + 3)
+        if isinstance(retention, sw.Fifo):
+            assert steps.min() > 690, "the newest are held, and no others"
