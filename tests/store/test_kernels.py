@@ -279,7 +279,7 @@ def test_locate_adds_up_rewards_to_the_episodes_end(log: Log, n_step: int, gamma
         return
     n = len(steps)
     reward, discount = np.zeros(n, np.float32), np.zeros(n, np.float32)
-    slot, row, frame, first, next_slot, next_frame, next_first, ids = np.zeros((8, n), np.int64)
+    places, ids = np.zeros((7, n), np.int64), np.zeros(n, np.int64)
     generation = np.arange(len(log.rows)) * 3
     locate(
         log.memory,
@@ -296,15 +296,10 @@ def test_locate_adds_up_rewards_to_the_episodes_end(log: Log, n_step: int, gamma
         gamma,
         reward,
         discount,
-        slot,
-        row,
-        frame,
-        first,
-        next_slot,
-        next_frame,
-        next_first,
+        places,
         ids,
     )
+    slot, _row, frame, first, next_slot, next_frame, next_first = places
     np.testing.assert_array_equal(ids >> 32, generation[slot])
     np.testing.assert_array_equal(ids & 0xFFFFFFFF, log.leaf_of[steps])
     ended = (log.flags & (TERMINATED | TRUNCATED)) != 0
