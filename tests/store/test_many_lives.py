@@ -259,3 +259,24 @@ def test_a_full_store_of_mixed_regions_loses_no_more_than_it_must(tmp_path: Path
         held.append(store.stats()["encoded_bytes_per_step"] * len(store) / limit)
         store.close()
     assert min(held[60:]) > 0.45, held
+
+
+def test_a_life_with_a_larger_limit_leaves_no_region_that_takes_most_of_the_store_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A merged region is free only when all of it has left: it must be no large part of what is held."""
+    monkeypatch.setattr(disk_module, "REGION_BYTES", 64 * REGION)
+    spec = sw.Spec(obs=sw.Field((64,), "uint8"), action=sw.Field((), "int64"))
+    limit, rng, no = 16 * REGION, np.random.default_rng(0), np.zeros(8, np.bool_)
+    store = sw.Store(spec, disk=tmp_path / "r", disk_limit=limit, codec="raw", segment_steps=16, ram="8MiB", seed=0)
+    held = []
+    for _ in range(120):
+        for _ in range(int(rng.integers(1, 20))):
+            obs = rng.integers(0, 256, (8, 64), np.uint8)
+            store.extend(obs=obs, action=np.arange(8), reward=np.ones(8), terminated=no, truncated=no)
+        stats = store.stats()
+        held.append(stats["encoded_bytes_per_step"] * stats["steps"] / limit)
+        store.close()
+        store = sw.Store.open(tmp_path / "r", disk_limit=16 * limit if rng.random() < 0.2 else None)
+    store.close()
+    assert min(held[60:]) > 0.45, held

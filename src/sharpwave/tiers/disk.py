@@ -193,8 +193,10 @@ class Disk:
 
     def small_ones(self, left_out: frozenset[int] = frozenset()) -> list[int]:
         """Small regions to be copied into one, where there are many of them."""
-        stay = self._unreadable | left_out
-        return small_ones(self.regions.regions, self._needed, self.regions.region_bytes, stay)
+        # Of old steps and new ones in one region all must leave before it is free: so it is no large part of them,
+        # whatever limit there is now.
+        most = min(self.regions.region_bytes, max(self._held.total // 8, SMALLEST_REGION))
+        return small_ones(self.regions.regions, self._needed, most, self._unreadable | left_out)
 
     @property
     def fits(self) -> bool:
