@@ -105,6 +105,7 @@ def test_a_terminal_that_is_closed_ends_a_run_with_a_checkpoint(tmp_path):
 
     def own_terminal():
         os.setsid()
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup the tests ignore it, and their children
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
     process = subprocess.Popen(
