@@ -12,6 +12,8 @@ from .. import codecs
 PLACES = 256
 """Dictionaries of one field that can live at a time; place 0 is "none"."""
 KEY_BYTES = 8
+DECOMPRESSOR_BYTES = 56 << 10
+"""Of memory that a zstd decompressor takes beside its dictionary."""
 
 
 def key_of(data: bytes) -> int:
@@ -36,8 +38,9 @@ class DictionaryTable:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that live dictionaries take, the kernel's copies of references included."""
-        return sum(len(data) for data in self._data) + self.references.shape[1] * len(self._place)
+        """Bytes that live dictionaries take, with the kernel's copies of references and with decompressors."""
+        decompressors = DECOMPRESSOR_BYTES * len(self._decompressors)
+        return sum(len(data) for data in self._data) + self.references.shape[1] * len(self._place) + decompressors
 
     def add(self, data: bytes) -> int | None:
         """Place of ``data``, counted as used once more; ``None`` if all places are taken."""

@@ -12,7 +12,7 @@ from .. import codecs
 from ..codecs import DELTA, RAW, ZSTD
 from ..segment import Column
 from ..spec import Field
-from .dictionaries import DictionaryTable, key_of
+from .dictionaries import DECOMPRESSOR_BYTES, DictionaryTable, key_of
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -34,14 +34,14 @@ WORSE = 1.3
 ALL_AGAIN = 16
 """Segments of a lane from which on every codec is tried, not only the one that other lanes were packed with last."""
 HORIZON = 64
-"""Segments over which a new dictionary must earn its own bytes."""
+"""Segments over which a new dictionary must earn its own bytes, and those of what decodes with it."""
 
 
 @dataclass
 class _LaneState:
     place: int = 0  # of the dictionary in use
     codec: int = RAW
-    bytes_per_row: float = np.inf  # when that dictionary was chosen
+    bytes_per_row: float = np.inf  # of the first segment after the one that dictionary was chosen by, and may know well
     segments: int = 0
     next_trial: int = 1
 
@@ -52,8 +52,8 @@ class ColumnEncoder:
     With codec "auto" the first segment of at least 8 rows is packed with every codec; the smallest wins, but delta wins
     up to three times zstd's bytes. Rows stay raw where delta leaves more than half of them, and zstd more than 70 % or
     saves less than 512 bytes a row. Other lanes begin with what won. Choice and dictionary are tried anew after 4, 16,
-    64, then every 256 segments, and as soon as rows take 1.3 times what they took; a new dictionary must earn its
-    bytes.
+    64, then every 256 segments, and as soon as rows take 1.3 times what they took after the last trial; a new
+    dictionary must earn its bytes.
     """
 
     def __init__(self, field: Field, codec: str, table: DictionaryTable, max_rows: int) -> None:
@@ -84,7 +84,9 @@ class ColumnEncoder:
             return Column(RAW, len(rows), rows.tobytes()), 0
         state.segments += 1
         payload = self._encode(state.codec, rows, state.place)
-        worse = len(payload or b"") / len(rows) > WORSE * state.bytes_per_row if payload else state.codec != RAW
+        worse = len(payload) / len(rows) > WORSE * state.bytes_per_row if payload else state.codec != RAW
+        if payload and state.bytes_per_row == np.inf:
+            state.bytes_per_row = len(payload) / len(rows)
         if state.segments >= state.next_trial or (worse and state.segments >= state.next_trial // 4 + 8):
             payload = self._trial(state, rows, payload)
             state.next_trial = state.segments + min(256, 3 * state.segments)
@@ -118,7 +120,8 @@ class ColumnEncoder:
             if place is not None:
                 added.append(place)
                 payload = self._encode(codec, rows, place)
-                tried.append((codec, place, payload, len(own) // HORIZON + _by_heart(codec, payload, len(rows))))
+                share = (len(own) + (DECOMPRESSOR_BYTES if codec == ZSTD else 0)) // HORIZON
+                tried.append((codec, place, payload, share + _by_heart(codec, payload, len(rows))))
         best: tuple[float, int, int, bytes | None] = (np.inf, RAW, 0, None)
         for codec, place, payload, share in tried:
             if payload is not None and len(payload) + share <= self._most_bytes(codec, rows):
@@ -131,7 +134,9 @@ class ColumnEncoder:
             self._newest[state.codec] = self._hold(place, instead_of=self._newest.get(state.codec, 0))
         for place in added:
             self.table.drop(place)
-        state.bytes_per_row = len(payload) / len(rows) if payload is not None else np.inf
+        state.bytes_per_row = np.inf
+        used = {lane.place for lane in self._lanes.values()} | set(self._newest.values())
+        self._compressors = {place: kept for place, kept in self._compressors.items() if place in used}
         return payload
 
     def _most_bytes(self, codec: int, rows: Bytes) -> float:
