@@ -71,6 +71,9 @@ def measure(data: str, arguments: argparse.Namespace, base: Path) -> Results:
             say(f"{data}: {TITLES[name]}: {steps:,} steps")
             workers[name].ask(do="build", steps=steps, ram=ram)
             entry["fill"] = workers[name].ask(do="fill", steps=steps)
+            for what in KINDS:
+                workers[name].ask(do="measure", what=what, seconds=arguments.seconds)
+            entry["state"] = workers[name].ask(do="state")  # now: the limit has threads and buffers of its own
         for turn in range(arguments.rounds):
             say(f"{data}: round {turn + 1} of {arguments.rounds}")
             asked = [(name, what) for what in KINDS for name in names]
@@ -79,8 +82,6 @@ def measure(data: str, arguments: argparse.Namespace, base: Path) -> Results:
                 answer = workers[name].ask(do="measure", what=what, seconds=arguments.seconds)
                 kept = results["limits"] if what in LIMITS else results["contenders"][name]["rounds"]
                 kept.setdefault(what, []).append(answer)
-        for name in names:
-            results["contenders"][name]["state"] = workers[name].ask(do="state")
     finally:
         for worker in workers.values():
             worker.close()
