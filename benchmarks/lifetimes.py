@@ -438,7 +438,8 @@ def run(lives: int, seed: int, retention: str, base: Path, verbose: bool) -> dic
                 may_go = said["newest_missing"]
             if said["wrong"] or ours or verbose:
                 print(f"life {life} {how}: {said | {'damages': ours}}", flush=True)
-            smallest = said["limit"]
+            if retention != "reservoir":  # which, for equal chances, turns away for good what it has turned away once
+                smallest = said["limit"]
         else:
             smallest = min(smallest, *how["limits"].values(), LIMIT)
         replay = base / "a" / "replay"
