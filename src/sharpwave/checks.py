@@ -16,7 +16,7 @@ from .spec import TERMINATED, TRUNCATED, Spec
 
 _UNITS = {"": 1, "B": 1} | {f"{p}{u}": b**e for e, p in enumerate("KMGT", 1) for u, b in (("B", 1000), ("iB", 1024))}
 MOST_LANES = 1 << 20
-MAX_REWARD = np.finfo(np.float32).max
+MAX_REWARD = float(np.finfo(np.float32).max)
 
 Rows = dict[str, npt.NDArray[Any]]
 Steps = tuple[Rows, npt.NDArray[np.uint8], Rows | None, Rows | None]
@@ -148,7 +148,7 @@ def _rewards(reward: npt.ArrayLike, count: int | None) -> npt.NDArray[np.float32
     else:
         with np.errstate(over="ignore"):  # found below, and named
             rewards = np.ascontiguousarray(array, np.float32).reshape(-1)
-    if not _all_finite(rewards):
+    if not all_within(rewards, MAX_REWARD):
         row = int(np.argmax(~np.isfinite(rewards)))
         raise ValueError(
             f"reward: row {row} is {array.reshape(-1)[row]}, expected finite float32; look at the environment"
@@ -157,11 +157,11 @@ def _rewards(reward: npt.ArrayLike, count: int | None) -> npt.NDArray[np.float32
 
 
 @njit(nogil=True, cache=True)
-def _all_finite(values: npt.NDArray[np.float32]) -> bool:
-    """Cost: .2 us for 8; ``np.isfinite(values).all()`` takes 1.6 us."""
+def all_within(values: npt.NDArray[Any], most: float) -> bool:
+    """Whether all are numbers from ``-most`` to ``most``. Cost: .4 us for 8; ``np.isfinite().all()`` takes 1.9."""
     sound = True
     for value in values:
-        sound &= abs(value) <= MAX_REWARD  # False for NaN
+        sound &= abs(value) <= most  # False for NaN
     return sound
 
 

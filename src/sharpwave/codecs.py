@@ -55,7 +55,7 @@ def train(codec: int, rows: Bytes) -> bytes:
         try:
             samples = [row.tobytes() for row in rows]
             size = min(ZSTD_DICTIONARY_BYTES, rows.nbytes // 8)
-            # The trainer's own search for settings takes ten times as long, and 11 MB, and finds worse ones.
+            # The trainer's own search for settings takes long, and memory beyond ram=, and finds worse ones.
             settings = {"k": max(16, size // 4), "d": 8, "f": 16, "accel": 1}
             return zstandard.train_dictionary(size, samples, level=ZSTD_LEVEL, **settings).as_bytes()
         except zstandard.ZstdError:  # nothing common was found

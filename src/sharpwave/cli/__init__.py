@@ -21,7 +21,9 @@ def main(arguments: list[str] | None = None) -> None:
 
     The last two with a sentence on what to do.
     """
-    if (sys.argv[1:] if arguments is None else arguments) == ["--version"]:  # told where commands lack what they need
+    if (sys.argv[1:] if arguments is None else arguments)[:1] == [
+        "--version"
+    ]:  # told where commands lack what they need
         print(f"sharpwave {__version__}")
         sys.exit(0)
     try:

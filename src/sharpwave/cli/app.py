@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from sharpwave import __version__
 from sharpwave.cli import bench, inspect, plan, train, verify
 from sharpwave.cli import eval as eval_command
 
@@ -19,19 +18,13 @@ app = typer.Typer(
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
-        print(f"sharpwave {__version__}")
-        raise typer.Exit
-
-
 @app.callback()
 def sharpwave(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_version)
+        bool, typer.Option("--version", help="Print the version and exit (instead of a command).")
     ] = False,
 ) -> None:
-    """Take what concerns all commands."""
+    """Name what :func:`sharpwave.cli.main` answers itself, before the packages that commands need are looked for."""
 
 
 app.add_typer(train.app, name="train")

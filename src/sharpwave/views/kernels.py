@@ -175,7 +175,7 @@ def locate(
     ``reward`` and ``discount`` receive ``sum_i gamma^i r_i`` over the n_used steps up to the episode's end, and
     ``gamma^n_used * (1 - terminated)`` (Sutton & Barto 2018, eq. 7.1). ``frame`` and ``next_frame`` are the newest
     frames of the stacks, in the columns of ``slot`` and ``next_slot``; ``first`` and ``next_first`` the frames below
-    which the stacks are padded; these are rows of ``places`` int64 [7, B], one array because each costs a call 50 ns.
+    which the stacks are padded; these are rows of ``places`` int64 [7, B], one array because each costs a call time.
     Cost: 0.1 us an item.
     """
     slot, row, frame, first = places[0], places[1], places[2], places[3]

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from ..checks import all_within
 from ..errors import DamagedError, EmptyError, not_to_be_copied
 from ..sampling.limiters import Cursor, Gate, Limiter
-from ..sampling.samplers import MAX_TD_ERROR, Draw, Sampler, are_td_errors
+from ..sampling.samplers import MAX_TD_ERROR, Draw, Sampler
 from .batch import Batch
 from .buffers import Buffers, Form
 from .filling import fill
@@ -321,7 +322,7 @@ class Transitions:
             raise ValueError(
                 f"update_priorities: td_error has shape {errors.shape}, expected {ids.shape}, one for each id"
             )
-        if not are_td_errors(errors):
+        if not all_within(errors, MAX_TD_ERROR):
             worst = int(np.flatnonzero(~(np.abs(errors) <= MAX_TD_ERROR))[0])
             raise ValueError(
                 f"update_priorities: td_error[{worst}] is {errors[worst]}, expected finite numbers of at most "
