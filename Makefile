@@ -20,7 +20,7 @@ check: $(VENV)/.test
 
 tests: $(VENV)/.test
 	$(BIN)/pytest -n auto --dist worksteal
-	NUMBA_DISABLE_JIT=1 $(BIN)/pytest tests/store/test_kernels.py
+	NUMBA_DISABLE_JIT=1 $(BIN)/pytest tests/views/test_kernels.py
 
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/store.py

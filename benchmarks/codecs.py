@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 import sharpwave as sw
-from sharpwave import codecs
+from sharpwave.codecs import registry as codecs
 
 GAMES = ("pong", "breakout", "qbert", "seaquest")
 COLUMN = 128

@@ -12,7 +12,7 @@ what was appended; the newest half of the capacity of what was acknowledged in a
 checkpoint that returned, must be there, but for a lane's last step of a round, whose successor is not known.
 
 faults: every file operation of a store's small life comes out as an error, as a short write, as the process's end, or
-as a power cut that leaves any sectors of what was not synced (tests/store/faults.py). So for each retention; where
+as a power cut that leaves any sectors of what was not synced (tests/support/faults.py). So for each retention; where
 regions are copied together there are more operations, of which --fault-rounds are tried, others for each kind.
 
 flips: single bits of a small store's files are flipped, and they are cut off at every record's boundary and a byte
@@ -38,14 +38,14 @@ from typing import Any
 import numpy as np
 
 import sharpwave as sw
-from sharpwave.tiers import disk as disk_module
-from sharpwave.tiers import survey as survey_module
-from sharpwave.tiers.check import check as verify
-from sharpwave.tiers.folder import MANIFEST, read_manifest
-from sharpwave.tiers.records import Identity, read_region
+from sharpwave.disk import disk_tier as disk_module
+from sharpwave.disk.store_folder import MANIFEST, read_manifest
+from sharpwave.format.region import Identity, read_region
+from sharpwave.offline import scan as survey_module
+from sharpwave.offline.verify import check as verify
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tests.store import faults
+from tests.support import faults
 
 HERE = Path(__file__).parent
 LANES, CAPACITY, STEPS_A_ROUND = 4, 20_000, 1 << 20

@@ -15,9 +15,8 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-
-from sharpwave.bench.progress import environment
-from sharpwave.bench.runs import episodes, train
+from training_speed.progress import environment
+from training_speed.runs import episodes, train
 
 HERE = Path(__file__).parent
 EPISODES = 50

@@ -1,11 +1,64 @@
-"""``sharpwave bench ladder`` into this folder's results, with the finished runs that ladder-pong.json keeps."""
+"""What makes training Pong fast: steps of engineering from a textbook's DQN to recipe pong, measured here.
 
-import sys
+python benchmarks/ladder.py --help
+"""
+
+from __future__ import annotations
+
 from pathlib import Path
+from typing import Annotated
 
-from sharpwave.cli import main
+import typer
+from rich.console import Console
+from training_speed import ladder as measured
+from training_speed import ladder_report as report
+from training_speed.progress import numbers, run_command, say
+from training_speed.rungs import chosen
+from training_speed.solved import finished_runs
+
+from sharpwave.training.files import write_json
 
 RESULTS = Path(__file__).parent / "results"
 
+
+def ladder(
+    rungs: Annotated[
+        str, typer.Option("--rungs", help="with commas, as baseline,n-envs,full; empty: all of them")
+    ] = "",
+    seeds: Annotated[str, typer.Option("--seeds", help="with commas, as 0,1,2")] = "0",
+    rounds: Annotated[int, typer.Option(min=1, help="slices of a rung and seed")] = 3,
+    steps: Annotated[int, typer.Option(min=1, help="environment steps of a slice")] = 1_000,
+    warmup: Annotated[int, typer.Option(min=64, help="random steps that fill the memory before a slice")] = 5_000,
+    threads: Annotated[int, typer.Option(min=1, help="of torch and OpenMP; two processes divide them")] = 2,
+    solve: Annotated[
+        bool,
+        typer.Option("--solve", help="also train full and full-float32 until solved, once a seed; half an hour each"),
+    ] = False,
+    finished: Annotated[
+        Path | None,
+        typer.Option(help="a folder of finished runs of recipe pong, or benchmarks/pong.py's JSON: frames to solve"),
+    ] = RESULTS / "ladder-pong.json",
+    out: Annotated[Path, typer.Option(help="folder for ladder.json and ladder.png")] = RESULTS,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="start over; without it what is there is gone on with")
+    ] = False,
+) -> None:
+    """Steps of engineering from a textbook's DQN to recipe pong: speed, where the time goes, memory, time to solve."""
+    names, seed_list = chosen(rungs), numbers(seeds, "--seeds")
+    known = None if finished is None else finished_runs(finished)
+    results = measured.measure(out, names, seed_list, rounds, steps, warmup, threads, fresh=fresh)
+    if solve:
+        results["finished"], results["finished_from"] = measured.solve(out, names, seed_list, fresh=fresh), str(out)
+    elif known is not None:
+        results["finished"], results["finished_from"] = known, str(finished)
+    rows = results["rows"] = measured.rows(results)
+    write_json(out / measured.FILE, results)
+    console = Console()
+    report.tables(results, rows, Console(width=max(console.width, 170)))  # narrower cuts figures off
+    if rows:
+        report.figure(results, rows, out / "ladder.png")
+        say(f"written: {out / measured.FILE}, {out / 'ladder.png'}")
+
+
 if __name__ == "__main__":
-    main(["bench", "ladder", "--out", str(RESULTS), "--finished", str(RESULTS / "ladder-pong.json"), *sys.argv[1:]])
+    run_command(ladder)

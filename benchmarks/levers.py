@@ -19,10 +19,9 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.table import Table
-
-from sharpwave.bench.progress import environment
-from sharpwave.bench.runs import episodes
-from sharpwave.bench.solved import crossings
+from training_speed.progress import environment
+from training_speed.runs import episodes
+from training_speed.solved import crossings
 
 HERE = Path(__file__).parent
 WINDOW = 40_000

@@ -35,7 +35,7 @@ from tiers import environment
 from worker import private_bytes
 
 import sharpwave as sw
-from sharpwave.tiers.check import check
+from sharpwave.offline.verify import check
 
 HERE = Path(__file__).parent
 WRITERS, LANES, STACK, SIDE = 2, 4, 4, 84

@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.table import Table
-
-from sharpwave.bench.runs import ended, episodes
+from training_speed.runs import ended, episodes
 
 HERE = Path(__file__).parent
 RESAMPLES = 10_000

@@ -20,8 +20,7 @@ from typing import Any
 import frames
 from contenders import CONTENDERS, ENCODED
 from report import figure, goals, table
-
-from sharpwave.bench import progress
+from training_speed import progress
 
 HERE = Path(__file__).parent
 BATCHES = (32, 256, 1024)

@@ -26,8 +26,7 @@ import frames
 from rich.console import Console
 from rich.table import Table
 from store import Worker
-
-from sharpwave.bench import progress
+from training_speed import progress
 
 HERE = Path(__file__).parent
 DATA = ("seaquest", "noise", "pong")

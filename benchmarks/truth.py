@@ -2,7 +2,7 @@
 
     python benchmarks/truth.py [--steps 1000] [--only NAME ...] [--out FILE]
 
-Plays one set-up after another (tests/store/setups.py): single environments, Gymnasium's vectors and ale-py's in every
+Plays one set-up after another (tests/support/setups.py): single environments, Gymnasium's vectors and ale-py's in every
 autoreset mode, wrappers, crashes, recorders made again in mid-episode, refused steps, forgotten resets. An innermost
 wrapper logs every reset and every step to a file; whole transitions are put together from that log alone, the
 obvious way, and compared with everything that can be sampled, for one step and for three: observations (stacks) and
@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tests.store.setups import SETUPS
+from tests.support.setups import SETUPS
 
 RESULTS = Path(__file__).parent / "results" / "truth.json"
 

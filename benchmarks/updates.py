@@ -24,10 +24,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from torch import nn
+from training_speed.progress import environment
 
 from sharpwave.agents.dqn import DQN
 from sharpwave.agents.losses import double_q_targets, huber
-from sharpwave.bench.progress import environment
 from sharpwave.training import setup
 from sharpwave.training.recipes import RECIPES, Recipe
 

@@ -1,18 +1,18 @@
 """Sharpwave: a compressed experience store for deep reinforcement learning, and the off-policy trainer built on it."""
 
-from .errors import DamagedError, EmptyError, LimiterTimeoutError, NewerVersionError, StoreInUseError
-from .recorder import Recorder
-from .sampling.limiters import MinSize, Queue, SamplesPerInsert
-from .sampling.mixture import Mixture
-from .sampling.order import Fifo, Lifo
-from .sampling.rank import RankPrioritized
-from .sampling.retention import LowestPriority, Reservoir
-from .sampling.samplers import Prioritized, Uniform
-from .spec import Field, Spec
-from .store import Store
-from .views.batch import Batch
-from .views.transitions import Transitions
-from .writer import SealedSegment, SegmentWriter
+from sharpwave.errors import DamagedError, EmptyError, LimiterTimeoutError, NewerVersionError, StoreInUseError
+from sharpwave.recorder import Recorder
+from sharpwave.sampling.limiters import MinSize, Queue, SamplesPerInsert
+from sharpwave.sampling.mixture import Mixture
+from sharpwave.sampling.ordered import Fifo, Lifo
+from sharpwave.sampling.rank import RankPrioritized
+from sharpwave.sampling.retention import LowestPriority, Reservoir
+from sharpwave.sampling.samplers import Prioritized, Uniform
+from sharpwave.segment_writer import SealedSegment, SegmentWriter
+from sharpwave.spec import Field, Spec
+from sharpwave.store import Store
+from sharpwave.views.batch import Batch
+from sharpwave.views.transitions import Transitions
 
 __version__ = "0.1.0"
 

@@ -1,8 +1,8 @@
 """Errors that callers may want to catch by name."""
 
-from .codecs import DamagedError
 
-__all__ = ["DamagedError", "EmptyError", "LimiterTimeoutError", "NewerVersionError", "StoreInUseError"]
+class DamagedError(ValueError):
+    """Stored bytes are not what their format says."""
 
 
 class EmptyError(LookupError):

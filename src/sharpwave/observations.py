@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from .spec import Field, Spec
+from sharpwave.spec import Field, Spec
 
 Frames = dict[str, npt.NDArray[Any]]
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .checks import check_names
-from .observations import Frames, Observations
-from .sampling.limiters import check_timeout
-from .store import Store
-from .writer import SegmentWriter
+from sharpwave.observations import Frames, Observations
+from sharpwave.sampling.limiters import check_timeout
+from sharpwave.segment_writer import SegmentWriter
+from sharpwave.store import Store
+from sharpwave.validation import check_names
 
 MODES = ("NextStep", "SameStep", "Disabled")
 

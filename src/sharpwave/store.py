@@ -12,25 +12,25 @@ from typing import Any, NoReturn, Self
 import numpy as np
 import numpy.typing as npt
 
-from . import segment
-from .accounting import account
-from .checkpoint import save
-from .checks import MOST_LANES, checked_final, checked_folder, checked_rows, checked_steps
-from .errors import StoreInUseError, not_to_be_copied
-from .interrupts import Lock
-from .lifetime import Life, close, flush
-from .opening import NO_STATE, Left, begin
-from .sampling.limiters import Gate, Limiter
-from .sampling.order import Fifo
-from .sampling.retention import LowestPriority, Reservoir
-from .sampling.samplers import Sampler, Uniform
-from .settings import Settings
-from .spec import Spec
-from .tiers.arrivals import settle, settle_lane, take_in
-from .tiers.files import Files
-from .tiers.forks import watch
-from .views.registry import Views
-from .views.transitions import Transitions
+from sharpwave.errors import StoreInUseError, not_to_be_copied
+from sharpwave.format import segment
+from sharpwave.log.remote_segments import settle, settle_lane, take_in
+from sharpwave.native.files import Files
+from sharpwave.native.interrupts import Lock
+from sharpwave.persistence.checkpoint import save
+from sharpwave.persistence.forks import watch
+from sharpwave.persistence.lifetime import Life, close, flush
+from sharpwave.persistence.opening import NO_STATE, Left, begin
+from sharpwave.persistence.settings import Settings
+from sharpwave.sampling.limiters import Gate, Limiter
+from sharpwave.sampling.ordered import Fifo
+from sharpwave.sampling.retention import LowestPriority, Reservoir
+from sharpwave.sampling.samplers import Sampler, Uniform
+from sharpwave.spec import Spec
+from sharpwave.store_stats import account
+from sharpwave.validation import MOST_LANES, checked_final, checked_folder, checked_rows, checked_steps
+from sharpwave.views.registry import Views
+from sharpwave.views.transitions import Transitions
 
 BLOCK_S = 60.0
 """How long an append tries to write to a disk that refuses, with on_full="block"."""

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from .conftest import ENVIRONMENT
+from tests.cli.conftest import ENVIRONMENT
 
 EXTRA = [
     "typer", "click", "shellingham", "rich", "torch", "gymnasium", "ale_py", "tensorboard", "safetensors", "matplotlib",

@@ -9,9 +9,8 @@ from PIL import Image
 import sharpwave as sw
 from sharpwave.cli.inspect import histogram, spread
 from sharpwave.cli.pictures import CAPTION, MARGIN, TITLE, enlarged, image_field, write_picture
-from sharpwave.tiers.episodes import survey
-
-from .stores import LENGTHS, make_store, picture
+from sharpwave.offline.episodes import survey
+from tests.cli.stores import LENGTHS, make_store, picture
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,7 @@ import pytest
 from sharpwave.training.folder import new_folder
 from sharpwave.training.recipes import RECIPES, Recipe, flag
 from sharpwave.training.run import caught_signals
-
-from .conftest import COMMAND, ENVIRONMENT
+from tests.cli.conftest import COMMAND, ENVIRONMENT
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -7,9 +7,8 @@ import subprocess
 import pytest
 
 import sharpwave as sw
-
-from .conftest import COMMAND, ENVIRONMENT
-from .stores import make_store
+from tests.cli.conftest import COMMAND, ENVIRONMENT
+from tests.cli.stores import make_store
 
 
 @pytest.fixture

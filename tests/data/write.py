@@ -3,7 +3,7 @@
     python tests/data/write.py tests/data/v1
 
 A folder per format version. Written once and kept as it is: never write over one; a new format version gets a new
-folder, and ``tests/store/test_versions.py`` opens them all. Folders are zipped, as region files are mostly zeros.
+folder, and ``tests/format/test_versions.py`` opens them all. Folders are zipped, as region files are mostly zeros.
 """
 
 from __future__ import annotations

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
-
-from .oracle import FRAME_SHAPE, frame, play_all
+from tests.support.oracle import FRAME_SHAPE, frame, play_all
 
 BAD = (ValueError, TypeError, KeyError)
 

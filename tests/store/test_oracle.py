@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from .oracle import Oracle, Row, Stacking, frame, frames, letters_of, parse, play_all
+from tests.support.oracle import Oracle, Row, Stacking, frame, frames, letters_of, parse, play_all
 
 
 class Ledger:

@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
-
-from .oracle import Oracle, Stacking
+from tests.support.oracle import Oracle, Stacking
 
 gym = pytest.importorskip("gymnasium")
 AutoresetMode = gym.vector.AutoresetMode

@@ -11,7 +11,7 @@ import sharpwave as sw
 
 gym = pytest.importorskip("gymnasium")
 
-from .truth import Counting  # noqa: E402
+from tests.support.truth import Counting  # noqa: E402
 
 SPEC = sw.Spec(obs=sw.Field((3,), "int32"), action=sw.Field((), "int64"))
 LONG = (1_000,)

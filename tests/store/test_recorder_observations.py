@@ -14,7 +14,7 @@ gym = pytest.importorskip("gymnasium")
 wrappers = gym.wrappers
 AutoresetMode = gym.vector.AutoresetMode
 
-from .truth import Counting  # noqa: E402
+from tests.support.truth import Counting  # noqa: E402
 
 
 class Showing(gym.Env):  # type: ignore[misc]

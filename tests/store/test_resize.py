@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
-
-from .test_checkpoint import SPEC, Play
+from tests.persistence.test_checkpoint import SPEC, Play
 
 
 @pytest.mark.parametrize("disk", [False, True], ids=["memory", "disk"])

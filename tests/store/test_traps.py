@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
-
-from .oracle import (
+from tests.support.oracle import (
     FRAME_SHAPE,
     Oracle,
     Pad,

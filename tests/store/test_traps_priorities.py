@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
-
-from .oracle import Oracle, Stacking, frame, play_all
-from .test_traps import EPS, append_numbered, id_of, letter_store, told
+from tests.store.test_traps import EPS, append_numbered, id_of, letter_store, told
+from tests.support.oracle import Oracle, Stacking, frame, play_all
 
 
 def test_trap_13_an_update_for_a_step_that_has_left_is_counted_and_ignored() -> None:

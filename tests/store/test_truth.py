@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("gymnasium")
 
-from .setups import SETUPS
+from tests.support.setups import SETUPS
 
 SLOW = ("Pong", "Atari", "Async", "copy", "Taxi", "CartPole", "same buffers", "statistics")
 QUICK = [name for name in SETUPS if not any(part in name for part in SLOW)]

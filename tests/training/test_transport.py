@@ -7,10 +7,10 @@ import time
 import numpy as np
 import pytest
 
+from sharpwave.segment_writer import SealedSegment
 from sharpwave.training.episodes import Episode
 from sharpwave.training.shared import CONTEXT
 from sharpwave.training.transport import AT_A_TIME, DICTIONARIES, FRAME, LARGEST, Arrival, Failure, Inbox, Outbox
-from sharpwave.writer import SealedSegment
 
 
 def random_arrival(rng, known):

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sharpwave.native import njit
+from sharpwave.native.jit import njit
 
 STACK = 4
 """Frames of an observation: so many bfloat16 are a word."""

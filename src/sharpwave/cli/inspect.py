@@ -15,7 +15,7 @@ from sharpwave.escaping import escaped
 from sharpwave.training.text import byte_text, number_text, quoted
 
 if TYPE_CHECKING:
-    from sharpwave.tiers.episodes import Episode, Survey
+    from sharpwave.offline.episodes import Episode, Survey
 
 ROWS = 16
 """Lanes and region files that are listed each; --json lists all."""
@@ -53,7 +53,7 @@ def inspect(
             raise ValueError("--out: of which episode? Give --best, --last or --episode N as well")
         check_out(out, path)
 
-    from sharpwave.tiers.episodes import survey
+    from sharpwave.offline.episodes import survey
 
     with bytes_bar("reading") as progress:
         try:

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from sharpwave.offline.episodes import Shown, Survey
     from sharpwave.spec import Field, Spec
-    from sharpwave.tiers.episodes import Shown, Survey
 
 SHEET_FRAMES = 24
 SMALLEST = 120
@@ -68,7 +68,7 @@ def write_picture(found: Survey, number: int, name: str, out: Path, count: int |
     """
     import numpy as np
 
-    from sharpwave.tiers.episodes import frames
+    from sharpwave.offline.episodes import frames
 
     episode = found.episodes[number]
     last = episode.steps - (episode.end == "unfinished")  # an episode that ended has a final observation

@@ -29,7 +29,7 @@ def verify(
     from rich.markup import escape
     from rich.table import Table
 
-    from sharpwave.tiers.check import check
+    from sharpwave.offline.verify import check
 
     console = Console()
     with bytes_bar("verifying") as progress:

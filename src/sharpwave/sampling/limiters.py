@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from ..errors import LimiterTimeoutError
+from sharpwave.errors import LimiterTimeoutError
 
 DEFAULT_TIMEOUT_S = 60.0
 """How long ``sample``, ``append`` and ``extend`` wait where they are not told."""

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from .samplers import Draw, Floats, Ints, Sampler, check_exponents
+from sharpwave.sampling.samplers import Draw, Floats, Ints, Sampler, check_exponents
 
 
 @dataclass

@@ -8,8 +8,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..native import njit
-from .samplers import MAX_TD_ERROR, Draw, Floats, Ints, check_exponents, check_unbound, checked_array, extended
+from sharpwave.native.jit import njit
+from sharpwave.sampling.samplers import (
+    MAX_TD_ERROR,
+    Draw,
+    Floats,
+    Ints,
+    check_exponents,
+    check_unbound,
+    checked_array,
+    extended,
+)
 
 
 @njit(nogil=True, cache=True)

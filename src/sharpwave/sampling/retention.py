@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from .samplers import Floats, Ints, checked_array
+from sharpwave.sampling.samplers import Floats, Ints, checked_array
 
 
 class Retention(Protocol):

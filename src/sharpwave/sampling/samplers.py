@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ..native import njit
-from .sum_tree import SumTree, _refresh, _set_run
+from sharpwave.native.jit import njit
+from sharpwave.sampling.sum_tree import SumTree, _refresh, _set_run
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ..native import njit
-from ..words import prefetch
+from sharpwave.native.jit import njit
+from sharpwave.native.memory_ops import prefetch
 
 FANOUT = 8
 

@@ -23,6 +23,7 @@ from sharpwave.agents.exploration import epsilon_greedy, epsilon_ladder, linear_
 from sharpwave.envs import step_spec
 from sharpwave.recorder import Recorder
 from sharpwave.sampling.limiters import Cursor, SamplesPerInsert
+from sharpwave.segment_writer import SealedSegment, SegmentWriter
 from sharpwave.training import setup
 from sharpwave.training.episodes import Episode, Episodes
 from sharpwave.training.priorities import FirstErrors
@@ -30,7 +31,6 @@ from sharpwave.training.recipes import Recipe
 from sharpwave.training.shared import Counters
 from sharpwave.training.transport import Arrival, Outbox
 from sharpwave.training.weights import SharedWeights, load
-from sharpwave.writer import SealedSegment, SegmentWriter
 
 NAP_S = 0.001
 """An actor that is ahead looks again after so long."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.native import njit
+from sharpwave.native.jit import njit
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]

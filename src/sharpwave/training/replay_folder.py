@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from sharpwave.tiers.directory import Directory
-from sharpwave.tiers.ownership import is_of
+from sharpwave.disk.ownership import is_of
+from sharpwave.native.directory import Directory
 from sharpwave.training.files import read_regular
 from sharpwave.training.folder import DISK
 

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable
 from typing import Any
 
-from ..escaping import escaped
+from sharpwave.escaping import escaped
 
 
 def speaker(console: Any) -> Callable[[str], None]:

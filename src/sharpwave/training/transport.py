@@ -12,8 +12,8 @@ from multiprocessing.connection import Connection
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.segment_writer import SealedSegment
 from sharpwave.training.episodes import Episode
-from sharpwave.writer import SealedSegment
 
 FRAME = struct.Struct("<II")  # kind, bytes that follow
 SEGMENT, EPISODE, FAILURE = 1, 2, 3

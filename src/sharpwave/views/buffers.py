@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..sampling.samplers import Draw
-from ..spec import Field, Spec
-from ..tiers.pool import Block, Root, block_size
-from ..tiers.ram import rounded
-from .batch import Batch
-from .ids import Ids
+from sharpwave.memory.arena import rounded
+from sharpwave.memory.batch_pool import Block, Root, block_size
+from sharpwave.sampling.samplers import Draw
+from sharpwave.spec import Field, Spec
+from sharpwave.views.batch import Batch
+from sharpwave.views.ids import Ids
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]

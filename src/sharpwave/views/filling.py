@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import DamagedError
-from ..segment import FIRST_FIELD, FLAGS, REWARD
-from .batch import Batch
-from .buffers import Buffers
-from .gather import UndecodableError, gather
-from .kernels import locate
+from sharpwave.errors import DamagedError
+from sharpwave.format.segment import FIRST_FIELD, FLAGS, REWARD
+from sharpwave.views.batch import Batch
+from sharpwave.views.buffers import Buffers
+from sharpwave.views.gather import UndecodableError, gather
+from sharpwave.views.kernels import locate
 
 if TYPE_CHECKING:
-    from ..tiers.log import StepLog
+    from sharpwave.log.step_log import StepLog
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]

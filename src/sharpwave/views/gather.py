@@ -11,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
-from ..codecs import ZSTD, DamagedError
-from ..tiers.dictionaries import DictionaryTable
-from .kernels import LEFT_OUT, Bytes, Int32s, Ints, gather_alone
-from .team import team
+from sharpwave.codecs.dictionaries import DictionaryTable
+from sharpwave.codecs.registry import ZSTD
+from sharpwave.errors import DamagedError
+from sharpwave.views.decode_threads import team
+from sharpwave.views.kernels import LEFT_OUT, Bytes, Int32s, Ints, gather_alone
 
 THREADS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 THREAD_BYTES = 2 << 20

@@ -1,6 +1,6 @@
 """Kernels that find a transition's frames in the log and decode them straight into the batch.
 
-They trust the index and the arena, which only hold what :mod:`sharpwave.tiers.log` put there.
+They trust the index and the arena, which only hold what :mod:`sharpwave.log.step_log` put there.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ..codecs import DELTA, RAW, ZSTD
-from ..delta import paint
-from ..native import njit
-from ..spec import START, TERMINATED, TRUNCATED
-from ..tiers.index import LEAF_BITS
-from ..words import fetch_add, load_word, prefetch
+from sharpwave.codecs.delta_kernels import paint
+from sharpwave.codecs.registry import DELTA, RAW, ZSTD
+from sharpwave.memory.segment_index import LEAF_BITS
+from sharpwave.native.jit import njit
+from sharpwave.native.memory_ops import fetch_add, load_word, prefetch
+from sharpwave.spec import START, TERMINATED, TRUNCATED
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ..sampling.limiters import Gate
-from ..sampling.samplers import Sampler
-from .saved import claim, restored, saved
-from .transitions import Transitions
+from sharpwave.sampling.limiters import Gate
+from sharpwave.sampling.samplers import Sampler
+from sharpwave.views.saved import claim, restored, saved
+from sharpwave.views.transitions import Transitions
 
 if TYPE_CHECKING:
-    from ..tiers.log import StepLog
+    from sharpwave.log.step_log import StepLog
 
 
 DEFAULT_NAME = "transitions"

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from ..sampling.samplers import Draw, Prioritized, Sampler, extended, importance_weights, shuffle
-from ..segment import FLAGS
-from .kernels import cut, sync
-from .uses import Uses
+from sharpwave.format.segment import FLAGS
+from sharpwave.sampling.samplers import Draw, Prioritized, Sampler, extended, importance_weights, shuffle
+from sharpwave.views.kernels import cut, sync
+from sharpwave.views.uses import Uses
 
 if TYPE_CHECKING:
-    from ..tiers.log import StepLog
+    from sharpwave.log.step_log import StepLog
 
 Ints = npt.NDArray[np.int64]
 

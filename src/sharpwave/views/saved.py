@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..sampling.kinds import describe, differences, make
-from ..sampling.limiters import Gate, Limiter
-from ..sampling.samplers import Sampler, checked_array
-from ..segment import MOST_NUMBER
-from .stream import checked
-from .transitions import Transitions
+from sharpwave.format.segment import MOST_NUMBER
+from sharpwave.sampling.descriptions import describe, differences, make
+from sharpwave.sampling.limiters import Gate, Limiter
+from sharpwave.sampling.samplers import Sampler, checked_array
+from sharpwave.views.prefetch import checked
+from sharpwave.views.transitions import Transitions
 
 if TYPE_CHECKING:
-    from ..tiers.log import StepLog
+    from sharpwave.log.step_log import StepLog
 
 
 def saved(view: Transitions) -> dict[str, Any] | None:

@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from ..checks import all_within
-from ..errors import DamagedError, EmptyError, not_to_be_copied
-from ..sampling.limiters import Cursor, Gate, Limiter
-from ..sampling.samplers import MAX_TD_ERROR, Draw, Sampler
-from .batch import Batch
-from .buffers import Buffers, Form
-from .filling import fill
-from .ids import tag_of, tagged
-from .sampleable import Sampleable
-from .stream import Ahead, Stream, let_go
-from .uses import Uses
+from sharpwave.errors import DamagedError, EmptyError, not_to_be_copied
+from sharpwave.sampling.limiters import Cursor, Gate, Limiter
+from sharpwave.sampling.samplers import MAX_TD_ERROR, Draw, Sampler
+from sharpwave.validation import all_within
+from sharpwave.views.batch import Batch
+from sharpwave.views.buffers import Buffers, Form
+from sharpwave.views.filling import fill
+from sharpwave.views.ids import tag_of, tagged
+from sharpwave.views.prefetch import Ahead, Stream, let_go
+from sharpwave.views.sampleable import Sampleable
+from sharpwave.views.uses import Uses
 
 if TYPE_CHECKING:
-    from ..tiers.log import StepLog
+    from sharpwave.log.step_log import StepLog
 
 Ints = npt.NDArray[np.int64]
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..native import njit
-from ..sampling.samplers import Draw, Sampler, extended
+from sharpwave.native.jit import njit
+from sharpwave.sampling.samplers import Draw, Sampler, extended
 
 Ints = npt.NDArray[np.int64]
 

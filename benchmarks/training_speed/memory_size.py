@@ -1,0 +1,135 @@
+"""Recipe ``pong`` with memories of several sizes: does a larger one learn better, and is it slower?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from sharpwave.training.files import write_json
+from sharpwave.training.recipes import RECIPES
+from sharpwave.training.text import byte_text
+from training_speed import solved
+from training_speed.ladder import NEVER_STOP
+from training_speed.ladder_report import spread_text
+from training_speed.progress import Results, begin, say
+from training_speed.rungs import BOUND
+from training_speed.runs import episodes, train
+
+FILE = "memory-size.json"
+RECIPE = RECIPES["pong"][1]
+
+
+def measure(out: Path, sizes: Sequence[int], seeds: Sequence[int], steps: int, *, fresh: bool = False) -> Results:
+    """Train with every size and seed what is not trained yet; the file is written after each run.
+
+    Every run has the same number of steps, solved or not, so that scores can be compared.
+
+    Args:
+        out: folder of the results, and of the runs.
+    Raises:
+        ValueError: results of other settings are there.
+        RuntimeError: a run failed.
+    """
+    path = out / FILE
+    results = begin(path, {"steps": steps}, fresh=fresh)
+    runs: list[dict[str, Any]] = results.setdefault("runs", [])
+    # Seeds outside, sizes inside: whoever interrupts has whole rows, and the machine's moods hit all sizes.
+    for seed in seeds:
+        for size in sizes:
+            if any(run["size"] == size and run["seed"] == seed for run in runs):
+                continue
+            folder = out / f"size{size}-seed{seed}"
+            say(f"{size:,} steps of memory, seed {seed}: training in {folder}")
+            summary = train(folder, _arguments(size, seed, steps), fresh=fresh)
+            runs.append(
+                {
+                    "size": size,
+                    "seed": seed,
+                    "score": summary["mean_reward"],
+                    "steps": summary["steps"],
+                    "minutes": summary["minutes"],
+                    "steps_per_second": summary["steps"] / summary["minutes"] / 60,
+                    "replay_bytes": summary["replay_bytes"],
+                    **solved.crossings(episodes(folder)),
+                }
+            )
+            write_json(path, results)
+    return results
+
+
+def _arguments(size: int, seed: int, steps: int) -> list[str]:
+    options = {
+        "--capacity": size, "--warmup-steps": min(RECIPE.warmup_steps, size), "--seed": seed, "--steps": steps,
+        "--device": "cpu", "--stop-reward": NEVER_STOP, "--evaluate-from": NEVER_STOP,
+    }  # fmt: skip
+    return ["pong", *(str(part) for option in options.items() for part in option)]
+
+
+def rows(results: Results) -> list[dict[str, Any]]:
+    """By size, smallest first: size, runs, and {median, low, high} of score, steps_per_second, replay_bytes, and of the
+    frames at which the mean of 100 episodes passed the bound (None: not within the run's steps)."""
+    found = []
+    for size in sorted({run["size"] for run in results["runs"]}):
+        runs = [run for run in results["runs"] if run["size"] == size]
+        values = {key: solved.spread(run[key] for run in runs) for key in ("score", "steps_per_second", "replay_bytes")}
+        frames = solved.spread(run["mean100"] and run["mean100"]["frames"] for run in runs)
+        found.append({"size": size, "runs": len(runs), **values, "frames": frames})
+    return found
+
+
+def table(results: Results, rows: list[dict[str, Any]], console: Console) -> None:
+    """Print a row a size."""
+    shown = Table(
+        title=f"Recipe pong after {results['settings']['steps']:,} steps, by size of the memory",
+        title_style="bold", title_justify="left", box=box.SIMPLE_HEAD,
+    )  # fmt: skip
+    for column in ("memory, steps", "bytes", "score, mean of 100", f"frames to {BOUND:g}", "steps/s", "runs"):
+        shown.add_column(column, justify="right")
+    for row in rows:
+        size = byte_text(row["replay_bytes"]["median"])
+        texts = [
+            spread_text(row[key], digits) for key, digits in (("score", 2), ("frames", 0), ("steps_per_second", 0))
+        ]
+        shown.add_row(f"{row['size']:,}", size, *texts, str(row["runs"]))
+    console.print(shown)
+    where = results["environment"]
+    console.print(
+        f"Medians (lowest-highest) over seeds. Score: of the last 100 episodes of training. {where['machine']}, "
+        f"{where['date']}", style="dim", highlight=False,
+    )  # fmt: skip
+
+
+def figure(results: Results, rows: list[dict[str, Any]], path: Path) -> None:
+    """Score and speed against the size: dots are runs, the line goes through medians."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    panels = (("score", "mean reward of the last 100 episodes"), ("steps_per_second", "environment steps a second"))
+    with pyplot.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
+        shown, axes = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
+        for axis, (key, title) in zip(axes, panels, strict=True):
+            known = [run for run in results["runs"] if run[key] is not None]
+            sizes, values = [run["size"] for run in known], [run[key] for run in known]
+            axis.plot(sizes, values, ".", color="#0b7285", alpha=0.5, label="run")
+            middle = [(row["size"], row[key]["median"]) for row in rows if row[key]]
+            if middle:
+                axis.plot(*zip(*middle, strict=True), color="#0b7285", linewidth=2, label="median")
+            axis.set_xscale("log")
+            axis.set_xticks([row["size"] for row in rows], [f"{row['size'] / 1000:g}K" for row in rows])
+            axis.minorticks_off()
+            axis.set_xlabel("steps that the memory holds")
+            axis.set_title(title, loc="left", fontsize=10)
+            axis.grid(alpha=0.3)
+        axes[0].axhline(BOUND, linestyle="--", linewidth=1, color="gray", label=f"solved, {BOUND:g}")
+        axes[1].set_ylim(0, 1.1 * max((run["steps_per_second"] for run in results["runs"]), default=1))
+        axes[0].legend(loc="best", fontsize=8)
+        shown.suptitle(f"Recipe pong after {results['settings']['steps']:,} steps", fontsize=11, weight="bold")
+        shown.savefig(path, dpi=130)
+        pyplot.close(shown)

@@ -1,0 +1,89 @@
+"""Results that grow slice by slice in a JSON file, so that a benchmark can be interrupted and gone on with."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import typer
+
+PACKAGES = ("sharpwave", "torch", "numpy", "gymnasium", "ale-py", "stable-baselines3", "opencv-python-headless")
+
+Results = dict[str, Any]
+
+
+def begin(path: Path, settings: dict[str, Any], *, fresh: bool) -> Results:
+    """The results in ``path`` to go on with, or new ones where there are none.
+
+    Args:
+        settings: what must be the same for slices to be compared.
+    Raises:
+        ValueError: results of other settings, or a file that is none.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if fresh or not path.exists():
+        return {"settings": settings, "environment": environment()}
+    try:
+        results: Results = json.loads(path.read_text())
+        found = results["settings"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{str(path)!r} holds no results: {error}; remove it or give --fresh") from error
+    for name, value in settings.items():
+        if found.get(name) != value:
+            raise ValueError(
+                f"--{name.replace('_', '-')}: got {value}, but {str(path)!r} was measured with {found.get(name)}; "
+                "give that to go on, --fresh to start over, or another --out"
+            )
+    results["environment"] = environment()
+    return results
+
+
+def environment(packages: Iterable[str] = PACKAGES) -> dict[str, Any]:
+    """Where and with what it is measured: the date, the machine, its load, and the versions of ``packages``."""
+    versions = {}
+    for name in packages:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            versions[name] = "absent"
+    return {
+        "date": time.strftime("%Y-%m-%d %H:%M"),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}",
+        "load_average": os.getloadavg()[0],
+        "python": platform.python_version(),
+        "versions": versions,
+    }
+
+
+def numbers(text: str, option: str, least: int = 0) -> list[int]:
+    """ "0,1,2" -> [0, 1, 2].
+
+    Raises:
+        ValueError: anything but whole numbers of at least ``least`` with commas between.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and int(part) >= least for part in parts):
+        raise ValueError(f"{option}: got {text!r}, expected whole numbers of at least {least} with commas, as 10,20")
+    return list(dict.fromkeys(int(part) for part in parts))
+
+
+def say(text: str) -> None:
+    """Progress, apart from the result."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def run_command(command: Callable[..., None]) -> None:
+    """Run a benchmark by its command line and exit; what the user may get wrong is told in a sentence."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(command)
+    try:
+        app()
+    except (ValueError, OSError) as error:
+        sys.exit(str(error))

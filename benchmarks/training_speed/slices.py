@@ -1,0 +1,260 @@
+"""One slice of one rung, measured in a process of its own: ``python -m training_speed.slices '{"rung": ...}'``."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import sys
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+
+from training_speed import parallel, textbook
+from training_speed.clock import Clock
+from training_speed.lanes import make_lanes
+from training_speed.rungs import RUNGS, Rung
+
+SETTLE = 10
+"""Turns with learning after the warm-up and before the clock starts: first calls compile and allocate."""
+
+Slice = dict[str, Any]
+
+
+class Window:
+    """The turns of a loop: so many to fill the memory, SETTLE more, and then those that are measured.
+
+    Args:
+        warmup, steps: environment steps, rounded up to whole turns.  per_turn: environment steps of a turn.
+    """
+
+    def __init__(self, warmup: int, steps: int, per_turn: int) -> None:
+        self.warm = math.ceil(warmup / per_turn)
+        self.begin = self.warm + SETTLE
+        self.end = self.begin + math.ceil(steps / per_turn)
+        self.steps = (self.end - self.begin) * per_turn
+
+
+class Usage:
+    """Memory and processor time of some processes, from now on."""
+
+    def __init__(self) -> None:
+        self._processes = [psutil.Process()]
+        self._bytes = self._rss()
+        self._cpu = 0.0
+
+    def add(self, pid: int) -> None:
+        """A process that has just begun; all that it takes counts."""
+        self._processes.append(psutil.Process(pid))
+
+    def restart(self) -> None:
+        """Processor time is counted from now on; memory still from the beginning."""
+        self._cpu = self._cpu_seconds()
+
+    def result(self) -> dict[str, float]:
+        """Growth of resident memory, and processor seconds of all threads."""
+        return {"memory_bytes": self._rss() - self._bytes, "cpu_seconds": self._cpu_seconds() - self._cpu}
+
+    def _rss(self) -> int:
+        return sum(process.memory_info().rss for process in self._processes)
+
+    def _cpu_seconds(self) -> float:
+        return float(sum(sum(process.cpu_times()[:2]) for process in self._processes))
+
+
+def measure(name: str, seed: int, warmup: int, steps: int, threads: int) -> Slice:
+    """Measure a rung.
+
+    Args:
+        warmup: random steps that fill the memory first.  steps: to measure.
+        threads: torch's; two processes divide them.
+    Returns:
+        steps, seconds, updates; processes: what each of them did with its time (see ``clock.PARTS``); memory_bytes:
+        growth of all processes; stored, bytes_per_transition; cpu_seconds.
+    """
+    rung = RUNGS[name]
+    torch.set_num_threads(max(1, threads // 2) if rung.kind == "parallel" else threads)
+    torch.manual_seed(seed)
+    loops = {"textbook": one_process, "parallel": two_processes, "sharpwave": full, "sb3": peer}
+    return loops[rung.kind](rung, seed, warmup, steps * rung.times)
+
+
+def one_process(rung: Rung, seed: int, warmup: int, steps: int) -> Slice:
+    """Step every environment once, then make one update."""
+    usage, clock, rng = Usage(), Clock(), np.random.default_rng(seed)
+    lanes = make_lanes(rung.lanes, rung.envs)
+    learner = textbook.Learner(lanes.stack, lanes.num_actions, rung.no_grad)
+    buffer = textbook.ListBuffer()
+    window = Window(warmup, steps, rung.envs)
+    states = lanes.reset(seed)
+    before = 0
+    for turn in range(window.end):
+        if turn == window.begin:
+            clock.restart()
+            usage.restart()
+            before = learner.updates
+        with clock.part("inference"):
+            if turn < window.warm:
+                actions = rng.integers(lanes.num_actions, size=rung.envs).tolist()
+            else:
+                epsilon = textbook.exploration(turn * rung.envs)
+                actions = textbook.act(learner.net, states, lanes.num_actions, epsilon, rng)
+        with clock.part("environment"):
+            outcomes = lanes.step(actions)
+        for state, action, outcome in zip(states, actions, outcomes, strict=True):
+            buffer.append(textbook.Transition(state, action, outcome.reward, outcome.done, outcome.next_state))
+        states = [outcome.state for outcome in outcomes]
+        if turn >= window.warm:
+            with clock.part("sampling"):
+                batch = textbook.tensors(buffer.sample(textbook.BATCH * rung.envs, rng))
+            with clock.part("learning"):
+                learner.learn(batch)
+    split = clock.split()
+    return result(
+        window.steps, learner.updates - before, {"learner": split}, usage, len(buffer), buffer.nbytes() / len(buffer)
+    )
+
+
+def two_processes(rung: Rung, seed: int, warmup: int, steps: int) -> Slice:
+    """Take PER_UPDATE transitions from the process that plays, then make one update of as many times the batch."""
+    usage, clock, rng = Usage(), Clock(), np.random.default_rng(seed)
+    learner = textbook.Learner(*parallel.shape(rung), rung.no_grad)
+    buffer = textbook.ListBuffer()
+    window = Window(warmup, steps, parallel.PER_UPDATE)
+    before = 0
+    with parallel.Player(rung, learner.net, seed, warmup) as player:
+        usage.add(player.pid)
+        played = player.seconds()
+        for turn in range(window.end):
+            if turn == window.begin:
+                clock.restart()
+                usage.restart()
+                before, played = learner.updates, player.seconds()
+            with clock.part("waiting"):
+                transitions = [player.get() for _ in range(parallel.PER_UPDATE)]
+            for transition in transitions:
+                buffer.append(transition)
+            if turn >= window.warm:
+                with clock.part("sampling"):
+                    batch = textbook.tensors(buffer.sample(textbook.BATCH * parallel.PER_UPDATE, rng))
+                with clock.part("learning"):
+                    learner.learn(batch)
+        split = clock.split()
+        now = player.seconds()
+        processes = {"learner": split, "player": {part: now[part] - played[part] for part in now}}
+        return result(
+            window.steps, learner.updates - before, processes, usage, len(buffer), buffer.nbytes() / len(buffer)
+        )
+
+
+def full(rung: Rung, seed: int, warmup: int, steps: int) -> Slice:
+    """Recipe ``pong`` in Sharpwave's own loop, whose environment, agent and memory are put on the clock."""
+    from sharpwave.training import setup
+    from sharpwave.training.loop import train
+    from sharpwave.training.recipes import RECIPES
+
+    usage, clock = Usage(), Clock()
+    pong = RECIPES["pong"][1]
+    recipe = dataclasses.replace(
+        pong,
+        capacity=max(pong.capacity, warmup),
+        seed=seed, warmup_steps=warmup, stop_reward=None, threads=torch.get_num_threads(), device="cpu",
+        steps=10**12, report_every=10**12, checkpoint_every=10**12, **rung.settings,
+    )  # fmt: skip
+    window = Window(warmup, steps, recipe.num_envs)
+    env = setup.environments(recipe)
+    agent = setup.agent(recipe, env)
+    store, replay = setup.memory(recipe, env)
+    for owner, method, part in (
+        (env, "step_async", "environment"), (env, "step_wait", "environment"), (agent, "act", "inference"),
+        (replay, "sample", "sampling"), (agent, "learn", "learning"),
+    ):  # fmt: skip
+        setattr(owner, method, clock.timed(part, getattr(owner, method)))
+    turn = updates = 0
+    split: dict[str, float] = {}
+
+    def interrupted() -> str | None:  # asked once a turn
+        nonlocal turn, updates
+        turn += 1
+        if turn == window.begin:
+            clock.restart()
+            usage.restart()
+        if turn == window.end:
+            split.update(clock.split())
+            updates = clock.calls["learning"]
+            return "measured"
+        return None
+
+    with setup.arithmetic(recipe), store:
+        last = train(recipe, env, agent, store, replay, interrupted=interrupted)
+        return result(window.steps, updates, {"learner": split}, usage, last["replay_steps"], last["bytes_per_step"])
+
+
+def peer(rung: Rung, seed: int, warmup: int, steps: int) -> Slice:
+    """stable-baselines3's DQN with the settings that its zoo has for Atari; learning begins after ``warmup``."""
+    from stable_baselines3 import DQN
+    from stable_baselines3.common.env_util import make_atari_env
+    from stable_baselines3.common.vec_env import VecFrameStack
+
+    usage, clock = Usage(), Clock()
+    model = DQN(
+        "CnnPolicy", VecFrameStack(make_atari_env("PongNoFrameskip-v4", n_envs=1, seed=seed), 4),
+        buffer_size=100_000, learning_rate=1e-4, batch_size=32, learning_starts=warmup, target_update_interval=1000,
+        train_freq=4, gradient_steps=1, exploration_fraction=0.1, exploration_final_eps=0.01, seed=seed, device="cpu",
+    )  # fmt: skip
+    buffer: Any = model.replay_buffer
+    for owner, method, part in (
+        (model.env, "step", "environment"), (model, "_sample_action", "inference"), (buffer, "sample", "sampling"),
+        (model, "train", "learning"),
+    ):  # fmt: skip
+        setattr(owner, method, clock.timed(part, getattr(owner, method)))
+    window = Window(warmup, steps, 1)
+    split: dict[str, float] = {}
+    before = 0
+
+    def on_step(local: dict[str, Any], _: dict[str, Any]) -> bool:
+        nonlocal before
+        turn = local["self"].num_timesteps
+        if turn == window.begin:
+            clock.restart()
+            usage.restart()
+            before = model._n_updates
+        if turn == window.end:
+            split.update(clock.split())
+        return bool(turn < window.end)
+
+    model.learn(10_000_000, callback=on_step)  # the zoo's length, which exploration is a share of
+    arrays = [array for array in vars(buffer).values() if isinstance(array, np.ndarray)]
+    each = sum(array.nbytes for array in arrays) / buffer.buffer_size
+    return result(window.steps, model._n_updates - before, {"learner": split}, usage, buffer.size(), each)
+
+
+def result(
+    steps: int, updates: int, processes: dict[str, dict[str, float]], usage: Usage, stored: int, each: float
+) -> Slice:
+    """What :func:`measure` returns. ``each``: bytes of a stored transition."""
+    return {
+        "steps": steps,
+        "updates": updates,
+        "seconds": sum(processes["learner"].values()),
+        "processes": processes,
+        "stored": stored,
+        "bytes_per_transition": each,
+        **usage.result(),
+        "torch_threads": torch.get_num_threads(),
+    }
+
+
+def main() -> None:
+    """Measure what the argument asks for; one line of JSON on stdout, whatever libraries print goes to stderr."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    answers.write(json.dumps(measure(**json.loads(sys.argv[1]))) + "\n")
+    answers.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""How many steps and minutes a run took until Pong was solved, by two measures; and what follows for another speed."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from sharpwave.training.config import CONFIG
+from sharpwave.training.folder import SUMMARY
+from sharpwave.training.recipes import RECIPES, RESUMABLE
+from training_speed.rungs import BOUND
+from training_speed.runs import Episodes, episodes
+
+MEASURES = {"alpha": "alpha .98", "mean100": "mean of 100"}
+"""The running mean of episodes' rewards that the textbook goes by, and the mean that recipes stop by."""
+
+Finished = dict[str, Any]
+"""Of one run: seed, changes (settings that differ from recipe pong's and bear on what is learned), bytes_per_step, by
+measure {"frames", "minutes"} or None where it did not pass the bound, and curve: [frames, mean of 100 episodes]."""
+
+CURVE_EVERY = 5_000
+"""Frames between two points of a curve."""
+
+
+def crossings(played: Episodes, bound: float = BOUND) -> dict[str, dict[str, float] | None]:
+    """By measure, the first episode at whose end it is at ``bound`` or above. The mean of 100 needs 100 episodes."""
+    found: dict[str, dict[str, float] | None] = dict.fromkeys(MEASURES)
+    for event in _scored(played):
+        passed = {
+            "alpha": event["avg_reward"] >= bound,
+            "mean100": event["episodes"] >= 100 and event["mean_reward"] >= bound,
+        }
+        for measure in MEASURES:
+            if passed[measure] and found[measure] is None:
+                found[measure] = {"frames": event["steps"], "minutes": event["minutes"]}
+    return found
+
+
+def _scored(played: Episodes) -> Episodes:
+    """Those from which on there are means: with a ladder of epsilons not every episode counts for them."""
+    return [event for event in played if event["mean_reward"] is not None]
+
+
+def solved(played: Episodes) -> bool:
+    """Whether both measures have passed the bound."""
+    return all(crossings(played).values())
+
+
+def finished_run(folder: Path) -> Finished:
+    """Of a run's folder."""
+    summary = json.loads((folder / SUMMARY).read_text())
+    played = episodes(folder)
+    return {
+        "seed": summary["seed"],
+        "changes": _changes(json.loads((folder / CONFIG).read_text())["settings"]),
+        "bytes_per_step": summary["bytes_per_step"],
+        **crossings(played),
+        "curve": curve(played),
+    }
+
+
+def curve(played: Episodes) -> list[list[float]]:
+    """[frames, mean of the last 100 episodes] at the first episode's end of every ``CURVE_EVERY`` frames."""
+    found: dict[int, list[float]] = {}
+    for event in _scored(played):
+        found.setdefault(event["steps"] // CURVE_EVERY, [event["steps"], round(event["mean_reward"], 2)])
+    return list(found.values())
+
+
+def _changes(settings: dict[str, Any]) -> dict[str, Any]:
+    usual = RECIPES["pong"][1].to_dict()
+    aside = {*RESUMABLE, "seed", "save_replay"}
+    return {name: value for name, value in settings.items() if name not in aside and value != usual.get(name)}
+
+
+def finished_runs(path: Path) -> list[Finished]:
+    """Of a folder of run folders, or of a file of summaries by seed as ``benchmarks/pong.py`` writes it.
+
+    A summary alone holds the last episode only: where a measure passed the bound before, it is not known when. With
+    ``finished``, what :func:`finished_run` gives, it is.
+
+    Raises:
+        ValueError: neither of them.
+    """
+    try:
+        if path.is_dir():
+            summaries = {file.parent: json.loads(file.read_text()) for file in sorted(path.glob(f"*/{SUMMARY}"))}
+            found = [finished_run(folder) for folder, summary in summaries.items() if summary["recipe"] == "pong"]
+        else:
+            summaries = json.loads(path.read_text())
+            found = [_finished_summary(summary) for summary in summaries.values() if summary["recipe"] == "pong"]
+    except (OSError, KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"--finished: {str(path)!r} is neither a folder of runs nor summaries by seed: {error}"
+        ) from error
+    if not found:
+        raise ValueError(
+            f"--finished: {str(path)!r} holds no finished run of recipe pong; give the folder that holds run folders"
+        )
+    return found
+
+
+def _finished_summary(summary: dict[str, Any]) -> Finished:
+    reached = summary["reason"].startswith(f"the mean of 100 episodes reached {BOUND:g}")
+    last = {"frames": summary["steps"], "minutes": summary["minutes"]}
+    return {
+        "seed": summary["seed"],
+        "changes": {},
+        "bytes_per_step": summary["bytes_per_step"],
+        "alpha": None,
+        "mean100": last if reached else None,
+        "curve": [],
+        **summary.get("finished", {}),
+    }
+
+
+def spread(values: Iterable[float | None]) -> dict[str, float | None] | None:
+    """median, low, high. None counts as never: ``high`` may be None, and for a median of never so is the answer."""
+    known = sorted(math.inf if value is None else value for value in values)
+    if not known or math.isinf(statistics.median(known)):
+        return None
+    return {"median": statistics.median(known), "low": known[0], "high": known[-1] if known[-1] < math.inf else None}
+
+
+def minutes_for(frames: float, steps_per_second: float) -> float:
+    """Minutes that ``frames`` agent steps take."""
+    return frames / steps_per_second / 60

@@ -1,0 +1,193 @@
+"""Which segments each chunk of the arena holds, in kernels: a batch of hundreds of segments takes microseconds.
+
+Two kinds of lists, each a ring through its head: the segments of every chunk, and the chunks that have any, in the
+order in which they began to be filled. A slot's or chunk's neighbours stand in ``links``; nothing is searched for.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.format.segment import FIRST_FIELD
+from sharpwave.memory.arena import ALIGNMENT
+from sharpwave.native import memory_ops as words
+from sharpwave.native.jit import njit
+from sharpwave.native.memory_ops import fetch_add
+
+Bytes = npt.NDArray[np.uint8]
+Int32s = npt.NDArray[np.int32]
+Ints = npt.NDArray[np.int64]
+
+BEFORE, AFTER = 0, 1
+
+
+def rings(heads: int, nodes: int) -> Int32s:
+    """Links of empty lists: node n is ``heads + n``. Nodes that are never used cost no memory."""
+    links = np.zeros((2, heads + nodes), np.int32)
+    links[:, :heads] = np.arange(heads)
+    return links
+
+
+@njit(nogil=True, cache=True)
+def _append(links: Int32s, head: int, node: int) -> None:
+    last = links[BEFORE, head]
+    links[AFTER, last] = links[BEFORE, head] = node
+    links[BEFORE, node], links[AFTER, node] = last, head
+
+
+@njit(nogil=True, cache=True)
+def _remove(links: Int32s, node: int) -> None:
+    before, after = links[BEFORE, node], links[AFTER, node]
+    links[AFTER, before], links[BEFORE, after] = after, before
+
+
+@njit(nogil=True, cache=True)
+def space(nbytes: int) -> int:
+    """Bytes that a segment takes in the arena."""
+    return (nbytes + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+
+
+@njit(nogil=True, cache=True)
+def place(members: Int32s, order: Int32s, held: Ints, resident: Bytes, chunks: Ints, slots: Ints, nbytes: Ints) -> None:
+    """The segments in ``slots`` [n] lie in ``chunks`` [n] of the arena from now on.
+
+    Args:
+        members: links, heads are chunks. ``order``: links, its only head is 0, nodes are chunks.
+        held: int64 [chunks], bytes of segments that lie there.
+        nbytes: int64 of all slots, as ``resident``.
+    """
+    for i in range(slots.size):
+        slot, chunk = slots[i], chunks[i]
+        if members[AFTER, chunk] == chunk:
+            _append(order, 0, 1 + chunk)
+        _append(members, chunk, held.size + slot)
+        held[chunk] += space(nbytes[slot])
+        resident[slot] = 1
+
+
+@njit(nogil=True, cache=True)
+def cool(members: Int32s, order: Int32s, held: Ints, resident: Bytes, chunk: int, slot: int, nbytes: Ints) -> None:
+    """The segment in ``slot``, which lies in ``chunk``, does so no more."""
+    _remove(members, held.size + slot)
+    if members[AFTER, chunk] == chunk:
+        _remove(order, 1 + chunk)
+    held[chunk] -= space(nbytes[slot])
+    resident[slot] = 0
+
+
+@njit(nogil=True, cache=True)
+def let_go(
+    members: Int32s,
+    order: Int32s,
+    held: Ints,
+    resident: Bytes,
+    chunk: int,
+    nbytes: Ints,
+    base: Ints,
+    offset: Ints,
+    pins: Int32s,
+    kept: Ints,
+) -> int:
+    """None of a chunk's segments lies there any more; how many of them are pinned, which are ``kept`` [chunk's]."""
+    count = 0
+    while members[AFTER, chunk] != chunk:
+        slot = members[AFTER, chunk] - held.size
+        cool(members, order, held, resident, chunk, slot, nbytes)
+        offset[FIRST_FIELD:, slot] -= base[slot]
+        if pins[slot]:
+            kept[count] = slot
+            count += 1
+    return count
+
+
+@njit(nogil=True, cache=True)
+def count(members: Int32s, heads: int, chunk: int, pins: Int32s) -> tuple[int, int]:
+    """How many segments lie in a chunk, and how many of them are pinned."""
+    found = pinned = 0
+    node = members[AFTER, chunk]
+    while node != chunk:
+        found += 1
+        pinned += pins[node - heads] > 0
+        node = members[AFTER, node]
+    return found, pinned
+
+
+@njit(nogil=True, cache=True)
+def choose(members: Int32s, order: Int32s, held: Ints, live: Ints, pins: Int32s, current: int, candidates: int) -> int:
+    """Of the oldest chunks of which anything can be let go, the one with fewest pinned segments; -1 if there is none.
+
+    A chunk is left alone that is being filled (``current``), or in which room was taken for what is not there yet.
+    """
+    best = fewest = -1
+    looked = 0
+    node = order[AFTER, 0]
+    while node != 0 and looked < candidates and fewest != 0:
+        chunk = node - 1
+        if chunk != current and held[chunk] == live[chunk]:
+            found, pinned = count(members, held.size, chunk, pins)
+            if pinned < found:
+                looked += 1
+                if best < 0 or pinned < fewest:
+                    best, fewest = chunk, pinned
+        node = order[AFTER, node]
+    return best
+
+
+@njit(nogil=True, cache=True)
+def missing(slots: Ints, resident: Bytes, state: Ints, mark: int, wanted: Ints, where: Ints) -> tuple[int, int]:
+    """Which different ones of ``slots`` are not resident, of those whose ``state`` is 0, and where in ``slots``.
+
+    Args:
+        mark: any ``state`` that is not 0; slots have it for as long as this takes.
+        wanted, where: int64 [n] each, what was found.
+
+    Returns:
+        How many are wanted; how many of ``slots`` are resident.
+    """
+    found = here = 0
+    for i in range(slots.size):
+        slot = slots[i]
+        if resident[slot]:
+            here += 1
+        elif state[slot] == 0:
+            state[slot] = mark
+            wanted[found], where[found] = slot, i
+            found += 1
+    for i in range(found):
+        state[wanted[i]] = 0
+    return found, here
+
+
+@njit(nogil=True, cache=True)
+def pin(pins: Int32s, slots: Ints, by: int) -> None:
+    """Count pins of slots; one that has left meanwhile was unpinned by that."""
+    for slot in slots:
+        pins[slot] = max(0, pins[slot] + by)
+
+
+@njit(nogil=True, cache=True)
+def rebase(offset: Ints, base: Ints, slots: Ints, bases: Ints) -> None:
+    """The fields of ``slots`` count from the arena's beginning, where they counted from the segment's."""
+    for i in range(slots.size):
+        base[slots[i]] = bases[i]
+        offset[FIRST_FIELD:, slots[i]] += bases[i]
+
+
+@njit(nogil=True, cache=True)
+def copy(source: Bytes, begins: Ints, target: Bytes, to: Ints, nbytes: Ints) -> None:
+    """Copy ranges [n] from one memory to another."""
+    for i in range(nbytes.size):
+        words.copy(target, to[i], source, begins[i], nbytes[i])
+
+
+@njit(nogil=True, cache=True)
+def pick(slots: Ints, state: Ints, wanted: int, into: Ints) -> int:
+    """Which different ones of ``slots`` have the ``wanted`` state, which becomes 0; how many."""
+    found = 0
+    for slot in slots:
+        if state[slot] != 0 and fetch_add(state, slot, 0) == wanted:  # what was read is seen as well
+            state[slot] = 0
+            into[found] = slot
+            found += 1
+    return found

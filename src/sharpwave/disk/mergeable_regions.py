@@ -1,0 +1,71 @@
+"""Region files that are worth copying together: those of which little is held, and small ones that have become many.
+
+A process that ends, and a checkpoint, may leave a region of a few steps. Each takes a descriptor and, at every opening,
+time. So where there are ``MANY`` of one order of size, as many of them as fit one region become one; that one is of a
+higher order, and so a byte is copied a few times in all, and some dozens of small ones are there at any time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+
+from sharpwave.format.region import RECORD, Region
+
+MANY = 8
+DEAD = 0.75
+"""Of a region that another process began so much may be held no more; else it is copied when the store is opened."""
+WORTH_BYTES = 1 << 18
+"""Less than this is not worth it."""
+
+Needed = Callable[[int], int]
+"""Bytes that a copy of what is held of a region takes, at most."""
+
+
+def emptiest(
+    regions: dict[int, Region], needed: Needed, most: float, room: int, free: int | None, left_out: Collection[int]
+) -> int | None:
+    """The region of which the smallest share is held, if that is ``most`` at most, and it can be copied.
+
+    Args:
+        room: bytes that are always left free to copy into. ``free``: that the limit leaves beside them; negative: the
+            files take more than they may already; ``None``: there is no limit.
+        left_out: regions that cannot be copied.
+
+    Cost: O(regions).
+    """
+    found: list[tuple[float, int]] = []
+    for number, region in regions.items():
+        nbytes = needed(number)
+        if _written_to(regions, number) or number in left_out or nbytes > most * region.allocated:
+            continue
+        # A region from before the limit sank may be larger than what is left free.
+        if nbytes + 4 * RECORD.size > room and free is not None and -room <= free < nbytes:
+            continue
+        found.append((nbytes / region.allocated, number))
+    return min(found, default=(0, None))[1]
+
+
+def small_ones(regions: dict[int, Region], needed: Needed, region_bytes: int, left_out: Collection[int]) -> list[int]:
+    """Regions to be copied into one; none where there are few.  Cost: O(regions)."""
+    groups: dict[int, list[int]] = {}
+    for number in regions:
+        nbytes = needed(number)
+        if not _written_to(regions, number) and number not in left_out and 4 * nbytes <= region_bytes:
+            groups.setdefault(int(math.log(nbytes + 1, MANY)), []).append(number)
+    for _, group in sorted(groups.items()):
+        if len(group) >= MANY:
+            chosen: list[int] = []
+            total = 0
+            for number in group:
+                total += needed(number)
+                if chosen and total > region_bytes:
+                    break
+                chosen.append(number)
+            if len(chosen) > 2:  # they lie in two at most then; to copy fewer would go on for ever
+                return chosen
+    return []
+
+
+def _written_to(regions: dict[int, Region], number: int) -> bool:
+    return number == next(reversed(regions)) and not regions[number].finished

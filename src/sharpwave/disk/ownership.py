@@ -1,0 +1,247 @@
+"""Which files a store wrote itself, and can prove: nothing else is deleted, moved or overwritten."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import stat
+from pathlib import Path
+from typing import Any
+
+from sharpwave.disk.region_files import partial_name
+from sharpwave.disk.store_folder import FOLDER, LOCK, MANIFEST, QUARANTINE, read_manifest
+from sharpwave.errors import DamagedError
+from sharpwave.format.checkpoint_state import STATE
+from sharpwave.format.region import HEADER, Identity
+from sharpwave.native.directory import Directory, IrregularError, kind_of
+from sharpwave.native.files import Files
+
+MARK = ".sharpwave"
+"""In a checkpoint's numbered folder: which one it was made to be, and of which store."""
+OPENING = ".opening"
+"""In a folder to which a checkpoint's files are linked, until the store there is whole: of which store they are."""
+OF_THE_SYSTEM = {"lost+found", ".DS_Store", "Thumbs.db", "desktop.ini"}
+"""What an empty folder may hold."""
+_PARTIAL_MANIFEST = re.compile(rf"\.{re.escape(MANIFEST)}\.[0-9a-f]{{32}}\.partial")
+_PARTIAL_PART = re.compile(r"\.[0-9]+\.[0-9a-f]{32}\.partial")
+_REGION = re.compile(r"[0-9]{12}\.(region|partial)|\.[0-9]{12}\.[0-9a-f]{32}\.partial")
+
+
+def is_of(directory: Directory, name: str, store: bytes) -> bool:
+    """Whether a region's file says that it is this store's; the header around that may be damaged."""
+    return header_of(directory, name)[40:56] == store
+
+
+def header_of(directory: Directory, name: str) -> bytes:
+    """The first bytes of a region's file; none where there is no such file, or it cannot be read."""
+    try:
+        descriptor = directory.open_file(name)
+        try:
+            return os.pread(descriptor, HEADER.size, 0)
+        finally:
+            os.close(descriptor)
+    except OSError:
+        return b""
+
+
+def unfinished(directory: Directory, identity: Identity) -> list[str]:
+    """Files of the store's own that were about to become regions when their process ended."""
+    found = []
+    for name in directory.names():
+        number, _, rest = name.removeprefix(".").partition(".")
+        if not re.fullmatch("[0-9]{12}", number) or not directory.is_file(name):
+            continue
+        if name == partial_name(int(number), identity):
+            found.append(name)
+        elif rest == "partial":  # as they were called before; they read as zeros until the header was written
+            header = header_of(directory, name)
+            if not any(header) or header[40:56] == identity.store:
+                found.append(name)
+    return found
+
+
+def mark(directory: Directory, name: str, content: dict[str, Any], files: Files) -> None:
+    """Write a file that tells later processes what a folder was made for.  Raises: OSError."""
+    descriptor = files.open(directory, name)
+    try:
+        files.pwrite(descriptor, json.dumps(content).encode(), 0)
+        files.fsync(descriptor)
+    except OSError:
+        with contextlib.suppress(OSError):
+            files.unlink(directory, name)
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def marked(directory: Directory, name: str) -> dict[str, Any]:
+    """What :func:`mark` wrote; empty where that is not there."""
+    try:
+        descriptor = directory.open_file(name)
+        try:
+            found = json.loads(os.pread(descriptor, 4096, 0))
+        finally:
+            os.close(descriptor)
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def make_part(directory: Directory, number: int, store: str, files: Files) -> Directory:
+    """Make a checkpoint's numbered folder, with its mark. It is marked before it has that name.
+
+    Raises: OSError; then it is not there.
+    """
+    partial = f".{number}.{store}.partial"
+    try:
+        with files.make_directory(directory, partial, new=True) as part:
+            mark(part, MARK, {"checkpoint": number, "store": store}, files)
+        files.rename(directory, partial, directory, str(number))
+        return directory.directory(str(number))
+    except OSError:
+        with contextlib.suppress(OSError):
+            _remove_partial_part(directory, partial, files)
+        raise
+
+
+def remove_parts(directory: Directory, store: str, files: Files, *, kept: int = 0, named: int = 0) -> None:
+    """:func:`remove_part` for all numbered folders but the one that is ``kept``, and for those in the making."""
+    for name in directory.names():
+        if re.fullmatch("[1-9][0-9]{0,17}", name) and int(name) != kept:
+            remove_part(directory, name, store, files, named=int(name) == named)
+        elif _PARTIAL_PART.fullmatch(name):
+            _remove_partial_part(directory, name, files)
+
+
+def _remove_partial_part(directory: Directory, name: str, files: Files) -> None:
+    with contextlib.suppress(IrregularError, FileNotFoundError), directory.directory(name) as part:
+        if part.is_file(MARK):
+            files.unlink(part, MARK)
+    files.remove_directory(directory, name)
+
+
+def remove_part(directory: Directory, name: str, store: str, files: Files, *, named: bool = False) -> None:
+    """Delete a checkpoint's numbered folder, if a checkpoint made it; what else lies in it stays, and so it does.
+
+    Where it was made before such folders were marked, its regions must be those of ``store``.
+
+    Args:
+        named: ``store.json`` names it.
+    """
+    try:
+        with directory.directory(name) as part:
+            ours = marked(part, MARK).get("checkpoint") == int(name)
+            regions = _regions(part)
+            try:
+                known = [one for one in regions.names() if _REGION.fullmatch(one)] if regions is not None else []
+                if not ours and regions is not None:
+                    proven = [one for one in known if is_of(regions, one, bytes.fromhex(store))]
+                    if not named and (not proven or proven != known):
+                        return
+                    known = proven
+                elif not ours and not named:
+                    return
+                for one in known:
+                    if regions is not None and regions.is_file(one):
+                        files.unlink(regions, one)
+            finally:
+                if regions is not None:
+                    regions.close()
+            files.remove_directory(part, FOLDER)
+            for one in (STATE, MARK):
+                if part.is_file(one):
+                    files.unlink(part, one)
+        files.remove_directory(directory, name)
+    except IrregularError:
+        return
+
+
+def _regions(part: Directory) -> Directory | None:
+    try:
+        return part.directory(FOLDER)
+    except (FileNotFoundError, IrregularError):
+        return None
+
+
+def remove_partial_manifests(directory: Directory, files: Files) -> None:
+    """Delete what processes left that ended while they wrote ``store.json``. The folder is held."""
+    for name in directory.names():
+        if _PARTIAL_MANIFEST.fullmatch(name) and directory.is_file(name):
+            files.unlink(directory, name)
+
+
+def check_empty(directory: Directory, store: bytes | None) -> None:
+    """See to it that nothing is in a folder but what a store leaves that was not made to its end.
+
+    Args:
+        store: whose regions may be there if they were about to be linked to it from a checkpoint.
+
+    Raises:
+        FileExistsError: saying what was found, and what to do.
+    """
+    for name in directory.names():
+        status = directory.status(name)
+        if status is None or name == LOCK or name in OF_THE_SYSTEM:
+            continue
+        if stat.S_ISREG(status.st_mode) and (name == OPENING or _PARTIAL_MANIFEST.fullmatch(name)):
+            continue
+        if name == FOLDER and stat.S_ISDIR(status.st_mode):
+            foreign = _unlinked(directory, store)
+            if not foreign:
+                continue
+            name = f"{FOLDER}/{foreign[0]}"
+        hint = ""
+        if name.startswith(FOLDER) and directory.status(MANIFEST) is None:
+            hint = f"; these may be a store's whose {MANIFEST} was lost: put back a copy of it"
+        raise FileExistsError(
+            f"disk: {directory.path} is neither new nor empty: it holds {name!r} ({kind_of(status.st_mode)}){hint}. "
+            "Give another folder, or move away what is in it"
+        )
+
+
+def check_regions(directory: Directory, store: bytes) -> None:
+    """See to it that regions can be linked into a checkpoint's folder.
+
+    Raises:
+        FileExistsError: something else is there.
+    """
+    foreign = _unlinked(directory, store) if directory.status(FOLDER) else []
+    if foreign:
+        raise FileExistsError(
+            f"open: {directory.path / FOLDER} holds {foreign[0]!r}, which is not of this checkpoint; move it away"
+        )
+
+
+def _unlinked(directory: Directory, store: bytes | None) -> list[str]:
+    """What an opening of a checkpoint that did not come to its end did not bring into the folder for regions."""
+    with directory.directory(FOLDER) as regions:
+        names = regions.names()
+        if not names or store is None or marked(directory, OPENING).get("store") != store.hex():
+            return names
+        return [name for name in names if not (_REGION.fullmatch(name) and _is_linked(regions, name, store))]
+
+
+def _is_linked(regions: Directory, name: str, store: bytes) -> bool:
+    header = header_of(regions, name)
+    return regions.is_file(name) and (header[40:56] == store or not any(header))
+
+
+def check_apart(path: Path) -> None:
+    """See to it that a folder does not lie in one whose files are a checkpoint's or a store's.
+
+    Raises:
+        FileExistsError: naming it.
+    """
+    path = path.resolve()
+    for parent in path.parents:
+        with contextlib.suppress(OSError, DamagedError):  # no store's, or nothing that could be said of it
+            checkpoint = read_manifest(parent).get("checkpoint")
+            inside = path.relative_to(parent).parts[0]
+            if checkpoint or inside in (FOLDER, QUARANTINE):
+                what = "checkpoint" if checkpoint else "store"
+                break
+    else:
+        return
+    raise FileExistsError(f"{path} lies in the folder of a {what}, {parent}; give a folder of its own")

@@ -1,0 +1,318 @@
+"""Threads that read segments from disk into the arena, many at a time, without the interpreter.
+
+A read of some kilobytes takes a few microseconds where the system has the file in memory: less than it takes to hand
+the interpreter's lock from thread to thread. So a reader waits, reads and verifies in one kernel that never returns to
+Python; it is woken through a pipe, takes reads from a queue, and notes each outcome in ``state``. Who waits for a
+read takes from the queue as well. What went wrong is not told here: a read that failed, or whose bytes do not have
+their checksum, is SUSPECT, and is made again where errors have names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+import weakref
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import types
+
+from sharpwave.native import direct_io as direct
+from sharpwave.native.crc32 import TABLE, Table, crc32
+from sharpwave.native.files import Files
+from sharpwave.native.jit import njit
+from sharpwave.native.memory_ops import copy, exchange, fetch_add, pointer_to
+
+Bytes = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int64]
+
+COMING, READ, SUSPECT = 1, 2, 3
+"""What ``state`` says of a slot whose segment is to be read; 0 and any other number: none of this module's business."""
+SLOT, DESCRIPTOR, DIRECT, PLACE, BASE, NBYTES = 0, 1, 2, 3, 4, 5
+"""Columns of a read: the slot; the file, and the same past the system's memory; the offset there;
+the offset in memory; bytes, the last 4 their CRC-32."""
+COLUMNS = 8
+HEAD, TAIL, DONE, JOINED = 0, 8, 16, 24
+"""Counters, each on a cache line of its own: reads that were taken from the queue, put there, settled; and that came
+with the one before."""
+TOGETHER = 8
+"""So many reads that lie side by side are made as one, at most."""
+QUEUE = 2048
+READERS, FEWEST = 32, 4
+"""Reads in flight: a disk answers many at a time, and one only as fast as it turns around."""
+SHARE = 1 << 20
+"""There is a reader for so many bytes of memory to read into: its window takes an eighth."""
+NAP_US = 30
+NAPS = 1000
+"""After so many a waiting thread returns to Python, where an interrupt by the user is noticed."""
+FAILURES = 100
+"""Failed reads of the pipe (as by signals) after which a reader gives up."""
+
+_read: Any = types.ExternalFunction("read", types.int64(types.int32, types.voidptr, types.uint64))
+_usleep: Any = types.ExternalFunction("usleep", types.int32(types.uint32))
+
+
+@njit(nogil=True, cache=True)
+def _put(queue: Ints, counters: Ints, state: Ints, reads: Ints) -> int:
+    """Queue as many of the first reads as there is room for; how many. One thread at a time may do this."""
+    tail = fetch_add(counters, TAIL, 0)
+    count = min(len(reads), len(queue) - (tail - fetch_add(counters, HEAD, 0)))
+    for i in range(count):
+        queue[(tail + i) % len(queue)] = reads[i]
+        state[reads[i, SLOT]] = COMING
+    fetch_add(counters, TAIL, count)
+    return count
+
+
+@njit(nogil=True, cache=True)
+def _take(queue: Ints, counters: Ints, reads: Ints) -> int:
+    """Take the oldest read from the queue, and those behind it that lie beside it in the file; how many, 0 if none."""
+    while True:
+        head, tail = fetch_add(counters, HEAD, 0), fetch_add(counters, TAIL, 0)
+        count = 0
+        while count < len(reads) and head + count < tail:
+            reads[count] = queue[(head + count) % len(queue)]  # before it is taken, and its place with it
+            if count and not _adjoins(reads[0], reads[count - 1], reads[count]):
+                break
+            count += 1
+        if not count or exchange(counters, HEAD, head, head + count):
+            return count
+
+
+@njit(nogil=True, cache=True)
+def _adjoins(first: Ints, before: Ints, read: Ints) -> bool:
+    """Whether a read is worth making with the one before it, and that fits the window."""
+    gap = read[PLACE] - before[PLACE] - before[NBYTES]
+    span = read[PLACE] + read[NBYTES] - first[PLACE]
+    return bool(
+        read[DESCRIPTOR] == first[DESCRIPTOR] and 0 <= gap < direct.BLOCK and span <= direct.WINDOW - direct.BLOCK
+    )
+
+
+@njit(nogil=True, cache=True)
+def _settle(state: Ints, counters: Ints, slot: int, sound: bool) -> None:
+    exchange(state, slot, COMING, READ if sound else SUSPECT)
+    fetch_add(counters, DONE, 1)
+
+
+@njit(nogil=True, cache=True)
+def _is_coming(state: Ints, slot: int) -> bool:
+    # A slot that is none of the readers' business needs no order among memory accesses, which costs.
+    return state[slot] != 0 and fetch_add(state, slot, 0) == COMING
+
+
+@njit(nogil=True, cache=True)
+def _is_sound(memory: Bytes, table: Table, read: Ints) -> bool:
+    """Whether what was read has its checksum."""
+    end = read[BASE] + read[NBYTES]
+    stored = np.uint64(0)
+    for i in range(4):
+        stored |= np.uint64(memory[end - 4 + i]) << np.uint64(8 * i)
+    return bool(stored == crc32(memory, read[BASE], end - 4, table))
+
+
+@njit(nogil=True, cache=True)
+def _make(memory: Bytes, counters: Ints, state: Ints, table: Table, reads: Ints, window: Bytes) -> None:
+    """Make reads that lie side by side, and note their outcomes."""
+    first, last = reads[0], reads[len(reads) - 1]
+    at = 0
+    if len(reads) > 1:
+        span = last[PLACE] + last[NBYTES] - first[PLACE]
+        at = direct.look(first[DESCRIPTOR], first[DIRECT], first[PLACE], span, window)
+        fetch_add(counters, JOINED, len(reads) - 1)
+    for i in range(len(reads)):
+        read = reads[i]
+        begin, nbytes = read[BASE], read[NBYTES]
+        if len(reads) > 1 and at >= 0:
+            copy(memory, begin, window, at + read[PLACE] - first[PLACE], nbytes)
+            sound = True
+        else:
+            sound = direct.read(read[DESCRIPTOR], read[DIRECT], read[PLACE], memory, begin, begin + nbytes, window)
+        _settle(state, counters, read[SLOT], sound and _is_sound(memory, table, read))
+
+
+@njit(nogil=True, cache=True)
+def _serve(memory: Bytes, queue: Ints, counters: Ints, state: Ints, table: Table, window: Bytes, pipe: int) -> None:
+    """Wait for a byte in ``pipe``, make reads until none is queued, and again, until the pipe is closed."""
+    reads = np.empty((TOGETHER, COLUMNS), np.int64)
+    failures = 0
+    while failures < FAILURES:
+        got = _read(pipe, pointer_to(window.ctypes.data), 1)
+        if got == 0:
+            return
+        failures = failures + 1 if got < 0 else 0
+        count = _take(queue, counters, reads)
+        while count:
+            _make(memory, counters, state, table, reads[:count], window)
+            count = _take(queue, counters, reads)
+
+
+@njit(nogil=True, cache=True)
+def _wait(memory: Bytes, queue: Ints, counters: Ints, state: Ints, table: Table, window: Bytes, slots: Ints) -> bool:
+    """Return when none of ``slots`` is coming any more, making reads meanwhile. False: not yet, but ask again."""
+    reads = np.empty((TOGETHER, COLUMNS), np.int64)
+    naps = 0
+    for slot in slots:
+        while _is_coming(state, slot):
+            count = _take(queue, counters, reads)
+            if count:
+                _make(memory, counters, state, table, reads[:count], window)
+            elif naps == NAPS:
+                return False
+            else:
+                _usleep(NAP_US)
+                naps += 1
+    return True
+
+
+def _make_with(files: Files, memory: Bytes, read: Ints) -> bool:
+    """:func:`_make`, through ``files``."""
+    begin, end = int(read[BASE]), int(read[BASE] + read[NBYTES])
+    try:
+        done = files.pread(int(read[DESCRIPTOR]), memory[begin:end].data, int(read[PLACE]))
+    except OSError:
+        return False
+    stored = int.from_bytes(memory[end - 4 : end].tobytes(), "little")
+    return done == end - begin and stored == int(crc32(memory, begin, end - 4, TABLE))
+
+
+def _thread(
+    files: Files,
+    memory: Bytes,
+    queue: Ints,
+    counters: Ints,
+    state: Ints,
+    pipe: int,
+    ends: list[bool],
+    window: Bytes,
+) -> None:
+    """A reader's life. What it is given keeps the memory that it writes to from going before it is done."""
+    try:
+        if files.native:
+            _serve(memory, queue, counters, state, TABLE, window, pipe)
+            return
+        reads = np.empty((TOGETHER, COLUMNS), np.int64)
+        while os.read(pipe, 1):
+            while count := _take(queue, counters, reads):
+                for read in reads[:count]:
+                    _settle(state, counters, int(read[SLOT]), _make_with(files, memory, read))
+    finally:
+        if ends.pop():  # the last one
+            os.close(pipe)
+
+
+class Readers:
+    """Reads segments into ``memory``, by as many threads as the system allows; who waits for a segment reads as well.
+
+    Args:
+        memory: uint8 [bytes], which lives as long as a read is under way.
+        state: int64 [slots]; of a slot to be read it becomes COMING, then READ or SUSPECT.
+        files: where its ``pread`` is the system's, the interpreter takes no part in reading.
+    """
+
+    def __init__(self, memory: Bytes, state: Ints, files: Files) -> None:
+        self._memory, self._state, self._files = memory, state, files
+        self._queue = np.zeros((QUEUE, COLUMNS), np.int64)
+        self._counters = np.zeros(32, np.int64)
+        self.count = max(FEWEST, min(READERS, len(memory) // SHARE))
+        self._local = threading.local()
+        self._writer = -1
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the queue and of the readers' windows."""
+        return self._queue.nbytes + self.count * direct.WINDOW
+
+    @property
+    def joined(self) -> int:
+        """Reads that came with the one before."""
+        return int(self._counters[JOINED])
+
+    def start(self, reads: Ints) -> None:
+        """Begin ``reads`` [n, COLUMNS]. One thread at a time may do this.
+
+        Cost: 10 us.
+        """
+        if self._writer < 0:
+            self._begin()
+        begin = 0
+        while begin < len(reads):
+            count = _put(self._queue, self._counters, self._state, reads[begin:])
+            begin += count
+            if self._writer >= 0:
+                with contextlib.suppress(BlockingIOError):  # as many wake already as the pipe holds bytes
+                    os.write(self._writer, b"!" * min(count, self.count))
+            if begin < len(reads):
+                self._work_or_nap()
+
+    def wait(self, slots: Ints) -> None:
+        """Return when none of ``slots`` is coming any more. Any thread may do this at any time."""
+        if self._files.native:
+            window = self._window()
+            while not _wait(self._memory, self._queue, self._counters, self._state, TABLE, window, slots):
+                pass
+        else:
+            for slot in slots.tolist():
+                while _is_coming(self._state, slot):
+                    self._work_or_nap()
+
+    def close(self) -> None:
+        """Drop what is queued, and return when nothing is being read any more."""
+        reads = np.empty((TOGETHER, COLUMNS), np.int64)
+        while count := _take(self._queue, self._counters, reads):
+            for read in reads[:count]:
+                _settle(self._state, self._counters, int(read[SLOT]), False)
+        while self._counters[DONE] < self._counters[TAIL]:
+            time.sleep(1e-4)
+        if self._writer >= 0:
+            self._end()
+
+    def leave(self) -> None:
+        """Close the pipe in a process that was just forked: else the readers, who are not here, would not end."""
+        if self._writer >= 0:
+            self._end()
+
+    def _begin(self) -> None:
+        """Start the threads: fewer where the system allows no more of them, none where it has no descriptors."""
+        try:
+            pipe, writer = os.pipe()
+        except OSError:
+            return
+        os.set_blocking(writer, False)
+        ends: list[bool] = []  # one for each that was started: the last of them to end takes the True
+        arguments = (self._files, self._memory, self._queue, self._counters, self._state, pipe, ends)
+        for number in range(self.count):
+            ends.append(number == 0)
+            try:
+                work = (*arguments, direct.window())
+                threading.Thread(target=_thread, args=work, name="sharpwave-read", daemon=True).start()
+            except (RuntimeError, MemoryError):
+                ends.pop()
+                break
+        if not ends:
+            os.close(pipe)
+            os.close(writer)
+            return
+        self._writer = writer
+        self._end = weakref.finalize(self, os.close, writer)  # without a writer the readers end
+
+    def _window(self) -> Bytes:
+        """The calling thread's own."""
+        if not hasattr(self._local, "window"):
+            self._local.window = direct.window()
+        window: Bytes = self._local.window
+        return window
+
+    def _work_or_nap(self) -> None:
+        reads = np.empty((TOGETHER, COLUMNS), np.int64)
+        count = _take(self._queue, self._counters, reads)
+        if not count:
+            time.sleep(1e-4)
+        elif self._files.native:
+            _make(self._memory, self._counters, self._state, TABLE, reads[:count], self._window())
+        else:
+            for read in reads[:count]:
+                _settle(self._state, self._counters, int(read[SLOT]), _make_with(self._files, self._memory, read))

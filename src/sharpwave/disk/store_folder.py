@@ -1,0 +1,216 @@
+"""A store's folder: the lock on it, and ``store.json``, which says what it holds."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import stat
+import time
+import weakref
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sharpwave.errors import DamagedError, NewerVersionError, StoreInUseError
+from sharpwave.native.directory import Directory, IrregularError, read_file
+from sharpwave.native.files import Files
+
+try:
+    import fcntl
+except ImportError:  # Windows: two processes on one folder are not noticed there
+    fcntl = None  # type: ignore[assignment]
+
+ANEW = "what is written to it may be lost, and another process may write there too. Stop writing, and open it anew"
+FORMAT = 1
+MANIFEST, LOCK, FOLDER, QUARANTINE = "store.json", "lock", "regions", "quarantine"
+MANIFEST_BYTES = 1 << 20
+MOST_CHECKPOINT = (1 << 31) - (1 << 20)
+"""The number of a checkpoint lies below it; each is followed by others."""
+_NAME = re.compile("[0-9a-f]{32}")
+
+
+def write_manifest(directory: Directory, manifest: dict[str, Any], files: Files) -> None:
+    """Write ``store.json``, whole or not at all; its partial file is named after the store.  Raises: OSError."""
+    partial = f".{MANIFEST}.{manifest['store']}.partial"
+    files.replace(directory, MANIFEST, packed_manifest({"format": FORMAT, **manifest}), partial)
+
+
+class Hold:
+    """A process's hold on a store's folder, which ends with the process.
+
+    Both the lock file and the folder itself are locked: a lock file that was deleted by hand lets nobody else in.
+
+    Args:
+        directory: open, and kept open as long as this.
+        shared: several may hold it so at once, and nobody else meanwhile. Nothing is written.
+        wait_s: how long to wait for others to let it go.
+
+    Raises:
+        StoreInUseError: another process holds it.
+        FileExistsError: ``lock`` is another program's file.  IrregularError.  OSError.
+    """
+
+    def __init__(self, directory: Directory, *, shared: bool = False, wait_s: float = 0.0) -> None:
+        self.directory = directory
+        self._lock = -1
+        self._end: Callable[[], object] = lambda: None
+        deadline = time.monotonic() + wait_s
+        while not self._try(shared):
+            if time.monotonic() >= deadline:
+                raise StoreInUseError(self._refusal(shared, wait_s))
+            time.sleep(0.02)
+        if self._lock >= 0:
+            self._end = end = weakref.finalize(self, os.close, self._lock)
+            end.atexit = False
+        if not shared and os.fstat(self._lock).st_nlink == 1:  # by its other name it may be anybody's file
+            os.ftruncate(self._lock, 0)
+            os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+
+    def _try(self, shared: bool) -> bool:
+        """Lock both; once more where the lock file was deleted meanwhile."""
+        for _ in range(100):
+            self._lock = self._open(shared)
+            if not all(_lock(one, shared) for one in (self._lock, self.directory.descriptor) if one >= 0):
+                break
+            if self._lock < 0 or self.directory.names_file(LOCK, self._lock):
+                return True
+            os.close(self._lock)
+            self._lock = -1
+        if self._lock >= 0:
+            os.close(self._lock)
+        self._lock = -1
+        self.close()
+        return False
+
+    def _open(self, shared: bool) -> int:
+        try:
+            descriptor = self.directory.open_or_make(LOCK)
+        except IrregularError:
+            raise
+        except OSError:
+            if shared:  # a place that cannot be written to: who replaces what is there has another way to it
+                return self.directory.open_file(LOCK) if self.directory.is_file(LOCK) else -1
+            raise
+        if not re.fullmatch(rb"[0-9]{0,20}\n?", os.pread(descriptor, 32, 0)):
+            os.close(descriptor)
+            raise FileExistsError(f"{self.directory.path / LOCK}: no store's lock file; move it away")
+        return descriptor
+
+    def _refusal(self, shared: bool, wait_s: float) -> str:
+        path, waited, holder = self.directory.path, f", for {wait_s:g} s" if wait_s else "", ""
+        with contextlib.suppress(OSError):
+            descriptor = self.directory.open_file(LOCK)
+            try:
+                if os.fstat(descriptor).st_nlink == 1:
+                    holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+                if not shared and _lock(descriptor, True) and _lock(self.directory.descriptor, True):
+                    self.close()
+                    return f"disk: {path} is being read by another process{waited}; let it end"
+            finally:
+                os.close(descriptor)
+        if holder == str(os.getpid()):
+            return f"disk: {path} is in use by process {holder}, this one{waited}; close() the store that has it first"
+        return f"disk: {path} is in use by process {holder or 'unknown'}{waited}; end it, or give another folder"
+
+    def check(self) -> None:
+        """See to it that the folder is still there, and this process's.
+
+        Raises:
+            StoreInUseError: the lock file, or the folder, was deleted or replaced.
+        """
+        if not self.directory.names_file(LOCK, self._lock):
+            raise StoreInUseError(
+                f"disk: the lock file of {self.directory.path}, or the whole folder, was deleted or replaced while the "
+                f"store was open; {ANEW}"
+            )
+
+    def close(self) -> None:
+        """Let the folder go, in forked processes too; the directory stays open."""
+        for descriptor in (self._lock, self.directory.descriptor):
+            if fcntl is not None and descriptor >= 0:
+                with contextlib.suppress(OSError):
+                    fcntl.flock(descriptor, fcntl.LOCK_UN)
+        self.leave()
+
+    def leave(self) -> None:
+        """Close the lock file, in a process that was forked: the parent still has the folder."""
+        self._end()
+        self._lock = -1
+
+    def __enter__(self) -> Hold:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _lock(descriptor: int, shared: bool) -> bool:
+    """Lock an open file or folder; False: others have it."""
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            return False
+        if not stat.S_ISDIR(os.fstat(descriptor).st_mode):  # some network file systems lock no folders
+            raise
+    return True
+
+
+def packed_manifest(manifest: dict[str, Any]) -> bytes:
+    """The bytes of ``store.json``: whatever ``manifest`` says, and a checksum of it."""
+    said = {name: value for name, value in manifest.items() if name != "checksum"}
+    checksum = zlib.crc32(json.dumps(said, separators=(",", ":")).encode())
+    return json.dumps({**said, "checksum": f"{checksum:08x}"}, indent=1).encode() + b"\n"
+
+
+def read_manifest(folder: Path | Directory) -> dict[str, Any]:
+    """A store folder's ``store.json``.
+
+    Raises:
+        FileNotFoundError: no store there.  DamagedError: not what a store writes.  NewerVersionError.
+        IrregularError: no regular file.  OSError.
+    """
+    directory = folder if isinstance(folder, Directory) else None
+    path = (folder.path if isinstance(folder, Directory) else folder) / MANIFEST
+    try:
+        content = read_file(path, directory, MANIFEST_BYTES + 1)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise FileNotFoundError(f"{path.parent}: no store there: {MANIFEST} is missing") from error
+    try:
+        if len(content) > MANIFEST_BYTES:
+            raise ValueError(f"more than {MANIFEST_BYTES:,} bytes")
+        manifest: dict[str, Any] = json.loads(content)
+        expected = packed_manifest(_checked(manifest))
+    except (ValueError, RecursionError) as error:
+        raise DamagedError(f"{path}: not what a store writes ({error}); put back a copy of it") from error
+    if content != expected:  # byte by byte: there is one way to write it
+        at = next((i for i, (a, b) in enumerate(zip(content, expected, strict=False)) if a != b), len(expected))
+        raise DamagedError(
+            f"{path}: not what a store writes: its checksum does not hold, or it was edited (byte {at:,}); put back a "
+            "copy of it. Limits are changed with the arguments of Store.open"
+        )
+    if manifest["format"] > FORMAT:
+        raise NewerVersionError(f"{path}: format {manifest['format']}, this release reads {FORMAT}")
+    return manifest
+
+
+def _checked(manifest: Any) -> dict[str, Any]:
+    """What every release's ``store.json`` has.  Raises: ValueError."""
+    if not isinstance(manifest, dict):
+        raise ValueError(f"{type(manifest).__name__}, expected an object")
+    numbers = {"format": 1 << 16, "schema": 1 << 64, "checkpoint": MOST_CHECKPOINT}
+    for name, most in numbers.items():
+        value = manifest.get(name, 0)
+        if type(value) is not int or not (name == "format") <= value < most:
+            raise ValueError(f"{name} {value!r}, expected an integer below {most}")
+    if type(manifest.get("on_disk", False)) is not bool:
+        raise ValueError(f"on_disk {manifest['on_disk']!r}, expected true or false")
+    if not isinstance(store := manifest.get("store"), str) or not _NAME.fullmatch(store):
+        raise ValueError(f"store {store!r}, expected 32 hexadecimal digits")
+    return manifest

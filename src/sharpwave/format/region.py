@@ -1,0 +1,295 @@
+"""A region file and its records: what their bytes are, and how they are found again in a file that may be damaged.
+
+``docs/format.md`` specifies the bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from sharpwave.codecs.dictionaries import KEY_BYTES
+from sharpwave.errors import NewerVersionError
+from sharpwave.escaping import escaped
+from sharpwave.format import segment
+from sharpwave.native.direct_io import open_direct
+from sharpwave.native.directory import Directory, open_file
+from sharpwave.native.sparse_files import most_read, next_data
+
+MAGIC, VERSION = b"SWREGION", 1
+HEADER = struct.Struct("<8sIIQQQ16sQII")  # magic, version, 0, number, size, schema, store, generation, 0, CRC-32; 72
+RECORD = struct.Struct("<4sIQQQII")  # magic, kind, nbytes, id, sequence, column, CRC-32 of what stands before it; 40
+RECORD_MAGIC = b"SWRC"
+SEGMENT, DICTIONARY, TAIL, END, NOTE = 1, 2, 3, 4, 5
+"""Kinds of records: a sealed segment; a dictionary; an open segment's rows so far, which a later record replaces;
+nothing follows, and the file may end here; which of a reservoir's segments have left."""
+ALIGNMENT = 8
+ROOM = 1 << 20
+MOST_NUMBER, MOST_GENERATION, MOST_SEQUENCE = (1 << 31) - ROOM, (1 << 30) - ROOM, (1 << 62) - ROOM
+MOST_ID = MOST_GENERATION << 32
+"""Region numbers, generations, sequence numbers and ids lie below these; a file that says otherwise is damaged, and
+nothing is written that would be. ``ROOM``: what is counted on in memory meanwhile fits into its integers."""
+FIRST = -(-HEADER.size // ALIGNMENT) * ALIGNMENT
+MOST_PAYLOAD = 1 << 30
+"""Bytes of a record's payload."""
+_STRIDE, _SHORT_STRIDE = 1 << 20, 1 << 12
+"""Bytes that are read of a file at a time."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Which store a region belongs to: its random 16 bytes, and its schema's hash."""
+
+    store: bytes
+    schema: int
+
+
+@dataclass(frozen=True)
+class Record:
+    """A record that was found whole. ``offset`` and ``nbytes`` are of the payload in its file."""
+
+    kind: int
+    id: int
+    sequence: int
+    column: int
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Damage:
+    """Bytes of a region that are not what was written there: ``nbytes`` from ``offset`` on; ``id`` -1: unknown."""
+
+    path: Path
+    offset: int
+    nbytes: int
+    what: str
+    id: int = -1
+
+    def __str__(self) -> str:
+        return escaped(f"{self.path}: byte {self.offset:,}: {self.what}; {self.nbytes:,} bytes set aside")
+
+
+@dataclass
+class Region:
+    """One file. ``used`` is where the next record goes, ``size`` how large the file is on disk.
+
+    Attributes:
+        synced: all before it is on disk.
+        spoiled: up to here may lie what a write left that failed.
+        unsure: a sync failed. The system may count as written what it could not write, and say so of the next sync.
+        shared: bytes that its dictionaries take.
+        allocated: bytes that it takes of the disk; what lies behind, up to ``size``, is a hole.
+    """
+
+    path: Path
+    number: int
+    descriptor: int
+    size: int
+    used: int
+    generation: int
+    keys: set[tuple[int, int]] = field(default_factory=set)  # (column, dictionary's key) that it holds
+    synced: int = 0
+    finished: bool = False
+    spoiled: int = 0
+    unsure: bool = False
+    shared: int = 0
+    allocated: int = 0
+
+    @cached_property
+    def direct(self) -> int:
+        """The file for reads past the system's memory; -1: there are none. See :func:`direct.open_direct`."""
+        return open_direct(self.descriptor)
+
+    def park(self) -> None:
+        """Close the file for now: ``descriptor`` is -1 until it is opened again."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+        self.descriptor = -1
+
+    def close(self) -> None:
+        """Close the file."""
+        self.park()
+        if vars(self).get("direct", -1) >= 0:
+            os.close(self.direct)
+
+
+def space(nbytes: int) -> int:
+    """Bytes that a record takes whose payload has ``nbytes``."""
+    return -(-(RECORD.size + nbytes) // ALIGNMENT) * ALIGNMENT
+
+
+def read_region(
+    path: Path, identity: Identity | None = None, directory: Directory | None = None
+) -> tuple[Region | None, list[Record], list[Damage]]:
+    """Open a region's file for reading and find its records; ``None`` where its header cannot be trusted.
+
+    Every record's own checksum is verified, and every payload's: a segment's CRC-32, a dictionary's key.
+
+    Args:
+        directory: where the file is reached from; by default from ``path``.
+
+    Raises:
+        IrregularError: no regular file.  OSError.
+    """
+    # Nothing is ever appended to a file that another process left.
+    descriptor = open_file(path) if directory is None else directory.open_file(path.name)
+    try:
+        return _read_region(path, descriptor, identity)
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _read_region(
+    path: Path, descriptor: int, identity: Identity | None
+) -> tuple[Region | None, list[Record], list[Damage]]:
+    size = os.fstat(descriptor).st_size
+    header = os.pread(descriptor, HEADER.size, 0)
+    what = ""
+    if len(header) < HEADER.size or header[:8] != MAGIC or checksum_of(header) != zlib.crc32(header[:-4]):
+        what = "no region's header, or a damaged one"
+    else:
+        _, version, _, number, said, schema, store, generation, _, _ = HEADER.unpack(header)
+        if version > VERSION:
+            raise NewerVersionError(f"{path}: region format version {version}, this release reads {VERSION}")
+        if version != VERSION:
+            what = f"region format version {version}, expected {VERSION}"
+        elif identity is not None and (schema, store) != (identity.schema, identity.store):
+            expected = f"{identity.store.hex()}, {identity.schema:016x}"
+            what = f"region of store {store.hex()}, schema {schema:016x}; expected {expected}"
+        elif number >= MOST_NUMBER or generation >= MOST_GENERATION:
+            what = f"region {number}, generation {generation}: no store counts so far"
+    if what:
+        os.close(descriptor)
+        return None, [], [Damage(path, 0, size, what)]
+    taken = getattr(os.fstat(descriptor), "st_blocks", size) * 512
+    region = Region(path, number, descriptor, size, FIRST, generation, allocated=min(size, taken))
+    records: list[Record] = []
+    damages: list[Damage] = []
+    for found in _scan(path, descriptor, size):
+        if isinstance(found, Damage):
+            damages.append(found)
+        elif found.kind == END:
+            region.finished = True
+        else:
+            records.append(found)
+            region.used = found.offset + found.nbytes
+            if found.kind == DICTIONARY:
+                region.keys.add((found.column, found.id))
+                region.shared += space(found.nbytes)
+    if size < said and not region.finished:
+        damages.insert(0, Damage(path, size, said - size, f"the file ends here, expected {said:,} bytes"))
+    return region, records, damages
+
+
+def checksum_of(packed: bytes) -> int:
+    """The CRC-32 at the end of a header, a segment or a tail."""
+    return int.from_bytes(packed[-4:], "little")
+
+
+def _scan(path: Path, descriptor: int, size: int) -> Iterator[Record | Damage]:
+    """Records in their order, and what lies between them that is neither a record nor unused."""
+    at, lost_from, unread = FIRST, -1, most_read(descriptor)
+    lost = "bytes that are no record"
+    while at + RECORD.size <= size:
+        prefix = os.pread(descriptor, RECORD.size, at)
+        magic, kind, nbytes, id_, sequence, column, checksum = RECORD.unpack(prefix)
+        sound = magic == RECORD_MAGIC and checksum == zlib.crc32(prefix[:-4])
+        if not sound:
+            if lost_from < 0:
+                if not any(prefix) and _all_zero(descriptor, at, size):
+                    return
+                lost_from = at
+            at = _next_record(descriptor, at + ALIGNMENT, size)
+            continue
+        if lost_from >= 0:
+            yield Damage(path, lost_from, at - lost_from, lost)
+            lost_from = -1
+        if at + RECORD.size + nbytes > size:
+            yield Damage(path, at, size - at, f"a record of {nbytes:,} bytes reaches over the file's end", id_)
+            return
+        begin, end = at + RECORD.size, at + RECORD.size + nbytes
+        unread -= space(nbytes)
+        if nbytes > MOST_PAYLOAD or unread < 0:
+            what = f"a record of {nbytes:,} bytes, in a file of {size:,} that has not so many"
+            yield Damage(path, at, size - at, what, id_)
+            return
+        wrong = _wrong(path, descriptor, kind, id_, begin, end)
+        if sequence >= MOST_SEQUENCE or (kind != DICTIONARY and id_ >= MOST_ID):
+            wrong = wrong or f"record {sequence}, id {id_}: no store counts so far"
+        padding = os.pread(descriptor, at + space(nbytes) - end, end)
+        if not wrong and any(padding):
+            yield Damage(path, end, len(padding), "padding that is not zero")
+        if wrong:
+            yield Damage(path, at, space(nbytes), wrong, id_ if kind != DICTIONARY else -1)
+        else:
+            yield Record(kind, id_, sequence, column, at + RECORD.size, nbytes)
+        at += space(nbytes)
+    if lost_from < 0 and not _all_zero(descriptor, at, size):  # too few bytes for another record
+        lost_from = at
+    if lost_from >= 0:
+        yield Damage(path, lost_from, size - lost_from, lost)
+
+
+def _wrong(path: Path, descriptor: int, kind: int, id_: int, begin: int, end: int) -> str:
+    """What is wrong with a payload, or nothing. It is read in parts: a record may claim any size."""
+    if kind == DICTIONARY:
+        digest = hashlib.blake2b(digest_size=KEY_BYTES)
+        for part in _parts(descriptor, begin, end):
+            digest.update(part)
+        key = int.from_bytes(digest.digest(), "little") if end > begin else 0
+        return "" if key == id_ else f"dictionary {id_:016x} does not have the content of its key"
+    if kind == END and begin == end:
+        return ""
+    if kind not in (SEGMENT, TAIL, NOTE):
+        return f"a record of unknown kind {kind}"
+    found = 0
+    for part in _parts(descriptor, begin, end - 4):
+        found = zlib.crc32(part, found)
+    stored = int.from_bytes(os.pread(descriptor, 4, max(begin, end - 4)), "little")
+    if end - begin < 4 or stored != found:
+        return f"segment {id_}: checksum {found:08x}, expected {stored:08x}"
+    head = os.pread(descriptor, segment.HEADER.size, begin)
+    if kind != NOTE and head.startswith(segment.MAGIC) and segment.version_of(head) > segment.VERSION:
+        raise NewerVersionError(
+            f"{path}: byte {begin:,}: segment format version {segment.version_of(head)}, this release reads "
+            f"{segment.VERSION}"
+        )
+    return ""
+
+
+def _parts(descriptor: int, begin: int, end: int) -> Iterator[bytes]:
+    return (os.pread(descriptor, min(_STRIDE, end - at), at) for at in range(begin, end, _STRIDE))
+
+
+def _next_record(descriptor: int, begin: int, size: int) -> int:
+    """The next place that may be a record's beginning, or ``size``."""
+    at, stride = begin, _SHORT_STRIDE  # short at first: a file full of false beginnings is read only some times over
+    while at < size:
+        if (data := next_data(descriptor, at)) < 0:
+            break
+        at = max(at, data // ALIGNMENT * ALIGNMENT)
+        chunk = os.pread(descriptor, stride + len(RECORD_MAGIC), at)
+        place = chunk.find(RECORD_MAGIC)
+        while place >= 0 and (at + place) % ALIGNMENT:
+            place = chunk.find(RECORD_MAGIC, place + 1)
+        if place >= 0:
+            return at + place
+        at, stride = at + stride, min(2 * stride, _STRIDE)
+    return size
+
+
+def _all_zero(descriptor: int, begin: int, size: int) -> bool:
+    while 0 <= (begin := next_data(descriptor, begin)) < size:
+        part = os.pread(descriptor, min(_STRIDE, size - begin), begin)
+        if part.count(0) < len(part):
+            return False
+        begin += max(1, len(part))
+    return True

@@ -1,0 +1,348 @@
+"""The open segment of every lane: rows as they come, raw, in the arena's own address space.
+
+An open segment is described by the same index as the sealed ones, as a segment whose columns are all raw; so sampling
+does not know the difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.codecs.registry import RAW, ZSTD, encode
+from sharpwave.format import segment
+from sharpwave.format.segment import FLAGS, REWARD, Column
+from sharpwave.log.column_encoder import AUTO_MIN_BYTES
+from sharpwave.log.row_kernels import (
+    ENDED,
+    WHOLE,
+    any_ended,
+    any_full,
+    commit_rows,
+    count_frames,
+    mark_different,
+    write_other_rows,
+    write_rows,
+)
+from sharpwave.memory.arena import Arena
+from sharpwave.memory.segment_index import SegmentIndex
+from sharpwave.memory.segment_layout import Layout
+from sharpwave.spec import START, TRUNCATED
+
+Bytes = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int64]
+Rows = Mapping[str, npt.NDArray[Any]]
+
+
+class Lanes:
+    """The open segments. Knows nothing of sealed ones, nor of what is kept.
+
+    Attributes:
+        slots: int32 [lanes], of each lane's open segment.
+        steps: int64 [lanes], ever written to each lane.
+        successor_known: uint8 [lanes], whether the row behind an open segment's last frame, which ``index.frames`` does
+            not count, holds what the lane's next step has to observe if its episode goes on.
+        any_known: whether it may be so for any lane.
+        shares: int32 [lanes], how full each open segment gets before it is sealed, ``WHOLE`` being full. The first
+            segments of lanes differ, so that lanes that are written to in step are not sealed in the same call; but
+            not where ``staggered`` is False.
+        first_lane: what segments call lane 0.
+    """
+
+    def __init__(self, layout: Layout, arena: Arena, index: SegmentIndex) -> None:
+        self.layout, self.arena, self.index = layout, arena, index
+        self.slots = np.zeros(0, np.int32)
+        self.steps = np.zeros(0, np.int64)
+        self.successor_known = np.zeros(0, np.uint8)
+        self.any_known = False
+        self.shares = np.zeros(0, np.int32)
+        self._staging = np.zeros(0, np.int64)  # where each lane's rows lie, counted from the arena's first chunk
+        self.first_lane = 0
+        self.staggered = True
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    def add(self, slots: Ints, staging: Ints, steps: Ints) -> None:
+        """Add lanes, to which ``steps`` [n] were written, with empty segments in ``slots`` [n].
+
+        Args:
+            staging: int64 [n], where their rows lie in the arena, from ``reserve``.
+
+        Cost: amortized O(1) a lane.
+        """
+        lanes = np.arange(len(self), len(self) + len(slots))
+        self.slots, self.steps = appended(self.slots, slots), appended(self.steps, steps)
+        self._staging = appended(self._staging, staging - self.arena.begin_of(0))
+        shares = first_shares(lanes) if self.staggered else np.full(len(lanes), WHOLE, np.int32)
+        self.shares = appended(self.shares, shares)
+        self.successor_known = appended(self.successor_known, np.zeros(len(lanes), np.uint8))
+        self._open(lanes, slots)
+
+    def reopen(
+        self, lane: int, slot: int, context: Mapping[int, Bytes], going_on: bool, successor: Mapping[int, Bytes] | None
+    ) -> None:
+        """Open the lane's next segment, in ``slot``, where the bytes of its last were. Takes no memory, once
+        :meth:`prepare` was called: between the end of one segment and the next the lane has none.
+
+        Args:
+            context: from :meth:`newest_frames`. ``going_on``: whether the episode does.
+            successor: what the next step has to observe if it does, [size] by column; ``None``: not known.
+        """
+        self.slots[lane], self.shares[lane] = slot, WHOLE
+        self.index.first_step[slot] = self.steps[lane]
+        self.index.begins[slot] = not going_on
+        for c, frames in context.items():
+            self._column(c, slot)[: len(frames)] = frames
+            self.index.context[slot] = self.index.frames[slot] = len(frames)
+        self._foresee(lane, successor if going_on else None)
+
+    def prepare(self, lane: int, slot: int) -> None:
+        """Let ``slot`` lie where the lane's open segment does.  Raises: MemoryError; then nothing changed."""
+        self._open(np.array([lane]), np.array([slot]))
+
+    def _foresee(self, lane: int, successor: Mapping[int, Bytes] | None) -> None:
+        self.successor_known[lane] = successor is not None
+        for c, row in (successor or {}).items():
+            self._column(c, int(self.slots[lane]))[self.index.frames[self.slots[lane]]] = row
+            self.any_known = True
+
+    def successor(self, lane: int) -> dict[int, Bytes] | None:
+        """A copy of what the lane's next step has to observe, [size] by column; ``None``: not known."""
+        if not self.successor_known[lane]:
+            return None
+        slot = int(self.slots[lane])
+        return {c: self._column(c, slot)[self.index.frames[slot]].copy() for c in self.layout.obs_columns}
+
+    def _open(self, lanes: Ints, slots: Ints) -> None:
+        index = self.index
+        index.lane[slots] = lanes
+        index.first_step[slots] = self.steps[lanes]
+        index.offset[:, slots] = self.arena.begin_of(0) + self._staging[lanes] + self.layout.column_starts[:, None]
+        index.codec[:, slots] = RAW
+        index.dictionary[:, slots] = 0
+        index.begins[slots] = True
+        index.resident[slots] = True
+
+    def fill(self, lane: int, header: segment.Header, arrays: Rows) -> None:
+        """Put the lane's last rows, from :meth:`pack_raw` and decoded, into its open segment, which is empty."""
+        index, slot = self.index, int(self.slots[lane])
+        index.rows[slot], index.frames[slot], index.context[slot] = header.steps, header.frames, header.context
+        index.first_step[slot] = header.first_step
+        for c, name in enumerate(self.layout.names):
+            data = np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8).reshape(-1, self.layout.sizes[c])
+            self._column(c, slot, len(data))[:] = data
+        ended = int(np.count_nonzero(arrays["flags"] & ENDED))
+        if header.frames > header.context + header.steps + ended:
+            index.frames[slot] -= 1
+            self.successor_known[lane] = self.any_known = True
+
+    def begin_at(self, lane: int, step: int) -> None:
+        """Let the lane's next step, in an open segment that is empty, be the one of that number."""
+        self.steps[lane] = self.index.first_step[self.slots[lane]] = step
+
+    def full(self, lanes: Ints, most_rows: int) -> list[int]:
+        """Places in ``lanes`` [n] of those whose segment takes no further step.
+
+        Args:
+            most_rows: steps at which a segment counts as full.
+        """
+        index, slots, most_frames = self.index, self.slots[lanes], self.layout.most_frames - 3
+        if not any_full(index.rows, index.frames, slots, lanes, self.shares, most_rows, most_frames):
+            return []
+        reached = index.rows[slots].astype(np.int64) * WHOLE >= most_rows * self.shares[lanes].astype(np.int64)
+        places: list[int] = np.flatnonzero(reached | (index.frames[slots] > most_frames)).tolist()
+        return places
+
+    def breaks(self, lanes: Ints, rows: Rows) -> list[int]:
+        """Places in ``lanes`` [n] where the coming step observes something else than its episode's going on would give.
+
+        Args:
+            rows: the coming steps' observations by field [n, *shape].
+        """
+        compared, different = self.successor_known[lanes], np.zeros(len(lanes), np.uint8)
+        slots, index = self.slots[lanes], self.index
+        for c in self.layout.obs_columns:
+            data = _as_bytes(rows[self.layout.names[c]], len(lanes))
+            mark_different(self.arena.memory, index.offset[c], index.frames, slots, data, compared, different)
+        places: list[int] = np.flatnonzero(different).tolist()
+        return places
+
+    def write(self, lanes: Ints, flags: Bytes, rows: Rows, finals: Rows | None, nexts: Rows | None) -> None:
+        """Append one step to each of ``lanes`` [n] (distinct), which are not full. What takes memory comes before the
+        first of them is counted, so that a MemoryError changes nothing.
+
+        Args:
+            flags: uint8 [n]. ``rows``: ``reward`` float32 [n] and every field [n, *shape]; where a lane's successor is
+                known, the observation is that.
+            finals: final observations by field [n, *shape], of which only rows that ended are read; ``None``: ``nexts``
+                or else ``rows``.
+            nexts: observations after the steps by field [n, *shape], of which rows that ended are not read.
+        """
+        layout, index, memory, floats = self.layout, self.index, self.arena.memory, self.arena.floats
+        slots, count, names = self.slots[lanes], len(lanes), layout.names
+        there = self.successor_known[lanes] if self.any_known else None
+        for c in layout.obs_columns:
+            data = _as_bytes(rows[names[c]], count)
+            if there is None:
+                write_rows(memory, index.offset[c], index.frames, slots, data)
+            else:
+                write_other_rows(memory, index.offset[c], index.frames, slots, data, there)
+        for c in layout.step_columns:
+            write_rows(memory, index.offset[c], index.rows, slots, _as_bytes(rows[names[c]], count))
+        final_frames: dict[int, Bytes] = {}
+        if any_ended(flags):
+            ended = (flags & ENDED) != 0
+            source = finals if finals is not None else nexts if nexts is not None else rows
+            final_slots = slots[ended]
+            final_frames = _frames({c: source[names[c]][ended] for c in layout.obs_columns}, len(final_slots))
+        if nexts is not None:
+            ends = flags & np.uint8(ENDED)
+            following = _frames({c: nexts[names[c]] for c in layout.obs_columns}, count)
+        elif there is not None:
+            known = self.successor_known.copy()
+            known[lanes] = False
+            any_known = bool(known.any())
+        commit_rows(
+            memory, floats, index.offset[FLAGS], index.offset[REWARD], index.rows, index.frames, index.begins,
+            self.steps, slots, lanes, flags, rows["reward"],
+        )  # fmt: skip
+        if final_frames:
+            self._add_frames(final_slots, final_frames)
+        if nexts is not None:
+            for c, data in following.items():
+                write_other_rows(memory, index.offset[c], index.frames, slots, data, ends)
+            self.successor_known[lanes] = ends == 0
+            self.any_known = True
+        elif there is not None:
+            self.successor_known[:], self.any_known = known, any_known
+
+    def write_successor(self, lane: int, frames: Mapping[int, npt.NDArray[Any]]) -> None:
+        """Put the observation after the lane's last step, [*shape] by column, behind those of its segment."""
+        self._add_frames(self.slots[[lane]], _frames({c: frame[None] for c, frame in frames.items()}, 1))
+
+    def end_episode(self, lane: int, final: Rows | None) -> None:
+        """Truncate the last step of the lane's open segment, which is not empty.
+
+        Args:
+            final: [1, *shape] by field, the true final observation; ``None``: the successor, which is known.
+        """
+        slot, layout = self.slots[lane], self.layout
+        if final is not None:
+            self._add_frames(self.slots[[lane]], _frames({c: final[layout.names[c]] for c in layout.obs_columns}, 1))
+        else:
+            self.index.frames[slot] += 1
+        self._column(FLAGS, slot)[self.index.rows[slot] - 1] |= TRUNCATED
+        self.successor_known[lane] = False
+
+    def drop_last(self, lane: int) -> None:
+        """Take back the last step of the lane's open segment: what it observed is the successor of the one before."""
+        index, slot = self.index, self.slots[lane]
+        began = self._column(FLAGS, slot)[index.rows[slot] - 1, 0] & START
+        index.rows[slot] -= 1
+        index.frames[slot] -= 1
+        self.steps[lane] -= 1
+        self.successor_known[lane] = not began
+        self.any_known |= not began
+
+    def begin_episode(self, lane: int) -> None:
+        """Let the lane's next step, the first of its open segment, begin an episode."""
+        slot = self.slots[lane]
+        self.index.begins[slot] = True
+        self.index.context[slot] = self.index.frames[slot] = 0
+        self.successor_known[lane] = False
+
+    def _add_frames(self, slots: npt.NDArray[np.int32], frames: Mapping[int, Bytes]) -> None:
+        """Put a frame, [n, size] by column, behind those of each of ``slots`` [n]."""
+        for c, data in frames.items():
+            write_rows(self.arena.memory, self.index.offset[c], self.index.frames, slots, data)
+        count_frames(self.index.frames, slots)
+
+    def ended(self, lane: int) -> bool:
+        """Whether the lane's next step begins an episode."""
+        slot = self.slots[lane]
+        rows = self.index.rows[slot]
+        return bool(self._column(FLAGS, slot)[rows - 1, 0] & ENDED if rows else self.index.begins[slot])
+
+    def newest_frames(self, lane: int) -> dict[int, Bytes]:
+        """Copies of the present episode's newest frames, as many as a stack reaches back, by column."""
+        slot = int(self.slots[lane])
+        frames = int(self.index.frames[slot])
+        flags = self._column(FLAGS, slot, int(self.index.rows[slot]))[:, 0]
+        starts = np.flatnonzero(flags & START)
+        first = 0
+        if starts.size:
+            first = int(self.index.context[slot] + starts[-1] + np.count_nonzero(flags[: starts[-1]] & ENDED))
+        keep = min(self.layout.spec.context, frames - first)
+        return {c: self._column(c, slot, frames)[frames - keep :].copy() for c in self.layout.obs_columns}
+
+    def columns(self, lane: int) -> list[Bytes]:
+        """The open segment's columns as far as it goes, uint8 [rows, size], views of the arena."""
+        slot, obs_columns = int(self.slots[lane]), self.layout.obs_columns
+        rows, frames = int(self.index.rows[slot]), int(self.index.frames[slot])
+        return [self._column(c, slot, frames if c in obs_columns else rows) for c in range(len(self.layout.names))]
+
+    def pack(self, lane: int, columns: Sequence[Column]) -> tuple[bytes, list[int]]:
+        """The open segment's bytes, with its columns encoded as ``columns``, and where each of them begins."""
+        index, slot = self.index, int(self.slots[lane])
+        rows, frames, context = int(index.rows[slot]), int(index.frames[slot]), int(index.context[slot])
+        first = int(index.first_step[slot])
+        schema = self.layout.spec.schema_hash
+        return segment.pack(schema, self.first_lane + lane, first, rows, frames, context, columns)
+
+    def pack_raw(self, lane: int) -> tuple[int, bytes]:
+        """The id and the bytes of a lane's open segment as far as it goes, without dictionaries. Where the successor of
+        its last step is known, that is its last frame, as in a sealed segment."""
+        slot = self.slots[lane]
+        self.index.frames[slot] += self.successor_known[lane]
+        try:
+            return self._pack_raw(lane)
+        finally:
+            self.index.frames[slot] -= self.successor_known[lane]
+
+    def _pack_raw(self, lane: int) -> tuple[int, bytes]:
+        columns = []
+        for size, data in zip(self.layout.sizes.tolist(), self.columns(lane), strict=True):
+            packed = encode(ZSTD, data) if size >= AUTO_MIN_BYTES and len(data) else None
+            columns.append(Column(RAW if packed is None else ZSTD, len(data), packed or data.tobytes()))
+        return self.index.segment_id(int(self.slots[lane])), self.pack(lane, columns)[0]
+
+    def _column(self, c: int, slot: int, rows: int | None = None) -> Bytes:
+        """An open segment's column as uint8 [rows, size], a view of the arena."""
+        limit, size = self.layout.limits[c], int(self.layout.sizes[c])
+        begin = int(self.index.offset[c, slot])
+        return self.arena.memory[begin : begin + limit * size].reshape(limit, size)[:rows]
+
+
+def _frames(rows: Mapping[int, npt.NDArray[Any]], count: int) -> dict[int, Bytes]:
+    """[count, *shape] as uint8 [count, size], by column."""
+    return {c: _as_bytes(np.ascontiguousarray(data), count) for c, data in rows.items()}
+
+
+def _as_bytes(rows: npt.NDArray[Any], count: int) -> Bytes:
+    """C-contiguous rows [count, *shape] as uint8 [count, size], without a copy."""
+    data: Bytes = rows.reshape(count, -1).view(np.uint8)
+    return data
+
+
+def appended(array: npt.NDArray[Any], values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return ``array`` with ``values`` behind it. Memory grows by doubling; what came out last may go in again."""
+    count, total = len(array), len(array) + len(values)
+    memory = array.base if isinstance(array.base, np.ndarray) else array
+    if len(memory) < total:
+        memory = np.zeros(max(16, 2 * total), array.dtype)
+        memory[:count] = array
+    memory[count:total] = values
+    return memory[:total]
+
+
+def first_shares(lanes: Ints) -> npt.NDArray[np.int32]:
+    """Return how full the first segment of each of ``lanes`` [n] gets: an eighth at least, and spread evenly, however
+    many lanes there are (van der Corput's sequence). Lane 0 fills its whole segment."""
+    reversed_bits = np.zeros(len(lanes), np.int64)
+    for bit in range(16):
+        reversed_bits |= (lanes >> bit & 1) << 15 - bit
+    return (WHOLE - reversed_bits * 7 // 8).astype(np.int32)

@@ -1,0 +1,118 @@
+"""Segments that were sealed elsewhere, by an actor, come in as they are: checked, and not encoded again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from sharpwave.codecs.dictionaries import key_of
+from sharpwave.codecs.registry import RAW
+from sharpwave.errors import DamagedError
+from sharpwave.format import segment
+from sharpwave.format.segment import FLAGS, Column, Header
+from sharpwave.log.episode_breaks import write_down
+from sharpwave.log.row_kernels import ENDED
+from sharpwave.log.step_log import StepLog
+from sharpwave.spec import START
+from sharpwave.validation import MOST_LANES
+
+
+def take_in(log: StepLog, packed: bytes, dictionaries: Mapping[int, bytes]) -> tuple[int, Header]:
+    """Put a sealed segment behind what its lane holds. Where steps are missing in between, the episode counts as
+    truncated at the last one there, with its successor's frame as the final observation.
+
+    Args:
+        dictionaries: those that its columns refer to, by key.
+
+    Returns its slot, -1 where the retention does not keep it, and its header.
+
+    Raises:
+        DamagedError: it is no segment of such a store's, or does not come after the lane's last step.
+        ValueError: the lane has steps of its own in an open segment, or the segment exceeds the capacity.
+        MemoryError, OSError: no room.
+
+    Cost: 0.1 ms for 32 steps of 42x42 frames (benchmarks/transport.py).
+    """
+    header = segment.check(packed, log.spec, dictionaries.__getitem__)
+    for column in header.placed:
+        if column.dictionary and key_of(dictionaries[column.dictionary]) != column.dictionary:
+            raise DamagedError(f"segment: dictionary {column.dictionary:016x} is not what its key says")
+    if header.steps > log.stride or header.frames > log.layout.most_frames or header.lane >= MOST_LANES:
+        raise DamagedError(
+            f"segment: {header.steps} steps, {header.frames} frames of lane {header.lane}; expected at most "
+            f"{log.stride} (segment_steps=), {log.layout.most_frames} and {MOST_LANES - 1}"
+        )
+    if log.capacity is not None and header.steps > log.capacity:
+        raise ValueError(f"segment: {header.steps} steps exceed the store's capacity of {log.capacity}")
+    log.open_lanes(header.lane + 1)
+    _check_order(log, header, packed)
+    places = _places(log, header, dictionaries)
+    if places is None:
+        packed = _unshared(packed, log, dictionaries.__getitem__)
+        header, places = segment.parse(packed, log.spec), [0] * len(header.placed)
+    return log.take_in(header, packed, places), header
+
+
+def settle(log: StepLog) -> None:
+    """End the episode of every lane whose last step came in a segment from elsewhere and may not be the last: what
+    comes next begins a new one. For a store that was opened, or a lane that is appended to from now on."""
+    for lane in range(log.lanes):
+        settle_lane(log, lane)
+
+
+def settle_lane(log: StepLog, lane: int) -> bool:
+    """:func:`settle` for one lane. Whether an episode was under way."""
+    opened = int(log.opened.slots[lane])
+    before = int(log.index.previous[opened])
+    # Beside these, an open segment that is empty and begins an episode lies behind the end of one.
+    if before >= 0 and not log.index.rows[opened] and log.index.begins[opened]:
+        went_on = log.sealed.truncate(before)
+        if went_on:
+            write_down(log, [before], release=True)
+        log.changes += 1
+        return went_on
+    return False
+
+
+def _check_order(log: StepLog, header: Header, packed: bytes) -> None:
+    opened, expected = int(log.opened.slots[header.lane]), int(log.opened.steps[header.lane])
+    if log.index.rows[opened]:
+        raise ValueError(
+            f"segment: lane {header.lane} is being appended to by this process; a lane has one writer: use another"
+        )
+    if header.first_step < expected:
+        raise DamagedError(
+            f"segment: begins with step {header.first_step} of lane {header.lane}, expected {expected} or later"
+        )
+    before = int(log.index.previous[opened])
+    if before < 0 or header.first_step > expected or log.index.gap[before]:
+        return
+    last = log.arena.memory[log.index.offset[FLAGS, before] + log.index.rows[before] - 1]
+    starts = packed[header.placed[FLAGS].offset] & START
+    if bool(last & ENDED) != bool(starts):
+        raise DamagedError(
+            f"segment: step {header.first_step} of lane {header.lane} {'begins' if starts else 'goes on with'} an "
+            f"episode, but the one before {'ended' if last & ENDED else 'did not end'} one"
+        )
+
+
+def _places(log: StepLog, header: Header, dictionaries: Mapping[int, bytes]) -> list[int] | None:
+    """Where the columns' dictionaries are in the log's tables, counted as used; ``None`` if a table is full."""
+    places: list[int] = []
+    for table, column in zip(log.tables, header.placed, strict=True):
+        place = table.add(dictionaries[column.dictionary]) if column.dictionary else 0
+        if place is None:
+            log.sealed.drop_dictionaries(places)
+            return None
+        places.append(place)
+    return places
+
+
+def _unshared(packed: bytes, log: StepLog, dictionary: Callable[[int], bytes]) -> bytes:
+    """The same segment with columns as they come, for want of places for dictionaries."""
+    header, arrays = segment.unpack(packed, log.spec, dictionary, limit=2 * log.layout.chunk_bytes)
+    columns = [Column(RAW, len(rows), np.ascontiguousarray(rows).tobytes()) for rows in arrays.values()]
+    return segment.pack(
+        header.schema, header.lane, header.first_step, header.steps, header.frames, header.context, columns
+    )[0]

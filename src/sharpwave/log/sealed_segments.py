@@ -1,0 +1,163 @@
+"""Sealed segments: their bytes, what the index says of them, and the dictionaries that they need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.codecs.dictionaries import DictionaryTable, key_of
+from sharpwave.codecs.registry import RAW
+from sharpwave.format import segment
+from sharpwave.format.segment import FIRST_FIELD, FLAGS, REWARD, Column
+from sharpwave.log.admission import Space
+from sharpwave.log.column_encoder import ColumnEncoder
+from sharpwave.log.row_kernels import ENDED
+from sharpwave.spec import TRUNCATED
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class Sealed:
+    """Puts segments into the arena, and takes them out. Knows nothing of which are kept.
+
+    Args:
+        tables: each column's dictionaries. ``encoders``: by column.
+
+    Attributes:
+        nbytes: of all sealed segments, on disk or in memory.
+    """
+
+    def __init__(self, space: Space, tables: Sequence[DictionaryTable], encoders: Mapping[int, ColumnEncoder]) -> None:
+        self._space, self._tables, self._encoders = space, tables, encoders
+        self._stride, self._spine_bytes = space.layout.stride, space.layout.spine_bytes
+        self.nbytes = 0
+        self._undecodable: dict[int, str] = {}
+
+    @property
+    def damaged(self) -> dict[int, str]:
+        """What is wrong with segments that could not be read or decoded, by slot."""
+        return self._undecodable if self._space.residency is None else self._space.residency.damaged
+
+    def encode(self, lane: int, rows: Iterable[Bytes], columns: list[Column], places: list[int]) -> None:
+        """Encode a segment's ``rows``, column by column; columns and places of dictionaries are appended."""
+        for c, data in enumerate(rows):
+            if c < FIRST_FIELD:
+                column, place = Column(RAW, len(data), data.tobytes()), 0
+            else:
+                column, place = self._encoders[c].pack(lane, data)
+            columns.append(column)
+            places.append(place)
+
+    def enter(
+        self,
+        slot: int,
+        rows: int,
+        base: int,
+        packed: bytes,
+        placed: Sequence[int],
+        columns: Sequence[Column | segment.Placed],
+        places: Sequence[int],
+    ) -> None:
+        """Move a segment's bytes to ``base`` in the arena. What takes memory comes first: until all of it says that the
+        segment is sealed, it is an open one.
+
+        Args:
+            placed: where in ``packed`` each of its columns begins. ``places``: of their dictionaries.
+        """
+        index, memory, residency = self._space.index, self._space.arena.memory, self._space.residency
+        memory[base : base + len(packed)] = np.frombuffer(packed, np.uint8)
+        index.base[slot], index.nbytes[slot] = base, len(packed)
+        if residency is not None:
+            residency.place(slot, base)
+        for c, (column, begin, place) in enumerate(zip(columns, placed, places, strict=True)):
+            index.codec[c, slot], index.dictionary[c, slot] = column.codec, place
+            index.offset[c, slot] = base + begin
+        index.sealed[slot] = 1
+        if residency is not None:
+            self._fill_spine(slot, memory, rows)
+        self.nbytes += len(packed)
+
+    def adopt(self, slot: int, content: Bytes) -> bool:
+        """Take in a segment that the index describes already, offsets counting from its beginning.
+
+        With a disk it stays there. Without, it is copied into the arena; False if there is no room for it.
+        """
+        index, arena = self._space.index, self._space.arena
+        if self._space.residency is not None:
+            self._fill_spine(slot, content, int(index.rows[slot]))
+        else:
+            base = arena.allocate(len(content))
+            if base is None:
+                index.rows[slot] = 0
+                return False
+            arena.memory[base : base + len(content)] = content
+            index.base[slot] = base
+            index.offset[:, slot] += base
+        index.sealed[slot] = 1
+        self.nbytes += len(content)
+        return True
+
+    def _fill_spine(self, slot: int, source: Bytes, rows: int) -> None:
+        """Copy a segment's flags and rewards from ``source``, where they are at ``offset``, to where they stay."""
+        index, memory = self._space.index, self._space.arena.memory
+        spine = slot * self._spine_bytes
+        for c, to, size in ((FLAGS, spine + 4 * self._stride, rows), (REWARD, spine, 4 * rows)):
+            begin = int(index.offset[c, slot])
+            memory[to : to + size] = source[begin : begin + size]
+            index.offset[c, slot] = to
+
+    def free(self, slot: int) -> None:
+        """The segment that was in ``slot`` has left the store: its bytes are not needed any more."""
+        space, index = self._space, self._space.index
+        nbytes = int(index.nbytes[slot])
+        self.drop_dictionaries(index.dictionary[:, slot])
+        self._undecodable.pop(slot, None)
+        if space.residency is None or space.disk is None:
+            space.arena.free(int(index.base[slot]), nbytes)
+        else:
+            space.residency.forget(slot)
+            space.disk.release(int(index.region[slot]), nbytes)
+        self.nbytes -= nbytes
+
+    def dictionaries(
+        self, columns: Sequence[Column | segment.Placed], places: Sequence[int]
+    ) -> dict[tuple[int, int], bytes]:
+        """Those that a segment's columns refer to, by (column, key). ``places``: where they are, by column."""
+        return {
+            (c, column.dictionary): self._tables[c].data(places[c])
+            for c, column in enumerate(columns)
+            if column.dictionary
+        }
+
+    def drop_dictionaries(self, places: Iterable[int]) -> None:
+        """A segment goes whose columns' dictionaries are at ``places``."""
+        for table, place in zip(self._tables, places, strict=False):
+            table.drop(int(place))
+
+    def truncate(self, slot: int) -> bool:
+        """Let the episode of a segment's last step end there, with the successor's frame as the final one.
+
+        Returns whether it went on so far. With a disk the bytes there are left as they are; see :mod:`.episode_breaks`.
+        """
+        index, memory = self._space.index, self._space.arena.memory
+        last = index.offset[FLAGS, slot] + index.rows[slot] - 1
+        if memory[last] & ENDED:
+            return False
+        memory[last] |= TRUNCATED
+        if self._space.residency is None:  # the flags are those in the segment's own bytes
+            segment.seal_again(memory[index.base[slot] : index.base[slot] + index.nbytes[slot]])
+        return True
+
+    def packed(self, slot: int) -> tuple[int, bytes, dict[tuple[int, int], bytes]]:
+        """A segment in memory: its id, its bytes, and the dictionaries it needs by (column, key)."""
+        index = self._space.index
+        begin = int(index.base[slot])
+        content = self._space.arena.memory[begin : begin + int(index.nbytes[slot])].tobytes()
+        shared = {}
+        for c, place in enumerate(index.dictionary[:, slot].tolist()):
+            if place:
+                data = self._tables[c].data(place)
+                shared[c, key_of(data)] = data
+        return index.segment_id(slot), content, shared

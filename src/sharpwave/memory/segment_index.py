@@ -1,0 +1,193 @@
+"""Where every segment lies: the arrays beside the arena that sampling reads.
+
+A slot holds one segment, open or sealed, of at most ``stride`` steps. The step in row r of slot s is *leaf*
+``s * stride + r``; its id is ``generation[s] << 32 | leaf``, so that an id is never used for a second step.
+"""
+
+from __future__ import annotations
+
+import copy
+import heapq
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.native.jit import njit
+
+Ints = npt.NDArray[np.int64]
+
+LEAF_BITS = 32
+LEAF_MASK = (1 << LEAF_BITS) - 1
+
+
+class SegmentIndex:
+    """Per-slot arrays. Untouched slots cost no memory: slots are handed out lowest first.
+
+    Attributes:
+        rows: int32 [slots], steps in the segment; 0 for a free slot.
+        generation: int64 [slots], how many segments the slot has held before.
+        lane, next, previous: int32 [slots], whose segment it is and the slots of the lane's following one that is held
+            (-1: none yet) and of the one before (-1: none).
+        gap: uint8 [slots], whether steps between the segment and the following one have left.
+        context, frames: int32 [slots], rows of the observation's columns before the first step, and in all.
+        sealed, begins: uint8 [slots], whether the segment is sealed, and whether its first step begins an episode.
+        offset: int64 [columns, slots], where each column's payload begins in the arena.
+        codec: uint8 [columns, slots].
+        dictionary: int32 [columns, slots], the place of the column's dictionary in its field's table.
+        base, nbytes: int64 [slots], the sealed segment's place in the arena.
+        resident: uint8 [slots], whether the segment lies in the arena; where it does not, ``offset`` of the fields'
+            columns counts from the segment's beginning.
+        region, place: int32, int64 [slots], the sealed segment's place on disk, if there is one.
+        first_step: int64 [slots], the lane's number of the first step.
+        latest_generation: the highest of any id so far.
+    """
+
+    def __init__(self, slots: int, stride: int, columns: int) -> None:
+        self.slots = slots
+        self.stride = stride
+        self.rows = np.zeros(slots, np.int32)
+        self.generation = np.zeros(slots, np.int64)
+        self.lane = np.zeros(slots, np.int32)
+        self.next = np.zeros(slots, np.int32)
+        self.previous = np.zeros(slots, np.int32)
+        self.gap = np.zeros(slots, np.uint8)
+        self.context = np.zeros(slots, np.int32)
+        self.frames = np.zeros(slots, np.int32)
+        self.sealed = np.zeros(slots, np.uint8)
+        self.begins = np.zeros(slots, np.uint8)
+        self.offset = np.zeros((columns, slots), np.int64)
+        self.codec = np.zeros((columns, slots), np.uint8)
+        self.dictionary = np.zeros((columns, slots), np.int32)
+        self.base = np.zeros(slots, np.int64)
+        self.nbytes = np.zeros(slots, np.int64)
+        self.resident = np.zeros(slots, np.uint8)
+        self.region = np.zeros(slots, np.int32)
+        self.place = np.zeros(slots, np.int64)
+        self.first_step = np.zeros(slots, np.int64)
+        self._returned: list[int] = []
+        self.first_generation = 0  # of slots that were never used
+        self.highest = 0
+        self.latest_generation = 0
+
+    @property
+    def leaves(self) -> int:
+        """Number of leaves: the size of a per-step tree."""
+        return self.slots * self.stride
+
+    @property
+    def touched_bytes(self) -> int:
+        """Bytes of memory in use."""
+        arrays: list[npt.NDArray[Any]] = [a for a in vars(self).values() if isinstance(a, np.ndarray)]
+        return sum(a.nbytes for a in arrays) * self.highest // self.slots + 8 * len(self._returned)
+
+    def take(self) -> int | None:
+        """The lowest free slot, emptied; ``None`` if all are in use."""
+        if self._returned:
+            slot = heapq.heappop(self._returned)
+        elif self.highest < self.slots:
+            slot = self.highest
+            self.highest += 1
+            self.generation[slot] = self.first_generation
+        else:
+            return None
+        self.rows[slot] = self.frames[slot] = self.context[slot] = 0
+        self.sealed[slot] = 0
+        self.gap[slot] = 0
+        self.next[slot] = self.previous[slot] = -1
+        return slot
+
+    def give_back(self, slot: int) -> None:
+        """Free a slot; ids of its steps are stale from now on."""
+        self.rows[slot] = 0
+        # What came back after a crash may be older than what its slot held last.
+        self.generation[slot] = max(self.generation[slot] + 1, self.first_generation)
+        self.latest_generation = max(self.latest_generation, int(self.generation[slot]))
+        heapq.heappush(self._returned, slot)
+
+    def link(self, slot: int, following: int) -> None:
+        """The lane of ``slot`` goes on in ``following``."""
+        self.next[slot], self.previous[following] = following, slot
+
+    def unlink(self, slot: int) -> None:
+        """Take a slot that another follows out of its lane's chain."""
+        before, following = self.previous[slot], self.next[slot]
+        if before >= 0:
+            self.next[before] = following
+            self.gap[before] = 1
+        self.previous[following] = before
+
+    def chain(self, slots: list[int]) -> None:
+        """Make ``slots``, in their order, the beginning of a lane's chain."""
+        self.next[slots[:-1]] = slots[1:]
+        self.previous[slots] = [-1, *slots[:-1]]
+
+    def restore(self, used: set[int], first_generation: int, generation: Ints | None = None) -> None:
+        """Make ``used`` the slots in use, of those up to ``highest`` or what is more; all others are free.
+
+        Args:
+            first_generation: of the ids of steps in slots that were never used.
+            generation: int64 [highest], of those in the others; without it ``first_generation`` for all that are free.
+        """
+        self.highest = max(self.highest, max(used, default=-1) + 1)
+        self._returned = [slot for slot in range(self.highest) if slot not in used]  # in order, and so a heap
+        self.generation[self._returned] = first_generation if generation is None else generation[self._returned]
+        self.first_generation = first_generation
+        self.latest_generation = max(first_generation, int(self.generation[: self.highest].max(initial=0)))
+
+    def larger(self, slots: int) -> SegmentIndex:
+        """A copy with room for so many slots.  Raises: MemoryError."""
+        other = copy.copy(self)
+        for name, array in vars(self).items():
+            if isinstance(array, np.ndarray):
+                longer = np.zeros((*array.shape[:-1], slots), array.dtype)
+                longer[..., : self.highest] = array[..., : self.highest]
+                setattr(other, name, longer)
+        other.slots = slots
+        return other
+
+    def become(self, other: SegmentIndex) -> None:
+        """Go on as one from :meth:`larger`. Raises nothing."""
+        vars(self).update(vars(other))
+
+    def ids(self, leaves: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Ids of the steps that live at ``leaves`` now."""
+        ids: npt.NDArray[np.int64] = (self.generation[leaves // self.stride] << LEAF_BITS) | leaves
+        return ids
+
+    def segment_id(self, slot: int) -> int:
+        """Id of the first step of the segment in ``slot``."""
+        return int(self.generation[slot]) << LEAF_BITS | slot * self.stride
+
+    def resolve(
+        self, ids: npt.NDArray[np.int64], rows: npt.NDArray[np.int32]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+        """Leaves of ``ids`` [n], and bool [n]: the step is still there. A leaf that is not is 0.
+
+        Args:
+            rows: int32 [slots or more], how many rows of each slot count as there.
+        """
+        leaves, there = np.empty(len(ids), np.int64), np.empty(len(ids), np.bool_)
+        _resolve(ids, self.generation, rows, self.stride, leaves, there)
+        return leaves, there
+
+
+@njit(nogil=True, cache=True)
+def _resolve(
+    ids: npt.NDArray[np.int64],
+    generation: npt.NDArray[np.int64],
+    rows: npt.NDArray[np.int32],
+    stride: int,
+    leaves: npt.NDArray[np.int64],
+    there: npt.NDArray[np.bool_],
+) -> None:
+    for i in range(ids.size):
+        leaf = ids[i] & LEAF_MASK
+        slot = leaf // stride
+        there[i] = (
+            ids[i] >= 0
+            and slot < generation.size
+            and generation[slot] == ids[i] >> LEAF_BITS
+            and leaf - slot * stride < rows[slot]
+        )
+        leaves[i] = leaf if there[i] else 0

@@ -1,0 +1,117 @@
+"""Reading from a file in kernels: from the system's memory where that holds the place, and past it where it does not.
+
+A read through the system's memory takes pages there, copies from them, and lets others go: on a fast disk that costs
+the processor more than the disk needs for the read. What was written lately is in that memory still, and is read
+there. Asking for that (``cachestat``) takes Linux 6.5; elsewhere, and on file systems without direct reads, all reads
+go through the system's memory.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import platform
+import sys
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import types
+
+from sharpwave.native.jit import njit
+from sharpwave.native.memory_ops import INTERPRETED, copy, pointer_to
+
+Bytes = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int64]
+
+BLOCK = 4096
+"""Direct reads begin and end at multiples of this, in the file and in memory; disks ask for 512 or for this."""
+PAGE = mmap.PAGESIZE
+WINDOW = 128 << 10
+"""Bytes that are read at once, at most, into a window: direct reads need one that is aligned."""
+_CACHESTAT = 451
+
+_pread: Any = types.ExternalFunction("pread", types.int64(types.int32, types.voidptr, types.uint64, types.int64))
+_syscall: Any = types.ExternalFunction(
+    "syscall", types.int64(types.int64, types.int64, types.int64, types.int64, types.int64)
+)
+
+
+def window() -> Bytes:
+    """uint8 [WINDOW], aligned, memory that costs nothing where it is not read to. For one thread."""
+    return np.frombuffer(mmap.mmap(-1, WINDOW), np.uint8)
+
+
+def open_direct(descriptor: int) -> int:
+    """Another descriptor of an open file, for reading past the system's memory; -1 where that cannot be done."""
+    try:
+        # What was read just now is in memory, unless that of another file is meant, below this one (overlayfs).
+        if _can_ask() and any(os.pread(descriptor, 1, 0) and _cached(descriptor, 0, 1, window()) for _ in range(3)):
+            return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+    except OSError:  # such as a file system without it; or too many open files
+        pass
+    return -1
+
+
+@njit(nogil=True, cache=True)
+def read(descriptor: int, direct: int, offset: int, memory: Bytes, begin: int, end: int, window: Bytes) -> bool:
+    """Fill ``memory[begin:end]`` from ``offset`` of a file on; whether all came.
+
+    Args:
+        direct: as :func:`open_direct` gives it; -1: read through the system's memory.
+        window: see above.
+    """
+    if direct >= 0 and not _cached(descriptor, offset, end - begin, window):
+        while begin < end:
+            place = offset // BLOCK * BLOCK
+            skip = offset - place
+            nbytes = min(window.size, (skip + end - begin + BLOCK - 1) // BLOCK * BLOCK)
+            got = min(_pread(direct, pointer_to(window.ctypes.data), nbytes, place) - skip, end - begin)
+            if got <= 0:
+                break
+            copy(memory, begin, window, skip, got)
+            begin += got
+            offset += got
+    while begin < end:
+        got = _pread(descriptor, pointer_to(memory.ctypes.data + begin), end - begin, offset)
+        if got <= 0:
+            return False
+        begin += got
+        offset += got
+    return True
+
+
+@njit(nogil=True, cache=True)
+def look(descriptor: int, direct: int, offset: int, nbytes: int, window: Bytes) -> int:
+    """Where in ``window`` now lie ``nbytes`` (WINDOW - BLOCK at most) from ``offset`` of a file; -1: not all came."""
+    if direct >= 0 and not _cached(descriptor, offset, nbytes, window):
+        skip = offset % BLOCK
+        whole = (skip + nbytes + BLOCK - 1) // BLOCK * BLOCK
+        if _pread(direct, pointer_to(window.ctypes.data), whole, offset - skip) >= skip + nbytes:
+            return skip
+    return 0 if read(descriptor, -1, offset, window, 0, nbytes, window) else -1
+
+
+@njit(nogil=True, cache=True)
+def _cached(descriptor: int, offset: int, nbytes: int, window: Bytes) -> bool:
+    """Whether the system holds all of a place in memory. As pages leave at any time, the answer is advice."""
+    asked = window.view(np.int64)  # offset, bytes; then what comes, of which the first is the number of pages there
+    asked[0], asked[1] = offset, nbytes
+    answer = asked.ctypes.data + 2 * asked.itemsize
+    if _syscall(_CACHESTAT, descriptor, asked.ctypes.data, answer, 0) != 0:
+        return True  # nothing is known of it
+    return bool(asked[2] >= (offset + nbytes + PAGE - 1) // PAGE - offset // PAGE)
+
+
+@cache
+def _can_ask() -> bool:
+    """Whether this system says what of a file it holds in memory."""
+    if INTERPRETED or sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
+        return False
+    descriptor = os.memfd_create("sharpwave")
+    try:
+        os.pwrite(descriptor, bytes(2), 0)
+        return bool(_cached(descriptor, 0, 2, window()) and not _cached(descriptor, PAGE * BLOCK, 1, window()))
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,177 @@
+"""What is done to files, in one place: so that a test can make each of these fail."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import sys
+from pathlib import Path
+
+from sharpwave.native.directory import Directory, IrregularError
+from sharpwave.native.memory_ops import INTERPRETED
+
+
+class Files:
+    """The operating system's files, each named by its folder and its name there. All methods raise OSError."""
+
+    def make_folder(self, path: Path) -> Directory:
+        """Open a folder; it, and those above it, are made if absent, with their names on disk."""
+        path = path.absolute()
+        absent = [one for one in (path, *path.parents) if not one.exists()]
+        path.mkdir(parents=True, exist_ok=True)
+        for one in absent:
+            with Directory.open(one.parent) as parent:
+                self.fsync_folder(parent)
+        return Directory.open(path)
+
+    def make_directory(self, directory: Directory, name: str, *, new: bool = False) -> Directory:
+        """Open a folder in another one; made if absent. ``new``: one that exists is an error."""
+        target, base = directory.at(name)
+        try:
+            os.mkdir(target, dir_fd=base)
+        except FileExistsError:
+            if new:
+                raise
+        else:
+            self.fsync_folder(directory)
+        return directory.directory(name)
+
+    @property
+    def native(self) -> bool:
+        """Whether kernels may call the system's ``pread`` in place of :meth:`pread`."""
+        return type(self).pread is Files.pread and hasattr(os, "pread") and not INTERPRETED
+
+    def open(self, directory: Directory, name: str) -> int:
+        """Make a file and open it for reading and writing; one that exists, or a link, is an error."""
+        target, base = directory.at(name)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+        return os.open(target, flags, 0o644, dir_fd=base)
+
+    def open_again(self, directory: Directory, name: str, descriptor: int) -> int:
+        """Open a file, which is open for reading as ``descriptor``, for writing as well."""
+        target, base = directory.at(name)
+        flags = os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
+        other = os.open(target, flags, dir_fd=base)
+        if not os.path.samestat(os.fstat(other), os.fstat(descriptor)):
+            os.close(other)
+            raise OSError(errno.ESTALE, f"{directory.path / name}: replaced by another file meanwhile")
+        return other
+
+    def allocate(self, descriptor: int, offset: int, nbytes: int) -> None:
+        """Take disk for ``nbytes`` of a file from ``offset`` on, read as zeros, so that a full disk is noticed now.
+
+        Where a file system cannot, it is noticed when they are written.
+        """
+        if hasattr(os, "posix_fallocate"):
+            try:
+                os.posix_fallocate(descriptor, offset, nbytes)
+            except OSError as error:
+                if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+                    raise
+
+    def truncate(self, descriptor: int, nbytes: int) -> None:
+        """Let a file end after ``nbytes``."""
+        os.ftruncate(descriptor, nbytes)
+
+    def link(self, directory: Directory, name: str, target: Directory) -> bool:
+        """Give a file the same name in another folder. False where the file system has no such names, or another one
+        holds the folder."""
+        source, base = directory.at(name)
+        path, to = target.at(name)
+        try:
+            os.link(source, path, src_dir_fd=base, dst_dir_fd=to, follow_symlinks=False)
+        except OSError as error:
+            if error.errno in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP):
+                return False
+            raise
+        return True
+
+    def sync(self, directory: Directory, name: str) -> None:
+        """Return when the content of a file is on disk."""
+        descriptor = directory.open_file(name)
+        try:
+            self.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def pwrite(self, descriptor: int, data: bytes | memoryview, offset: int) -> None:
+        """Write all of ``data``."""
+        view = memoryview(data)
+        while view:
+            done = os.pwrite(descriptor, view, offset)
+            view, offset = view[done:], offset + done
+
+    def pread(self, descriptor: int, out: memoryview, offset: int) -> int:
+        """Fill ``out``; returns the bytes read, fewer at the file's end."""
+        done = 0
+        while done < len(out):
+            got = os.preadv(descriptor, [out[done:]], offset + done)
+            if got == 0:
+                break
+            done += got
+        return done
+
+    def fsync(self, descriptor: int) -> None:
+        """Return when the file's content is on disk."""
+        if sys.platform == "darwin":
+            os.fsync(descriptor)
+        else:
+            os.fdatasync(descriptor)
+
+    def fsync_folder(self, directory: Directory) -> None:
+        """Return when the names in a folder are on disk."""
+        if directory.descriptor >= 0:
+            os.fsync(directory.descriptor)
+
+    def replace(self, directory: Directory, name: str, content: bytes | memoryview, partial: str) -> None:
+        """Write a file whole or not at all: as ``partial``, a name that nobody else uses, synced, renamed.
+
+        A partial file of that name was left by a process that ended meanwhile, and is written anew. Whatever else has
+        either name is an error.
+        """
+        for one in (name, partial):
+            found = directory.status(one)
+            if found is not None and not stat.S_ISREG(found.st_mode):
+                raise IrregularError(directory.path / one, found.st_mode)
+            if one == partial and found is not None:
+                self.unlink(directory, partial)
+        descriptor = self.open(directory, partial)
+        try:
+            try:
+                self.pwrite(descriptor, content, 0)
+                self.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            self.rename(directory, partial, directory, name)
+        except OSError:
+            with contextlib.suppress(OSError):
+                self.unlink(directory, partial)
+            raise
+        self.fsync_folder(directory)
+
+    def rename(self, directory: Directory, name: str, target: Directory, to: str) -> None:
+        """Give a file another name, in the same folder or in another one; a file that has that name goes."""
+        source, base = directory.at(name)
+        path, there = target.at(to)
+        os.replace(source, path, src_dir_fd=base, dst_dir_fd=there)
+
+    def unlink(self, directory: Directory, name: str) -> None:
+        """Delete a file; one that is gone is no error."""
+        target, base = directory.at(name)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(target, dir_fd=base)
+
+    def remove_directory(self, directory: Directory, name: str) -> bool:
+        """Delete a folder if it is empty; False where it is not, and stays."""
+        target, base = directory.at(name)
+        try:
+            os.rmdir(target, dir_fd=base)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                return False
+            raise
+        return True

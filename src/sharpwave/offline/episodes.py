@@ -1,0 +1,315 @@
+"""What a store's folder holds, for people: lanes, episodes, bytes; and the frames of an episode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.codecs.registry import NAMES
+from sharpwave.errors import DamagedError
+from sharpwave.format.region import DICTIONARY, NOTE, SEGMENT, TAIL, Damage, Record
+from sharpwave.offline.scan import (
+    Chain,
+    Described,
+    Progress,
+    Reader,
+    Segment,
+    chains,
+    damage_of,
+    describe,
+    misnamed,
+    readers,
+    region_files,
+    size_of,
+    that_count,
+)
+from sharpwave.spec import START, TERMINATED, TRUNCATED
+
+ENDED = TERMINATED | TRUNCATED
+End = Literal["terminated", "truncated", "unfinished"]
+
+
+@dataclass(frozen=True)
+class Episode:
+    """A run of one lane's steps.
+
+    Attributes:
+        lane, first_step, steps: the lane's numbers of its steps, counted from 0.
+        total: sum of the rewards.
+        end: "unfinished" where what came after its last step is not there.
+        begun: whether its first step is there.
+        written: place of its last step's segment in the order of writing.
+    """
+
+    lane: int
+    first_step: int
+    steps: int
+    total: float
+    end: End
+    begun: bool
+    written: int
+
+    @property
+    def whole(self) -> bool:
+        """Whether both its beginning and its end are there."""
+        return self.begun and self.end != "unfinished"
+
+
+@dataclass
+class Packed:
+    """What a field's columns take with one codec. ``raw_bytes``: of their steps' values, each once."""
+
+    columns: int = 0
+    steps: int = 0
+    bytes: int = 0
+    raw_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class RegionFile:
+    """A region's file: how many segments, tails and dictionaries lie in it, and the bytes of its records."""
+
+    path: Path
+    nbytes: int
+    used: int
+    segments: int
+    tails: int
+    dictionaries: int
+
+
+@dataclass
+class Survey:
+    """What a folder holds.
+
+    Attributes:
+        lanes: by lane, its segments that count.
+        episodes: in the order of their ends.
+        packed: by field and codec, of the segments that count.
+        overhead_bytes: of their headers, tables and checksums.
+        dictionary_bytes: of all region files.
+        damages: what could not be read, and is in no other number.
+    """
+
+    folder: Path
+    described: Described
+    lanes: dict[int, Chain] = field(default_factory=dict)
+    episodes: list[Episode] = field(default_factory=list)
+    packed: dict[str, dict[str, Packed]] = field(default_factory=dict)
+    overhead_bytes: int = 0
+    dictionary_bytes: int = 0
+    regions: list[RegionFile] = field(default_factory=list)
+    damages: list[Damage] = field(default_factory=list)
+
+    @property
+    def segments(self) -> list[Segment]:
+        """The segments that count, lane by lane."""
+        return [one for chain in self.lanes.values() for one in chain.segments]
+
+    @property
+    def steps(self) -> int:
+        """Steps in them."""
+        return sum(one.header.steps for one in self.segments)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A step of an episode: its number in the episode, its reward (``None`` for the final observation) and frame."""
+
+    step: int
+    reward: float | None
+    frame: npt.NDArray[Any]
+
+
+def survey(folder: Path, progress: Callable[[int], Progress] = lambda total: lambda nbytes: None) -> Survey:
+    """What a store's folder holds: every checksum is verified, and flags and rewards are decoded.
+
+    Raises:
+        FileNotFoundError: no store there.  DamagedError: ``store.json`` is not what a store writes.
+    """
+    result = Survey(folder, describe(folder))
+    advance = progress(sum(map(size_of, region_files(folder))))
+    found: list[tuple[int, Segment]] = []
+    pieces: dict[tuple[Path, Record], list[_Piece]] = {}
+    for number, reader in enumerate(readers(folder, result.described.identity)):
+        if isinstance(reader, Damage):
+            result.damages.append(reader)
+            advance(reader.nbytes)
+            continue
+        for one, cut in _read_file(reader, result, advance):
+            found.append((number, one))
+            pieces[one.path, one.record] = cut
+    found = that_count(folder, found, result.damages)
+    result.lanes = chains(found, result.described.segment_steps)
+    for lane, chain in result.lanes.items():
+        episodes = _Episodes(lane)
+        for one in chain.segments:
+            episodes.add(one, pieces.pop((one.path, one.record)))
+            _count(result, one)
+        result.episodes += episodes.close()
+    result.episodes.sort(key=lambda one: (one.written, one.lane, one.first_step))
+    return result
+
+
+def _read_file(reader: Reader, result: Survey, advance: Progress) -> Iterator[tuple[Segment, list[_Piece]]]:
+    result.damages += reader.damages + misnamed(reader)
+    nbytes, told = size_of(reader.path), 0
+    kinds = [record.kind for record in reader.records]
+    if reader.region is not None:
+        segments, tails, dictionaries = (kinds.count(kind) for kind in (SEGMENT, TAIL, DICTIONARY))
+        used = reader.region.used
+        result.regions.append(RegionFile(reader.path, nbytes, used, segments, tails, dictionaries))
+    for record in reader.records:
+        advance(record.offset - told)
+        told = record.offset
+        if record.kind == DICTIONARY:
+            result.dictionary_bytes += record.nbytes
+        if record.kind in (DICTIONARY, NOTE):
+            continue
+        try:
+            header, arrays = reader.unpack(record, result.described, ("flags", "reward"))
+        except (DamagedError, OSError) as error:
+            result.damages.append(damage_of(reader, record, error))
+            continue
+        if header.steps:  # else frames alone, of an episode that goes on
+            yield Segment(reader.path, record, header), _pieces(arrays["flags"], arrays["reward"])
+    advance(max(0, nbytes - told))
+
+
+def _count(result: Survey, one: Segment) -> None:
+    fields = result.described.spec.fields
+    sizes = {"flags": 1, "reward": 4} | {name: field.row_bytes for name, field in fields.items()}
+    for (name, size), column in zip(sizes.items(), one.header.placed, strict=True):
+        packed = result.packed.setdefault(name, {}).setdefault(NAMES.get(column.codec, str(column.codec)), Packed())
+        packed.columns += 1
+        packed.steps += one.header.steps
+        packed.bytes += column.nbytes
+        packed.raw_bytes += one.header.steps * size
+    result.overhead_bytes += one.header.nbytes - sum(column.nbytes for column in one.header.placed)
+
+
+class _Piece(NamedTuple):
+    """Steps of one episode that lie in one segment."""
+
+    begin: int  # row in the segment
+    end: int
+    total: float  # of the rewards
+    starts: bool  # the episode
+    flags: int  # of the last step
+
+
+def _pieces(flags: npt.NDArray[np.uint8], reward: npt.NDArray[np.float32]) -> list[_Piece]:
+    """A segment's steps, cut where an episode begins and behind one that has ended."""
+    cut = flags & START != 0
+    cut[1:] |= flags[:-1] & ENDED != 0
+    cut[0] = True
+    begins = np.flatnonzero(cut)
+    totals = np.add.reduceat(reward.astype(np.float64), begins).tolist()
+    bounds = [*begins.tolist(), len(flags)]
+    return [
+        _Piece(begin, end, total, bool(flags[begin] & START), int(flags[end - 1]))
+        for begin, end, total in zip(bounds, bounds[1:], totals, strict=False)
+    ]
+
+
+class _Episodes:
+    """Puts one lane's episodes together from its segments, given in their order."""
+
+    def __init__(self, lane: int) -> None:
+        self.lane = lane
+        self.episodes: list[Episode] = []
+        self._first = self._next = -1
+        self._total = 0.0
+        self._begun = False
+        self._written = 0
+
+    def add(self, one: Segment, pieces: list[_Piece]) -> None:
+        """The lane's next segment."""
+        first = one.header.first_step
+        if first != self._next:
+            self._close("unfinished")
+        for piece in pieces:
+            if piece.starts:
+                self._close("unfinished")
+            if self._first < 0:
+                self._first, self._total, self._begun = first + piece.begin, 0.0, piece.starts
+            self._total += piece.total
+            self._next, self._written = first + piece.end, one.record.sequence
+            if piece.flags & ENDED:
+                self._close("terminated" if piece.flags & TERMINATED else "truncated")
+
+    def _close(self, end: End) -> None:
+        if self._first >= 0:
+            steps = self._next - self._first
+            self.episodes.append(Episode(self.lane, self._first, steps, self._total, end, self._begun, self._written))
+        self._first = -1
+
+    def close(self) -> list[Episode]:
+        """All episodes; the last one may go on."""
+        self._close("unfinished")
+        return self.episodes
+
+
+def frames(result: Survey, episode: Episode, name: str, wanted: npt.NDArray[np.int64]) -> Iterator[Shown]:
+    """What field ``name`` of the observation was at steps of an episode.
+
+    Args:
+        wanted: rising numbers, 0 for the episode's first step; ``episode.steps`` is the final observation, if the
+            episode ended. Numbers beyond are left out.
+
+    Raises:
+        DamagedError: a segment has gone meanwhile, or cannot be decoded.
+    """
+    rows = _Rows(result, name)
+    try:
+        for one in result.lanes[episode.lane].segments:
+            begin = one.header.first_step - episode.first_step  # of the segment's first step, counted in the episode
+            end = min(begin + one.header.steps, episode.steps)
+            inside = wanted[(wanted >= max(begin, 0)) & (wanted < end)]
+            final = begin < end == episode.steps and episode.end != "unfinished" and episode.steps in wanted
+            if inside.size or final:
+                flags, reward, values = rows.of(one)
+                before = np.concatenate([[0], np.cumsum(flags & ENDED != 0)])
+                for step in inside.tolist():
+                    row = step - begin
+                    yield Shown(step, float(reward[row]), values[one.header.context + row + before[row]])
+                if final:
+                    row = episode.steps - 1 - begin
+                    yield Shown(episode.steps, None, values[one.header.context + row + before[row] + 1])
+    finally:
+        rows.close()
+
+
+class _Rows:
+    """Decodes segments for :func:`frames`; a file is opened once for those that follow one another in it."""
+
+    def __init__(self, result: Survey, name: str) -> None:
+        self.result, self.name = result, name
+        self._reader: Reader | None = None
+
+    def of(self, one: Segment) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32], npt.NDArray[Any]]:
+        """Flags, rewards and the field's rows."""
+        try:
+            if self._reader is None or self._reader.path != one.path:
+                self.close()
+                self._reader = Reader(one.path, self.result.described.identity)
+            if self._reader.region is None:
+                raise DamagedError(self._reader.damages[0].what)
+            _, arrays = self._reader.unpack(one.record, self.result.described, ("flags", "reward", self.name))
+            flags, values = arrays["flags"], arrays[self.name]
+            needed = one.header.context + len(flags) + int((flags & ENDED != 0).sum())
+            if len(values) < needed:
+                raise DamagedError(f"{len(values):,} frames, expected at least {needed:,}")
+        except (OSError, DamagedError) as error:
+            raise DamagedError(f"{one.path}: byte {one.record.offset:,}: {error}") from error
+        return flags, arrays["reward"], values
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None

@@ -1,0 +1,371 @@
+"""Looking at a store's folder from outside: nothing is changed, nothing is locked, and any bytes may lie there.
+
+Another process may have the folder meanwhile. So a file that goes is no damage, and what looks damaged is looked at
+again before it is said to be: it may have been half written.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import zstandard
+
+from sharpwave.codecs.registry import ZSTD_DICTIONARY_BYTES
+from sharpwave.disk.ownership import MARK
+from sharpwave.disk.store_folder import FOLDER, LOCK, MANIFEST, QUARANTINE, read_manifest
+from sharpwave.errors import DamagedError
+from sharpwave.format import segment
+from sharpwave.format.checkpoint_state import STATE, read_state
+from sharpwave.format.region import DICTIONARY, HEADER, TAIL, Damage, Identity, Record, Region, read_region
+from sharpwave.format.segment import Header
+from sharpwave.memory.segment_layout import most_rows
+from sharpwave.native.directory import IrregularError, kind_of
+from sharpwave.persistence.recovery import newest
+from sharpwave.persistence.settings import Settings
+from sharpwave.sampling.samplers import checked_array
+from sharpwave.spec import Spec
+from sharpwave.validation import most_lanes
+
+Progress = Callable[[int], None]
+"""Told how many bytes were read since it was called last."""
+
+LOOK_AGAIN_S = 0.2
+"""How long a process that was writing has to finish a record."""
+
+LIMITS = ("capacity", "ram", "disk_limit", "seed")
+
+
+@dataclass(frozen=True)
+class Described:
+    """What ``store.json`` says.
+
+    Attributes:
+        limits: ``capacity``, ``ram``, ``disk_limit`` and ``seed``, as the store was made with.
+        codecs: by field, what was asked for.
+    """
+
+    spec: Spec
+    identity: Identity
+    segment_steps: int
+    limits: dict[str, int | None]
+    codecs: dict[str, str]
+
+    @property
+    def most_frames(self) -> int:
+        """The most frames that a segment holds."""
+        return most_rows(self.spec, self.segment_steps)
+
+    @property
+    def most_bytes(self) -> int:
+        """The most bytes that a segment takes: no codec makes rows larger."""
+        rows = self.most_frames * self.spec.step_bytes
+        return rows + segment.HEADER.size + (segment.COLUMN.size + segment.ALIGNMENT) * (2 + len(self.spec.fields)) + 4
+
+    @property
+    def dictionary_bytes(self) -> int:
+        """The most bytes that a dictionary takes: zstd's, or a row."""
+        return max(ZSTD_DICTIONARY_BYTES, *(field.row_bytes for field in self.spec.fields.values()))
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A segment that was found whole: where it lies, and what it says of itself."""
+
+    path: Path
+    record: Record
+    header: Header
+
+    @property
+    def end(self) -> int:
+        """The lane's number of the step behind its last one."""
+        return self.header.first_step + self.header.steps
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A lane's segments that count, in their order, and where two of them do not meet.
+
+    Attributes:
+        gaps: (first step that is not there, first that is there again).
+        overlaps: segments whose first steps are another's as well.
+    """
+
+    segments: list[Segment]
+    gaps: list[tuple[int, int]]
+    overlaps: list[Segment]
+
+
+def describe(folder: Path) -> Described:
+    """What a folder's ``store.json`` says.
+
+    Raises:
+        FileNotFoundError: no store there.  DamagedError: not what a store writes.
+    """
+    manifest = read_manifest(folder)
+    said = Settings.said(folder, manifest)
+    limits = {name: getattr(said, name) for name in LIMITS}
+    identity = Identity(bytes.fromhex(manifest["store"]), said.spec.schema_hash)
+    return Described(said.spec, identity, said.segment_steps, limits, said.codecs)
+
+
+def is_store(folder: Path) -> bool:
+    """Whether a store has been there: with ``store.json``, or with region files and without."""
+    return os.path.lexists(folder / MANIFEST) or bool(region_files(folder))
+
+
+def part_of(folder: Path) -> Path:
+    """Where a folder's regions lie, and the state beside them if it is a checkpoint: what ``store.json`` names, or else
+    what is there."""
+    try:
+        number = int(read_manifest(folder).get("checkpoint", 0))
+        return folder / str(number) if number else folder
+    except (OSError, DamagedError):
+        parts = sorted(
+            (path for path in folder.glob("*") if re.fullmatch("[0-9]{1,10}", path.name)),
+            key=lambda path: int(path.name),
+        )
+        return parts[-1] if parts and not (folder / FOLDER).is_dir() else folder
+
+
+def region_files(folder: Path) -> list[Path]:
+    """The folder's region files, oldest first, and what else has such a name."""
+    if irregular_folders(folder):
+        return []
+    return sorted((part_of(folder) / FOLDER).glob("*.region"))
+
+
+def irregular_folders(folder: Path) -> list[Damage]:
+    """What stands in place of the folders that regions lie in: links are not followed."""
+    part = part_of(folder)
+    for path in dict.fromkeys((part, part / FOLDER)):
+        if path != folder and os.path.lexists(path):
+            mode = path.lstat().st_mode
+            if not stat.S_ISDIR(mode):
+                return [Damage(path, 0, 0, f"{kind_of(mode)}, expected a folder")]
+    return []
+
+
+def checkpoint_ids(folder: Path) -> set[int] | None:
+    """Ids of the segments that a checkpoint holds; those beside them in its files had left. ``None``: it is none.
+
+    Raises:
+        DamagedError: its state is not as it was written.
+    """
+    part = part_of(folder)
+    if part == folder:
+        return None
+    log = read_state(part / STATE).get("log")
+    try:
+        return set(checked_array(log, "ids", np.int64).tolist())
+    except ValueError as error:
+        raise DamagedError(f"{part / STATE}: not a checkpoint's state ({error})") from error
+
+
+def strangers(folder: Path) -> list[Path]:
+    """What lies in a store's folder and is no part of the store; files that recovery set aside among it."""
+    part = part_of(folder)
+    known = {MANIFEST, LOCK, QUARANTINE, FOLDER if part == folder else part.name}
+    found = [path for path in folder.glob("*") if path.name not in known]
+    if irregular_folders(folder):
+        return sorted([*found, *(folder / QUARANTINE).glob("*")])
+    if part != folder:
+        found += [path for path in part.glob("*") if path.name not in (STATE, FOLDER, MARK)]
+    found += [path for path in (part / FOLDER).glob("*") if path.suffix != ".region"]
+    return sorted([*found, *(folder / QUARANTINE).glob("*")])
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file; 0 for one that has gone."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return 0
+    return found.st_size if stat.S_ISREG(found.st_mode) else 0
+
+
+class Reader:
+    """A region's file, open for reading.
+
+    Args:
+        identity: of the store it should belong to; ``None``: any.
+        growing: another process may be writing to it, and is given time to finish a record.
+
+    Attributes:
+        region: ``None`` where the header cannot be trusted.
+        damages: what does not hold of its bytes, at two looks.
+
+    Raises:
+        OSError: FileNotFoundError where the file has gone.
+    """
+
+    def __init__(self, path: Path, identity: Identity | None, growing: bool = False) -> None:
+        self.path = path
+        self.region: Region | None
+        self.region, self.records, self.damages = read_region(path, identity)
+        if self.damages:
+            if growing:
+                time.sleep(LOOK_AGAIN_S)
+            self.close()
+            before = self.damages
+            self.region, self.records, self.damages = read_region(path, identity)
+            # What is half written now is another record than the one before.
+            self.damages = [damage for damage in self.damages if damage in before]
+        self._dictionaries = {
+            (record.column, record.id): record for record in self.records if record.kind == DICTIONARY
+        }
+        self._keys = {record.id: record for record in self._dictionaries.values()}
+
+    def close(self) -> None:
+        """Close the file."""
+        if self.region is not None:
+            self.region.close()
+            self.region = None
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def payload(self, record: Record) -> bytes:
+        """A record's content.  Raises: OSError."""
+        assert self.region is not None
+        return os.pread(self.region.descriptor, record.nbytes, record.offset)
+
+    def _check_header(self, payload: bytes, described: Described, fewest: int) -> None:
+        """Whether what a segment says of itself fits its store and its region.  Raises: DamagedError."""
+        header = segment.parse(payload, described.spec)
+        steps, frames = described.segment_steps, described.most_frames
+        if not fewest <= header.steps <= steps or not header.context <= header.frames <= frames:
+            raise DamagedError(
+                f"{header.steps:,} steps, {header.frames:,} frames, {header.context:,} of them context; "
+                f"expected {fewest} to {steps:,} steps and at most {frames:,} frames"
+            )
+        if header.lane >= most_lanes(described.limits["capacity"]):
+            raise DamagedError(f"lane {header.lane:,}, and the capacity is {described.limits['capacity']} steps")
+        for column, placed in enumerate(header.placed):
+            if placed.dictionary and (column, placed.dictionary) not in self._dictionaries:
+                raise DamagedError(
+                    f"column {column} refers to dictionary {placed.dictionary:016x}, which this region does not hold"
+                )
+
+    def verify(self, record: Record, described: Described) -> tuple[Header, npt.NDArray[np.uint8]]:
+        """A segment's header and flags, every row of it having been decoded.  Raises: DamagedError."""
+        payload = self._checked(record, described)
+        return segment.verify(payload, described.spec, lambda key: self._dictionary(key, described))
+
+    def _checked(self, record: Record, described: Described) -> bytes:
+        """A segment's bytes, if what it says of itself could be held in memory.  Raises: DamagedError."""
+        if record.nbytes > described.most_bytes:
+            raise DamagedError(f"{record.nbytes:,} bytes, expected at most {described.most_bytes:,}")
+        payload = self.payload(record)
+        self._check_header(payload, described, fewest=0 if record.kind == TAIL else 1)
+        return payload
+
+    def _dictionary(self, key: int, described: Described) -> bytes:
+        """Raises: KeyError: this region does not hold it.  DamagedError."""
+        record = self._keys[key]
+        if record.nbytes > described.dictionary_bytes:
+            raise DamagedError(f"dictionary {key:016x} has {record.nbytes:,} bytes, expected at most "
+                               f"{described.dictionary_bytes:,}")  # fmt: skip
+        return self.payload(record)
+
+    def unpack(
+        self, record: Record, described: Described, only: Collection[str] | None = None
+    ) -> tuple[Header, dict[str, npt.NDArray[Any]]]:
+        """A segment decoded, or some of its columns.
+
+        Raises: DamagedError, also where what it says of itself could never be held in memory.
+        """
+        payload = self._checked(record, described)
+        try:
+            return segment.unpack(
+                payload, described.spec, lambda key: self._dictionary(key, described), only, described.most_bytes
+            )
+        except DamagedError:
+            raise
+        except (ValueError, OverflowError, MemoryError, zstandard.ZstdError) as error:
+            raise DamagedError(f"segment: {error!r}") from error
+
+
+def damage_of(reader: Reader, record: Record, error: Exception) -> Damage:
+    """What is wrong with a segment whose checksum holds."""
+    text = str(error).removeprefix("segment: ")
+    return Damage(reader.path, record.offset, record.nbytes, f"segment {record.id}: {text}", record.id)
+
+
+def misnamed(reader: Reader) -> list[Damage]:
+    """Damage where a file's name is not that of the region in it: a copy, or one that was renamed."""
+    region = reader.region
+    if region is None or reader.path.stem == f"{region.number:012d}":
+        return []
+    return [Damage(reader.path, 0, HEADER.size, f"region {region.number}, expected {region.number:012d}.region")]
+
+
+def readers(folder: Path, identity: Identity | None) -> Iterator[Reader | Damage]:
+    """Every region file of a folder, open one at a time; or why it cannot be read. Those that have gone are no more."""
+    paths = region_files(folder)
+    for path in paths:
+        try:
+            # Records go to the newest file only: one that others followed already is as it will be.
+            with Reader(path, identity, growing=path == paths[-1]) as reader:
+                yield reader
+        except FileNotFoundError:
+            continue
+        except IrregularError as error:
+            yield Damage(path, 0, 0, error.what)
+        except OSError as error:
+            yield Damage(path, 0, size_of(path), f"cannot be read: {error.strerror or error}")
+
+
+def chains(found: Collection[tuple[int, Segment]], stride: int) -> dict[int, Chain]:
+    """By lane, the segments that count; of those of one slot only one does (``recovery.newest``)."""
+    by_place = {(file, one.record): one for file, one in found}
+    lanes: dict[int, list[Segment]] = {}
+    for file, record in newest([(file, one.record) for file, one in found], stride):
+        one = by_place[file, record]
+        lanes.setdefault(one.header.lane, []).append(one)
+    return {lane: _chain(lanes[lane]) for lane in sorted(lanes)}
+
+
+def _chain(segments: list[Segment]) -> Chain:
+    segments.sort(key=lambda one: (one.header.first_step, one.record.kind == TAIL, one.record.sequence))
+    chain = Chain([], [], [])
+    for one in segments:
+        last = chain.segments[-1] if chain.segments else None
+        # An opening gives up the last of the rows that were flushed of an episode that went on.
+        given_up = last is not None and last.record.kind == TAIL and one.header.first_step == last.end - 1
+        if last is not None and one.header.first_step < last.end and not given_up:
+            if one.record.kind != TAIL:  # rows that were flushed, and given up when the store was opened again
+                chain.overlaps.append(one)
+            continue
+        if last is not None and one.header.first_step > last.end:
+            chain.gaps.append((last.end, one.header.first_step))
+        chain.segments.append(one)
+    return chain
+
+
+def that_count(folder: Path, found: list[tuple[int, Segment]], damages: list[Damage]) -> list[tuple[int, Segment]]:
+    """What a checkpoint holds of the segments found; all, where it is none. What is wrong goes to ``damages``."""
+    try:
+        ids = checkpoint_ids(folder)
+    except (OSError, DamagedError) as error:
+        path = part_of(folder) / STATE
+        what = str(error).removeprefix(f"{path}: ")
+        damages.append(Damage(path, 0, size_of(path), what))
+        return found
+    if ids is None:
+        return found
+    for id_ in sorted(ids - {one.record.id for _, one in found if one.record.kind != TAIL}):
+        path = part_of(folder) / FOLDER
+        damages.append(Damage(path, 0, 0, f"segment {id_}: held by the checkpoint, and in no file", id_))
+    return [(number, one) for number, one in found if one.record.kind == TAIL or one.record.id in ids]

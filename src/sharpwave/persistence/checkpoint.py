@@ -1,0 +1,258 @@
+"""A store -> a folder from which it goes on exactly.
+
+The folder holds ``store.json`` and one numbered folder beside it, which ``store.json`` names: region files with every
+sealed segment - of a store on disk, second names of its own files - and the state of all else. A new checkpoint is
+written beside the old one and takes its place when ``store.json`` is replaced, in one step.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import secrets
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from sharpwave.disk.disk_tier import REGION_BYTES, SMALLEST_REGION
+from sharpwave.disk.ownership import check_apart, make_part, remove_part, remove_partial_manifests, remove_parts
+from sharpwave.disk.region_files import Regions
+from sharpwave.disk.store_folder import FOLDER, MOST_CHECKPOINT, Hold, read_manifest, write_manifest
+from sharpwave.format.checkpoint_state import STATE, write_state
+from sharpwave.format.region import SEGMENT, TAIL, Identity
+from sharpwave.log.step_log import StepLog
+from sharpwave.native.directory import Directory
+from sharpwave.native.files import Files
+from sharpwave.persistence import snapshot
+
+Packed = tuple[int, bytes, dict[tuple[int, int], bytes]]
+"""A segment: its id, its bytes, and the dictionaries that it needs."""
+AT_A_TIME = 4 << 20
+"""Bytes of segments that are copied while nothing else may happen to the store, and of evicted ones that are kept."""
+COPIED = 1 << 20
+"""Bytes of a file that are copied at a time."""
+WAIT_S = 10.0
+"""How long a checkpoint waits for others who read the one before, and they for it."""
+
+
+def save(
+    folder: Path,
+    log: StepLog,
+    lock: Any,
+    notify: Callable[[], None],
+    settings: dict[str, Any],
+    views: Callable[[], dict[str, Any]],
+    files: Files,
+) -> None:
+    """Write a checkpoint of ``log``, or replace the one in ``folder``.
+
+    Args:
+        lock: the store's. ``notify``: called with it held when appending may go on.
+        settings: what ``store.json`` says beside.
+        views: the state of the views; called with ``lock`` held.
+
+    Raises:
+        OSError: a full or failing disk; the checkpoint that was there before stays.
+        FileExistsError: a store that is no checkpoint is there.  StoreInUseError: it is in use.
+    """
+    with lock:
+        log.check_open()
+    _check_place(folder, log)
+    with files.make_folder(folder) as directory, Hold(directory, wait_s=WAIT_S) as hold:
+        before = _manifest(directory)
+        remove_partial_manifests(directory, files)
+        remove_parts(directory, before["store"], files, kept=before["checkpoint"])  # which did not come to their end
+        number = before["checkpoint"] % (MOST_CHECKPOINT - 1) + 1
+        while directory.status(str(number)):  # what is not a checkpoint's
+            number = number % (MOST_CHECKPOINT - 1) + 1
+        identity = settings.get("store") or secrets.token_hex(16)
+        try:
+            with make_part(directory, number, identity, files) as part:
+                me = Identity(bytes.fromhex(identity), log.spec.schema_hash)
+                _write_part(part, log, lock, notify, me, views, files)
+            files.fsync_folder(directory)
+            hold.check()
+            said = {"store": identity, "checkpoint": number, "on_disk": log.disk is not None}
+            write_manifest(directory, settings | said, files)
+        except BaseException:
+            with suppress(OSError):
+                if _manifest(directory)["checkpoint"] != number:  # else only the sync after that failed
+                    remove_part(directory, str(number), identity, files)
+            raise
+        if before["checkpoint"]:
+            with suppress(OSError):
+                remove_part(directory, str(before["checkpoint"]), before["store"], files, named=True)
+    _trim()
+
+
+def _check_place(folder: Path, log: StepLog) -> None:
+    """Raises: FileExistsError: the folder is the store's own, or lies in one."""
+    if log.disk is not None and folder.exists() and log.disk.directory.is_at(folder):
+        raise FileExistsError(f"checkpoint: {folder} is the store's own folder; give another one")
+    check_apart(folder)
+
+
+def _write_part(
+    part: Directory,
+    log: StepLog,
+    lock: Any,
+    notify: Callable[[], None],
+    identity: Identity,
+    views: Callable[[], dict[str, Any]],
+    files: Files,
+) -> None:
+    """Write all that a checkpoint holds beside ``store.json``."""
+    with files.make_directory(part, FOLDER) as target:
+        regions = Regions(target, identity, SMALLEST_REGION, files)
+        sources: list[tuple[int, str]] = []
+        try:
+            with lock:
+                log.check_open()
+                state = {"log": snapshot.capture(log), "views": views()}
+                copying = Copying(log, regions, snapshot.tails(log))
+                if log.disk is not None:
+                    sources = log.disk.share(target)
+                    regions.next_number, regions.sequence = log.disk.regions.next_number, log.disk.regions.sequence
+                else:
+                    regions.region_bytes = REGION_BYTES
+                    copying.begin(state["log"]["retention"]["slots"])
+            try:
+                copying.run(lock, notify)
+                regions.finish()
+            finally:
+                with lock:
+                    copying.end()
+            for source, name in sources:
+                copy_file(source, target, name, files)
+        finally:
+            regions.close()
+            for source, _ in sources:
+                os.close(source)
+        for name in target.names():
+            files.sync(target, name)
+        write_state(part, STATE, state, files)
+        files.fsync_folder(target)
+    files.fsync_folder(part)
+
+
+def _trim() -> None:
+    """Give back what the C library keeps of the copies made here, which ``ram=`` would miss."""
+    with suppress(AttributeError, OSError, TypeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _manifest(directory: Directory) -> dict[str, Any]:
+    """What ``store.json`` says of the checkpoint in a folder; its number is 0 if there is none."""
+    try:
+        manifest = read_manifest(directory)
+    except FileNotFoundError:
+        return {"checkpoint": 0, "store": bytes(16).hex()}
+    if not manifest.get("checkpoint", 0):
+        raise FileExistsError(
+            f"checkpoint: {directory.path} holds a store that is no checkpoint; give a folder of its own"
+        )
+    return manifest
+
+
+def copy_file(source: int, folder: Directory, name: str, files: Files) -> None:
+    """A copy of an open file, which could not get a second name.  Raises: OSError."""
+    target = files.open(folder, name)
+    try:
+        content, at = memoryview(bytearray(COPIED)), 0
+        while nbytes := files.pread(source, content, at):
+            files.pwrite(target, content[:nbytes], at)
+            at += nbytes
+    finally:
+        os.close(target)
+
+
+class Copying:
+    """Segments in memory on their way into a checkpoint's region files, while the store goes on.
+
+    Attributes:
+        nbytes: of the copies that are in memory at the moment.
+    """
+
+    def __init__(self, log: StepLog, regions: Regions, tails: list[tuple[int, bytes]]) -> None:
+        self.log, self._regions, self._tails = log, regions, tails
+        self.nbytes = sum(len(content) for _, content in tails)
+        self._slots: dict[int, None] = {}
+        self._rescued: list[Packed] = []
+        self._rescued_bytes = 0
+        self._turn = threading.Lock()  # one at a time writes
+        self._error: OSError | None = None
+
+    def begin(self, slots: Any) -> None:
+        """Copy the segments in ``slots``. The store's lock is held, as it is for :meth:`rescue` and :meth:`waits`."""
+        self._slots = dict.fromkeys(slots.tolist())
+        self.log.watchers.append(self.rescue)
+        self.log.copying = self
+
+    def end(self) -> None:
+        """Copy nothing more."""
+        if self.log.copying is self:
+            self.log.watchers.remove(self.rescue)
+            self.log.copying = None
+
+    def waits(self) -> str | None:
+        """Why nothing may be appended now, which might evict: too many copies of evicted segments are not written."""
+        if self._rescued_bytes <= AT_A_TIME:
+            return None
+        return (
+            f"a checkpoint is being written to a slow disk: {self._rescued_bytes:,} bytes of evicted segments wait for "
+            f"it, {AT_A_TIME:,} may"
+        )
+
+    def rescue(self, slot: int) -> None:
+        """Copy the segment in ``slot``, which is about to leave the store. What is too much is written at once."""
+        if slot not in self._slots:
+            return
+        del self._slots[slot]
+        packed = self.log.sealed.packed(slot)
+        self.nbytes += len(packed[1])
+        if self._rescued_bytes + len(packed[1]) <= 2 * AT_A_TIME:
+            self._rescued.append(packed)
+            self._rescued_bytes += len(packed[1])
+            return
+        try:
+            self._write(packed)
+        except OSError as error:  # the checkpoint's matter, not that of whoever evicted
+            self._error = error
+            self._slots.clear()
+
+    def run(self, lock: Any, notify: Callable[[], None]) -> None:
+        """Write all.  Raises: OSError."""
+        while True:
+            with lock:
+                some = self._take()
+                notify()
+            if self._error is not None:
+                raise self._error
+            if not some:
+                break
+            while some:
+                self._write(some.pop())
+        for id_, content in self._tails:
+            self._regions.append(TAIL, id_, content, id_ >> 32, {})
+
+    def _take(self) -> list[Packed]:
+        """Some of them; none if all are done."""
+        some, self._rescued, self._rescued_bytes = self._rescued, [], 0
+        size = 0
+        while self._slots and size < AT_A_TIME:
+            slot = next(iter(self._slots))
+            del self._slots[slot]
+            some.append(self.log.sealed.packed(slot))
+            size += len(some[-1][1])
+        self.nbytes += size
+        return some
+
+    def _write(self, packed: Packed) -> None:
+        id_, content, dictionaries = packed
+        try:
+            with self._turn:
+                self._regions.append(SEGMENT, id_, content, id_ >> 32, dictionaries)
+        finally:
+            self.nbytes -= len(content)

@@ -1,0 +1,53 @@
+"""What becomes of a store in a forked process: its memory is a copy that goes on, its files stay the parent's."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from typing import Any
+
+from sharpwave.log.step_log import StepLog
+
+LOCK_S = 10.0
+"""How long a fork waits for a thread that is changing a store."""
+
+_watched: weakref.WeakKeyDictionary[StepLog, Any] = weakref.WeakKeyDictionary()
+_forks = threading.local()
+
+
+def watch(log: StepLog, lock: Any) -> None:
+    """See to it that a fork finds ``log`` between two changes, and lets go its files in the child.
+
+    Args:
+        lock: held by whoever changes the log; reentrant.
+    """
+    _watched[log] = lock
+
+
+def _before() -> None:
+    _forks.held = [(log, lock, lock.acquire(timeout=LOCK_S)) for log, lock in list(_watched.items())]
+
+
+def _in_parent() -> None:
+    for _, lock, taken in _forks.__dict__.pop("held", []):
+        if taken:
+            lock.release()
+
+
+def _in_child() -> None:
+    for log, lock, taken in _forks.__dict__.pop("held", []):
+        if log.disk is not None and not log.closed:
+            log.disk.leave_to_parent()
+        log.saving = threading.Lock()  # it may be held by a thread that is not here
+        if log.copying is not None:
+            log.copying.end()
+        if taken:
+            lock.release()
+        else:  # a copy in mid-change
+            log.closed = True
+            lock._at_fork_reinit()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)

@@ -1,0 +1,82 @@
+"""How a store on disk ends: what was appended is written, and its folder is let go, whoever had the store last."""
+
+from __future__ import annotations
+
+import errno
+import os
+import warnings
+import weakref
+from typing import Any
+
+from sharpwave.errors import StoreInUseError
+from sharpwave.log.step_log import StepLog
+
+EXIT_WAIT_S = 10.0
+"""How long a process that ends waits for a thread that is using the store."""
+
+
+class Life:
+    """Kept by a store and by the views asked of it, and by nothing that these keep: it ends with the last of them.
+
+    Then, and when the interpreter exits, a store that was not closed is. A process that was forked leaves that to the
+    one that opened the store.
+    """
+
+    def __init__(self, log: StepLog, lock: Any) -> None:
+        self._end = weakref.finalize(self, _end, log, lock, os.getpid())
+
+    def over(self) -> None:
+        """The store was closed."""
+        self._end.detach()
+
+
+def flush(log: StepLog) -> None:
+    """Return when all that was appended so far is on disk, open segments included.  Raises: OSError."""
+    if log.disk is not None:
+        log.write_tails(log.disk)
+        log.disk.flush()
+
+
+def close(log: StepLog) -> None:
+    """Flush, and let the folder go in any case. The lock is held.
+
+    Raises:
+        OSError: saying what could not be written, and is lost.
+    """
+    disk, closed = log.disk, log.closed
+    log.closed = True
+    if closed or disk is None or disk.forked:
+        return
+    try:
+        try:
+            flush(log)
+        except StoreInUseError:
+            raise
+        except OSError:
+            flush(log)  # what failed for once costs nothing
+    except (OSError, OverflowError) as error:
+        steps = int(log.index.rows[log.opened.slots].sum())
+        what = getattr(error, "strerror", None) or error
+        raise OSError(
+            getattr(error, "errno", None) or errno.EIO,
+            f"close: {disk.folder} could not be written to ({what}). It was let go; the last steps of {log.lanes} "
+            f"lanes, {steps:,} at most, are lost but for those flushed before",
+        ) from error
+    finally:
+        disk.close()
+
+
+def _end(log: StepLog, lock: Any, process: int) -> None:
+    if os.getpid() != process or log.closed:
+        return
+    if not lock.acquire(timeout=EXIT_WAIT_S):
+        warnings.warn(
+            "store: in use by a thread as the process ends; what was not flushed is lost", RuntimeWarning, stacklevel=2
+        )
+        return
+    try:
+        close(log)
+    except OSError as error:
+        warnings.warn(str(error), RuntimeWarning, stacklevel=2)
+    finally:
+        lock.release()

@@ -1,0 +1,302 @@
+"""A folder, or nothing -> a log: a new one, one that another process left, or one that a checkpoint holds."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sharpwave.disk.disk_tier import REGION_BYTES, Disk
+from sharpwave.disk.ownership import (
+    OPENING,
+    check_apart,
+    check_empty,
+    check_regions,
+    mark,
+    remove_partial_manifests,
+    remove_parts,
+)
+from sharpwave.disk.region_files import Regions
+from sharpwave.disk.store_folder import FOLDER, MANIFEST, Hold, read_manifest
+from sharpwave.errors import DamagedError, NewerVersionError, StoreInUseError
+from sharpwave.escaping import escaped
+from sharpwave.format.checkpoint_state import STATE, read_state
+from sharpwave.format.region import Damage, Identity, Record
+from sharpwave.log.step_log import StepLog
+from sharpwave.native.directory import Directory
+from sharpwave.native.files import Files
+from sharpwave.persistence import snapshot
+from sharpwave.persistence.checkpoint import WAIT_S, copy_file
+from sharpwave.persistence.lifetime import flush
+from sharpwave.persistence.recovery import Recovery, adopt_all, highest_slot, set_aside
+from sharpwave.persistence.settings import LIMITS, Settings
+from sharpwave.validation import most_lanes
+
+NO_STATE = (KeyError, TypeError, ValueError, IndexError, OverflowError, RecursionError)
+"""What reading a state raises that is none."""
+
+States = dict[int, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Left:
+    """What lies in ``folder``: a store on disk, or a checkpoint, whose number is ``checkpoint`` (else 0).
+
+    Attributes:
+        directory: the folder, held open.
+        target: the folder where the store will lie; ``None``: in memory.
+        in_place: it will lie where it is.
+    """
+
+    directory: Directory
+    manifest: dict[str, Any]
+    checkpoint: int
+    target: Path | None
+    in_place: bool
+
+    @classmethod
+    @contextlib.contextmanager
+    def read(cls, folder: Path, disk: Path | None) -> Iterator[Left]:
+        """While inside nobody replaces the checkpoint.
+
+        Raises:
+            FileNotFoundError, DamagedError, StoreInUseError, OSError.
+            ValueError: ``disk`` is not for what lies there.
+        """
+        with contextlib.ExitStack() as stack:
+            try:
+                directory = stack.enter_context(Directory.open(folder))
+            except (FileNotFoundError, NotADirectoryError) as error:
+                raise FileNotFoundError(f"{folder}: no store there: no such folder") from error
+            left = cls._read(directory, disk)
+            if not left.in_place:
+                stack.enter_context(Hold(directory, shared=True, wait_s=WAIT_S))
+                left = cls._read(directory, disk)  # another checkpoint may have come meanwhile
+            if left.checkpoint and not directory.status(str(left.checkpoint)):
+                missing = directory.path / str(left.checkpoint)
+                raise FileNotFoundError(f"{missing}: named by {directory.path / MANIFEST}, and not there")
+            yield left
+
+    @classmethod
+    def _read(cls, directory: Directory, disk: Path | None) -> Left:
+        manifest = read_manifest(directory)
+        number = manifest.get("checkpoint", 0)
+        if not number and disk is not None:
+            raise ValueError(
+                f"open: disk={str(disk)!r}, but {directory.path} is no checkpoint; a store on disk stays there"
+            )
+        in_place = disk is None and bool(not number or manifest.get("on_disk"))
+        in_place = in_place or (disk is not None and disk.exists() and directory.is_at(disk))
+        return cls(directory, manifest, number, directory.path if in_place else disk, in_place)
+
+    @property
+    def folder(self) -> Path:
+        """For messages."""
+        return self.directory.path
+
+    @property
+    def identity(self) -> Identity:
+        """Of the region files."""
+        return Identity(bytes.fromhex(self.manifest["store"]), self.manifest["schema"])
+
+    def part(self) -> Directory:
+        """The checkpoint's numbered folder, opened."""
+        return self.directory.directory(str(self.checkpoint))
+
+    def link(self, disk: Disk, files: Files) -> None:
+        """Give its region files a second name in the store's folder, or a copy.  Raises: OSError."""
+        target = disk.regions.directory
+        for name in target.names():  # from an opening that did not come to its end, as was seen to
+            files.unlink(target, name)
+        if not disk.directory.is_file(OPENING):
+            mark(disk.directory, OPENING, {"store": self.manifest["store"]}, files)
+        with self.part() as part, part.directory(FOLDER) as regions:
+            for name in regions.names():
+                if not name.endswith(".region") or not regions.is_file(name) or files.link(regions, name, target):
+                    continue
+                source = regions.open_file(name)
+                try:
+                    copy_file(source, target, name, files)
+                finally:
+                    os.close(source)
+                files.sync(target, name)
+        files.fsync_folder(target)
+
+    def unlink(self, disk: Disk, files: Files) -> None:
+        """Take those names away again.  Raises: OSError."""
+        for region in disk.regions.regions.values():
+            region.close()
+        disk.regions.regions.clear()
+        for name in disk.regions.directory.names():
+            files.unlink(disk.regions.directory, name)
+        files.unlink(disk.directory, OPENING)
+
+
+def begin(
+    settings: Settings, folder: Path | None, left: Left | None, files: Files
+) -> tuple[StepLog, Recovery | None, States]:
+    """A log, what opening found, and the states of views by their number.
+
+    Args:
+        folder: of the store on disk; ``None``: in memory.
+        left: what is to be opened; ``None``: a new store.
+
+    Raises:
+        FileExistsError, StoreInUseError, OSError, MemoryError, NewerVersionError.
+    """
+    if folder is None and left is None:
+        return _log(settings, None, 0), None, {}
+    with contextlib.ExitStack() as undo:
+        disk = None
+        if folder is not None:
+            fresh = Identity(secrets.token_bytes(16), settings.spec.schema_hash)
+
+            def inspect(found: Directory) -> None:
+                _check_target(found, left)
+
+            if left is None or not left.in_place:
+                check_apart(folder)
+                if folder.is_dir():  # before a lock is made in it
+                    with Directory.open(folder) as found_there:
+                        if found_there.status(MANIFEST) is None:
+                            inspect(found_there)
+            identity = left.identity if left else fresh
+            disk = Disk(folder, identity, settings.disk_limit, settings.most_bytes, files, inspect)
+            undo.callback(disk.close)
+            if left is None or not left.in_place:
+                remove_partial_manifests(disk.directory, files)
+        if left is None:
+            assert disk is not None
+            disk.describe(settings.manifest() | {"store": fresh.store.hex()})
+            found: tuple[StepLog, Recovery | None, States] = _log(settings, disk, 0), None, {}
+        else:
+            try:
+                found = _opened(settings, disk, left, files)
+            except OverflowError as error:
+                raise DamagedError(f"{error}; what it says of itself leaves none to go on with") from error
+        undo.pop_all()
+        return found
+
+
+def _check_target(folder: Directory, left: Left | None) -> None:
+    """See to it that a folder is one for the store: new or empty, or the one that is opened.
+
+    Raises:
+        FileExistsError: it holds a store, or something else.  StoreInUseError: it has changed meanwhile.
+    """
+    if left is not None and left.in_place:
+        if read_manifest(folder) != left.manifest:
+            raise StoreInUseError(f"open: {folder.path} was changed by another process just now; open it again")
+        if left.checkpoint:
+            check_regions(folder, left.identity.store)
+        return
+    if folder.status(MANIFEST) is not None:
+        raise FileExistsError(
+            f"disk: {folder.path} holds a store already; open it with sharpwave.Store.open({str(folder.path)!r}), "
+            "or give an empty folder"
+        )
+    check_empty(folder, left.identity.store if left else None)
+
+
+def _opened(settings: Settings, disk: Disk | None, left: Left, files: Files) -> tuple[StepLog, Recovery, States]:
+    with contextlib.ExitStack() as stack:
+        if disk is not None:
+            if left.checkpoint:
+                left.link(disk, files)
+            regions = disk.regions
+        else:
+            directory = stack.enter_context(stack.enter_context(left.part()).directory(FOLDER))
+            regions = Regions(directory, left.identity, REGION_BYTES, files)
+            stack.callback(regions.close)
+        try:
+            records, damages = regions.recover(go_on=disk is not None)
+            log, report, states = _filled(settings, disk, left, regions, records, damages)
+        except NewerVersionError:  # found before anything is written but for the links
+            if disk is not None and left.checkpoint:
+                left.unlink(disk, files)
+            raise
+    report.damages = [escaped(one) for one in (*damages, *report.damages)]
+    report.differences = _differences(settings, left)
+    if disk is not None:
+        disk.begin_life()
+        set_aside(disk, damages)
+        damaged = {damage.path for damage in damages}
+        log.space.tidy(frozenset(number for number, one in regions.regions.items() if one.path in damaged))
+        if regions.scarce:
+            regions.open_all()
+        if left.checkpoint:
+            flush(log)  # what it held of open segments lies in none of its regions
+            disk.describe(settings.manifest() | {"store": left.manifest["store"]})
+        if disk.directory.is_file(OPENING):
+            files.unlink(disk.directory, OPENING)
+        if left.in_place:  # what it was a checkpoint with, also where that could not be deleted the last time
+            with contextlib.suppress(OSError):
+                remove_parts(disk.directory, left.manifest["store"], files, named=left.checkpoint)
+    return log, report, states
+
+
+def _filled(
+    settings: Settings,
+    disk: Disk | None,
+    left: Left,
+    regions: Regions,
+    records: list[tuple[int, Record]],
+    damages: list[Damage],
+) -> tuple[StepLog, Recovery, States]:
+    slots = highest_slot(records, settings.segment_steps)
+    wrong = ""
+    if left.checkpoint:
+        try:
+            with left.part() as part:
+                state = read_state(part.path / STATE, part)
+            before, views = snapshot.checked(state.get("log"), settings.segment_steps), _numbered(state.get("views"))
+            log = _log(settings, disk, max(slots, snapshot.slots_needed(before)))
+            return log, snapshot.restore(log, regions, records, damages, disk, before), views
+        except (*NO_STATE, OSError) as error:
+            wrong = f"{left.folder / str(left.checkpoint) / STATE}: {error}; open segments and priorities are lost"
+            if disk is not None:
+                disk.let_go()
+    log = _log(settings, disk, slots)
+    report = adopt_all(log, regions, records, damages, disk, most_lanes(left.manifest["capacity"]))
+    report.damages += [wrong] if wrong else []
+    return log, report, {}
+
+
+def _numbered(views: Any) -> States:
+    """What a file says of views, by their number.  Raises: ValueError."""
+    if not isinstance(views, dict) or not all(
+        re.fullmatch("[0-9]{1,9}", number) and isinstance(view, dict) for number, view in views.items()
+    ):
+        raise ValueError("views: expected a dict for each, by its number")
+    return {int(number): view for number, view in views.items()}
+
+
+def _log(settings: Settings, disk: Disk | None, slots: int) -> StepLog:
+    return StepLog(
+        settings.spec,
+        settings.codecs,
+        settings.capacity,
+        settings.ram,
+        settings.segment_steps,
+        copy.deepcopy(settings.retention),
+        disk,
+        slots + 1024,
+        settings.on_full,
+    )
+
+
+def _differences(settings: Settings, left: Left) -> list[str]:
+    found = []
+    for name in LIMITS:
+        was, now = left.manifest.get(name), getattr(settings, name)
+        if was != now:
+            found.append(
+                f"{name} was {was if was is None else format(was, ',')}, is {now if now is None else format(now, ',')}"
+            )
+    return found

@@ -1,0 +1,197 @@
+"""What a store was asked for: checked, and as ``store.json`` keeps it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sharpwave.codecs.registry import codec_choice
+from sharpwave.errors import DamagedError
+from sharpwave.memory.segment_layout import DEFAULT_STRIDE, DISK_STRIDE, most_rows
+from sharpwave.sampling.descriptions import describe, make
+from sharpwave.sampling.ordered import Fifo
+from sharpwave.sampling.retention import LowestPriority, Reservoir
+from sharpwave.spec import Spec
+from sharpwave.validation import check_capacity, parse_bytes
+
+SMALLEST_RAM = 4 << 20
+SMALLEST_DISK = 16 << 20
+ON_FULL = ("raise", "block", "drop_oldest", "drop_newest")
+LIMITS = ("capacity", "ram", "disk_limit")
+RETENTIONS = ("Fifo", "LowestPriority", "Reservoir")
+MOST_SEGMENT_BYTES = 1 << 30
+"""Of a segment's rows, decoded."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Of one store. ``retention`` is the caller's, and copied where it is used."""
+
+    spec: Spec
+    capacity: int | None
+    ram: int | None
+    on_disk: bool
+    disk_limit: int | None
+    on_full: str
+    codecs: dict[str, str]
+    retention: Fifo | Reservoir | LowestPriority
+    seed: int
+    segment_steps: int
+
+    @classmethod
+    def checked(
+        cls,
+        spec: Spec,
+        *,
+        capacity: Any,
+        ram: Any,
+        on_disk: bool,
+        disk_limit: Any,
+        on_full: Any,
+        codec: str | Mapping[str, str],
+        retention: Any,
+        seed: Any,
+        segment_steps: Any,
+    ) -> Settings:
+        """Raises: ValueError, TypeError: naming the argument."""
+        if not isinstance(spec, Spec):
+            raise TypeError(f"Store: spec is {spec!r}, expected a sharpwave.Spec")
+        if on_full not in ON_FULL:
+            raise ValueError(f"Store: on_full={on_full!r}, expected one of {', '.join(ON_FULL)}")
+        if retention is not None and not isinstance(retention, (Fifo, Reservoir, LowestPriority)):
+            raise TypeError(
+                f"Store: retention is {retention!r}, expected sharpwave.Fifo(), Reservoir() or LowestPriority()"
+            )
+        if not isinstance(seed, (int, np.integer)) or seed < 0:
+            raise ValueError(f"Store: seed={seed!r}, expected an integer of at least 0")
+        limits = checked_limits(capacity, ram, disk_limit, on_disk)
+        return cls(
+            spec,
+            on_disk=on_disk,
+            on_full=on_full,
+            codecs=_codecs(spec, codec),
+            retention=Fifo() if retention is None else copy.deepcopy(retention),
+            seed=int(seed),
+            segment_steps=_stride(spec, segment_steps, limits, on_disk),
+            **limits,
+        )
+
+    @property
+    def most_bytes(self) -> int | None:
+        """Bytes of the steps that ``capacity`` allows, as they come; ``None``: no limit."""
+        return None if self.capacity is None else self.capacity * self.spec.step_bytes
+
+    def limited(self, capacity: Any, ram: Any, disk_limit: Any) -> Settings:
+        """The same with other limits.  Raises: ValueError: naming the argument."""
+        found: dict[str, Any] = {**checked_limits(capacity, ram, disk_limit, self.on_disk)}
+        return replace(self, **found)
+
+    def manifest(self) -> dict[str, Any]:
+        """What :meth:`from_manifest` needs, as JSON has it."""
+        return {
+            "schema": self.spec.schema_hash,
+            "spec": self.spec.description(),
+            "codecs": self.codecs,
+            "segment_steps": self.segment_steps,
+            "capacity": self.capacity,
+            "ram": self.ram,
+            "disk_limit": self.disk_limit,
+            "on_full": self.on_full,
+            "retention": describe(self.retention),
+            "seed": self.seed,
+        }
+
+    @classmethod
+    def from_manifest(cls, folder: Path, manifest: Mapping[str, Any], on_disk: bool, **given: Any) -> Settings:
+        """What ``store.json`` says, but for what is ``given`` and not ``None``.
+
+        Raises:
+            DamagedError: not what a store writes.  ValueError: what is given.
+        """
+        said = cls.said(folder, manifest)
+        now: dict[str, Any] = {name: getattr(said, name) for name in (*LIMITS, "on_full", "seed")}
+        now |= {name: value for name, value in given.items() if value is not None}
+        fixed: dict[str, Any] = {"codec": said.codecs, "segment_steps": said.segment_steps, "retention": said.retention}
+        return cls.checked(said.spec, on_disk=on_disk, **now, **fixed)
+
+    @classmethod
+    def said(cls, folder: Path, manifest: Mapping[str, Any]) -> Settings:
+        """Just what ``store.json`` says: whoever reads it, reads it here.
+
+        Raises:
+            DamagedError: not what a store writes.
+        """
+        on_disk = bool(manifest.get("on_disk", not manifest.get("checkpoint")))
+        try:
+            if absent := {"spec", "schema", "codecs", "segment_steps", "retention", *LIMITS, "seed"} - manifest.keys():
+                raise ValueError(f"{min(absent)!r} is missing")
+            whole: dict[str, Any] = {name: manifest[name] for name in (*LIMITS, "segment_steps", "seed")}
+            for name, value in whole.items():
+                if type(value) is not int and not (value is None and name in LIMITS):
+                    raise ValueError(f"{name} {value!r}, expected an integer")
+            spec, codecs, retention = Spec.from_json(manifest["spec"]), manifest["codecs"], manifest["retention"]
+            if spec.schema_hash != manifest["schema"]:
+                raise ValueError(f"schema {manifest['schema']!r}, expected {spec.schema_hash} of the spec it holds")
+            if not isinstance(codecs, dict) or codecs.keys() != spec.fields.keys():
+                raise ValueError(f"codecs {codecs!r}, expected one for each of {list(spec.fields)}")
+            if not isinstance(retention, dict) or retention.get("kind") not in RETENTIONS:
+                raise ValueError(f"retention {retention!r}, expected one of {', '.join(RETENTIONS)}")
+            return cls.checked(
+                spec, on_disk=on_disk, on_full=manifest.get("on_full"), codec=codecs, retention=make(retention), **whole
+            )
+        except (TypeError, ValueError, OverflowError) as error:
+            raise DamagedError(f"{folder}: store.json is not what a store writes ({error}); put back a copy") from error
+
+
+def checked_limits(capacity: Any, ram: Any, disk_limit: Any, on_disk: bool) -> dict[str, int | None]:
+    """Numbers by name.  Raises: ValueError: naming the argument, or because there is no limit."""
+    found = {
+        "capacity": check_capacity(capacity),
+        "ram": None if ram is None else parse_bytes(ram),
+        "disk_limit": None if disk_limit is None else parse_bytes(disk_limit, "disk_limit"),
+    }
+    if found["capacity"] is None and found["disk_limit" if on_disk else "ram"] is None:
+        limit = "disk_limit=" if on_disk else "ram="
+        raise ValueError(
+            f"Store: give capacity= (steps), {limit} (bytes) or both; without either it would never be full"
+        )
+    if found["disk_limit"] is not None and (not on_disk or found["disk_limit"] < SMALLEST_DISK):
+        raise ValueError(
+            f"Store: disk_limit={disk_limit!r}, expected at least {SMALLEST_DISK >> 20} MiB, and a folder as disk="
+        )
+    if found["ram"] is not None and found["ram"] < SMALLEST_RAM:
+        raise ValueError(f"Store: ram={ram!r}, expected at least {SMALLEST_RAM >> 20} MiB")
+    return found
+
+
+def _stride(spec: Spec, segment_steps: Any, limits: Mapping[str, int | None], on_disk: bool) -> int:
+    if segment_steps is not None:
+        if not isinstance(segment_steps, (int, np.integer)) or not 1 <= segment_steps <= 65536:
+            raise ValueError(f"Store: segment_steps={segment_steps!r}, expected an integer from 1 to 65536")
+        if most_rows(spec, int(segment_steps)) * spec.step_bytes > MOST_SEGMENT_BYTES:
+            raise ValueError(
+                f"Store: segment_steps={segment_steps}, {spec.step_bytes:,} bytes each; a segment may have "
+                f"{MOST_SEGMENT_BYTES >> 20:,} MiB; lower it"
+            )
+        return int(segment_steps)
+    stride = DISK_STRIDE if on_disk else DEFAULT_STRIDE
+    if (capacity := limits["capacity"]) is not None:
+        stride = min(stride, capacity // 16)
+    if (ram := limits["ram"]) is not None:
+        stride = min(stride, ram // 64 // spec.step_bytes)
+    while stride > 1 and most_rows(spec, stride) * spec.step_bytes > MOST_SEGMENT_BYTES:
+        stride //= 2
+    return max(1, stride)
+
+
+def _codecs(spec: Spec, codec: str | Mapping[str, str]) -> dict[str, str]:
+    given = codec if isinstance(codec, Mapping) else dict.fromkeys(spec.fields, codec)
+    unknown = set(given) - set(spec.fields)
+    if unknown:
+        raise ValueError(f"Store: codec names unknown field {min(unknown)!r}; there are {list(spec.fields)}")
+    return {name: codec_choice(field.codec or given.get(name, "auto")) for name, field in spec.fields.items()}

@@ -1,0 +1,176 @@
+"""A log's state beside its sealed segments -> a tree of arrays, and a log that goes on from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.disk.disk_tier import Disk
+from sharpwave.disk.region_files import Regions
+from sharpwave.errors import DamagedError
+from sharpwave.format.region import MOST_GENERATION, MOST_ID, ROOM, SEGMENT, TAIL, Damage, Record
+from sharpwave.format.segment import FLAGS, MOST_NUMBER
+from sharpwave.log.row_kernels import WHOLE
+from sharpwave.log.step_log import StepLog
+from sharpwave.memory.segment_index import LEAF_BITS, LEAF_MASK
+from sharpwave.persistence.recovery import Adoption, Recovery
+from sharpwave.sampling.samplers import checked_array
+from sharpwave.spec import TRUNCATED
+from sharpwave.validation import MOST_LANES
+
+Ints = npt.NDArray[np.int64]
+
+COUNTS = ("total_steps", "evicted_steps", "evicted_segments", "dropped_steps")
+
+
+def capture(log: StepLog) -> dict[str, Any]:
+    """What :func:`restore` needs beside the segments ``ids`` and :func:`tails`, as copies: 30 bytes a segment."""
+    index, highest = log.index, log.index.highest
+    order = log.retention.order()
+    slots = order["slots"]
+    return {
+        "generation": index.generation[:highest].copy(),
+        "first_generation": index.first_generation,
+        "ids": index.ids(slots * log.stride),
+        "last_flags": log.arena.memory[index.offset[FLAGS, slots] + index.rows[slots] - 1],
+        "retention": order,
+        "open_slots": log.opened.slots.astype(np.int64),
+        "open_begins": index.begins[log.opened.slots],
+        "lane_steps": log.opened.steps.copy(),
+        "open_rows": index.rows[log.opened.slots].astype(np.int64),
+        "open_shares": log.opened.shares.copy(),
+        **{name: getattr(log, name) for name in COUNTS},
+    }
+
+
+def tails(log: StepLog) -> list[tuple[int, bytes]]:
+    """Ids and bytes of the open segments that have rows, or frames of the episode that goes on.
+
+    Cost: packing every lane's open segment.
+    """
+    there = (log.index.frames[log.opened.slots] > 0) | (log.opened.successor_known > 0)
+    return [log.opened.pack_raw(lane) for lane in np.flatnonzero(there).tolist()]
+
+
+def checked(state: Any, stride: int) -> dict[str, Any]:
+    """What a file says a log was, in which every number is one that a log could have.
+
+    Raises:
+        ValueError: not what :func:`capture` gives.
+    """
+    if not isinstance(state, dict) or not isinstance(state.get("retention"), dict):
+        raise ValueError(f"log: {type(state).__name__}, expected a dict with the retention's")
+    most = {"generation": MOST_GENERATION + ROOM, "open_rows": stride + 1, "lane_steps": MOST_NUMBER, "ids": MOST_ID}
+    for name in ("generation", "ids", "open_slots", "open_rows", "lane_steps"):
+        array = checked_array(state, name, np.int64)
+        if array.size and not 0 <= array.min() <= array.max() < most.get(name, LEAF_MASK):
+            raise ValueError(f"{name} from {array.min()} to {array.max()}, expected from 0 below {most.get(name)}")
+    numbers = {"first_generation": MOST_GENERATION + ROOM, **dict.fromkeys(COUNTS, MOST_NUMBER)}
+    for name, limit in numbers.items():
+        if type(state.get(name)) is not int or not 0 <= state[name] < limit:
+            raise ValueError(f"{name} {state.get(name)!r}, expected an integer from 0 below {limit}")
+    if len(state["open_slots"]) > MOST_LANES or len(state["generation"]) > LEAF_MASK // stride:
+        raise ValueError(
+            f"{len(state['open_slots']):,} lanes, {len(state['generation']):,} slots: no store has so many"
+        )
+    return state
+
+
+def slots_needed(state: dict[str, Any]) -> int:
+    """Slots that were in use."""
+    return len(state["generation"])
+
+
+def restore(
+    log: StepLog,
+    regions: Regions,
+    found: Sequence[tuple[int, Record]],
+    damages: list[Damage],
+    disk: Disk | None,
+    state: dict[str, Any],
+) -> Recovery:
+    """Put everything back into the empty ``log``: with a ``disk`` the segments stay there, else they come into memory.
+
+    What is not among the records ``found``, or is damaged, or has no room in memory any more, is gone: the first to
+    leave are the first that are not kept.
+
+    Raises:
+        KeyError, TypeError, ValueError, DamagedError: not what :func:`capture` gives.
+    """
+    adoption = Adoption(log, regions, found, damages, disk)
+    report = adoption.report
+    index, stride = log.index, log.stride
+    generation, ids = checked_array(state, "generation", np.int64), checked_array(state, "ids", np.int64)
+    slots, last_flags = (ids & LEAF_MASK) // stride, checked_array(state, "last_flags", np.uint8)
+    opened = checked_array(state, "open_slots", np.int64)
+    taken = np.concatenate([slots, opened])
+    if len(np.unique(taken)) < len(taken) or (taken.size and not 0 <= taken.min() <= taken.max() < len(generation)):
+        raise ValueError("slots that are no slots, or come twice")
+    if (generation[slots] != ids >> LEAF_BITS).any() or (slots * stride != ids & LEAF_MASK).any():
+        raise ValueError("segments of other generations")
+    if not np.array_equal(checked_array(state["retention"], "slots", np.int64), slots):
+        raise ValueError("the retention knows other segments")
+    index.highest = len(generation)
+    index.generation[: index.highest] = generation
+    _open_lanes(adoption, state, opened, found)
+    log.space.limit_arena()
+    at = {record.id: (number, record) for number, record in found if record.kind == SEGMENT}
+    kept = np.zeros(len(slots), np.bool_)
+    for k in reversed(range(len(slots))):  # the last to leave first: where memory is too small the others are not kept
+        if int(ids[k]) not in at:
+            report.damages.append(f"segment {ids[k]}: in no file of the checkpoint")
+            continue
+        kept[k] = adoption.try_adopt(*at[int(ids[k])])
+        if kept[k] and last_flags[k] & TRUNCATED and log.sealed.truncate(int(slots[k])):
+            adoption.broken.add(int(slots[k]))
+        if adoption.full:
+            break
+    order = state["retention"]
+    log.retention.restore(
+        {name: value[kept] if isinstance(value, np.ndarray) else value for name, value in order.items()}
+    )
+    generation = generation.copy()
+    generation[slots[~kept]] += 1
+    index.restore({*slots[kept].tolist(), *opened.tolist()}, int(state["first_generation"]), generation)
+    adoption.link_lanes()
+    for name in COUNTS:
+        setattr(log, name, int(state[name]))
+    lost = int((~kept).sum())
+    log.evicted_segments += lost
+    log.evicted_steps = log.total_steps - log.held_steps
+    log.changes += 1
+    report.steps = log.held_steps
+    return report
+
+
+def _open_lanes(adoption: Adoption, state: dict[str, Any], opened: Ints, found: Sequence[tuple[int, Record]]) -> None:
+    log, count = adoption.log, len(opened)
+    steps, begins = checked_array(state, "lane_steps", np.int64), checked_array(state, "open_begins", np.uint8)
+    rows = checked_array(state, "open_rows", np.int64)
+    shares = np.full(count, WHOLE, np.int32)  # as it was in all checkpoints that do not say
+    if "open_shares" in state:
+        shares = checked_array(state, "open_shares", np.int32)
+    if not count == len(steps) == len(rows) == len(begins) == len(shares):
+        raise ValueError("lanes and their open segments are not the same number")
+    if count and not 0 < shares.min() <= shares.max() <= WHOLE:
+        raise ValueError(f"open_shares from {shares.min()} to {shares.max()}, expected 1 to {WHOLE}")
+    if not count:
+        return
+    log.reopen_lanes(opened, steps, begins, shares)
+    at = {record.id: (number, record) for number, record in found if record.kind == TAIL}
+    for lane, id_ in enumerate(log.index.ids(opened * log.stride).tolist()):
+        header, arrays = adoption.open_rows(*at[id_]) if id_ in at else (None, {})
+        first = int(steps[lane] - rows[lane])
+        if header is not None and (header.lane, header.steps, header.first_step) != (lane, rows[lane], first):
+            raise DamagedError(f"lane {lane}: rows of lane {header.lane} from step {header.first_step} on")
+        if header is not None:
+            log.refill_lane(lane, header, arrays)
+            continue
+        # Without its frames the rest of an episode would be stacked as if it began there: then it does.
+        if rows[lane] or (not begins[lane] and log.spec.context > 0):
+            what = f"the {rows[lane]} steps of its open segment" if rows[lane] else "the last frames of its episode"
+            adoption.report.damages.append(f"lane {lane}: {what} are lost; its next step begins an episode")
+            log.index.begins[opened[lane]] = True

@@ -1,0 +1,80 @@
+"""What a store holds and what that costs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sharpwave.codecs.registry import NAMES
+from sharpwave.format.segment import FIRST_FIELD
+from sharpwave.log.step_log import StepLog
+from sharpwave.sampling.limiters import Gate
+from sharpwave.views.registry import Views
+
+
+def account(log: StepLog, views: Views, gate: Gate) -> dict[str, Any]:
+    """:meth:`sharpwave.Store.stats`, the lock held. Cost: O(segments)."""
+    index = log.index
+    sealed = np.flatnonzero(index.sealed[: index.highest] & (index.rows[: index.highest] > 0))
+    pool = log.space.pool
+    pool.collect()
+    taken = _taken(log) | {"samplers": views.nbytes, "batches": log.space.batch_bytes}
+    total = sum(taken.values())
+    sealed_steps = int(index.rows[sealed].sum())
+    found = {
+        "steps": log.held_steps,
+        "total_steps": log.total_steps,
+        "evicted_steps": log.evicted_steps,
+        "evicted_segments": log.evicted_segments,
+        "segments": len(sealed) + log.lanes,
+        "lanes": log.lanes,
+        "broken_episodes": log.broken_episodes,
+        "bytes": taken,
+        "total_bytes": total,
+        "held_batch_bytes": pool.held_bytes,
+        "bytes_per_step": total / max(1, log.held_steps),
+        "encoded_bytes_per_step": log.sealed.nbytes / max(1, sealed_steps),
+        "raw_bytes_per_step": log.spec.step_bytes,
+        "append_waits": gate.waits["append"],
+        "append_wait_s": gate.seconds["append"],
+        "sample_waits": gate.waits["sample"],
+        "sample_wait_s": gate.seconds["sample"],
+        "damaged": list(log.sealed.damaged.values()),
+        "codecs": {
+            name: {
+                NAMES[codec]: int((index.codec[FIRST_FIELD + i, sealed] == codec).sum())
+                for codec in np.unique(index.codec[FIRST_FIELD + i, sealed]).tolist()
+            }
+            for i, name in enumerate(log.spec.fields)
+        },
+    }
+    if log.disk is not None and log.residency is not None:
+        found["disk"] = {
+            "bytes": log.disk.nbytes,
+            "resident_segments": int(index.resident[sealed].sum()),
+            "hits": log.residency.hits,
+            "misses": log.residency.misses,
+            "bytes_read": log.disk.bytes_read,
+            "joined": log.disk.joined,
+            "stalls": log.residency.stalls,
+            "waited_s": log.residency.waited_s,
+            "bytes_written": log.disk.bytes_written,
+            "failures": log.disk.failures,
+            "dropped_steps": log.dropped_steps,
+            "damaged": list(log.sealed.damaged.values()),
+        }
+    return found
+
+
+def _taken(log: StepLog) -> dict[str, int]:
+    """Memory that the log takes, by use, in bytes."""
+    staging = log.lanes * log.layout.open_bytes
+    used = log.sealed.nbytes if log.residency is None else log.arena.used_bytes - staging
+    return {
+        "arena_used": used,
+        "arena_free": log.arena.committed_bytes - staging - used,
+        "open_segments": staging,
+        **log.space.bytes_beside(),
+        "checkpoint": log.copying.nbytes if log.copying is not None else 0,
+    }

@@ -1,0 +1,193 @@
+"""Threads beside the calling one that help it decode a large batch.
+
+A helper waits and works inside one kernel that never returns to Python, so it never asks for the interpreter's lock,
+for which it would make the calling thread wait. (numba's ``prange`` is no way out: it changes torch's number of
+threads, as both use OpenMP, and keeps the other cores spinning after each batch.) A helper is told what to do in an
+array of numbers and addresses, and is woken through a pipe. It takes items from a counter shared with the calling
+thread: one that wakes late, or never, takes fewer or none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import carray, types  # type: ignore[attr-defined]
+
+from sharpwave.native.jit import njit
+from sharpwave.native.memory_ops import INTERPRETED, exchange, pointer_to
+from sharpwave.views.kernels import Bytes, Int32s, Ints, gather_items
+
+IDLE, CALLED, WORKING = 0, 1, 2
+"""A helper's states. IDLE -> CALLED by the caller, CALLED -> WORKING -> IDLE by the helper, CALLED -> IDLE by a caller
+who has found nothing left to do."""
+SPINS = 1000
+"""How often a caller looks whether a helper is done before it lets other threads run (some 20 us)."""
+FAILURES = 100
+"""Failed reads (as by signals) after which a helper gives up."""
+
+_read: Any = types.ExternalFunction("read", types.int64(types.int32, types.voidptr, types.uint64))
+
+
+@njit(nogil=True, cache=True)
+def _help(end: int, state: Ints, job: Ints, byte: Bytes, byte_address: int, pipe: int) -> None:
+    """Wait for a byte in ``pipe``, do what ``job`` says if still CALLED, and again, until the pipe is closed."""
+    failures = 0
+    while failures < FAILURES:
+        got = _read(pipe, pointer_to(byte_address), 1)
+        if got == 0:
+            return
+        failures = failures + 1 if got < 0 else 0
+        if exchange(state, 0, CALLED, WORKING):
+            slots, items = job[1], job[2]
+            gather_items(
+                end,
+                carray(pointer_to(job[0]), (32,), np.int64),
+                job[3],
+                carray(pointer_to(job[4]), (job[5],), np.uint8),
+                carray(pointer_to(job[4]), (job[5] >> 2,), np.uint32),
+                carray(pointer_to(job[6]), (slots,), np.int64),
+                carray(pointer_to(job[7]), (slots,), np.uint8),
+                carray(pointer_to(job[8]), (slots,), np.int32),
+                carray(pointer_to(job[9]), (slots,), np.int32),
+                carray(pointer_to(job[10]), (job[11], job[12]), np.uint8),
+                job[13],
+                job[14] != 0,
+                carray(pointer_to(job[15]), (items,), np.int64),
+                carray(pointer_to(job[16]), (items,), np.int64),
+                carray(pointer_to(job[17]), (items,), np.int64),
+                carray(pointer_to(job[18]), (items, job[19], job[12]), np.uint8),
+            )
+            exchange(state, 0, WORKING, IDLE)
+
+
+@njit(nogil=True, cache=True)
+def _describe(
+    job: Ints,
+    turns: Ints,
+    chunk: int,
+    memory: Bytes,
+    words: npt.NDArray[np.uint32],
+    offset: Ints,
+    codec: Bytes,
+    dictionary: Int32s,
+    counts: Int32s,
+    references: Bytes,
+    line: int,
+    zeros: bool,
+    slot: Ints,
+    newest: Ints,
+    first: Ints,
+    out: Bytes,
+) -> None:
+    """Write the arguments of :func:`gather_items` into ``job``, as :func:`_help` reads them."""
+    job[0] = turns.ctypes.data
+    job[1] = offset.size
+    job[2] = slot.size
+    job[3] = chunk
+    job[4] = memory.ctypes.data
+    job[5] = memory.size
+    job[6] = offset.ctypes.data
+    job[7] = codec.ctypes.data
+    job[8] = dictionary.ctypes.data
+    job[9] = counts.ctypes.data
+    job[10] = references.ctypes.data
+    job[11] = references.shape[0]
+    job[12] = references.shape[1]
+    job[13] = line
+    job[14] = zeros
+    job[15] = slot.ctypes.data
+    job[16] = newest.ctypes.data
+    job[17] = first.ctypes.data
+    job[18] = out.ctypes.data
+    job[19] = out.shape[1]
+
+
+@njit(nogil=True, cache=True)
+def _call(state: Ints) -> None:
+    exchange(state, 0, IDLE, CALLED)
+
+
+@njit(nogil=True, cache=True)
+def _dismissed(state: Ints) -> bool:
+    """Whether the helper will not touch the job any more; waits for one that is working, not for long."""
+    spins = 0
+    while spins < SPINS:
+        if exchange(state, 0, CALLED, IDLE) or exchange(state, 0, IDLE, IDLE):
+            return True
+        spins += 1
+    return False
+
+
+class _Helper:
+    """One thread. Its ``state`` has a cache line of its own."""
+
+    def __init__(self, end: int, job: Ints) -> None:
+        self.state = np.zeros(16, np.int64)
+        self._byte = np.zeros(1, np.uint8)
+        reader, self._writer = os.pipe()
+        arguments = (end, self.state, job, self._byte, self._byte.ctypes.data, reader)
+        try:
+            threading.Thread(target=_help, args=arguments, name="sharpwave-gather", daemon=True).start()
+        except BaseException:
+            os.close(reader)
+            os.close(self._writer)
+            raise
+
+    def call(self) -> None:
+        _call(self.state)
+        os.write(self._writer, b"!")
+
+    def dismiss(self) -> None:
+        while not _dismissed(self.state):
+            time.sleep(0)
+
+
+class Team:
+    """The helpers of a process: fewer than asked for, or none, where the system allows no more threads or descriptors.
+
+    One caller at a time has them; another works alone meanwhile.
+    """
+
+    def __init__(self, helpers: int) -> None:
+        self._job = np.zeros(20, np.int64)
+        self._helpers: list[_Helper] = []
+        with contextlib.suppress(OSError, RuntimeError, MemoryError):
+            for i in range(helpers):
+                self._helpers.append(_Helper((i + 1) % 2, self._job))
+        self._taken = threading.Lock()
+
+    def gather_items(self, helpers: int, *arguments: Any) -> None:
+        """:func:`sharpwave.views.kernels.gather_items` on the calling thread and up to ``helpers`` others.
+
+        Cost: 5 us, 2 for each helper, and some 20 until they wake.
+        """
+        if not self._taken.acquire(blocking=False):
+            gather_items(0, *arguments)
+            return
+        called = self._helpers[:helpers]
+        try:
+            _describe(self._job, *arguments)
+            for helper in called:
+                helper.call()
+            gather_items(0, *arguments)
+        finally:
+            for helper in called:
+                helper.dismiss()
+            self._taken.release()
+
+
+@cache
+def team(threads: int) -> Team | None:
+    """The process's team for that many threads in all; none where there is nobody to help."""
+    return Team(threads - 1) if threads > 1 and not INTERPRETED else None
+
+
+if hasattr(os, "register_at_fork"):  # threads do not survive a fork: a child makes its own
+    os.register_at_fork(after_in_child=team.cache_clear)

@@ -1,0 +1,142 @@
+"""The one byte format: what is packed comes back, and any other bytes are refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import sharpwave as sw
+from sharpwave.codecs import registry as codecs
+from sharpwave.codecs.registry import CODECS, DELTA, RAW
+from sharpwave.errors import DamagedError
+from sharpwave.format import segment
+
+Array = np.ndarray[Any, Any]
+
+SHAPES: list[tuple[int, ...]] = [(), (3,), (3, 8), (2, 4, 3)]
+DTYPES = ["uint8", "bool", "int16", "int64", "float32", "float64"]
+
+
+@st.composite
+def segments(draw: st.DrawFn) -> tuple[sw.Spec, dict[str, Array], bytes, dict[int, bytes], tuple[int, ...]]:
+    """(spec, arrays, packed bytes, dictionaries by key, (lane, first step, steps, frames, context)), each column by a
+    codec and a dictionary of its own."""
+    field = st.builds(sw.Field, st.sampled_from(SHAPES), st.sampled_from(DTYPES))
+    obs = {f"f{i}": draw(field) for i in range(draw(st.integers(1, 2)))}
+    extra = {f"x{i}": draw(field) for i in range(draw(st.integers(0, 2)))}
+    spec = sw.Spec(obs=next(iter(obs.values())) if len(obs) == 1 else obs, action=draw(field), **extra)
+    steps = draw(st.integers(1, 9))
+    context = draw(st.integers(0, 3))
+    frames = context + steps + draw(st.integers(0, 3))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    arrays = {
+        "flags": rng.integers(0, 8, steps).astype(np.uint8),
+        "reward": rng.normal(size=steps).astype(np.float32),
+    }
+    for name, one in spec.fields.items():
+        rows = frames if name in spec.obs_names else steps
+        arrays[name] = rng.integers(0, draw(st.sampled_from([2, 200])), (rows, *one.shape)).astype(one.dtype)
+    columns, dictionaries = [], {}
+    for name, array in arrays.items():
+        rows = array.reshape(len(array), -1).view(np.uint8)
+        codec = RAW if name in ("flags", "reward") else CODECS[draw(st.sampled_from(sorted(CODECS)))]
+        shared = codecs.train(codec, rows) if draw(st.booleans()) else b""
+        line = spec.fields[name].line_bytes if name in spec.fields else 0
+        payload = codecs.encode(codec, rows, shared, line)
+        if payload is None:
+            codec, payload, shared = RAW, rows.tobytes(), b""
+        key = len(dictionaries) + 7 if shared else 0
+        if shared:
+            dictionaries[key] = shared
+        columns.append(segment.Column(codec, len(rows), payload, key))
+    head = (draw(st.integers(0, 2**40)), draw(st.integers(0, 2**40)), steps, frames, context)
+    made: Any = segment.pack(spec.schema_hash, *head, columns)
+    return spec, arrays, bytes(made[0] if isinstance(made, tuple) else made), dictionaries, head
+
+
+@settings(max_examples=80)
+@given(made=segments())
+def test_a_segment_unpacks_to_what_was_packed(
+    made: tuple[sw.Spec, dict[str, Array], bytes, dict[int, bytes], tuple[int, ...]],
+) -> None:
+    spec, arrays, data, dictionaries, head = made
+    header, unpacked = segment.unpack(data, spec, dictionaries.__getitem__)
+    assert (header.lane, header.first_step, header.steps, header.frames, header.context) == head
+    assert header.nbytes == len(data) and header.schema == spec.schema_hash
+    assert header == segment.parse(np.frombuffer(data, np.uint8), spec)
+    assert unpacked.keys() == arrays.keys()
+    for name, array in arrays.items():
+        assert unpacked[name].dtype == array.dtype and unpacked[name].shape == array.shape
+        assert unpacked[name].tobytes() == array.tobytes(), name
+
+
+SPEC = sw.Spec(obs=sw.Field((3, 8), "uint8", stack=2), action=sw.Field((), "int64"))
+
+
+def small_segment() -> bytes:
+    frames = np.eye(7, 24, dtype=np.uint8)
+    payload = codecs.encode(DELTA, frames, b"", 8)
+    assert payload is not None
+    columns = [
+        segment.Column(RAW, 6, bytes(6)),
+        segment.Column(RAW, 6, bytes(24)),
+        segment.Column(DELTA, 7, payload),
+        segment.Column(RAW, 6, bytes(48)),
+    ]
+    made: Any = segment.pack(SPEC.schema_hash, 3, 40, 6, 7, 1, columns)
+    return bytes(made[0] if isinstance(made, tuple) else made)
+
+
+def no_dictionary(key: int) -> bytes:
+    raise KeyError(key)
+
+
+def test_every_flipped_bit_and_every_missing_end_is_noticed() -> None:
+    data = small_segment()
+    header, arrays = segment.unpack(data, SPEC, no_dictionary)
+    assert header.steps == 6 and np.array_equal(arrays["obs"].reshape(7, 24), np.eye(7, 24))
+    for at in range(len(data)):
+        for bit in range(8):
+            broken = bytearray(data)
+            broken[at] ^= 1 << bit
+            with pytest.raises(DamagedError):
+                segment.unpack(bytes(broken), SPEC, no_dictionary)
+        with pytest.raises(DamagedError):
+            segment.unpack(data[:at], SPEC, no_dictionary)
+    for more in (b"\0", data):
+        with pytest.raises(DamagedError):
+            segment.unpack(data + more, SPEC, no_dictionary)
+
+
+@settings(max_examples=100)
+@given(data=st.binary(max_size=300))
+def test_bytes_that_are_no_segment_are_refused(data: bytes) -> None:
+    for bytes_ in (data, small_segment()[:20] + data):
+        with pytest.raises(DamagedError):
+            segment.unpack(bytes_, SPEC, no_dictionary)
+
+
+def test_a_segment_of_another_spec_is_refused() -> None:
+    other = sw.Spec(obs=sw.Field((3, 8), "uint8", stack=3), action=sw.Field((), "int64"))
+    with pytest.raises(DamagedError, match=r"schema.*Spec"):
+        segment.unpack(small_segment(), other, no_dictionary)
+
+
+def test_a_dictionary_that_is_not_known_is_named() -> None:
+    rows = np.ones((6, 8), np.uint8)
+    payload = codecs.encode(DELTA, rows, rows[0].tobytes(), 0)
+    assert payload is not None
+    columns = [
+        segment.Column(RAW, 6, bytes(6)),
+        segment.Column(RAW, 6, bytes(24)),
+        segment.Column(RAW, 6, bytes(144)),
+        segment.Column(DELTA, 6, payload, 0xABCDEF),
+    ]
+    made: Any = segment.pack(SPEC.schema_hash, 0, 0, 6, 6, 0, columns)
+    data = bytes(made[0] if isinstance(made, tuple) else made)
+    with pytest.raises(DamagedError, match=r"action.*abcdef"):
+        segment.unpack(data, SPEC, no_dictionary)

@@ -1,0 +1,128 @@
+"""Codec "auto" measures: what it chooses for which data, when it waits, and that it changes its mind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sharpwave as sw
+from sharpwave.codecs import registry as codecs
+from sharpwave.codecs.dictionaries import DictionaryTable
+from sharpwave.codecs.registry import DELTA, RAW, ZSTD
+from sharpwave.log.column_encoder import ColumnEncoder
+
+Array = np.ndarray[Any, Any]
+FIELD = sw.Field((20, 30), "uint8")
+
+
+def still(seed: int, count: int = 32) -> Array:
+    """A background with a sprite that moves."""
+    rng = np.random.default_rng(seed)
+    rows = np.tile(rng.integers(0, 256, (20, 30)).astype(np.uint8), (count, 1, 1))
+    for i in range(count):
+        rows[i, 5:8, i % 25 : i % 25 + 4] = 200
+    return rows.reshape(count, -1)
+
+
+def noise(seed: int, count: int = 32) -> Array:
+    return np.random.default_rng(seed).integers(0, 256, (count, 600)).astype(np.uint8)
+
+
+def encoder(codec: str = "auto", field: sw.Field = FIELD) -> tuple[ColumnEncoder, DictionaryTable]:
+    table = DictionaryTable(field.row_bytes)
+    return ColumnEncoder(field, codec, table, 64), table
+
+
+def decoded(column: Any, place: int, table: DictionaryTable, field: sw.Field = FIELD) -> Array:
+    return codecs.decode(
+        column.codec, column.payload, column.rows, field.row_bytes, table.data(place), field.line_bytes
+    )
+
+
+def test_sprites_on_a_still_background_are_kept_as_differences() -> None:
+    one, table = encoder()
+    rows = still(1)
+    column, place = one.pack(0, rows)
+    assert column.codec == DELTA and len(column.payload) < rows.nbytes / 10
+    np.testing.assert_array_equal(decoded(column, place, table), rows)
+
+
+def test_noise_costs_little_more_than_raw() -> None:
+    """A dictionary may learn one segment's noise by heart; with the dictionary counted, that must not cost much."""
+    one, table = encoder()
+    packed = [one.pack(0, noise(seed))[0] for seed in range(60)]
+    taken = sum(len(column.payload) for column in packed) + table.nbytes
+    assert taken <= 1.05 * 60 * noise(0).nbytes
+    assert sum(column.codec == RAW for column in packed) >= 50
+
+
+def test_too_few_rows_are_no_measure() -> None:
+    one, _ = encoder()
+    assert one.pack(0, still(1, 7))[0].codec == RAW
+    assert one.pack(0, still(1, 32))[0].codec == DELTA
+
+
+def test_small_rows_are_kept_raw() -> None:
+    field = sw.Field((7,), "float32")
+    one, _ = encoder(field=field)
+    assert one.pack(0, np.zeros((64, 28), np.uint8))[0].codec == RAW
+
+
+@pytest.mark.parametrize(("size", "chosen"), [(64, RAW), (128, RAW), (1024, ZSTD)])
+def test_zstd_is_taken_only_where_it_saves_much(size: int, chosen: int) -> None:
+    """Of small whole numbers it leaves less than a third, however many there are; decompressing a row has its price."""
+    field = sw.Field((size,), "float32")
+    rows = np.random.default_rng(0).integers(0, 8, (64, size)).astype(np.float32).view(np.uint8)
+    assert len(encoder("zstd", field)[0].pack(0, rows)[0].payload) < 0.4 * rows.nbytes
+    one, _ = encoder(field=field)
+    assert {one.pack(k % 3, rows)[0].codec for k in range(40)} == {chosen}
+
+
+def test_delta_is_taken_only_where_it_leaves_less_than_half() -> None:
+    field = sw.Field((128,), "float32")
+    rng = np.random.default_rng(0)
+    for share, chosen in ((0.05, DELTA), (0.3, RAW)):
+        rows = (rng.normal(size=(64, 128)) * rng.binomial(1, share, (64, 128))).astype(np.float32).view(np.uint8)
+        assert encoder(field=field)[0].pack(0, rows)[0].codec == chosen
+
+
+@pytest.mark.parametrize("codec", ["raw", "zstd", "delta", "auto"])
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_whatever_comes_comes_back(codec: str, lanes: int) -> None:
+    """Scenes change, noise comes and goes, segments are of any length; what refers to a dictionary keeps it alive."""
+    one, table = encoder(codec)
+    rng = np.random.default_rng(5)
+    kept: list[tuple[Any, int, Array]] = []
+    for k in range(150):
+        make = noise if k % 11 == 7 else still
+        rows = make(k // 20, int(rng.integers(1, 33)))
+        column, place = one.pack(k % lanes, rows)
+        kept.append((column, place, rows))
+        for old, at, original in kept[:: max(1, len(kept) // 5)]:
+            np.testing.assert_array_equal(decoded(old, at, table), original)
+        if len(kept) > 20:
+            _, gone, _ = kept.pop(0)
+            table.drop(gone)
+    for old, at, original in kept:
+        np.testing.assert_array_equal(decoded(old, at, table), original)
+
+
+def test_a_new_scene_gets_a_new_dictionary_in_time() -> None:
+    one, _ = encoder()
+    for _ in range(30):
+        one.pack(0, still(1))
+    sizes = [len(one.pack(0, still(2))[0].payload) for _ in range(60)]
+    assert min(sizes[-20:]) <= len(encoder()[0].pack(0, still(2))[0].payload) * 1.3
+
+
+def test_dictionaries_that_nothing_refers_to_go() -> None:
+    one, table = encoder()
+    places = []
+    for k in range(300):
+        places.append(one.pack(0, still(k // 10))[1])
+        if len(places) > 10:
+            table.drop(places.pop(0))
+    live = {place for place in places if place}
+    assert table.nbytes <= (len(live) + 4) * (600 + 600) + 64 * 1024

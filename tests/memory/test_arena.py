@@ -1,0 +1,144 @@
+"""The arena hands out memory that overlaps nothing, within its limit, and takes it back."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from sharpwave.memory.arena import PAGE, Arena
+
+CHUNK = 4 * PAGE
+
+
+class ArenaMachine(RuleBasedStateMachine):
+    """Ranges are filled with a number each; whoever overlaps another overwrites it."""
+
+    @initialize(chunks=st.integers(4, 9))
+    def build(self, chunks: int) -> None:
+        self.arena = Arena(chunks * CHUNK, CHUNK)
+        self.ranges: dict[int, tuple[int, int, bool]] = {}  # mark -> (offset, bytes, reserved)
+        self.mark = 0
+        self.reserved: set[int] = set()
+
+    def take(self, offset: int | None, nbytes: int, whole: bool) -> None:
+        if offset is None:
+            return
+        assert offset >= 0 and offset + nbytes <= len(self.arena.memory) and offset % 8 == 0
+        assert offset // CHUNK == (offset + nbytes - 1) // CHUNK, "a range lies across two chunks"
+        self.mark = self.mark % 255 + 1
+        while self.mark in self.ranges:
+            self.mark = self.mark % 255 + 1
+        for where, _, other in self.ranges.values():
+            assert other == whole or where // CHUNK != offset // CHUNK, "rows being written keep a segment's chunk"
+        self.arena.memory[offset : offset + nbytes] = self.mark
+        self.ranges[self.mark] = (offset, nbytes, whole)
+
+    @precondition(lambda self: len(self.ranges) < 190)
+    @rule(nbytes=st.one_of(st.integers(1, CHUNK), st.integers(1, 600)))
+    def allocate(self, nbytes: int) -> None:
+        self.take(self.arena.allocate(nbytes), nbytes, False)
+
+    @precondition(lambda self: len(self.ranges) < 190)
+    @rule(sizes=st.lists(st.one_of(st.integers(1, CHUNK), st.integers(1, 600)), min_size=1, max_size=20))
+    def allocate_some(self, sizes: list[int]) -> None:
+        offsets = self.arena.allocate_some(np.array(sizes, np.int64)).tolist()
+        for offset, nbytes in zip(offsets, sizes, strict=False):
+            self.take(offset, nbytes, False)
+        if offsets and len(offsets) < len(sizes):
+            following = self.arena.allocate(sizes[len(offsets)])
+            assert following is None or following // CHUNK != offsets[-1] // CHUNK, "there was room for more"
+            self.take(following, sizes[len(offsets)], False)
+
+    @precondition(lambda self: len(self.ranges) < 190)
+    @rule(nbytes=st.one_of(st.just(CHUNK), st.integers(1, CHUNK // 8)), count=st.integers(1, 9))
+    def reserve(self, nbytes: int, count: int) -> None:
+        nbytes *= 8 if nbytes < CHUNK else 1
+        offsets = self.arena.reserve(nbytes, count).tolist()
+        assert len(offsets) == count or not len(self.arena.reserve(nbytes, 1)), "there was room for more"
+        for offset in offsets:
+            self.take(offset, nbytes, True)
+        self.reserved |= {offset // CHUNK for offset in offsets}
+        assert self.arena.emptiest(8) not in self.reserved and self.arena.loosest() not in self.reserved
+
+    @precondition(lambda self: self.ranges)
+    @rule(data=st.data())
+    def free_any(self, data: st.DataObject) -> None:
+        self.free(data.draw(st.sampled_from(sorted(self.ranges))))
+
+    @precondition(lambda self: self.ranges)
+    @rule()
+    def free_the_oldest(self) -> None:
+        self.free(next(iter(self.ranges)))
+
+    def free(self, mark: int) -> None:
+        offset, nbytes, _ = self.ranges.pop(mark)
+        self.arena.free(offset, nbytes)
+        self.reserved = {where // CHUNK for where, _, reserved in self.ranges.values() if reserved}
+
+    @rule()
+    def trim(self) -> None:
+        self.arena.trim()
+
+    @rule(chunks=st.integers(0, 9))
+    def limit(self, chunks: int) -> None:
+        """A limit below what is committed takes nothing away; it only stops growth."""
+        self.arena.limit_bytes = chunks * CHUNK
+
+    @rule()
+    def everything_goes_and_all_the_room_is_there_again(self) -> None:
+        for mark in list(self.ranges):
+            self.free(mark)
+        self.arena.limit_bytes = len(self.arena.memory)
+        assert self.arena.used_bytes == 0
+        chunks = len(self.arena.memory) // CHUNK
+        offsets = [self.arena.allocate(CHUNK) for _ in range(chunks)]
+        assert None not in offsets and len(set(offsets)) == chunks, "room was lost"
+        assert self.arena.allocate(8) is None and not len(self.arena.reserve(8, 1))
+        for offset in offsets:
+            assert offset is not None
+            self.arena.free(offset, CHUNK)
+
+    @invariant()
+    def nothing_is_overwritten(self) -> None:
+        if not hasattr(self, "arena"):
+            return
+        for mark, (offset, nbytes, _) in self.ranges.items():
+            assert (self.arena.memory[offset : offset + nbytes] == mark).all()
+        used = sum(-(-nbytes // 8) * 8 for _, nbytes, _ in self.ranges.values())
+        assert self.arena.used_bytes == used <= self.arena.committed_bytes <= len(self.arena.memory)
+
+
+TestArena = ArenaMachine.TestCase
+
+
+def test_the_limit_is_a_limit() -> None:
+    arena = Arena(8 * CHUNK, CHUNK)
+    arena.limit_bytes = 2 * CHUNK + PAGE
+    taken = 0
+    while arena.allocate(500) is not None:
+        taken += 1
+        assert arena.committed_bytes <= arena.limit_bytes
+    assert taken * 504 > 2 * CHUNK  # and is made use of
+    assert not len(arena.reserve(CHUNK, 1))
+
+
+def test_trimming_gives_memory_back() -> None:
+    arena = Arena(8 * CHUNK, CHUNK)
+    offsets = arena.reserve(CHUNK, 4).tolist()
+    assert arena.committed_bytes == 4 * CHUNK
+    for offset in offsets[1:]:
+        arena.free(offset, CHUNK)
+    assert arena.committed_bytes == 4 * CHUNK  # kept for the next
+    arena.trim()
+    assert arena.committed_bytes == CHUNK
+
+
+def test_address_space_that_there_is_not_is_refused() -> None:
+    with pytest.raises(MemoryError, match=r"capacity|ram"):
+        Arena(1 << 60, CHUNK)
+
+
+def test_the_memory_begins_as_zeros() -> None:
+    assert not np.any(Arena(4 * CHUNK, CHUNK).memory)

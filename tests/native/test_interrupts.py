@@ -1,0 +1,197 @@
+"""Ctrl-C between any two lines of a call: what the store holds afterwards is what happened."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sharpwave as sw
+from sharpwave.native.interrupts import Lock
+
+SOURCE = str(Path(sw.__file__).parent)
+SPEC = sw.Spec(obs=sw.Field((2,), "int32", stack=2), action=sw.Field((), "int64"))
+LANES = 2
+
+
+def interrupted(call: Callable[[], Any], line: int) -> bool:
+    """Call, with a SIGINT at the so-manieth line of the package's. Whether there were as many."""
+    lines, before = 0, sys.gettrace()
+
+    def at_line(frame: Any, event: str, arg: Any) -> Any:
+        nonlocal lines
+        lines += event == "line"
+        if lines == line:
+            sys.settrace(before)
+            signal.raise_signal(signal.SIGINT)
+        return at_line if lines < line else None
+
+    def at_call(frame: Any, event: str, arg: Any) -> Any:
+        return at_line if frame.f_code.co_filename.startswith(SOURCE) and lines < line else None
+
+    gc.disable()  # no finalizer of an earlier store's in between
+    try:
+        sys.settrace(at_call)
+        call()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(before)
+        gc.enable()
+    return lines == line
+
+
+class Player:
+    """Writes steps whose numbers say what belongs together: [episode, time], action and reward of both."""
+
+    def __init__(self, store: sw.Store) -> None:
+        self.store, self.time, self.episode = store, 0, np.arange(LANES) * 1000
+
+    def begin(self) -> None:
+        for lane in range(LANES):
+            self.store.break_episode(lane)
+        self.time, self.episode = 0, self.episode + 1
+
+    def step(self, ends: bool = False) -> None:
+        now = self.episode * 100 + self.time
+        obs = np.stack([self.episode, np.full(LANES, self.time)], 1).astype(np.int32)
+        self.time += 1
+        self.store.extend(
+            obs=obs, action=now, reward=now.astype(np.float32), next_obs=obs + np.array([0, 1], np.int32),
+            terminated=np.array([ends, False]), truncated=np.zeros(LANES, bool),
+        )  # fmt: skip
+        if ends:
+            self.begin()
+
+
+def check(view: sw.Transitions) -> set[int]:
+    """Compare all that can be sampled with what its numbers say. Returns the actions."""
+    batch = view.fetch(view.sampleable_ids())
+    for obs, action, reward, after in zip(batch.obs, batch.action, batch.reward, batch.next_obs, strict=True):
+        (before, was), (episode, time) = obs.tolist()
+        (_, last_but_one), (other, last) = after.tolist()
+        assert before == episode == other and was in (time - 1, time) and last_but_one in (last - 1, last)
+        assert 1 <= last - time <= view.n_step and action == episode * 100 + time
+        assert reward == sum(episode * 100 + t for t in range(time, last))
+    return set(batch.action.tolist())
+
+
+@pytest.mark.parametrize(
+    ("steps", "ends", "capacity"),
+    [(5, False, 1000), (5, True, 1000), (8, False, 1000), (21, False, 16)],
+    ids=["a step", "the end of an episode", "a full segment", "a full store"],
+)
+def test_an_interrupted_extend_leaves_no_half_step(steps: int, ends: bool, capacity: int) -> None:
+    line, there = 0, True
+    while there:
+        line += 1
+        store = sw.Store(SPEC, capacity=capacity, segment_steps=4)
+        view, player = store.transitions(n_step=2, gamma=1.0), Player(store)
+        for _ in range(steps):
+            player.step()
+        there = interrupted(lambda player=player: player.step(ends), line)  # type: ignore[misc]
+        player.begin()
+        after = player.episode[0]
+        for _ in range(6):
+            player.step()
+        player.begin()
+        for one in (view, store.transitions(n_step=2, gamma=1.0, name="another")):
+            found = check(one)
+            assert capacity < 1000 or {after * 100 + t for t in range(6)} <= found, line
+            assert len(one) == len(found) == len(store), line
+
+
+def test_an_interrupted_sample_leaves_every_step_to_be_sampled() -> None:
+    line, there = 0, True
+    while there:
+        line += 1
+        store = sw.Store(SPEC, capacity=1000, segment_steps=4)
+        view = store.transitions(sampler=sw.Prioritized(), max_times_sampled=50)
+        player = Player(store)
+        for _ in range(6):
+            player.step()
+        there = interrupted(lambda view=view: view.sample(4), line)  # type: ignore[misc]
+        player.begin()
+        assert check(view) == {e * 100 + t for e in (0, 1000) for t in range(6)}
+        drawn = {int(a) for _ in range(30) for a in view.sample(16).action}
+        assert len(drawn) == len(view) == 12, line
+
+
+class Counting:
+    """[episode, time]; knows which action was taken when."""
+
+    def __init__(self) -> None:
+        self.episode = self.time = 0
+        self.taken: dict[int, int] = {}
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        self.episode, self.time = self.episode + 1, 0
+        return np.array([self.episode, 0], np.int32), {}
+
+    def step(self, action: int) -> Any:
+        now = self.episode * 100 + self.time
+        self.time += 1
+        return np.array([self.episode, self.time], np.int32), float(now), False, False, {}
+
+
+def test_an_interrupted_recorder_joins_nothing() -> None:
+    line, there = 0, True
+    while there:
+        line += 1
+        env, store = Counting(), sw.Store(SPEC, capacity=1000, segment_steps=4)
+        recorder = sw.Recorder(env, store)
+        recorder.reset()
+        for _ in range(3):
+            recorder.step(env.episode * 100 + env.time)
+        there = interrupted(lambda: recorder.step(env.episode * 100 + env.time), line)  # noqa: B023
+        for _ in range(4):  # the cell is run again
+            try:
+                recorder.step(env.episode * 100 + env.time)
+            except ValueError as error:
+                assert "call reset() first" in str(error)
+                recorder.reset()
+        recorder.reset()
+        assert len(check(store.transitions(n_step=2, gamma=1.0))) >= 6, line
+
+
+def test_who_waits_for_a_limiter_can_be_interrupted() -> None:
+    store = sw.Store(SPEC, capacity=1000)
+    queue = store.transitions(sampler=sw.Fifo(), max_times_sampled=1, limiter=sw.Queue(4))
+    player = Player(store)
+    for _ in range(3):
+        player.step()
+    assert len(queue) == 4
+    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        player.step()
+    timer.join()
+    other = threading.Thread(target=lambda: queue.sample(2))  # and the lock is free
+    other.start()
+    other.join(30)
+    assert not other.is_alive()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_interrupt_waits_once() -> None:
+    lock, came = Lock(), []
+    with pytest.raises(KeyboardInterrupt):
+        with lock:
+            with lock:
+                signal.raise_signal(signal.SIGINT)
+            came.append("inner")
+        came.append("never")
+    assert came == ["inner"]
+    with lock:
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -1,0 +1,429 @@
+"""Disks that fail, processes that die and power that goes, at any chosen file operation; and what must be left then.
+
+:class:`Faulty` stands in for the store's files. :func:`live` takes a store through a small life on them and keeps an
+account of what was acknowledged; :func:`verify` opens what is left and compares.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import os
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+import sharpwave as sw
+from sharpwave import store as store_module
+from sharpwave.disk import disk_tier as disk_module
+from sharpwave.disk import region_files as regions_module
+from sharpwave.disk.store_folder import LOCK, MANIFEST
+from sharpwave.native.directory import Directory
+from sharpwave.native.files import Files
+from sharpwave.persistence import settings as settings_module
+
+KINDS = ("EIO", "ENOSPC", "short write", "killed", "killed in a write", "power cut", "power cut in a write")
+"""What may happen at an operation: the first three are errors, after which the process goes on."""
+ERRORS, CUTS = KINDS[:3], KINDS[-2:]
+SECTOR = 512
+
+
+class Died(BaseException):
+    """The process is no more: raised by the operation at which it ended, and by every later one."""
+
+
+class Faulty(Files):
+    """Files on which operation number ``at`` (from 1) comes out as ``kind`` says; all others work.
+
+    Syncs take no time: they only note what would be left after a power cut, the content of files at their last sync,
+    and the names in a folder at its. A sync that fails leaves what was written since the last one to be lost, though
+    the system will not say so again.
+
+    Attributes:
+        count: operations so far.  log: their names.
+    """
+
+    def __init__(self, at: int = 0, kind: str = "EIO", seed: int = 0) -> None:
+        self.at, self.kind, self.count = at, kind, 0
+        self.log: list[str] = []
+        self.random = random.Random(seed)
+        self.dead = False
+        self._synced: dict[int, bytes] = {}  # by inode: content that a power cut leaves
+        self._names: dict[Path, dict[str, int]] = {}  # by folder: names and inodes that a power cut leaves
+        self._written: dict[int, list[tuple[int, int]]] = {}  # by inode: ranges since the last sync
+
+    # what the store calls
+
+    def open(self, directory: Directory, name: str) -> int:
+        self._step("open")
+        descriptor = super().open(directory, name)
+        self._synced[self._inode(descriptor)] = b""
+        self._written[self._inode(descriptor)] = []
+        return descriptor
+
+    def open_again(self, directory: Directory, name: str, descriptor: int) -> int:
+        self._step("open_again")
+        return super().open_again(directory, name, descriptor)
+
+    def truncate(self, descriptor: int, nbytes: int) -> None:
+        self._step("truncate")
+        super().truncate(descriptor, nbytes)
+
+    def allocate(self, descriptor: int, offset: int, nbytes: int) -> None:
+        self._step("allocate")
+        super().allocate(descriptor, offset, nbytes)
+
+    def pwrite(self, descriptor: int, data: bytes, offset: int) -> None:
+        try:
+            self._step("pwrite")
+        except (OSError, Died):
+            if "write" in self.kind:
+                part = self.random.randrange(len(data) + 1)  # all of it as well: written, and not said to be
+                super().pwrite(descriptor, data[:part], offset)
+                self._note(descriptor, offset, part)
+            raise
+        super().pwrite(descriptor, data, offset)
+        self._note(descriptor, offset, len(data))
+
+    def fsync(self, descriptor: int) -> None:
+        inode = self._inode(descriptor)
+        try:
+            self._step("fsync")
+        except OSError:
+            self._written[inode] = []  # the system counts as written what it could not write
+            raise
+        held = bytearray(self._synced.get(inode, b""))
+        size = os.fstat(descriptor).st_size
+        held += bytes(max(0, size - len(held)))
+        for begin, nbytes in self._written.get(inode, []):
+            held[begin : begin + nbytes] = os.pread(descriptor, nbytes, begin)
+        self._synced[inode], self._written[inode] = bytes(held), []
+
+    def fsync_folder(self, directory: Directory) -> None:
+        self._step("fsync_folder")
+        path = directory.path
+        self._names[path] = {one.name: one.stat().st_ino for one in path.iterdir() if one.is_file()}
+
+    def rename(self, directory: Directory, name: str, target: Directory, to: str) -> None:
+        self._step("rename")
+        super().rename(directory, name, target, to)
+
+    def unlink(self, directory: Directory, name: str) -> None:
+        self._step("unlink")
+        found = directory.status(name)
+        if found is not None:
+            self._synced.pop(found.st_ino, None)  # may soon be another file's
+            self._written.pop(found.st_ino, None)
+        super().unlink(directory, name)
+
+    # what happens then
+
+    def _step(self, name: str) -> None:
+        if self.dead:
+            raise Died
+        self.count += 1
+        self.log.append(name)
+        if self.count == self.at:
+            if self.kind in ERRORS:
+                number = errno.ENOSPC if self.kind == "ENOSPC" else errno.EIO
+                raise OSError(number, os.strerror(number))
+            self.dead = True
+            raise Died
+
+    def _inode(self, descriptor: int) -> int:
+        return os.fstat(descriptor).st_ino
+
+    def _note(self, descriptor: int, offset: int, nbytes: int) -> None:
+        self._written.setdefault(self._inode(descriptor), []).append((offset, nbytes))
+
+    def cut_power(self, folder: Path, kept_share: float = 0.5) -> None:
+        """Leave of ``folder`` what a power cut may: all that was synced, and of the rest some sectors and names."""
+
+        def lost() -> bool:
+            return self.random.random() >= kept_share
+
+        for path in [folder, *(one for one in folder.iterdir() if one.is_dir())]:
+            kept = self._names.get(path, {})
+            for one in list(path.iterdir()):
+                if not one.is_file() or one.name == LOCK:
+                    continue
+                inode = one.stat().st_ino
+                if one.name not in kept and lost():
+                    one.unlink()
+                    continue
+                held = bytearray(self._synced.get(inode, b""))
+                now = one.read_bytes()
+                if len(held) < len(now) and (one.name in kept or not lost()):
+                    held += bytes(len(now) - len(held))
+                for begin, nbytes in self._written.get(inode, []):
+                    for sector in range(begin // SECTOR, -(-(begin + nbytes) // SECTOR)):
+                        if not lost():
+                            place = slice(sector * SECTOR, min((sector + 1) * SECTOR, len(held)))
+                            held[place] = now[place]
+                one.write_bytes(held)
+
+
+SPEC = sw.Spec(obs=sw.Field((8, 12), "uint8", stack=2), action=sw.Field((), "int64"), serial=sw.Field((), "int64"))
+LANES, CAPACITY, SEGMENT_STEPS, REGION_BYTES = 2, 40, 4, 4096
+
+
+FINAL = 40_000
+"""Added to a step's serial number: that of the picture after it, where it ended an episode."""
+
+
+def frame(serial: int) -> Any:
+    """A picture that tells its step, on a background that a dictionary is worth."""
+    picture = np.arange(96, dtype=np.uint8).reshape(8, 12)
+    picture[serial % 7, serial % 12] ^= 255
+    picture[7, :8] = np.frombuffer(np.int64(serial).tobytes(), np.uint8)
+    return picture
+
+
+@dataclass
+class Step:
+    """A step that was appended: ``ends`` an episode, and what followed it, as far as that is known."""
+
+    serial: int
+    id: int
+    ends: bool
+
+
+FIFO: dict[str, Any] = {"capacity": CAPACITY}
+RESERVOIR: dict[str, Any] = {"disk_limit": 8 * REGION_BYTES, "retention": sw.Reservoir(3)}
+LOWEST: dict[str, Any] = {"disk_limit": 8 * REGION_BYTES, "retention": sw.LowestPriority()}
+"""Settings of a store whose regions are deleted as they are, and of two where what is held of them is copied first."""
+
+
+@dataclass
+class Account:
+    """What the store was given, and what it acknowledged, lane by lane.
+
+    Attributes:
+        steps: by lane, in order.
+        flushed: by lane, how many of them a flush has acknowledged.
+        sealed, held: by lane, how many lie in sealed segments or have left, and the numbers of those that have not.
+    """
+
+    steps: dict[int, list[Step]] = field(default_factory=lambda: {lane: [] for lane in range(LANES)})
+    flushed: dict[int, int] = field(default_factory=lambda: dict.fromkeys(range(LANES), 0))
+    sealed: dict[int, int] = field(default_factory=lambda: dict.fromkeys(range(LANES), 0))
+    held: dict[int, set[int]] = field(default_factory=lambda: {lane: set() for lane in range(LANES)})
+    errors: int = 0
+    store: sw.Store | None = None
+    view: sw.Transitions | None = None
+
+    def prioritize(self, store: sw.Store, lane: int) -> None:
+        """Give the lane's last step but one, whose successor is known now, a priority of its own."""
+        if not isinstance(store._log.retention, sw.LowestPriority):
+            return
+        if self.view is None:
+            self.view = store.transitions(sampler=sw.Prioritized())
+        for step in self.steps[lane][-2:-1]:
+            self.view.update_priorities([step.id], [step.serial // SEGMENT_STEPS * 7 % 11])
+
+    def look(self, store: sw.Store) -> None:
+        """Note what is sealed and what has left."""
+        log, index = store._log, store._log.index
+        for lane in range(log.lanes):
+            slot = int(log.opened.slots[lane])
+            self.sealed[lane] = int(index.first_step[slot])
+            here = np.flatnonzero((index.rows > 0) & (index.lane == lane))
+            begins, rows = index.first_step[here].tolist(), index.rows[here].tolist()
+            self.held[lane] = {step for b, n in zip(begins, rows, strict=True) for step in range(b, b + n)}
+
+
+@contextlib.contextmanager
+def on(files: Files) -> Iterator[None]:
+    """Stores in this block are made on ``files``, with small regions."""
+    with (
+        mock.patch.object(store_module, "Files", lambda: files),
+        mock.patch.object(disk_module, "REGION_BYTES", REGION_BYTES),
+        mock.patch.object(disk_module, "SMALLEST_REGION", REGION_BYTES),
+        mock.patch.object(settings_module, "SMALLEST_DISK", REGION_BYTES),
+        mock.patch.object(regions_module, "FIRST_EXTENT", REGION_BYTES // 4),
+        mock.patch.object(regions_module, "MOST_EXTENT", REGION_BYTES // 2),
+    ):
+        yield
+
+
+def opened(folder: Path, codec: str, settings: dict[str, Any] = FIFO) -> sw.Store:
+    """The store in a folder, made where there is none."""
+    if (folder / MANIFEST).exists():
+        return sw.Store.open(folder)
+    return sw.Store(SPEC, disk=folder, segment_steps=SEGMENT_STEPS, codec=codec, **settings)
+
+
+def serials_of(store: sw.Store) -> list[int]:
+    """The serial numbers of all steps that can be sampled, in their order."""
+    replay = store.transitions()
+    return sorted(replay.fetch(replay.sampleable_ids())["serial"].tolist())
+
+
+def live(
+    folder: Path, codec: str, files: Faulty, account: Account, appends: int = 100, settings: dict[str, Any] = FIFO
+) -> None:
+    """A store's life: made, appended to, flushed, opened again, full by and by. What fails is tried once more.
+
+    Raises: Died, where ``files`` say so.
+    """
+
+    def done(action: Callable[[], Any]) -> Any:
+        try:
+            return action()
+        except OSError:
+            account.errors += 1
+            return action()
+
+    def flush(store: sw.Store) -> None:
+        done(store.flush)
+        account.look(store)
+        account.flushed = {lane: len(steps) for lane, steps in account.steps.items()}
+
+    with on(files):
+        store = account.store = done(lambda: opened(folder, codec, settings))
+        for serial in range(appends):
+            lane = serial % LANES
+            terminated, truncated = serial % 13 > 10, serial % 17 > 14
+            step = {"obs": frame(serial), "action": serial, "reward": serial % 8, "serial": serial}
+            step |= {"terminated": terminated, "truncated": truncated, "final_obs": frame(serial + FINAL)}
+            done(functools.partial(store.append, lane=lane, **step))
+            slot = int(store._log.opened.slots[lane])
+            leaf = slot * SEGMENT_STEPS + int(store._log.index.rows[slot]) - 1
+            id_ = int(store._log.index.generation[slot]) << 32 | leaf
+            account.steps[lane].append(Step(serial, id_, terminated or truncated))
+            account.prioritize(store, lane)
+            account.look(store)
+            if serial % 9 == 8:
+                flush(store)
+            if serial == appends // 2:
+                flush(store)
+                store.close()
+                store = account.store = done(lambda: opened(folder, codec, settings))
+                account.view = None
+                for one in range(store.lanes):
+                    kept = int(store._log.opened.steps[one])
+                    given_up = [step for step in account.held[one] if kept <= step < account.flushed[one]]
+                    assert len(given_up) <= 1, "more than the last step of an episode was given up"
+                    del account.steps[one][kept:]
+                    account.flushed[one] = kept
+                account.look(store)
+        flush(store)
+        store.close()
+
+
+def killed(store: sw.Store) -> None:
+    """Leave a store's folder as SIGKILL does: nothing more is written."""
+    store._log.closed = True
+    assert store._log.disk is not None
+    store._log.disk.close()
+
+
+def bury(account: Account) -> None:
+    """Let go what a process that has died held."""
+    if account.store is None or account.store._log.closed:
+        return
+    account.look(account.store)
+    disk = account.store._log.disk
+    assert disk is not None
+    try:
+        killed(account.store)
+    except Died:
+        os.close(next(reversed(disk.regions.regions.values())).descriptor)
+
+
+def verify(folder: Path, codec: str, account: Account, kind: str) -> sw.Store:
+    """Open what is left and compare it with what was acknowledged; the store goes on afterwards."""
+    store = opened(folder, codec)
+    damages = store.recovery.damages if store.recovery else []
+    assert all(str(folder) in damage for damage in damages)
+    if kind not in (*CUTS, "killed in a write"):
+        assert not damages, "nothing was half written, so nothing is damaged"
+    compare(store, account, power=kind in CUTS)
+    return store
+
+
+def compare(store: sw.Store, account: Account, *, power: bool) -> None:
+    """Everything acknowledged is there, with its id and its bytes, once; and nothing else is."""
+    replay = store.transitions()
+    ids = replay.sampleable_ids()
+    batch = replay.fetch(ids) if len(ids) else None
+    serials = batch["serial"].tolist() if batch is not None else []
+    assert len(set(serials)) == len(serials), "a step is there twice"
+    known = {step.serial: step for steps in account.steps.values() for step in steps}
+    assert set(serials) <= known.keys(), "a step is there that was never appended"
+    for row, serial in enumerate(serials):
+        step = known[serial]
+        assert batch is not None and batch.ids[row] == step.id
+        assert batch.action[row] == serial and batch.reward[row] == serial % 8
+        assert np.array_equal(batch.obs[row, -1], frame(serial))
+        assert np.array_equal(batch.next_obs[row, -1], frame(serial + (FINAL if step.ends else LANES)))
+    for lane, steps in account.steps.items():
+        upto = account.flushed[lane] if power else max(account.flushed[lane], account.sealed[lane])
+        if upto and not steps[upto - 1].ends and (power or upto > account.sealed[lane]):
+            upto -= 1  # what came after it is not known
+        retention = store._log.retention
+        if isinstance(retention, sw.Reservoir) and upto > account.sealed[lane]:
+            opened_with = steps[account.sealed[lane]].id  # opening seals what was open, and it may not be kept
+            upto = upto if retention.key(opened_with) < retention.threshold else account.sealed[lane]
+        lost = [step.serial for k, step in enumerate(steps[:upto]) if k in account.held[lane]]
+        lost = [serial for serial in lost if serial not in serials]
+        if isinstance(retention, sw.LowestPriority) and is_full(store):
+            # What had left and stands in a file comes back, priorities do not: the oldest gave way to it.
+            oldest = min((step.serial for step in steps if step.serial in serials), default=0)
+            lost = [serial for serial in lost if serial > oldest]
+        assert not lost, f"lane {lane}: steps {lost} were acknowledged and are lost"
+
+
+def is_full(store: sw.Store) -> bool:
+    """Whether files take all but two regions of what they may."""
+    return store.disk_limit is not None and store.stats()["disk"]["bytes"] > store.disk_limit - 3 * REGION_BYTES
+
+
+def go_on(store: sw.Store) -> None:
+    """The store takes more steps, and gives them out."""
+    for serial in range(1000, 1012):
+        store.append(
+            lane=serial % LANES, obs=frame(serial), action=serial, reward=0.0, serial=serial,
+            terminated=False, truncated=False,
+        )  # fmt: skip
+    store.flush()
+    replay = store.transitions()
+    batch = replay.fetch(replay.sampleable_ids())
+    newest = 1000 if store._log.retention.in_order else 1008  # else what is sealed may leave at once
+    assert set(range(newest, 1010)) <= set(batch["serial"].tolist())
+    assert len(np.unique(batch.ids)) == len(batch.ids)
+    for row, serial in enumerate(batch["serial"].tolist()):
+        assert np.array_equal(batch.obs[row, -1], frame(serial))
+
+
+def round_of(
+    folder: Path,
+    codec: str,
+    at: int,
+    kind: str,
+    seed: int = 0,
+    appends: int = 100,
+    settings: dict[str, Any] = FIFO,
+    files: Faulty | None = None,
+) -> Faulty:
+    """One life, in which operation ``at`` comes out as ``kind`` says (0: none does), and what is left of it."""
+    files, account = files or Faulty(at, kind, seed), Account()
+    try:
+        live(folder, codec, files, account, appends, settings)
+    except Died:
+        bury(account)
+    if kind in CUTS and at:
+        files.cut_power(folder)
+    with on(Faulty()):
+        store = verify(folder, codec, account, kind)
+        go_on(store)
+        store.close()
+        with sw.Store.open(folder) as store:  # and nothing of that is lost either
+            assert len(store) >= 10
+    return files

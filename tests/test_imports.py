@@ -1,0 +1,88 @@
+"""The store needs neither torch nor gymnasium, and dependencies point one way."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import sharpwave
+
+ROOT = Path(sharpwave.__file__).parent
+
+# A module imports from its own room and from those on lines before it: arrows point one way.
+ROOMS = """
+errors escaping native
+spec
+validation
+codecs
+format
+sampling memory
+disk
+log
+persistence views
+offline
+store_stats
+segment_writer store
+observations
+recorder
+agents envs
+training
+cli
+""".strip()
+FLOOR = {room: floor for floor, rooms in enumerate(ROOMS.splitlines()) for room in rooms.split()}
+STORE = {room for room in FLOOR if FLOOR[room] <= FLOOR["store"]}
+HEAVY = {"torch", "gymnasium", "ale_py", "cv2", "tensorboard", "matplotlib", "rich", "typer", "ray"}
+
+
+def imported(path: Path) -> list[tuple[str, bool]]:
+    """(absolute name, whether importing the module leaves it alone: for type checkers only, or inside a function)."""
+    tree = ast.parse(path.read_text())
+    later = {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
+        for inner in ast.walk(node)
+    }
+    package = ["sharpwave", *path.relative_to(ROOT).parts[:-1]]
+    names: list[tuple[str, bool]] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [(alias.name, node in later) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = [*base, *(node.module.split(".") if node.module else [])]
+            names += [(".".join([*module, alias.name]), node in later) for alias in node.names]
+    return names
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+MODULES = sorted(path for path in ROOT.rglob("*.py") if path.relative_to(ROOT).parts[0] != "__init__.py")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_arrows_point_one_way(path: Path) -> None:
+    room = part_of(path)
+    assert room in FLOOR, f"{room}: which floor? Say so in ROOMS"
+    for name, later in imported(path):
+        top, *rest = name.split(".")
+        if top in HEAVY and not later:
+            assert room not in STORE, f"{path.name} imports {name}"
+        if top == "sharpwave" and rest and rest[0] in FLOOR and rest[0] != room:
+            assert FLOOR[rest[0]] < FLOOR[room], f"{room} imports {name}, which is not below it"
+
+
+def test_importing_the_store_loads_nothing_heavy() -> None:
+    code = (
+        "import sys, sharpwave; names = set(sys.modules); "
+        f"print(sorted({HEAVY!r} & names), sorted(n for n in names if n.startswith('sharpwave.agents')))"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert answer.stdout.split("\n")[0] == "[] []"

@@ -1,0 +1,232 @@
+"""Views come back from a checkpoint by name."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sharpwave as sw
+from sharpwave.format.checkpoint_state import STATE, read_state, write_state
+from sharpwave.native.directory import Directory
+from sharpwave.native.files import Files
+
+SPEC = sw.Spec(obs=sw.Field((3,), "float32"), action=sw.Field((), "int64"))
+
+
+def filled(steps: int = 200) -> sw.Store:
+    store = sw.Store(SPEC, capacity=1000, segment_steps=16)
+    for k in range(steps):
+        store.append(obs=np.full(3, k), action=k, reward=k, terminated=k % 20 == 19, truncated=False)
+    return store
+
+
+def prioritized(store: sw.Store, name: str | None = None, **settings: Any) -> Any:
+    return store.transitions(name=name, sampler=sw.Prioritized(), **settings)
+
+
+def learned(view: Any, seed: int) -> Any:
+    """The view, with priorities by ``seed``."""
+    ids = np.sort(view.sampleable_ids())
+    view.update_priorities(ids, np.random.default_rng(seed).exponential(size=len(ids)))
+    return view
+
+
+def same(view: Any, other: Any) -> bool:
+    """Whether two views go on alike: their next batch and its probabilities are the same."""
+    one, two = view.sample(64), other.sample(64)
+    return bool(np.array_equal(one.ids, two.ids) and np.array_equal(one.probabilities, two.probabilities))
+
+
+def opened(store: sw.Store, folder: Path) -> sw.Store:
+    store.checkpoint(folder)
+    again = sw.Store.open(folder)
+    assert again.recovery is not None
+    assert again.recovery.damages == []
+    return again
+
+
+def unclaimed(store: sw.Store) -> list[str]:
+    assert store.recovery is not None
+    return store.recovery.views
+
+
+def test_names_come_back_in_any_order(tmp_path: Path) -> None:
+    store = filled()
+    views = {name: learned(prioritized(store, name), seed) for seed, name in enumerate(["actor", "critic", "world"])}
+    again = opened(store, tmp_path)
+    assert unclaimed(again) == ["actor", "critic", "world"]
+    for name in ("world", "actor", "critic"):
+        assert same(prioritized(again, name), views[name])
+    assert unclaimed(again) == []
+
+
+def test_a_notebooks_cell_that_is_run_again_keeps_its_view(tmp_path: Path) -> None:
+    """What the checkpoint keeps is the view that is in use, not the first that was ever made."""
+    for name in (None, "learner"):
+        store = filled()
+        view = prioritized(store, name)
+        view = learned(prioritized(store, name), 1)
+        view = learned(prioritized(store, name), 2)
+        again = opened(store, tmp_path / str(name))
+        assert unclaimed(again) == [name or "transitions"]
+        assert same(prioritized(again, name), view)
+
+
+def test_views_without_a_name_come_back_in_the_order_of_making(tmp_path: Path) -> None:
+    store = filled()
+    first, second = learned(prioritized(store), 1), learned(prioritized(store), 2)
+    named = learned(prioritized(store, "transitions-2"), 3)  # a name that is taken is not given to another
+    again = opened(store, tmp_path)
+    assert sorted(unclaimed(again)) == ["transitions", "transitions-2", "transitions-3"]
+    back = [prioritized(again), prioritized(again, "transitions-2"), prioritized(again)]
+    for view, other in zip(back, (first, named, second), strict=True):
+        assert same(view, other)
+
+
+def test_of_two_views_in_use_with_one_name_the_last_is_kept_and_the_other_named(tmp_path: Path) -> None:
+    store = filled()
+    first, second = learned(prioritized(store, "learner"), 1), learned(prioritized(store, "learner"), 2)
+    with pytest.warns(RuntimeWarning, match="two views in use are named 'learner'; the one made last is kept"):
+        store.checkpoint(tmp_path)
+    assert same(prioritized(sw.Store.open(tmp_path), "learner"), second)
+    assert len(first.sample(8).ids) == 8, "the first goes on sampling"
+
+
+def test_other_settings_are_told_and_the_new_view_takes_the_place(tmp_path: Path) -> None:
+    store = filled()
+    kept = learned(prioritized(store, "other"), 1)
+    learner = learned(prioritized(store, "learner"), 2)
+    again = opened(store, tmp_path)
+    with pytest.warns(
+        RuntimeWarning, match=r"view 'learner' of the checkpoint is another: n_step was 1, is 3\. .* lost"
+    ):
+        new = prioritized(again, "learner", n_step=3)
+    assert unclaimed(again) == ["other"]
+    third = opened(again, tmp_path)
+    assert sorted(unclaimed(third)) == ["learner", "other"]
+    assert same(prioritized(third, "learner", n_step=3), new)
+    assert same(prioritized(third, "other"), kept), "never asked for, and kept twice"
+    del learner
+
+
+def test_batches_drawn_ahead_wait_as_well(tmp_path: Path) -> None:
+    store = filled()
+    view = learned(prioritized(store, "learner"), 1)
+    streams = [view.stream(8, lookahead=3), view.stream(8, lookahead=2)]
+    for stream in streams:
+        next(stream)
+    again = opened(opened(store, tmp_path / "once"), tmp_path / "twice")
+    other = prioritized(again, "learner")
+    first = other.stream(8, lookahead=3)
+    third = opened(again, tmp_path / "thrice")  # with one of the streams asked for
+    last = prioritized(third, "learner")
+    expected = [next(stream).ids.copy() for stream in streams]
+    assert np.array_equal(next(first).ids, expected[0])
+    assert np.array_equal(next(other.stream(8, lookahead=2)).ids, expected[1])
+    assert np.array_equal(next(last.stream(8, lookahead=3)).ids, expected[0])
+    assert np.array_equal(next(last.stream(8, lookahead=2)).ids, expected[1])
+
+
+def test_refused_settings_cost_nothing(tmp_path: Path) -> None:
+    store = filled()
+    view = learned(prioritized(store, "learner"), 2)
+    again = opened(store, tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(RuntimeWarning, match="n_step"):
+            prioritized(again, "learner", n_step=3)
+        sampler = sw.Prioritized()
+        again.transitions(name="mine", sampler=sampler)
+        with pytest.raises(ValueError, match="serves a view already"):
+            again.transitions(name="learner", sampler=sampler)
+        assert same(prioritized(again, "learner"), view)
+
+
+def test_what_was_given_out_before_is_not_given_out_silently_anew(tmp_path: Path) -> None:
+    store = filled()
+    view = learned(prioritized(store), 1)
+    again = opened(store, tmp_path / "prioritized")
+    assert len(prioritized(again)) == len(view)  # and is dropped
+    with pytest.warns(RuntimeWarning, match="view 'transitions' of the checkpoint was asked for before"):
+        prioritized(again)
+    uniform = opened_uniform(tmp_path / "uniform")
+    for _ in range(3):
+        uniform.transitions().sample(8)  # nothing is lost
+
+
+def opened_uniform(folder: Path) -> sw.Store:
+    store = filled()
+    view = store.transitions()
+    store.checkpoint(folder)
+    del view
+    return sw.Store.open(folder)
+
+
+def test_checkpoints_that_know_numbers_only_open_by_default_names(tmp_path: Path) -> None:
+    store = filled()
+    first, second = learned(prioritized(store), 1), learned(prioritized(store, n_step=3), 2)
+    store.checkpoint(tmp_path)
+    (path,) = tmp_path.rglob(STATE)
+    state = read_state(path)
+    for one in state["views"].values():
+        del one["name"]
+    path.unlink()
+    with Directory.open(path.parent) as directory:
+        write_state(directory, STATE, state, Files())
+    again = sw.Store.open(tmp_path)
+    assert unclaimed(again) == ["transitions", "transitions-2"]
+    assert same(prioritized(again, "transitions-2", n_step=3), second)
+    assert same(prioritized(again), first)
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", "\x1b[31m", "x" * 101, 3, b"learner"])
+def test_a_name_that_is_none_is_refused(name: Any) -> None:
+    with pytest.raises(ValueError, match="expected 1 to 100 printable characters"):
+        filled(4).transitions(name=name)
+
+
+def test_a_states_names_that_are_none_are_damage(tmp_path: Path) -> None:
+    store = filled()
+    views = [prioritized(store, "a"), prioritized(store, "b"), prioritized(store, "c")]
+    store.checkpoint(tmp_path)
+    (path,) = tmp_path.rglob(STATE)
+    state = read_state(path)
+    for one, name in zip(state["views"].values(), ["c", 7, "c"], strict=True):
+        one["name"] = name
+    path.unlink()
+    with Directory.open(path.parent) as directory:
+        write_state(directory, STATE, state, Files())
+    again = sw.Store.open(tmp_path)
+    assert again.recovery is not None
+    assert [damage.split(":")[0] for damage in again.recovery.damages] == ["view 1", "view 2"]
+    assert again.recovery.views == ["c"]
+    del views
+
+
+def test_the_view_that_says_what_leaves_stays_the_first_in_whatever_order_they_are_asked_for(tmp_path: Path) -> None:
+    store = sw.Store(SPEC, capacity=320, segment_steps=16, retention=sw.LowestPriority())
+
+    def write(to: sw.Store, first: int, steps: int) -> None:
+        for k in range(first, first + steps):
+            to.append(obs=np.full(3, k), action=k, reward=0, terminated=k % 20 == 19, truncated=False)
+
+    write(store, 0, 320)
+    makes = prioritized(store), prioritized(store, "critic")  # the one without a name was made first
+    for view, seed in zip(makes, (1, 2), strict=True):
+        learned(view, seed)
+    again = opened(opened(store, tmp_path / "1"), tmp_path / "2")
+    asked = [prioritized(again, "critic"), prioritized(again)]
+    third = opened(again, tmp_path / "3")
+    for each in (store, again, third):
+        write(each, 320, 160)
+    assert len(asked) == 2
+
+    def left(of: sw.Store) -> list[int]:
+        view = of.transitions(name="all", sampler=sw.Fifo(), max_times_sampled=1)
+        return sorted(view.sample(len(view)).action.tolist())
+
+    assert left(store) == left(again) == left(third)
