@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: pong cartpole test check tests bench tiers latency soak ladder clean
+.PHONY: pong cartpole test check tests coverage docs bench tiers latency soak ladder clean
 
 pong: $(VENV)/.train
 	$(BIN)/sharpwave train pong
@@ -21,6 +21,12 @@ check: $(VENV)/.test
 tests: $(VENV)/.test
 	$(BIN)/pytest -n auto --dist worksteal
 	NUMBA_DISABLE_JIT=1 $(BIN)/pytest tests/views/test_kernels.py
+
+coverage: $(VENV)/.test
+	$(BIN)/pytest -n auto --dist worksteal --cov --cov-report=term:skip-covered --cov-report=xml
+
+docs: $(VENV)/.docs
+	$(BIN)/zensical build --clean --strict
 
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/store.py
