@@ -1,0 +1,60 @@
+"""What the pages link to, name and picture is there; the site builds without a warning."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import sharpwave
+from tests.docs.pages import PAGES, ROOT, name
+
+LINKING = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "benchmarks" / "README.md"]
+MAX_README_WORDS = 900
+
+
+def test_readme_is_short() -> None:
+    assert len(PAGES[0].read_text(encoding="utf-8").split()) < MAX_README_WORDS
+
+
+@pytest.mark.parametrize("page", LINKING, ids=name)
+def test_links_and_pictures_exist(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:\s]+)[^)]*\)", page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), f"{name(page)} links to {target}"
+
+
+def test_modules_that_the_architecture_names_exist() -> None:
+    tests = {path.name for path in (ROOT / "tests").rglob("*.py")}
+    for page in (ROOT / "docs" / "architecture").glob("*.md"):
+        for module in re.findall(r"`((?:[a-z_]+/)*[a-z_]+\.py)", page.read_text(encoding="utf-8")):
+            found = module in tests or any((ROOT / base / module).exists() for base in ("", "src/sharpwave"))
+            assert found, f"{name(page)} names {module}"
+
+
+def test_rooms_that_the_architecture_describes_are_all() -> None:
+    rooms = {path.parent.name for path in (ROOT / "src" / "sharpwave").glob("*/__init__.py")}
+    described = set(re.findall(r"`([a-z]+)/`", (ROOT / "docs" / "architecture" / "index.md").read_text("utf-8")))
+    assert rooms == described
+
+
+def test_every_public_name_has_a_place_in_the_reference() -> None:
+    pages = (ROOT / "docs" / "api").glob("*.md")
+    described = set(re.findall(r"^::: sharpwave\.(\w+)$", "\n".join(page.read_text("utf-8") for page in pages), re.M))
+    assert described == set(sharpwave.__all__)
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("zensical", reason="the site needs the extra docs: pip install 'sharpwave[docs]'")
+    for part in ("docs", "src/sharpwave", "benchmarks/results"):  # a copy: the site and its cache are written beside it
+        shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "mkdocs.yml", tmp_path)
+    command = [sys.executable, "-m", "zensical", "build", "--strict", "--config-file", "mkdocs.yml"]
+    built = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert built.returncode == 0, built.stdout + built.stderr
+    pages = {page.relative_to(tmp_path / "docs").with_suffix(".html") for page in (tmp_path / "docs").rglob("*.md")}
+    assert pages <= {page.relative_to(tmp_path / "site") for page in (tmp_path / "site").rglob("*.html")}
+    for page in (tmp_path / "site").rglob("*.html"):
+        fetched = re.findall(r'<(?:script|link|img)\b[^>]*(?:src|href)="(https?:[^"]+)"', page.read_text("utf-8"))
+        assert not fetched, f"{page.name} fetches {fetched}"
