@@ -29,3 +29,11 @@ def blocks(page: Path, language: str) -> Iterator[Block]:
     for match in _FENCE.finditer(text):
         if match[1] == language:
             yield Block(match[1], match[2], text.count("\n", 0, match.start(2)) + 1)
+
+
+def run(page: Path) -> None:
+    """Run the page's Python; its blocks share their names, from top to bottom."""
+    names: dict[str, object] = {"__name__": page.stem}
+    for block in blocks(page, "python"):
+        code = "\n" * (block.line - 1) + block.text  # so that a traceback names the page's line
+        exec(compile(code, str(page), "exec"), names)

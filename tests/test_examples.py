@@ -1,0 +1,32 @@
+"""Each example runs as its first lines say, with fewer steps."""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SHORT = {
+    "store_in_numpy.py": ["--rounds", "12"],
+    "dqn.py": ["--steps", "2000"],
+    "jax_dqn.py": ["--steps", "2000"],
+    "disk_and_resume.py": ["--steps", "300"],
+    "processes.py": ["--steps", "600"],
+}
+MAX_LINES = 120
+
+
+@pytest.mark.parametrize("example", sorted(path.name for path in (ROOT / "examples").glob("*.py")))
+def test_example_runs(example: str, tmp_path: Path) -> None:
+    if "jax" in example and not find_spec("jax"):
+        pytest.skip("the example needs JAX: pip install jax")
+    path = ROOT / "examples" / example
+    assert len(path.read_text("utf-8").splitlines()) <= MAX_LINES, "an example is read from top to bottom"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), *sys.path])}
+    command = [sys.executable, "-W", "error", str(path), *SHORT[example]]
+    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.stdout and not list(tmp_path.iterdir()), "an example says something, and leaves nothing behind"
