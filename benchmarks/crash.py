@@ -174,7 +174,7 @@ def lost_of(held: set[int], acknowledged: list[tuple[int, int]]) -> int:
 
 def kills(rounds: int, seed: int, base: Path) -> dict[str, Any]:
     """SIGKILL at random moments."""
-    disk_module.REGION_BYTES = disk_module.SMALLEST_REGION = 128 << 10  # so that regions come and go
+    disk_module.REGION_BYTES = disk_module.MIN_REGION_BYTES = 128 << 10  # so that regions come and go
     rng = np.random.default_rng(seed)
     done: dict[str, Any] = {"rounds": 0, "steps_acknowledged": 0, "checkpoints_opened": 0, "losses": 0}
     done |= {"region_files": 0, "descriptors": 0}
@@ -269,7 +269,7 @@ def fail(base: Path, retention: str, most: int, seed: int) -> dict[str, Any]:
 
 def flips(count: int, opens: int, seed: int, base: Path) -> dict[str, Any]:
     """Flipped bits and cut-off files."""
-    disk_module.REGION_BYTES = disk_module.SMALLEST_REGION = 32 << 10
+    disk_module.REGION_BYTES = disk_module.MIN_REGION_BYTES = 32 << 10
     survey_module.LOOK_AGAIN_S = 0.0  # nobody writes here
     source = base / "sound"
     with sw.Store(SPEC, capacity=CAPACITY, disk=source, segment_steps=32) as store:

@@ -49,16 +49,16 @@ def account(log: StepLog, views: Views, gate: Gate) -> dict[str, Any]:
             for i, name in enumerate(log.spec.fields)
         },
     }
-    if log.disk is not None and log.residency is not None:
+    if log.disk is not None and log.segment_cache is not None:
         found["disk"] = {
             "bytes": log.disk.nbytes,
             "resident_segments": int(index.resident[sealed].sum()),
-            "hits": log.residency.hits,
-            "misses": log.residency.misses,
+            "hits": log.segment_cache.hits,
+            "misses": log.segment_cache.misses,
             "bytes_read": log.disk.bytes_read,
             "joined": log.disk.joined,
-            "stalls": log.residency.stalls,
-            "waited_s": log.residency.waited_s,
+            "stalls": log.segment_cache.stalls,
+            "waited_s": log.segment_cache.waited_s,
             "bytes_written": log.disk.bytes_written,
             "failures": log.disk.failures,
             "dropped_steps": log.dropped_steps,
@@ -70,7 +70,7 @@ def account(log: StepLog, views: Views, gate: Gate) -> dict[str, Any]:
 def _taken(log: StepLog) -> dict[str, int]:
     """Memory that the log takes, by use, in bytes."""
     staging = log.lanes * log.layout.open_bytes
-    used = log.sealed.nbytes if log.residency is None else log.arena.used_bytes - staging
+    used = log.sealed.nbytes if log.segment_cache is None else log.arena.used_bytes - staging
     return {
         "arena_used": used,
         "arena_free": log.arena.committed_bytes - staging - used,

@@ -10,7 +10,7 @@ import pytest
 
 import sharpwave as sw
 from sharpwave import store as store_module
-from sharpwave.disk import disk_tier as disk_module
+from sharpwave.disk import disk_budget as disk_module
 from sharpwave.native.directory import Directory
 from sharpwave.native.files import Files
 from sharpwave.offline.verify import check
@@ -34,7 +34,7 @@ class Unsynced(Files):
 def region(monkeypatch: pytest.MonkeyPatch) -> int:
     """Bytes of a region, and of the smallest limit."""
     nbytes = 2048
-    for name in ("REGION_BYTES", "SMALLEST_REGION"):
+    for name in ("REGION_BYTES", "MIN_REGION_BYTES"):
         monkeypatch.setattr(disk_module, name, nbytes)
     monkeypatch.setattr(settings_module, "SMALLEST_DISK", nbytes)
     monkeypatch.setattr(store_module, "Files", Unsynced)

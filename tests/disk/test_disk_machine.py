@@ -12,7 +12,7 @@ from hypothesis.stateful import precondition, rule
 
 import sharpwave as sw
 from sharpwave.disk import compaction
-from sharpwave.disk import disk_tier as disk_module
+from sharpwave.disk import disk_budget as disk_module
 from tests.views.test_transitions_machine import TransitionsMachine
 
 
@@ -21,7 +21,7 @@ class DiskMachine(TransitionsMachine):
 
     def make_store(self, spec: sw.Spec, **settings: Any) -> sw.Store:
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(disk_module, "SMALLEST_REGION", 4096)
+        self.patch.setattr(disk_module, "MIN_REGION_BYTES", 4096)
         self.patch.setattr(disk_module, "REGION_BYTES", 4096)
         self.folder = tempfile.TemporaryDirectory()
         return sw.Store(spec, disk=self.folder.name, **settings)
@@ -30,20 +30,20 @@ class DiskMachine(TransitionsMachine):
     @rule(share=st.sampled_from([0.3, 1.0]))
     def segments_leave_memory(self, share: float) -> None:
         log = self.store._log
-        assert log.residency is not None
+        assert log.segment_cache is not None
         index = log.index
         here = np.flatnonzero((index.resident == 1) & (index.sealed == 1) & (index.rows > 0))
         for slot in here[: int(len(here) * share)].tolist():
-            log.residency.release(slot)
+            log.segment_cache.uncache(slot)
 
     @precondition(lambda self: hasattr(self, "store"))
     @rule()
     def a_region_is_copied(self) -> None:
         """However full it is. What is sampled afterwards is read from where it lies now."""
         log = self.store._log
-        assert log.residency is not None and log.disk is not None
+        assert log.segment_cache is not None and log.disk is not None
         before = list(log.disk.regions.regions)
-        moved = compaction.compact(log.disk, log.index, log.tables, log.residency, most=2.0)
+        moved = compaction.compact(log.disk, log.index, log.tables, log.segment_cache, most=2.0)
         gone = set(before) - set(log.disk.regions.regions)
         assert len(gone) == moved and (moved or len(before) < 2)
 

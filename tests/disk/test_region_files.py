@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sharpwave.codecs.dictionaries import key_of
-from sharpwave.disk.region_files import Regions
+from sharpwave.disk.region_files import RegionFiles
+from sharpwave.disk.region_opening import open_regions
 from sharpwave.format.region import DICTIONARY, SEGMENT, TAIL, Identity, read_region
 from sharpwave.native.directory import Directory
 from sharpwave.native.files import Files
@@ -28,7 +29,7 @@ def segment(rng: np.random.Generator, nbytes: int) -> bytes:
 def filled(folder: Path, sizes: list[int], region_bytes: int = 4096, files: Files | None = None) -> dict[int, bytes]:
     """Segments with ids 100, 101, ..., every second of which refers to one of two dictionaries."""
     rng = np.random.default_rng(0)
-    regions = Regions(folder, ME, region_bytes, files or Files())
+    regions = RegionFiles(folder, ME, region_bytes, files or Files())
     words = [b"one dictionary" * 3, b"another" * 9]
     written = {}
     for i, size in enumerate(sizes):
@@ -41,8 +42,8 @@ def filled(folder: Path, sizes: list[int], region_bytes: int = 4096, files: File
 
 
 def recovered(folder: Path) -> tuple[dict[int, bytes], list[str]]:
-    regions = Regions(folder, ME, 4096, Files())
-    found, damages = regions.recover()
+    regions = RegionFiles(folder, ME, 4096, Files())
+    found, damages = open_regions(regions)
     content = {}
     for number, record in found:
         if record.kind in (SEGMENT, TAIL):
@@ -71,8 +72,8 @@ def test_what_was_appended_comes_back_and_each_region_holds_its_dictionaries(tmp
 
 def test_the_oldest_region_goes_and_the_others_stay(tmp_path: Path) -> None:
     written = filled(tmp_path, [1500] * 8)
-    regions = Regions(tmp_path, ME, 4096, Files())
-    found, _ = regions.recover()
+    regions = RegionFiles(tmp_path, ME, 4096, Files())
+    found, _ = open_regions(regions)
     first = min(regions.regions)
     gone = {record.id for number, record in found if number == first}
     before = regions.nbytes
@@ -86,8 +87,8 @@ def test_the_oldest_region_goes_and_the_others_stay(tmp_path: Path) -> None:
 def test_recovery_goes_on_in_a_new_file_and_changes_none(tmp_path: Path) -> None:
     written = filled(tmp_path, [100, 200])
     before = {path: path.read_bytes() for path in tmp_path.glob("*.region")}
-    regions = Regions(tmp_path, ME, 4096, Files())
-    regions.recover()
+    regions = RegionFiles(tmp_path, ME, 4096, Files())
+    open_regions(regions)
     regions.append(TAIL, 500, segment(np.random.default_rng(1), 10), 6, {})
     regions.close()
     assert all(path.read_bytes() == content for path, content in before.items())
@@ -125,8 +126,8 @@ def test_every_flipped_bit_is_found_and_named_and_costs_one_record(
 
 def test_a_region_of_another_store_is_named_and_left_alone(tmp_path: Path) -> None:
     filled(tmp_path, [100])
-    regions = Regions(tmp_path, Identity(bytes(16), 77), 4096, Files())
-    found, (damage,) = regions.recover()
+    regions = RegionFiles(tmp_path, Identity(bytes(16), 77), 4096, Files())
+    found, (damage,) = open_regions(regions)
     assert not found and "region of store 000102" in str(damage)
     regions.append(SEGMENT, 1, segment(np.random.default_rng(0), 5), 0, {})
     assert len(list(tmp_path.glob("*.region"))) == 2
@@ -169,7 +170,7 @@ class Failing(Files):
 @pytest.mark.parametrize("at", [1, 2, 3, 5])
 def test_an_append_that_fails_is_as_if_it_had_not_been_made(tmp_path: Path, method: str, at: int) -> None:
     rng = np.random.default_rng(0)
-    regions = Regions(tmp_path, ME, 2048, Failing(method, at))
+    regions = RegionFiles(tmp_path, ME, 2048, Failing(method, at))
     written, failures = {}, 0
     for i in range(20):
         payload = segment(rng, 300)

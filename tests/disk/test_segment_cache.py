@@ -19,10 +19,10 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from sharpwave.disk import disk_tier as disk_module
+from sharpwave.disk import disk_budget as disk_module
 from sharpwave.disk import read_pool as readers_module
-from sharpwave.disk.disk_tier import Disk
-from sharpwave.disk.segment_cache import Residency
+from sharpwave.disk.disk_tier import DiskTier
+from sharpwave.disk.segment_cache import SegmentCache
 from sharpwave.format.region import Identity
 from sharpwave.format.segment import FIRST_FIELD, HEADER
 from sharpwave.memory.arena import Arena
@@ -50,44 +50,46 @@ class Slow(Files):
 
 
 class Tier:
-    """Residency, and what it needs, with segments of any bytes."""
+    """SegmentCache, and what it needs, with segments of any bytes."""
 
     def __init__(self, folder: Path, files: Files, chunks: int = 6, slots: int = SLOTS) -> None:
-        self.disk = Disk(folder, ME, None, None, files)
+        self.disk = DiskTier(folder, ME, None, None, files)
         self.arena = Arena(chunks * CHUNK, CHUNK)
         self.index = SegmentIndex(slots, 4, COLUMNS)
-        self.residency = Residency(self.arena, self.index, self.disk)
+        self.segment_cache = SegmentCache(self.arena, self.index, self.disk)
         self.content: dict[int, bytes] = {}
         self.rng = np.random.default_rng(0)
 
     def append(self, nbytes: int) -> int:
         """As the log seals a segment; returns its slot."""
-        index, residency = self.index, self.residency
+        index, segment_cache = self.index, self.segment_cache
         slot = index.take()
         assert slot is not None
         body = bytes(HEADER.size) + self.rng.integers(0, 256, nbytes, dtype=np.uint8).tobytes()  # of no steps
         body += zlib.crc32(body).to_bytes(4, "little")
         while (base := self.arena.allocate(len(body))) is None:
-            assert residency.cool()
+            assert segment_cache.uncache_chunk()
         index.region[slot], index.place[slot] = self.disk.append(slot, body, 0, {})
         index.nbytes[slot], index.sealed[slot], index.rows[slot] = len(body), 1, 1
         index.offset[FIRST_FIELD:, slot] = base + np.arange(FIRST_FIELD, COLUMNS)
         self.arena.memory[base : base + len(body)] = np.frombuffer(body, np.uint8)
-        residency.place(slot, base)
+        segment_cache.place(slot, base)
         self.content[slot] = body
         return slot
 
     def evict(self, slot: int) -> None:
         del self.content[slot]
         self.index.give_back(slot)
-        self.residency.forget(slot)
+        self.segment_cache.forget(slot)
         self.disk.release(int(self.index.region[slot]), int(self.index.nbytes[slot]))
 
     def resident(self) -> set[int]:
         return {slot for slot in self.content if self.index.resident[slot]}
 
     def coming(self) -> set[int]:
-        return {slot for slot in self.content if self.residency._state[slot] and slot not in self.residency.damaged}
+        return {
+            slot for slot in self.content if self.segment_cache._state[slot] and slot not in self.segment_cache.damaged
+        }
 
     def check(self) -> None:
         """Whatever is said to be here is here, once, and nothing else takes room."""
@@ -108,21 +110,21 @@ class Tier:
         taken.sort()
         assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(taken))
         assert arena.used_bytes == sum(end - begin for begin, end in taken)
-        assert {chunk: int(n) for chunk, n in enumerate(self.residency._held) if n} == held
+        assert {chunk: int(n) for chunk, n in enumerate(self.segment_cache._lists.held) if n} == held
 
     def close(self) -> None:
         self.disk.close()
 
 
 def wait_for_all(tier: Tier) -> None:
-    tier.residency.arrive(np.array(sorted(tier.content), np.int64))
+    tier.segment_cache.arrive(np.array(sorted(tier.content), np.int64))
 
 
-class ResidencyMachine(RuleBasedStateMachine):
+class SegmentCacheMachine(RuleBasedStateMachine):
     @initialize(slow=st.booleans(), chunks=st.integers(4, 9))
     def begin(self, slow: bool, chunks: int) -> None:
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(disk_module, "SMALLEST_REGION", 8192)
+        self.patch.setattr(disk_module, "MIN_REGION_BYTES", 8192)
         self.patch.setattr(disk_module, "REGION_BYTES", 8192)
         self.folder = tempfile.TemporaryDirectory()
         self.tier = Tier(Path(self.folder.name), Slow(every=3) if slow else Files(), chunks)
@@ -151,7 +153,7 @@ class ResidencyMachine(RuleBasedStateMachine):
     @rule(data=st.data(), by=st.sampled_from([1, 1, -1]))
     def pin(self, data: st.DataObject, by: int) -> None:
         slots = self.some(data)
-        self.tier.residency.pin(slots, by)
+        self.tier.segment_cache.pin(slots, by)
         for slot in slots.tolist():
             self.pins[slot] = max(0, self.pins[slot] + by)
 
@@ -162,22 +164,22 @@ class ResidencyMachine(RuleBasedStateMachine):
     def fetch(self, data: st.DataObject) -> None:
         slots = self.some(data)
         pinned_here = self.tier.resident() & self.pinned()
-        ready = self.tier.residency.fetch(slots)
+        ready = self.tier.segment_cache.fetch(slots)
         assert set(slots[:ready].tolist()) <= self.tier.resident() | self.tier.coming()
         assert pinned_here <= self.tier.resident(), "what is pinned moves, but stays"
 
     @rule(data=st.data())
     def require(self, data: st.DataObject) -> None:
         slots = self.some(data)
-        ready = self.tier.residency.require(slots)
+        ready = self.tier.segment_cache.require(slots)
         assert ready >= min(2, len(slots)), "four chunks hold any two segments"
         assert set(slots[:ready].tolist()) <= self.tier.resident()
 
     @rule(data=st.data())
     def wait(self, data: st.DataObject) -> None:
         slots = self.some(data)
-        self.tier.residency.wait(slots)
-        assert not (self.tier.residency._state[slots] == readers_module.COMING).any()
+        self.tier.segment_cache.wait(slots)
+        assert not (self.tier.segment_cache._state[slots] == readers_module.COMING).any()
 
     @rule()
     def cool(self) -> None:
@@ -185,8 +187,8 @@ class ResidencyMachine(RuleBasedStateMachine):
         before, pinned = tier.resident(), self.pinned()
         there = before | tier.coming()
         elsewhere = {slot for slot in there if tier.arena.chunk_of(tier.index.base[slot]) != tier.arena.current}
-        let_go = tier.residency.cool()
-        assert let_go == bool(elsewhere), "but for the chunk that is being filled, anything can go"
+        uncached = tier.segment_cache.uncache_chunk()
+        assert uncached == bool(elsewhere), "but for the chunk that is being filled, anything can go"
         gone = there - tier.resident() - tier.coming()
         assert not (gone & pinned) or elsewhere <= pinned, "what is pinned goes last"
 
@@ -194,8 +196,8 @@ class ResidencyMachine(RuleBasedStateMachine):
     def the_books_are_right(self) -> None:
         if hasattr(self, "tier"):
             self.tier.check()
-            assert not self.tier.residency.damaged
-            pins = {slot: int(n) for slot, n in enumerate(self.tier.residency._pins) if n}
+            assert not self.tier.segment_cache.damaged
+            pins = {slot: int(n) for slot, n in enumerate(self.tier.segment_cache._pins) if n}
             assert pins == {slot: count for slot, count in self.pins.items() if count}
 
     def teardown(self) -> None:
@@ -207,7 +209,7 @@ class ResidencyMachine(RuleBasedStateMachine):
             self.folder.cleanup()
 
 
-TestResidency = ResidencyMachine.TestCase
+TestSegmentCache = SegmentCacheMachine.TestCase
 
 
 @pytest.fixture(params=[Files, Slow], ids=["native", "python"])
@@ -221,7 +223,7 @@ def cold(tier: Tier, count: int, nbytes: int = 500) -> np.ndarray[tuple[int], np
     """Slots of that many segments, all of which lie on disk only."""
     slots = [tier.append(nbytes) for _ in range(count)]
     for slot in tier.resident():
-        tier.residency.release(slot)
+        tier.segment_cache.uncache(slot)
     return np.array(slots, np.int64)
 
 
@@ -229,8 +231,8 @@ def test_more_reads_than_the_queue_has_room_for(tmp_path: Path) -> None:
     count = readers_module.QUEUE + 500
     tier = Tier(tmp_path, Files(), chunks=100, slots=count)
     slots = cold(tier, count, nbytes=60)
-    assert tier.residency.fetch(slots) == count
-    tier.residency.arrive(slots)
+    assert tier.segment_cache.fetch(slots) == count
+    tier.segment_cache.arrive(slots)
     assert tier.resident() == set(slots.tolist())
     tier.check()
     tier.close()
@@ -246,12 +248,12 @@ def test_segments_side_by_side_are_read_at_once(tmp_path: Path, cached: bool, nb
         for region in tier.disk.regions.regions.values():
             os.posix_fadvise(region.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     wanted = np.concatenate([slots[:4], slots[20:22], slots[40:41], slots[45:60]])
-    tier.residency.require(wanted)
+    tier.segment_cache.require(wanted)
     assert tier.resident() == set(wanted.tolist())
     tier.check()
     # Small ones that lie within a block of one another are worth it as well.
     side_by_side = [22] if nbytes == 100 else [4, 2, 1, 15]
-    assert tier.disk.joined == 22 - sum(math.ceil(count / readers_module.TOGETHER) for count in side_by_side)
+    assert tier.disk.joined == 22 - sum(math.ceil(count / readers_module.MAX_JOINED_READS) for count in side_by_side)
     tier.close()
 
 
@@ -287,33 +289,33 @@ def test_each_segment_that_cannot_be_read_is_named_and_the_others_come(tier: Tie
         file.write(bytes([byte ^ 1]))
         file.truncate(int(tier.index.place[cut]) + 100)
     tier.index.region[missing] = 77
-    assert tier.residency.require(slots) == 10
+    assert tier.segment_cache.require(slots) == 10
     assert tier.resident() == set(slots.tolist()) - {flipped, missing, cut}
-    problems = tier.residency.damaged
+    problems = tier.segment_cache.damaged
     assert set(problems) == {flipped, missing, cut}
     assert f"{path}: byte {place:,}: checksum" in problems[flipped] and "expected" in problems[flipped]
     assert "region 77" in problems[missing]
     assert f"{path}: got 100 bytes" in problems[cut] and "cut off" in problems[cut]
     tier.check()
     tier.index.region[missing] = 0
-    tier.residency.forget(flipped)
-    assert set(tier.residency.damaged) == {missing, cut}
+    tier.segment_cache.forget(flipped)
+    assert set(tier.segment_cache.damaged) == {missing, cut}
 
 
 def test_an_error_of_the_system_is_told_with_its_name(tmp_path: Path) -> None:
     tier = Tier(tmp_path, Slow(always=True))
     slots = cold(tier, 2)
-    tier.residency.require(slots)
-    assert all("Input/output error" in problem for problem in tier.residency.damaged.values())
-    assert len(tier.residency.damaged) == 2 and not tier.resident() and tier.arena.used_bytes == 0
+    tier.segment_cache.require(slots)
+    assert all("Input/output error" in problem for problem in tier.segment_cache.damaged.values())
+    assert len(tier.segment_cache.damaged) == 2 and not tier.resident() and tier.arena.used_bytes == 0
     tier.close()
 
 
 def test_an_error_that_passes_is_none(tmp_path: Path) -> None:
     tier = Tier(tmp_path, Slow(every=1))
     slots = cold(tier, 9)
-    tier.residency.require(slots)
-    assert tier.resident() == set(slots.tolist()) and not tier.residency.damaged
+    tier.segment_cache.require(slots)
+    assert tier.resident() == set(slots.tolist()) and not tier.segment_cache.damaged
     assert not tier.disk.files.failed  # type: ignore[attr-defined]
     tier.check()
     tier.close()
@@ -336,12 +338,12 @@ def test_memory_that_is_read_into_is_not_given_away_meanwhile(tmp_path: Path, wa
     files, before = Held(), set(threading.enumerate())
     tier = Tier(tmp_path, files)
     slots = cold(tier, 3)
-    tier.residency.fetch(slots)
+    tier.segment_cache.fetch(slots)
     assert files.begun.wait(30)
     base, descriptor = int(tier.index.base[slots[0]]), next(iter(tier.disk.regions.regions.values())).descriptor
     if way == "drop":
         readers = set(threading.enumerate()) - before
-        assert len(readers) == tier.disk.readers.count == readers_module.FEWEST
+        assert len(readers) == tier.disk.readers.count == readers_module.MIN_READERS
         content = tier.content[int(slots[0])]
         seen = tier.arena.memory[base : base + len(content)]
         del tier
@@ -382,13 +384,13 @@ def test_memory_that_is_read_into_is_not_given_away_meanwhile(tmp_path: Path, wa
 
 def test_many_threads_wait_for_the_same_reads(tier: Tier) -> None:
     slots = cold(tier, 20)
-    tier.residency.fetch(slots)
-    waiting = [threading.Thread(target=tier.residency.wait, args=(slots,)) for _ in range(8)]
+    tier.segment_cache.fetch(slots)
+    waiting = [threading.Thread(target=tier.segment_cache.wait, args=(slots,)) for _ in range(8)]
     for thread in waiting:
         thread.start()
     for thread in waiting:
         thread.join(30)
         assert not thread.is_alive()
-    tier.residency.arrive(slots)
+    tier.segment_cache.arrive(slots)
     assert tier.resident() == set(slots.tolist())
     tier.check()

@@ -23,11 +23,12 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
-from sharpwave.disk.region_files import Regions
+from sharpwave.disk.region_opening import open_regions
 from sharpwave.disk.store_folder import Hold
 from sharpwave.native.directory import Directory
 from sharpwave.native.files import Files
 from sharpwave.persistence import checkpoint as checkpoint_module
+from sharpwave.persistence import opening
 from sharpwave.persistence import opening as opening_module
 from tests.disk.test_store_folder import SPEC, append, held, made
 from tests.support.faults import on
@@ -154,7 +155,7 @@ def child(work: Callable[[], Any]) -> str:
 def test_a_store_on_disk_stays_the_parents(tmp_path: Path) -> None:
     store = made(tmp_path / "store", ram="4MiB")
     append(store, range(2000))
-    while store._log.residency.cool():
+    while store._log.segment_cache.uncache_chunk():
         pass
     view = store.transitions()
     view.sample(32)  # readers are there
@@ -296,14 +297,13 @@ def test_many_read_a_checkpoint_at_once(tmp_path: Path) -> None:
     append(store, range(1000))
     store.checkpoint(tmp_path)
     together = threading.Barrier(4, timeout=30)
-    recover = Regions.recover
 
-    def met(self: Regions, **settings: Any) -> Any:
+    def met(*arguments: Any, **settings: Any) -> Any:
         together.wait()  # all hold it now
-        return recover(self, **settings)
+        return open_regions(*arguments, **settings)
 
     found: list[int] = []
-    with mock.patch.object(Regions, "recover", met):
+    with mock.patch.object(opening, "open_regions", met):
         threads = [threading.Thread(target=lambda: found.append(len(sw.Store.open(tmp_path)))) for _ in range(4)]
         for thread in threads:
             thread.start()

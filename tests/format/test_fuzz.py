@@ -19,7 +19,8 @@ from sharpwave.codecs import registry as codecs
 from sharpwave.codecs.dictionaries import key_of
 from sharpwave.codecs.registry import DELTA, RAW, ZSTD
 from sharpwave.disk import region_files as regions_module
-from sharpwave.disk.region_files import Regions
+from sharpwave.disk.region_files import RegionFiles
+from sharpwave.disk.region_opening import open_regions
 from sharpwave.disk.store_folder import read_manifest
 from sharpwave.errors import DamagedError
 from sharpwave.format import segment
@@ -195,8 +196,8 @@ def store_with(folder: Path, kind: int, id_: int, payload: bytes, sequence: int 
         store.flush()
     manifest = read_manifest(folder)
     identity = Identity(bytes.fromhex(manifest["store"]), manifest["schema"])
-    regions = Regions(folder / "regions", identity, 1 << 16, Files())
-    regions.recover()
+    regions = RegionFiles(folder / "regions", identity, 1 << 16, Files())
+    open_regions(regions)
     regions.sequence = sequence
     with mock.patch.multiple(regions_module, MOST_SEQUENCE=1 << 64, MOST_ID=1 << 64):  # no store writes beyond these
         regions.append(kind, id_, payload, 0, {(2, key_of(REFERENCE)): REFERENCE})

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
-from sharpwave.disk.region_files import Regions
+from sharpwave.disk.region_files import RegionFiles
 from sharpwave.disk.store_folder import packed_manifest
 from sharpwave.errors import DamagedError
 from sharpwave.format.region import (
@@ -333,7 +333,7 @@ def rewrite(folder: Path, kind: int, id_: int, payload: bytes) -> None:
     """A record whose checksums hold, appended in a region of its own."""
     identity = describe(folder).identity
     (number,) = {int(path.stem) + 1 for path in [max((folder / "regions").glob("*.region"))]}
-    regions = Regions(folder / "regions", identity, 1 << 16, sw.store.Files())
+    regions = RegionFiles(folder / "regions", identity, 1 << 16, sw.store.Files())
     regions.next_number, regions.sequence = number, 10**6
     regions.append(kind, id_, payload, 10**6, {})
     regions.close()

@@ -14,8 +14,9 @@ import pytest
 
 import sharpwave as sw
 from sharpwave.disk import compaction
-from sharpwave.disk.disk_tier import Disk
-from sharpwave.disk.region_files import Regions
+from sharpwave.disk.disk_tier import DiskTier
+from sharpwave.disk.region_files import RegionFiles
+from sharpwave.disk.region_opening import open_regions
 from sharpwave.disk.store_folder import read_manifest
 from sharpwave.format.region import RECORD, SEGMENT, Identity, read_region
 from sharpwave.log import admission as space_module
@@ -90,8 +91,8 @@ def payload(nbytes: int, value: int) -> bytes:
 
 def found_in(folder: Path) -> set[tuple[int, int]]:
     """(kind, id) of every record that is whole."""
-    regions = Regions(folder, ME, 4096, Files())
-    found, _ = regions.recover()
+    regions = RegionFiles(folder, ME, 4096, Files())
+    found, _ = open_regions(regions)
     regions.close()
     return {(record.kind, record.id) for _, record in found}
 
@@ -99,7 +100,7 @@ def found_in(folder: Path) -> set[tuple[int, int]]:
 def test_flushed_rows_go_only_when_what_replaces_them_is_on_disk(tmp_path: Path) -> None:
     files = Faulty()
     with on(files):
-        disk = Disk(tmp_path, ME, None, None, files)
+        disk = DiskTier(tmp_path, ME, None, None, files)
         disk.append_tail(7, payload(100, 1), 0)
         disk.regions.sync()
         for i in range(3):  # the next regions
@@ -109,8 +110,8 @@ def test_flushed_rows_go_only_when_what_replaces_them_is_on_disk(tmp_path: Path)
         assert disk.append(7, payload(120, 3), 0, {}) and len(disk.regions.regions) < 4, "the first region has gone"
         disk.close()
     files.cut_power(tmp_path, kept_share=0.0)
-    regions = Regions(tmp_path / "regions", ME, 4096, Files())
-    found, _ = regions.recover()
+    regions = RegionFiles(tmp_path / "regions", ME, 4096, Files())
+    found, _ = open_regions(regions)
     regions.close()
     assert 7 in {record.id for _, record in found}
 
@@ -181,7 +182,7 @@ def test_flushing_what_is_flushed_lets_nothing_go(tmp_path: Path, retention: Any
 def test_a_sync_that_failed_is_not_believed_the_next_time(tmp_path: Path) -> None:
     """The system says once that it could not write, and then counts the bytes as written."""
     files = Faulty()
-    regions = Regions(tmp_path, ME, 4096, files)
+    regions = RegionFiles(tmp_path, ME, 4096, files)
     regions.append(SEGMENT, 1, payload(100, 1), 0, {})
     files.at, files.kind = files.count + 1, "EIO"
     with pytest.raises(OSError):
@@ -205,7 +206,7 @@ def test_what_a_failed_write_left_is_made_zeros_again(tmp_path: Path, then: str)
                 raise OSError(28, "No space left on device")
 
     files = HalfWritten()
-    regions = Regions(tmp_path, ME, 4096, files)
+    regions = RegionFiles(tmp_path, ME, 4096, files)
     regions.append(SEGMENT, 1, payload(100, 1), 0, {})
     files.fails = True
     with pytest.raises(OSError):
@@ -265,8 +266,8 @@ def test_a_segment_without_its_dictionary_gives_way_to_the_rows_that_were_flushe
     broken = rows[:column] + (99).to_bytes(8, "little") + rows[column + 8 : -4]
     manifest = read_manifest(tmp_path)
     me = Identity(bytes.fromhex(manifest["store"]), manifest["schema"])
-    regions = Regions(tmp_path / "regions", me, 4096, files)
-    regions.recover()
+    regions = RegionFiles(tmp_path / "regions", me, 4096, files)
+    open_regions(regions)
     regions.append(SEGMENT, id_, broken + zlib.crc32(broken).to_bytes(4, "little"), 0, {})
     regions.close()
     with sw.Store.open(tmp_path) as store:

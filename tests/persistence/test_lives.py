@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 import sharpwave as sw
-from sharpwave.disk import disk_tier as disk_module
+from sharpwave.disk import disk_budget as disk_module
 from sharpwave.offline.episodes import survey
 from sharpwave.offline.verify import check
 from tests.support.faults import killed
@@ -57,7 +57,7 @@ class Lives(RuleBasedStateMachine):
     )
     def begin(self, segment_steps: int, codec: str, region: int) -> None:
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(disk_module, "SMALLEST_REGION", region)
+        self.patch.setattr(disk_module, "MIN_REGION_BYTES", region)
         self.patch.setattr(disk_module, "REGION_BYTES", region)
         self.store = sw.Store(SPEC, capacity=10_000, disk=self.folder, segment_steps=segment_steps, codec=codec)
 

@@ -12,7 +12,7 @@ import pytest
 
 import sharpwave as sw
 from sharpwave import store as store_module
-from sharpwave.disk import disk_tier as disk_module
+from sharpwave.disk import disk_budget as disk_module
 from sharpwave.disk import mergeable_regions as clutter
 from sharpwave.offline.verify import check
 from sharpwave.persistence import settings as settings_module
@@ -25,10 +25,10 @@ SPEC = sw.Spec(obs=sw.Field((16,), "uint8"), action=sw.Field((), "int64"))
 
 @pytest.fixture(autouse=True)
 def small_regions(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("REGION_BYTES", "SMALLEST_REGION"):
+    for name in ("REGION_BYTES", "MIN_REGION_BYTES"):
         monkeypatch.setattr(disk_module, name, REGION)
     monkeypatch.setattr(settings_module, "SMALLEST_DISK", REGION)
-    monkeypatch.setattr(clutter, "WORTH_BYTES", REGION // 4)
+    monkeypatch.setattr(clutter, "MIN_COPY_BYTES", REGION // 4)
     monkeypatch.setattr(store_module, "Files", Unsynced)
 
 

@@ -33,8 +33,8 @@ def append(store, count):
         store.append(obs=pixels([k])[0], action=k, reward=k % 7, terminated=False, truncated=False)
 
 def look(store, view):
-    if store._log.residency is not None:
-        while store._log.residency.cool():
+    if store._log.segment_cache is not None:
+        while store._log.segment_cache.uncache_chunk():
             pass
     batch = view.fetch(view.sampleable_ids())
     assert np.array_equal(batch.obs, pixels(batch.action)) and np.array_equal(batch.reward, batch.action % 7)

@@ -21,7 +21,7 @@ import numpy as np
 
 import sharpwave as sw
 from sharpwave import store as store_module
-from sharpwave.disk import disk_tier as disk_module
+from sharpwave.disk import disk_budget as disk_module
 from sharpwave.disk import region_files as regions_module
 from sharpwave.disk.store_folder import LOCK, MANIFEST
 from sharpwave.native.directory import Directory
@@ -244,10 +244,10 @@ def on(files: Files) -> Iterator[None]:
     with (
         mock.patch.object(store_module, "Files", lambda: files),
         mock.patch.object(disk_module, "REGION_BYTES", REGION_BYTES),
-        mock.patch.object(disk_module, "SMALLEST_REGION", REGION_BYTES),
+        mock.patch.object(disk_module, "MIN_REGION_BYTES", REGION_BYTES),
         mock.patch.object(settings_module, "SMALLEST_DISK", REGION_BYTES),
         mock.patch.object(regions_module, "FIRST_EXTENT", REGION_BYTES // 4),
-        mock.patch.object(regions_module, "MOST_EXTENT", REGION_BYTES // 2),
+        mock.patch.object(regions_module, "MAX_EXTENT", REGION_BYTES // 2),
     ):
         yield
 

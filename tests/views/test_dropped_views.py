@@ -64,10 +64,10 @@ def test_a_stream_that_was_dropped_keeps_nothing(tmp_path: Path) -> None:
         for batch in view.stream(32, lookahead=20):
             assert len(batch) == 32
             break
-        residency = store._log.residency
-        assert residency is not None
+        segment_cache = store._log.segment_cache
+        assert segment_cache is not None
         del batch
         gc.collect()
         view.sample(32)
-        assert residency.kept_bytes == 0 and not residency._pins.any()
+        assert segment_cache.kept_bytes == 0 and not segment_cache._pins.any()
         assert store.stats()["bytes"]["batches"] <= before + 8192

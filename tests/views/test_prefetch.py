@@ -46,19 +46,19 @@ def test_the_batches_are_those_that_sample_would_give(tmp_path: Path, disk: bool
 
 def test_what_a_stream_needs_is_read_ahead(tmp_path: Path) -> None:
     store = filled(disk=tmp_path, ram="4MiB")
-    residency = store._log.residency
-    assert residency is not None
-    while residency.cool():
+    segment_cache = store._log.segment_cache
+    assert segment_cache is not None
+    while segment_cache.uncache_chunk():
         pass
     stream = store.transitions(seed=1).stream(8, lookahead=4)
     next(stream)
     before = store.stats()["disk"]["misses"]
     drawn = {slot for batch in stream.drawn for slot in batch.slots.tolist()}
-    assert all(store._log.index.resident[slot] or residency._state[slot] for slot in drawn)
+    assert all(store._log.index.resident[slot] or segment_cache._state[slot] for slot in drawn)
     next(stream)
     assert store.stats()["disk"]["misses"] - before <= 8, "one batch is read for each that is handed out"
     stream.close()
-    assert not residency._pins.any()
+    assert not segment_cache._pins.any()
 
 
 def test_waiting_for_a_slow_disk_is_counted(tmp_path: Path) -> None:
@@ -72,8 +72,8 @@ def test_waiting_for_a_slow_disk_is_counted(tmp_path: Path) -> None:
     with on(Slow()):
         store = filled(disk=tmp_path, ram="4MiB")
         filling = False
-        assert store._log.residency is not None
-        while store._log.residency.cool():
+        assert store._log.segment_cache is not None
+        while store._log.segment_cache.uncache_chunk():
             pass
         store.transitions().sample(64)
     disk = store.stats()["disk"]
@@ -135,7 +135,7 @@ def test_streams_samples_and_a_writer_at_once(tmp_path: Path, quick_turns: None)
         assert not thread.is_alive()
     assert not errors, errors
     assert store.stats()["disk"]["misses"] > 0 and store.stats()["disk"]["damaged"] == []
-    assert not store._log.residency._pins.any()  # type: ignore[union-attr]
+    assert not store._log.segment_cache._pins.any()  # type: ignore[union-attr]
     store.close()
 
 
@@ -149,19 +149,19 @@ def test_a_stream_that_looks_further_ahead_than_memory_reaches_still_goes_on(tmp
         append(store, k)
         check(next(stream))
     assert store.stats()["disk"]["damaged"] == []
-    assert 0 < store._log.residency.kept_bytes <= 0.75 * store._log.segment_bytes  # type: ignore[union-attr]
+    assert 0 < store._log.segment_cache.kept_bytes <= 0.75 * store._log.segment_bytes  # type: ignore[union-attr]
 
 
 def test_a_stream_that_is_dropped_keeps_nothing(tmp_path: Path) -> None:
     store = filled(disk=tmp_path, ram="4MiB")
-    replay, residency = store.transitions(seed=1), store._log.residency
-    assert residency is not None
+    replay, segment_cache = store.transitions(seed=1), store._log.segment_cache
+    assert segment_cache is not None
     stream = replay.stream(8)
     next(stream)
-    assert residency.kept_bytes > 0
+    assert segment_cache.kept_bytes > 0
     del stream
     replay.stream(8)
-    assert residency.kept_bytes == 0 and not residency._pins.any()
+    assert segment_cache.kept_bytes == 0 and not segment_cache._pins.any()
 
 
 def test_a_prioritized_stream_has_the_weights_of_the_draw() -> None:

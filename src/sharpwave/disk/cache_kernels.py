@@ -6,6 +6,8 @@ order in which they began to be filled. A slot's or chunk's neighbours stand in 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
@@ -22,8 +24,27 @@ Ints = npt.NDArray[np.int64]
 BEFORE, AFTER = 0, 1
 
 
+class ChunkLists(NamedTuple):
+    """Which segments lie in each chunk of the arena.
+
+    Attributes:
+        members: links; heads are chunks, nodes are slots.
+        order: links; the only head is 0, nodes are chunks that hold anything, in the order of their filling.
+        held: int64 [chunks], bytes of segments in each.
+    """
+
+    members: Int32s
+    order: Int32s
+    held: Ints
+
+
+def chunk_lists(chunks: int, slots: int) -> ChunkLists:
+    """Return empty lists."""
+    return ChunkLists(rings(chunks, slots), rings(1, chunks), np.zeros(chunks, np.int64))
+
+
 def rings(heads: int, nodes: int) -> Int32s:
-    """Links of empty lists: node n is ``heads + n``. Nodes that are never used cost no memory."""
+    """Return links of empty lists: node n is ``heads + n``. Nodes that are never used cost no memory."""
     links = np.zeros((2, heads + nodes), np.int32)
     links[:, :heads] = np.arange(heads)
     return links
@@ -44,19 +65,18 @@ def _remove(links: Int32s, node: int) -> None:
 
 @njit(nogil=True, cache=True)
 def space(nbytes: int) -> int:
-    """Bytes that a segment takes in the arena."""
+    """Return the bytes that a segment takes in the arena."""
     return (nbytes + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
 
 
 @njit(nogil=True, cache=True)
-def place(members: Int32s, order: Int32s, held: Ints, resident: Bytes, chunks: Ints, slots: Ints, nbytes: Ints) -> None:
-    """The segments in ``slots`` [n] lie in ``chunks`` [n] of the arena from now on.
+def place(lists: ChunkLists, resident: Bytes, chunks: Ints, slots: Ints, nbytes: Ints) -> None:
+    """Enter the segments in ``slots`` [n] as lying in ``chunks`` [n] of the arena.
 
     Args:
-        members: links, heads are chunks. ``order``: links, its only head is 0, nodes are chunks.
-        held: int64 [chunks], bytes of segments that lie there.
         nbytes: int64 of all slots, as ``resident``.
     """
+    members, order, held = lists
     for i in range(slots.size):
         slot, chunk = slots[i], chunks[i]
         if members[AFTER, chunk] == chunk:
@@ -67,8 +87,9 @@ def place(members: Int32s, order: Int32s, held: Ints, resident: Bytes, chunks: I
 
 
 @njit(nogil=True, cache=True)
-def cool(members: Int32s, order: Int32s, held: Ints, resident: Bytes, chunk: int, slot: int, nbytes: Ints) -> None:
-    """The segment in ``slot``, which lies in ``chunk``, does so no more."""
+def uncache(lists: ChunkLists, resident: Bytes, chunk: int, slot: int, nbytes: Ints) -> None:
+    """Take the segment in ``slot`` out of ``chunk``, in which it lies."""
+    members, order, held = lists
     _remove(members, held.size + slot)
     if members[AFTER, chunk] == chunk:
         _remove(order, 1 + chunk)
@@ -77,10 +98,8 @@ def cool(members: Int32s, order: Int32s, held: Ints, resident: Bytes, chunk: int
 
 
 @njit(nogil=True, cache=True)
-def let_go(
-    members: Int32s,
-    order: Int32s,
-    held: Ints,
+def uncache_chunk(
+    lists: ChunkLists,
     resident: Bytes,
     chunk: int,
     nbytes: Ints,
@@ -89,11 +108,12 @@ def let_go(
     pins: Int32s,
     kept: Ints,
 ) -> int:
-    """None of a chunk's segments lies there any more; how many of them are pinned, which are ``kept`` [chunk's]."""
+    """Take all segments out of a chunk; return how many of them are pinned, whose slots ``kept`` receives."""
+    members, held = lists.members, lists.held
     count = 0
     while members[AFTER, chunk] != chunk:
         slot = members[AFTER, chunk] - held.size
-        cool(members, order, held, resident, chunk, slot, nbytes)
+        uncache(lists, resident, chunk, slot, nbytes)
         offset[FIRST_FIELD:, slot] -= base[slot]
         if pins[slot]:
             kept[count] = slot
@@ -102,8 +122,9 @@ def let_go(
 
 
 @njit(nogil=True, cache=True)
-def count(members: Int32s, heads: int, chunk: int, pins: Int32s) -> tuple[int, int]:
-    """How many segments lie in a chunk, and how many of them are pinned."""
+def count(lists: ChunkLists, chunk: int, pins: Int32s) -> tuple[int, int]:
+    """Return how many segments lie in a chunk, and how many of them are pinned."""
+    members, heads = lists.members, lists.held.size
     found = pinned = 0
     node = members[AFTER, chunk]
     while node != chunk:
@@ -114,18 +135,19 @@ def count(members: Int32s, heads: int, chunk: int, pins: Int32s) -> tuple[int, i
 
 
 @njit(nogil=True, cache=True)
-def choose(members: Int32s, order: Int32s, held: Ints, live: Ints, pins: Int32s, current: int, candidates: int) -> int:
-    """Of the oldest chunks of which anything can be let go, the one with fewest pinned segments; -1 if there is none.
+def choose(lists: ChunkLists, live: Ints, pins: Int32s, current: int, candidates: int) -> int:
+    """Return the chunk with the fewest pinned segments among the oldest that could be freed; -1 if there is none.
 
-    A chunk is left alone that is being filled (``current``), or in which room was taken for what is not there yet.
+    A chunk that is being filled (``current``), or in which room was taken for what is not there yet, is left alone.
     """
+    order, held = lists.order, lists.held
     best = fewest = -1
     looked = 0
     node = order[AFTER, 0]
     while node != 0 and looked < candidates and fewest != 0:
         chunk = node - 1
         if chunk != current and held[chunk] == live[chunk]:
-            found, pinned = count(members, held.size, chunk, pins)
+            found, pinned = count(lists, chunk, pins)
             if pinned < found:
                 looked += 1
                 if best < 0 or pinned < fewest:
@@ -136,7 +158,7 @@ def choose(members: Int32s, order: Int32s, held: Ints, live: Ints, pins: Int32s,
 
 @njit(nogil=True, cache=True)
 def missing(slots: Ints, resident: Bytes, state: Ints, mark: int, wanted: Ints, where: Ints) -> tuple[int, int]:
-    """Which different ones of ``slots`` are not resident, of those whose ``state`` is 0, and where in ``slots``.
+    """Find the distinct ones of ``slots`` that are not resident and have ``state`` 0, and where in ``slots`` they are.
 
     Args:
         mark: any ``state`` that is not 0; slots have it for as long as this takes.
@@ -161,14 +183,14 @@ def missing(slots: Ints, resident: Bytes, state: Ints, mark: int, wanted: Ints, 
 
 @njit(nogil=True, cache=True)
 def pin(pins: Int32s, slots: Ints, by: int) -> None:
-    """Count pins of slots; one that has left meanwhile was unpinned by that."""
+    """Add ``by`` to the pins of slots; a segment that was evicted meanwhile is unpinned already."""
     for slot in slots:
         pins[slot] = max(0, pins[slot] + by)
 
 
 @njit(nogil=True, cache=True)
 def rebase(offset: Ints, base: Ints, slots: Ints, bases: Ints) -> None:
-    """The fields of ``slots`` count from the arena's beginning, where they counted from the segment's."""
+    """Let the column offsets of ``slots`` count from the arena's beginning, not from the segment's."""
     for i in range(slots.size):
         base[slots[i]] = bases[i]
         offset[FIRST_FIELD:, slots[i]] += bases[i]
@@ -183,7 +205,7 @@ def copy(source: Bytes, begins: Ints, target: Bytes, to: Ints, nbytes: Ints) -> 
 
 @njit(nogil=True, cache=True)
 def pick(slots: Ints, state: Ints, wanted: int, into: Ints) -> int:
-    """Which different ones of ``slots`` have the ``wanted`` state, which becomes 0; how many."""
+    """Collect the distinct ones of ``slots`` in the ``wanted`` state, which becomes 0; return how many."""
     found = 0
     for slot in slots:
         if state[slot] != 0 and fetch_add(state, slot, 0) == wanted:  # what was read is seen as well

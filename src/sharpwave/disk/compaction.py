@@ -1,4 +1,4 @@
-"""Regions that are half empty, or small and many -> room on disk, and few files.
+"""Compaction: half-empty regions, and many small ones, are copied together.
 
 What is still held of a region is copied, as it is, behind the newest records, under the same ids and sequence numbers;
 the region's file is deleted once the copies are on disk. So a process that ends in between leaves some records twice,
@@ -15,25 +15,26 @@ from collections.abc import Sequence
 import numpy as np
 
 from sharpwave.codecs.dictionaries import DictionaryTable, key_of
-from sharpwave.disk.disk_tier import MOST_HELD, Disk
-from sharpwave.disk.segment_cache import Residency
+from sharpwave.disk.disk_budget import MAX_HELD_SHARE
+from sharpwave.disk.disk_tier import DiskTier
+from sharpwave.disk.segment_cache import SegmentCache
 from sharpwave.format.region import SEGMENT
 from sharpwave.memory.segment_index import SegmentIndex
 
 
 def compact(
-    disk: Disk,
+    disk: DiskTier,
     index: SegmentIndex,
     tables: Sequence[DictionaryTable],
-    residency: Residency,
-    most: float = MOST_HELD,
+    segment_cache: SegmentCache,
+    most: float = MAX_HELD_SHARE,
     left_out: frozenset[int] = frozenset(),
 ) -> bool:
-    """Copy what is held of the region that is emptiest, and delete it. False if there is none that is empty enough.
+    """Copy what is held of the emptiest region, and delete it; return False if none is empty enough.
 
     Args:
         tables: dictionaries, by column.
-        residency: reads from that region that are under way are waited for.
+        segment_cache: reads from that region that are under way are waited for.
         most: share of the region that is held, at most.  left_out: regions that stay as they are.
 
     Raises:
@@ -41,37 +42,37 @@ def compact(
 
     Cost: O(slots), one read and one write for each segment, and a sync.
     """
-    number = disk.emptiest(most, left_out)
-    return number is not None and _copy([number], disk, index, tables, residency)
+    number = disk.budget.emptiest(most, left_out)
+    return number is not None and _copy([number], disk, index, tables, segment_cache)
 
 
 def merge(
-    disk: Disk,
+    disk: DiskTier,
     index: SegmentIndex,
     tables: Sequence[DictionaryTable],
-    residency: Residency,
+    segment_cache: SegmentCache,
     left_out: frozenset[int] = frozenset(),
 ) -> bool:
-    """Copy what is held of small regions into one, where there are many of them, and delete them. False: there are few.
+    """Copy what is held of small regions into one, and delete them; return False where there are few.
 
     Arguments, errors and cost as for :func:`compact`.
     """
-    numbers = disk.small_ones(left_out)
-    return bool(numbers) and _copy(numbers, disk, index, tables, residency)
+    numbers = disk.budget.small_ones(left_out)
+    return bool(numbers) and _copy(numbers, disk, index, tables, segment_cache)
 
 
 def _copy(
     numbers: list[int],
-    disk: Disk,
+    disk: DiskTier,
     index: SegmentIndex,
     tables: Sequence[DictionaryTable],
-    residency: Residency,
+    segment_cache: SegmentCache,
 ) -> bool:
     used = slice(0, index.highest)
     there = np.isin(index.region[used], numbers)
     slots = np.flatnonzero(there & (index.sealed[used] > 0) & (index.rows[used] > 0))
     slots = slots[np.lexsort((index.place[slots], index.region[slots]))]
-    residency.arrive(slots)
+    segment_cache.arrive(slots)
     keys: dict[tuple[int, int], int] = {}
     generation = index.latest_generation
     for slot in slots.tolist():

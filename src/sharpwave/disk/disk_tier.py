@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.disk.mergeable_regions import DEAD, WORTH_BYTES, emptiest, small_ones
+from sharpwave.disk.disk_budget import DiskBudget, region_bytes
 from sharpwave.disk.occupancy import Occupancy
 from sharpwave.disk.read_pool import BASE, COLUMNS, DESCRIPTOR, DIRECT, NBYTES, PLACE, SLOT, Readers
-from sharpwave.disk.region_files import Regions
+from sharpwave.disk.region_files import RegionFiles
 from sharpwave.disk.store_folder import ANEW, FOLDER, Hold, write_manifest
 from sharpwave.errors import StoreInUseError
 from sharpwave.format.region import MOST_GENERATION, NOTE, SEGMENT, TAIL, Identity, checksum_of
@@ -23,22 +23,12 @@ from sharpwave.memory.segment_index import LEAF_BITS
 from sharpwave.native.directory import Directory
 from sharpwave.native.files import Files
 
-REGION_BYTES = 64 << 20
-SMALLEST_REGION = 1 << 20
-MOST_REGIONS = 256
-"""Of a store with a limit, about; each keeps a file open twice, and systems often allow a process 1,024."""
-SHARE = 64
-"""Without a limit a region is so small a part of the store at least: a terabyte lies in some 400."""
-MOST_HELD = 0.75
-"""Where segments leave in any order, this share of the files is held at most, and of a region that is copied."""
 GENERATIONS = 1024
-"""So many more than there were are taken as given out in a note or a region's header, so that few notes are needed."""
-FRAGMENTED = 0.25
-"""More than this share of the limit that is held no more, and regions are copied together before segments leave."""
+"""A note or a region's header reserves so many generations beyond those given out, so that few notes are needed."""
 
 
 class Tail(NamedTuple):
-    """Where the newest rows of an open segment lie that were flushed, and their checksum."""
+    """Place of the flushed rows of an open segment, and their checksum."""
 
     region: int
     offset: int
@@ -46,20 +36,21 @@ class Tail(NamedTuple):
     checksum: int
 
 
-class Disk:
+class DiskTier:
     """One process's hold on a store's folder.
 
     Args:
         path: of the folder, made if absent. ``identity``: of its region files.
         limit: most bytes of region files; ``None``: none. ``most_bytes``: of steps, as they come.
-        inspect: called with the folder once no other process has it, before anything is made in it; may raise.
+        inspect: called with the folder once this process has locked it, before anything is made in it; may raise.
 
     Attributes:
-        directory: the folder, held open. All files are reached from it.
-        forked: this process is a child of the one that opened the folder, and leaves it alone.
+        directory: the folder, open; all files are reached from it.
+        forked: this process was forked from the one that opened the folder, and leaves it alone.
         bytes_read: of sampling. ``bytes_written``, ``failures``: of appending.
-        compacts: whether regions become half empty (see :meth:`leave_in_any_order`).
-        noted: asked for the retention's threshold, and for the highest generation of any id so far.
+        budget: the limit on the files, and what it leaves.
+        held: which records of which region are held: segments, and the newest rows of open ones.
+        noted: returns the retention's threshold, and the highest generation of any id so far.
         ends: how far the lanes' step numbers go, as the files show.
 
     Raises:
@@ -75,32 +66,26 @@ class Disk:
         files: Files,
         inspect: Callable[[Directory], None] = lambda folder: None,
     ) -> None:
-        self.limit, self._most_bytes, self.files = limit, most_bytes, files
+        self.files = files
         self.directory = files.make_folder(path)
         self._process, self.forked = os.getpid(), False
         self._hold = Hold(self.directory)
         try:
             inspect(self.directory)
             directory = files.make_directory(self.directory, FOLDER)
-            self.regions = Regions(directory, identity, region_bytes(limit, most_bytes), files, self.check_held)
+            self.regions = RegionFiles(directory, identity, region_bytes(limit, most_bytes), files, self.check_held)
         except BaseException:
             self._hold.close()
             raise
-        self._held = Occupancy()  # of segments, and of the newest rows of open ones
+        self.held = Occupancy()
         self._tails: dict[int, Tail] = {}  # of open segments, by id
         self._note = Note()
         self.ends = LaneEnds()
-        self._unreadable: set[int] = set()  # regions that could not be copied from
-        self.compacts = False
+        self.budget = DiskBudget(self.regions, self.held, limit, most_bytes)
         self.noted: Callable[[], tuple[float, int]] = lambda: (1.0, 0)
         self._readers: Readers | None = None
         self._joined = 0
         self.bytes_read = self.bytes_written = self.failures = 0
-
-    def leave_in_any_order(self) -> None:
-        """Be ready to copy regions that become half empty: they are smaller, and the limit leaves one free for that."""
-        self.compacts = True
-        self.set_limit(self.limit, self._most_bytes)
 
     @property
     def folder(self) -> Path:
@@ -111,13 +96,6 @@ class Disk:
     def nbytes(self) -> int:
         """Bytes that the region files take."""
         return self.regions.nbytes
-
-    def set_limit(self, limit: int | None, most_bytes: int | None) -> None:
-        """Other limits from now on; regions that are there stay as large as they are."""
-        if self.limit is not None and (limit is None or limit < self.limit):
-            self.regions.finish()  # and so gives back what it had taken in advance
-        self.limit, self._most_bytes = limit, most_bytes
-        self.regions.region_bytes = region_bytes(limit, most_bytes, 32 if self.compacts else 8)
 
     def share(self, folder: Directory) -> list[tuple[int, str]]:
         """Give every region that holds a segment the same name in ``folder``; it will not be written to any more.
@@ -131,77 +109,13 @@ class Disk:
         try:
             for number, region in self.regions.regions.items():
                 name = region.path.name
-                if self.holds(number) and not self.files.link(self.regions.directory, name, folder):
+                if self.held.holds(number) and not self.files.link(self.regions.directory, name, folder):
                     left.append((os.dup(region.descriptor), name))
         except BaseException:
             for descriptor, _ in left:
                 os.close(descriptor)
             raise
         return left
-
-    def room_for(self, nbytes: int) -> bool:
-        """Whether the limit allows for another ``nbytes``, and leaves free what it has to."""
-        if self.limit is None or (self.compacts and self.over_limit):
-            return self.limit is None
-        growth = self.regions.growth(nbytes)
-        return not growth or self.nbytes + growth <= self.limit - self._spare
-
-    def crowded(self, nbytes: int = 0) -> bool:
-        """Whether with another ``nbytes`` so much would be held that there may be no region worth copying.
-
-        So one segment leaves for one that comes, and not very many at once when the limit is reached.
-        """
-        if self.limit is None or not self.compacts:
-            return False
-        # Of what the limit allows a region is free, one may be begun, and one is still to come.
-        return self._held.total + nbytes > MOST_HELD * (self.limit - 3 * self.regions.region_bytes)
-
-    @property
-    def over_limit(self) -> bool:
-        """Whether the files take more than they may, or what is to be left free to copy into."""
-        return self.limit is not None and self.nbytes > self.limit - self._spare
-
-    @property
-    def _spare(self) -> int:
-        return self.regions.region_bytes if self.compacts else 0
-
-    @property
-    def wasteful(self) -> bool:
-        """Whether more than half of what the files take is held no more, beside a few regions."""
-        held = sum(map(self._needed, self.regions.regions))
-        return self.nbytes > 2 * held + 4 * self.regions.region_bytes
-
-    @property
-    def fragmented(self) -> bool:
-        """Whether so much of the files is held no more that segments need not leave, only be copied together.
-
-        Where segments leave in their order, regions empty one after another. But merged regions hold old segments and
-        new ones: there nearly all would leave until a region is empty.
-        """
-        dead = self.nbytes - self._held.total
-        return self.limit is not None and dead > max(FRAGMENTED * self.limit, 3 * self.regions.region_bytes)
-
-    def _needed(self, number: int) -> int:
-        """Bytes of a region that a copy of it would take, at most."""
-        return self._held.nbytes(number) + self.regions.regions[number].shared if self.holds(number) else 0
-
-    def emptiest(self, most: float, left_out: frozenset[int] = frozenset()) -> int | None:
-        """The region of which the smallest share is held; see :func:`clutter.emptiest`."""
-        room = self.regions.region_bytes
-        free = None if self.limit is None else self.limit - room - self.nbytes
-        return emptiest(self.regions.regions, self._needed, most, room, free, self._unreadable | left_out)
-
-    def small_ones(self, left_out: frozenset[int] = frozenset()) -> list[int]:
-        """Small regions to be copied into one, where there are many of them."""
-        # Of old steps and new ones in one region all must leave before it is free: so it is no large part of them,
-        # whatever limit there is now.
-        most = min(self.regions.region_bytes, max(self._held.total // 8, SMALLEST_REGION))
-        return small_ones(self.regions.regions, self._needed, most, self._unreadable | left_out)
-
-    @property
-    def fits(self) -> bool:
-        """Whether what is held would fit the limit, were it copied together."""
-        return self.limit is None or self._held.total <= self.limit - 2 * self.regions.region_bytes - self._spare
 
     def move(
         self,
@@ -221,17 +135,17 @@ class Disk:
         except OSError:
             found = None
         if found is None:
-            self._unreadable.add(region)
+            self.budget.unreadable.add(region)
             self.failures += 1
             return None
         record, payload = found
         try:
-            place = self._append(kind, record.id, payload, generation, dictionaries, record.sequence)
+            place = self.write(kind, record.id, payload, generation, dictionaries, record.sequence)
         except OSError:
             self.failures += 1
             raise
-        self._held.hold(place[0], nbytes)
-        self._held.release(region, nbytes)
+        self.held.hold(place[0], nbytes)
+        self.held.release(region, nbytes)
         self.bytes_written += nbytes
         return place
 
@@ -251,7 +165,7 @@ class Disk:
         return True
 
     def delete(self, numbers: list[int]) -> None:
-        """Delete regions in which nothing is held; what else they say is written anew first.  Raises: OSError."""
+        """Delete regions in which nothing is held; their notes are written again first.  Raises: OSError."""
         if not numbers:
             return
         if self._note.region in numbers:
@@ -261,55 +175,54 @@ class Disk:
         self.regions.sync()  # what replaces their content is on disk before they go
         for number in numbers:
             self.regions.delete(number)
-            self._held.forget(number)
+            self.held.forget(number)
 
     def note(self, always: bool = False) -> None:
-        """Write down which keys have left, and which generations ids have had: opening needs them after a crash.
+        """Write a note of the retention's threshold and the generations given out, for opening after a crash.
 
-        Nothing, if there is nothing new to say; what is ``always`` written down is so again.  Raises: OSError.
+        Writes nothing where nothing has changed, unless ``always``.  Raises: OSError.
         """
         threshold, generation = self.noted()
         before = self._note
         if not always and threshold >= before.threshold and generation <= before.generation:
             return
         generation = min(generation + GENERATIONS, MOST_GENERATION - 1)
-        region, _ = self._append(NOTE, generation << LEAF_BITS, pack_threshold(threshold), generation, {})
+        region, _ = self.write(NOTE, generation << LEAF_BITS, pack_threshold(threshold), generation, {})
         self._note = Note(region, threshold, generation)
 
     def note_ends(self, ends: npt.NDArray[np.int64] | None = None) -> None:
-        """Write down how far the lanes' step numbers go: the files' knowledge, or beyond it ``ends`` [lanes].
+        """Write a note of how far the lanes' step numbers go: what the files show, or beyond it ``ends`` [lanes].
 
-        Nothing, if the files show ``ends`` already.  Raises: OSError.
+        Writes nothing where the files show ``ends`` already.  Raises: OSError.
         """
         if ends is not None and not self.ends.behind(ends):
             return
         merged = self.ends.joined(np.zeros(0, np.int64) if ends is None else ends)
         generation = min(self.noted()[1], MOST_GENERATION - 1)
-        region, _ = self._append(NOTE, generation << LEAF_BITS, pack_ends(merged), generation, {})
+        region, _ = self.write(NOTE, generation << LEAF_BITS, pack_ends(merged), generation, {})
         self.ends.reach_all(merged, region)
 
     def begin_life(self) -> None:
-        """Note what opening found, so that no id is given out again whatever becomes of this process.
+        """Write a note of what opening found, so that no id is given out again however this process ends.
 
         Raises: OSError.
         """
         newest = self.regions.newest
-        if newest is not None and self.regions.goes_on:
-            dead = newest.used - self._needed(newest.number)
-            if newest.size > self.regions.region_bytes or dead > max(DEAD * newest.used, WORTH_BYTES):
-                self.regions.finish()
+        if newest is not None and self.regions.goes_on and self.budget.newest_is_worn:
+            self.regions.finish()
         if self.noted()[0] < 1.0 or (newest is not None and not newest.finished):
             self.note(always=True)
 
     def try_note(self) -> None:
-        """As :meth:`note`, if the limit and the disk allow it; else when it is due next. What is left free is used."""
-        if self.limit is None or self.regions.room_for(THRESHOLD_BYTES) or self.nbytes + self._spare <= self.limit:
+        """Write a note as :meth:`note` does, if the limit and the disk allow it, in the spare room too."""
+        budget, room = self.budget, self.regions.room_for(THRESHOLD_BYTES)
+        if budget.limit_bytes is None or room or self.nbytes + budget.spare_bytes <= budget.limit_bytes:
             try:
                 self.note()
             except OSError:
                 self.failures += 1
 
-    def _append(
+    def write(
         self,
         kind: int,
         id_: int,
@@ -318,7 +231,7 @@ class Disk:
         dictionaries: dict[tuple[int, int], bytes],
         sequence: int | None = None,
     ) -> tuple[int, int]:
-        """Write a record; returns its region and offset.  Raises: OSError."""
+        """Write a record that does not count as held yet; returns its region and offset.  Raises: OSError."""
         most = min(generation + GENERATIONS, MOST_GENERATION - 1)
         region, offset = self.regions.append(kind, id_, payload, most, dictionaries, sequence)
         if kind == SEGMENT:
@@ -332,28 +245,22 @@ class Disk:
         self, id_: int, packed: bytes, generation: int, dictionaries: dict[tuple[int, int], bytes]
     ) -> tuple[int, int]:
         """Write a segment; returns its region and offset.  Raises: OSError; then nothing is held of it."""
-        if self.limit is None and not self.regions.room_for(len(packed)):
-            self.regions.region_bytes = max(region_bytes(None, self._most_bytes), self.nbytes // SHARE)
+        if not self.regions.room_for(len(packed)):
+            self.budget.grow_regions()
         try:
             if generation > self._note.generation >= 0:
                 self.note()
-            region, offset = self._append(SEGMENT, id_, packed, generation, dictionaries)
+            region, offset = self.write(SEGMENT, id_, packed, generation, dictionaries)
         except OSError:
             self.failures += 1
             raise
-        self.hold(region, len(packed))
+        self.held.hold(region, len(packed))
         self.drop_tail(id_)
         self.bytes_written += len(packed)
         return region, offset
 
-    def write_anew(
-        self, id_: int, packed: bytes, generation: int, dictionaries: dict[tuple[int, int], bytes]
-    ) -> tuple[int, int]:
-        """Write a segment that is not counted as held yet; returns its region and offset.  Raises: OSError."""
-        return self._append(SEGMENT, id_, packed, generation, dictionaries)
-
     def has_tail(self, id_: int, packed: bytes) -> bool:
-        """Whether just these rows of an open segment were written already."""
+        """Return whether just these rows of an open segment were written already."""
         before = self._tails.get(id_)
         # The CRC-32 is the one in it: that of bytes with their CRC-32 is a constant.
         return before is not None and before.checksum == checksum_of(packed)
@@ -364,45 +271,29 @@ class Disk:
             return
         checksum, before = checksum_of(packed), self._tails.get(id_)
         try:
-            region, offset = self._append(TAIL, id_, packed, generation, {})
+            region, offset = self.write(TAIL, id_, packed, generation, {})
         except OSError:
             self.failures += 1
             raise
         if before is not None:
-            self._held.release(before.region, before.nbytes)
+            self.held.release(before.region, before.nbytes)
         self._tails[id_] = Tail(region, offset, len(packed), checksum)
-        self._held.hold(region, len(packed))
+        self.held.hold(region, len(packed))
         self.bytes_written += len(packed)
 
     def drop_tail(self, id_: int) -> None:
-        """Rows that were flushed of an open segment, if there are any, count no more: it is sealed, or has left."""
+        """Release the flushed rows of an open segment, if there are any: it is sealed now, or evicted."""
         tail = self._tails.pop(id_, None)
         if tail is not None:
             self.release(tail.region, tail.nbytes)
 
-    def hold(self, region: int, nbytes: int) -> None:
-        """Count a segment of ``region`` as held."""
-        self._held.hold(region, nbytes)
-
-    def holds(self, region: int) -> bool:
-        """Whether anything in ``region`` is held."""
-        return self._held.holds(region)
-
-    def let_go(self) -> None:
-        """Count nothing as held."""
-        self._held.clear()
-
-    def let_go_of(self, region: int, nbytes: int) -> None:
-        """Count a segment of ``region`` as held no more. Its file stays."""
-        self._held.release(region, nbytes)
-
     def release(self, region: int, nbytes: int) -> None:
-        """One of its segments has left the store; a region without any is deleted, unless it is being written to.
+        """Release an evicted segment; a region without any is deleted, unless it is being written to.
 
-        Raises nothing: one that cannot be deleted now is tried again when the next segment leaves.
+        Raises nothing: a file that cannot be deleted now is tried again at the next eviction.
         """
-        self._held.release(region, nbytes)
-        unused = [n for n in list(self.regions.regions)[:-1] if not self.holds(n)]
+        self.held.release(region, nbytes)
+        unused = [n for n in list(self.regions.regions)[:-1] if not self.held.holds(n)]
         if not unused:
             return
         self.try_note()
@@ -412,7 +303,7 @@ class Disk:
             self.failures += 1
 
     def read_by(self, readers: Readers) -> None:
-        """Say who reads segments from now on."""
+        """Set the pool that reads segments."""
         if self._readers is not None:
             self._readers.close()
             self._joined += self._readers.joined
@@ -426,7 +317,7 @@ class Disk:
         bases: npt.NDArray[np.int64],
         nbytes: npt.NDArray[np.int64],
     ) -> npt.NDArray[np.int64]:
-        """What :meth:`start` takes, to read segments [n] from ``places`` of ``regions`` to ``bases``."""
+        """Return what :meth:`start` takes, to read segments [n] from ``places`` of ``regions`` to ``bases``."""
         reads = np.empty((len(slots), COLUMNS), np.int64)
         reads[:, SLOT], reads[:, PLACE], reads[:, BASE], reads[:, NBYTES] = slots, places, bases, nbytes
         reads[:, [DESCRIPTOR, DIRECT]] = self.regions.descriptors(regions)
@@ -439,12 +330,12 @@ class Disk:
 
     @property
     def joined(self) -> int:
-        """Reads that were made with the one before, beside which they lie in the file."""
+        """Reads that were made together with the one before, beside which they lie in the file."""
         return self._joined + self.readers.joined
 
     @property
     def readers(self) -> Readers:
-        """Who reads; after :meth:`read_by`."""
+        """The pool that reads segments; after :meth:`read_by`."""
         assert self._readers is not None
         return self._readers
 
@@ -491,7 +382,7 @@ class Disk:
         self.regions.sync()
 
     def leave_to_parent(self) -> None:
-        """Close all files in a process that was just forked, whose they are not."""
+        """Close all files in a process that was just forked: they are its parent's."""
         self.forked = True
         if self._readers is not None:
             self._readers.leave()
@@ -501,7 +392,7 @@ class Disk:
         self.directory.close()
 
     def close(self) -> None:
-        """Let the folder go."""
+        """Close the files and unlock the folder."""
         if self.forked:
             return
         if self._readers is not None:
@@ -512,9 +403,3 @@ class Disk:
             self.regions.directory.close()
             self._hold.close()
             self.directory.close()
-
-
-def region_bytes(limit: int | None, most_bytes: int | None, count: int = 8) -> int:
-    """Size of a region: a store is some ``count`` or more, and with a limit at most ``MOST_REGIONS`` of them."""
-    most = [size // count for size in (limit, most_bytes) if size is not None]
-    return max(min([max(REGION_BYTES, (limit or 0) // MOST_REGIONS), *most]), SMALLEST_REGION)

@@ -1,4 +1,4 @@
-"""Region files that are worth copying together: those of which little is held, and small ones that have become many.
+"""Choice of the region files to copy together: those of which little is held, and small ones where there are many.
 
 A process that ends, and a checkpoint, may leave a region of a few steps. Each takes a descriptor and, at every opening,
 time. So where there are ``MANY`` of one order of size, as many of them as fit one region become one; that one is of a
@@ -13,19 +13,19 @@ from collections.abc import Callable, Collection
 from sharpwave.format.region import RECORD, Region
 
 MANY = 8
-DEAD = 0.75
-"""Of a region that another process began so much may be held no more; else it is copied when the store is opened."""
-WORTH_BYTES = 1 << 18
-"""Less than this is not worth it."""
+DEAD_SHARE = 0.75
+"""A region that another process began is copied when the store is opened if more than this share of it is dead."""
+MIN_COPY_BYTES = 1 << 18
+"""Fewer dead bytes are not worth copying a region for."""
 
 Needed = Callable[[int], int]
-"""Bytes that a copy of what is held of a region takes, at most."""
+"""A region's number -> the most bytes that a copy of what is held of it takes."""
 
 
 def emptiest(
     regions: dict[int, Region], needed: Needed, most: float, room: int, free: int | None, left_out: Collection[int]
 ) -> int | None:
-    """The region of which the smallest share is held, if that is ``most`` at most, and it can be copied.
+    """Return the region of which the smallest share is held, if that is at most ``most`` and it can be copied.
 
     Args:
         room: bytes that are always left free to copy into. ``free``: that the limit leaves beside them; negative: the
@@ -47,7 +47,7 @@ def emptiest(
 
 
 def small_ones(regions: dict[int, Region], needed: Needed, region_bytes: int, left_out: Collection[int]) -> list[int]:
-    """Regions to be copied into one; none where there are few.  Cost: O(regions)."""
+    """Return regions to copy into one; none where there are few.  Cost: O(regions)."""
     groups: dict[int, list[int]] = {}
     for number in regions:
         nbytes = needed(number)

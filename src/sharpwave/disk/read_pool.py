@@ -1,4 +1,4 @@
-"""Threads that read segments from disk into the arena, many at a time, without the interpreter.
+"""Threads that read segments from disk into the arena, many at a time, without the interpreter lock.
 
 A read of some kilobytes takes a few microseconds where the system has the file in memory: less than it takes to hand
 the interpreter's lock from thread to thread. So a reader waits, reads and verifies in one kernel that never returns to
@@ -30,7 +30,7 @@ Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 
 COMING, READ, SUSPECT = 1, 2, 3
-"""What ``state`` says of a slot whose segment is to be read; 0 and any other number: none of this module's business."""
+"""A slot's ``state`` while its segment is read; 0 and other numbers are not this module's."""
 SLOT, DESCRIPTOR, DIRECT, PLACE, BASE, NBYTES = 0, 1, 2, 3, 4, 5
 """Columns of a read: the slot; the file, and the same past the system's memory; the offset there;
 the offset in memory; bytes, the last 4 their CRC-32."""
@@ -38,17 +38,17 @@ COLUMNS = 8
 HEAD, TAIL, DONE, JOINED = 0, 8, 16, 24
 """Counters, each on a cache line of its own: reads that were taken from the queue, put there, settled; and that came
 with the one before."""
-TOGETHER = 8
-"""So many reads that lie side by side are made as one, at most."""
+MAX_JOINED_READS = 8
+"""At most so many reads that lie side by side are made as one."""
 QUEUE = 2048
-READERS, FEWEST = 32, 4
+MAX_READERS, MIN_READERS = 32, 4
 """Reads in flight: a disk answers many at a time, and one only as fast as it turns around."""
-SHARE = 1 << 20
-"""There is a reader for so many bytes of memory to read into: its window takes an eighth."""
+BYTES_PER_READER = 1 << 20
+"""Memory to read into for each reader: its window takes an eighth of that."""
 NAP_US = 30
-NAPS = 1000
+MAX_NAPS = 1000
 """After so many a waiting thread returns to Python, where an interrupt by the user is noticed."""
-FAILURES = 100
+MAX_FAILURES = 100
 """Failed reads of the pipe (as by signals) after which a reader gives up."""
 
 _read: Any = types.ExternalFunction("read", types.int64(types.int32, types.voidptr, types.uint64))
@@ -57,7 +57,7 @@ _usleep: Any = types.ExternalFunction("usleep", types.int32(types.uint32))
 
 @njit(nogil=True, cache=True)
 def _put(queue: Ints, counters: Ints, state: Ints, reads: Ints) -> int:
-    """Queue as many of the first reads as there is room for; how many. One thread at a time may do this."""
+    """Queue as many of the first reads as there is room for; return how many. For one thread at a time."""
     tail = fetch_add(counters, TAIL, 0)
     count = min(len(reads), len(queue) - (tail - fetch_add(counters, HEAD, 0)))
     for i in range(count):
@@ -69,7 +69,7 @@ def _put(queue: Ints, counters: Ints, state: Ints, reads: Ints) -> int:
 
 @njit(nogil=True, cache=True)
 def _take(queue: Ints, counters: Ints, reads: Ints) -> int:
-    """Take the oldest read from the queue, and those behind it that lie beside it in the file; how many, 0 if none."""
+    """Take the oldest read from the queue, and those behind it that adjoin it in the file; return how many."""
     while True:
         head, tail = fetch_add(counters, HEAD, 0), fetch_add(counters, TAIL, 0)
         count = 0
@@ -84,7 +84,7 @@ def _take(queue: Ints, counters: Ints, reads: Ints) -> int:
 
 @njit(nogil=True, cache=True)
 def _adjoins(first: Ints, before: Ints, read: Ints) -> bool:
-    """Whether a read is worth making with the one before it, and that fits the window."""
+    """Return whether a read is worth joining with the one before it, and fits the window."""
     gap = read[PLACE] - before[PLACE] - before[NBYTES]
     span = read[PLACE] + read[NBYTES] - first[PLACE]
     return bool(
@@ -106,7 +106,7 @@ def _is_coming(state: Ints, slot: int) -> bool:
 
 @njit(nogil=True, cache=True)
 def _is_sound(memory: Bytes, table: Table, read: Ints) -> bool:
-    """Whether what was read has its checksum."""
+    """Return whether what was read has its checksum."""
     end = read[BASE] + read[NBYTES]
     stored = np.uint64(0)
     for i in range(4):
@@ -137,9 +137,9 @@ def _make(memory: Bytes, counters: Ints, state: Ints, table: Table, reads: Ints,
 @njit(nogil=True, cache=True)
 def _serve(memory: Bytes, queue: Ints, counters: Ints, state: Ints, table: Table, window: Bytes, pipe: int) -> None:
     """Wait for a byte in ``pipe``, make reads until none is queued, and again, until the pipe is closed."""
-    reads = np.empty((TOGETHER, COLUMNS), np.int64)
+    reads = np.empty((MAX_JOINED_READS, COLUMNS), np.int64)
     failures = 0
-    while failures < FAILURES:
+    while failures < MAX_FAILURES:
         got = _read(pipe, pointer_to(window.ctypes.data), 1)
         if got == 0:
             return
@@ -152,15 +152,15 @@ def _serve(memory: Bytes, queue: Ints, counters: Ints, state: Ints, table: Table
 
 @njit(nogil=True, cache=True)
 def _wait(memory: Bytes, queue: Ints, counters: Ints, state: Ints, table: Table, window: Bytes, slots: Ints) -> bool:
-    """Return when none of ``slots`` is coming any more, making reads meanwhile. False: not yet, but ask again."""
-    reads = np.empty((TOGETHER, COLUMNS), np.int64)
+    """Wait until none of ``slots`` is being read, making reads meanwhile; False: not yet, call again."""
+    reads = np.empty((MAX_JOINED_READS, COLUMNS), np.int64)
     naps = 0
     for slot in slots:
         while _is_coming(state, slot):
             count = _take(queue, counters, reads)
             if count:
                 _make(memory, counters, state, table, reads[:count], window)
-            elif naps == NAPS:
+            elif naps == MAX_NAPS:
                 return False
             else:
                 _usleep(NAP_US)
@@ -189,12 +189,12 @@ def _thread(
     ends: list[bool],
     window: Bytes,
 ) -> None:
-    """A reader's life. What it is given keeps the memory that it writes to from going before it is done."""
+    """Run a reader. Its arguments keep the memory that it writes to alive until it is done."""
     try:
         if files.native:
             _serve(memory, queue, counters, state, TABLE, window, pipe)
             return
-        reads = np.empty((TOGETHER, COLUMNS), np.int64)
+        reads = np.empty((MAX_JOINED_READS, COLUMNS), np.int64)
         while os.read(pipe, 1):
             while count := _take(queue, counters, reads):
                 for read in reads[:count]:
@@ -205,7 +205,7 @@ def _thread(
 
 
 class Readers:
-    """Reads segments into ``memory``, by as many threads as the system allows; who waits for a segment reads as well.
+    """Pool of threads that read segments into ``memory``; a thread that waits for a segment reads as well.
 
     Args:
         memory: uint8 [bytes], which lives as long as a read is under way.
@@ -217,7 +217,7 @@ class Readers:
         self._memory, self._state, self._files = memory, state, files
         self._queue = np.zeros((QUEUE, COLUMNS), np.int64)
         self._counters = np.zeros(32, np.int64)
-        self.count = max(FEWEST, min(READERS, len(memory) // SHARE))
+        self.count = max(MIN_READERS, min(MAX_READERS, len(memory) // BYTES_PER_READER))
         self._local = threading.local()
         self._writer = -1
 
@@ -228,11 +228,11 @@ class Readers:
 
     @property
     def joined(self) -> int:
-        """Reads that came with the one before."""
+        """Reads that were joined with the one before."""
         return int(self._counters[JOINED])
 
     def start(self, reads: Ints) -> None:
-        """Begin ``reads`` [n, COLUMNS]. One thread at a time may do this.
+        """Begin ``reads`` [n, COLUMNS]. For one thread at a time.
 
         Cost: 10 us.
         """
@@ -249,7 +249,7 @@ class Readers:
                 self._work_or_nap()
 
     def wait(self, slots: Ints) -> None:
-        """Return when none of ``slots`` is coming any more. Any thread may do this at any time."""
+        """Return when none of ``slots`` is being read any more. For any thread at any time."""
         if self._files.native:
             window = self._window()
             while not _wait(self._memory, self._queue, self._counters, self._state, TABLE, window, slots):
@@ -260,8 +260,8 @@ class Readers:
                     self._work_or_nap()
 
     def close(self) -> None:
-        """Drop what is queued, and return when nothing is being read any more."""
-        reads = np.empty((TOGETHER, COLUMNS), np.int64)
+        """Drop queued reads, and return when nothing is being read any more."""
+        reads = np.empty((MAX_JOINED_READS, COLUMNS), np.int64)
         while count := _take(self._queue, self._counters, reads):
             for read in reads[:count]:
                 _settle(self._state, self._counters, int(read[SLOT]), False)
@@ -271,7 +271,7 @@ class Readers:
             self._end()
 
     def leave(self) -> None:
-        """Close the pipe in a process that was just forked: else the readers, who are not here, would not end."""
+        """Close the pipe in a process that was just forked: else the parent's readers would not end."""
         if self._writer >= 0:
             self._end()
 
@@ -300,14 +300,14 @@ class Readers:
         self._end = weakref.finalize(self, os.close, writer)  # without a writer the readers end
 
     def _window(self) -> Bytes:
-        """The calling thread's own."""
+        """Return the calling thread's own window."""
         if not hasattr(self._local, "window"):
             self._local.window = direct.window()
         window: Bytes = self._local.window
         return window
 
     def _work_or_nap(self) -> None:
-        reads = np.empty((TOGETHER, COLUMNS), np.int64)
+        reads = np.empty((MAX_JOINED_READS, COLUMNS), np.int64)
         count = _take(self._queue, self._counters, reads)
         if not count:
             time.sleep(1e-4)

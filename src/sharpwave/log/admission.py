@@ -13,9 +13,10 @@ import numpy.typing as npt
 
 from sharpwave.codecs.dictionaries import DictionaryTable
 from sharpwave.disk.compaction import compact, merge
-from sharpwave.disk.disk_tier import MOST_HELD, Disk
-from sharpwave.disk.mergeable_regions import DEAD
-from sharpwave.disk.segment_cache import Residency
+from sharpwave.disk.disk_budget import MAX_HELD_SHARE
+from sharpwave.disk.disk_tier import DiskTier
+from sharpwave.disk.mergeable_regions import DEAD_SHARE
+from sharpwave.disk.segment_cache import SegmentCache
 from sharpwave.log.column_encoder import ColumnEncoder
 from sharpwave.memory.arena import ALIGNMENT, Arena, rounded
 from sharpwave.memory.batch_pool import Block, Pool, Root
@@ -43,7 +44,7 @@ class Space:
 
     Attributes:
         arena, index: where the bytes lie, and the arrays that say so.
-        residency: what of the disk's segments lies in the arena.
+        segment_cache: what of the disk's segments lies in the arena.
         pool: memory of batches.
         other_bytes: bytes that views take beside their batches, which leave the arena less of ``ram``.
         work_bytes: bytes that views take to make batches, which count as theirs.
@@ -58,19 +59,19 @@ class Space:
         encoders: Iterable[ColumnEncoder],
         capacity: int | None,
         ram: int | None,
-        disk: Disk | None,
+        disk: DiskTier | None,
         slots: int,
         in_order: bool,
         evict: Callable[[], bool],
     ) -> None:
         self.layout, self.disk = layout, disk
         self._tables, self._encoders, self._evict = tables, list(encoders), evict
-        reserve, most_slots = layout.room(capacity, ram, None if disk is None else disk.limit)
+        reserve, most_slots = layout.room(capacity, ram, None if disk is None else disk.budget.limit_bytes)
         slots = max(slots, most_slots)
         chunk = layout.chunk_bytes if disk is None else larger_chunk(layout.chunk_bytes, ram)
         self.arena = Arena(reserve, chunk, slots * layout.spine_bytes, huge_pages=ram is None)
         self.index = SegmentIndex(slots, layout.stride, len(layout.names))
-        self.residency = None if disk is None else Residency(self.arena, self.index, disk)
+        self.segment_cache = None if disk is None else SegmentCache(self.arena, self.index, disk)
         self._whole = in_order or disk is not None  # chunks go as a whole
         self.pool = Pool()
         self.other_bytes: Callable[[], int] = lambda: 0
@@ -181,29 +182,29 @@ class Space:
         Raises:
             MemoryError: then nothing changed, because all that is needed was asked for before any of it counts.
         """
-        arena, index, residency = self.arena, self.index, self.residency
+        arena, index, segment_cache = self.arena, self.index, self.segment_cache
         for grow in self.growing:  # first: a slot that a view has no room for is written behind its arrays
             grow(slots)
         if reserve == arena.reserved_bytes and not self.layout.spine_bytes:
             index.become(index.larger(slots))
             return
-        if residency is not None:
-            residency.clear()
+        if segment_cache is not None:
+            segment_cache.clear()
         larger_arena, larger_index = arena.larger(reserve, slots * self.layout.spine_bytes), index.larger(slots)
-        larger_residency = None if residency is None else residency.larger(larger_arena, slots)
+        larger_cache = None if segment_cache is None else segment_cache.larger(larger_arena, slots)
         shift = larger_arena.begin_of(0) - arena.begin_of(0)
-        moved: Any = slice(index.highest) if residency is None else opened
+        moved: Any = slice(index.highest) if segment_cache is None else opened
         larger_index.offset[:, moved] += shift
         larger_index.base[moved] += shift
         arena.become(larger_arena, index.highest * self.layout.spine_bytes)
         index.become(larger_index)
-        if larger_residency is not None:
-            larger_residency.begin()
-            self.residency = larger_residency
+        if larger_cache is not None:
+            larger_cache.begin()
+            self.segment_cache = larger_cache
 
     def bytes_beside(self) -> dict[str, int]:
         """Memory that segments cost beside the arena, by use, in bytes."""
-        spine = self.layout.spine_bytes * self.index.highest + (self.residency.nbytes if self.residency else 0)
+        spine = self.layout.spine_bytes * self.index.highest + (self.segment_cache.nbytes if self.segment_cache else 0)
         return {
             "index": self.index.touched_bytes + spine,
             "dictionaries": sum(table.nbytes for table in self._tables),
@@ -290,7 +291,7 @@ class Space:
 
     def make_room(self) -> bool:
         """Free some of the arena: what is on disk as well, or else of the store. False if there is nothing."""
-        return self._evict() if self.residency is None else self.residency.cool()
+        return self._evict() if self.segment_cache is None else self.segment_cache.uncache_chunk()
 
     def allocate(self, nbytes: int) -> int | None:
         """Room in the arena. Where segments leave in any order, chunks that are half empty are used before others."""
@@ -328,20 +329,20 @@ class Space:
             self.arena.trim_tail()
         return chunk is not None
 
-    def compact(self, most: float = MOST_HELD) -> bool:
+    def compact(self, most: float = MAX_HELD_SHARE) -> bool:
         """Make room on disk without letting segments go, by copying a region of which a share of ``most`` is held.
 
         False if there is none to be made.  Raises: OSError.
         """
-        if self.disk is None or self.residency is None:
+        if self.disk is None or self.segment_cache is None:
             return False
-        return compact(self.disk, self.index, self._tables, self.residency, most)
+        return compact(self.disk, self.index, self._tables, self.segment_cache, most)
 
     def merge(self) -> None:
         """Copy small regions together, of which there are too many. An error costs nothing."""
-        if self.disk is not None and self.residency is not None:
+        if self.disk is not None and self.segment_cache is not None:
             with contextlib.suppress(OSError):
-                while merge(self.disk, self.index, self._tables, self.residency):
+                while merge(self.disk, self.index, self._tables, self.segment_cache):
                     pass
 
     def tidy(self, left_out: frozenset[int]) -> None:
@@ -350,23 +351,23 @@ class Space:
         Args:
             left_out: regions that stay as they are.
         """
-        if self.disk is not None and self.residency is not None:
+        if self.disk is not None and self.segment_cache is not None:
             with contextlib.suppress(OSError):
-                while merge(self.disk, self.index, self._tables, self.residency, left_out):
+                while merge(self.disk, self.index, self._tables, self.segment_cache, left_out):
                     pass
-                while compact(self.disk, self.index, self._tables, self.residency, 1 - DEAD, left_out):
+                while compact(self.disk, self.index, self._tables, self.segment_cache, 1 - DEAD_SHARE, left_out):
                     pass
 
-    def room_on_disk(self, disk: Disk, need: int) -> bool:
+    def room_on_disk(self, disk: DiskTier, need: int) -> bool:
         """Whether there is room, or can be made without letting segments go.  Raises: OSError."""
-        if disk.crowded(need):
+        if disk.budget.crowded(need):
             return False
         if not disk.regions.room_for(need):  # a region will be begun
             self.merge()
-            while not disk.regions.room_for(need) and disk.wasteful and self.compact():
+            while not disk.regions.room_for(need) and disk.budget.wasteful and self.compact():
                 pass
-        while not disk.room_for(need):
-            if not (self.compact() if disk.compacts else disk.fragmented and self._try_compact()):
+        while not disk.budget.room_for(need):
+            if not (self.compact() if disk.budget.compacts else disk.budget.fragmented and self._try_compact()):
                 return False
         return True
 

@@ -45,11 +45,11 @@ def write_down(log: StepLog, slots: Iterable[int], release: bool = False) -> Non
     Args:
         release: the region of the old record goes if nothing in it is held; else it stays for now.
     """
-    disk, residency = log.disk, log.residency
-    if disk is None or residency is None:
+    disk, segment_cache = log.disk, log.segment_cache
+    if disk is None or segment_cache is None:
         return
     for slot in slots:
-        residency.arrive(np.array([slot]))  # a read that is under way is of the old record
+        segment_cache.arrive(np.array([slot]))  # a read that is under way is of the old record
         with contextlib.suppress(OSError):
             _write(log, slot, release)
 
@@ -68,4 +68,4 @@ def _write(log: StepLog, slot: int, release: bool) -> None:
     index.region[slot], index.place[slot] = disk.append(
         index.segment_id(slot), content.tobytes(), index.latest_generation, dictionaries
     )
-    disk.release(region, nbytes) if release else disk.let_go_of(region, nbytes)
+    disk.release(region, nbytes) if release else disk.held.release(region, nbytes)

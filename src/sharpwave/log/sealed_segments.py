@@ -38,7 +38,7 @@ class Sealed:
     @property
     def damaged(self) -> dict[int, str]:
         """What is wrong with segments that could not be read or decoded, by slot."""
-        return self._undecodable if self._space.residency is None else self._space.residency.damaged
+        return self._undecodable if self._space.segment_cache is None else self._space.segment_cache.damaged
 
     def encode(self, lane: int, rows: Iterable[Bytes], columns: list[Column], places: list[int]) -> None:
         """Encode a segment's ``rows``, column by column; columns and places of dictionaries are appended."""
@@ -66,16 +66,16 @@ class Sealed:
         Args:
             placed: where in ``packed`` each of its columns begins. ``places``: of their dictionaries.
         """
-        index, memory, residency = self._space.index, self._space.arena.memory, self._space.residency
+        index, memory, segment_cache = self._space.index, self._space.arena.memory, self._space.segment_cache
         memory[base : base + len(packed)] = np.frombuffer(packed, np.uint8)
         index.base[slot], index.nbytes[slot] = base, len(packed)
-        if residency is not None:
-            residency.place(slot, base)
+        if segment_cache is not None:
+            segment_cache.place(slot, base)
         for c, (column, begin, place) in enumerate(zip(columns, placed, places, strict=True)):
             index.codec[c, slot], index.dictionary[c, slot] = column.codec, place
             index.offset[c, slot] = base + begin
         index.sealed[slot] = 1
-        if residency is not None:
+        if segment_cache is not None:
             self._fill_spine(slot, memory, rows)
         self.nbytes += len(packed)
 
@@ -85,7 +85,7 @@ class Sealed:
         With a disk it stays there. Without, it is copied into the arena; False if there is no room for it.
         """
         index, arena = self._space.index, self._space.arena
-        if self._space.residency is not None:
+        if self._space.segment_cache is not None:
             self._fill_spine(slot, content, int(index.rows[slot]))
         else:
             base = arena.allocate(len(content))
@@ -114,10 +114,10 @@ class Sealed:
         nbytes = int(index.nbytes[slot])
         self.drop_dictionaries(index.dictionary[:, slot])
         self._undecodable.pop(slot, None)
-        if space.residency is None or space.disk is None:
+        if space.segment_cache is None or space.disk is None:
             space.arena.free(int(index.base[slot]), nbytes)
         else:
-            space.residency.forget(slot)
+            space.segment_cache.forget(slot)
             space.disk.release(int(index.region[slot]), nbytes)
         self.nbytes -= nbytes
 
@@ -146,7 +146,7 @@ class Sealed:
         if memory[last] & ENDED:
             return False
         memory[last] |= TRUNCATED
-        if self._space.residency is None:  # the flags are those in the segment's own bytes
+        if self._space.segment_cache is None:  # the flags are those in the segment's own bytes
             segment.seal_again(memory[index.base[slot] : index.base[slot] + index.nbytes[slot]])
         return True
 

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.codecs.dictionaries import DictionaryTable
-from sharpwave.disk.disk_tier import MOST_HELD, Disk
+from sharpwave.disk.disk_budget import MAX_HELD_SHARE
+from sharpwave.disk.disk_tier import DiskTier
 from sharpwave.errors import StoreInUseError
 from sharpwave.format import segment
 from sharpwave.format.segment import Column
@@ -60,7 +61,7 @@ class StepLog:
     Attributes:
         layout: where things are in a segment.
         opened, sealed: the lanes' open segments, and the others. ``space``: room for them.
-        arena, index: where the bytes lie, and the arrays that say so. ``residency``: which of them, with a disk.
+        arena, index: where the bytes lie, and the arrays that say so. ``segment_cache``: which of them, with a disk.
         tables: each column's dictionaries.
         held_steps, total_steps, evicted_steps, evicted_segments, dropped_steps: counts.
         broken_episodes: that went on with something else than their last step's ``next_obs``.
@@ -79,7 +80,7 @@ class StepLog:
         ram: int | None,
         stride: int,
         retention: Retention,
-        disk: Disk | None = None,
+        disk: DiskTier | None = None,
         slots: int = 0,
         on_full: str = "raise",
     ) -> None:
@@ -95,10 +96,10 @@ class StepLog:
         self.space = Space(
             layout, self.tables, encoders.values(), capacity, ram, disk, slots, retention.in_order, self.evict
         )
-        self.arena, self.index, self.residency = self.space.arena, self.space.index, self.space.residency
+        self.arena, self.index, self.segment_cache = self.space.arena, self.space.index, self.space.segment_cache
         if disk is not None:
             if not retention.in_order:
-                disk.leave_in_any_order()
+                disk.budget.evict_in_any_order()
             disk.noted = lambda: (self.retention.threshold, self.index.latest_generation)
         self.opened = Lanes(layout, self.arena, self.index)
         self.space.open_bytes = lambda: self.space.lanes_bytes(self.lanes)
@@ -167,9 +168,9 @@ class StepLog:
         self._add_lanes(np.array(slots), places, np.zeros(more, np.int64))
 
     def _make_lanes_fit(self, count: int) -> None:
-        limit = None if self.disk is None else self.disk.limit
+        limit = None if self.disk is None else self.disk.budget.limit_bytes
         self.space.make_lanes_fit(count, self._most_rows(count), self.capacity, limit, self.opened.slots)
-        self.residency = self.space.residency
+        self.segment_cache = self.space.segment_cache
 
     def _add_lanes(self, slots: Ints, places: Ints, steps: Ints) -> None:
         self.opened.add(slots, places, steps)
@@ -216,10 +217,10 @@ class StepLog:
         check_lanes(capacity, self.lanes)
         self.space.check_ram(ram, batch_bytes)
         self.space.resize(capacity, ram, disk_limit, self.opened.slots, batch_bytes)
-        self.residency = self.space.residency
+        self.segment_cache = self.space.segment_cache
         self.capacity = capacity
         if self.disk is not None:
-            self.disk.set_limit(disk_limit, None if capacity is None else capacity * self.spec.step_bytes)
+            self.disk.budget.set_limit(disk_limit, None if capacity is None else capacity * self.spec.step_bytes)
         self.changes += 1
 
     def keep_limits(self) -> None:
@@ -227,12 +228,12 @@ class StepLog:
         self._keep_capacity(0)
         if self.disk is not None:
             with contextlib.suppress(OSError):  # then room is made when it is needed
-                while self.disk.crowded() and self.evict():
+                while self.disk.budget.crowded() and self.evict():
                     pass
-                while self.disk.over_limit:
+                while self.disk.budget.over_limit:
                     # Where segments leave in order, whole regions come free, but for those from before a limit sank.
-                    most = MOST_HELD if self.disk.compacts else NEARLY
-                    if not (self.disk.fits and self.space.compact(most)) and not self.evict():
+                    most = MAX_HELD_SHARE if self.disk.budget.compacts else NEARLY
+                    if not (self.disk.budget.fits and self.space.compact(most)) and not self.evict():
                         break
         self.space.limit_arena()
 
@@ -385,7 +386,7 @@ class StepLog:
                 return True
         except BaseException:
             if self.disk is not None and region >= 0:
-                self.disk.let_go_of(region, len(packed))
+                self.disk.held.release(region, len(packed))
             if base is not None:
                 self.arena.free(base, len(packed))
             if self._sealing:
@@ -497,7 +498,12 @@ class StepLog:
             self.disk.try_note()
 
     def _to_disk(
-        self, disk: Disk, slot: int, packed: bytes, columns: Sequence[Column | segment.Placed], places: Sequence[int]
+        self,
+        disk: DiskTier,
+        slot: int,
+        packed: bytes,
+        columns: Sequence[Column | segment.Placed],
+        places: Sequence[int],
     ) -> bool:
         """Append a segment to the newest region. False: making room for it took itself.  Raises: OSError."""
         index = self.index
@@ -524,7 +530,7 @@ class StepLog:
                 raise too_large(disk, need)
         return False
 
-    def write_tails(self, disk: Disk) -> None:
+    def write_tails(self, disk: DiskTier) -> None:
         """Write every open segment to disk as far as it goes, and how far its lane has come.  Raises: OSError."""
         for lane in range(self.lanes):
             if self.index.rows[self.opened.slots[lane]]:
@@ -575,9 +581,11 @@ def is_refusal(error: BaseException) -> bool:
     return isinstance(error, OSError) and not isinstance(error, StoreInUseError)
 
 
-def too_large(disk: Disk, need: int) -> OSError:
+def too_large(disk: DiskTier, need: int) -> OSError:
     """What to raise where even an empty disk tier has no room."""
-    return OSError(f"disk: a segment of {need:,} bytes does not fit into disk_limit={disk.limit or 0:,}; raise it")
+    return OSError(
+        f"disk: a segment of {need:,} bytes does not fit into disk_limit={disk.budget.limit_bytes or 0:,}; raise it"
+    )
 
 
 def check_lanes(capacity: int | None, lanes: int) -> None:

@@ -16,9 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from sharpwave.disk.disk_tier import REGION_BYTES, SMALLEST_REGION
+from sharpwave.disk.disk_budget import MIN_REGION_BYTES, REGION_BYTES
 from sharpwave.disk.ownership import check_apart, make_part, remove_part, remove_partial_manifests, remove_parts
-from sharpwave.disk.region_files import Regions
+from sharpwave.disk.region_files import RegionFiles
 from sharpwave.disk.store_folder import FOLDER, MOST_CHECKPOINT, Hold, read_manifest, write_manifest
 from sharpwave.format.checkpoint_state import STATE, write_state
 from sharpwave.format.region import SEGMENT, TAIL, Identity
@@ -105,7 +105,7 @@ def _write_part(
 ) -> None:
     """Write all that a checkpoint holds beside ``store.json``."""
     with files.make_directory(part, FOLDER) as target:
-        regions = Regions(target, identity, SMALLEST_REGION, files)
+        regions = RegionFiles(target, identity, MIN_REGION_BYTES, files)
         sources: list[tuple[int, str]] = []
         try:
             with lock:
@@ -175,7 +175,7 @@ class Copying:
         nbytes: of the copies that are in memory at the moment.
     """
 
-    def __init__(self, log: StepLog, regions: Regions, tails: list[tuple[int, bytes]]) -> None:
+    def __init__(self, log: StepLog, regions: RegionFiles, tails: list[tuple[int, bytes]]) -> None:
         self.log, self._regions, self._tails = log, regions, tails
         self.nbytes = sum(len(content) for _, content in tails)
         self._slots: dict[int, None] = {}

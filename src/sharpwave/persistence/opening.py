@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sharpwave.disk.disk_tier import REGION_BYTES, Disk
+from sharpwave.disk.disk_budget import REGION_BYTES
+from sharpwave.disk.disk_tier import DiskTier
 from sharpwave.disk.ownership import (
     OPENING,
     check_apart,
@@ -22,7 +23,8 @@ from sharpwave.disk.ownership import (
     remove_partial_manifests,
     remove_parts,
 )
-from sharpwave.disk.region_files import Regions
+from sharpwave.disk.region_files import RegionFiles
+from sharpwave.disk.region_opening import open_all_files, open_regions
 from sharpwave.disk.store_folder import FOLDER, MANIFEST, Hold, read_manifest
 from sharpwave.errors import DamagedError, NewerVersionError, StoreInUseError
 from sharpwave.escaping import escaped
@@ -109,7 +111,7 @@ class Left:
         """The checkpoint's numbered folder, opened."""
         return self.directory.directory(str(self.checkpoint))
 
-    def link(self, disk: Disk, files: Files) -> None:
+    def link(self, disk: DiskTier, files: Files) -> None:
         """Give its region files a second name in the store's folder, or a copy.  Raises: OSError."""
         target = disk.regions.directory
         for name in target.names():  # from an opening that did not come to its end, as was seen to
@@ -128,7 +130,7 @@ class Left:
                 files.sync(target, name)
         files.fsync_folder(target)
 
-    def unlink(self, disk: Disk, files: Files) -> None:
+    def unlink(self, disk: DiskTier, files: Files) -> None:
         """Take those names away again.  Raises: OSError."""
         for region in disk.regions.regions.values():
             region.close()
@@ -167,7 +169,7 @@ def begin(
                         if found_there.status(MANIFEST) is None:
                             inspect(found_there)
             identity = left.identity if left else fresh
-            disk = Disk(folder, identity, settings.disk_limit, settings.most_bytes, files, inspect)
+            disk = DiskTier(folder, identity, settings.disk_limit, settings.most_bytes, files, inspect)
             undo.callback(disk.close)
             if left is None or not left.in_place:
                 remove_partial_manifests(disk.directory, files)
@@ -204,7 +206,7 @@ def _check_target(folder: Directory, left: Left | None) -> None:
     check_empty(folder, left.identity.store if left else None)
 
 
-def _opened(settings: Settings, disk: Disk | None, left: Left, files: Files) -> tuple[StepLog, Recovery, States]:
+def _opened(settings: Settings, disk: DiskTier | None, left: Left, files: Files) -> tuple[StepLog, Recovery, States]:
     with contextlib.ExitStack() as stack:
         if disk is not None:
             if left.checkpoint:
@@ -212,10 +214,10 @@ def _opened(settings: Settings, disk: Disk | None, left: Left, files: Files) -> 
             regions = disk.regions
         else:
             directory = stack.enter_context(stack.enter_context(left.part()).directory(FOLDER))
-            regions = Regions(directory, left.identity, REGION_BYTES, files)
+            regions = RegionFiles(directory, left.identity, REGION_BYTES, files)
             stack.callback(regions.close)
         try:
-            records, damages = regions.recover(go_on=disk is not None)
+            records, damages = open_regions(regions, go_on=disk is not None)
             log, report, states = _filled(settings, disk, left, regions, records, damages)
         except NewerVersionError:  # found before anything is written but for the links
             if disk is not None and left.checkpoint:
@@ -229,7 +231,7 @@ def _opened(settings: Settings, disk: Disk | None, left: Left, files: Files) -> 
         damaged = {damage.path for damage in damages}
         log.space.tidy(frozenset(number for number, one in regions.regions.items() if one.path in damaged))
         if regions.scarce:
-            regions.open_all()
+            open_all_files(regions)
         if left.checkpoint:
             flush(log)  # what it held of open segments lies in none of its regions
             disk.describe(settings.manifest() | {"store": left.manifest["store"]})
@@ -243,9 +245,9 @@ def _opened(settings: Settings, disk: Disk | None, left: Left, files: Files) -> 
 
 def _filled(
     settings: Settings,
-    disk: Disk | None,
+    disk: DiskTier | None,
     left: Left,
-    regions: Regions,
+    regions: RegionFiles,
     records: list[tuple[int, Record]],
     damages: list[Damage],
 ) -> tuple[StepLog, Recovery, States]:
@@ -261,7 +263,7 @@ def _filled(
         except (*NO_STATE, OSError) as error:
             wrong = f"{left.folder / str(left.checkpoint) / STATE}: {error}; open segments and priorities are lost"
             if disk is not None:
-                disk.let_go()
+                disk.held.clear()
     log = _log(settings, disk, slots)
     report = adopt_all(log, regions, records, damages, disk, most_lanes(left.manifest["capacity"]))
     report.damages += [wrong] if wrong else []
@@ -277,7 +279,7 @@ def _numbered(views: Any) -> States:
     return {int(number): view for number, view in views.items()}
 
 
-def _log(settings: Settings, disk: Disk | None, slots: int) -> StepLog:
+def _log(settings: Settings, disk: DiskTier | None, slots: int) -> StepLog:
     return StepLog(
         settings.spec,
         settings.codecs,

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from sharpwave.codecs.registry import RAW, ZSTD_DICTIONARY_BYTES
-from sharpwave.disk.disk_tier import Disk
+from sharpwave.disk.disk_tier import DiskTier
 from sharpwave.disk.ownership import is_of, unfinished
-from sharpwave.disk.region_files import Regions
+from sharpwave.disk.region_files import RegionFiles
 from sharpwave.disk.store_folder import QUARANTINE
 from sharpwave.errors import DamagedError
 from sharpwave.format import segment
@@ -76,10 +76,10 @@ def _most_slots(found: Found) -> int:
 
 def adopt_all(
     log: StepLog,
-    regions: Regions,
+    regions: RegionFiles,
     found: Found,
     damages: list[Damage],
-    disk: Disk | None,
+    disk: DiskTier | None,
     most_lanes: int = MOST_LANES,
 ) -> Recovery:
     """Put every whole segment into the empty ``log``; with a ``disk`` they stay there until they are sampled.
@@ -112,7 +112,7 @@ def adopt_all(
     return adoption.report
 
 
-def _threshold(regions: Regions, found: Found) -> float:
+def _threshold(regions: RegionFiles, found: Found) -> float:
     """The lowest that a reservoir noted: it only ever sinks."""
     threshold = 1.0
     for number, record in found:
@@ -124,7 +124,9 @@ def _threshold(regions: Regions, found: Found) -> float:
     return threshold
 
 
-def lane_ends(spec: Spec, regions: Regions, found: Found, most_bytes: int, most_lanes: int = MOST_LANES) -> LaneEnds:
+def lane_ends(
+    spec: Spec, regions: RegionFiles, found: Found, most_bytes: int, most_lanes: int = MOST_LANES
+) -> LaneEnds:
     """How far the lanes' step numbers have come, by every record that is whole: those that were replaced or let go
     among them. Cost: a read of the header of each.
 
@@ -174,7 +176,7 @@ def _rank(record: Record) -> tuple[int, bool, int]:
     return record.id >> LEAF_BITS, record.kind == SEGMENT, record.sequence
 
 
-def set_aside(disk: Disk, damages: Sequence[Damage]) -> None:
+def set_aside(disk: DiskTier, damages: Sequence[Damage]) -> None:
     """Delete regions that hold nothing any more; move those to ``quarantine`` of which nothing could be used.
 
     Both only where the file says itself that it is the store's; others stay where they are.
@@ -184,7 +186,7 @@ def set_aside(disk: Disk, damages: Sequence[Damage]) -> None:
     damaged = {damage.path for damage in damages}
     newest = regions.newest
     written_to = -1 if newest is None or newest.finished else newest.number
-    unused = [number for number in regions.regions if not disk.holds(number) and number != written_to]
+    unused = [number for number in regions.regions if not disk.held.holds(number) and number != written_to]
     disk.delete([number for number in unused if regions.regions[number].path not in damaged])
     for number in unused:
         if number in regions.regions:
@@ -219,10 +221,10 @@ class Adoption:
     def __init__(
         self,
         log: StepLog,
-        regions: Regions,
+        regions: RegionFiles,
         found: Found,
         damages: list[Damage],
-        disk: Disk | None,
+        disk: DiskTier | None,
         most_lanes: int = MOST_LANES,
     ) -> None:
         self.log, self.regions, self.damages, self.disk = log, regions, damages, disk
@@ -287,7 +289,7 @@ class Adoption:
         offset = record.offset
         if self.disk is not None and (record.kind != SEGMENT or needed.keys() - self.regions.regions[number].keys):
             # Rows of an open segment; or a dictionary lies in another region only, which may go before this one.
-            number, offset = self.disk.write_anew(record.id, bytes(data), self._generation, needed)
+            number, offset = self.disk.write(SEGMENT, record.id, bytes(data), self._generation, needed)
         index.codec[:, slot] = [column.codec for column in header.placed]
         index.dictionary[:, slot] = places
         index.offset[:, slot] = [column.offset for column in header.placed]
@@ -300,7 +302,7 @@ class Adoption:
             self.full = True
             return False
         if self.disk is not None:
-            self.disk.hold(number, len(data))
+            self.disk.held.hold(number, len(data))
         self._lanes.setdefault(header.lane, []).append(slot)
         self.report.segments += 1
         self.report.steps += header.steps

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.disk.disk_tier import Disk
-from sharpwave.disk.region_files import Regions
+from sharpwave.disk.disk_tier import DiskTier
+from sharpwave.disk.region_files import RegionFiles
 from sharpwave.errors import DamagedError
 from sharpwave.format.region import MOST_GENERATION, MOST_ID, ROOM, SEGMENT, TAIL, Damage, Record
 from sharpwave.format.segment import FLAGS, MOST_NUMBER
@@ -86,10 +86,10 @@ def slots_needed(state: dict[str, Any]) -> int:
 
 def restore(
     log: StepLog,
-    regions: Regions,
+    regions: RegionFiles,
     found: Sequence[tuple[int, Record]],
     damages: list[Damage],
-    disk: Disk | None,
+    disk: DiskTier | None,
     state: dict[str, Any],
 ) -> Recovery:
     """Put everything back into the empty ``log``: with a ``disk`` the segments stay there, else they come into memory.

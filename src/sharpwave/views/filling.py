@@ -51,7 +51,7 @@ def fill(log: StepLog, buffers: Buffers, n_step: int, gamma: float) -> Batch:
         buffers.ids,
     )
     try:
-        if log.residency is None:
+        if log.segment_cache is None:
             _decode(log, n_step, buffers.places, buffers.windows)
             return buffers.batch
         begin, (slot, next_slot) = 0, buffers.located[[0, 4]]
@@ -73,13 +73,13 @@ def _resident(log: StepLog, slot: Ints, next_slot: Ints) -> int:
     Raises:
         MemoryError: not even one fits.  DamagedError: what was read is not what was written.
     """
-    assert log.residency is not None
+    assert log.segment_cache is not None
     pairs = np.stack([slot, next_slot], axis=1).reshape(-1)
-    ready = log.residency.require(pairs) // 2
-    if log.residency.damaged:
+    ready = log.segment_cache.require(pairs) // 2
+    if log.segment_cache.damaged:
         for one in pairs[: 2 * ready].tolist():
-            if one in log.residency.damaged:
-                raise DamagedError(log.residency.damaged[one])
+            if one in log.segment_cache.damaged:
+                raise DamagedError(log.segment_cache.damaged[one])
     if ready == 0:
         raise MemoryError(
             f"sample: ram leaves {log.arena.limit_bytes:,} bytes, too few to read a segment from disk; raise ram=, "

@@ -72,10 +72,10 @@ class Stream:
                 self._draw()
             self._read()
             batch = self.drawn.popleft()
-        residency = view._log.residency
+        segment_cache = view._log.segment_cache
         try:
-            if residency is not None and batch.slots is not None:
-                residency.wait(batch.slots)  # while others append and sample
+            if segment_cache is not None and batch.slots is not None:
+                segment_cache.wait(batch.slots)  # while others append and sample
             with view._lock:
                 view._log.check_open()
                 return view._from_draw(batch, self._beta)
@@ -115,19 +115,19 @@ class Stream:
     def _read(self) -> None:
         """Begin to read what the next batches need, as far as there is room to keep it."""
         log = self._view._log
-        residency = log.residency
-        if residency is None or log.closed:
+        segment_cache = log.segment_cache
+        if segment_cache is None or log.closed:
             return
         for batch in self.drawn:
             if batch.slots is None:
                 slots = self._needed(batch.ids)
                 nbytes = int(log.index.nbytes[slots].sum())
-                if residency.kept_bytes + nbytes > AHEAD * log.segment_bytes:
+                if segment_cache.kept_bytes + nbytes > AHEAD * log.segment_bytes:
                     break
                 batch.slots, batch.nbytes = slots, nbytes
-                residency.kept_bytes += nbytes
-                residency.pin(slots)
-                residency.fetch(slots)
+                segment_cache.kept_bytes += nbytes
+                segment_cache.pin(slots)
+                segment_cache.fetch(slots)
 
     def _needed(self, ids: Ints) -> Ints:
         """Slots of the sealed segments that steps of a batch lie in, as far as they are there still."""
@@ -156,6 +156,6 @@ def let_go(log: StepLog, drawn: deque[Ahead]) -> None:
     """Forget batches, and keep what they need no longer. The store's lock is held."""
     while drawn:
         batch = drawn.popleft()
-        if log.residency is not None and batch.slots is not None:
-            log.residency.kept_bytes -= batch.nbytes
-            log.residency.pin(batch.slots, -1)
+        if log.segment_cache is not None and batch.slots is not None:
+            log.segment_cache.kept_bytes -= batch.nbytes
+            log.segment_cache.pin(batch.slots, -1)
