@@ -10,11 +10,11 @@ class EmptyError(LookupError):
 
 
 class StoreInUseError(OSError):
-    """Another process has the store's folder."""
+    """The store's folder is locked by another process."""
 
 
 class NewerVersionError(RuntimeError):
-    """A later release wrote this, in a format that this one cannot read. It is no damage, and nothing was changed."""
+    """A later release wrote this, in a format that this one cannot read. Nothing is damaged or was changed."""
 
     def __init__(self, what: str) -> None:
         self.what = what
@@ -22,11 +22,11 @@ class NewerVersionError(RuntimeError):
 
 
 class LimiterTimeoutError(TimeoutError):
-    """A limiter held an append or a sample back for longer than its ``timeout``; nothing was written or given out."""
+    """A rate limiter delayed an append or a sample for longer than its ``timeout``; nothing was written or sampled."""
 
 
 def not_to_be_copied(what: object) -> TypeError:
-    """What pickling or copying ``what`` raises, whose locks, memory and files are this process's own."""
+    """Return the error for pickling or copying ``what``, whose locks, memory and files are this process's own."""
     return TypeError(
         f"{type(what).__name__}: cannot be pickled or copied, so it is no argument for a spawned process. There, open "
         "a checkpoint with sharpwave.Store.open, or write for this store with sharpwave.SegmentWriter; batches can be "

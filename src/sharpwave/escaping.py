@@ -1,10 +1,10 @@
-"""Names that strangers chose, as they may be printed."""
+"""Escaping of names that strangers chose, before they are printed."""
 
 from __future__ import annotations
 
 
 def escaped(text: object) -> str:
-    """A text in which nothing moves a terminal's cursor, changes colors or reads backwards: such characters as code."""
+    """Return a text with every character escaped that moves a cursor, changes colors or reverses the reading order."""
     return "".join(
         one if one.isprintable() else one.encode("unicode_escape", "surrogatepass").decode() for one in str(text)
     )

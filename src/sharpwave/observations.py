@@ -52,15 +52,15 @@ class Observations:
         self._parts = [self._part(env, name, one) for name, one in self._spaces(space).items()]
 
     def frames(self, obs: Any) -> Frames:
-        """The newest frame of each lane, [lanes, *shape] by field, of what ``reset`` or ``step`` gave. Not copied."""
+        """Return the newest frame of each lane, [lanes, *shape] by field, of ``reset`` or ``step``. Not copied."""
         return {name: array[:, -1] if part.stacked else array for name, part, array in self._arrays(obs, self.vector)}
 
     def of_one(self, obs: Any) -> Frames:
-        """As :meth:`frames`, [1, *shape], of one sub-environment's observation."""
+        """Return the frames of one sub-environment's observation, [1, *shape] by field."""
         return {name: array[:, -1] if part.stacked else array for name, part, array in self._arrays(obs, False)}
 
     def stacks(self, obs: Any) -> Frames:
-        """The whole stacks, [lanes, stack, *shape], of those fields that the environment stacks. Not copied."""
+        """Return the whole stacks, [lanes, stack, *shape], of the fields that the environment stacks. Not copied."""
         if not any(part.stacked for part in self._parts):
             return {}
         return {name: array for name, part, array in self._arrays(obs, self.vector) if part.stacked}
@@ -105,7 +105,7 @@ class Observations:
                 )
 
     def _spaces(self, space: Any) -> dict[str, Any]:
-        """The space of each field."""
+        """Return the space of each field."""
         if space is None:
             return dict.fromkeys(self.spec.obs_names)
         inner = getattr(space, "spaces", None)
@@ -179,7 +179,7 @@ class Observations:
             )
 
     def _arrays(self, obs: Any, batched: bool) -> Iterator[tuple[str, _Part, npt.NDArray[Any]]]:
-        """The observations' arrays with one leading axis, by field. ``batched``: they have it."""
+        """Return the observations' arrays with one leading axis, by field. ``batched``: they have it."""
         split = self.spec.split_obs(obs)
         for part in self._parts:
             value = split[part.name]
@@ -197,8 +197,8 @@ class Observations:
 
 
 def stacking(env: Any) -> list[tuple[int, str]]:
-    """``stack_size`` and ``padding_type`` of ``env``, or of each of its sub-environments; (0, "") for one that does not
-    say that it stacks frames."""
+    """Return ``stack_size`` and ``padding_type`` of ``env``, or of each of its sub-environments; (0, "") for
+    one that does not say that it stacks frames."""
     found = _own_stacking(env)
     inner = getattr(env, "unwrapped", env)
     if found[0] or not hasattr(env, "num_envs"):

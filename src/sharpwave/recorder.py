@@ -107,7 +107,7 @@ class Recorder:
         return getattr(self.env, name)
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
-        """``env.reset``; an episode that this breaks off is truncated at its last step.
+        """Call ``env.reset``; an episode that this breaks off is truncated at its last step.
 
         Raises:
             ValueError: a step is under way; or what is observed does not fit the spec, as for ``Store.extend``, or is
@@ -133,7 +133,7 @@ class Recorder:
         return obs, info
 
     def step(self, action: Any, *, timeout: float | None = None, **fields: Any) -> Result:
-        """``env.step``, recorded.
+        """Call ``env.step`` and record the step.
 
         Args:
             timeout: seconds that the store may wait for limiters, as for ``Store.extend``.
@@ -197,7 +197,7 @@ class Recorder:
         self._begun = action, values, timeout
 
     def step_wait(self) -> Result:
-        """What :meth:`step` returns, recorded.
+        """Wait for the step, record it, and return what :meth:`step` does.
 
         Raises:
             ValueError: no step was begun; and as :meth:`step`.
@@ -221,12 +221,12 @@ class Recorder:
         return result
 
     def close(self) -> Any:
-        """``env.close``; episodes that are not over stay open in the store."""
+        """Call ``env.close``; episodes that are not over stay open in the store."""
         return self.env.close()
 
     @contextlib.contextmanager
     def _losing_track(self) -> Iterator[None]:
-        """Where something raises inside, what the environment observes is not known any more."""
+        """Forget the newest observations where something raises inside: they are not known any more."""
         try:
             yield
         except BaseException:
@@ -323,8 +323,8 @@ class Recorder:
                 self._spare[name] = np.array(array, order="C")
 
     def _finals(self, info: Any, ended: npt.NDArray[np.bool_]) -> Frames:
-        """True final observations of a SameStep environment, newest frames [lanes, *shape] by field; only rows that
-        ended mean anything.  Raises: ValueError: there are none.
+        """Return true final observations of a SameStep environment, newest frames [lanes, *shape] by field; only
+        rows that ended mean anything.  Raises: ValueError: there are none.
         """
         if isinstance(info, Mapping):
             given = info.get("final_obs", info.get("final_observation"))

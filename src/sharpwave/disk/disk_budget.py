@@ -52,7 +52,7 @@ class DiskBudget:
         self._regions.region_bytes = region_bytes(limit_bytes, max_step_bytes, 32 if self.compacts else 8)
 
     def grow_regions(self) -> None:
-        """Without a limit: let the next region be larger, as the store has grown."""
+        """Enlarge the next region as the store has grown, where there is no limit."""
         if self.limit_bytes is None:
             least = region_bytes(None, self._max_step_bytes)
             self._regions.region_bytes = max(least, self._regions.nbytes // UNLIMITED_REGIONS)

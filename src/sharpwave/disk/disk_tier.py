@@ -358,7 +358,7 @@ class DiskTier:
         write_manifest(self.directory, manifest, self.files)
 
     def check_process(self) -> None:
-        """Raises: StoreInUseError in a process that was forked from the one that opened the folder."""
+        """Refuse a process that was forked from the one that opened the folder.  Raises: StoreInUseError."""
         if self.forked:
             raise StoreInUseError(
                 f"disk: {self.folder} was opened by process {self._process}; this is process {os.getpid()}, forked "
@@ -366,7 +366,7 @@ class DiskTier:
             )
 
     def check_held(self) -> None:
-        """Raises: StoreInUseError: the folder, or what it is held by, was deleted or replaced."""
+        """Check that folder and lock were not deleted or replaced.  Raises: StoreInUseError."""
         self._hold.check()
         if not self.directory.names_file(FOLDER, self.regions.directory.descriptor):
             raise StoreInUseError(f"disk: {self.regions.directory.path} was deleted or replaced; {ANEW}")

@@ -1,4 +1,4 @@
-"""Which files a store wrote itself, and can prove: nothing else is deleted, moved or overwritten."""
+"""Proof of which files a store wrote itself: nothing else is deleted, moved or overwritten."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from sharpwave.native.directory import Directory, IrregularError, kind_of
 from sharpwave.native.files import Files
 
 MARK = ".sharpwave"
-"""In a checkpoint's numbered folder: which one it was made to be, and of which store."""
+"""File in a checkpoint's numbered folder: its number, and the store."""
 OPENING = ".opening"
-"""In a folder to which a checkpoint's files are linked, until the store there is whole: of which store they are."""
+"""File in a folder to which a checkpoint's files are being linked: the store that they are of."""
 OF_THE_SYSTEM = {"lost+found", ".DS_Store", "Thumbs.db", "desktop.ini"}
 """What an empty folder may hold."""
 _PARTIAL_MANIFEST = re.compile(rf"\.{re.escape(MANIFEST)}\.[0-9a-f]{{32}}\.partial")
@@ -30,12 +30,12 @@ _REGION = re.compile(r"[0-9]{12}\.(region|partial)|\.[0-9]{12}\.[0-9a-f]{32}\.pa
 
 
 def is_of(directory: Directory, name: str, store: bytes) -> bool:
-    """Whether a region's file says that it is this store's; the header around that may be damaged."""
+    """Return whether a region file names this store; the rest of its header may be damaged."""
     return header_of(directory, name)[40:56] == store
 
 
 def header_of(directory: Directory, name: str) -> bytes:
-    """The first bytes of a region's file; none where there is no such file, or it cannot be read."""
+    """Return a region file's header; empty where there is no such file, or it cannot be read."""
     try:
         descriptor = directory.open_file(name)
         try:
@@ -47,7 +47,7 @@ def header_of(directory: Directory, name: str) -> bytes:
 
 
 def unfinished(directory: Directory, identity: Identity) -> list[str]:
-    """Files of the store's own that were about to become regions when their process ended."""
+    """Return the store's own files that were about to become regions when their process ended."""
     found = []
     for name in directory.names():
         number, _, rest = name.removeprefix(".").partition(".")
@@ -63,7 +63,7 @@ def unfinished(directory: Directory, identity: Identity) -> list[str]:
 
 
 def mark(directory: Directory, name: str, content: dict[str, Any], files: Files) -> None:
-    """Write a file that tells later processes what a folder was made for.  Raises: OSError."""
+    """Write a file that tells later processes what a folder is for.  Raises: OSError."""
     descriptor = files.open(directory, name)
     try:
         files.pwrite(descriptor, json.dumps(content).encode(), 0)
@@ -77,7 +77,7 @@ def mark(directory: Directory, name: str, content: dict[str, Any], files: Files)
 
 
 def marked(directory: Directory, name: str) -> dict[str, Any]:
-    """What :func:`mark` wrote; empty where that is not there."""
+    """Read what :func:`mark` wrote; empty where there is none."""
     try:
         descriptor = directory.open_file(name)
         try:
@@ -107,7 +107,7 @@ def make_part(directory: Directory, number: int, store: str, files: Files) -> Di
 
 
 def remove_parts(directory: Directory, store: str, files: Files, *, kept: int = 0, named: int = 0) -> None:
-    """:func:`remove_part` for all numbered folders but the one that is ``kept``, and for those in the making."""
+    """Remove all numbered folders but the one that is ``kept``, and unfinished ones, as :func:`remove_part` does."""
     for name in directory.names():
         if re.fullmatch("[1-9][0-9]{0,17}", name) and int(name) != kept:
             remove_part(directory, name, store, files, named=int(name) == named)
@@ -166,14 +166,14 @@ def _regions(part: Directory) -> Directory | None:
 
 
 def remove_partial_manifests(directory: Directory, files: Files) -> None:
-    """Delete what processes left that ended while they wrote ``store.json``. The folder is held."""
+    """Delete what processes left that ended while writing ``store.json``. The folder is locked."""
     for name in directory.names():
         if _PARTIAL_MANIFEST.fullmatch(name) and directory.is_file(name):
             files.unlink(directory, name)
 
 
 def check_empty(directory: Directory, store: bytes | None) -> None:
-    """See to it that nothing is in a folder but what a store leaves that was not made to its end.
+    """Check that a folder holds nothing but what an interrupted creation of a store leaves.
 
     Args:
         store: whose regions may be there if they were about to be linked to it from a checkpoint.
@@ -202,7 +202,7 @@ def check_empty(directory: Directory, store: bytes | None) -> None:
 
 
 def check_regions(directory: Directory, store: bytes) -> None:
-    """See to it that regions can be linked into a checkpoint's folder.
+    """Check that regions can be linked into a checkpoint's folder.
 
     Raises:
         FileExistsError: something else is there.
@@ -215,7 +215,7 @@ def check_regions(directory: Directory, store: bytes) -> None:
 
 
 def _unlinked(directory: Directory, store: bytes | None) -> list[str]:
-    """What an opening of a checkpoint that did not come to its end did not bring into the folder for regions."""
+    """Return names in the folder for regions that no interrupted opening of a checkpoint linked there."""
     with directory.directory(FOLDER) as regions:
         names = regions.names()
         if not names or store is None or marked(directory, OPENING).get("store") != store.hex():
@@ -229,7 +229,7 @@ def _is_linked(regions: Directory, name: str, store: bytes) -> bool:
 
 
 def check_apart(path: Path) -> None:
-    """See to it that a folder does not lie in one whose files are a checkpoint's or a store's.
+    """Check that a folder does not lie inside a checkpoint's or a store's.
 
     Raises:
         FileExistsError: naming it.

@@ -28,8 +28,8 @@ ANEW = "what is written to it may be lost, and another process may write there t
 FORMAT = 1
 MANIFEST, LOCK, FOLDER, QUARANTINE = "store.json", "lock", "regions", "quarantine"
 MANIFEST_BYTES = 1 << 20
-MOST_CHECKPOINT = (1 << 31) - (1 << 20)
-"""The number of a checkpoint lies below it; each is followed by others."""
+MAX_CHECKPOINT = (1 << 31) - (1 << 20)
+"""Checkpoint numbers lie below this."""
 _NAME = re.compile("[0-9a-f]{32}")
 
 
@@ -40,14 +40,14 @@ def write_manifest(directory: Directory, manifest: dict[str, Any], files: Files)
 
 
 class Hold:
-    """A process's hold on a store's folder, which ends with the process.
+    """Lock on a store's folder, which ends with the process.
 
-    Both the lock file and the folder itself are locked: a lock file that was deleted by hand lets nobody else in.
+    Both the lock file and the folder itself are locked: deleting the lock file by hand lets nobody else in.
 
     Args:
         directory: open, and kept open as long as this.
-        shared: several may hold it so at once, and nobody else meanwhile. Nothing is written.
-        wait_s: how long to wait for others to let it go.
+        shared: a lock that several readers may hold at once. Nothing is written.
+        wait_s: how long to wait for other processes to release it.
 
     Raises:
         StoreInUseError: another process holds it.
@@ -71,7 +71,7 @@ class Hold:
             os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
 
     def _try(self, shared: bool) -> bool:
-        """Lock both; once more where the lock file was deleted meanwhile."""
+        """Lock both; again where the lock file was deleted meanwhile."""
         for _ in range(100):
             self._lock = self._open(shared)
             if not all(_lock(one, shared) for one in (self._lock, self.directory.descriptor) if one >= 0):
@@ -117,7 +117,7 @@ class Hold:
         return f"disk: {path} is in use by process {holder or 'unknown'}{waited}; end it, or give another folder"
 
     def check(self) -> None:
-        """See to it that the folder is still there, and this process's.
+        """Check that the folder is still there, and this process's.
 
         Raises:
             StoreInUseError: the lock file, or the folder, was deleted or replaced.
@@ -129,7 +129,7 @@ class Hold:
             )
 
     def close(self) -> None:
-        """Let the folder go, in forked processes too; the directory stays open."""
+        """Unlock the folder, in forked processes too; the directory stays open."""
         for descriptor in (self._lock, self.directory.descriptor):
             if fcntl is not None and descriptor >= 0:
                 with contextlib.suppress(OSError):
@@ -137,7 +137,7 @@ class Hold:
         self.leave()
 
     def leave(self) -> None:
-        """Close the lock file, in a process that was forked: the parent still has the folder."""
+        """Close the lock file in a forked process: the parent still holds the lock."""
         self._end()
         self._lock = -1
 
@@ -163,14 +163,14 @@ def _lock(descriptor: int, shared: bool) -> bool:
 
 
 def packed_manifest(manifest: dict[str, Any]) -> bytes:
-    """The bytes of ``store.json``: whatever ``manifest`` says, and a checksum of it."""
+    """Return the bytes of ``store.json``: ``manifest`` and its checksum."""
     said = {name: value for name, value in manifest.items() if name != "checksum"}
     checksum = zlib.crc32(json.dumps(said, separators=(",", ":")).encode())
     return json.dumps({**said, "checksum": f"{checksum:08x}"}, indent=1).encode() + b"\n"
 
 
 def read_manifest(folder: Path | Directory) -> dict[str, Any]:
-    """A store folder's ``store.json``.
+    """Read a store folder's ``store.json``.
 
     Raises:
         FileNotFoundError: no store there.  DamagedError: not what a store writes.  NewerVersionError.
@@ -201,10 +201,10 @@ def read_manifest(folder: Path | Directory) -> dict[str, Any]:
 
 
 def _checked(manifest: Any) -> dict[str, Any]:
-    """What every release's ``store.json`` has.  Raises: ValueError."""
+    """Check what every release's ``store.json`` has.  Raises: ValueError."""
     if not isinstance(manifest, dict):
         raise ValueError(f"{type(manifest).__name__}, expected an object")
-    numbers = {"format": 1 << 16, "schema": 1 << 64, "checkpoint": MOST_CHECKPOINT}
+    numbers = {"format": 1 << 16, "schema": 1 << 64, "checkpoint": MAX_CHECKPOINT}
     for name, most in numbers.items():
         value = manifest.get(name, 0)
         if type(value) is not int or not (name == "format") <= value < most:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sharpwave.errors import DamagedError, NewerVersionError
-from sharpwave.native.sparse_files import most_read
+from sharpwave.native.sparse_files import max_read_bytes
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -68,7 +68,7 @@ def read(descriptor: int) -> dict[str, Any]:
         DamagedError: not what it writes, or not as it was written.  NewerVersionError.  OSError.
     """
     size = os.fstat(descriptor).st_size
-    if size > most_read(descriptor):
+    if size > max_read_bytes(descriptor):
         raise DamagedError(f"{size:,} bytes, nearly all of them not there")
     _check_end(descriptor, size)
     members = _members(descriptor, size)

@@ -20,7 +20,7 @@ from sharpwave.escaping import escaped
 from sharpwave.format import segment
 from sharpwave.native.direct_io import open_direct
 from sharpwave.native.directory import Directory, open_file
-from sharpwave.native.sparse_files import most_read, next_data
+from sharpwave.native.sparse_files import max_read_bytes, next_data
 
 MAGIC, VERSION = b"SWREGION", 1
 HEADER = struct.Struct("<8sIIQQQ16sQII")  # magic, version, 0, number, size, schema, store, generation, 0, CRC-32; 72
@@ -196,7 +196,7 @@ def checksum_of(packed: bytes) -> int:
 
 def _scan(path: Path, descriptor: int, size: int) -> Iterator[Record | Damage]:
     """Records in their order, and what lies between them that is neither a record nor unused."""
-    at, lost_from, unread = FIRST, -1, most_read(descriptor)
+    at, lost_from, unread = FIRST, -1, max_read_bytes(descriptor)
     lost = "bytes that are no record"
     while at + RECORD.size <= size:
         prefix = os.pread(descriptor, RECORD.size, at)

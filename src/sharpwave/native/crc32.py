@@ -1,4 +1,4 @@
-"""CRC-32 in kernels: what :func:`zlib.crc32` computes, without the interpreter."""
+"""CRC-32 in kernels: equal to :func:`zlib.crc32`, without the interpreter lock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Table = npt.NDArray[np.uint32]
 
 
 def _table() -> Table:
-    """uint32 [8 * LANES, 256]: what a byte comes to once that many zero bytes have followed it."""
+    """Return uint32 [8 * LANES, 256]: a byte's CRC once that many zero bytes have followed it."""
     table = np.zeros((8 * LANES, 256), np.uint32)
     values: Table = np.arange(256, dtype=np.uint32)
     for _ in range(8):
@@ -32,7 +32,7 @@ TABLE = _table()
 
 @njit(nogil=True, cache=True, inline="always")
 def _word(table: Table, zeros: int, word: np.uint64) -> np.uint64:
-    """What a word's bytes come to, with ``zeros`` bytes behind it."""
+    """Return the CRC of a word's bytes with ``zeros`` bytes behind it."""
     low = np.uint64(0xFF)
     return np.uint64(
         table[zeros + 7, word & low]
@@ -48,7 +48,7 @@ def _word(table: Table, zeros: int, word: np.uint64) -> np.uint64:
 
 @njit(nogil=True, cache=True)
 def by_tables(data: npt.NDArray[np.uint8], at: int, end: int, crc: np.uint64, table: Table) -> np.uint64:
-    """What ``crc``, neither begun nor ended as a CRC-32 is, comes to after ``data[at:end]``."""
+    """Return ``crc``, without CRC-32's first and last inversion, continued over ``data[at:end]``."""
     if end - at >= 16 * LANES:
         far = 8 * (LANES - 1)
         first, second, third, fourth = crc, np.uint64(0), np.uint64(0), np.uint64(0)
@@ -71,7 +71,7 @@ def by_tables(data: npt.NDArray[np.uint8], at: int, end: int, crc: np.uint64, ta
 
 @njit(nogil=True, cache=True)
 def crc32(data: npt.NDArray[np.uint8], begin: int, end: int, table: Table) -> np.uint64:
-    """CRC-32 of ``data[begin:end]``. Cost: O(bytes)."""
+    """Return the CRC-32 of ``data[begin:end]``. Cost: O(bytes)."""
     ones = crc = np.uint64(0xFFFFFFFF)
     if folding.AVAILABLE and end - begin >= folding.BLOCK:
         blocks = (end - begin) // folding.BLOCK

@@ -1,9 +1,9 @@
-"""Reading from a file in kernels: from the system's memory where that holds the place, and past it where it does not.
+"""Reads from files in kernels: through the page cache where it holds the range, and past it where it does not.
 
-A read through the system's memory takes pages there, copies from them, and lets others go: on a fast disk that costs
-the processor more than the disk needs for the read. What was written lately is in that memory still, and is read
-there. Asking for that (``cachestat``) takes Linux 6.5; elsewhere, and on file systems without direct reads, all reads
-go through the system's memory.
+A read through the page cache fills pages, copies from them, and evicts others: on a fast disk that costs the processor
+more than the disk needs for the read. What was written lately is still in the page cache, and is read there. Asking
+whether it is (``cachestat``) takes Linux 6.5; elsewhere, and on file systems without direct reads, all reads go through
+the page cache.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _syscall: Any = types.ExternalFunction(
 
 
 def window() -> Bytes:
-    """uint8 [WINDOW], aligned, memory that costs nothing where it is not read to. For one thread."""
+    """Return uint8 [WINDOW], aligned; pages that are not read to cost no memory. For one thread."""
     return np.frombuffer(mmap.mmap(-1, WINDOW), np.uint8)
 
 
 def open_direct(descriptor: int) -> int:
-    """Another descriptor of an open file, for reading past the system's memory; -1 where that cannot be done."""
+    """Return a second descriptor of an open file, for reads past the page cache; -1 where that cannot be done."""
     try:
         # What was read just now is in memory, unless that of another file is meant, below this one (overlayfs).
         if _can_ask() and any(os.pread(descriptor, 1, 0) and _cached(descriptor, 0, 1, window()) for _ in range(3)):
@@ -84,7 +84,7 @@ def read(descriptor: int, direct: int, offset: int, memory: Bytes, begin: int, e
 
 @njit(nogil=True, cache=True)
 def look(descriptor: int, direct: int, offset: int, nbytes: int, window: Bytes) -> int:
-    """Where in ``window`` now lie ``nbytes`` (WINDOW - BLOCK at most) from ``offset`` of a file; -1: not all came."""
+    """Read ``nbytes`` (WINDOW - BLOCK at most) at ``offset`` of a file; return where in ``window``, or -1."""
     if direct >= 0 and not _cached(descriptor, offset, nbytes, window):
         skip = offset % BLOCK
         whole = (skip + nbytes + BLOCK - 1) // BLOCK * BLOCK
@@ -95,7 +95,7 @@ def look(descriptor: int, direct: int, offset: int, nbytes: int, window: Bytes) 
 
 @njit(nogil=True, cache=True)
 def _cached(descriptor: int, offset: int, nbytes: int, window: Bytes) -> bool:
-    """Whether the system holds all of a place in memory. As pages leave at any time, the answer is advice."""
+    """Return whether the page cache holds all of a range. Pages are evicted at any time: the answer is advice."""
     asked = window.view(np.int64)  # offset, bytes; then what comes, of which the first is the number of pages there
     asked[0], asked[1] = offset, nbytes
     answer = asked.ctypes.data + 2 * asked.itemsize
@@ -106,7 +106,7 @@ def _cached(descriptor: int, offset: int, nbytes: int, window: Bytes) -> bool:
 
 @cache
 def _can_ask() -> bool:
-    """Whether this system says what of a file it holds in memory."""
+    """Return whether this system tells which of a file's pages it caches."""
     if INTERPRETED or sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
         return False
     descriptor = os.memfd_create("sharpwave")

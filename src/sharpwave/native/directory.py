@@ -1,4 +1,4 @@
-"""How the files of a folder are reached: from the folder's descriptor, by name, and never through a link."""
+"""Folders held open: their files are reached from the descriptor, by name, and never through a link."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _KINDS = {
 
 
 class IrregularError(OSError):
-    """Something else has the name of a file or a folder of the store: a link, a FIFO, a device, a folder.
+    """A name of the store's is a link, a FIFO, a device or a folder.
 
     It is neither read nor changed; ``what`` says what it is.
     """
@@ -37,12 +37,12 @@ class IrregularError(OSError):
 
 
 def kind_of(mode: int) -> str:
-    """What a ``st_mode`` says of a file, in words."""
+    """Return the kind of a file, by its ``st_mode``, in words."""
     return _KINDS.get(stat.S_IFMT(mode), "no file")
 
 
 class Directory:
-    """A folder that is held open: chdir changes nothing, nor does another name for it, or another folder at its path.
+    """Open folder: unaffected by chdir, by a rename, and by another folder at its path.
 
     Attributes:
         path: where the folder was when it was opened, absolute; for messages only.
@@ -62,7 +62,7 @@ class Directory:
         return cls(path, os.open(path, _FOLDER) if RELATIVE else -1)
 
     def is_at(self, path: Path) -> bool:
-        """Whether it is the folder at a path."""
+        """Return whether it is the folder at a path."""
         found = os.stat(path)
         mine = os.fstat(self.descriptor) if RELATIVE else os.stat(self.path)
         return os.path.samestat(found, mine)
@@ -94,7 +94,7 @@ class Directory:
         self.close()
 
     def at(self, name: str) -> tuple[str | Path, int | None]:
-        """What functions of :mod:`os` take for a file in it: the path, and ``dir_fd``."""
+        """Return the path and ``dir_fd`` by which functions of :mod:`os` reach a file in it."""
         assert name == os.path.basename(name) and name not in ("", ".", ".."), name
         if not RELATIVE:
             return self.path / name, None
@@ -103,11 +103,11 @@ class Directory:
         return name, self.descriptor
 
     def names(self) -> list[str]:
-        """What lies in it, sorted.  Raises: OSError."""
+        """Return the names in it, sorted.  Raises: OSError."""
         return sorted(os.listdir(self.descriptor if RELATIVE else self.path))
 
     def status(self, name: str) -> os.stat_result | None:
-        """Of what has a name, links not followed; ``None``: nothing has it."""
+        """Return the status of a name, links not followed; ``None``: nothing has it."""
         target, base = self.at(name)
         try:
             return os.stat(target, dir_fd=base, follow_symlinks=False)
@@ -115,7 +115,7 @@ class Directory:
             return None
 
     def is_file(self, name: str) -> bool:
-        """Whether a regular file has the name."""
+        """Return whether a regular file has the name."""
         found = self.status(name)
         return found is not None and stat.S_ISREG(found.st_mode)
 
@@ -130,7 +130,7 @@ class Directory:
         return _opened(target, base, self.path / name, _CREATE)
 
     def names_file(self, name: str, descriptor: int) -> bool:
-        """Whether ``name`` is still that of an open file or folder."""
+        """Return whether ``name`` still names an open file or folder."""
         found = self.status(name)
         return found is not None and os.path.samestat(found, os.fstat(descriptor))
 
@@ -141,7 +141,7 @@ def open_file(path: Path) -> int:
 
 
 def read_file(path: Path, directory: Directory | None = None, most: int = -1) -> bytes:
-    """A regular file's content, or its first ``most`` bytes; from ``directory``, if given.
+    """Return a regular file's content, or its first ``most`` bytes; from ``directory``, if given.
 
     Raises: IrregularError; OSError.
     """
@@ -151,7 +151,7 @@ def read_file(path: Path, directory: Directory | None = None, most: int = -1) ->
 
 
 def _opened(target: str | Path, base: int | None, path: Path, flags: int) -> int:
-    """Look before opening: to open a FIFO or a device may wait, or do something."""
+    """Look before opening: opening a FIFO or a device may block or have effects."""
     try:
         mode = os.stat(target, dir_fd=base, follow_symlinks=False).st_mode
         if not stat.S_ISREG(mode):

@@ -1,4 +1,4 @@
-"""What is done to files, in one place: so that a test can make each of these fail."""
+"""File operations in one place, so that a test can make each of them fail."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sharpwave.native.memory_ops import INTERPRETED
 
 
 class Files:
-    """The operating system's files, each named by its folder and its name there. All methods raise OSError."""
+    """File operations of the operating system. Files are named by folder and name. All methods raise OSError."""
 
     def make_folder(self, path: Path) -> Directory:
         """Open a folder; it, and those above it, are made if absent, with their names on disk."""
@@ -60,9 +60,9 @@ class Files:
         return other
 
     def allocate(self, descriptor: int, offset: int, nbytes: int) -> None:
-        """Take disk for ``nbytes`` of a file from ``offset`` on, read as zeros, so that a full disk is noticed now.
+        """Allocate ``nbytes`` of a file from ``offset`` on, which read as zeros, so that a full disk is noticed now.
 
-        Where a file system cannot, it is noticed when they are written.
+        Where a file system cannot, a full disk is noticed when they are written.
         """
         if hasattr(os, "posix_fallocate"):
             try:
@@ -72,12 +72,11 @@ class Files:
                     raise
 
     def truncate(self, descriptor: int, nbytes: int) -> None:
-        """Let a file end after ``nbytes``."""
+        """Truncate or extend a file to ``nbytes``."""
         os.ftruncate(descriptor, nbytes)
 
     def link(self, directory: Directory, name: str, target: Directory) -> bool:
-        """Give a file the same name in another folder. False where the file system has no such names, or another one
-        holds the folder."""
+        """Link a file under the same name in another folder. False where file systems differ or have no links."""
         source, base = directory.at(name)
         path, to = target.at(name)
         try:
@@ -152,7 +151,7 @@ class Files:
         self.fsync_folder(directory)
 
     def rename(self, directory: Directory, name: str, target: Directory, to: str) -> None:
-        """Give a file another name, in the same folder or in another one; a file that has that name goes."""
+        """Rename a file, in the same folder or to another one, replacing a file of that name."""
         source, base = directory.at(name)
         path, there = target.at(to)
         os.replace(source, path, src_dir_fd=base, dst_dir_fd=there)

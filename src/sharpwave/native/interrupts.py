@@ -82,7 +82,7 @@ class Handlers:
         return depth
 
     def forked(self) -> None:
-        """In a child: the thread that forked is the main one now, and changes nothing."""
+        """Start anew in a forked child, where the forking thread is the main one and no change is under way."""
         self._main = get_ident()
         self._came.clear()
         self.suspend()
@@ -108,7 +108,7 @@ class Lock:
         self._lock = threading.RLock()
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """As of ``threading.RLock``."""
+        """Do what ``threading.RLock`` does."""
         HANDLERS.defer()
         taken = False
         try:
@@ -119,7 +119,7 @@ class Lock:
         return taken
 
     def release(self) -> None:
-        """As of ``threading.RLock``."""
+        """Do what ``threading.RLock`` does."""
         self._lock.release()
         HANDLERS.allow()
 

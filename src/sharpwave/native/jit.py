@@ -1,4 +1,4 @@
-"""How kernels are compiled, and where their machine code is kept from one process to the next."""
+"""Compilation of kernels, and the cache of their machine code from one process to the next."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ PACKAGE = Path(__file__).parent.parent
 
 
 def njit(*, cache: bool = False, **options: Any) -> Callable[[Function], Function]:
-    """:func:`numba.njit`, which keeps machine code only where there is a place for it."""
+    """Apply :func:`numba.njit`, caching machine code only where there is a safe place for it."""
     compiled: Callable[[Function], Function] = numba.njit(cache=cache and CACHED, **options)
     return compiled
 
 
 def find_cache() -> bool:
-    """Whether machine code can be kept: where numba does, or else in a folder of the user's own for temporary files.
+    """Find a cache for machine code: numba's own or a temporary folder of the user's; return whether there is one.
 
     numba raises where it finds no place, as with a home and a package that cannot be written to.
     """
@@ -42,7 +42,7 @@ def find_cache() -> bool:
 
 
 def own_folder() -> Path | None:
-    """A folder for temporary files that nobody else can write to or replace; ``None`` if there is none.
+    """Return a temporary folder that nobody else can write to or replace; ``None`` if there is none.
 
     What lies there is loaded as code, so one that somebody else made, or may change, is not used.
     """
@@ -62,7 +62,7 @@ def own_folder() -> Path | None:
 
 
 def _writable(folder: str | Path) -> bool:
-    """Whether files can be made in a folder, which is made if absent."""
+    """Return whether files can be made in a folder, which is made if absent."""
     try:
         if not folder:
             return False

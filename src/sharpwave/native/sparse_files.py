@@ -1,4 +1,4 @@
-"""How much of a file is there: a sparse file of any size costs its writer nothing, and costs its reader no more."""
+"""Sparse files: one of any size costs its writer nothing, so a reader must not pay for its holes."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import errno
 import os
 
 FREE_BYTES, TIMES = 64 << 20, 64
-"""A file is read as far as this, and that many times the bytes of it that are there. Some file systems leave zeros out
-that were written, so that a sound file may have holes."""
+"""Of a file at most this is read, plus so many times its data. Some file systems leave out written zeros, so a
+sound file may have holes."""
 
 
-def most_read(descriptor: int) -> int:
-    """Bytes of a file that are worth reading, holes included."""
+def max_read_bytes(descriptor: int) -> int:
+    """Return the bytes of a file that are worth reading, holes included."""
     return FREE_BYTES + TIMES * data_bytes(descriptor)
 
 
 def data_bytes(descriptor: int) -> int:
-    """Bytes of a file that are no holes, as far as the system knows. Cost: 1 us for each run of them."""
+    """Return the bytes of a file outside its holes, as far as the system knows. Cost: 1 us a run of data."""
     found = at = 0
     while (begin := next_data(descriptor, at)) >= 0:
         at = os.lseek(descriptor, begin, os.SEEK_HOLE) if hasattr(os, "SEEK_HOLE") else os.fstat(descriptor).st_size
@@ -25,7 +25,7 @@ def data_bytes(descriptor: int) -> int:
 
 
 def next_data(descriptor: int, begin: int) -> int:
-    """Where from ``begin`` on a file has something else than a hole, which reads as zeros; -1: nowhere."""
+    """Return where, from ``begin`` on, a file's next data begins; -1: nowhere. Holes read as zeros."""
     if not hasattr(os, "SEEK_DATA"):
         return begin if begin < os.fstat(descriptor).st_size else -1
     try:

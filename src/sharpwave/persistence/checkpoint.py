@@ -19,7 +19,7 @@ from typing import Any
 from sharpwave.disk.disk_budget import MIN_REGION_BYTES, REGION_BYTES
 from sharpwave.disk.ownership import check_apart, make_part, remove_part, remove_partial_manifests, remove_parts
 from sharpwave.disk.region_files import RegionFiles
-from sharpwave.disk.store_folder import FOLDER, MOST_CHECKPOINT, Hold, read_manifest, write_manifest
+from sharpwave.disk.store_folder import FOLDER, MAX_CHECKPOINT, Hold, read_manifest, write_manifest
 from sharpwave.format.checkpoint_state import STATE, write_state
 from sharpwave.format.region import SEGMENT, TAIL, Identity
 from sharpwave.log.step_log import StepLog
@@ -64,9 +64,9 @@ def save(
         before = _manifest(directory)
         remove_partial_manifests(directory, files)
         remove_parts(directory, before["store"], files, kept=before["checkpoint"])  # which did not come to their end
-        number = before["checkpoint"] % (MOST_CHECKPOINT - 1) + 1
+        number = before["checkpoint"] % (MAX_CHECKPOINT - 1) + 1
         while directory.status(str(number)):  # what is not a checkpoint's
-            number = number % (MOST_CHECKPOINT - 1) + 1
+            number = number % (MAX_CHECKPOINT - 1) + 1
         identity = settings.get("store") or secrets.token_hex(16)
         try:
             with make_part(directory, number, identity, files) as part:
