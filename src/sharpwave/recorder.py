@@ -1,4 +1,4 @@
-"""Records what passes through an environment: wrap it, and play as before."""
+"""Recorder: an environment whose steps are appended to a store as it is played."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Result = tuple[Any, Any, Any, Any, Any]
 
 
 def autoreset_mode(env: Any) -> str:
-    """How a vector environment resets sub-environments that are done: "NextStep", "SameStep" or "Disabled".
+    """Return how a vector environment resets sub-environments that are done: "NextStep", "SameStep" or "Disabled".
 
     Read from the instance where it says so (ale-py keeps its metadata on the class, where instances overwrite one
     another's), else from ``env.metadata["autoreset_mode"]``; a single environment without either is "Disabled".
@@ -43,7 +43,7 @@ def autoreset_mode(env: Any) -> str:
 
 
 class Recorder:
-    """An environment whose steps go into a store.
+    """Environment wrapper whose steps are appended to a store.
 
     Works with a Gymnasium ``Env`` (lane ``first_lane``), a ``VectorEnv`` of any autoreset mode, and ale-py's
     ``AtariVectorEnv`` (a lane for each sub-environment). Observations are handed through unchanged; everything else of

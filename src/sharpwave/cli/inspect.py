@@ -78,7 +78,7 @@ def inspect(
 
 
 def choose(episodes: list[Episode], number: int | None, best: bool) -> int:
-    """The number of the episode that was asked for.
+    """Return the number of the episode that was asked for.
 
     Raises:
         ValueError: there is none.
@@ -96,7 +96,7 @@ def choose(episodes: list[Episode], number: int | None, best: bool) -> int:
 
 
 def episode_row(number: int, one: Episode) -> dict[str, Any]:
-    """An episode as JSON."""
+    """Return an episode as JSON."""
     return {
         "number": number,
         "lane": one.lane,
@@ -109,7 +109,7 @@ def episode_row(number: int, one: Episode) -> dict[str, Any]:
 
 
 def episode_text(number: int, one: Episode) -> str:
-    """An episode in one line."""
+    """Return an episode in one line."""
     begun = "" if one.begun else ", its beginning is not there"
     return (
         f"Episode {number}: lane {one.lane}, steps {one.first_step:,} to {one.first_step + one.steps - 1:,} "
@@ -118,7 +118,7 @@ def episode_text(number: int, one: Episode) -> str:
 
 
 def spread(values: list[float]) -> dict[str, Any]:
-    """mean, median, min, max (``None`` of nothing) and a histogram: ``edges`` [n + 1] and ``counts`` [n]."""
+    """Return mean, median, min, max (``None`` of nothing) and a histogram: ``edges`` [n + 1] and ``counts`` [n]."""
     import numpy as np
 
     array = np.array([value for value in values if np.isfinite(value)], np.float64)
@@ -138,7 +138,7 @@ def spread(values: list[float]) -> dict[str, Any]:
 
 
 def describe(found: Survey) -> dict[str, Any]:
-    """All that there is to say, as JSON."""
+    """Return everything that is known of the store, as JSON."""
     described, steps = found.described, found.steps
     whole = [one for one in found.episodes if one.whole]
     ends = [one.end for one in found.episodes]
@@ -316,7 +316,7 @@ def _show_episodes(console: Any, told: dict[str, Any]) -> None:
 
 
 def histogram(edges: list[float], counts: list[int]) -> list[str]:
-    """A line for each bin: from where it goes, a bar, and how many."""
+    """Return a line for each bin: its edge, a bar, the count."""
     labels = [f"{edge:,.6g}" for edge in edges[:-1]]
     width, most = max(map(len, labels)), max(counts)
     blocks = " ▏▎▍▌▋▊▉"

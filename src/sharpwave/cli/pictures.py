@@ -22,7 +22,7 @@ MOST_PIXELS = 1 << 27
 
 
 def check_out(out: Path, store: Path) -> None:
-    """Raises: ValueError: ``out`` is no name to write a picture to."""
+    """Check that ``out`` names a picture.  Raises: ValueError."""
     if out.suffix.lower() not in (".png", ".gif"):
         raise ValueError(f"--out: got {out.name!r}, expected a name that ends in .png or .gif")
     if not out.parent.is_dir():
@@ -34,7 +34,7 @@ def check_out(out: Path, store: Path) -> None:
 
 
 def image_field(spec: Spec, name: str | None) -> str:
-    """The flat name of the observation's field to draw: ``name``, or the first that is an image.
+    """Return the flat name of the observation's field to draw: ``name``, or the first that is an image.
 
     Raises:
         ValueError: there is none, or it is no image.
@@ -86,7 +86,7 @@ def write_picture(found: Survey, number: int, name: str, out: Path, count: int |
 
 
 def enlarged(frame: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """A frame as uint8 [height, width, 3], its pixels repeated until it is large enough to be seen."""
+    """Return a frame as uint8 [height, width, 3], its pixels repeated until it is large enough to be seen."""
     import numpy as np
 
     picture = frame if frame.ndim == 3 else frame[:, :, None]

@@ -1,4 +1,4 @@
-"""``sharpwave plan``: what a replay memory costs in each layout, before anything is run."""
+"""``sharpwave plan``: the memory that a replay store takes in each layout, before anything is run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sharpwave.training.text import byte_text
 
 @dataclass(frozen=True)
 class Layout:
-    """A way to keep transitions. bytes_per_step: of everything, observations, action, reward and flags."""
+    """Layout of a replay memory. bytes_per_step: observations, action, reward and flags included."""
 
     name: str
     bytes_per_step: float
@@ -27,7 +27,7 @@ SCALAR_BYTES = 8 + 4 + 2
 
 
 def layouts(shape: tuple[int, ...], item_bytes: int, stack: int, dtype: str) -> list[Layout]:
-    """What the usual layouts take for observations of ``stack`` frames of ``shape``."""
+    """Return the usual layouts for observations of ``stack`` frames of ``shape``."""
     pixels = math.prod(shape)
     return [
         Layout("float64 stacks, obs and next_obs", 2 * stack * pixels * 8 + SCALAR_BYTES),
@@ -38,7 +38,7 @@ def layouts(shape: tuple[int, ...], item_bytes: int, stack: int, dtype: str) -> 
 
 
 def parse_count(text: str) -> int:
-    """ "1e6", "1_000_000", "1,000,000" or "1M" -> 1000000.
+    """Parse "1e6", "1_000_000", "1,000,000" or "1M" as 1000000.
 
     Raises:
         ValueError: anything else, or less than one.
@@ -55,7 +55,7 @@ def parse_count(text: str) -> int:
 
 
 def measure(env_name: str, shape: tuple[int, ...], stack: int, steps: int, capacity: int) -> tuple[float, str]:
-    """Bytes a step of a full store, measured by playing ``env_name`` at random for ``steps`` steps.
+    """Measure the bytes a step of a full store by playing ``env_name`` at random for ``steps`` steps.
 
     What grows with the steps (encoded segments, index, samplers) is scaled to ``capacity``, what does not (open
     segments, encoders, dictionaries, batches) is counted as it is.
@@ -151,7 +151,7 @@ def plan(
 
 
 def draw(rows: list[Layout], count: int, png: Path) -> None:
-    """A bar for each layout, on a logarithmic scale."""
+    """Draw a bar for each layout, on a logarithmic scale."""
     from matplotlib.figure import Figure
 
     if not png.parent.is_dir():

@@ -38,7 +38,7 @@ class Unbroken:
 
 
 def console() -> Any:
-    """A rich console on standard output, for a run that must not end with it."""
+    """Return a rich console on standard output that survives a closed terminal or ``| head``."""
     from rich.console import Console
 
     return Console(file=Unbroken(sys.stdout))  # type: ignore[arg-type]

@@ -73,13 +73,13 @@ def verify(
 
 
 def memory_of(path: Path) -> str:
-    """Where the replay memory of a run lies, to be told of a path that is a run's folder; else nothing."""
+    """Return a hint where a run keeps its replay memory, if a path is a run's folder; else nothing."""
     found = sorted(path.glob("replay*/store.json")) or sorted(path.glob("checkpoints/[0-9]*/replay/store.json"))
     return f"; a run's replay memory is there: {quoted(found[-1].parent)}" if found else ""
 
 
 def damage_text(damage: Any) -> str:
-    """A damage in one line."""
+    """Return a damage in one line."""
     return escaped(f"{damage.path}: byte {damage.offset:,}: {damage.what}; {damage.nbytes:,} bytes")
 
 
