@@ -19,8 +19,8 @@ import numpy as np
 import sharpwave as sw
 from sharpwave.envs import step_spec
 from sharpwave.training import setup
+from sharpwave.training.actors.counters import CONTEXT, shared_memory
 from sharpwave.training.recipes import RECIPES
-from sharpwave.training.shared import CONTEXT, shared_memory
 
 RING = 1 << 20
 

@@ -57,8 +57,8 @@ def batch(recipe: Recipe, size: int) -> Any:
 
 
 def as_it_is(agent: DQN) -> Callable[[Any], Any]:
-    """The agent's own update."""
-    return agent.learn
+    """Make the agent's own update."""
+    return lambda batch: agent.learn(batch, 0)
 
 
 def rows_first(agent: DQN) -> Callable[[Any], Any]:
@@ -67,7 +67,7 @@ def rows_first(agent: DQN) -> Callable[[Any], Any]:
         network.to(memory_format=torch.contiguous_format)
     inputs = agent.inputs
     agent.inputs = nn.Sequential(inputs, _Contiguous())
-    return agent.learn
+    return as_it_is(agent)
 
 
 class _Contiguous(nn.Module):
@@ -79,20 +79,20 @@ class _Contiguous(nn.Module):
 def plain_adam(agent: DQN) -> Callable[[Any], Any]:
     """Adam by torch's foreach functions instead of one fused kernel."""
     agent.__dict__["optimizer"] = torch.optim.Adam(agent.online.parameters(), RECIPE.learning_rate, eps=RECIPE.adam_eps)
-    return agent.learn
+    return as_it_is(agent)
 
 
 def compiled(agent: DQN) -> Callable[[Any], Any]:
     """Both networks through torch.compile."""
     agent.online, agent.target = torch.compile(agent.online), torch.compile(agent.target)  # type: ignore[assignment]
-    return agent.learn
+    return as_it_is(agent)
 
 
 def one_forward(agent: DQN) -> Callable[[Any], Any]:
     """The online network's passes over s and s' in one, both in the graph."""
 
     def learn(batch: Any) -> None:
-        with agent._autocast():
+        with agent.autocast():
             inputs = agent.inputs(torch.cat([batch.obs, batch.next_obs]))
             q, next_q_online = agent.online(inputs).float().chunk(2)
             with torch.no_grad():
@@ -114,7 +114,7 @@ def two_halves(agent: DQN) -> Callable[[Any], Any]:
     pool = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,))
 
     def gradients(half: Any, size: int) -> tuple[torch.Tensor, ...]:
-        with agent._autocast():
+        with agent.autocast():
             q = agent.online(agent.inputs(half.obs)).float()
             with torch.no_grad():
                 inputs = agent.inputs(half.next_obs)
@@ -177,7 +177,7 @@ def main() -> None:
     first: dict[str, float] = {}
     for name, (recipe, make) in variants.items():
         env = setup.environments(recipe)
-        agent = setup.agent(recipe, env)
+        agent: Any = setup.agent(recipe, env)
         data, learn = batch(recipe, recipe.batch_size), make(agent)
         with setup.arithmetic(recipe):
             begun = time.perf_counter()

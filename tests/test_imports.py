@@ -29,6 +29,7 @@ store_stats
 segment_writer store
 observations
 recorder
+configuration
 agents envs
 training
 cli

@@ -12,7 +12,14 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
+from gymnasium.vector import VectorWrapper
 
+from sharpwave.training import setup
+from sharpwave.training.callbacks import Callback
+from sharpwave.training.experience import LocalExperience
+from sharpwave.training.loop import Training, train
+from sharpwave.training.progress import TrainingState
+from sharpwave.training.recipes import RECIPES
 from training_speed import parallel, textbook
 from training_speed.clock import Clock
 from training_speed.lanes import make_lanes
@@ -150,12 +157,66 @@ def two_processes(rung: Rung, seed: int, warmup: int, steps: int) -> Slice:
         )
 
 
-def full(rung: Rung, seed: int, warmup: int, steps: int) -> Slice:
-    """Recipe ``pong`` in Sharpwave's own loop, whose environment, agent and memory are put on the clock."""
-    from sharpwave.training import setup
-    from sharpwave.training.loop import train
-    from sharpwave.training.recipes import RECIPES
+class Timed:
+    """An object some of whose methods are charged to parts of a clock; all else of it is reached as before.
 
+    Args:
+        parts: part by method.
+    """
+
+    def __init__(self, wrapped: Any, clock: Clock, **parts: str) -> None:
+        self._wrapped = wrapped
+        self._timed = {name: clock.timed(part, getattr(wrapped, name)) for name, part in parts.items()}
+
+    def __getattr__(self, name: str) -> Any:
+        return self._timed[name] if name in self._timed else getattr(self._wrapped, name)
+
+    def __len__(self) -> int:
+        return len(self._wrapped)
+
+
+class TimedEnv(VectorWrapper):  # type: ignore[type-arg]
+    """A vector of environments on the clock."""
+
+    def __init__(self, env: Any, clock: Clock) -> None:
+        super().__init__(env)
+        self._begin = clock.timed("environment", env.step_async)
+        self._end = clock.timed("environment", env.step_wait)
+
+    def step_async(self, action: Any) -> None:
+        """Begin a step."""
+        self._begin(action)
+
+    def step_wait(self) -> Any:
+        """End it."""
+        return self._end()
+
+
+class Measured(Callback):
+    """Measures the turns of a window, and ends training with it.
+
+    Attributes:
+        split: seconds by part.  updates: made within the window.
+    """
+
+    def __init__(self, window: Window, clock: Clock, usage: Usage) -> None:
+        self.window, self._clock, self._usage = window, clock, usage
+        self._turn = self.updates = 0
+        self.split: dict[str, float] = {}
+
+    def on_step(self, training: Training) -> None:
+        self._turn += 1
+        if self._turn == self.window.begin:
+            self._clock.restart()
+            self._usage.restart()
+        if self._turn == self.window.end:
+            self.split = self._clock.split()
+            self.updates = self._clock.calls["learning"]
+            training.stop("measured")
+
+
+def full(rung: Rung, seed: int, warmup: int, steps: int) -> Slice:
+    """Measure recipe ``pong`` in Sharpwave's own loop, with environment, agent and view on the clock."""
     usage, clock = Usage(), Clock()
     pong = RECIPES["pong"][1]
     recipe = dataclasses.replace(
@@ -164,33 +225,18 @@ def full(rung: Rung, seed: int, warmup: int, steps: int) -> Slice:
         seed=seed, warmup_steps=warmup, stop_reward=None, threads=torch.get_num_threads(), device="cpu",
         steps=10**12, report_every=10**12, checkpoint_every=10**12, **rung.settings,
     )  # fmt: skip
-    window = Window(warmup, steps, recipe.num_envs)
     env = setup.environments(recipe)
-    agent = setup.agent(recipe, env)
-    store, replay = setup.memory(recipe, env)
-    for owner, method, part in (
-        (env, "step_async", "environment"), (env, "step_wait", "environment"), (agent, "act", "inference"),
-        (replay, "sample", "sampling"), (agent, "learn", "learning"),
-    ):  # fmt: skip
-        setattr(owner, method, clock.timed(part, getattr(owner, method)))
-    turn = updates = 0
-    split: dict[str, float] = {}
-
-    def interrupted() -> str | None:  # asked once a turn
-        nonlocal turn, updates
-        turn += 1
-        if turn == window.begin:
-            clock.restart()
-            usage.restart()
-        if turn == window.end:
-            split.update(clock.split())
-            updates = clock.calls["learning"]
-            return "measured"
-        return None
-
+    plain = setup.agent(recipe, env)
+    store, view = setup.memory(recipe, env, plain)
+    agent: Any = Timed(plain, clock, act="inference", learn="learning")
+    measured = Measured(Window(warmup, steps, recipe.num_envs), clock, usage)
+    state = TrainingState.fresh(recipe, agent)
+    experience = LocalExperience(TimedEnv(env, clock), agent, store, seed, state.progress)
+    timed_view = Timed(view, clock, sample="sampling")
     with setup.arithmetic(recipe), store:
-        last = train(recipe, env, agent, store, replay, interrupted=interrupted)
-        return result(window.steps, updates, {"learner": split}, usage, last["replay_steps"], last["bytes_per_step"])
+        last = train(Training(recipe, agent, store, timed_view, experience, state, [measured]))
+        split, window = {"learner": measured.split}, measured.window
+        return result(window.steps, measured.updates, split, usage, last["replay_steps"], last["bytes_per_step"])
 
 
 def peer(rung: Rung, seed: int, warmup: int, steps: int) -> Slice:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from sharpwave.agents.exploration import linear_schedule
+from sharpwave.agents.schedules import linear
 
 CAPACITY = 100_000
 BATCH = 32
@@ -136,7 +136,7 @@ class NatureNetwork(nn.Module):
 
 def exploration(step: int) -> float:
     """Epsilon after ``step`` environment steps."""
-    return linear_schedule(step, EPSILON_START, EPSILON_END, EPSILON_STEPS)
+    return linear(step, EPSILON_START, EPSILON_END, EPSILON_STEPS)
 
 
 @torch.no_grad()

@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from sharpwave.agents.averaging import move_towards
-from sharpwave.agents.dqn import DQN, DQNSettings
+
+from .linear import make_dqn
 
 
 def network(weight, running, batches):
@@ -47,35 +48,44 @@ class Batch:
 
 def test_the_policy_is_the_exponential_mean_of_all_networks_so_far():
     torch.manual_seed(0)
-    agent = DQN(lambda: nn.Linear(3, 2), 2, DQNSettings(average_decay=0.75, learning_rate=0.1))
+    agent = make_dqn(lambda: nn.Linear(3, 2), size=3, average_decay=0.75, lr=0.1)
     expected = agent.online.weight.detach().numpy().astype(np.float64)
     for update in range(6):
-        agent.learn(Batch(update))
+        agent.learn(Batch(update), 0)
         expected = 0.75 * expected + 0.25 * agent.online.weight.detach().numpy()
-    policy = agent.policy_weights()["policy.weight"]
+    policy = agent.policy_tensors()["policy.weight"]
     np.testing.assert_allclose(policy, expected, rtol=1e-5)
     assert not np.allclose(agent.online.weight.detach(), expected, rtol=1e-2)
-    other = DQN(lambda: nn.Linear(3, 2), 2, DQNSettings(average_decay=0.75))
-    other.load_weights(agent.weights())
-    assert torch.equal(other.policy_weights()["policy.weight"], policy)
+    other = make_dqn(lambda: nn.Linear(3, 2), size=3, average_decay=0.75)
+    other.load(agent.state())
+    assert torch.equal(other.policy_tensors()["policy.weight"], policy)
 
 
 def test_a_player_acts_by_the_policy_and_stays_as_it_is():
     torch.manual_seed(0)
-    agent = DQN(lambda: nn.Linear(3, 2), 2, DQNSettings(average_decay=0.75, learning_rate=0.1))
+    agent = make_dqn(lambda: nn.Linear(3, 2), size=3, average_decay=0.75, lr=0.1)
     for update in range(6):
-        agent.learn(Batch(update))
-    weights = agent.policy_weights()
-    player = agent.player(weights)
+        agent.learn(Batch(update), 0)
+    weights = agent.policy_tensors()
+    player = make_dqn(lambda: nn.Linear(3, 2), size=3)
+    player.load_policy(weights)
     obs = np.eye(3, dtype=np.float32)
     values = torch.from_numpy(obs) @ weights["policy.weight"].T + weights["policy.bias"]
     np.testing.assert_allclose(player.values(obs), values, rtol=1e-6)
-    agent.learn(Batch(9))
+    agent.learn(Batch(9), 0)
     np.testing.assert_allclose(player.values(obs), values, rtol=1e-6)
     with pytest.raises(ValueError, match="do not fit the agent's policy module"):
-        agent.player({"policy.weight": torch.zeros(2, 4)})
+        player.load_policy({"policy.weight": torch.zeros(2, 4)})
 
 
 def test_without_a_mean_the_policy_is_the_network_itself():
-    agent = DQN(lambda: nn.Linear(3, 2), 2)
-    assert torch.equal(agent.policy_weights()["policy.weight"], agent.online.weight)
+    agent = make_dqn(lambda: nn.Linear(3, 2), size=3)
+    assert torch.equal(agent.policy_tensors()["policy.weight"], agent.online.weight)
+
+
+def test_actors_explore_by_the_network_itself():
+    torch.manual_seed(0)
+    agent = make_dqn(lambda: nn.Linear(3, 2), size=3, average_decay=0.75, lr=0.1)
+    agent.learn(Batch(0), 0)
+    assert torch.equal(agent.policy_tensors(explore=True)["policy.weight"], agent.online.weight)
+    assert not torch.equal(agent.policy_tensors()["policy.weight"], agent.online.weight)

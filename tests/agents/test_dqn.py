@@ -6,10 +6,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Box
 from torch import nn
 
 import sharpwave as sw
-from sharpwave.agents.dqn import DQN, DQNSettings, pick_device
+from sharpwave.agents.devices import pick_device
+from sharpwave.agents.dqn import DQN
+from sharpwave.agents.protocol import Spaces
+
+from .linear import make_dqn
 
 
 def linear_agent(num_actions=2, **settings):
@@ -20,7 +25,7 @@ def linear_agent(num_actions=2, **settings):
         nn.init.ones_(layer.weight)
         return layer
 
-    return DQN(build, num_actions, DQNSettings(**{"loss": "mse", "max_grad_norm": 0.0, **settings}))
+    return make_dqn(build, num_actions, **{"loss": "mse", "max_grad_norm": 0.0, **settings})
 
 
 def batch(**changes):
@@ -39,7 +44,7 @@ def gradient_of(agent, data):
     """The gradient that the optimizer was given."""
     seen = {}
     agent.optimizer.step = lambda: seen.update(grad=agent.online.weight.grad.clone())
-    learned = agent.learn(data)
+    learned = agent.learn(data, 0)
     return seen["grad"], learned
 
 
@@ -47,16 +52,16 @@ def gradient_of(agent, data):
 def test_td_errors_by_hand(double):
     # Q(s0, 0) = 1, target 1 + .5 * Q(s0') = 1 + .5 * 2 = 2: error 1.  Q(s1, 1) = 2, target -1: error -3.
     _, learned = gradient_of(linear_agent(double=double), batch())
-    torch.testing.assert_close(learned.td_errors, torch.tensor([1.0, -3.0]))
-    assert learned.loss.item() == pytest.approx((1 + 9) / 2)
+    torch.testing.assert_close(learned.td_error, torch.tensor([1.0, -3.0]))
+    assert learned.metrics["loss"].item() == pytest.approx((1 + 9) / 2)
 
 
 def test_importance_weights_are_applied_exactly_once():
     # d/dW of mean(w * e^2) = -2 w e s / B: action 0: -2 * .5 * 1 * (1, 0) / 2; action 1: -2 * .25 * -3 * (0, 2) / 2.
     gradient, learned = gradient_of(linear_agent(), batch(weights=torch.tensor([0.5, 0.25])))
     torch.testing.assert_close(gradient, torch.tensor([[-0.5, 0.0], [0.0, 1.5]]))
-    torch.testing.assert_close(learned.td_errors, torch.tensor([1.0, -3.0]))  # unweighted
-    assert learned.loss.item() == pytest.approx((0.5 * 1 + 0.25 * 9) / 2)
+    torch.testing.assert_close(learned.td_error, torch.tensor([1.0, -3.0]))  # unweighted
+    assert learned.metrics["loss"].item() == pytest.approx((0.5 * 1 + 0.25 * 9) / 2)
 
 
 def test_no_gradient_flows_through_the_targets():
@@ -72,25 +77,30 @@ def test_gradients_are_scaled_down_to_the_norm():
 
 def test_huber_is_used_where_asked():
     _, learned = gradient_of(linear_agent(loss="huber"), batch())
-    assert learned.loss.item() == pytest.approx((0.5 + 2.5) / 2)
-    with pytest.raises(ValueError, match="expected 'huber' or 'mse'"):
+    assert learned.metrics["loss"].item() == pytest.approx((0.5 + 2.5) / 2)
+    with pytest.raises(ValueError, match="--loss: got 'l1', expected one of huber, mse"):
         linear_agent(loss="l1")
 
 
-def test_hard_and_soft_target_updates():
-    agent = linear_agent()
-    with torch.no_grad():
-        agent.online.weight.fill_(3.0)
-    agent.update_target(0.25)
-    torch.testing.assert_close(agent.target.weight, torch.full((2, 2), 1.5))  # 1 + .25 * (3 - 1)
-    agent.update_target()
-    torch.testing.assert_close(agent.target.weight, torch.full((2, 2), 3.0))
+def test_the_target_is_copied_once_every_period_whatever_steps_updates_fall_on():
+    agent = linear_agent(target_every=100, lr=0.1)
+    seen = [(step, agent.learn(batch(), step) and agent.target.weight.clone()) for step in (0, 99, 104, 199, 350, 399)]
+    online = [torch.ones(2, 2)]
+    again = linear_agent(target_every=10_000, lr=0.1)
+    torch.testing.assert_close(seen[0][1], online[0])
+    torch.testing.assert_close(seen[1][1], online[0])  # 99: no period is over
+    for one, other in ((2, 3), (4, 5)):
+        torch.testing.assert_close(seen[one][1], seen[other][1])
+    for step in (0, 99):
+        again.learn(batch(), step)
+    torch.testing.assert_close(seen[2][1], again.online.weight.detach())  # 104: the network after two updates
+    assert not torch.equal(seen[4][1], seen[3][1])  # 350: two periods, one copy
 
 
 def test_target_moves_with_every_update_only_if_tau_is_set():
     still, moving = linear_agent(), linear_agent(target_tau=0.5)
     for agent in (still, moving):
-        agent.learn(batch())
+        agent.learn(batch(), 0)
     torch.testing.assert_close(still.target.weight, torch.ones(2, 2))
     torch.testing.assert_close(moving.target.weight, (1 + moving.online.weight.detach()) / 2)
 
@@ -99,8 +109,31 @@ def test_acting_is_greedy_without_epsilon_and_leaves_no_graph():
     agent = linear_agent()
     with torch.no_grad():
         agent.online.weight.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
-    actions = agent.act(np.array([[2.0, 1.0], [1.0, 2.0]], np.float32), 0.0, np.random.default_rng(0))
+    obs = np.array([[2.0, 1.0], [1.0, 2.0]], np.float32)
+    generator = agent.state()["exploration"]
+    actions = agent.act(obs, agent.begin(2), 0, explore=False).action
     assert actions.tolist() == [0, 1] and actions.dtype == np.int64
+    assert agent.state()["exploration"] == generator
+
+
+def test_actions_are_counted_from_the_first_of_their_space():
+    agent = linear_agent()
+    agent._first_action = 5
+    with torch.no_grad():
+        agent.online.weight.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+    assert agent.act(np.array([[2.0, 1.0], [1.0, 2.0]]), agent.begin(2), 0, explore=False).action.tolist() == [5, 6]
+    explored = agent.act(np.zeros((100, 2)), agent.begin(100), 0).action
+    assert set(explored.tolist()) == {5, 6}
+    learned = linear_agent().learn(batch(), 0)
+    agent = linear_agent()
+    agent._first_action = 5
+    torch.testing.assert_close(agent.learn(batch(action=torch.tensor([5, 6])), 0).td_error, learned.td_error)
+
+
+def test_box_actions_are_refused_by_name():
+    spaces = Spaces(Box(-1, 1, (3,)), Box(-2, 2, (1,)), "Pendulum-v1")
+    with pytest.raises(ValueError, match=r"dqn needs Discrete actions; Pendulum-v1 has Box\(1,\)"):
+        DQN(spaces)
 
 
 def test_n_step_discount_reaches_the_target():
@@ -115,8 +148,8 @@ def test_n_step_discount_reaches_the_target():
         data = store.transitions(n_step=2, gamma=0.5, seed=0).sample(256).torch("cpu")
         _, learned = gradient_of(linear_agent(), data)
     # Q = 2 everywhere. From step 0: 1 + .5 * 2 + .25 * 2 - 2 = .5; step 1: 2 + .5 * 4 - 2 = 2; step 2: 4 - 2 = 2.
-    assert sorted(set(np.round(learned.td_errors.numpy(), 5).tolist())) == [0.5, 2.0]
-    from_first = learned.td_errors[data.discount > 0]
+    assert sorted(set(np.round(learned.td_error.numpy(), 5).tolist())) == [0.5, 2.0]
+    from_first = learned.td_error[data.discount > 0]
     torch.testing.assert_close(from_first, torch.full_like(from_first, 0.5))
 
 
@@ -129,14 +162,13 @@ def test_bfloat16_stays_close():
 def test_saved_tensors_bring_the_same_agent_back():
     agent, other = linear_agent(), linear_agent()
     for _ in range(3):
-        agent.learn(batch())
-    other.load_weights(agent.weights())
-    other.load_optimizer_tensors(agent.optimizer_tensors())
+        agent.learn(batch(), 0)
+    other.load(agent.state())
     for one in (agent, other):
-        one.learn(batch())
+        one.learn(batch(), 0)
     torch.testing.assert_close(agent.online.weight, other.online.weight, rtol=0, atol=0)
     with pytest.raises(ValueError, match="do not fit the agent's online module"):
-        linear_agent(num_actions=3).load_weights(agent.weights())
+        linear_agent(num_actions=3).load(agent.state())
 
 
 def test_device_names():
@@ -148,4 +180,4 @@ def test_device_names():
 
 def test_settings_are_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
-        DQNSettings().double = False
+        DQN.Settings().double = False

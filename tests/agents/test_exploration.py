@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from sharpwave.agents.exploration import epsilon_greedy, epsilon_ladder, linear_schedule, play_well
+from sharpwave.agents.exploration import EpsilonGreedy, epsilon_greedy, epsilon_ladder
+from sharpwave.agents.schedules import linear
 
 
 @pytest.mark.parametrize(
@@ -11,16 +12,16 @@ from sharpwave.agents.exploration import epsilon_greedy, epsilon_ladder, linear_
     [(0, 1.0), (25, 0.775), (50, 0.55), (100, 0.1), (1_000, 0.1)],  # 1 - .9 * step / 100
 )
 def test_epsilon_goes_down_in_a_straight_line_and_stays(step, expected):
-    assert linear_schedule(step, 1.0, 0.1, 100) == pytest.approx(expected)
+    assert linear(step, 1.0, 0.1, 100) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("step", "expected"), [(0, 0.4), (50, 0.7), (100, 1.0), (101, 1.0)])
 def test_beta_goes_up_to_one(step, expected):
-    assert linear_schedule(step, 0.4, 1.0, 100) == pytest.approx(expected)
+    assert linear(step, 0.4, 1.0, 100) == pytest.approx(expected)
 
 
 def test_a_way_of_no_steps_is_at_its_end():
-    assert linear_schedule(0, 1.0, 0.1, 0) == 0.1
+    assert linear(0, 1.0, 0.1, 0) == 0.1
 
 
 def test_ladder_of_ape_x():
@@ -48,6 +49,9 @@ def test_each_lane_has_its_own_epsilon():
 
 def test_who_shows_what_was_learned():
     # .4 ** (1, 2, ... 8): .4, .16, .064, .0256, ...
-    assert play_well(0.4, 8, 7.0).tolist() == [False] * 3 + [True] * 5
-    assert play_well(0.4, 3, 1.0).tolist() == [False, False, True]  # .4, .253, .16: none explores little
-    assert play_well(0.4, 3, 0.0).all() and play_well(0.01, 3, 7.0).all() and play_well(0.0, 1, 0.0).all()
+    def scored(end, lanes, ladder):
+        return EpsilonGreedy(end=end, ladder=ladder).scored(lanes)
+
+    assert scored(0.4, 8, 7.0).tolist() == [False] * 3 + [True] * 5
+    assert scored(0.4, 3, 1.0).tolist() == [False, False, True]  # .4, .253, .16: none explores little
+    assert scored(0.4, 3, 0.0).all() and scored(0.01, 3, 7.0).all() and scored(0.0, 1, 0.0).all()

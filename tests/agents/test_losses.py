@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from sharpwave.agents.losses import double_q_targets, dueling_combine, huber, q_targets, squared
+from sharpwave.agents.heads import dueling_combine
+from sharpwave.agents.losses import double_q_targets, huber, q_targets, squared
 
 
 def test_q_targets_take_the_largest_value_of_the_target_network():

@@ -6,12 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from sharpwave.agents.dqn import DQN
 from sharpwave.training.checkpoints import checkpoints, latest_checkpoint, load_checkpoint, save_checkpoint
+
+from ..agents.linear import make_dqn
 
 
 def make_agent(units=3):
-    return DQN(lambda: nn.Linear(2, units), units)
+    return make_dqn(lambda: nn.Linear(2, units), units)
 
 
 @pytest.fixture
@@ -74,12 +75,12 @@ def test_the_optimizer_comes_back_where_its_elements_lie():
         agent.online(obs).square().sum().backward()
         agent.optimizer.step()
 
-    agents = [DQN(build, 2), DQN(build, 2)]
+    agents = [make_dqn(build), make_dqn(build)]
     obs = [torch.randn(5, 4, 4, 4).contiguous(memory_format=torch.channels_last) for _ in range(2)]
     update(agents[0], obs[0])
-    agents[1].load_weights(agents[0].weights())
-    saved = {name: tensor.contiguous().clone() for name, tensor in agents[0].optimizer_tensors().items()}
-    agents[1].load_optimizer_tensors(saved)
+    state = agents[0].state()
+    saved = {name: tensor.contiguous().clone() for name, tensor in state["optimizer"].items()}
+    agents[1].load({**state, "optimizer": saved})
     for agent in agents:
         update(agent, obs[1])
     for one, two in zip(agents[0].online.parameters(), agents[1].online.parameters(), strict=True):

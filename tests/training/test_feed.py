@@ -10,9 +10,10 @@ import pytest
 import torch
 
 import sharpwave as sw
-from sharpwave.training import loop, setup
 from sharpwave.training.feed import Feed
 from sharpwave.training.recipes import RECIPES
+
+from .trainer import Trained
 
 CPU = torch.device("cpu")
 
@@ -55,19 +56,14 @@ def test_on_the_cpu_nothing_is_prepared():
 
 
 @pytest.mark.parametrize("prioritized", [False, True])
-def test_a_learner_with_batches_prepared_learns_as_often(monkeypatch, prioritized):
+def test_a_learner_with_batches_prepared_learns_as_often(prioritized):
     """The whole loop as on CUDA: as many updates, from as many steps, and repeatable."""
-    monkeypatch.setattr(loop, "Feed", lambda *told: Feed(*told, ahead=True))
 
     def run():
         recipe = dataclasses.replace(RECIPES["cartpole"][1], steps=2_000, seed=1, prioritized=prioritized)
-        env = setup.environments(recipe)
-        agent = setup.agent(recipe, env)
-        store, replay = setup.memory(recipe, env)
-        with store:
-            last = loop.train(recipe, env, agent, store, replay)
-        env.close()
-        return last, agent.weights()
+        trained = Trained(recipe, ahead=True)
+        trained.close()
+        return trained.last, trained.weights
 
     (last, one), (_, two) = run(), run()
     assert last["updates"] == 1_000 // 4 and np.isfinite(last["avg_loss"])

@@ -13,16 +13,16 @@ from rich.console import Console
 
 from sharpwave.errors import NewerVersionError
 from sharpwave.training import setup
-from sharpwave.training.callbacks import Callback
 from sharpwave.training.evaluation import evaluate
 from sharpwave.training.held_out import Evaluation, HeldOut
-from sharpwave.training.loop import train
+from sharpwave.training.measuring import EPISODES, EPSILON, EVAL_SEED, LANES, held_out_seed, play
 from sharpwave.training.policies import load_policy, save_policy
-from sharpwave.training.protocol import EPISODES, EPSILON, EVAL_SEED, LANES, held_out_seed, play
+from sharpwave.training.progress import episode_seed
 from sharpwave.training.recipes import RECIPES
 from sharpwave.training.resume import resume
 from sharpwave.training.run import run
-from sharpwave.training.state import episode_seed
+
+from .trainer import Trained
 
 SHORT = dataclasses.replace(
     RECIPES["cartpole"][1], steps=3_000, warmup_steps=500, checkpoint_every=1_500, report_every=500,
@@ -30,28 +30,10 @@ SHORT = dataclasses.replace(
 )  # fmt: skip
 
 
-class Kept(Callback):
-    """Keeps what it is told."""
-
-    def __init__(self):
-        self.episodes, self.evaluations = [], []
-
-    def on_episode(self, metrics):
-        self.episodes.append(metrics)
-
-    def on_evaluation(self, metrics):
-        self.evaluations.append(metrics)
-
-
 def trained(recipe):
-    env = setup.environments(recipe)
-    agent = setup.agent(recipe, env)
-    store, replay = setup.memory(recipe, env)
-    kept = Kept()
-    summary = train(recipe, env, agent, store, replay, [kept])
-    env.close()
-    store.close()
-    return agent, summary, kept
+    found = Trained(recipe)
+    found.close()
+    return found.agent, found.last, found.kept
 
 
 def quiet(how, *arguments):
@@ -69,7 +51,7 @@ def test_evaluations_do_not_disturb_training():
     often, _, kept = trained(SHORT)
     never, _, alone = trained(dataclasses.replace(SHORT, evaluate_every=0))
     assert len(kept.evaluations) >= 4 and not alone.evaluations
-    one, two = often.weights(), never.weights()
+    one, two = often.state()["weights"], never.state()["weights"]
     assert all(torch.equal(one[name], two[name]) for name in one)
     times = {"minutes": 0}
     assert [{**line, **times} for line in kept.episodes] == [{**line, **times} for line in alone.episodes]
@@ -93,7 +75,7 @@ def test_it_ends_with_30_whole_episodes_of_fixed_weights_and_measures_them_again
     # An agent of its own, by what is on disk: the same scores.
     recipe = dataclasses.replace(SHORT, seed=1)
     env = setup.environments(recipe, LANES)
-    player = setup.agent(recipe, env).player(weights)
+    player = setup.player(recipe, env, weights)
     for evaluation, is_final in ((found, False), (final, True)):
         seed = held_out_seed(SHORT.seed, evaluation["steps"], is_final)
         assert play(player, env, EPISODES, EPSILON, seed) == evaluation["scores"]
@@ -212,7 +194,7 @@ def test_the_best_is_one_that_solves_it_before_one_with_a_higher_mean():
 def test_it_is_left_at_the_first_round_where_that_falls_short(solved_run):
     weights, _ = load_policy(solved_run[0] / "best.safetensors")
     env = setup.environments(SHORT, 3)
-    player = setup.agent(SHORT, env).player(weights)
+    player = setup.player(SHORT, env, weights)
     asked = []
     whole = play(player, env, 9, 0.0, 5)
 

@@ -7,43 +7,25 @@ import pytest
 import torch
 
 from sharpwave.training import setup
-from sharpwave.training.callbacks import Callback
-from sharpwave.training.evaluation import play
-from sharpwave.training.loop import train
+from sharpwave.training.callbacks import Callback, StopWhen
+from sharpwave.training.measuring import play
+from sharpwave.training.progress import Progress
 from sharpwave.training.recipes import RECIPES
-from sharpwave.training.state import Progress
+
+from .trainer import Trained
 
 
-class Kept(Callback):
-    """Keeps what it is told."""
-
-    def __init__(self):
-        self.episodes, self.reports = [], []
-
-    def on_episode(self, metrics):
-        self.episodes.append(metrics)
-
-    def on_report(self, metrics):
-        self.reports.append(metrics)
-
-
-def run(interrupted=lambda: None, **changes):
-    recipe = dataclasses.replace(RECIPES["cartpole"][1], **changes)
-    env = setup.environments(recipe)
-    agent = setup.agent(recipe, env)
-    store, replay = setup.memory(recipe, env)
-    kept = Kept()
-    summary = train(recipe, env, agent, store, replay, [kept], interrupted)
-    env.close()
-    store.close()
-    return agent, summary, kept
+def run(*callbacks, **changes):
+    trained = Trained(dataclasses.replace(RECIPES["cartpole"][1], **changes), *callbacks)
+    trained.close()
+    return trained
 
 
 @pytest.mark.parametrize("prioritized", [False, True])
 def test_the_same_seed_gives_the_same_weights(prioritized):
     changes = {"steps": 2_000, "seed": 3, "prioritized": prioritized}
-    one, two = run(**changes)[0].weights(), run(**changes)[0].weights()
-    other = run(**{**changes, "seed": 4})[0].weights()
+    one, two = run(**changes).weights, run(**changes).weights
+    other = run(**{**changes, "seed": 4}).weights
     assert all(torch.equal(one[name], two[name]) for name in one)
     assert not all(torch.equal(one[name], other[name]) for name in one)
 
@@ -64,7 +46,8 @@ def test_the_arithmetic_of_a_recipe_is_set_back():
 
 def test_cartpole_improves_clearly():
     """Random play scores some 22. After 10,000 steps the greedy agent holds the pole for hundreds of steps."""
-    agent, summary, kept = run(steps=10_000)
+    trained = run(steps=10_000)
+    agent, summary, kept = trained.agent, trained.last, trained.kept
     assert summary["steps"] == 10_000 and "limit of 10,000 steps" in summary["reason"]
     first = sum(episode["reward"] for episode in kept.episodes[:20]) / 20
     assert first < 40
@@ -77,7 +60,8 @@ def test_cartpole_improves_clearly():
 
 
 def test_the_update_ratio_holds():
-    _, summary, kept = run(steps=2_000, warmup_steps=1_000, update_every=8, report_every=500)
+    trained = run(steps=2_000, warmup_steps=1_000, update_every=8, report_every=500)
+    summary, kept = trained.last, trained.kept
     assert summary["updates"] == 1_000 // 8
     assert [report["steps"] for report in kept.reports] == [500, 1_000, 1_500, 2_000]
     assert kept.reports[0]["loss"] is None and kept.reports[-1]["avg_loss"] > 0
@@ -85,10 +69,25 @@ def test_the_update_ratio_holds():
 
 
 def test_it_ends_at_the_reward_and_when_interrupted():
-    _, summary, _ = run(steps=50_000, stop_reward=5.0, evaluate_every=1_000, evaluate_from=10.0, warmup_steps=40_000)
+    summary = run(steps=50_000, stop_reward=5.0, evaluate_every=1_000, evaluate_from=10.0, warmup_steps=40_000).last
     assert summary["reason"] == "a held-out mean of 5 or more" and summary["steps"] == 1_000
-    _, summary, kept = run(interrupted=lambda: "interrupted by SIGINT", report_every=1_000)
-    assert summary["reason"] == "interrupted by SIGINT" and len(kept.reports) == 1
+    trained = run(StopWhen(lambda: "interrupted by SIGINT"), report_every=1_000)
+    assert trained.last["reason"] == "interrupted by SIGINT" and len(trained.kept.reports) == 1
+
+
+def test_callbacks_are_told_of_everything():
+    class Halfway(Callback):
+        """Wants a checkpoint when half of the steps are made."""
+
+        def wants_checkpoint(self, training):
+            return training.state.progress.steps == 1_000
+
+    trained = run(Halfway(), steps=2_000, warmup_steps=600, evaluate_every=1_000, evaluate_from=0.0)
+    kept = trained.kept
+    assert (kept.begins, kept.steps, kept.updates) == (1, 2_000 // 4, 1_400 // 4)
+    assert [metrics["steps"] for metrics in kept.checkpoints] == [1_000]
+    assert [metrics["steps"] for metrics in kept.evaluations] == [1_000, 2_000]
+    assert len(kept.episodes) == kept.end["episodes"] and kept.end["reason"] == "the limit of 2,000 steps"
 
 
 def test_periods_are_passed_once_whatever_the_number_of_environments():
@@ -102,5 +101,5 @@ def test_periods_are_passed_once_whatever_the_number_of_environments():
 
 
 def test_dueling_single_double_off_and_hard_targets_learn_too():
-    _, summary, _ = run(steps=1_500, dueling=True, double=False, target_tau=0.0, target_every=100, loss="mse")
+    summary = run(steps=1_500, dueling=True, double=False, target_tau=0.0, target_every=100, loss="mse").last
     assert summary["updates"] == 125 and summary["avg_loss"] > 0

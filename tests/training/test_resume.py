@@ -15,10 +15,10 @@ from rich.console import Console
 import sharpwave as sw
 from sharpwave.training.checkpoints import checkpoints
 from sharpwave.training.folder import locked
+from sharpwave.training.progress import episode_seed
 from sharpwave.training.recipes import RECIPES, flag
 from sharpwave.training.resume import resume
 from sharpwave.training.run import read_summary, run
-from sharpwave.training.state import episode_seed
 
 TIMES = {
     "minutes", "evaluation_minutes", "avg_fps", "seconds_left", "replay_bytes", "bytes_per_step", "process_bytes",

@@ -11,6 +11,7 @@ import zlib
 
 import pytest
 from rich.console import Console
+from torch import nn
 
 import sharpwave as sw
 from sharpwave.cli.train import summary_table
@@ -21,10 +22,12 @@ from sharpwave.training.evaluation import evaluate
 from sharpwave.training.files import sealed_json
 from sharpwave.training.folder import LAST, LOCK, METRICS, locked
 from sharpwave.training.policies import load_policy, save_policy
+from sharpwave.training.progress import TrainingState
 from sharpwave.training.recipes import RECIPES, Recipe
 from sharpwave.training.resume import drop_metrics, resume
 from sharpwave.training.run import read_summary, run
-from sharpwave.training.state import TrainingState
+
+from ..agents.linear import make_dqn
 
 CARTPOLE = dataclasses.replace(
     RECIPES["cartpole"][1], steps=600, checkpoint_every=300, warmup_steps=400, report_every=200, capacity=1_000
@@ -100,6 +103,7 @@ def test_a_run_of_the_release_without_checksums_goes_on(folder):
         (checkpoint / "run.json").unlink()
         state = json.loads((checkpoint / "state.json").read_text())
         del state["version"]
+        state["training"]["exploration"] = state.pop("agent")["exploration"]
         figures = {name: value for name, value in state.items() if name != "checksums"}
         state["checksums"]["state.json"] = zlib.crc32(json.dumps(figures, sort_keys=True).encode())
         (checkpoint / "state.json").write_text(json.dumps(state))
@@ -138,8 +142,9 @@ FIGURES = ["steps", "updates", "avg_loss", "learn_after", "updates_then", "minut
 
 @pytest.mark.parametrize("value", ["x", -(10**400), [], {}, True], ids=["text", "huge", "list", "dict", "true"])
 def test_figures_of_another_kind_are_refused_under_a_checksum_that_holds(value):
-    state = TrainingState.fresh(CARTPOLE).to_dict()
-    assert TrainingState.from_dict(CARTPOLE, state).to_dict()["progress"]["steps"] == 0
+    agent = make_dqn(lambda: nn.Linear(2, 2))
+    state = TrainingState.fresh(CARTPOLE, agent).to_dict()
+    assert TrainingState.from_dict(CARTPOLE, agent, state).to_dict()["progress"]["steps"] == 0
     for part, names in {
         "progress": FIGURES,
         "episodes": ["count", "avg_reward"],
@@ -147,10 +152,10 @@ def test_figures_of_another_kind_are_refused_under_a_checksum_that_holds(value):
     }.items():
         for name in names:
             with pytest.raises(NO_STATE):
-                TrainingState.from_dict(CARTPOLE, {**state, part: {**state[part], name: value}})
+                TrainingState.from_dict(CARTPOLE, agent, {**state, part: {**state[part], name: value}})
     for wrong in ({"steps": 1, "scores": []}, {"steps": 1, "scores": [value]}, {"steps": -1, "scores": [1.0]}):
         with pytest.raises(NO_STATE):
-            TrainingState.from_dict(CARTPOLE, {**state, "held_out": {**state["held_out"], "best": wrong}})
+            TrainingState.from_dict(CARTPOLE, agent, {**state, "held_out": {**state["held_out"], "best": wrong}})
 
 
 @pytest.mark.parametrize("name", ["steps", "reason", "replay_bytes", "minutes", "held_out", "mean_reward"])

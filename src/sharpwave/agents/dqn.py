@@ -1,157 +1,201 @@
-"""Deep Q-network with double, dueling, n-step and prioritized learning as options (the last two live in the batch)."""
+"""Deep Q-network: double, dueling, n-step and prioritized learning as options. The model for every algorithm here:
+settings, network, loss, act, learn, from top to bottom; shared pieces lie in the modules beside it.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from gymnasium.spaces import Discrete
 from torch import Tensor, nn
 
 from sharpwave.agents.averaging import move_towards
-from sharpwave.agents.exploration import epsilon_greedy
+from sharpwave.agents.devices import PRECISIONS, autocast, pick_device, pick_precision
+from sharpwave.agents.exploration import EpsilonGreedy, epsilon_greedy
+from sharpwave.agents.heads import QHead, QNetwork
+from sharpwave.agents.inputs import DictInputs, FrameInputs, inputs_for
 from sharpwave.agents.losses import double_q_targets, huber, q_targets, squared
+from sharpwave.agents.modules import load_optimizer, load_tensors, optimizer_tensors, tensors_of, to_tensors
+from sharpwave.agents.priorities import NStepErrors
+from sharpwave.agents.protocol import Acted, Agent, Learned, Obs, Spaces, space_text
+from sharpwave.agents.replay import TransitionsSettings
+from sharpwave.agents.schedules import linear
+from sharpwave.agents.torsos import NETWORKS, torso_for
+from sharpwave.configuration import check, expect, setting
 
-
-class TensorBatch(Protocol):
-    """What the agent learns from; :meth:`sharpwave.Batch.torch` returns one.
-
-    Attributes:
-        obs, next_obs: [B, ...].  action: int64 [B].  reward: float32 [B], the n-step return.
-        discount: float32 [B], gamma^n * (1 - terminated).  weights: float32 [B], importance weights.
-    """
-
-    @property
-    def obs(self) -> Any: ...
-    @property
-    def next_obs(self) -> Any: ...
-    @property
-    def action(self) -> Any: ...
-    @property
-    def reward(self) -> Any: ...
-    @property
-    def discount(self) -> Any: ...
-    @property
-    def weights(self) -> Any: ...
+LEARNING, NETWORK = "Learning", "Network"
 
 
 @dataclass(frozen=True)
 class DQNSettings:
-    """What the update is made of. ``target_tau`` 0: the target is replaced by the caller's :meth:`DQN.update_target`;
-    above 0: it moves by that share of the way after every update. ``average_decay`` above 0: the policy that is kept is
-    an exponential mean of the online network, of which every update keeps so much."""
+    """Settings of a deep Q-network; the defaults are those of Mnih et al. (2015) where they are given there."""
 
-    double: bool = True
-    loss: str = "huber"
-    huber_delta: float = 1.0
-    learning_rate: float = 2.5e-4
-    adam_eps: float = 1.5e-4
-    max_grad_norm: float = 10.0
-    target_tau: float = 0.0
-    average_decay: float = 0.0
-    precision: str = "float32"
+    kind: ClassVar[str] = "dqn"
+
+    replay: TransitionsSettings = field(default_factory=TransitionsSettings)
+    exploration: EpsilonGreedy = field(default_factory=EpsilonGreedy)
+
+    network: str = setting("auto", "torso of the Q-network; auto: by the observation", NETWORK, choices=NETWORKS)
+    hidden_units: int = setting(512, "units of the hidden layer", NETWORK, at_least=1)
+    dueling: bool = setting(False, "separate streams for value and advantage", NETWORK)
+    standardize: bool = setting(
+        False, "images: subtract the mean image of the warm-up, and divide by the spread around it", NETWORK
+    )
+    precision: str = setting(
+        "float32", "of networks; auto: bfloat16 where the CPU has instructions for it", LEARNING, choices=PRECISIONS
+    )
+
+    double: bool = setting(True, "double Q-learning", LEARNING)
+    loss: str = setting("huber", "of the temporal-difference error", LEARNING, choices=("huber", "mse"))
+    huber_delta: float = setting(1.0, "error where the Huber loss turns linear", LEARNING, above=0)
+    lr: float = setting(2.5e-4, "learning rate of Adam", LEARNING, flag="--learning-rate", above=0)
+    lr_end: float | None = setting(
+        None, "final learning rate; empty: it stays", LEARNING, flag="--learning-rate-end", above=0
+    )
+    lr_steps: int = setting(
+        0, "steps from learning-rate to learning-rate-end", LEARNING, flag="--learning-rate-steps", at_least=0
+    )
+    adam_eps: float = setting(1.5e-4, "epsilon of Adam", LEARNING, above=0)
+    max_grad_norm: float = setting(10.0, "gradients are scaled down to this norm; 0: never", LEARNING, at_least=0)
+    target_every: int = setting(8_000, "steps between copies to the target network", LEARNING, at_least=1)
+    target_tau: float = setting(
+        0.0, "above 0: the target moves by this share at every update instead", LEARNING, at_least=0, at_most=1
+    )
+    average_decay: float = setting(
+        0.0,
+        "evaluations play, and best and last keep, the exponential mean of the network over updates of which each "
+        "keeps this share; 0: the network itself",
+        LEARNING,
+        at_least=0,
+        below=1,
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+        expect(self, "standardize", not (self.standardize and self.network == "mlp"), "a network for images with it")
 
 
-@dataclass(frozen=True)
-class Learned:
-    """Of one update. td_errors: float32 [B], target minus value, signed. loss: float32 [], weighted mean."""
+class DQNState(NamedTuple):
+    """Acting state.
 
-    td_errors: Tensor
-    loss: Tensor
-
-
-def pick_device(name: str) -> torch.device:
-    """ "auto" -> CUDA where there is a device, else the CPU; any other name as torch knows it.
-
-    Raises:
-        ValueError: a name torch does not know, or CUDA asked for where there is none.
+    Attributes:
+        lanes: which of the run's ``of`` lanes these are.
+        chosen: int64 [lanes], indices of the last actions.
+        values: Q of the last observations [lanes, A], where initial priorities are computed.
     """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ValueError(f"device: got {name!r}, expected 'auto', 'cpu', 'cuda' or 'cuda:0'") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device: got {name!r}, but torch sees no CUDA device here; use 'auto' or 'cpu'")
-    return device
+
+    lanes: slice
+    of: int
+    chosen: npt.NDArray[np.int64] | None = None
+    values: npt.NDArray[np.float32] | None = None
 
 
-class DQN:
-    """Online and target network and the optimizer: acts, learns, and can be saved.
+class DQN(Agent):
+    """Online and target network and the optimizer.
 
     The online network explores and learns. The *policy*, which is measured and kept, is its exponential mean where
     there is one: single networks on the way differ in what they have just forgotten.
-
-    Args:
-        build: makes a fresh network; called twice.
-        num_actions: A.
-        device: where the networks live.
-        inputs: turns stored observations into what the networks take; nothing in it learns.
     """
 
+    Settings = DQNSettings
+    FIRST_LOOK = 2048
+    """Transitions of the warm-up over which images are standardized."""
+
     def __init__(
-        self,
-        build: Callable[[], nn.Module],
-        num_actions: int,
-        settings: DQNSettings | None = None,
-        device: torch.device | str = "cpu",
-        inputs: nn.Module | None = None,
+        self, spaces: Spaces, settings: DQNSettings | None = None, device: torch.device | str = "cpu", seed: Any = 0
     ) -> None:
-        self.settings = settings or DQNSettings()
-        self.device = torch.device(device)
-        self.num_actions = num_actions
-        self.inputs = (inputs or nn.Identity()).to(self.device)
-        self.online = build().to(self.device)
-        self.target = build().to(self.device)
-        self.target.requires_grad_(False)
-        self.update_target()
+        if not isinstance(spaces.action, Discrete):
+            raise ValueError(f"dqn needs Discrete actions; {spaces.env} has {space_text(spaces.action)}")
+        self.spaces, self.settings = spaces, settings or DQNSettings()
+        self.device = pick_device(device)
+        self.num_actions, self._first_action = int(spaces.action.n), int(spaces.action.start)
+        self._precision = pick_precision(self.settings.precision, self.device)
+        self._rng = np.random.default_rng(seed)
+        self._targets_copied = 0  # periods of ``target_every`` steps after which the target was copied
+        self._keeps_values = False
+        self.inputs = inputs_for(spaces.observation, images=self.settings.network != "mlp").to(self.device)
+        self.online = self.network().to(self.device)
+        self.target = self.network().to(self.device).requires_grad_(False)
+        move_towards(self.target, self.online, 1.0)
         self.average = copy.deepcopy(self.target) if self.settings.average_decay > 0 else None
-        if self.settings.loss not in ("huber", "mse"):
-            raise ValueError(f"loss: got {self.settings.loss!r}, expected 'huber' or 'mse'")
+
+    # network
+
+    def network(self) -> nn.Module:
+        """Make a fresh network: what ``inputs`` give -> Q [B, A]."""
+        settings = self.settings
+        torso = torso_for(self.spaces.observation, settings.network, settings.hidden_units)
+        return QNetwork(torso, QHead(torso.features, settings.hidden_units, self.num_actions, settings.dueling))
 
     @cached_property
     def optimizer(self) -> torch.optim.Optimizer:
-        """Adam over the online network; made when it is needed, because torch takes a second to load what it uses."""
-        return torch.optim.Adam(
-            self.online.parameters(), lr=self.settings.learning_rate, eps=self.settings.adam_eps, fused=True
-        )
+        """Adam over the online network; made on first use, because torch takes a second to load what it needs."""
+        return torch.optim.Adam(self.online.parameters(), lr=self.settings.lr, eps=self.settings.adam_eps, fused=True)
+
+    # act
+
+    def begin(self, lanes: int, first_lane: int = 0, of_lanes: int | None = None) -> DQNState:
+        return DQNState(slice(first_lane, first_lane + lanes), of_lanes or first_lane + lanes)
 
     @torch.inference_mode()
-    def act(
-        self, obs: npt.NDArray[Any], epsilon: float | npt.NDArray[np.float64], rng: np.random.Generator
-    ) -> npt.NDArray[np.int64]:
-        """Epsilon-greedy actions int64 [N] for observations [N, ...]."""
-        if np.min(epsilon) >= 1.0:  # the network's opinion would not be asked for
-            return epsilon_greedy(np.zeros(len(obs), np.int64), self.num_actions, epsilon, rng)
-        with self._autocast():
-            q = self.online(self.inputs(torch.from_numpy(np.ascontiguousarray(obs)).to(self.device)))
-        return epsilon_greedy(q.argmax(dim=1).cpu().numpy(), self.num_actions, epsilon, rng)
+    def act(self, obs: Obs, state: DQNState, step: int, explore: bool = True) -> Acted:
+        epsilons = self.settings.exploration.epsilons(step, state.of)[state.lanes] if explore else None
+        if epsilons is not None and epsilons.min() >= 1.0 and not self._keeps_values:
+            q, chosen = None, np.zeros(len(epsilons), np.int64)  # the network's opinion would not count
+        else:
+            q = self._q(obs)
+            chosen = q.argmax(dim=1).cpu().numpy()
+        if epsilons is not None:
+            chosen = epsilon_greedy(chosen, self.num_actions, epsilons, self._rng)
+        values = q.float().cpu().numpy() if q is not None and self._keeps_values else None
+        return Acted(chosen + self._first_action, state._replace(chosen=chosen, values=values))
 
     @torch.inference_mode()
-    def values(self, obs: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-        """Q of the online network, float32 [N, A], for observations [N, ...]."""
-        with self._autocast():
-            q = self.online(self.inputs(torch.from_numpy(np.ascontiguousarray(obs)).to(self.device)))
-        values: npt.NDArray[np.float32] = q.float().cpu().numpy()
-        return values
+    def values(self, obs: Obs) -> npt.NDArray[np.float32]:
+        """Return Q of the online network, float32 [N, A], for observations [N, ...]."""
+        q: npt.NDArray[np.float32] = self._q(obs).float().cpu().numpy()
+        return q
 
-    def learn(self, batch: TensorBatch) -> Learned:
-        """One gradient step on the weighted mean of the items' losses.
+    def _q(self, obs: Obs) -> Tensor:
+        with self.autocast():
+            q: Tensor = self.online(self.inputs(to_tensors(obs, self.device)))
+        return q
 
-        Args:
-            batch: tensors on the agent's device.
-        Returns:
-            the temporal-difference errors, unweighted, in the batch's order.
-        """
+    def scored_lanes(self, lanes: int) -> npt.NDArray[np.bool_]:
+        return self.settings.exploration.scored(lanes)
+
+    def initial_errors(self, lanes: int, kept: int) -> NStepErrors | None:
+        replay = self.settings.replay
+        if not replay.prioritized:
+            return None
+        self._keeps_values = True
+        return NStepErrors(lanes, replay.n_step, replay.gamma, kept, self.values)
+
+    # learn
+
+    def replay(self) -> TransitionsSettings:
+        return self.settings.replay
+
+    @property
+    def first_look(self) -> int:
+        return self.FIRST_LOOK if self.settings.standardize else 0
+
+    def prepare(self, batch: Any) -> None:
+        if isinstance(self.inputs, (FrameInputs, DictInputs)):
+            self.inputs.standardize(batch.obs)
+
+    def loss(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """Compute the weighted mean of the items' losses, and their TD errors, unweighted, float32 [B]."""
         settings = self.settings
-        with self._autocast():
+        with self.autocast():
             # First: autocast may reuse weights it rounded in a pass without gradient, and those carry none.
             q = self.online(self.inputs(batch.obs)).float()
             with torch.no_grad():
@@ -163,97 +207,65 @@ class DQN:
             targets = double_q_targets(next_q, next_q_online, batch.reward, batch.discount)
         else:
             targets = q_targets(next_q, batch.reward, batch.discount)
-        td_errors = targets - q.gather(1, batch.action.view(-1, 1)).squeeze(1)
-        losses = huber(td_errors, settings.huber_delta) if settings.loss == "huber" else squared(td_errors)
-        loss = (batch.weights * losses).mean()
+        chosen = batch.action - self._first_action if self._first_action else batch.action
+        td_error = targets - q.gather(1, chosen.view(-1, 1)).squeeze(1)
+        losses = huber(td_error, settings.huber_delta) if settings.loss == "huber" else squared(td_error)
+        return (batch.weights * losses).mean(), td_error.detach()
 
+    def learn(self, batch: Any, step: int) -> Learned:
+        settings = self.settings
+        if settings.target_tau == 0 and step // settings.target_every > self._targets_copied:
+            self._targets_copied = step // settings.target_every
+            move_towards(self.target, self.online, 1.0)
+        if settings.lr_end is not None:
+            self.optimizer.param_groups[0]["lr"] = self._learning_rate(step)
+        loss, td_error = self.loss(batch)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         if settings.max_grad_norm > 0:
             nn.utils.clip_grad_norm_(self.online.parameters(), settings.max_grad_norm)
         self.optimizer.step()
         if settings.target_tau > 0:
-            self.update_target(settings.target_tau)
+            move_towards(self.target, self.online, settings.target_tau)
         if self.average is not None:
             move_towards(self.average, self.online, 1.0 - settings.average_decay)
-        return Learned(td_errors.detach(), loss.detach())
+        return Learned(td_error, {"loss": loss.detach()})
 
-    def update_target(self, tau: float = 1.0) -> None:
-        """target <- target + tau * (online - target); 1 copies."""
-        move_towards(self.target, self.online, tau)
+    def schedules(self, step: int) -> dict[str, float]:
+        return {"epsilon": self.settings.exploration.epsilon(step), "learning_rate": self._learning_rate(step)}
 
-    def set_learning_rate(self, rate: float) -> None:
-        """Of the updates from now on."""
-        self.optimizer.param_groups[0]["lr"] = rate
+    def _learning_rate(self, step: int) -> float:
+        settings = self.settings
+        return settings.lr if settings.lr_end is None else linear(step, settings.lr, settings.lr_end, settings.lr_steps)
 
-    def policy_weights(self) -> dict[str, Tensor]:
-        """A copy of what playing takes, by name ("inputs.*", "policy.*"): of the mean network where there is one."""
-        modules = {"inputs": self.inputs, "policy": self.online if self.average is None else self.average}
+    # save
+
+    def policy_tensors(self, explore: bool = False) -> dict[str, Tensor]:
+        policy = self.online if explore or self.average is None else self.average
+        tensors = tensors_of({"inputs": self.inputs, "policy": policy})
+        return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+
+    def load_policy(self, tensors: Mapping[str, Tensor]) -> None:
+        load_tensors({"inputs": self.inputs, "policy": self.online}, tensors)
+
+    def state(self) -> dict[str, Any]:
         return {
-            f"{part}.{name}": tensor.detach().cpu().clone()
-            for part, module in modules.items()
-            for name, tensor in module.state_dict().items()
+            "weights": tensors_of(self._modules()),
+            "optimizer": optimizer_tensors(self.optimizer),
+            "exploration": self._rng.bit_generator.state,
+            "targets_copied": self._targets_copied,
         }
 
-    def player(self, weights: Mapping[str, Tensor]) -> DQN:
-        """An agent of its own that acts by ``weights``, which :meth:`policy_weights` gave; not meant to learn.
+    def load(self, state: Mapping[str, Any]) -> None:
+        load_tensors(self._modules(), state["weights"])
+        load_optimizer(self.optimizer, state["optimizer"])
+        self._rng.bit_generator.state = state["exploration"]
+        self._targets_copied = int(state["targets_copied"])
 
-        Raises:
-            ValueError: names or shapes of another network.
-        """
-        player = copy.copy(self)
-        player.inputs, player.online, player.average = copy.deepcopy(self.inputs), copy.deepcopy(self.online), None
-        _load(player.inputs, "inputs", weights)
-        _load(player.online, "policy", weights)
-        return player
+    def _modules(self) -> dict[str, nn.Module]:
+        modules = {"inputs": self.inputs, "online": self.online, "target": self.target}
+        return modules if self.average is None else {**modules, "average": self.average}
 
-    def weights(self) -> dict[str, Tensor]:
-        """Tensors of the inputs and the networks by name ("inputs.*", "online.*", "target.*", "average.*")."""
-        return {
-            f"{part}.{name}": tensor for part, module in self._parts() for name, tensor in module.state_dict().items()
-        }
-
-    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Inverse of :meth:`weights`.
-
-        Raises:
-            ValueError: names or shapes of another network.
-        """
-        for part, module in self._parts():
-            _load(module, part, weights)
-
-    def optimizer_tensors(self) -> dict[str, Tensor]:
-        """Adam's moments and step counts by name ("<parameter's index>.<name>")."""
-        state = self.optimizer.state_dict()["state"]
-        return {f"{index}.{name}": tensor for index, entry in state.items() for name, tensor in entry.items()}
-
-    def load_optimizer_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Inverse of :meth:`optimizer_tensors`."""
-        parameters = list(self.online.parameters())
-        state: dict[int, dict[str, Tensor]] = {}
-        for key, tensor in tensors.items():
-            index, name = key.split(".", 1)
-            parameter = parameters[int(index)]
-            # Laid out as the parameter (channels last): Adam's fused kernel pairs elements by where they lie.
-            copy = torch.empty_like(parameter).copy_(tensor) if tensor.shape == parameter.shape else tensor.clone()
-            state.setdefault(int(index), {})[name] = copy
-        groups = self.optimizer.state_dict()["param_groups"]
-        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
-
-    def _parts(self) -> tuple[tuple[str, nn.Module], ...]:
-        parts = ("inputs", self.inputs), ("online", self.online), ("target", self.target)
-        return parts if self.average is None else (*parts, ("average", self.average))
-
-    def _autocast(self) -> AbstractContextManager[Any]:
-        if self.settings.precision == "bfloat16":
-            return torch.autocast(self.device.type, dtype=torch.bfloat16)
-        return nullcontext()
-
-
-def _load(module: nn.Module, part: str, weights: Mapping[str, Tensor]) -> None:
-    """Into ``module`` the tensors whose names begin with ``part`` and a dot."""
-    own = {name.removeprefix(f"{part}."): tensor for name, tensor in weights.items() if name.startswith(f"{part}.")}
-    try:
-        module.load_state_dict(own)
-    except RuntimeError as error:
-        raise ValueError(f"weights do not fit the agent's {part} module: {error}") from error
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Let networks compute in the settings' precision while inside."""
+        return autocast(self.device, self._precision)

@@ -1,31 +1,68 @@
-"""How an agent explores: schedules of epsilon, a ladder over environments, and epsilon-greedy actions."""
+"""How an agent explores: epsilon-greedy actions, a schedule of epsilon, and a ladder of epsilons over environments."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-LITTLE = 0.05
-"""An epsilon that costs little of the score."""
+from sharpwave.agents.schedules import linear
+from sharpwave.configuration import check, setting
+
+MAX_SCORED_EPSILON = 0.05
+"""Largest epsilon that costs little of the score."""
+
+EXPLORATION = "Exploration"
 
 
-def linear_schedule(step: int, start: float, end: float, over: int) -> float:
-    """From ``start`` at step 0 straight to ``end`` at step ``over``, then ``end``. For epsilon and for beta.
+@dataclass(frozen=True)
+class EpsilonGreedy:
+    """Settings of epsilon-greedy exploration: epsilon falls in a straight line, and may differ between lanes."""
 
-    Args:
-        step: environment steps so far.  over: environment steps of the way; 0: ``end`` at once.
-    """
-    if step >= over:
-        return end
-    return start + (end - start) * (step / over)
+    start: float = setting(
+        1.0, "first probability of a random action", EXPLORATION, flag="--epsilon-start", at_least=0, at_most=1
+    )
+    end: float = setting(0.01, "its final value", EXPLORATION, flag="--epsilon-end", at_least=0, at_most=1)
+    steps: int = setting(
+        250_000, "steps from epsilon-start to epsilon-end", EXPLORATION, flag="--epsilon-steps", at_least=0
+    )
+    ladder: float = setting(
+        0.0,
+        "environment i of N explores with epsilon ** (1 + this * i / (N-1)); Ape-X: 7. Mean rewards are then those of "
+        "environments that end at .05 or less",
+        EXPLORATION,
+        flag="--epsilon-ladder",
+        at_least=0,
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    def epsilon(self, step: int) -> float:
+        """Largest epsilon of all lanes after ``step`` environment steps."""
+        return linear(step, self.start, self.end, self.steps)
+
+    def epsilons(self, step: int, lanes: int) -> npt.NDArray[np.float64]:
+        """Epsilon of each lane, float64 [lanes]."""
+        return epsilon_ladder(self.epsilon(step), lanes, self.ladder)
+
+    def scored(self, lanes: int) -> npt.NDArray[np.bool_]:
+        """Which lanes end with a small epsilon, or with the smallest: their scores show what was learned. bool [lanes].
+
+        Of eight lanes with .4 and a ladder of 7 the first plays at random so often that it loses at Pong to the end;
+        the last five explore with less than :data:`MAX_SCORED_EPSILON`.
+        """
+        final = epsilon_ladder(self.end, lanes, self.ladder)
+        return np.less_equal(final, max(MAX_SCORED_EPSILON, final.min()))
 
 
 def epsilon_ladder(epsilon: float, lanes: int, exponent: float) -> npt.NDArray[np.float64]:
-    """Each environment its own epsilon: epsilon ** (1 + exponent * i / (N - 1)), so that some explore and some play.
+    """Give each lane its own epsilon: epsilon ** (1 + exponent * i / (N - 1)), so that some explore and some exploit.
 
     Args:
-        epsilon: the largest, of environment 0.  lanes: N, the number of environments.
-        exponent: 7 in Ape-X (with epsilon .4); 0 gives every environment the same.
+        epsilon: the largest, of lane 0.  lanes: N.
+        exponent: 7 in Ape-X (with epsilon .4); 0 gives every lane the same.
     Returns:
         float64 [N].
     Source: Horgan et al. (2018), Distributed prioritized experience replay, section 4.1.
@@ -34,33 +71,18 @@ def epsilon_ladder(epsilon: float, lanes: int, exponent: float) -> npt.NDArray[n
     return np.asarray(epsilon, np.float64) ** (1.0 + exponent * rungs)
 
 
-def play_well(epsilon: float, lanes: int, exponent: float) -> npt.NDArray[np.bool_]:
-    """Which environments of a ladder show by their scores what was learned: those that explore least, or little.
-
-    Of eight with .4 and an exponent of 7 the first plays at random so often that it loses at Pong to the end; the last
-    five explore with less than :data:`LITTLE`. Where all explore alike it is all.
-
-    Args:
-        epsilon, lanes, exponent: as for :func:`epsilon_ladder`.
-    Returns:
-        bool [N].
-    """
-    ladder = epsilon_ladder(epsilon, lanes, exponent)
-    return np.less_equal(ladder, max(LITTLE, ladder.min()))
-
-
 def epsilon_greedy(
     greedy: npt.NDArray[np.int64],
     num_actions: int,
     epsilon: float | npt.NDArray[np.float64],
     rng: np.random.Generator,
 ) -> npt.NDArray[np.int64]:
-    """With probability epsilon any action, all alike; else the greedy one.
+    """Replace greedy actions, with probability epsilon, by uniformly random ones.
 
     Args:
         greedy: int64 [N].  epsilon: one for all, or float [N].
     Returns:
-        int64 [N]. Two draws of N from ``rng`` whatever happens, so that a run can be repeated.
+        int64 [N]. Always two draws of N from ``rng``, so that a run can be repeated.
     """
     explores = rng.random(len(greedy)) < epsilon
     random = rng.integers(0, num_actions, len(greedy))

@@ -38,19 +38,6 @@ def double_q_targets(next_q: Tensor, next_q_online: Tensor, reward: Tensor, disc
     return reward + discount * next_q.gather(1, chosen).squeeze(1)
 
 
-def dueling_combine(value: Tensor, advantage: Tensor) -> Tensor:
-    """Q = V + A - mean A.
-
-    Args:
-        value: float [B, 1].  advantage: float [B, A].
-    Returns:
-        float [B, A].
-    Source: Wang et al. (2016), Dueling network architectures, eq. 9.
-    """
-    assert value.shape == (advantage.shape[0], 1), (value.shape, advantage.shape)
-    return value + advantage - advantage.mean(dim=1, keepdim=True)
-
-
 def huber(error: Tensor, delta: float = 1.0) -> Tensor:
     """Quadratic up to ``delta``, linear beyond: e^2 / 2, then delta * (|e| - delta / 2). Any shape, kept.
 

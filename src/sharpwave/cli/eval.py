@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from sharpwave.training.protocol import EPISODES, EPSILON, EVAL_SEED
+from sharpwave.training.measuring import EPISODES, EPSILON, EVAL_SEED
 
 
 def evaluate(

@@ -166,7 +166,7 @@ def resume_run(folder: Path, changes: dict[str, Any], trust: bool) -> None:
 
 def _end(console: Any, train: Callable[[], tuple[Path, dict[str, Any]]]) -> None:
     """Print what comes of it; exit with 1 where actors died too often, or the end could not be saved."""
-    from sharpwave.training.crew import ActorsDiedError
+    from sharpwave.training.actors.pool import ActorsDiedError
     from sharpwave.training.saving import NotSavedError
 
     try:

@@ -1,4 +1,4 @@
-"""What is shown and kept of a run while it goes on. Callbacks are given plain dicts and know nothing of agents."""
+"""Hooks into training, and those that show and keep what happens: display, JSON lines, TensorBoard."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.console import Console
 from rich.live import Live
@@ -19,11 +19,28 @@ from rich.text import Text
 from sharpwave.training.files import RecordFile, real_folder
 from sharpwave.training.text import byte_text, duration_text, number_text, printable
 
+if TYPE_CHECKING:
+    from sharpwave.agents.protocol import Learned
+    from sharpwave.training.loop import Training
+
 Metrics = dict[str, Any]
 
 
 class Callback:
-    """Told what happens; overrides what it cares for."""
+    """Base class for training hooks. Each does nothing, or what a subclass makes of it.
+
+    ``training`` is the run under way (:class:`sharpwave.training.loop.Training`), to be looked at, and to be ended by
+    ``training.stop(reason)``; ``metrics`` are plain dicts.
+    """
+
+    def on_begin(self, training: Training) -> None:
+        """Training begins, or goes on from a checkpoint."""
+
+    def on_step(self, training: Training) -> None:
+        """A turn is over: steps have arrived, or none came in a while."""
+
+    def on_update(self, training: Training, learned: Learned) -> None:
+        """The agent has made an update."""
 
     def on_episode(self, metrics: Metrics) -> None:
         """An episode has ended: steps, minutes, reward, episode_steps, avg_reward, mean_reward, episodes."""
@@ -34,15 +51,35 @@ class Callback:
     def on_evaluation(self, metrics: Metrics) -> None:
         """A held-out evaluation was made: steps, minutes, scores, mean, min, lost, best (so far)."""
 
-    def flush(self) -> None:
-        """A checkpoint is about to be made: what was told before it must be kept as surely as the checkpoint."""
+    def wants_checkpoint(self, training: Training) -> bool:
+        """Return whether a checkpoint is to be made after this turn. Asked once a turn, after :meth:`on_step`."""
+        return False
+
+    def on_checkpoint(self, training: Training, metrics: Metrics) -> None:
+        """A checkpoint is made, of the state that the last report, ``metrics``, told of. What was written so far must
+        be kept as surely as the checkpoint, which a later callback writes."""
+
+    def on_end(self, metrics: Metrics) -> None:
+        """Training has ended: the last report, with ``reason``. Not called after an error."""
 
     def close(self) -> None:
-        """The run is over, by whatever way."""
+        """Release what is held; called however the run ended."""
+
+
+class StopWhen(Callback):
+    """Ends training once ``reason`` returns one."""
+
+    def __init__(self, reason: Callable[[], str | None]) -> None:
+        self._reason = reason
+
+    def on_step(self, training: Training) -> None:
+        reason = self._reason()
+        if reason is not None:
+            training.stop(reason)
 
 
 class Lasting(Callback):
-    """Another callback, whose files or terminal may fail: that is said once, and the run goes on.
+    """Wrapper of a callback whose files or terminal may fail: that is said once, and the run goes on.
 
     Args:
         what: its name for people.  say: told when it fails, and when it works again.
@@ -51,6 +88,15 @@ class Lasting(Callback):
     def __init__(self, callback: Callback, what: str, say: Callable[[str], None]) -> None:
         self._callback, self._what, self._say = callback, what, say
         self._failing = False
+
+    def on_begin(self, training: Training) -> None:
+        self._try(lambda: self._callback.on_begin(training), writes=False)
+
+    def on_step(self, training: Training) -> None:
+        self._try(lambda: self._callback.on_step(training), writes=False)
+
+    def on_update(self, training: Training, learned: Learned) -> None:
+        self._try(lambda: self._callback.on_update(training, learned), writes=False)
 
     def on_episode(self, metrics: Metrics) -> None:
         self._try(lambda: self._callback.on_episode(metrics))
@@ -61,8 +107,14 @@ class Lasting(Callback):
     def on_evaluation(self, metrics: Metrics) -> None:
         self._try(lambda: self._callback.on_evaluation(metrics))
 
-    def flush(self) -> None:
-        self._try(self._callback.flush)
+    def wants_checkpoint(self, training: Training) -> bool:
+        return self._callback.wants_checkpoint(training)
+
+    def on_checkpoint(self, training: Training, metrics: Metrics) -> None:
+        self._try(lambda: self._callback.on_checkpoint(training, metrics))
+
+    def on_end(self, metrics: Metrics) -> None:
+        self._try(lambda: self._callback.on_end(metrics), writes=False)
 
     def close(self) -> None:
         try:
@@ -70,7 +122,8 @@ class Lasting(Callback):
         except OSError as error:
             self._say(f"{self._what} is not complete: {error}")
 
-    def _try(self, call: Callable[[], None]) -> None:
+    def _try(self, call: Callable[[], None], *, writes: bool = True) -> None:
+        """Call, and note whether that failed; a success shows that files can be written again if it ``writes``."""
         try:
             call()
         except OSError as error:
@@ -78,9 +131,9 @@ class Lasting(Callback):
                 self._say(f"{self._what} cannot be written: {error}; training goes on, and what waits is written later")
             self._failing = True
         else:
-            if self._failing:
+            if self._failing and writes:
                 self._say(f"{self._what} is written again")
-            self._failing = False
+                self._failing = False
 
 
 class JsonLines(Callback):
@@ -98,7 +151,7 @@ class JsonLines(Callback):
     def on_evaluation(self, metrics: Metrics) -> None:
         self._file.append((json.dumps({"event": "evaluation", **metrics}) + "\n").encode())
 
-    def flush(self) -> None:
+    def on_checkpoint(self, training: Training, metrics: Metrics) -> None:
         self._file.flush()
 
     def close(self) -> None:
@@ -152,12 +205,13 @@ class TensorBoard(Callback):
         self._write(metrics, self.EPISODE)
 
     def on_report(self, metrics: Metrics) -> None:
-        self._write(metrics, self.REPORT)
+        learner = metrics.get("learner", {})
+        self._write(metrics | learner, self.REPORT | {name: f"learner/{name}" for name in learner})
 
     def on_evaluation(self, metrics: Metrics) -> None:
         self._write(metrics, self.EVALUATION)
 
-    def flush(self) -> None:
+    def on_checkpoint(self, training: Training, metrics: Metrics) -> None:
         self._file.flush()
 
     def close(self) -> None:

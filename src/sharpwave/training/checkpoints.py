@@ -18,13 +18,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 import sharpwave as sw
-from sharpwave.agents.dqn import DQN
+from sharpwave.agents.protocol import Agent
 from sharpwave.errors import NewerVersionError
+from sharpwave.training import old_runs
 from sharpwave.training.config import CONFIG, VERSION, check_version
 from sharpwave.training.files import read_regular, real_folder, sync, write_new
 
-WEIGHTS, OPTIMIZER, RANDOM = "weights.safetensors", "optimizer.safetensors", "random.safetensors"
-STATE, REPLAY = "state.json", "replay"
+RANDOM, STATE, REPLAY = "random.safetensors", "state.json", "replay"
+TENSORS = ".safetensors"
 BEST = "best.safetensors"
 """The policy with the best held-out evaluation so far, where there is one; figures about it are in the state."""
 
@@ -43,7 +44,7 @@ MAX_BYTES, MAX_TENSOR_BYTES = 64 << 20, 16 << 30
 
 def save_checkpoint(
     folder: Path,
-    agent: DQN,
+    agent: Agent,
     state: dict[str, Any],
     store: sw.Store | None = None,
     keep: int = 2,
@@ -133,8 +134,8 @@ def newest_checkpoint(folder: Path, run: str) -> Path | None:
     return next((path for path in reversed(_checkpoints(folder)) if _owned(path, mark)), None)
 
 
-def load_checkpoint(checkpoint: Path, agent: DQN, *, resume: bool = False) -> dict[str, Any]:
-    """Load an agent's weights; to ``resume`` also its optimizer and torch's random state.
+def load_checkpoint(checkpoint: Path, agent: Agent, *, resume: bool = False) -> dict[str, Any]:
+    """Load an agent; to ``resume`` also torch's random state.
 
     Returns:
         the checkpoint's figures.
@@ -146,9 +147,11 @@ def load_checkpoint(checkpoint: Path, agent: DQN, *, resume: bool = False) -> di
         state: dict[str, Any] = json.loads(read_regular(checkpoint / STATE, MAX_BYTES))
         check_version(checkpoint / STATE, state)
         _check(STATE, _figures(state), state)
-        agent.load_weights(_load(checkpoint, WEIGHTS, state, agent.device))
+        plain = state["agent"] if "agent" in state else old_runs.agent_figures(state, agent)
+        groups = [name for name in state["checksums"] if name not in (RANDOM, BEST, STATE)]
+        tensors = {name.removesuffix(TENSORS): _load(checkpoint, name, state, agent.device) for name in groups}
+        agent.load({**plain, **tensors})
         if resume:
-            agent.load_optimizer_tensors(_load(checkpoint, OPTIMIZER, state, agent.device))
             _set_random_state(_load(checkpoint, RANDOM, state, torch.device("cpu")), agent.device)
     except NewerVersionError:
         raise
@@ -171,8 +174,12 @@ def load_best(checkpoint: Path, state: dict[str, Any]) -> dict[str, torch.Tensor
         raise ValueError(f"checkpoint {str(checkpoint)!r} cannot be loaded: {error}") from error
 
 
-def _write_files(partial: Path, agent: DQN, state: dict[str, Any], best: Mapping[str, torch.Tensor]) -> None:
-    files = {WEIGHTS: agent.weights(), OPTIMIZER: agent.optimizer_tensors(), RANDOM: _random_state(agent.device)}
+def _write_files(partial: Path, agent: Agent, state: dict[str, Any], best: Mapping[str, torch.Tensor]) -> None:
+    """Write the agent's groups of tensors as files of their names, its plain values among the figures."""
+    own = agent.state()
+    groups = {name: value for name, value in own.items() if _is_tensors(value)}
+    state = {**state, "agent": {name: value for name, value in own.items() if name not in groups}}
+    files = {name + TENSORS: tensors for name, tensors in groups.items()} | {RANDOM: _random_state(agent.device)}
     if best:
         files[BEST] = dict(best)
     checksums = {}
@@ -182,6 +189,10 @@ def _write_files(partial: Path, agent: DQN, state: dict[str, Any], best: Mapping
         write_new(partial / name, content)
     checksums[STATE] = zlib.crc32(_figures(state))
     write_new(partial / STATE, (json.dumps({**state, "checksums": checksums}, indent=2) + "\n").encode())
+
+
+def _is_tensors(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(one, torch.Tensor) for one in value.values())
 
 
 def _load(checkpoint: Path, name: str, state: dict[str, Any], device: torch.device) -> dict[str, torch.Tensor]:

@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sharpwave.agents.dqn import DQN
+from sharpwave.agents.protocol import Agent
 from sharpwave.training import setup
 from sharpwave.training.checkpoints import checkpoints, load_checkpoint
 from sharpwave.training.config import read_config
 from sharpwave.training.folder import BEST, LAST
+from sharpwave.training.measuring import ShowFrame, lanes_for, play
 from sharpwave.training.policies import load_policy
-from sharpwave.training.protocol import ShowFrame, lanes_for, play
 
 __all__ = ["evaluate", "play"]
 
@@ -57,7 +57,7 @@ def evaluate(
             return state, play(agent, env, episodes, epsilon, seed, show)
 
 
-def _player(run: Path, checkpoint: str, agent: DQN) -> tuple[dict[str, Any], DQN]:
+def _player(run: Path, checkpoint: str, agent: Agent) -> tuple[dict[str, Any], Agent]:
     """Figures about the weights, and an agent that acts by them."""
     try:
         weights, figures = load_policy(run / {"best": BEST, "last": LAST}[checkpoint])
@@ -67,8 +67,9 @@ def _player(run: Path, checkpoint: str, agent: DQN) -> tuple[dict[str, Any], DQN
                 f"run {str(run)!r} has no {BEST}: no held-out evaluation has been made yet; expected --checkpoint last"
             ) from error
         figures = load_checkpoint(checkpoints(run)[-1], agent)  # of a version that wrote no policies
-        weights = agent.policy_weights()
-    return figures, agent.player(weights)
+        weights = agent.policy_tensors()
+    agent.load_policy(weights)
+    return figures, agent
 
 
 class _open_video:

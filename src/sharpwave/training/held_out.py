@@ -8,15 +8,19 @@ from __future__ import annotations
 import time
 from dataclasses import asdict, dataclass
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from sharpwave.agents.dqn import DQN
+from sharpwave.agents.protocol import Agent
 from sharpwave.training import figures, setup
-from sharpwave.training.episodes import Episodes
-from sharpwave.training.protocol import EPISODES, EPSILON, LANES, held_out_seed, lanes_for, play
+from sharpwave.training.callbacks import Callback
+from sharpwave.training.measuring import EPISODES, EPSILON, LANES, held_out_seed, lanes_for, play
 from sharpwave.training.recipes import Recipe
+from sharpwave.training.scores import Scores
+
+if TYPE_CHECKING:
+    from sharpwave.training.loop import Training
 
 RECENT = 20
 """Training episodes whose mean says whether an evaluation is worth it."""
@@ -71,37 +75,37 @@ class HeldOut:
         """Whether the latest evaluation solves the recipe."""
         return self.latest is not None and self.latest.solves(self.recipe)
 
-    def worth_it(self, episodes: Episodes) -> bool:
+    def worth_it(self, scores: Scores) -> bool:
         """Whether the last training episodes suggest that an evaluation may show something."""
-        recent = list(episodes.last)[-RECENT:]
+        recent = list(scores.last)[-RECENT:]
         least = self.recipe.evaluate_from
         return len(recent) == RECENT and (least is None or fmean(recent) >= least)
 
-    def evaluate(self, agent: DQN, steps: int) -> bool:
+    def evaluate(self, agent: Agent, steps: int) -> bool:
         """Measure the agent's policy; whether it is the best so far.
 
         Where the first episodes of all environments fall short of what the recipe asks, it is left at them.
         """
-        weights = agent.policy_weights()
-        self.latest = self._play(agent, weights, steps, final=False)
+        weights = agent.policy_tensors()
+        self.latest = self._play(weights, steps, final=False)
         self.count += 1
         if self.best is not None and self._rank(self.latest) <= self._rank(self.best):
             return False
         self.best, self.best_weights = self.latest, weights
         return True
 
-    def final(self, agent: DQN) -> dict[str, Any] | None:
+    def final(self) -> dict[str, Any] | None:
         """Measure the best weights once more, where there are any, on seeds by which nothing was decided."""
         if self.best is None:
             return None
-        return self._play(agent, self.best_weights, self.best.steps, final=True).figures()
+        return self._play(self.best_weights, self.best.steps, final=True).figures()
 
-    def _play(self, agent: DQN, weights: dict[str, Tensor], steps: int, final: bool) -> Evaluation:
+    def _play(self, weights: dict[str, Tensor], steps: int, final: bool) -> Evaluation:
         begun = time.perf_counter()
         env = setup.environments(self.recipe, lanes_for(EPISODES))
         try:
             scores = play(
-                agent.player(weights),
+                setup.player(self.recipe, env, weights),
                 env,
                 EPISODES,
                 EPSILON,
@@ -142,3 +146,18 @@ class HeldOut:
                 setattr(held_out, name, Evaluation(*figures.evaluation(values[name])))
         held_out.count, held_out.minutes = figures.count(values, "count"), figures.minutes(values)
         return held_out
+
+
+class HeldOutEvaluations(Callback):
+    """Evaluates the policy every ``evaluate_every`` steps, where recent training episodes suggest that it is worth
+    it."""
+
+    def on_step(self, training: Training) -> None:
+        state, progress = training.state, training.state.progress
+        if not state.evaluation_due(training.recipe):
+            return
+        best = state.held_out.evaluate(training.agent, progress.steps)
+        assert state.held_out.latest is not None
+        figures = {"minutes": progress.minutes, **state.held_out.latest.figures(), "best": best}
+        for callback in training.callbacks:
+            callback.on_evaluation(figures)

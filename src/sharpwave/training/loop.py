@@ -1,117 +1,124 @@
-"""The flow of training on one screen: act, step and record, learn at the ratio, tell what happened, save."""
+"""The flow of training on one screen: have steps made, learn at the ratio, take in what came, tell callbacks, save."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import sharpwave as sw
-from sharpwave.agents.dqn import DQN
-from sharpwave.agents.exploration import epsilon_ladder, linear_schedule
-from sharpwave.agents.networks import FrameInputs
+from sharpwave.agents.protocol import Agent, Learned
 from sharpwave.training.callbacks import Callback, Metrics
+from sharpwave.training.experience import Experience
 from sharpwave.training.feed import Feed
-from sharpwave.training.held_out import HeldOut
+from sharpwave.training.progress import TrainingState
 from sharpwave.training.recipes import Recipe
-from sharpwave.training.setup import Env
-from sharpwave.training.state import Progress, TrainingState, episode_seed
 
-STANDARD_FRAMES = 2048
-"""Observations of the warm-up over which their mean and spread are measured."""
+WAIT_S = 0.1
+"""Longest wait for experience while no update is due: signals are noticed in between."""
 
 
-def train(
-    recipe: Recipe,
-    env: Env,
-    agent: DQN,
-    store: sw.Store,
-    replay: Any,
-    callbacks: Sequence[Callback] = (),
-    interrupted: Callable[[], str | None] = lambda: None,
-    state: TrainingState | None = None,
-    save: Callable[[TrainingState, Metrics], None] | None = None,
-    keep: Callable[[HeldOut], None] | None = None,
-) -> Metrics:
-    """Train ``agent`` until a held-out evaluation solves the recipe, its steps are made, or ``interrupted`` says why.
+@dataclass
+class Training:
+    """A run under way, as callbacks see it.
+
+    Attributes:
+        view: what is learned from.  experience: where steps come from.
+        state: steps, updates, scores, evaluations.
+        reason: why it ends; None as long as it does not.  failed: whether that is a failure.
+    """
+
+    recipe: Recipe
+    agent: Agent
+    store: sw.Store
+    view: Any
+    experience: Experience
+    state: TrainingState
+    callbacks: Sequence[Callback] = ()
+    reason: str | None = field(default=None, init=False)
+    failed: bool = field(default=False, init=False)
+
+    def stop(self, reason: str, *, failed: bool = False) -> None:
+        """End after this turn."""
+        self.reason, self.failed = reason, failed
+
+    def report(self) -> Metrics:
+        """Return the run's figures: those of the agent, of its source of experience, and of evaluations."""
+        state, schedules = self.state, self.agent.schedules(self.state.progress.steps)
+        metrics = state.progress.report(schedules, state.scores, self.store)
+        return metrics | state.held_out.report() | self.experience.report()
+
+
+def train(training: Training, ahead: bool | None = None) -> Metrics:
+    """Train until a held-out evaluation solves the recipe, its steps are made, or something calls
+    :meth:`Training.stop`.
 
     Args:
-        state: where a run that is resumed stands; None: at its start.
-        save: makes a checkpoint, given the state and the last report. Called every ``checkpoint_every`` steps and at
-            the end; before it all environments begin new episodes, so that what follows depends on nothing but what
-            was saved.
-        keep: saves the best policy, whenever a held-out evaluation was the best so far.
+        ahead: prepare batches ahead; None: on CUDA only.
     Returns:
         the last report, with ``reason``: why it ended.
     """
-    recorded = sw.Recorder(env, store)
-    state = state or TrainingState.fresh(recipe)
-    episodes, progress, held_out = state.episodes, state.progress, state.held_out
-    feed = Feed(replay, recipe.batch_size, agent.device)
-
-    def catch_up() -> None:
-        while progress.updates < progress.updates_due and len(replay):
-            update(recipe, agent, feed, progress)
-
-    reason: str | None = None
-    obs, _ = recorded.reset(seed=episode_seed(recipe.seed, progress.steps))
-    while reason is None:
-        epsilon = linear_schedule(progress.steps, recipe.epsilon_start, recipe.epsilon_end, recipe.epsilon_steps)
-        action = agent.act(obs, epsilon_ladder(epsilon, recipe.num_envs, recipe.epsilon_ladder), state.rng)
-        recorded.step_async(action)
-        catch_up()  # while the environments step
-        obs, reward, terminated, truncated, infos = recorded.step_wait()
-        progress.advance(recipe.num_envs)
-        if recipe.target_tau == 0 and progress.passed(recipe.target_every):
-            agent.update_target()
-
-        for episode in episodes.add(infos.get("unclipped_reward", reward), terminated | truncated):
-            for callback in callbacks:
-                callback.on_episode(progress.of_episode(episode.reward, episode.steps, episodes))
-        if state.evaluation_due(recipe):
-            evaluate(agent, state, callbacks, keep)
-        reason = state.end_reached(recipe) or interrupted()
-        saving = save is not None and (progress.checkpoint_due or reason is not None)
-        if saving or reason is not None:
-            catch_up()
-        if progress.passed(recipe.report_every) or saving or reason is not None:
-            metrics = progress.report(epsilon, episodes, store) | held_out.report()
-            for callback in callbacks:
-                callback.on_report(metrics)
-        if saving and save is not None:
-            obs, _ = recorded.reset(seed=episode_seed(recipe.seed, progress.steps))
-            episodes.break_off()
-            save(state, metrics)
-    return {**metrics, "reason": reason}
-
-
-def update(recipe: Recipe, agent: DQN, feed: Feed, progress: Progress) -> None:
-    """One update from a batch of ``feed``; before the first one the frames are standardized, if they are to be."""
-    beta: float | None = None
-    if recipe.prioritized:
-        beta = linear_schedule(progress.steps, recipe.beta_start, recipe.beta_end, recipe.beta_steps)
-    if progress.updates == 0 and recipe.standardize and isinstance(agent.inputs, FrameInputs):
-        agent.inputs.standardize(feed.replay.sample(STANDARD_FRAMES).torch(agent.device).obs)
-    if recipe.learning_rate_end is not None:
-        agent.set_learning_rate(
-            linear_schedule(progress.steps, recipe.learning_rate, recipe.learning_rate_end, recipe.learning_rate_steps)
-        )
-    batch, tensors = feed.take(beta)
-    learned = agent.learn(tensors)
-    feed.prepare(beta)
-    if recipe.prioritized:
-        feed.replay.update_priorities(batch.ids, learned.td_errors.cpu().numpy())
-    progress.updates += 1
-    progress.losses.append(learned.loss)
-
-
-def evaluate(
-    agent: DQN, state: TrainingState, callbacks: Sequence[Callback], keep: Callable[[HeldOut], None] | None
-) -> None:
-    """Measure the policy on held-out episodes, tell the outcome, and keep the weights that are the best so far."""
-    held_out, progress = state.held_out, state.progress
-    best = held_out.evaluate(agent, progress.steps)
-    assert held_out.latest is not None
+    recipe, state, experience, callbacks = training.recipe, training.state, training.experience, training.callbacks
+    progress = state.progress
+    feed = Feed(training.view, training.agent.replay().batch_size, training.agent.device, ahead)
     for callback in callbacks:
-        callback.on_evaluation({"minutes": progress.minutes, **held_out.latest.figures(), "best": best})
-    if best and keep is not None:
-        keep(held_out)
+        callback.on_begin(training)
+    with experience:
+        while training.reason is None:
+            experience.request()
+            learned = catch_up(training, feed, experience.max_updates)
+            arrived = experience.receive(0.0 if learned else WAIT_S)
+            progress.advance(arrived.steps)
+            if arrived.failure:
+                training.stop(arrived.failure, failed=True)
+            for episode in arrived.episodes:
+                state.scores.add(episode)
+                for callback in callbacks:
+                    callback.on_episode(progress.of_episode(episode, state.scores))
+            for callback in callbacks:
+                callback.on_step(training)
+            training.reason = state.end_reached(recipe) or training.reason
+
+            ending = training.reason is not None
+            saving = any([callback.wants_checkpoint(training) for callback in callbacks])
+            if saving or ending:
+                catch_up(training, feed, None if state.end_reached(recipe) else experience.max_updates)
+            if progress.passed(recipe.report_every) or saving or ending:
+                metrics = training.report()
+                for callback in callbacks:
+                    callback.on_report(metrics)
+            if saving:
+                experience.break_off()
+                for callback in callbacks:
+                    callback.on_checkpoint(training, metrics)
+    last = {**metrics, "reason": training.reason}
+    for callback in callbacks:
+        callback.on_end(last)
+    return last
+
+
+def catch_up(training: Training, feed: Feed, max_updates: int | None = None) -> int:
+    """Make the updates that the steps so far call for; returns how many."""
+    progress, made = training.state.progress, 0
+    while progress.updates < progress.updates_due and made != max_updates and len(training.view):
+        learned = update(training, feed)
+        made += 1
+        for callback in training.callbacks:
+            callback.on_update(training, learned)
+    return made
+
+
+def update(training: Training, feed: Feed) -> Learned:
+    """Make one update from a batch of ``feed``; before the first one the agent has its first look."""
+    agent, view, progress = training.agent, training.view, training.state.progress
+    replay = agent.replay()
+    if progress.updates == 0 and agent.first_look:
+        agent.prepare(view.sample(agent.first_look).torch(agent.device))
+    beta = replay.beta(progress.steps)
+    batch, tensors = feed.take(beta)
+    learned = agent.learn(tensors, progress.steps)
+    feed.prepare(beta)
+    if replay.prioritized and learned.td_error is not None:
+        view.update_priorities(batch.ids, learned.td_error.cpu().numpy())
+    progress.learned(learned.metrics)
+    return learned

@@ -24,7 +24,7 @@ def save_policy(path: Path, weights: Mapping[str, Tensor], figures: Mapping[str,
     """Write atomically: a crash leaves the old file or the new one, whole.
 
     Args:
-        weights: as :meth:`sharpwave.agents.dqn.DQN.policy_weights` gives them.
+        weights: as :meth:`sharpwave.agents.protocol.Agent.policy_tensors` gives them.
         figures: JSON, among them ``steps``.
     Raises:
         OSError: a full or failing disk; the file is as it was.

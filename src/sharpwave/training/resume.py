@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 
 import sharpwave as sw
-from sharpwave.agents.dqn import DQN
+from sharpwave.agents.protocol import Agent
 from sharpwave.training import figures, setup
 from sharpwave.training.callbacks import Metrics
 from sharpwave.training.checkpoints import NO_STATE, REPLAY, checkpoints, load_best, load_checkpoint
@@ -21,9 +21,9 @@ from sharpwave.training.config import Config, read_config
 from sharpwave.training.files import write_bytes
 from sharpwave.training.folder import BEST, LAST, METRICS, SUMMARY, locked
 from sharpwave.training.policies import keep_policy
+from sharpwave.training.progress import TrainingState
 from sharpwave.training.replay_folder import candidates, store_id
 from sharpwave.training.run import Run, check_installed, let_go, read_summary, summarize
-from sharpwave.training.state import TrainingState
 from sharpwave.training.text import duration_text, speaker
 
 MAX_LINE_BYTES = 1 << 20
@@ -63,16 +63,16 @@ def resume(folder: Path, changes: dict[str, Any], console: Console, *, trust: bo
             say(f"{folder} has ended already, by {saved.ended}; to go on, give more --steps or another --stop-reward")
             summary = read_summary(folder)
             if summary is None:
-                last = {**saved.report, "reason": saved.ended, "final": saved.state.held_out.final(agent)}
+                last = {**saved.report, "reason": saved.ended, "final": saved.state.held_out.final()}
                 summary = summarize(folder, config, str(agent.device), last, say)
             return folder, summary
-        store, replay, replay_id = saved.memory
+        store, view, replay_id = saved.memory
         config = config._replace(replay=replay_id)
         stack.callback(let_go, store, say)
         progress = saved.state.progress
         say(
             f"Resumed {folder} from checkpoint {saved.checkpoint.name}: {progress.steps:,} steps, "
-            f"{progress.updates:,} updates, {saved.state.episodes.count:,} episodes, "
+            f"{progress.updates:,} updates, {saved.state.scores.count:,} episodes, "
             f"{duration_text(progress.minutes * 60)} of training"
         )
         if recipe.actors:
@@ -92,7 +92,7 @@ def resume(folder: Path, changes: dict[str, Any], console: Console, *, trust: bo
         dropped = drop_metrics(folder / METRICS, progress.steps)
         if dropped:
             say(f"Lines of {METRICS} about later steps are dropped, and will be written again: {dropped:,}")
-        return folder, Run(folder, config, env, agent, store, replay, saved.state).train(console)
+        return folder, Run(folder, config, env, agent, store, view, saved.state).train(console)
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Saved:
     memory: tuple[sw.Store, Any, str] | None
 
 
-def _newest_whole(folder: Path, config: Config, env: setup.Env, agent: DQN, say: Callable[[str], None]) -> Saved:
+def _newest_whole(folder: Path, config: Config, env: setup.Env, agent: Agent, say: Callable[[str], None]) -> Saved:
     damage = []
     for checkpoint in reversed(checkpoints(folder)):
         try:
@@ -125,11 +125,11 @@ def _newest_whole(folder: Path, config: Config, env: setup.Env, agent: DQN, say:
 
 
 def _load(
-    folder: Path, checkpoint: Path, config: Config, env: setup.Env, agent: DQN, say: Callable[[str], None]
+    folder: Path, checkpoint: Path, config: Config, env: setup.Env, agent: Agent, say: Callable[[str], None]
 ) -> Saved:
     said, recipe = load_checkpoint(checkpoint, agent, resume=True), config.recipe
     try:
-        state, report = TrainingState.from_dict(recipe, said["training"]), figures.report(said["report"])
+        state, report = TrainingState.from_dict(recipe, agent, said["training"]), figures.report(said["report"])
     except NO_STATE as error:
         raise ValueError(f"its figures are not what this version writes ({error!r})") from error
     state.held_out.best_weights = load_best(checkpoint, said)
@@ -139,7 +139,7 @@ def _load(
     if ended is not None:
         return Saved(checkpoint, report, state, ended, None)
     saved = checkpoint / REPLAY if (checkpoint / REPLAY).is_dir() else None
-    store, view, replay = _memory(folder, config, env, saved, say)
+    store, view, replay = _memory(folder, config, env, agent, saved, say)
     if store.recovery is not None and store.recovery.damages:
         store.close()
         raise ValueError(f"its replay memory is damaged: {store.recovery.damages[0]}")
@@ -147,24 +147,24 @@ def _load(
 
 
 def _memory(
-    folder: Path, config: Config, env: setup.Env, saved: Path | None, say: Callable[[str], None]
+    folder: Path, config: Config, env: setup.Env, agent: Agent, saved: Path | None, say: Callable[[str], None]
 ) -> tuple[sw.Store, Any, str]:
     """The replay memory from a checkpoint, or a new one; on disk in the place of the one before, whose steps beyond the
     checkpoint will be made again."""
     if not config.recipe.disk_limit:
-        return *setup.memory(config.recipe, env, None, saved), ""
+        return *setup.memory(config.recipe, env, agent, None, saved), ""
     ids = {config.replay, store_id(saved) if saved is not None else ""}
     for disk in candidates(folder, ids):
         try:
-            return *setup.memory(config.recipe, env, disk, saved), store_id(disk)
+            return *setup.memory(config.recipe, env, agent, disk, saved), store_id(disk)
         except FileExistsError as error:
             say(f"The replay memory goes into another folder of the run: {error}")
     raise AssertionError("there is always another one")
 
 
-def restore_policies(folder: Path, state: TrainingState, agent: DQN, say: Callable[[str], None]) -> None:
+def restore_policies(folder: Path, state: TrainingState, agent: Agent, say: Callable[[str], None]) -> None:
     """Write best and last policy as they were at the checkpoint: what came later is forgotten, and done again."""
-    keep_policy(folder / LAST, agent.policy_weights(), {"steps": state.progress.steps}, say)
+    keep_policy(folder / LAST, agent.policy_tensors(), {"steps": state.progress.steps}, say)
     best = state.held_out.best
     if best is None:
         (folder / BEST).unlink(missing_ok=True)

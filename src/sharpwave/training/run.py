@@ -17,20 +17,22 @@ from typing import Any
 from rich.console import Console
 
 import sharpwave as sw
-from sharpwave.agents.dqn import DQN
+from sharpwave.agents.protocol import Agent
 from sharpwave.training import figures, setup
-from sharpwave.training.callbacks import Callback, Display, JsonLines, Lasting, Metrics, TensorBoard
+from sharpwave.training.actors.experience import ActorExperience
+from sharpwave.training.actors.pool import ActorsDiedError
+from sharpwave.training.callbacks import Callback, Display, JsonLines, Lasting, Metrics, StopWhen, TensorBoard
 from sharpwave.training.config import Config, write_config
-from sharpwave.training.crew import ActorsDiedError
 from sharpwave.training.curve import draw_curve
+from sharpwave.training.experience import Experience, LocalExperience
 from sharpwave.training.files import read_regular, sealed_json, write_text
 from sharpwave.training.folder import CHECKPOINTS, CURVE, DISK, METRICS, SUMMARY, TENSORBOARD, new_folder
-from sharpwave.training.learner import train_with_actors
-from sharpwave.training.loop import train
+from sharpwave.training.held_out import HeldOutEvaluations
+from sharpwave.training.loop import Training, train
+from sharpwave.training.progress import TrainingState
 from sharpwave.training.recipes import Recipe
 from sharpwave.training.replay_folder import store_id
 from sharpwave.training.saving import Saver
-from sharpwave.training.state import TrainingState
 from sharpwave.training.text import quoted, speaker
 
 MAX_SUMMARY_BYTES = 1 << 20
@@ -56,12 +58,12 @@ def run(name: str, recipe: Recipe, out: Path | None, console: Console) -> tuple[
         agent = setup.agent(recipe, env)
         # All that the user may have got wrong has been refused by now; only a good run leaves a folder.
         folder = stack.enter_context(new_folder(out, name, recipe.seed))
-        store, replay = setup.memory(recipe, env, folder / DISK)
+        store, view = setup.memory(recipe, env, agent, folder / DISK)
         stack.callback(let_go, store, speaker(console))
         shown = out or os.path.relpath(folder)
         speaker(console)(f"Run folder: {shown}  (tensorboard --logdir {quoted(shown)})")
         config = Config(name, recipe, secrets.token_hex(16), store_id(folder / DISK))
-        return folder, Run(folder, config, env, agent, store, replay).train(console)
+        return folder, Run(folder, config, env, agent, store, view, TrainingState.fresh(recipe, agent)).train(console)
 
 
 @dataclass(frozen=True)
@@ -69,16 +71,16 @@ class Run:
     """A run that is ready to train: its folder, its settings and what they were made into.
 
     Attributes:
-        state: where a run that is resumed stands; None: at its start.
+        view: what the agent learns from.  state: where the run stands.
     """
 
     folder: Path
     config: Config
     env: setup.Env
-    agent: DQN
+    agent: Agent
     store: sw.Store
-    replay: Any
-    state: TrainingState | None = None
+    view: Any
+    state: TrainingState
 
     def train(self, console: Console) -> Metrics:
         """Train to the end, or until a signal comes; returns the summary.
@@ -88,40 +90,42 @@ class Run:
             ActorsDiedError: they died too often; there is a checkpoint.
             NotSavedError: the last checkpoint could not be written.
         """
-        folder, say = self.folder, speaker(console)
+        folder, say, state = self.folder, speaker(console), self.state
         name, recipe, run, _ = self.config
         title = f"{name}: {recipe.env} on {self.agent.device}, seed {recipe.seed}"
-        steps, counted = (0, 0) if self.state is None else (self.state.progress.steps, self.state.episodes.count)
+        steps = state.progress.steps
         with ExitStack() as stack:
             interrupted = stack.enter_context(caught_signals())
-            callbacks: list[Callback] = []
+            callbacks: list[Callback] = [HeldOutEvaluations(), StopWhen(interrupted)]
 
             def add(callback: Callback, what: str) -> None:
                 callbacks.append(Lasting(callback, what, say))
                 stack.callback(callbacks[-1].close)
 
             add(JsonLines(folder / METRICS), METRICS)
-            add(TensorBoard(folder / TENSORBOARD, None if self.state is None else steps), "TensorBoard's file")
+            add(TensorBoard(folder / TENSORBOARD, steps or None), "TensorBoard's file")
             write_config(folder, self.config)
             add(Display(console, title, recipe.steps, recipe.stop_reward), "the display")
-            save = Saver(folder / CHECKPOINTS, run, recipe, self.agent, self.store, callbacks, say, counted)
-            state = self.state or TrainingState.fresh(recipe)
-            told = (callbacks, interrupted, state, save, save.keep)
-            if recipe.actors:
-                last = train_with_actors(recipe, self.agent, self.store, self.replay, *told, say)
-            else:
-                last = train(recipe, self.env, self.agent, self.store, self.replay, *told)
-        failed = last.pop("failed", False)
+            save = Saver(folder / CHECKPOINTS, run, recipe, self.agent, self.store, state, say)
+            callbacks.append(save)
+            training = Training(recipe, self.agent, self.store, self.view, self._experience(say), state, callbacks)
+            last = train(training)
         if state.end_reached(recipe) is not None:
-            last["final"] = state.held_out.final(self.agent)
+            last["final"] = state.held_out.final()
         summary = summarize(folder, self.config, str(self.agent.device), last, say)
         save.finish()
-        if failed:
+        if training.failed:
             raise ActorsDiedError(
                 f"{last['reason']}\nThe run ended with a checkpoint; to go on: "
                 f"sharpwave train --resume {quoted(folder)}"
             )
         return summary
+
+    def _experience(self, say: Callable[[str], None]) -> Experience:
+        recipe, progress = self.config.recipe, self.state.progress
+        if recipe.actors:
+            return ActorExperience(recipe, self.agent, self.store, progress, say)
+        return LocalExperience(self.env, self.agent, self.store, recipe.seed, progress)
 
 
 def let_go(store: sw.Store, say: Callable[[str], None]) -> None:

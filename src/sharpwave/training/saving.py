@@ -2,38 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from torch import Tensor
 
 import sharpwave as sw
-from sharpwave.agents.dqn import DQN
+from sharpwave.agents.protocol import Agent
 from sharpwave.training.callbacks import Callback, Metrics
 from sharpwave.training.checkpoints import newest_checkpoint, save_checkpoint
 from sharpwave.training.folder import BEST, LAST
-from sharpwave.training.held_out import HeldOut
+from sharpwave.training.loop import Training
 from sharpwave.training.policies import keep_policy
+from sharpwave.training.progress import TrainingState
 from sharpwave.training.recipes import Recipe
-from sharpwave.training.state import TrainingState
 
 
 class NotSavedError(RuntimeError):
     """A run has ended, and its last checkpoint could not be written whole."""
 
 
-class Saver:
-    """Saves the checkpoints of a run.
+class Saver(Callback):
+    """Writes a run's checkpoints, its best and its last policy. To be the last of the callbacks.
 
     Args:
-        folder: where they lie, in the run's, which holds the best and the last policy.  run: the run's id.
-        store: the replay memory, part of them if the recipe says so.
-        callbacks: flushed before each.  say: told in a sentence what went wrong.
-        counted: episodes that had ended at the checkpoint before the first one here.
+        folder: of the checkpoints, in the run's, which holds the policies.  run: the run's id.
+        store: the replay memory, part of checkpoints if the recipe says so.
+        state: the run's.
+        say: told in a sentence what went wrong.
 
     Attributes:
-        lost: why the last one could not be written; "" if it was.
+        lost: why the last checkpoint could not be written; "" if it was.
     """
 
     def __init__(
@@ -41,36 +41,37 @@ class Saver:
         folder: Path,
         run: str,
         recipe: Recipe,
-        agent: DQN,
+        agent: Agent,
         store: sw.Store,
-        callbacks: Sequence[Callback],
+        state: TrainingState,
         say: Callable[[str], None],
-        counted: int = 0,
     ) -> None:
         self._folder, self._run, self._recipe, self._agent = folder, run, recipe, agent
         self._store = store if recipe.save_replay else None
-        self._callbacks, self._say, self._counted = callbacks, say, counted
+        self._state, self._say = state, say
+        self._counted = state.scores.count  # episodes that had ended at the checkpoint before
         self._figures: Metrics = {}
         self._best: dict[str, Tensor] = {}
         self.lost = ""
 
-    def __call__(self, state: TrainingState, report: Metrics) -> None:
-        """Save one. Where that fails, say so, and have it tried again sooner."""
-        progress = state.progress
+    def wants_checkpoint(self, training: Training) -> bool:
+        return self._state.progress.checkpoint_due or training.reason is not None
+
+    def on_checkpoint(self, training: Training, metrics: Metrics) -> None:
+        """Write a checkpoint. Where that fails, say so, and have it tried again sooner."""
+        progress, count = self._state.progress, self._state.scores.count
         passed = progress.passed(self._recipe.checkpoint_every)
         # Not where the last one was lost: that one has broken them off a moment ago.
-        if not self._recipe.actors and state.episodes.count == self._counted and passed and not self.lost:
+        if not self._recipe.actors and count == self._counted and passed and not self.lost:
             self._say(
                 f"No episode has ended in the {self._recipe.checkpoint_every:,} steps before this checkpoint, and it "
                 "breaks them all off: give a longer --checkpoint-every"
             )
-        self._counted = state.episodes.count
-        for callback in self._callbacks:
-            callback.flush()
-        self._figures = {"steps": report["steps"], "report": report, "training": state.to_dict()}
-        self._best = state.held_out.best_weights
-        weights, steps = self._agent.policy_weights(), {"steps": report["steps"]}
-        keep_policy(self._folder.parent / LAST, weights, steps, self._say)
+        self._counted = count
+        self._figures = {"steps": metrics["steps"], "report": metrics, "training": self._state.to_dict()}
+        self._best = self._state.held_out.best_weights
+        steps = {"steps": metrics["steps"]}
+        keep_policy(self._folder.parent / LAST, self._agent.policy_tensors(), steps, self._say)
         before = self.lost
         try:
             save_checkpoint(self._folder, self._agent, self._figures, self._store, run=self._run, best=self._best)
@@ -86,13 +87,14 @@ class Saver:
                 self._say(f"The checkpoint at {progress.steps:,} steps is written; no more is missing")
         progress.unsaved = bool(self.lost)
 
-    def keep(self, held_out: HeldOut) -> None:
-        """Save the best policy, which has just been found. Where that fails, say so."""
-        assert held_out.best is not None
-        keep_policy(self._folder.parent / BEST, held_out.best_weights, held_out.best.figures(), self._say)
+    def on_evaluation(self, metrics: Metrics) -> None:
+        """Write the best policy, if it has just been found. Where that fails, say so."""
+        held_out = self._state.held_out
+        if metrics["best"] and held_out.best is not None:
+            keep_policy(self._folder.parent / BEST, held_out.best_weights, held_out.best.figures(), self._say)
 
     def finish(self) -> None:
-        """The run has ended: where its last checkpoint was lost, save what takes less room, all but the replay memory.
+        """Save what takes less room, all but the replay memory, where the run's last checkpoint was lost.
 
         Raises:
             NotSavedError: it was lost, saying what of it is there.

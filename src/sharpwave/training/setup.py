@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from gymnasium.spaces import Discrete
 from gymnasium.vector import VectorEnv
 
 import sharpwave as sw
-from sharpwave.agents.dqn import DQN, DQNSettings, pick_device
-from sharpwave.agents.networks import input_module, network_builder
-from sharpwave.envs import AtariSettings, make_env, step_spec
+from sharpwave import envs
+from sharpwave.agents.dqn import DQN, DQNSettings
+from sharpwave.agents.exploration import EpsilonGreedy
+from sharpwave.agents.protocol import Agent, Spaces
+from sharpwave.agents.replay import TransitionsSettings
+from sharpwave.envs import AtariSettings, make_env
+from sharpwave.training.actors.transport import MAX_FRAME_BYTES
 from sharpwave.training.recipes import Recipe, flag, parse_lines, parse_size
-from sharpwave.training.transport import LARGEST
 from sharpwave.views.gather import THREADS
 
 Env = VectorEnv[Any, Any, Any]
@@ -65,36 +67,74 @@ def _denormals_flushed() -> bool:
     return not smallest / np.float32(2)
 
 
-def agent(recipe: Recipe, env: Env) -> DQN:
-    """A fresh agent for ``env``; the same seed gives the same weights."""
+def agent(recipe: Recipe, env: Env, seed: Any = None) -> Agent:
+    """Make a fresh agent for ``env``; the same seed gives the same weights.
+
+    Args:
+        seed: of its exploration; default: the recipe's.
+    Raises:
+        ValueError: it cannot learn there, or a setting that does not fit.
+    """
     torch.manual_seed(recipe.seed)
-    assert isinstance(env.single_action_space, Discrete)
-    num_actions = int(env.single_action_space.n)
-    obs_shape = env.single_observation_space.shape
-    assert obs_shape is not None
-    device = pick_device(recipe.device)
-    settings = DQNSettings(
+    spaces = Spaces(env.single_observation_space, env.single_action_space, recipe.env)
+    return DQN(spaces, agent_settings(recipe), recipe.device, recipe.seed if seed is None else seed)
+
+
+def agent_settings(recipe: Recipe) -> DQNSettings:
+    """Those of the recipe's settings that are the agent's."""
+    return DQNSettings(
+        replay=TransitionsSettings(
+            batch_size=recipe.batch_size,
+            n_step=recipe.n_step,
+            gamma=recipe.gamma,
+            prioritized=recipe.prioritized,
+            priority_alpha=recipe.priority_alpha,
+            beta_start=recipe.beta_start,
+            beta_end=recipe.beta_end,
+            beta_steps=recipe.beta_steps,
+        ),
+        exploration=EpsilonGreedy(
+            recipe.epsilon_start, recipe.epsilon_end, recipe.epsilon_steps, recipe.epsilon_ladder
+        ),
+        network=recipe.network,
+        hidden_units=recipe.hidden_units,
+        dueling=recipe.dueling,
+        standardize=recipe.standardize,
+        precision=recipe.precision,
         double=recipe.double,
         loss=recipe.loss,
         huber_delta=recipe.huber_delta,
-        learning_rate=recipe.learning_rate,
+        lr=recipe.learning_rate,
+        lr_end=recipe.learning_rate_end,
+        lr_steps=recipe.learning_rate_steps,
         adam_eps=recipe.adam_eps,
         max_grad_norm=recipe.max_grad_norm,
+        target_every=recipe.target_every,
         target_tau=recipe.target_tau,
         average_decay=recipe.average_decay,
-        precision=precision(recipe.precision, device),
     )
-    build = network_builder(recipe.network, obs_shape, num_actions, recipe.hidden_units, recipe.dueling)
-    return DQN(build, num_actions, settings, device, input_module(recipe.network, obs_shape))
 
 
-def precision(name: str, device: torch.device) -> str:
-    """ "auto" -> bfloat16 on a CPU that has matrix instructions for it (AMX, AVX512-BF16), else float32."""
-    if name != "auto":
-        return name
-    checks = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
-    native = any(getattr(torch.cpu, check, lambda: False)() for check in checks)
-    return "bfloat16" if device.type == "cpu" and native else "float32"
+def player(recipe: Recipe, env: Env, policy: Mapping[str, torch.Tensor]) -> Agent:
+    """Make an agent that acts by the tensors of a policy. Torch's generators stay as they are."""
+    devices = list(range(torch.cuda.device_count()))
+    with torch.random.fork_rng(devices=devices):
+        player = agent(recipe, env)
+    player.load_policy(policy)
+    return player
+
+
+def step_spec(env: Env, agent: Agent) -> sw.Spec:
+    """Return what is stored of a step: what the environment gives, and the agent's own fields."""
+    spec = envs.step_spec(env)
+    own = agent.step_fields()
+    return (
+        spec
+        if not own
+        else sw.Spec(
+            obs=spec.join_obs({name: spec.fields[name] for name in spec.obs_names}), action=spec.fields["action"], **own
+        )
+    )
 
 
 def check_segments(recipe: Recipe, spec: sw.Spec) -> None:
@@ -104,16 +144,18 @@ def check_segments(recipe: Recipe, spec: sw.Spec) -> None:
         ValueError: one could be larger than the learner takes.
     """
     beside = spec.context * spec.step_bytes + (1 << 20)  # frames before the first step; header and dictionaries
-    most = (LARGEST - beside) // spec.step_bytes
+    most = (MAX_FRAME_BYTES - beside) // spec.step_bytes
     if recipe.segment_steps > most:
         raise ValueError(
             f"{flag('segment_steps')}: got {recipe.segment_steps:,}; with steps of {spec.step_bytes:,} bytes expected "
-            f"at most {most:,}: an actor sends a segment in one piece, of {LARGEST:,} bytes at most"
+            f"at most {most:,}: an actor sends a segment in one piece, of {MAX_FRAME_BYTES:,} bytes at most"
         )
 
 
-def memory(recipe: Recipe, env: Env, disk: Path | None = None, saved: Path | None = None) -> tuple[sw.Store, Any]:
-    """The store for what ``env`` gives, and the view that is learned from.
+def memory(
+    recipe: Recipe, env: Env, agent: Agent, disk: Path | None = None, saved: Path | None = None
+) -> tuple[sw.Store, Any]:
+    """Make the store for the steps of ``agent`` in ``env``, and the view that it learns from.
 
     Args:
         disk: a new or empty folder for a recipe with ``disk_limit``; not used without.
@@ -121,7 +163,7 @@ def memory(recipe: Recipe, env: Env, disk: Path | None = None, saved: Path | Non
     Raises:
         ValueError: a setting that does not fit.
     """
-    spec = step_spec(env)
+    spec = step_spec(env, agent)
     if recipe.actors:
         check_segments(recipe, spec)
     disk = disk if recipe.disk_limit else None
@@ -138,12 +180,6 @@ def memory(recipe: Recipe, env: Env, disk: Path | None = None, saved: Path | Non
         )
     else:
         store = sw.Store.open(saved, disk=disk)
-    sampler = (
-        sw.Prioritized(alpha=recipe.priority_alpha, beta=recipe.beta_start) if recipe.prioritized else sw.Uniform()
-    )
     # A run of before views had names goes on with the only one it had.
     old = store.recovery is not None and store.recovery.views == ["transitions"]
-    view = store.transitions(
-        name=None if old else "learner", n_step=recipe.n_step, gamma=recipe.gamma, sampler=sampler, seed=recipe.seed
-    )
-    return store, view
+    return store, agent.replay().open(store, None if old else "learner", recipe.seed)

@@ -8,9 +8,18 @@ import numpy as np
 import pytest
 
 from sharpwave.segment_writer import SealedSegment
-from sharpwave.training.episodes import Episode
-from sharpwave.training.shared import CONTEXT
-from sharpwave.training.transport import AT_A_TIME, DICTIONARIES, FRAME, LARGEST, Arrival, Failure, Inbox, Outbox
+from sharpwave.training.actors.counters import CONTEXT
+from sharpwave.training.actors.transport import (
+    FRAME,
+    MAX_DICTIONARIES,
+    MAX_FRAME_BYTES,
+    MAX_READ_BYTES,
+    Arrival,
+    Failure,
+    Inbox,
+    Outbox,
+)  # fmt: skip
+from sharpwave.training.scores import Episode
 
 
 def random_arrival(rng, known):
@@ -38,7 +47,7 @@ def assert_same(got, sent):
 
 def test_what_is_sent_is_received_in_order():
     rng = np.random.default_rng(0)
-    known = {key: rng.bytes(50) for key in range(1, 3 * DICTIONARIES)}  # more than either end remembers
+    known = {key: rng.bytes(50) for key in range(1, 3 * MAX_DICTIONARIES)}  # more than either end remembers
     sent = []
     for at in range(1_500):
         if at % 10 == 0:
@@ -70,7 +79,7 @@ def test_what_is_sent_is_received_in_order():
         assert_same(one, other)
 
 
-@pytest.mark.parametrize("nbytes", [AT_A_TIME - 100, AT_A_TIME, AT_A_TIME + 1, 3_000_000])
+@pytest.mark.parametrize("nbytes", [MAX_READ_BYTES - 100, MAX_READ_BYTES, MAX_READ_BYTES + 1, 3_000_000])
 def test_a_segment_of_any_size_arrives(nbytes):
     """Also one that does not fit into what the learner reads at a time, with other frames before and after it."""
     ours, theirs = CONTEXT.Pipe(duplex=False)
@@ -97,7 +106,7 @@ def test_a_segment_of_any_size_arrives(nbytes):
 
 def test_a_frame_that_no_learner_takes_is_not_sent():
     ours, theirs = CONTEXT.Pipe(duplex=False)
-    segment = SealedSegment(0, 0, 1, bytes(LARGEST), {})  # zeros that nobody writes to take no memory
+    segment = SealedSegment(0, 0, 1, bytes(MAX_FRAME_BYTES), {})  # zeros that nobody writes to take no memory
     with pytest.raises(ValueError, match=r"a segment of 1,073,741,\d{3} bytes, .* give fewer --segment-steps"):
         Outbox(theirs).send_segment(Arrival(segment, 1, None))
     assert Inbox(ours).receive() == []

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+from sharpwave.training.actors.transport import Arrival
 from sharpwave.training.callbacks import Metrics
-from sharpwave.training.state import Progress
-from sharpwave.training.transport import Arrival
+from sharpwave.training.progress import Progress
 
-REMEMBERED = 4096
-"""Versions; older weights than that count as the oldest of these."""
+MAX_VERSIONS = 4096
+"""Versions remembered; older weights count as the oldest of these."""
 
 
 class Staleness:
-    """Measured when steps arrive in the replay memory, and told of those since the last report."""
+    """Ages of weights, measured when steps arrive in the replay memory, averaged since the last report."""
 
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
+    def __init__(self, progress: Progress, batch_size: int) -> None:
+        self._progress, self._batch_size = progress, batch_size
         self._published: OrderedDict[int, int] = OrderedDict()  # version -> the run's steps at that time
         self._latest = 0
         self._last: Metrics = dict.fromkeys(("stale_versions", "stale_steps", "replay_ratio"))
@@ -27,14 +27,14 @@ class Staleness:
         self._steps_then, self._updates_then = self._progress.steps, self._progress.updates
 
     def published(self, version: int) -> None:
-        """Weights of that version are to be had from now on."""
+        """Note that weights of ``version`` are the newest from now on."""
         self._latest = version
         self._published[version] = self._progress.steps
-        if len(self._published) > REMEMBERED:
+        if len(self._published) > MAX_VERSIONS:
             self._published.popitem(last=False)
 
     def arrived(self, arrival: Arrival) -> None:
-        """A segment came in."""
+        """Count the steps of a segment that came in."""
         steps = arrival.segment.steps
         then = self._published.get(arrival.version, next(iter(self._published.values())))
         self._count += steps
@@ -42,7 +42,7 @@ class Staleness:
         self._steps += steps * (self._progress.steps - then)
 
     def report(self) -> Metrics:
-        """Means since the last report, or those of that report where nothing came since; ``None`` before anything did.
+        """Return means since the last report, or those of that report where nothing came since; ``None`` before any.
 
         ``stale_versions``, ``stale_steps``: how many versions, and steps of the run, newer the newest weights were than
         those that a step was made by.  ``replay_ratio``: transitions learned from for each step that came.
@@ -53,7 +53,7 @@ class Staleness:
             self._last = {
                 "stale_versions": self._versions / self._count,
                 "stale_steps": self._steps / self._count,
-                "replay_ratio": (progress.updates - self._updates_then) * progress.recipe.batch_size / steps,
+                "replay_ratio": (progress.updates - self._updates_then) * self._batch_size / steps,
             }
             self._start_again()
         return self._last

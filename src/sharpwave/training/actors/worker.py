@@ -18,19 +18,16 @@ from typing import Any
 
 import numpy as np
 
-from sharpwave.agents.dqn import DQN
-from sharpwave.agents.exploration import epsilon_greedy, epsilon_ladder, linear_schedule
-from sharpwave.envs import step_spec
+from sharpwave.agents.protocol import ReplaySettings
 from sharpwave.recorder import Recorder
 from sharpwave.sampling.limiters import Cursor, SamplesPerInsert
 from sharpwave.segment_writer import SealedSegment, SegmentWriter
 from sharpwave.training import setup
-from sharpwave.training.episodes import Episode, Episodes
-from sharpwave.training.priorities import FirstErrors
+from sharpwave.training.actors.counters import Counters
+from sharpwave.training.actors.transport import Arrival, Outbox
+from sharpwave.training.actors.weights import SharedWeights, load
 from sharpwave.training.recipes import Recipe
-from sharpwave.training.shared import Counters
-from sharpwave.training.transport import Arrival, Outbox
-from sharpwave.training.weights import SharedWeights, load
+from sharpwave.training.scores import Episode, EpisodeSums
 
 NAP_S = 0.001
 """An actor that is ahead looks again after so long."""
@@ -67,15 +64,15 @@ def actor_seed(recipe: Recipe, steps: int, actor: int, restart: int) -> int:
     return int(np.random.SeedSequence([recipe.seed, steps, actor, restart]).generate_state(1)[0] >> 2)
 
 
-def ratio_limiter(recipe: Recipe) -> SamplesPerInsert:
-    """How far the actors may be ahead of the learner: twice the steps that they may have under way, not sealed yet.
+def ratio_limiter(recipe: Recipe, replay: ReplaySettings) -> SamplesPerInsert:
+    """Bound how far actors may be ahead of the learner: by twice the steps that they may have under way, not sealed.
 
     Less would let both sides wait for each other. The learner is never ahead: it learns as often as the steps that have
     arrived call for.
     """
-    ratio = recipe.batch_size / recipe.update_every
-    under_way = recipe.num_envs * (recipe.segment_steps + recipe.n_step + 2)
-    return SamplesPerInsert(ratio, max(1, recipe.warmup_steps), max(1.0, 2 * under_way * ratio + recipe.batch_size))
+    ratio = replay.batch_size / recipe.update_every
+    under_way = recipe.num_envs * (recipe.segment_steps + replay.horizon + 2)
+    return SamplesPerInsert(ratio, max(1, recipe.warmup_steps), max(1.0, 2 * under_way * ratio + replay.batch_size))
 
 
 def act(task: Task, pipe: Connection, counters: Counters, weights: SharedWeights) -> None:
@@ -121,10 +118,10 @@ class _Actor:
         self.task, self.outbox, self.counters, self.weights = task, outbox, counters, weights
         self.lanes = len(task.first_steps)
         self.env = setup.environments(recipe, self.lanes)
-        self.agent: DQN = setup.agent(recipe, self.env)
-        self.agent.online.requires_grad_(False)
+        self.agent = setup.agent(recipe, self.env, seed=[task.seed, 1])
+        self.replay = self.agent.replay()
         self.writer = SegmentWriter(
-            step_spec(self.env),
+            setup.step_spec(self.env, self.agent),
             self.lanes,
             self._sealed,
             first_lane=task.first_lane,
@@ -133,8 +130,8 @@ class _Actor:
             segment_steps=recipe.segment_steps,
         )
         self.recorded = Recorder(self.env, self.writer)
-        kept = 2 * (recipe.segment_steps + recipe.n_step) + 8  # steps that may be under way, and more
-        self.errors = FirstErrors(self.lanes, recipe.n_step, recipe.gamma, kept) if recipe.prioritized else None
+        kept = 2 * (recipe.segment_steps + self.replay.horizon) + 8  # steps that may be under way, and more
+        self.errors = self.agent.initial_errors(self.lanes, kept) if self.replay.prioritized else None
         self.version = 0
         self._numbers = np.empty(weights.count, np.float32)
         self._versions: deque[int] = deque(maxlen=kept)  # of the weights, by step
@@ -142,35 +139,25 @@ class _Actor:
         self._waiting: deque[SealedSegment] = deque()  # for errors of their last steps
 
     def play(self) -> None:
-        recipe, task = self.recipe, self.task
-        rng = np.random.default_rng([task.seed, 1])
-        episodes = Episodes(self.lanes)
-        some = slice(task.first_lane, task.first_lane + self.lanes)
-        limiter = ratio_limiter(recipe)
+        task, agent, sums = self.task, self.agent, EpisodeSums(self.lanes)
+        limiter = ratio_limiter(self.recipe, self.replay)
         obs, _ = self.recorded.reset(seed=task.seed)
+        state = agent.begin(self.lanes, task.first_lane, self.recipe.num_envs)
         while self._may_go_on(limiter):
             if self.weights.latest != self.version:
                 self._take_weights()
-            epsilon = linear_schedule(
-                self.counters.steps, recipe.epsilon_start, recipe.epsilon_end, recipe.epsilon_steps
-            )
-            ladder = epsilon_ladder(epsilon, recipe.num_envs, recipe.epsilon_ladder)[some]
-            if self.errors is None:
-                values = None
-                action = self.agent.act(obs, ladder, rng)
-            else:
-                values = self.agent.values(obs)
-                action = epsilon_greedy(values.argmax(axis=1), self.agent.num_actions, ladder, rng)
+            acted = agent.act(obs, state, self.counters.steps)
             self._versions.append(self.version)
             self.counters.add_made(task.actor, self.lanes)
-            obs, reward, terminated, truncated, infos = self.recorded.step(action)
+            obs, reward, terminated, truncated, infos = self.recorded.step(acted.action, **acted.fields)
             self._steps += 1
+            ended = terminated | truncated
             if self.errors is not None:
-                assert values is not None
-                final = self.agent.values(np.asarray(infos["final_obs"])) if truncated.any() else None
-                self.errors.add(values, action, reward, terminated, truncated, final)
+                final_obs = final_observations(obs, infos) if ended.any() else None
+                self.errors.add(acted, reward, terminated, truncated, final_obs)
+            state = agent.observe(acted.state, reward, ended)
             self._send_ready()
-            for episode in episodes.add(infos.get("unclipped_reward", reward), terminated | truncated):
+            for episode in sums.add(infos.get("unclipped_reward", reward), ended):
                 self.outbox.send_episode(Episode(episode.reward, episode.steps, task.first_lane + episode.lane))
         self.env.close()
 
@@ -205,3 +192,10 @@ class _Actor:
             errors: Any = None if self.errors is None else self.errors.of(lane, first, segment.steps)
             self.outbox.send_segment(Arrival(segment, version, errors))
             self._waiting.popleft()
+
+
+def final_observations(obs: Any, infos: dict[str, Any]) -> Any:
+    """Return the final observations of a vector in which episodes ended, in the form of ``obs``; other rows mean
+    nothing."""
+    final = infos["final_obs"]
+    return {name: np.asarray(final[name]) for name in obs} if isinstance(obs, dict) else np.asarray(final)

@@ -1,9 +1,10 @@
-"""What a run carries from step to step beside networks and replay memory, and how it goes into a checkpoint."""
+"""How far a run is: steps, updates, time, scores and evaluations, and how they go into a checkpoint."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,16 +13,16 @@ import psutil
 import torch
 
 import sharpwave as sw
-from sharpwave.agents.exploration import play_well
+from sharpwave.agents.protocol import Agent
 from sharpwave.training import figures
 from sharpwave.training.callbacks import Metrics
-from sharpwave.training.episodes import Episodes, running_mean
 from sharpwave.training.held_out import HeldOut
 from sharpwave.training.recipes import Recipe
+from sharpwave.training.scores import Episode, Scores, running_mean
 
 
 def episode_seed(seed: int, steps: int) -> int:
-    """The seed of the episodes that begin after ``steps`` steps: at a run's start and at each of its checkpoints.
+    """Return the seed of the episodes that begin after ``steps`` steps: at a run's start and at each checkpoint.
 
     No environment here can be saved in mid-episode, so all of them begin anew at a checkpoint, in the run that goes on
     exactly as in one that is resumed there; after that both see the same.
@@ -32,10 +33,10 @@ def episode_seed(seed: int, steps: int) -> int:
 
 
 class Progress:
-    """How far a run is, and how fast.
+    """Steps, updates and time of a run.
 
     Attributes:
-        steps: environment steps.  updates: gradient steps.  losses: of the updates since the last report.
+        steps: environment steps.  updates: gradient steps.
         unsaved: the last checkpoint could not be written.
         ratio_since: the steps and the updates from which on updates are counted against steps, the warm-up included.
     """
@@ -44,8 +45,8 @@ class Progress:
         self.recipe = recipe
         self.steps = self.updates = 0
         self._steps_before = 0
-        self.losses: list[torch.Tensor] = []
         self.unsaved = False
+        self._metrics: dict[str, list[torch.Tensor]] = {}  # of the updates since the last report
         self._avg_loss: float | None = None
         self._learn_after = recipe.warmup_steps
         self._updates_then = 0  # updates made before step ``_learn_after``
@@ -73,7 +74,7 @@ class Progress:
         return self._learn_after - self.recipe.warmup_steps, self._updates_then
 
     def advance(self, steps: int) -> None:
-        """So many steps were made, or have arrived, since this was called last."""
+        """Count steps that were made, or have arrived, since the last call."""
         self._steps_before = self.steps
         self.steps += steps
 
@@ -92,42 +93,56 @@ class Progress:
         return self.passed(self.recipe.checkpoint_every) or (self.unsaved and self.passed(self.retry_every))
 
     def warm_up_again(self) -> None:
-        """The replay memory is empty: fill it for ``warmup_steps`` before the next update."""
+        """Fill the replay memory, which is empty, for ``warmup_steps`` before the next update."""
         self._learn_after, self._updates_then = self.steps + self.recipe.warmup_steps, self.updates
 
-    def of_episode(self, reward: float, steps: int, episodes: Episodes) -> Metrics:
-        """What is told about an episode that has ended. ``episode_steps`` is its own length, ``steps`` the run's."""
+    def learned(self, metrics: Mapping[str, torch.Tensor]) -> None:
+        """Count an update, and keep its metrics for the next report."""
+        self.updates += 1
+        for name, value in metrics.items():
+            self._metrics.setdefault(name, []).append(value)
+
+    def of_episode(self, episode: Episode, scores: Scores) -> Metrics:
+        """Describe an episode that has ended. ``episode_steps`` is its own length, ``steps`` the run's."""
         return {
             "steps": self.steps,
             "minutes": self.minutes,
-            "reward": reward,
-            "episode_steps": steps,
-            "avg_reward": episodes.avg_reward,
-            "mean_reward": episodes.mean_reward,
-            "episodes": episodes.count,
+            "reward": episode.reward,
+            "episode_steps": episode.steps,
+            "avg_reward": scores.avg_reward,
+            "mean_reward": scores.mean_reward,
+            "episodes": scores.count,
         }
 
-    def report(self, epsilon: float, episodes: Episodes, store: sw.Store) -> Metrics:
-        """What is told about the run; empties ``losses``."""
+    def report(self, schedules: Mapping[str, float], scores: Scores, store: sw.Store) -> Metrics:
+        """Describe the run, and forget the metrics of the updates so far.
+
+        ``loss`` is the last update's, ``avg_loss`` a running mean; ``learner`` has the means of its other metrics since
+        the last report, and its schedules but for epsilon.
+        """
         now = time.perf_counter()
-        losses = torch.stack(self.losses).tolist() if self.losses else []  # one transfer from the device for all
-        self.losses.clear()
+        # One transfer from the device for all.
+        learned = {name: torch.stack(values).tolist() for name, values in self._metrics.items()}
+        self._metrics.clear()
+        losses = learned.pop("loss", [])
         for loss in losses:
             self._avg_loss = running_mean(self._avg_loss, loss)
         then, steps_then = self._marks[0]
         self._marks.append((now, self.steps))
         avg_fps = (self.steps - steps_then) / max(now - then, 1e-9)
         stats = store.stats()
+        means = {name: float(np.mean(values)) for name, values in learned.items()}
         return {
             "steps": self.steps,
             "minutes": (now - self._started) / 60,
-            "episodes": episodes.count,
+            "episodes": scores.count,
             "updates": self.updates,
-            "mean_reward": episodes.mean_reward,
-            "avg_reward": episodes.avg_reward,
+            "mean_reward": scores.mean_reward,
+            "avg_reward": scores.avg_reward,
             "loss": losses[-1] if losses else None,
             "avg_loss": self._avg_loss,
-            "epsilon": epsilon,
+            "epsilon": schedules.get("epsilon"),
+            "learner": means | {name: value for name, value in schedules.items() if name != "epsilon"},
             "avg_fps": avg_fps,
             "seconds_left": (self.recipe.steps - self.steps) / max(avg_fps, 1e-9),
             "replay_steps": len(store),
@@ -137,8 +152,8 @@ class Progress:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; to be taken after a report, when no losses wait."""
-        assert not self.losses
+        """Plain values for JSON; to be taken after a report, when no metrics wait."""
+        assert not self._metrics
         return {
             "steps": self.steps,
             "updates": self.updates,
@@ -150,7 +165,7 @@ class Progress:
 
     @classmethod
     def from_dict(cls, recipe: Recipe, values: dict[str, Any]) -> Progress:
-        """Inverse of :meth:`to_dict`; the clock goes on from there."""
+        """Restore what :meth:`to_dict` returned; the clock goes on from there."""
         progress = cls(recipe)
         progress.steps, progress.updates = figures.count(values, "steps"), figures.count(values, "updates")
         progress._steps_before = progress.steps
@@ -163,28 +178,25 @@ class Progress:
 
 @dataclass(frozen=True)
 class TrainingState:
-    """What :func:`sharpwave.training.loop.train` changes, beside the agent and the replay memory.
+    """All that a run carries from step to step beside the agent and the replay memory.
 
     Attributes:
-        rng: of the exploration.  episodes: the scores.  progress: steps, updates, time.  held_out: what was measured.
+        scores: of training episodes.  progress: steps, updates, time.  held_out: evaluations.
     """
 
-    rng: np.random.Generator
-    episodes: Episodes
+    scores: Scores
     progress: Progress
     held_out: HeldOut
 
     @classmethod
-    def fresh(cls, recipe: Recipe) -> TrainingState:
+    def fresh(cls, recipe: Recipe, agent: Agent) -> TrainingState:
         """Of a run that begins."""
-        scored = play_well(recipe.epsilon_end, recipe.num_envs, recipe.epsilon_ladder)
-        episodes = Episodes(recipe.num_envs, scored=scored)
-        return cls(np.random.default_rng(recipe.seed), episodes, Progress(recipe), HeldOut(recipe))
+        return cls(Scores(agent.scored_lanes(recipe.num_envs)), Progress(recipe), HeldOut(recipe))
 
     def evaluation_due(self, recipe: Recipe) -> bool:
         """Whether it is time for a held-out evaluation, and worth it."""
         due = recipe.evaluate_every > 0 and self.progress.passed(recipe.evaluate_every)
-        return due and self.held_out.worth_it(self.episodes)
+        return due and self.held_out.worth_it(self.scores)
 
     def end_reached(self, recipe: Recipe) -> str | None:
         """Why the run has ended, or None where it has not: it has solved the recipe, or its steps are made."""
@@ -198,20 +210,18 @@ class TrainingState:
         """Plain values for JSON."""
         return {
             "progress": self.progress.to_dict(),
-            "episodes": self.episodes.to_dict(),
-            "exploration": self.rng.bit_generator.state,
+            "episodes": self.scores.to_dict(),
             "held_out": self.held_out.to_dict(),
         }
 
     @classmethod
-    def from_dict(cls, recipe: Recipe, values: dict[str, Any]) -> TrainingState:
-        """Inverse of :meth:`to_dict`.
+    def from_dict(cls, recipe: Recipe, agent: Agent, values: dict[str, Any]) -> TrainingState:
+        """Restore what :meth:`to_dict` returned.
 
         Raises:
             KeyError, TypeError, ValueError: not what it writes.
         """
-        state = cls.fresh(recipe)
-        state.rng.bit_generator.state = values["exploration"]
-        state.episodes.load(values["episodes"])
+        state = cls.fresh(recipe, agent)
+        state.scores.load(values["episodes"])
         held_out = HeldOut.from_dict(recipe, values["held_out"]) if "held_out" in values else state.held_out
-        return cls(state.rng, state.episodes, Progress.from_dict(recipe, values["progress"]), held_out)
+        return cls(state.scores, Progress.from_dict(recipe, values["progress"]), held_out)

@@ -1,9 +1,12 @@
-"""First priorities against the definition, worked out from the whole history in plain Python."""
+"""Initial priorities against the definition, worked out from the whole history in plain Python."""
+
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from sharpwave.training.priorities import FirstErrors
+from sharpwave.agents.priorities import NStepErrors
+from sharpwave.agents.protocol import Acted
 
 
 @pytest.mark.parametrize("n_step", [1, 2, 3, 5])
@@ -12,9 +15,10 @@ def test_errors_are_those_of_the_definition(n_step):
     q, final_q = rng.normal(size=(steps, lanes, 4)).astype(np.float32), rng.normal(size=(steps, lanes, 4))
     action, reward = rng.integers(0, 4, (steps, lanes)), rng.normal(size=(steps, lanes))
     te, tr = rng.random((steps, lanes)) < 0.08, rng.random((steps, lanes)) < 0.08  # both at once, too
-    errors, given = FirstErrors(lanes, n_step, gamma, kept=20), 0
+    errors, given = NStepErrors(lanes, n_step, gamma, kept=20, values=lambda final_obs: final_obs), 0
     for t in range(steps):
-        errors.add(q[t], action[t], reward[t], te[t], tr[t], final_q[t] if tr[t].any() else None)
+        acted = Acted(action[t], SimpleNamespace(values=q[t], chosen=action[t]))
+        errors.add(acted, reward[t], te[t], tr[t], final_q[t] if tr[t].any() else None)
         assert errors.known == max(0, t + 1 - n_step)
         while given < errors.known:
             for lane in range(lanes):

@@ -1,4 +1,4 @@
-"""The actors as the learner has them: starts them, hears them, notices who died, begins anew, and ends them all."""
+"""Actor pool: spawns, polls, restarts and stops worker processes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any, Self
 
 import numpy as np
 
-from sharpwave.training.actors import TERMINAL_SIGNALS, Task, act, actor_seed
-from sharpwave.training.episodes import Episode
+from sharpwave.training.actors.counters import CONTEXT, Counters
+from sharpwave.training.actors.transport import Arrival, Failure, Inbox
+from sharpwave.training.actors.weights import SharedWeights
+from sharpwave.training.actors.worker import TERMINAL_SIGNALS, Task, act, actor_seed
 from sharpwave.training.recipes import Recipe
-from sharpwave.training.shared import CONTEXT, Counters
-from sharpwave.training.transport import Arrival, Failure, Inbox
-from sharpwave.training.weights import SharedWeights
+from sharpwave.training.scores import Episode
 
 HUNG_S = 120.0
 """An actor that gives no sign for so long is killed and replaced. It begins with imports, which may take a while."""
@@ -49,8 +49,8 @@ class _Seat:
     silent_s: float = 0.0
 
 
-class Crew:
-    """The actors of a run. A context manager: whatever happens inside, no process is left after it.
+class ActorPool:
+    """Actor processes of a run. A context manager: whatever happens inside, no process is left after it.
 
     Args:
         first_steps: first lane, lanes -> the numbers of their next steps.

@@ -13,18 +13,18 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.segment_writer import SealedSegment
-from sharpwave.training.episodes import Episode
+from sharpwave.training.scores import Episode
 
 FRAME = struct.Struct("<II")  # kind, bytes that follow
 SEGMENT, EPISODE, FAILURE = 1, 2, 3
 ABOUT_SEGMENT = struct.Struct("<QQQIII")  # lane, first step, weights' version; steps, TD errors, dictionaries
 ABOUT_DICTIONARY = struct.Struct("<QI")  # key; bytes that follow, 0: the learner has it
 ABOUT_EPISODE = struct.Struct("<dQI")  # reward, steps, lane
-LARGEST = 1 << 30
+MAX_FRAME_BYTES = 1 << 30
 """Bytes of a frame: what a learner keeps of one that is not whole yet."""
-AT_A_TIME = 1 << 18
+MAX_READ_BYTES = 1 << 18
 """Bytes that the learner reads from one actor before it looks after others."""
-DICTIONARIES = 64
+MAX_DICTIONARIES = 64
 """That both ends of a pipe remember."""
 
 
@@ -64,7 +64,7 @@ class _Remembered:
     def use(self, key: int, data: bytes) -> None:
         self._data[key] = data
         self._data.move_to_end(key)
-        if len(self._data) > DICTIONARIES:
+        if len(self._data) > MAX_DICTIONARIES:
             self._data.popitem(last=False)
 
 
@@ -96,8 +96,10 @@ class Outbox:
             parts.append(errors.astype("<f4").tobytes())
         parts.append(sealed.packed)
         nbytes = sum(map(len, parts))
-        if nbytes > LARGEST:
-            raise ValueError(f"a segment of {nbytes:,} bytes, expected at most {LARGEST:,}; give fewer --segment-steps")
+        if nbytes > MAX_FRAME_BYTES:
+            raise ValueError(
+                f"a segment of {nbytes:,} bytes, expected at most {MAX_FRAME_BYTES:,}; give fewer --segment-steps"
+            )
         self._send(SEGMENT, b"".join(parts))
 
     def send_episode(self, episode: Episode) -> None:
@@ -134,10 +136,10 @@ class Inbox:
         Raises:
             ValueError: bytes that no :class:`Outbox` sends.
         """
-        taken = 0  # what is kept of a frame that is not whole yet does not count, or one above AT_A_TIME would never be
-        while not self.ended and taken < AT_A_TIME:
+        taken = 0  # not counting what is kept of a frame that is not whole yet: it may be above MAX_READ_BYTES
+        while not self.ended and taken < MAX_READ_BYTES:
             try:
-                content = os.read(self.pipe.fileno(), AT_A_TIME)
+                content = os.read(self.pipe.fileno(), MAX_READ_BYTES)
             except BlockingIOError:
                 break
             self._bytes += content
@@ -150,8 +152,8 @@ class Inbox:
         try:
             while len(self._bytes) - begin >= FRAME.size:
                 kind, nbytes = FRAME.unpack_from(self._bytes, begin)
-                if nbytes > LARGEST:
-                    raise ValueError(f"a frame of {nbytes:,} bytes from an actor, expected at most {LARGEST:,}")
+                if nbytes > MAX_FRAME_BYTES:
+                    raise ValueError(f"a frame of {nbytes:,} bytes from an actor, expected at most {MAX_FRAME_BYTES:,}")
                 end = begin + FRAME.size + nbytes
                 if end > len(self._bytes):
                     break

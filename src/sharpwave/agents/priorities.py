@@ -1,10 +1,14 @@
-"""First priorities, computed by the actor: the temporal-difference errors of its own n-step transitions."""
+"""Initial priorities: temporal-difference errors of n-step transitions, computed where they are made."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.agents.protocol import Acted
 from sharpwave.native.jit import njit
 
 Floats = npt.NDArray[np.float64]
@@ -45,20 +49,26 @@ def _add(
                     open_[k, lane] = False
 
 
-class FirstErrors:
-    """Of lanes that step together: ``sum_i gamma^i r_i + gamma^n max_a Q(s_n, a) - Q(s, a)`` of every step, n as really
-    used, with Q as the actor had it when it was in each state (Horgan et al. 2018, algorithm 1).
+class NStepErrors:
+    """Temporal-difference errors of n-step transitions as lanes make them.
+
+    Of every step ``sum_i gamma^i r_i + gamma^n max_a Q(s_n, a) - Q(s, a)``, n as really used, with Q as the actor had
+    it when it was in each state.
 
     Args:
-        lanes: how many.  n_step, gamma: as the learner's.
+        lanes: how many step together.  n_step, gamma: as the learner's.
         kept: steps of each lane whose errors can be asked for.
+        values: observations [lanes, ...] -> Q [lanes, A].
 
     Attributes:
         known: the errors of that many steps of every lane are known, of which the last ``kept`` are kept.
+    Source: Horgan et al. (2018), Distributed prioritized experience replay, algorithm 1.
     """
 
-    def __init__(self, lanes: int, n_step: int, gamma: float, kept: int) -> None:
-        self._gamma = gamma
+    def __init__(
+        self, lanes: int, n_step: int, gamma: float, kept: int, values: Callable[[Any], npt.NDArray[np.floating]]
+    ) -> None:
+        self._gamma, self._values = gamma, values
         self._steps = 0
         self._value, self._total, self._factor = (np.zeros((n_step, lanes)) for _ in range(3))
         self._open = np.zeros((n_step, lanes), np.bool_)
@@ -70,23 +80,23 @@ class FirstErrors:
 
     def add(
         self,
-        values: npt.NDArray[np.floating],
-        action: npt.NDArray[np.int64],
+        acted: Acted,
         reward: npt.NDArray[np.floating],
         terminated: Bools,
         truncated: Bools,
-        final_values: npt.NDArray[np.floating] | None,
+        final_obs: Any,
     ) -> None:
-        """One step of every lane.
+        """Add one step of every lane.
 
         Args:
-            values: Q of the state it was taken in, [lanes, A].  action: int64 [lanes].
+            acted: the action, and Q [lanes, A] of the state it was taken in as ``state.values``.
             reward, terminated, truncated: [lanes], the outcome of the action.
-            final_values: Q of the state after it, [lanes, A], read where it was truncated; ``None``: none was.
+            final_obs: [lanes, ...], read where a lane was truncated; ``None``: none was.
         """
+        values, rows = acted.state.values, np.arange(len(acted.action))
         best = values.max(axis=1).astype(np.float64)
-        taken = values[np.arange(len(action)), action].astype(np.float64)
-        final = best if final_values is None else final_values.max(axis=1).astype(np.float64)
+        taken = values[rows, acted.state.chosen].astype(np.float64)
+        final = self._values(final_obs).max(axis=1).astype(np.float64) if truncated.any() else best
         _add(
             self._steps, self._gamma, best, taken, reward.astype(np.float64), terminated, truncated, final,
             self._value, self._total, self._factor, self._open, self._errors,

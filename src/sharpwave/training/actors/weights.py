@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sharpwave.agents.dqn import DQN
-from sharpwave.training.shared import shared_memory
+from sharpwave.agents.protocol import Agent
+from sharpwave.training.actors.counters import shared_memory
 
 LATEST, SLOTS, WORDS = 0, 8, 8
 """Words (int64) before the weights: the newest version, and from word 8 on a cache line for each of the two slots."""
@@ -92,21 +92,16 @@ def _checksum(numbers: npt.NDArray[np.float32], version: int) -> int:
     return zlib.crc32(numbers.data, version & 0xFFFFFFFF)
 
 
-def policy(agent: DQN) -> list[torch.Tensor]:
-    """What acting needs: the tensors of the inputs and of the online network, always in the same order."""
-    return [*agent.inputs.state_dict().values(), *agent.online.state_dict().values()]
+def shared_weights(agent: Agent) -> SharedWeights:
+    """Make room for the weights of agents like this one."""
+    return SharedWeights(sum(part.numel() for part in agent.policy_tensors(explore=True).values()))
 
 
-def shared_weights(agent: DQN) -> SharedWeights:
-    """Room for the weights of agents like this one."""
-    return SharedWeights(sum(part.numel() for part in policy(agent)))
-
-
-@torch.no_grad()
-def load(agent: DQN, numbers: npt.NDArray[np.float32]) -> None:
+def load(agent: Agent, numbers: npt.NDArray[np.float32]) -> None:
     """Let an agent act by the ``numbers`` that :meth:`SharedWeights.read` gave."""
-    begin = 0
-    for part in policy(agent):
+    tensors, begin = agent.policy_tensors(explore=True), 0
+    for part in tensors.values():
         end = begin + part.numel()
         part.copy_(torch.from_numpy(numbers[begin:end]).view(part.shape))
         begin = end
+    agent.load_policy(tensors)

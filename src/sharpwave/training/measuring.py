@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.training.episodes import Episodes
+from sharpwave.agents.exploration import epsilon_greedy
+from sharpwave.training.scores import EpisodeSums
 
 if TYPE_CHECKING:  # the command line reads the numbers below; torch takes a second to import
-    from sharpwave.agents.dqn import DQN
+    from sharpwave.agents.protocol import Agent
     from sharpwave.training.setup import Env
 
 EPISODES = 30
@@ -42,7 +43,7 @@ def held_out_seed(seed: int, steps: int, final: bool = False) -> int:
 
 
 def play(
-    agent: DQN,
+    agent: Agent,
     env: Env,
     episodes: int,
     epsilon: float,
@@ -63,21 +64,34 @@ def play(
     share = np.full(lanes, episodes // lanes) + (np.arange(lanes) < episodes % lanes)
     rng = np.random.default_rng(seed)
     scores: list[list[float]] = [[] for _ in range(lanes)]
-    running = Episodes(lanes)
+    running = EpisodeSums(lanes)
     rounds = 0
     obs, _ = env.reset(seed=seed)
+    state = agent.begin(lanes)
     while any(len(scores[lane]) < share[lane] for lane in range(lanes)):
         if show is not None:
             pictures: Any = env.render()
             show(pictures[0])
-        step: Any = env.step(agent.act(obs, epsilon, rng))
+        acted = agent.act(obs, state, 0, explore=False)
+        step: Any = env.step(sometimes_random(acted.action, env.single_action_space, epsilon, rng))
         obs, reward, terminated, truncated, infos = step
-        ended = running.add(infos.get("unclipped_reward", reward), terminated | truncated)
-        for episode in ended:
+        ended = terminated | truncated
+        state = agent.observe(acted.state, reward, ended)
+        finished = running.add(infos.get("unclipped_reward", reward), ended)
+        for episode in finished:
             scores[episode.lane].append(episode.reward)
-        if ended and min(map(len, scores)) > rounds:
+        if finished and min(map(len, scores)) > rounds:
             rounds += 1
             so_far = [score for lane in scores for score in lane[:rounds]]
             if hopeless(so_far):
                 return so_far
     return [score for lane in range(lanes) for score in scores[lane][: share[lane]]]
+
+
+def sometimes_random(actions: npt.NDArray[Any], space: Any, epsilon: float, rng: np.random.Generator) -> Any:
+    """Replace discrete actions, with probability ``epsilon``, by random ones; others stay as they are."""
+    from gymnasium.spaces import Discrete
+
+    if not isinstance(space, Discrete):
+        return actions
+    return epsilon_greedy(actions - int(space.start), int(space.n), epsilon, rng) + int(space.start)

@@ -15,35 +15,22 @@ import pytest
 
 import sharpwave as sw
 from sharpwave.training import setup
-from sharpwave.training.actors import ratio_limiter
+from sharpwave.training.actors.counters import Counters
+from sharpwave.training.actors.pool import ActorPool, ActorsDiedError
+from sharpwave.training.actors.transport import MAX_FRAME_BYTES, MAX_READ_BYTES
+from sharpwave.training.actors.weights import shared_weights
+from sharpwave.training.actors.worker import ratio_limiter
 from sharpwave.training.callbacks import Callback
 from sharpwave.training.checkpoints import checkpoints
-from sharpwave.training.crew import ActorsDiedError, Crew
-from sharpwave.training.episodes import Episode
-from sharpwave.training.learner import train_with_actors
 from sharpwave.training.recipes import RECIPES, Recipe, flag
-from sharpwave.training.shared import Counters
-from sharpwave.training.state import TrainingState
-from sharpwave.training.transport import AT_A_TIME, LARGEST
-from sharpwave.training.weights import policy, shared_weights
+from sharpwave.training.scores import Episode
+
+from ..trainer import Trained
 
 CARTPOLE = dataclasses.replace(
     RECIPES["cartpole"][1], actors=2, num_envs=4, steps=3_000, prioritized=True, report_every=500, segment_steps=16,
     weights_every=200, checkpoint_every=1_000, batch_size=32, device="cpu",
 )  # fmt: skip
-
-
-class Kept(Callback):
-    """Keeps what it is told."""
-
-    def __init__(self):
-        self.episodes, self.reports = [], []
-
-    def on_episode(self, metrics):
-        self.episodes.append(metrics)
-
-    def on_report(self, metrics):
-        self.reports.append(metrics)
 
 
 def actors_of(process=None):
@@ -65,16 +52,19 @@ def assert_gone(processes, seconds=30):
 
 def test_it_learns_at_the_ratio_replaces_who_dies_and_ends_when_that_is_too_often():
     recipe = dataclasses.replace(CARTPOLE, steps=1_000_000, actor_restarts=1)
-    env = setup.environments(recipe, 1)
-    agent = setup.agent(recipe, env)
-    before = {name: tensor.clone() for name, tensor in agent.weights().items()}
-    store, replay = setup.memory(recipe, env)
-    kept, saved, seen, killed = Kept(), [], [], []
+    seen, killed = [], []
+
+    class Meddler(Callback):
+        """Kills the second actor after some learning, and the one in its place as soon as it is there."""
+
+        def on_step(self, training):
+            if training.state.progress.steps >= 2_000 and len(killed) < 2:
+                meddle()
+
+        def wants_checkpoint(self, training):
+            return training.reason is not None
 
     def meddle():
-        """Kills the second actor after some learning, and the one in its place as soon as it is there."""
-        if not kept.reports or kept.reports[-1]["steps"] < 2_000 or len(killed) == 2:
-            return
         found = actors_of()
         if not killed:
             seen.extend(found)
@@ -85,18 +75,20 @@ def test_it_learns_at_the_ratio_replaces_who_dies_and_ends_when_that_is_too_ofte
             victim.kill()
             killed.append(victim)
 
-    last = train_with_actors(recipe, agent, store, replay, [kept], meddle, save=lambda *told: saved.append(told))
+    trained = Trained(recipe, Meddler())
+    last, kept, store, agent = trained.last, trained.kept, trained.store, trained.agent
     assert len(killed) == 2 and not actors_of()
-    assert last["failed"] and last["actor_restarts"] == 1
+    assert trained.training.failed and last["actor_restarts"] == 1
     assert "actor 1 died of: signal SIGKILL; it had been restarted as often as --actor-restarts 1" in last["reason"]
-    assert saved[-1][1]["steps"] == last["steps"] == store.total_steps  # with a checkpoint, of all that had arrived
+    (saved,) = kept.checkpoints
+    assert saved["steps"] == last["steps"] == store.total_steps  # with a checkpoint, of all that had arrived
     # the learner is never ahead, and in the end at most what the actors may be ahead behind
     for report in kept.reports:
         assert report["updates"] <= max(0, report["steps"] - recipe.warmup_steps) // recipe.update_every
-    limiter = ratio_limiter(recipe)
+    limiter = ratio_limiter(recipe, agent.replay())
     behind = (last["steps"] - recipe.warmup_steps) * limiter.ratio - last["updates"] * recipe.batch_size
     assert 0 <= behind <= limiter.error_buffer + recipe.batch_size
-    assert any((agent.weights()[name] != tensor).any() for name, tensor in before.items())
+    assert any((trained.weights[name] != tensor).any() for name, tensor in trained.before.items())
     # played by the policy's own newer weights
     learning = [report for report in kept.reports if report["steps"] > 1_500]
     assert all(0 <= report["stale_versions"] < 20 and report["stale_steps"] >= 0 for report in learning)
@@ -107,36 +99,40 @@ def test_it_learns_at_the_ratio_replaces_who_dies_and_ends_when_that_is_too_ofte
     assert all(episode["reward"] == episode["episode_steps"] for episode in kept.episodes)
     assert store.lanes == recipe.num_envs
     # first priorities came from the actors, and differ
-    probabilities = replay.sample(256).probabilities
+    probabilities = trained.view.sample(256).probabilities
     assert len(np.unique(probabilities)) > 100
-    store.close()
-    env.close()
+    trained.close()
 
 
 class Standing:
-    """A crew with nobody who learns: the test says what the learner did."""
+    """A pool with nobody who learns: the test says what the learner did."""
 
     def __init__(self, **changes):
         self.recipe = dataclasses.replace(CARTPOLE, **{"actors": 1, "warmup_steps": 100, **changes})
         known = self.recipe.env in (CARTPOLE.env, "pong")
         agent = setup.agent(self.recipe, setup.environments(self.recipe if known else CARTPOLE, 1))
+        self.replay = agent.replay()
         self.counters, self.weights = Counters(self.recipe.actors), shared_weights(agent)
-        self.weights.publish(policy(agent))
+        self.weights.publish([*agent.policy_tensors(explore=True).values()])
 
-    def crew(self, **kwargs):
-        return Crew(self.recipe, self.counters, self.weights, lambda lane, lanes: [0] * lanes, 0, 0, **kwargs)
+    def pool(self, **kwargs):
+        return ActorPool(self.recipe, self.counters, self.weights, lambda lane, lanes: [0] * lanes, 0, 0, **kwargs)
 
 
 def test_actors_wait_for_the_learner_and_one_that_hangs_is_replaced(monkeypatch):
     standing = Standing()
-    counters, limiter, lanes = standing.counters, ratio_limiter(standing.recipe), standing.recipe.num_envs
+    counters, limiter, lanes = (
+        standing.counters,
+        ratio_limiter(standing.recipe, standing.replay),
+        standing.recipe.num_envs,
+    )
     limit = time.monotonic() + 120
 
-    def listen(crew, until):
+    def listen(pool, until):
         """Take everything in, so that it is not the pipe that holds them back."""
         while not until():
             assert time.monotonic() < limit
-            yield from crew.receive(0.05)
+            yield from pool.receive(0.05)
 
     def stands_still():
         made, beats = counters.made, counters.beats(0)
@@ -144,32 +140,32 @@ def test_actors_wait_for_the_learner_and_one_that_hangs_is_replaced(monkeypatch)
         return made > 0 and counters.made == made and counters.beats(0) > beats
 
     told = []
-    with standing.crew(hung_s=1.0e9, say=told.append) as crew:
-        arrived = list(listen(crew, stands_still))
+    with standing.pool(hung_s=1.0e9, say=told.append) as pool:
+        arrived = list(listen(pool, stands_still))
         most = limiter.min_size + limiter.error_buffer / limiter.ratio
         assert most - lanes <= counters.made <= most
         counters.tell(100, 64 * 100)  # the learner has learned: 100 batches
-        arrived += listen(crew, lambda: counters.made > most)
-        arrived += listen(crew, stands_still)
+        arrived += listen(pool, lambda: counters.made > most)
+        arrived += listen(pool, stands_still)
         most += 64 * 100 / limiter.ratio
         assert most - lanes <= counters.made <= most
         steps = sum(message.segment.steps for message in arrived if not isinstance(message, Episode))
-        under_way = lanes * (standing.recipe.segment_steps + standing.recipe.n_step + 1)
+        under_way = lanes * (standing.recipe.segment_steps + standing.replay.horizon + 1)
         assert 0 < counters.made - steps <= under_way
         # It stops in the middle of whatever it does, and is neither waited for nor lost.
         (halted,) = actors_of()
         halted.suspend()
-        monkeypatch.setattr("sharpwave.training.crew.SILENT_S", 0.5)
-        crew._hung_s = 1.0
-        list(listen(crew, lambda: crew.restarts == 1))
-        crew._hung_s = 1.0e9
+        monkeypatch.setattr("sharpwave.training.actors.pool.SILENT_S", 0.5)
+        pool._hung_s = 1.0
+        list(listen(pool, lambda: pool.restarts == 1))
+        pool._hung_s = 1.0e9
         assert_gone([halted])
         assert [f"Actor 0 (process {halted.pid}) has given no sign for 0.5 s: is it stopped?"] == [
             text.partition(" After")[0] for text in told[:-1]
         ]
         assert told[-1] == "Actor 0 died of: it gave no sign for 1 s; another one begins in its place, 2 more may"
         assert counters.made == steps
-        list(listen(crew, lambda: counters.made > steps))  # the next one plays what was lost
+        list(listen(pool, lambda: counters.made > steps))  # the next one plays what was lost
     assert not actors_of()
 
 
@@ -178,27 +174,29 @@ def test_segments_larger_than_what_is_read_at_a_time_arrive():
     standing = Standing(env="pong", network="small", codec="raw", segment_steps=64, num_envs=1, warmup_steps=1_000)
     limit = time.monotonic() + 60
     arrived = []
-    with standing.crew() as crew:
+    with standing.pool() as pool:
         while len(arrived) < 2 and time.monotonic() < limit:
-            arrived += [message.segment for message in crew.receive(0.05) if not isinstance(message, Episode)]
+            arrived += [message.segment for message in pool.receive(0.05) if not isinstance(message, Episode)]
     assert [(segment.first_step, segment.steps) for segment in arrived[:2]] == [(0, 64), (64, 64)]
-    assert len(arrived[0].packed) > 64 * 84 * 84 > AT_A_TIME
+    assert len(arrived[0].packed) > 64 * 84 * 84 > MAX_READ_BYTES
 
 
 def test_segments_that_could_never_be_sent_are_refused():
-    recipe = dataclasses.replace(RECIPES["atari"][1], env="pong", actors=1, num_envs=1, segment_steps=LARGEST // 7_056)
+    recipe = dataclasses.replace(
+        RECIPES["atari"][1], env="pong", actors=1, num_envs=1, segment_steps=MAX_FRAME_BYTES // 7_056
+    )
     env = setup.environments(recipe, 1)
     with pytest.raises(ValueError, match=r"--segment-steps: got 152,174; with steps of 7,069 bytes expected at most"):
-        setup.memory(recipe, env)
+        setup.memory(recipe, env, setup.agent(recipe, env))
     env.close()
 
 
 def test_what_an_actor_dies_of_is_told():
     standing = Standing(env="NoSuchGame-v1", actor_restarts=0)
-    with standing.crew() as crew, pytest.raises(ActorsDiedError, match="NoSuchGame-v1' cannot be made"):
+    with standing.pool() as pool, pytest.raises(ActorsDiedError, match="NoSuchGame-v1' cannot be made"):
         limit = time.monotonic() + 60
         while time.monotonic() < limit:
-            list(crew.receive(0.1))
+            list(pool.receive(0.1))
     assert not actors_of()
 
 
@@ -281,7 +279,7 @@ def test_ape_x_is_what_the_paper_says():
     assert (recipe.epsilon_start, recipe.epsilon_end, recipe.epsilon_ladder) == (0.4, 0.4, 7.0)
     assert (recipe.priority_alpha, recipe.beta_start, recipe.beta_end) == (0.6, 0.4, 0.4)
     # Those that explore with .4, .16 and .064 lose to the end: with them no mean comes to stop_reward.
-    assert TrainingState.fresh(recipe).episodes.scored.tolist() == [False] * 3 + [True] * 5
+    assert setup.agent_settings(recipe).exploration.scored(recipe.num_envs).tolist() == [False] * 3 + [True] * 5
 
 
 def test_more_actors_than_environments_are_refused():

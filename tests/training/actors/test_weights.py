@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from sharpwave.training import setup
-from sharpwave.training import weights as weights_module
+from sharpwave.training.actors import weights as weights_module
+from sharpwave.training.actors.counters import CONTEXT
+from sharpwave.training.actors.weights import SharedWeights, load, shared_weights
 from sharpwave.training.recipes import RECIPES
-from sharpwave.training.shared import CONTEXT
-from sharpwave.training.weights import SharedWeights, load, policy, shared_weights
 
 COUNT = 20_000
 
@@ -84,10 +84,11 @@ def test_an_agent_with_the_weights_of_another_acts_alike(name):
         one.inputs.standardize(torch.from_numpy(np.ascontiguousarray(obs)))
     assert not np.array_equal(one.values(obs), two.values(obs))
     weights = shared_weights(one)
-    weights.publish(policy(one))
+    weights.publish([*one.policy_tensors(explore=True).values()])
     numbers = np.empty(weights.count, np.float32)
     assert weights.read(numbers) == 1
     load(two, numbers)
     np.testing.assert_array_equal(one.values(obs), two.values(obs))
-    np.testing.assert_array_equal(one.values(obs).argmax(axis=1), two.act(obs, 0.0, np.random.default_rng(0)))
+    acted = two.act(obs, two.begin(2), 0, explore=False)
+    np.testing.assert_array_equal(one.values(obs).argmax(axis=1), acted.action)
     env.close()

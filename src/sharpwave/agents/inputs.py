@@ -1,0 +1,179 @@
+"""Observations as they are stored -> the float numbers that torsos take. What is measured here is not learned."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space
+from torch import Tensor, nn
+
+from sharpwave.agents.frame_kernel import fits_one_pass, in_one_pass
+
+MIN_IMAGE_SIDE = 5
+"""Pixels; anything smaller is a table of numbers."""
+
+
+def channels_last(shape: tuple[int, ...]) -> bool:
+    """Tell [H, W, C] from [C, H, W] by the shorter axis; of two alike it is the last."""
+    return shape[-1] <= shape[-3]
+
+
+def image_shape(space: Space[Any]) -> tuple[int, int, int] | None:
+    """Channels, height and width of an image, a stack of frames or of images included; None for anything else.
+
+    Images are [H, W], [C, H, W], [H, W, C] and [stack, H, W, C].
+    """
+    shape = space.shape
+    if not isinstance(space, Box) or shape is None or len(shape) not in (2, 3, 4):
+        return None
+    if len(shape) == 2:
+        channels, height, width = 1, *shape
+    elif channels_last(shape):
+        height, width, channels = shape[-3:]
+        channels *= math.prod(shape[:-3])
+    else:
+        channels, height, width = math.prod(shape[:-2]), *shape[-2:]
+    return (channels, height, width) if min(height, width) >= MIN_IMAGE_SIDE else None
+
+
+class FrameInputs(nn.Module):
+    """Images [B, ...] as they are stored -> float [B, channels, H, W], channels last in memory.
+
+    Divides by 255 (as a product with the inverse) until :meth:`standardize` is given images; then it subtracts each
+    pixel's mean and divides by the root mean square of the rest. A still background becomes zero and moving objects
+    stand out, however few pixels they have: the ball of Pong is two pixels.
+
+    Args:
+        shape: of one observation.
+        scale: what values are divided by at first.
+    """
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, shape: tuple[int, ...], scale: float = 255.0) -> None:
+        super().__init__()
+        self._shape = shape
+        self._moved = len(shape) > 2 and channels_last(shape)
+        # Frames of a stack share their mean, channels of a picture do not.
+        channels = shape[-1:] if self._moved else ()
+        self.register_buffer("mean", torch.zeros(channels + (shape[-3:-1] if self._moved else shape[-2:])))
+        self.register_buffer("scale", torch.tensor(scale))
+
+    @torch.no_grad()
+    def standardize(self, obs: Tensor) -> None:
+        """Measure mean and scale over ``obs`` [N, ...]. Images that are all alike keep a scale of 1."""
+        frames = self._frames(obs.to(self.mean.device)).float()
+        self.mean.copy_(frames.mean(dim=tuple(range(frames.dim() - self.mean.dim()))))
+        self.scale.copy_((frames - self.mean).square().mean().sqrt().clamp_(min=1.0))
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """[B, ...] -> float [B, channels, H, W], channels last in memory (in which convolutions are fastest)."""
+        if not self._moved and fits_one_pass(obs):
+            return in_one_pass(obs, self.mean, self.scale)
+        x = self._frames(obs).to(torch.float32, copy=True).sub_(self.mean).mul_(self.scale.reciprocal())
+        if torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))  # here once, not once in every network
+        return x.reshape(len(x), -1, *x.shape[-2:]).contiguous(memory_format=torch.channels_last)
+
+    def _frames(self, obs: Tensor) -> Tensor:
+        """[B, (stack), (C), H, W]."""
+        return obs.movedim(-1, -3) if self._moved else obs
+
+
+class VectorInputs(nn.Module):
+    """Numbers [B, ...] as they are stored -> float32 [B, n].
+
+    Args:
+        low, high: bounds of integers, which are scaled to 0 ... 1; None: numbers are taken as they are.
+    """
+
+    low: Tensor
+    span: Tensor
+
+    def __init__(self, low: np.ndarray[Any, Any] | None = None, high: np.ndarray[Any, Any] | None = None) -> None:
+        super().__init__()
+        self._scaled = low is not None and high is not None
+        if low is not None and high is not None:
+            low, high = low.astype(np.float32).reshape(-1), high.astype(np.float32).reshape(-1)
+            self.register_buffer("low", torch.from_numpy(low))
+            self.register_buffer("span", torch.from_numpy(np.maximum(high - low, 1.0)))
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """[B, ...] -> float32 [B, n]."""
+        x = obs.float().reshape(len(obs), -1)
+        return (x - self.low) / self.span if self._scaled else x
+
+
+class OneHotInputs(nn.Module):
+    """Categories [B, ...], each one of so many -> float32 [B, sum of categories], ones at the chosen.
+
+    Args:
+        counts: categories of each number.  starts: the first category's number.
+    """
+
+    starts: Tensor
+
+    def __init__(self, counts: list[int], starts: list[int]) -> None:
+        super().__init__()
+        self._counts = counts
+        self.register_buffer("starts", torch.tensor(starts))
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """int [B, ...] -> float32 [B, n]."""
+        chosen = obs.long().reshape(len(obs), -1) - self.starts
+        parts = [nn.functional.one_hot(chosen[:, i], count) for i, count in enumerate(self._counts)]
+        return torch.cat(parts, dim=1).float()
+
+
+class DictInputs(nn.Module):
+    """A dict of observations, each through inputs of its own."""
+
+    def __init__(self, parts: dict[str, nn.Module]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleDict(parts)
+
+    def standardize(self, obs: dict[str, Tensor]) -> None:
+        """Measure the images among them."""
+        for name, part in self.parts.items():
+            if isinstance(part, FrameInputs):
+                part.standardize(obs[name])
+
+    def forward(self, obs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """By key."""
+        return {name: part(obs[name]) for name, part in self.parts.items()}
+
+
+def inputs_for(space: Space[Any], images: bool = True) -> nn.Module:
+    """Make the inputs for a space of arrays, of categories, or a dict of those.
+
+    Args:
+        images: whether images stay images, or become flat vectors.
+    Raises:
+        ValueError: another space.
+    """
+    if isinstance(space, Dict):
+        return DictInputs({name: inputs_for(one, images) for name, one in space.spaces.items()})
+    if isinstance(space, Discrete):
+        return OneHotInputs([int(space.n)], [int(space.start)])
+    if isinstance(space, MultiDiscrete):
+        return OneHotInputs(space.nvec.reshape(-1).tolist(), space.start.reshape(-1).tolist())
+    if isinstance(space, MultiBinary):
+        return VectorInputs()
+    if not isinstance(space, Box):
+        raise ValueError(f"observations: got {space}, expected Box, Discrete, MultiDiscrete, MultiBinary or Dict")
+    if images and image_shape(space) is not None:
+        return FrameInputs(space.shape, 255.0 if space.dtype == np.uint8 else 1.0)
+    return VectorInputs(space.low, space.high) if space.dtype.kind in "iu" else VectorInputs()
+
+
+def input_size(space: Space[Any]) -> int:
+    """Numbers of the flat vector that a space becomes."""
+    if isinstance(space, Discrete):
+        return int(space.n)
+    if isinstance(space, MultiDiscrete):
+        return int(space.nvec.sum())
+    return math.prod(space.shape or ())

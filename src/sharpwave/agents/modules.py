@@ -1,0 +1,64 @@
+"""Tensors of modules and optimizers by name, in and out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+
+def tensors_of(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+    """Parameters and buffers as "<module's name>.<tensor's name>"; not copied."""
+    return {
+        f"{part}.{name}": tensor for part, module in modules.items() for name, tensor in module.state_dict().items()
+    }
+
+
+def load_tensors(modules: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]) -> None:
+    """Load what :func:`tensors_of` gave; names of other modules are ignored.
+
+    Raises:
+        ValueError: names or shapes of another network.
+    """
+    for part, module in modules.items():
+        own = {name.removeprefix(f"{part}."): one for name, one in tensors.items() if name.startswith(f"{part}.")}
+        try:
+            module.load_state_dict(own)
+        except RuntimeError as error:
+            raise ValueError(f"weights do not fit the agent's {part} module: {error}") from error
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """An optimizer's moments and step counts as "<parameter's index>.<name>"."""
+    state = optimizer.state_dict()["state"]
+    return {f"{index}.{name}": tensor for index, entry in state.items() for name, tensor in entry.items()}
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Load what :func:`optimizer_tensors` gave.
+
+    Raises:
+        ValueError: of other parameters.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        index, _, name = key.partition(".")
+        if not index.isdecimal() or int(index) >= len(parameters):
+            raise ValueError(f"the optimizer's state has {key!r}, expected numbers of {len(parameters)} parameters")
+        parameter = parameters[int(index)]
+        # Laid out as the parameter (channels last): Adam's fused kernel pairs elements by where they lie.
+        copy = torch.empty_like(parameter).copy_(tensor) if tensor.shape == parameter.shape else tensor.clone()
+        state.setdefault(int(index), {})[name] = copy
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def to_tensors(obs: object, device: torch.device) -> object:
+    """An array, or a dict of arrays, as tensors on ``device``."""
+    if isinstance(obs, dict):
+        return {name: to_tensors(one, device) for name, one in obs.items()}
+    array: npt.NDArray[np.generic] = np.ascontiguousarray(obs)
+    return torch.from_numpy(array).to(device)

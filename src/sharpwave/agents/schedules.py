@@ -1,0 +1,14 @@
+"""Schedules: numbers that change with the environment steps made."""
+
+from __future__ import annotations
+
+
+def linear(step: int, start: float, end: float, over: int) -> float:
+    """Interpolate from ``start`` at step 0 to ``end`` at step ``over``; later ``end``.
+
+    Args:
+        step: environment steps so far.  over: environment steps of the change; 0: ``end`` at once.
+    """
+    if step >= over:
+        return end
+    return start + (end - start) * (step / over)

@@ -1,0 +1,109 @@
+"""Torsos of networks: what :mod:`sharpwave.agents.inputs` gives -> features [B, n]."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from gymnasium.spaces import Dict, Space
+from torch import Tensor, nn
+
+from sharpwave.agents.inputs import image_shape, input_size
+
+# Each convolution: channels, kernel, stride.
+CONVOLUTIONS: dict[str, tuple[tuple[int, int, int], ...]] = {
+    "nature": ((32, 8, 4), (64, 4, 2), (64, 3, 1)),  # Mnih et al. (2015); 84x84 -> 7x7x64
+    "efficient": ((32, 5, 5), (64, 5, 5)),  # van Hasselt et al. (2019), data-efficient Rainbow; 84x84 -> 3x3x64
+    "small": ((16, 6, 3), (32, 4, 2)),  # for frames of some 42x42; -> 5x5x32
+    "tiny": ((16, 3, 1),),  # Young and Tian (2019), MinAtar; 10x10 -> 8x8x16
+}
+NETWORKS = ("auto", *CONVOLUTIONS, "mlp")
+MIN_SIDES = {"nature": 64, "small": 30, "tiny": 5}
+"""Shorter sides from which on "auto" takes them."""
+
+
+class ConvTorso(nn.Sequential):
+    """Convolutions over images.
+
+    Args:
+        name: one of ``CONVOLUTIONS``.  shape: channels, height, width.
+    Attributes:
+        features: n.
+    """
+
+    def __init__(self, name: str, shape: tuple[int, int, int]) -> None:
+        layers: list[nn.Module] = []
+        channels = shape[0]
+        for out_channels, kernel, stride in CONVOLUTIONS[name]:
+            layers += [nn.Conv2d(channels, out_channels, kernel, stride), nn.ReLU(inplace=True)]
+            channels = out_channels
+        super().__init__(*layers)
+        try:
+            with torch.no_grad():
+                self.features = int(self(torch.zeros(1, *shape)).numel())
+        except RuntimeError as error:
+            raise ValueError(
+                f"network {name!r} cannot take frames of {shape[1]}x{shape[2]}: a kernel is larger than what is left "
+                "of the frame; use larger frames, another network or 'auto'"
+            ) from error
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def forward(self, frames: Tensor) -> Tensor:
+        """float [B, channels, H, W] -> [B, n]."""
+        # Flattened with the channels last, as they lie in memory: nothing is moved.
+        features: Tensor = super().forward(frames)  # type: ignore[no-untyped-call]
+        return features.permute(0, 2, 3, 1).flatten(1)
+
+
+class VectorTorso(nn.Sequential):
+    """One layer over a flat vector."""
+
+    def __init__(self, size: int, units: int) -> None:
+        super().__init__(nn.Linear(size, units), nn.ReLU())
+        self.features = units
+
+
+class DictTorso(nn.Module):
+    """A torso for each part of a dict, their features side by side."""
+
+    def __init__(self, parts: Mapping[str, ConvTorso | VectorTorso]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleDict(dict(parts))
+        self.features = sum(part.features for part in parts.values())
+
+    def forward(self, inputs: dict[str, Tensor]) -> Tensor:
+        """By key -> [B, n]."""
+        return torch.cat([part(inputs[name]).float() for name, part in self.parts.items()], dim=1)
+
+
+def torso_for(space: Space[Any], network: str, units: int) -> ConvTorso | VectorTorso | DictTorso:
+    """Make a fresh torso for observations of ``space``.
+
+    Args:
+        network: one of ``NETWORKS``: convolutions for images, with vectors beside them in a dict through one layer;
+            "mlp": everything through one layer; "auto": the convolutions that suit an image's size.
+        units: of layers over vectors.
+    Raises:
+        ValueError: an unknown network, or one that does not suit the observations.
+    """
+    if network not in NETWORKS:
+        raise ValueError(f"network: got {network!r}, expected one of {', '.join(NETWORKS)}")
+    parts = space.spaces if isinstance(space, Dict) else {"": space}
+    if network in CONVOLUTIONS and all(image_shape(part) is None for part in parts.values()):
+        shapes = space.shape if not isinstance(space, Dict) else {name: part.shape for name, part in parts.items()}
+        raise ValueError(
+            f"network {network!r} takes images, [H, W], [C, H, W] or [H, W, C], got observations of shape {shapes}; "
+            "use 'mlp' or 'auto'"
+        )
+    torsos = {name: _torso(part, network, units) for name, part in parts.items()}
+    return DictTorso(torsos) if isinstance(space, Dict) else torsos[""]
+
+
+def _torso(space: Space[Any], network: str, units: int) -> ConvTorso | VectorTorso:
+    shape = image_shape(space)
+    if shape is None or network == "mlp":
+        return VectorTorso(input_size(space), units)
+    if network == "auto":
+        network = next(name for name, side in MIN_SIDES.items() if min(shape[1:]) >= side)
+    return ConvTorso(network, shape)

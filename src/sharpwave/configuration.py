@@ -1,0 +1,247 @@
+"""Settings as frozen dataclasses: what a field says about itself, how nested settings become tables and options."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar, get_args, get_type_hints
+
+Settings = TypeVar("Settings")
+
+KIND = "kind"
+"""Key of a table that names the class of its settings, where several fit."""
+
+KINDS = "kinds"
+"""Metadata of a field that holds settings of one class of several: a function, ``kind`` -> class."""
+
+
+def setting(
+    default: Any,
+    help: str,
+    group: str = "",
+    *,
+    flag: str = "",
+    choices: tuple[str, ...] = (),
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
+) -> Any:
+    """Declare a field of settings with its bounds, and what the command line says about it.
+
+    Args:
+        group: heading of the help under which it stands.
+        flag: its option, "--env"; default: the field's name, "--num-envs" for ``num_envs``.
+        choices, at_least, above, at_most, below: what :func:`check` expects of a value; ``None`` always passes.
+    """
+    bounds = {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
+    metadata = {"help": help, "group": group, "flag": flag, "choices": choices, "bounds": bounds}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def flag(field: dataclasses.Field[Any]) -> str:
+    """The option of a field: "--num-envs"."""
+    return field.metadata.get("flag") or "--" + field.name.replace("_", "-")
+
+
+def check(settings: Any) -> None:
+    """Check every value against its field's choices and bounds; meant for ``__post_init__``.
+
+    Raises:
+        ValueError: naming the option, the value and what is expected.
+    """
+    for field in dataclasses.fields(settings):
+        if "help" in field.metadata:
+            expected = _unmet(field, getattr(settings, field.name))
+            expect(settings, field.name, not expected, expected)
+
+
+def expect(settings: Any, name: str, holds: bool, expected: str) -> None:
+    """Raise a ValueError about the setting ``name`` unless ``holds``."""
+    if not holds:
+        option = next(flag(field) for field in dataclasses.fields(settings) if field.name == name)
+        raise ValueError(f"{option}: got {getattr(settings, name)!r}, expected {expected}")
+
+
+def _unmet(field: dataclasses.Field[Any], value: Any) -> str:
+    """What is expected of a value that does not fit; "" for one that does."""
+    choices, bounds = field.metadata["choices"], field.metadata["bounds"]
+    if value is None:
+        return ""
+    if choices:
+        return "" if value in choices else f"one of {', '.join(choices)}"
+    at_least, above, at_most, below = (bounds[name] for name in ("at_least", "above", "at_most", "below"))
+    low = (at_least is None or value >= at_least) and (above is None or value > above)
+    high = (at_most is None or value <= at_most) and (below is None or value < below)
+    if low and high:
+        return ""
+    if at_least is not None and at_most is not None:
+        return f"from {at_least:g} to {at_most:g}"
+    said = {"at least": at_least, "above": above, "at most": at_most, "below": below}
+    return " and ".join(f"{word} {bound:g}" for word, bound in said.items() if bound is not None)
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One setting of nested settings.
+
+    Attributes:
+        path: names of fields from the outermost settings on.
+        hint: its type.  value: what it is now.
+    """
+
+    path: tuple[str, ...]
+    field: dataclasses.Field[Any]
+    hint: Any
+    value: Any
+
+    @property
+    def key(self) -> str:
+        """The path as ``--set`` and tables have it: "agent.replay.n_step"."""
+        return ".".join(self.path)
+
+    @property
+    def flag(self) -> str:
+        """Its option."""
+        return flag(self.field)
+
+    @property
+    def name(self) -> str:
+        """Its option as an identifier: "n_step"."""
+        return self.flag.removeprefix("--").replace("-", "_")
+
+
+def leaves(settings: Any, path: tuple[str, ...] = ()) -> Iterator[Leaf]:
+    """Every single setting, in the order of declaration."""
+    hints = get_type_hints(type(settings))
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from leaves(value, (*path, field.name))
+        else:
+            yield Leaf((*path, field.name), field, hints[field.name], value)
+
+
+def leaf(settings: Any, key: str) -> Leaf:
+    """The setting with a key ("agent.lr").
+
+    Raises:
+        ValueError: there is none.
+    """
+    found = {one.key: one for one in leaves(settings)}
+    if key in found:
+        return found[key]
+    last = [known for known in found if known.rpartition(".")[2] == key.rpartition(".")[2]]
+    close = last or difflib.get_close_matches(key, found, n=3, cutoff=0.6)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(found)}"
+    raise ValueError(f"unknown setting {key!r}; {hint}")
+
+
+def changed(settings: Settings, changes: Mapping[tuple[str, ...], Any]) -> Settings:
+    """Replace single settings by their paths; settings that several of them concern are made once, so that they need
+    to fit only together."""
+    own = {path[0]: value for path, value in changes.items() if len(path) == 1}
+    for name in dict.fromkeys(path[0] for path in changes if len(path) > 1):
+        below = {path[1:]: value for path, value in changes.items() if path[0] == name}
+        own[name] = changed(getattr(settings, name), below)
+    replaced: Settings = dataclasses.replace(settings, **own)  # type: ignore[type-var]
+    return replaced
+
+
+def parsed(leaf: Leaf, text: str) -> Any:
+    """The value that ``text`` is for a setting: "none" for one that may be absent, "true" and "false".
+
+    Raises:
+        ValueError: it is none.
+    """
+    kinds = _kinds(leaf.hint)
+    if type(None) in kinds and text.lower() in ("none", "null", ""):
+        return None
+    if bool in kinds:
+        words = {
+            "true": True,
+            "yes": True,
+            "on": True,
+            "1": True,
+            "false": False,
+            "no": False,
+            "off": False,
+            "0": False,
+        }
+        if text.lower() in words:
+            return words[text.lower()]
+    elif int in kinds or float in kinds:
+        plain = text.replace("_", "")
+        try:
+            number = float(plain)
+            if float in kinds:
+                return number
+            if number.is_integer():  # also 1e6, which a person writes for a number of steps
+                return int(number) if "e" in plain.lower() else int(plain)
+        except (ValueError, OverflowError):
+            pass
+    else:
+        return text
+    raise ValueError(f"setting {leaf.key}: got {text!r}, expected {_kind_text(leaf.hint)}")
+
+
+def to_table(settings: Any) -> dict[str, Any]:
+    """Plain nested values by name, for JSON."""
+    named = {KIND: settings.kind} if hasattr(type(settings), KIND) else {}
+    values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+    return named | {
+        name: to_table(value) if dataclasses.is_dataclass(value) else value for name, value in values.items()
+    }
+
+
+def from_table(base: Settings, table: Any, path: str = "") -> Settings:
+    """Replace what a table of nested values names; the rest stays as it is in ``base``. Inverse of :func:`to_table`.
+
+    Raises:
+        ValueError: a name that is no setting, or a value of another kind.
+    """
+    if not isinstance(table, Mapping):
+        raise ValueError(f"setting {path}: got {_shown(table)}, expected a table of settings")
+    fields = {field.name: field for field in dataclasses.fields(base)}  # type: ignore[arg-type]
+    unknown = [f"{path}.{name}".lstrip(".") for name in table if name not in fields and name != KIND]
+    if unknown:
+        raise ValueError(f"unknown settings {', '.join(sorted(unknown))}: written by another version of sharpwave")
+    hints, values = get_type_hints(type(base)), {}
+    for name, value in table.items():
+        if name == KIND:
+            continue
+        where, before = f"{path}.{name}".lstrip("."), getattr(base, name)
+        before_kind = getattr(before, KIND, None)
+        if dataclasses.is_dataclass(before):
+            kinds = fields[name].metadata.get(KINDS)
+            if kinds is not None and isinstance(value, Mapping) and value.get(KIND, before_kind) != before_kind:
+                before = kinds(value[KIND])()
+            values[name] = from_table(before, value, where)
+        else:
+            values[name] = _checked(where, hints[name], value)
+    replaced: Settings = dataclasses.replace(base, **values)  # type: ignore[type-var]
+    return replaced
+
+
+def _checked(where: str, hint: Any, value: Any) -> Any:
+    kinds = _kinds(hint)
+    if type(value) is int and float in kinds:
+        return float(value)
+    if type(value) not in kinds:
+        raise ValueError(f"setting {where}: got {_shown(value)}, expected {_kind_text(hint)}")
+    return value
+
+
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    return tuple(get_args(hint)) or (hint,)  # of float | None: both
+
+
+def _kind_text(hint: Any) -> str:
+    return str(getattr(_kinds(hint)[0], "__name__", hint))
+
+
+def _shown(value: Any) -> str:
+    """Of anything, however long."""
+    return repr(value)[:60] if isinstance(value, (str, float, bool, type(None))) else type(value).__name__

@@ -1,0 +1,1 @@
+"""Processes that play while this one learns."""

@@ -1,0 +1,108 @@
+"""Experience from actor processes: take in what they send, tell them how far the learner is, publish weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Self
+
+import sharpwave as sw
+from sharpwave.agents.protocol import Agent
+from sharpwave.training.actors.counters import Counters
+from sharpwave.training.actors.pool import ActorPool, ActorsDiedError
+from sharpwave.training.actors.staleness import Staleness
+from sharpwave.training.actors.weights import shared_weights
+from sharpwave.training.experience import Arrived
+from sharpwave.training.progress import Progress
+from sharpwave.training.recipes import Recipe
+from sharpwave.training.scores import Episode
+
+
+class ActorExperience:
+    """Steps of ``recipe.actors`` processes. A step counts when it has arrived in the store.
+
+    Checkpoints break no episodes off; what is under way in actors is not in them.
+
+    Args:
+        progress: the run's, read only.
+        say: told in a sentence what happens to actors.
+    """
+
+    max_updates: int | None = 1  # actors are looked after between any two updates
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        agent: Agent,
+        store: sw.Store,
+        progress: Progress,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self._recipe, self._agent, self._store, self._progress = recipe, agent, store, progress
+        self._batch_size = agent.replay().batch_size
+        self._counters, self._weights = Counters(recipe.actors), shared_weights(agent)
+        self._staleness = Staleness(progress, self._batch_size)
+        self._published_at = progress.steps
+        first_step, self._first_update = progress.ratio_since
+        self._pool = ActorPool(
+            recipe,
+            self._counters,
+            self._weights,
+            self._first_steps,
+            progress.steps,
+            progress.steps - first_step,
+            say=say,
+        )
+
+    def __enter__(self) -> Self:
+        self._tell()
+        self._publish()
+        self._pool.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.close()
+
+    def request(self) -> None:
+        """Tell actors how far the learner is, and every ``weights_every`` steps how to play."""
+        self._tell()
+        every = self._recipe.weights_every
+        if self._progress.steps // every > self._published_at // every:
+            self._publish()
+
+    def receive(self, timeout_s: float) -> Arrived:
+        """Write arrived segments into the store; waits up to ``timeout_s`` for any."""
+        steps, episodes, failure = 0, [], ""
+        try:
+            for message in self._pool.receive(timeout_s):
+                if isinstance(message, Episode):
+                    episodes.append(message)
+                    continue
+                segment = message.segment
+                self._store.add_segment(segment.packed, segment.dictionaries, td_error=message.td_error)
+                self._staleness.arrived(message)
+                steps += segment.steps
+        except ActorsDiedError as error:
+            failure = str(error)
+        return Arrived(steps, episodes, failure)
+
+    def break_off(self) -> None:
+        """Nothing: runs with actors do not repeat themselves."""
+
+    def report(self) -> dict[str, Any]:
+        """How old weights were, and how often actors were restarted."""
+        return self._staleness.report() | {"actor_restarts": self._pool.restarts}
+
+    def _tell(self) -> None:
+        learned = self._progress.updates - self._first_update
+        self._counters.tell(self._progress.steps, learned * self._batch_size)
+
+    def _publish(self) -> None:
+        self._published_at = self._progress.steps
+        tensors = self._agent.policy_tensors(explore=True)
+        self._staleness.published(self._weights.publish([*tensors.values()]))
+
+    def _first_steps(self, lane: int, lanes: int) -> list[int]:
+        """Number of each lane's next step. One is left out where there are steps: some of the actor before may be
+        lost."""
+        known = [*self._store.lane_steps[lane : lane + lanes].tolist(), *[0] * lanes][:lanes]
+        return [step + (step > 0) for step in known]

@@ -1,0 +1,94 @@
+"""Scores: the running episode of every lane, and means over episodes that have ended."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.training import figures
+
+
+def running_mean(mean: float | None, value: float, alpha: float = 0.98) -> float:
+    """Return alpha * mean + (1 - alpha) * value; the first value is its own mean."""
+    return value if mean is None else alpha * mean + (1.0 - alpha) * value
+
+
+@dataclass(frozen=True)
+class Episode:
+    """An episode that has ended: the sum of its unclipped rewards, its length, and the lane that played it."""
+
+    reward: float
+    steps: int
+    lane: int
+
+
+class EpisodeSums:
+    """Rewards and lengths of the running episodes of lanes that step together."""
+
+    def __init__(self, lanes: int) -> None:
+        self._reward = np.zeros(lanes)
+        self._steps = np.zeros(lanes, np.int64)
+
+    def add(self, reward: npt.NDArray[np.floating], ended: npt.NDArray[np.bool_]) -> list[Episode]:
+        """Count one step of every lane; returns the episodes that ended with it.
+
+        Args:
+            reward: float [N], unclipped.  ended: bool [N], terminated or truncated.
+        """
+        self._reward += reward
+        self._steps += 1
+        finished = []
+        for lane in np.flatnonzero(ended).tolist():
+            finished.append(Episode(float(self._reward[lane]), int(self._steps[lane]), lane))
+            self._reward[lane] = 0.0
+            self._steps[lane] = 0
+        return finished
+
+    def break_off(self) -> None:
+        """Begin new episodes in all lanes; those that had not ended are not counted."""
+        self._reward[:] = 0.0
+        self._steps[:] = 0
+
+
+class Scores:
+    """Means over the episodes of a run.
+
+    Args:
+        scored: bool [lanes], whose rewards go into the means.
+
+    Attributes:
+        count: episodes ended, of all lanes.
+        avg_reward: running mean (alpha .98) of their rewards, None before the first.  last: rewards of the last 100.
+    """
+
+    def __init__(self, scored: npt.NDArray[np.bool_], window: int = 100) -> None:
+        self.scored = scored
+        self.count = 0
+        self.avg_reward: float | None = None
+        self.last: deque[float] = deque(maxlen=window)
+
+    def add(self, episode: Episode) -> None:
+        """Count an episode."""
+        self.count += 1
+        if self.scored[episode.lane]:
+            self.last.append(episode.reward)
+            self.avg_reward = running_mean(self.avg_reward, episode.reward)
+
+    @property
+    def mean_reward(self) -> float | None:
+        """Mean over the last 100 episodes, or over all if there were fewer; None before the first."""
+        return float(np.mean(self.last)) if self.last else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {"count": self.count, "avg_reward": self.avg_reward, "last": list(self.last)}
+
+    def load(self, values: dict[str, Any]) -> None:
+        """Restore what :meth:`to_dict` returned.  Raises: KeyError, ValueError, OverflowError."""
+        self.count, self.avg_reward = figures.count(values, "count"), figures.mean(values, "avg_reward")
+        self.last.clear()
+        self.last.extend(figures.scores(values, "last"))

@@ -1,0 +1,69 @@
+"""A run without a folder, as the tests of the loop want it."""
+
+from sharpwave.training import setup
+from sharpwave.training.actors.experience import ActorExperience
+from sharpwave.training.callbacks import Callback
+from sharpwave.training.experience import LocalExperience
+from sharpwave.training.held_out import HeldOutEvaluations
+from sharpwave.training.loop import Training, train
+from sharpwave.training.progress import TrainingState
+
+
+class Kept(Callback):
+    """Keeps what it is told."""
+
+    def __init__(self):
+        self.episodes, self.reports, self.evaluations, self.checkpoints = [], [], [], []
+        self.begins = self.steps = self.updates = 0
+        self.end = None
+
+    def on_begin(self, training):
+        self.begins += 1
+
+    def on_step(self, training):
+        self.steps += 1
+
+    def on_update(self, training, learned):
+        self.updates += 1
+
+    def on_episode(self, metrics):
+        self.episodes.append(metrics)
+
+    def on_report(self, metrics):
+        self.reports.append(metrics)
+
+    def on_evaluation(self, metrics):
+        self.evaluations.append(metrics)
+
+    def on_checkpoint(self, training, metrics):
+        self.checkpoints.append(metrics)
+
+    def on_end(self, metrics):
+        self.end = metrics
+
+
+class Trained:
+    """A recipe's environment, agent, store and view, and what came of training them."""
+
+    def __init__(self, recipe, *callbacks, ahead=None):
+        self.env = setup.environments(recipe, 1 if recipe.actors else None)
+        self.agent = setup.agent(recipe, self.env)
+        self.store, self.view = setup.memory(recipe, self.env, self.agent)
+        self.kept, self.state = Kept(), TrainingState.fresh(recipe, self.agent)
+        self.before = {name: tensor.clone() for name, tensor in self.weights.items()}
+        progress = self.state.progress
+        if recipe.actors:
+            experience = ActorExperience(recipe, self.agent, self.store, progress)
+        else:
+            experience = LocalExperience(self.env, self.agent, self.store, recipe.seed, progress)
+        told = [HeldOutEvaluations(), *callbacks, self.kept]
+        self.training = Training(recipe, self.agent, self.store, self.view, experience, self.state, told)
+        self.last = train(self.training, ahead)
+
+    @property
+    def weights(self):
+        return self.agent.state()["weights"]
+
+    def close(self):
+        self.env.close()
+        self.store.close()
