@@ -26,6 +26,7 @@ RESERVED = {"reward", "terminated", "truncated", "flags", "final_obs", "lanes", 
 
 
 MOST_DIMENSIONS, MOST_VALUE_BYTES, MOST_FIELDS = 16, 1 << 30, 1024
+MAX_EVERY = 1 << 20
 _DTYPES = re.compile("bool|u?int(8|16|32|64)|float(16|32|64|96|128)")
 """Of the names that NumPy knows, those that :meth:`Spec.to_json` writes."""
 
@@ -41,6 +42,9 @@ class Field:
             Only for observations.
         pad: what stands before an episode's first frame in a stack: that frame again ("repeat") or zeros.
         codec: overrides the store's codec for this field: "auto", "zstd", "delta" or "raw".
+        every: keep the values of steps 0, k, 2k, ... of each episode only, as for recurrent states: ``extend`` takes a
+            value for every step; a batch has the last one that was kept. ``None``: of every step. Only for fields
+            beside the observation and the action.
 
     Raises:
         ValueError, TypeError: naming the argument that does not fit.
@@ -51,6 +55,7 @@ class Field:
     stack: int | None = None
     pad: Literal["repeat", "zeros"] = "repeat"
     codec: str | None = None
+    every: int | None = None
 
     def __post_init__(self) -> None:
         shape = (self.shape,) if isinstance(self.shape, int) else self.shape
@@ -68,6 +73,10 @@ class Field:
             raise ValueError(f"Field: pad {self.pad!r} must be 'repeat' or 'zeros'")
         if self.codec not in (None, "auto", "zstd", "delta", "raw"):
             raise ValueError(f"Field: codec {self.codec!r} must be None, 'auto', 'zstd', 'delta' or 'raw'")
+        if self.every is not None and not (isinstance(self.every, (int, np.integer)) and 1 <= self.every <= MAX_EVERY):
+            raise ValueError(f"Field: every {self.every!r} must be None or an integer from 1 to {MAX_EVERY:,}")
+        if self.every is not None and self.stack is not None:
+            raise ValueError(f"Field: every={self.every} and stack={self.stack}; every frame of a stack is needed")
         if len(shape) > MOST_DIMENSIONS or math.prod(map(int, shape)) * dtype.itemsize > MOST_VALUE_BYTES:
             raise ValueError(
                 f"Field: a value of shape {shape!r} and {dtype} is too large; expected at most {MOST_DIMENSIONS} "
@@ -75,6 +84,7 @@ class Field:
             )
         object.__setattr__(self, "shape", tuple(int(n) for n in shape))
         object.__setattr__(self, "stack", None if self.stack is None else int(self.stack))
+        object.__setattr__(self, "every", None if self.every in (None, 1) else int(self.every))
         object.__setattr__(self, "dtype", dtype.newbyteorder("=").name)
 
     @cached_property
@@ -171,6 +181,8 @@ class Spec:
                 raise TypeError(f"Spec: {name} is {field!r}, expected a sharpwave.Field")
             if field.stack is not None and not name.split(".")[0] == "obs":
                 raise ValueError(f"Spec: {name} has stack={field.stack}; only observations are stacked")
+            if field.every is not None and (name == "action" or name.split(".")[0] == "obs"):
+                raise ValueError(f"Spec: {name} has every={field.every}; observations and actions are of every step")
         object.__setattr__(self, "fields", fields)
 
     @cached_property
@@ -182,6 +194,11 @@ class Spec:
     def step_names(self) -> tuple[str, ...]:
         """Names of the fields that have one value a step and no successor: the action and the extra fields."""
         return tuple(name for name in self.fields if name.split(".")[0] != "obs")
+
+    @cached_property
+    def sparse_names(self) -> tuple[str, ...]:
+        """Names of the fields of which not every step's value is kept."""
+        return tuple(name for name, field in self.fields.items() if field.every is not None)
 
     @property
     def dict_obs(self) -> bool:
@@ -195,13 +212,15 @@ class Spec:
 
     @cached_property
     def step_bytes(self) -> int:
-        """Bytes of one step, unencoded: one frame, action, further fields, reward and flags."""
-        return sum(field.row_bytes for field in self.fields.values()) + 4 + 1
+        """Bytes of one step, unencoded: one frame, action, further fields, reward and flags; of a sparse field its
+        share in a long episode."""
+        return sum(-(-field.row_bytes // (field.every or 1)) for field in self.fields.values()) + 4 + 1
 
     def to_json(self) -> str:
         """The schema as canonical JSON: what a segment's schema hash is computed from. Codecs are no part of it."""
         fields = {
             name: {"shape": field.shape, "dtype": field.dtype, "stack": field.stack, "pad": field.pad}
+            | ({} if field.every is None else {"every": field.every})
             for name, field in self.fields.items()
         }
         return json.dumps({"fields": fields}, separators=(",", ":"))
@@ -259,12 +278,13 @@ def _dict(what: str, value: Any) -> dict[str, Any]:
 
 def _field(name: str, value: Any) -> Field:
     """A field, of whatever was parsed.  Raises: ValueError, TypeError."""
-    said = {"codec": None, **_dict(f"field {name!r}", value)}
-    if said.keys() != {"shape", "dtype", "stack", "pad", "codec"}:
+    said = {"codec": None, "every": None, **_dict(f"field {name!r}", value)}
+    if said.keys() != {"shape", "dtype", "stack", "pad", "codec", "every"}:
         raise ValueError(f"field {name!r}: {sorted(said)}, expected a shape, a dtype, a stack and a pad")
-    shape, dtype, stack = said["shape"], said["dtype"], said["stack"]
-    if not isinstance(shape, list) or any(type(n) is not int for n in shape) or type(stack) not in (int, type(None)):
-        raise ValueError(f"field {name!r}: shape {shape!r}, stack {stack!r}, expected integers")
+    shape, dtype, stack, every = said["shape"], said["dtype"], said["stack"], said["every"]
+    optional = {type(stack), type(every)} <= {int, type(None)}
+    if not isinstance(shape, list) or any(type(n) is not int for n in shape) or not optional:
+        raise ValueError(f"field {name!r}: shape {shape!r}, stack {stack!r}, every {every!r}, expected integers")
     if not isinstance(dtype, str) or not _DTYPES.fullmatch(dtype):
         raise ValueError(f"field {name!r}: dtype {dtype!r}, expected one of NumPy's names of numbers")
-    return Field(tuple(shape), dtype, stack, said["pad"], said["codec"])
+    return Field(tuple(shape), dtype, stack, said["pad"], said["codec"], every)

@@ -24,6 +24,7 @@ from sharpwave.disk.region_opening import open_regions
 from sharpwave.disk.store_folder import read_manifest
 from sharpwave.errors import DamagedError
 from sharpwave.format import segment
+from sharpwave.format.metadata import pack_metadata
 from sharpwave.format.region import SEGMENT, TAIL, Identity
 from sharpwave.native.files import Files
 from sharpwave.offline.verify import check
@@ -50,7 +51,8 @@ def sound(codec: int) -> tuple[bytes, int]:
         payload = codecs.encode(mine, data, dictionary(key), LINE) if mine != RAW else data.tobytes()
         assert payload is not None
         columns.append(segment.Column(mine, len(data), payload, key if name == "obs" else 0))
-    return segment.pack(spec.schema_hash, 1, 40, 5, 6, 0, columns)[0], key
+    metadata = pack_metadata([(0, {"policy": 7, "notes": ["a", {"b": None}]})])
+    return segment.pack(spec.schema_hash, 1, 40, 5, 6, 0, columns, episode_step=0, metadata=metadata)[0], key
 
 
 def dictionary(key: int) -> bytes:
@@ -79,7 +81,7 @@ def hostile(draw: st.DrawFn) -> bytes:
         how = draw(st.sampled_from(["byte", "byte", "number", "length", "cut", "insert"]))
         at = draw(st.integers(0, len(data) - 1))
         if draw(st.booleans()):
-            at = draw(st.integers(0, min(len(data) - 1, 56 + 32 * 5 + 40)))  # the header, the table, the offsets
+            at = draw(st.integers(0, min(len(data) - 1, 72 + 32 * 5 + 90)))  # the header, the table, the offsets
         if how == "byte":
             data[at] = draw(st.integers(0, 255))
         elif how == "number":
@@ -88,12 +90,14 @@ def hostile(draw: st.DrawFn) -> bytes:
             del data[at : at + draw(st.integers(1, 40))]
         elif how == "insert":
             data[at:at] = draw(st.binary(max_size=40))
-        if len(data) < 60:
+        if len(data) < 80:
             break
         if how != "length":
             data[48:56] = len(data).to_bytes(8, "little")
         if segment.version_of(bytes(data)) > segment.VERSION:
             data[4:6] = bytes(2)  # else it is another release's, and refused as that
+        if segment.version_of(bytes(data)) == segment.VERSION:
+            data[56:60] = bytes(4)  # the same holds for a feature that is not known
     return with_checksum(bytes(data))
 
 
@@ -136,7 +140,7 @@ def test_any_bytes(data: bytes) -> None:
 @given(data=hostile())
 def test_a_segment_with_a_checksum_that_holds_and_anything_in_it(data: bytes) -> None:
     unpacked, sampleable = tried(data)
-    codec = int.from_bytes(data[56 + 64 : 56 + 68], "little") if sampleable else RAW
+    codec = int.from_bytes(data[72 + 64 : 72 + 68], "little") if sampleable else RAW
     assert unpacked or not sampleable or codec == ZSTD, "what may be sampled in place can be decoded"
 
 

@@ -17,12 +17,14 @@ from unittest import mock
 import pytest
 
 import sharpwave as sw
-from sharpwave.disk.store_folder import packed_manifest
-from sharpwave.format import array_tree
+from sharpwave.disk.store_folder import FORMAT, packed_manifest
+from sharpwave.format import array_tree, segment
 from sharpwave.format.checkpoint_state import read_state
 from sharpwave.format.region import SEGMENT, read_region
+from sharpwave.format.segment import FLAGS
 from sharpwave.offline.episodes import survey
 from sharpwave.offline.verify import check
+from sharpwave.spec import START
 
 DATA = Path(__file__).parent.parent / "data"
 VERSIONS = sorted(path.name for path in DATA.glob("v*"))
@@ -99,13 +101,15 @@ def newer_segment(folder: Path) -> None:
     content = bytearray(path.read_bytes())
     one = [record for record in records if record.kind == SEGMENT][-1]
     data = content[one.offset : one.offset + one.nbytes]
-    content[one.offset : one.offset + one.nbytes] = with_crc(bytes(data[:4] + (2).to_bytes(2, "little") + data[6:-4]))
+    content[one.offset : one.offset + one.nbytes] = with_crc(
+        bytes(data[:4] + (segment.VERSION + 1).to_bytes(2, "little") + data[6:-4])
+    )
     path.write_bytes(content)
 
 
 def newer_manifest(folder: Path) -> None:
     manifest = json.loads((folder / "store.json").read_text())
-    (folder / "store.json").write_bytes(packed_manifest({**manifest, "format": 2, "more": {"to": "say"}}))
+    (folder / "store.json").write_bytes(packed_manifest({**manifest, "format": FORMAT + 1, "more": {"to": "say"}}))
 
 
 def newer_state(folder: Path) -> None:
@@ -134,3 +138,39 @@ def test_what_a_later_release_wrote_is_refused_and_left_alone(name: str, newer: 
         with pytest.raises(sw.NewerVersionError):
             sw.Store.open(folder, disk=tmp_path / "elsewhere")
         assert files_of(folder) == before and not files_of(tmp_path / "elsewhere")
+
+
+def test_opening_a_store_of_version_1_makes_it_one_of_this_version(tmp_path: Path) -> None:
+    """An older release then refuses it by ``store.json``, before it looks at segments that it cannot read."""
+    folder = unpacked("v1", "flushed", tmp_path)
+    was = json.loads((folder / "store.json").read_text())
+    with sw.Store.open(folder) as store:
+        assert json.loads((folder / "store.json").read_text())["format"] == FORMAT
+        steps = len(store)
+        WRITE["play"](store, 5)
+    now = json.loads((folder / "store.json").read_text())
+    assert {**now, "format": 1, "checksum": ""} == {**was, "checksum": ""}, "the limits above all"
+    with sw.Store.open(folder) as store:
+        assert store.recovery is not None and not store.recovery.damages
+        assert len(store) >= steps
+
+
+@pytest.mark.parametrize("name", ["flushed", "memory-checkpoint", "disk-checkpoint"])
+def test_numbers_of_steps_in_their_episodes_are_counted_where_version_1_does_not_say_them(
+    name: str, tmp_path: Path
+) -> None:
+    with sw.Store.open(unpacked("v1", name, tmp_path)) as store:
+        WRITE["play"](store, 60)
+        log, checked = store._log, 0
+        for lane in range(log.lanes):
+            slot, number, end = int(log.oldest[lane]), -1, -1
+            while slot >= 0:
+                first, rows = int(log.index.first_step[slot]), int(log.index.rows[slot])
+                begin = int(log.index.offset[FLAGS, slot])
+                flags = log.arena.memory[begin : begin + rows]
+                if rows and first == end and not flags[0] & START and not log.index.begins[slot]:
+                    assert log.index.episode_step[slot] == number, (lane, first)
+                    checked += 1
+                number = log.opened.next_episode_step(slot)
+                slot, end = int(log.index.next[slot]), first + rows
+        assert checked > 10

@@ -21,6 +21,7 @@ import sharpwave as sw
 from sharpwave.disk.region_files import RegionFiles
 from sharpwave.disk.store_folder import packed_manifest
 from sharpwave.errors import DamagedError
+from sharpwave.format import segment
 from sharpwave.format.region import (
     DICTIONARY,
     FIRST,
@@ -363,6 +364,7 @@ def test_segments_that_lie_under_right_checksums_are_found(damaged: tuple[Path, 
         for _ in range(int(rng.integers(1, 4))):
             body[int(rng.integers(0, len(body) if round_ % 2 else 300))] ^= 1 << int(rng.integers(8))
         body[4:6] = one[4:6]  # else it is another release's, and refused as that
+        body[56:60] = one[56:60]  # the same holds for a feature that is not known
         path.write_bytes(data + bytes((1 << 20) - len(data)))
         rewrite(folder, SEGMENT, 10**6 << 32 | id_, sealed(bytes(body)))
         found = check(folder)  # some changes are other values, and as right as those before
@@ -380,7 +382,9 @@ def test_a_segment_that_claims_to_be_huge_is_not_believed(damaged: tuple[Path, P
     body[32:36] = (2**32 - 1).to_bytes(4, "little")
     body[36:40] = (2**32 - 1).to_bytes(4, "little")
     for column in range(5):
-        body[56 + 32 * column + 4 : 56 + 32 * column + 8] = (2**32 - 1).to_bytes(4, "little")
+        body[segment.HEADER.size + 32 * column + 4 : segment.HEADER.size + 32 * column + 8] = (2**32 - 1).to_bytes(
+            4, "little"
+        )
     rewrite(folder, TAIL, 10**6 << 32 | id_, sealed(bytes(body)))
     assert any("4,294,967,295 steps" in one.what for one in check(folder).damages)
 

@@ -182,6 +182,7 @@ def alter_record(folder: Path, rng: random.Random) -> None:
 def alter_segment(folder: Path, rng: random.Random) -> None:
     path, content, record = _some_record(folder, rng, (SEGMENT, SEGMENT, SEGMENT, TAIL))
     data = bytearray(content[record.offset : record.offset + record.nbytes])
+    table = segment.HEADER_BYTES[segment.version_of(data)]
     for _ in range(rng.choice([1, 1, 2, 3])):
         what = rng.choice(["lane", "lane", "first_step", "steps", "frames", "context", "table", "payload", "payload"])
         places = {"lane": (16, 8), "first_step": (24, 8), "steps": (32, 4), "frames": (36, 4), "context": (40, 4)}
@@ -189,10 +190,10 @@ def alter_segment(folder: Path, rng: random.Random) -> None:
             begin, size = places[what]
         elif what == "table":
             size = 4
-            begin = segment.HEADER.size + 4 * rng.randrange(segment.COLUMN.size * 6 // 4)
+            begin = table + 4 * rng.randrange(segment.COLUMN.size * 6 // 4)
         else:
             size = rng.choice([1, 1, 4, 16])
-            begin = rng.randrange(segment.HEADER.size + 6 * segment.COLUMN.size, len(data) - 20)
+            begin = rng.randrange(table + 6 * segment.COLUMN.size, len(data) - 20)
         value = rng.choice(NUMBERS) if what != "payload" else rng.getrandbits(8 * size)
         data[begin : begin + size] = (value & ((1 << 8 * size) - 1)).to_bytes(size, "little")
     content[record.offset : record.offset + record.nbytes] = _with_crc(bytes(data[:-4]))

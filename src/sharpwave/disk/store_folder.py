@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sharpwave.errors import DamagedError, NewerVersionError, StoreInUseError
+from sharpwave.format.features import check_names
 from sharpwave.native.directory import Directory, IrregularError, read_file
 from sharpwave.native.files import Files
 
@@ -25,7 +26,7 @@ except ImportError:  # Windows: two processes on one folder are not noticed ther
     fcntl = None  # type: ignore[assignment]
 
 ANEW = "what is written to it may be lost, and another process may write there too. Stop writing, and open it anew"
-FORMAT = 1
+FORMAT = 2
 MANIFEST, LOCK, FOLDER, QUARANTINE = "store.json", "lock", "regions", "quarantine"
 MANIFEST_BYTES = 1 << 20
 MAX_CHECKPOINT = (1 << 31) - (1 << 20)
@@ -196,7 +197,8 @@ def read_manifest(folder: Path | Directory) -> dict[str, Any]:
             "copy of it. Limits are changed with the arguments of Store.open"
         )
     if manifest["format"] > FORMAT:
-        raise NewerVersionError(f"{path}: format {manifest['format']}, this release reads {FORMAT}")
+        raise NewerVersionError(f"{path}: format {manifest['format']}, this release reads up to {FORMAT}")
+    check_names(manifest.get("requires", []), str(path))
     return manifest
 
 
@@ -209,6 +211,9 @@ def _checked(manifest: Any) -> dict[str, Any]:
         value = manifest.get(name, 0)
         if type(value) is not int or not (name == "format") <= value < most:
             raise ValueError(f"{name} {value!r}, expected an integer below {most}")
+    requires = manifest.get("requires", [])
+    if not isinstance(requires, list) or not all(isinstance(name, str) for name in requires):
+        raise ValueError(f"requires {requires!r}, expected names of features")
     if type(manifest.get("on_disk", False)) is not bool:
         raise ValueError(f"on_disk {manifest['on_disk']!r}, expected true or false")
     if not isinstance(store := manifest.get("store"), str) or not _NAME.fullmatch(store):

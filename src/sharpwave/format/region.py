@@ -256,12 +256,9 @@ def _wrong(path: Path, descriptor: int, kind: int, id_: int, begin: int, end: in
     stored = int.from_bytes(os.pread(descriptor, 4, max(begin, end - 4)), "little")
     if end - begin < 4 or stored != found:
         return f"segment {id_}: checksum {found:08x}, expected {stored:08x}"
-    head = os.pread(descriptor, segment.HEADER.size, begin)
-    if kind != NOTE and head.startswith(segment.MAGIC) and segment.version_of(head) > segment.VERSION:
-        raise NewerVersionError(
-            f"{path}: byte {begin:,}: segment format version {segment.version_of(head)}, this release reads "
-            f"{segment.VERSION}"
-        )
+    head = os.pread(descriptor, min(end - begin, segment.HEADER.size), begin)
+    if kind != NOTE and head.startswith(segment.MAGIC):
+        segment.check_version(head, f"{path}: byte {begin:,}")
     return ""
 
 

@@ -26,6 +26,8 @@ ENDS = b"ENDS"
 MOST_ENDS_BYTES = len(ENDS) + 8 * MOST_LANES + 4
 _WHERE = struct.Struct("<QQI")  # lane, first_step, steps: in a segment's header
 _WHERE_AT = 16
+WHERE_BYTES = _WHERE_AT + _WHERE.size
+"""Of a segment's beginning, in every version: up to where it says whose steps it holds."""
 
 
 class Note(NamedTuple):

@@ -18,20 +18,27 @@ import numpy.typing as npt
 
 from sharpwave.codecs import registry as codecs
 from sharpwave.errors import DamagedError, NewerVersionError
-from sharpwave.spec import TERMINATED, TRUNCATED, Spec
+from sharpwave.format.features import check_required
+from sharpwave.format.metadata import MAX_METADATA_BYTES, pack_metadata, read_metadata
+from sharpwave.spec import START, TERMINATED, TRUNCATED, Spec
 
 MAGIC = b"SWSG"
-VERSION = 1
-HEADER = struct.Struct("<4sHHQQQIIIIQ")  # 56 bytes; the fields of Header, in order
+VERSION = 2
+HEADER = struct.Struct("<4sHHQQQIIIIQQQ")
+"""72 bytes: magic, version, columns, then the fields of Header; in version 1 the first 56, without metadata."""
+_FEATURES = 11
+HEADER_BYTES = {1: 56, VERSION: HEADER.size}
 COLUMN = struct.Struct("<IIQQQ")  # 32 bytes; codec, rows, offset, nbytes, dictionary
 CHECKSUM = struct.Struct("<I")
 ALIGNMENT = 8
+UNKNOWN = (1 << 64) - 1
+"""Stands for the number in its episode of a first step that a segment of version 1 does not tell."""
 
 MOST_STEPS = 1 << 16
 ROOM = 1 << 20
 MOST_NUMBER = (1 << 62) - ROOM
-"""Steps in a segment; lanes and numbers of steps lie below it. No store counts so far. What a file says is believed up
-to a limit that leaves room to count on from there; nothing is written beyond it, as it would not be read again."""
+"""Steps in a segment; lanes and numbers of steps lie below it. What a file says is believed up to a limit that leaves
+room to count on from there; nothing is written beyond it, as it would not be read again."""
 DECODED_BYTES = 1 << 30
 """What :func:`unpack` decodes at most, unless it is told otherwise."""
 
@@ -67,12 +74,15 @@ class Header:
     Attributes:
         schema: ``Spec.schema_hash`` of the store that wrote it.
         lane, first_step: whose steps these are, and the lane's number of the first of them, counted from 0.
-        steps: number of steps, and rows of every column but the observation's.
+        steps: number of steps, and rows of every column but those of observations and of sparse fields.
         frames: rows of the observation's columns: ``context`` frames before the first step, one frame a step, the final
             observation after each step that ended an episode, and the successor's frame after the last step if it
             did not.
         nbytes: of the whole segment, checksum included.
         placed: the columns.
+        features: see :mod:`sharpwave.format.features`.
+        episode_step: number of the first step in its episode, counted from 0; ``UNKNOWN`` in version 1.
+        metadata: JSON; see :mod:`sharpwave.format.metadata`.
     """
 
     schema: int
@@ -83,10 +93,28 @@ class Header:
     context: int
     nbytes: int
     placed: tuple[Placed, ...]
+    features: int = 0
+    episode_step: int = UNKNOWN
+    metadata: bytes = b""
+
+    @property
+    def known_episode_step(self) -> int:
+        """``episode_step``, or -1 where it is not known."""
+        return -1 if self.episode_step == UNKNOWN else self.episode_step
 
 
 def pack(
-    schema: int, lane: int, first_step: int, steps: int, frames: int, context: int, columns: Sequence[Column]
+    schema: int,
+    lane: int,
+    first_step: int,
+    steps: int,
+    frames: int,
+    context: int,
+    columns: Sequence[Column],
+    *,
+    features: int = 0,
+    episode_step: int = UNKNOWN,
+    metadata: bytes = b"",
 ) -> tuple[bytes, list[int]]:
     """Put packed columns together: a segment's bytes, and where in them each column's payload begins.
 
@@ -95,8 +123,9 @@ def pack(
     """
     if first_step + steps > MOST_NUMBER:
         raise OverflowError(f"segment: step {first_step:,} of lane {lane}: the numbers of this lane are used up")
-    offset = HEADER.size + COLUMN.size * len(columns)
-    table, parts, begins = [], [], []
+    offset = HEADER.size + COLUMN.size * len(columns) + len(metadata)
+    table: list[bytes] = []
+    parts, begins = [metadata], []
     for column in columns:
         padding = -offset % ALIGNMENT
         offset += padding
@@ -106,9 +135,30 @@ def pack(
         begins.append(offset)
         offset += nbytes
     nbytes = offset + CHECKSUM.size
-    header = HEADER.pack(MAGIC, VERSION, len(columns), schema, lane, first_step, steps, frames, context, 0, nbytes)
-    body = b"".join([header, *table, *parts])
+    about = (schema, lane, first_step, steps, frames, context, len(metadata), nbytes, features, episode_step)
+    body = b"".join([HEADER.pack(MAGIC, VERSION, len(columns), *about), *table, *parts])
     return body + CHECKSUM.pack(zlib.crc32(body)), begins
+
+
+def pack_again(header: Header, steps: int, frames: int, columns: Sequence[Column]) -> bytes:
+    """Return a segment's bytes with its columns packed anew, of which it keeps the first ``steps`` and ``frames``.
+
+    Annotations of episodes of which no step is left are dropped.
+    """
+    said = read_metadata(header.metadata, max(1, header.steps))
+    episodes = [(row, values) for row, values in said.episodes if row < steps]
+    return pack(
+        header.schema,
+        header.lane,
+        header.first_step,
+        steps,
+        frames,
+        header.context,
+        columns,
+        features=header.features,
+        episode_step=header.episode_step,
+        metadata=header.metadata if steps == header.steps else pack_metadata(episodes, said.columns),
+    )[0]
 
 
 def seal_again(data: npt.NDArray[np.uint8]) -> None:
@@ -120,56 +170,79 @@ def _view(data: bytes | memoryview | npt.NDArray[np.uint8]) -> memoryview:
     return (np.ascontiguousarray(data).data if isinstance(data, np.ndarray) else memoryview(data)).cast("B")
 
 
-def version_of(data: bytes | memoryview) -> int:
+def version_of(data: bytes | bytearray | memoryview) -> int:
     """The format version of a segment that begins like ``data``: it stands there in every version."""
     return int.from_bytes(data[len(MAGIC) : len(MAGIC) + 2], "little")
 
 
+def check_version(data: bytes | memoryview, what: str) -> None:
+    """Refuse a segment that begins like ``data`` and needs a later release.  Raises: NewerVersionError."""
+    version = version_of(data)
+    if version > VERSION:
+        raise NewerVersionError(f"{what}: segment format version {version}, this release reads up to {VERSION}")
+    if version == VERSION and len(data) >= HEADER.size:
+        check_required(HEADER.unpack_from(data)[_FEATURES], what)
+
+
 def parse(data: bytes | memoryview | npt.NDArray[np.uint8], spec: Spec) -> Header:
-    """Read and check a segment's header, column table and checksum. Payloads are left packed.
+    """Read and check a segment's header, column table and checksum. Payloads and metadata are left packed.
 
     Raises:
-        DamagedError: naming what is wrong and what was expected.  NewerVersionError.
+        DamagedError: naming what is wrong and what was expected.  NewerVersionError: also where it has a feature that
+            this release does not know.
     """
     data = _view(data)
-    if len(data) < HEADER.size + CHECKSUM.size:
-        raise DamagedError(f"segment: {len(data)} bytes, too short for a header of {HEADER.size}")
-    magic, version, count, schema, lane, first_step, steps, frames, context, _, nbytes = HEADER.unpack_from(data)
-    if magic != MAGIC:
-        raise DamagedError(f"segment: begins with {bytes(magic)!r}, expected {MAGIC!r}")
+    if len(data) < HEADER_BYTES[1] + CHECKSUM.size:
+        raise DamagedError(f"segment: {len(data)} bytes, too short for a header of {HEADER_BYTES[1]}")
+    if data[: len(MAGIC)] != MAGIC:
+        raise DamagedError(f"segment: begins with {bytes(data[: len(MAGIC)])!r}, expected {MAGIC!r}")
     (stored,) = CHECKSUM.unpack_from(data, len(data) - CHECKSUM.size)
     found = zlib.crc32(data[: -CHECKSUM.size])
     if stored != found:
         raise DamagedError(f"segment: checksum {found:08x}, expected {stored:08x}")
-    if version > VERSION:
-        raise NewerVersionError(f"segment: format version {version}, this release reads {VERSION}")
-    if version != VERSION:
-        raise DamagedError(f"segment: format version {version}, expected {VERSION}")
+    check_version(data, "segment")
+    version = version_of(data)
+    if version not in HEADER_BYTES or len(data) < HEADER_BYTES[version] + CHECKSUM.size:
+        raise DamagedError(f"segment: {len(data)} bytes of format version {version}, expected 1 to {VERSION}")
+    table = HEADER_BYTES[version]
+    about = HEADER.unpack_from(bytes(data[:table]).ljust(HEADER.size, b"\0"))
+    _, _, count, schema, lane, first_step, steps, frames, context, metadata_bytes, nbytes, features, number = about
+    if version == 1:
+        metadata_bytes, number = 0, UNKNOWN
     if nbytes != len(data):
         raise DamagedError(f"segment: the header says {nbytes} bytes, there are {len(data)}")
     if schema != spec.schema_hash:
         raise DamagedError(
             f"segment: schema {schema:016x}, expected {spec.schema_hash:016x}: written under another Spec"
         )
-    if count != FIRST_FIELD + len(spec.fields) or HEADER.size + COLUMN.size * count + CHECKSUM.size > nbytes:
+    begin = table + COLUMN.size * count + metadata_bytes
+    if count != FIRST_FIELD + len(spec.fields) or begin + CHECKSUM.size > nbytes:
         raise DamagedError(f"segment: {count} columns, expected {FIRST_FIELD + len(spec.fields)}")
-    if steps > MOST_STEPS or max(lane, first_step + steps) > MOST_NUMBER:
+    if metadata_bytes > MAX_METADATA_BYTES:
+        raise DamagedError(f"segment: {metadata_bytes:,} bytes of metadata, expected at most {MAX_METADATA_BYTES:,}")
+    if steps > MOST_STEPS or max(lane, first_step + steps) > MOST_NUMBER or MOST_NUMBER < number != UNKNOWN:
         raise DamagedError(
-            f"segment: {steps:,} steps from step {first_step:,} of lane {lane:,} on: no store counts so far"
+            f"segment: {steps:,} steps from step {first_step:,} of lane {lane:,} on, step {number:,} of its episode; "
+            f"expected numbers up to {MOST_NUMBER:,}"
         )
+    metadata = bytes(data[begin - metadata_bytes : begin])
     placed = []
-    begin = HEADER.size + COLUMN.size * count
-    observed = [False] * FIRST_FIELD + [name in spec.obs_names for name in spec.fields]
-    for i in range(count):
-        column = Placed(*COLUMN.unpack_from(data, HEADER.size + COLUMN.size * i))
-        expected = frames if observed[i] else steps
-        if column.rows != expected or column.offset + column.nbytes > nbytes - CHECKSUM.size:
-            raise DamagedError(f"segment: column {i} has {column.rows} rows, expected {expected}, or lies outside")
+    for i, rows in enumerate(_rows(spec, steps, frames)):
+        column = Placed(*COLUMN.unpack_from(data, table + COLUMN.size * i))
+        if column.rows not in rows or column.offset + column.nbytes > nbytes - CHECKSUM.size:
+            raise DamagedError(f"segment: column {i} has {column.rows} rows, expected {rows[-1]}, or lies outside")
         if column.offset % ALIGNMENT or column.offset < begin:
             raise DamagedError(f"segment: column {i} begins at byte {column.offset}, expected a multiple of 8 there")
         begin = column.offset + column.nbytes
         placed.append(column)
-    return Header(schema, lane, first_step, steps, frames, context, nbytes, tuple(placed))
+    return Header(schema, lane, first_step, steps, frames, context, nbytes, tuple(placed), features, number, metadata)
+
+
+def _rows(spec: Spec, steps: int, frames: int) -> list[range]:
+    """How many rows each column may have."""
+    dense, observed, sparse = range(steps, steps + 1), range(frames, frames + 1), range(steps + 2)
+    kinds = dict.fromkeys(spec.obs_names, observed) | dict.fromkeys(spec.sparse_names, sparse)
+    return [dense] * FIRST_FIELD + [kinds.get(name, dense) for name in spec.fields]
 
 
 def _layout(spec: Spec) -> list[tuple[str, tuple[int, ...], str, int]]:
@@ -191,8 +264,8 @@ def _shared(name: str, key: int, dictionary: Callable[[int], bytes]) -> bytes:
 def check(data: bytes | memoryview | npt.NDArray[np.uint8], spec: Spec, dictionary: Callable[[int], bytes]) -> Header:
     """Whether a sealed segment, wherever it comes from, can be sampled in place, where nothing is checked any more.
 
-    Beyond :func:`parse`: that flags and rewards are raw, that there is a frame for every step and every end, and that
-    each payload's rows lie within it (:func:`codecs.check`).
+    Beyond :func:`parse`: that flags and rewards are raw, that there is a frame for every step and every end, that the
+    metadata can be read, and that each payload's rows lie within it (:func:`codecs.check`).
 
     Raises:
         DamagedError: naming what is wrong and what was expected.
@@ -212,6 +285,7 @@ def check(data: bytes | memoryview | npt.NDArray[np.uint8], spec: Spec, dictiona
             raise DamagedError(f"segment: {name}: {error}") from error
     flags = np.frombuffer(view, np.uint8, header.steps, header.placed[FLAGS].offset)
     check_frames(header, flags, sealed=True)
+    _check_episode(header, flags)
     if header.context > spec.context:
         raise DamagedError(f"segment: {header.context} frames of context, expected at most {spec.context}")
     return header
@@ -238,7 +312,16 @@ def verify(
             raise DamagedError(f"segment: {name}: {error}") from error
     if header.placed[FLAGS].codec != codecs.RAW:
         raise DamagedError(f"segment: flags is packed with codec {header.placed[FLAGS].codec}, expected {codecs.RAW}")
-    return header, np.frombuffer(view, np.uint8, header.steps, header.placed[FLAGS].offset)
+    flags = np.frombuffer(view, np.uint8, header.steps, header.placed[FLAGS].offset)
+    _check_episode(header, flags)
+    return header, flags
+
+
+def _check_episode(header: Header, flags: npt.NDArray[np.uint8]) -> None:
+    """Refuse a number of the first step, or metadata, that cannot be.  Raises: DamagedError."""
+    if header.steps and flags[0] & START and header.known_episode_step > 0:
+        raise DamagedError(f"segment: its first step begins an episode, and is step {header.episode_step} of it")
+    read_metadata(header.metadata, header.steps)
 
 
 def check_frames(header: Header, flags: npt.NDArray[np.uint8], *, sealed: bool) -> None:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from sharpwave.codecs.registry import RAW, ZSTD, encode
 from sharpwave.format import segment
+from sharpwave.format.features import features_of
 from sharpwave.format.segment import FLAGS, REWARD, Column
 from sharpwave.log.column_encoder import AUTO_MIN_BYTES
 from sharpwave.log.row_kernels import (
@@ -92,13 +93,22 @@ class Lanes:
             context: from :meth:`newest_frames`. ``going_on``: whether the episode does.
             successor: what the next step has to observe if it does, [size] by column; ``None``: not known.
         """
+        number = self.next_episode_step(int(self.slots[lane])) if going_on else 0
         self.slots[lane], self.shares[lane] = slot, WHOLE
+        self.index.episode_step[slot] = number
         self.index.first_step[slot] = self.steps[lane]
         self.index.begins[slot] = not going_on
         for c, frames in context.items():
             self._column(c, slot)[: len(frames)] = frames
             self.index.context[slot] = self.index.frames[slot] = len(frames)
         self._foresee(lane, successor if going_on else None)
+
+    def next_episode_step(self, slot: int) -> int:
+        """Return the number in its episode of the step behind the segment's last one, if the episode goes on."""
+        index, rows = self.index, int(self.index.rows[slot])
+        begin = int(index.offset[FLAGS, slot])
+        starts = np.flatnonzero(self.arena.memory[begin : begin + rows] & START)
+        return rows - int(starts[-1]) if starts.size else int(index.episode_step[slot]) + rows
 
     def prepare(self, lane: int, slot: int) -> None:
         """Let ``slot`` lie where the lane's open segment does.  Raises: MemoryError; then nothing changed."""
@@ -132,6 +142,7 @@ class Lanes:
         index, slot = self.index, int(self.slots[lane])
         index.rows[slot], index.frames[slot], index.context[slot] = header.steps, header.frames, header.context
         index.first_step[slot] = header.first_step
+        index.episode_step[slot] = header.known_episode_step
         for c, name in enumerate(self.layout.names):
             data = np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8).reshape(-1, self.layout.sizes[c])
             self._column(c, slot, len(data))[:] = data
@@ -252,7 +263,7 @@ class Lanes:
         """Let the lane's next step, the first of its open segment, begin an episode."""
         slot = self.slots[lane]
         self.index.begins[slot] = True
-        self.index.context[slot] = self.index.frames[slot] = 0
+        self.index.context[slot] = self.index.frames[slot] = self.index.episode_step[slot] = 0
         self.successor_known[lane] = False
 
     def _add_frames(self, slots: npt.NDArray[np.int32], frames: Mapping[int, Bytes]) -> None:
@@ -290,8 +301,18 @@ class Lanes:
         index, slot = self.index, int(self.slots[lane])
         rows, frames, context = int(index.rows[slot]), int(index.frames[slot]), int(index.context[slot])
         first = int(index.first_step[slot])
-        schema = self.layout.spec.schema_hash
-        return segment.pack(schema, self.first_lane + lane, first, rows, frames, context, columns)
+        spec = self.layout.spec
+        return segment.pack(
+            spec.schema_hash,
+            self.first_lane + lane,
+            first,
+            rows,
+            frames,
+            context,
+            columns,
+            features=features_of(spec),
+            episode_step=int(index.episode_step[slot]),
+        )
 
     def pack_raw(self, lane: int) -> tuple[int, bytes]:
         """The id and the bytes of a lane's open segment as far as it goes, without dictionaries. Where the successor of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -46,12 +47,12 @@ def take_in(log: StepLog, packed: bytes, dictionaries: Mapping[int, bytes]) -> t
     if log.capacity is not None and header.steps > log.capacity:
         raise ValueError(f"segment: {header.steps} steps exceed the store's capacity of {log.capacity}")
     log.open_lanes(header.lane + 1)
-    _check_order(log, header, packed)
+    episode_step = _check_order(log, header, packed)
     places = _places(log, header, dictionaries)
     if places is None:
         packed = _unshared(packed, log, dictionaries.__getitem__)
         header, places = segment.parse(packed, log.spec), [0] * len(header.placed)
-    return log.take_in(header, packed, places), header
+    return log.take_in(replace(header, episode_step=episode_step), packed, places), header
 
 
 def settle(log: StepLog) -> None:
@@ -75,7 +76,8 @@ def settle_lane(log: StepLog, lane: int) -> bool:
     return False
 
 
-def _check_order(log: StepLog, header: Header, packed: bytes) -> None:
+def _check_order(log: StepLog, header: Header, packed: bytes) -> int:
+    """Return the number of its first step in its episode.  Raises: DamagedError: it does not go on with its lane."""
     opened, expected = int(log.opened.slots[header.lane]), int(log.opened.steps[header.lane])
     if log.index.rows[opened]:
         raise ValueError(
@@ -86,15 +88,22 @@ def _check_order(log: StepLog, header: Header, packed: bytes) -> None:
             f"segment: begins with step {header.first_step} of lane {header.lane}, expected {expected} or later"
         )
     before = int(log.index.previous[opened])
-    if before < 0 or header.first_step > expected or log.index.gap[before]:
-        return
-    last = log.arena.memory[log.index.offset[FLAGS, before] + log.index.rows[before] - 1]
     starts = packed[header.placed[FLAGS].offset] & START
+    if before < 0 or header.first_step > expected or log.index.gap[before]:
+        return max(0, header.known_episode_step)
+    last = log.arena.memory[log.index.offset[FLAGS, before] + log.index.rows[before] - 1]
     if bool(last & ENDED) != bool(starts):
         raise DamagedError(
             f"segment: step {header.first_step} of lane {header.lane} {'begins' if starts else 'goes on with'} an "
             f"episode, but the one before {'ended' if last & ENDED else 'did not end'} one"
         )
+    number = 0 if starts else log.opened.next_episode_step(before)
+    if header.known_episode_step not in (-1, number):
+        raise DamagedError(
+            f"segment: step {header.first_step} of lane {header.lane} is step {header.episode_step} of its episode, "
+            f"expected {number}"
+        )
+    return number
 
 
 def _places(log: StepLog, header: Header, dictionaries: Mapping[int, bytes]) -> list[int] | None:
@@ -113,6 +122,4 @@ def _unshared(packed: bytes, log: StepLog, dictionary: Callable[[int], bytes]) -
     """The same segment with columns as they come, for want of places for dictionaries."""
     header, arrays = segment.unpack(packed, log.spec, dictionary, limit=2 * log.layout.chunk_bytes)
     columns = [Column(RAW, len(rows), np.ascontiguousarray(rows).tobytes()) for rows in arrays.values()]
-    return segment.pack(
-        header.schema, header.lane, header.first_step, header.steps, header.frames, header.context, columns
-    )[0]
+    return segment.pack_again(header, header.steps, header.frames, columns)

@@ -437,7 +437,7 @@ class StepLog:
         if before >= 0 and header.first_step > self.opened.steps[lane]:
             self.sealed.truncate(before)  # what came after it was lost on the way
         index.rows[slot], index.frames[slot], index.context[slot] = rows, header.frames, header.context
-        index.first_step[slot] = header.first_step
+        index.first_step[slot], index.episode_step[slot] = header.first_step, header.episode_step
         self.opened.steps[lane] = header.first_step + rows
         self.held_steps += rows
         self.total_steps += rows
@@ -467,11 +467,14 @@ class StepLog:
         self.opened.begin_at(lane, step)
         self.total_steps += step
 
-    def reopen_lanes(self, slots: Ints, steps: Ints, begins: Bytes, shares: npt.NDArray[np.int32]) -> None:
+    def reopen_lanes(
+        self, slots: Ints, steps: Ints, begins: Bytes, episode_steps: Ints, shares: npt.NDArray[np.int32]
+    ) -> None:
         """Make lanes, to which ``steps`` [n] were written, with empty open segments in ``slots`` [n].
 
         Args:
-            begins: whether the next step of each begins an episode. ``shares``: as ``Lanes.shares``.
+            begins: whether the next step of each begins an episode. ``episode_steps``: its number in its episode.
+            shares: as ``Lanes.shares``.
 
         Raises: MemoryError.
         """
@@ -479,7 +482,7 @@ class StepLog:
         self._make_lanes_fit(self.lanes + len(slots))
         index.next[slots] = index.previous[slots] = -1
         self._add_lanes(slots, self.space.stage(len(slots)), steps)
-        index.begins[slots] = begins
+        index.begins[slots], index.episode_step[slots] = begins, episode_steps
         self.opened.shares[-len(slots) :] = shares
 
     def refill_lane(self, lane: int, header: segment.Header, arrays: Rows) -> None:

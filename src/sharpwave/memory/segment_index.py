@@ -40,6 +40,7 @@ class SegmentIndex:
             columns counts from the segment's beginning.
         region, place: int32, int64 [slots], the sealed segment's place on disk, if there is one.
         first_step: int64 [slots], the lane's number of the first step.
+        episode_step: int64 [slots], the number of the first step in its episode.
         latest_generation: the highest of any id so far.
     """
 
@@ -65,6 +66,7 @@ class SegmentIndex:
         self.region = np.zeros(slots, np.int32)
         self.place = np.zeros(slots, np.int64)
         self.first_step = np.zeros(slots, np.int64)
+        self.episode_step = np.zeros(slots, np.int64)
         self._returned: list[int] = []
         self.first_generation = 0  # of slots that were never used
         self.highest = 0
@@ -91,7 +93,7 @@ class SegmentIndex:
             self.generation[slot] = self.first_generation
         else:
             return None
-        self.rows[slot] = self.frames[slot] = self.context[slot] = 0
+        self.rows[slot] = self.frames[slot] = self.context[slot] = self.episode_step[slot] = 0
         self.sealed[slot] = 0
         self.gap[slot] = 0
         self.next[slot] = self.previous[slot] = -1

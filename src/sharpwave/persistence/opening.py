@@ -25,7 +25,7 @@ from sharpwave.disk.ownership import (
 )
 from sharpwave.disk.region_files import RegionFiles
 from sharpwave.disk.region_opening import open_all_files, open_regions
-from sharpwave.disk.store_folder import FOLDER, MANIFEST, Hold, read_manifest
+from sharpwave.disk.store_folder import FOLDER, FORMAT, MANIFEST, Hold, read_manifest
 from sharpwave.errors import DamagedError, NewerVersionError, StoreInUseError
 from sharpwave.escaping import escaped
 from sharpwave.format.checkpoint_state import STATE, read_state
@@ -101,6 +101,11 @@ class Left:
     def folder(self) -> Path:
         """For messages."""
         return self.directory.path
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """What ``store.json`` says, but for its format and its checksum."""
+        return {name: value for name, value in self.manifest.items() if name not in ("format", "checksum")}
 
     @property
     def identity(self) -> Identity:
@@ -218,6 +223,8 @@ def _opened(settings: Settings, disk: DiskTier | None, left: Left, files: Files)
             stack.callback(regions.close)
         try:
             records, damages = open_regions(regions, go_on=disk is not None)
+            if disk is not None and not left.checkpoint and left.manifest["format"] < FORMAT:
+                disk.describe(left.described)  # before anything is written that an older release cannot read
             log, report, states = _filled(settings, disk, left, regions, records, damages)
         except NewerVersionError:  # found before anything is written but for the links
             if disk is not None and left.checkpoint:

@@ -21,6 +21,7 @@ from sharpwave.format.region import DICTIONARY, NOTE, SEGMENT, TAIL, Damage, Rec
 from sharpwave.format.region_notes import (
     MOST_ENDS_BYTES,
     THRESHOLD_BYTES,
+    WHERE_BYTES,
     LaneEnds,
     tail_end,
     unpack_ends,
@@ -138,7 +139,7 @@ def lane_ends(
         if record.kind == TAIL and record.nbytes > most_bytes:
             continue
         whole = record.kind == TAIL or record.kind == NOTE
-        size = record.nbytes if whole else min(record.nbytes, segment.HEADER.size)
+        size = record.nbytes if whole else min(record.nbytes, WHERE_BYTES)
         if record.kind == DICTIONARY or (record.kind == NOTE and not THRESHOLD_BYTES < size <= MOST_ENDS_BYTES):
             continue
         content = bytearray(size)
@@ -148,7 +149,7 @@ def lane_ends(
                 ends.reach_all(unpack_ends(content), number)
             elif record.kind == TAIL:
                 ends.reach(*tail_end(content, spec), number)
-            elif size == segment.HEADER.size:
+            elif size == WHERE_BYTES:
                 ends.reach_by(memoryview(content), number)
     return ends
 
@@ -295,6 +296,7 @@ class Adoption:
         index.offset[:, slot] = [column.offset for column in header.placed]
         index.rows[slot], index.frames[slot], index.context[slot] = header.steps, header.frames, header.context
         index.lane[slot], index.first_step[slot] = header.lane, header.first_step
+        index.episode_step[slot] = header.known_episode_step
         index.generation[slot] = record.id >> LEAF_BITS
         index.nbytes[slot], index.region[slot], index.place[slot] = len(data), number, offset
         if not log.adopt(slot, np.frombuffer(data, np.uint8)):
@@ -341,6 +343,7 @@ class Adoption:
                 if broken and log.sealed.truncate(slot) and (following < 0 or adjoins(log, slot, following)):
                     self.broken.add(slot)
             log.chain(lane, slots)
+            self._number(slots)
         for lane, end in enumerate(ends[: log.lanes].tolist()):
             log.begin_at(lane, end)
         write_down(log, sorted(self.broken))
@@ -350,13 +353,24 @@ class Adoption:
         for lane, slots in self._lanes.items():
             slots.sort(key=lambda slot: int(self.log.index.first_step[slot]))
             self.log.chain(lane, slots)
+            self._number([*slots, int(self.log.opened.slots[lane])])
             for slot, following in zip(slots, [*slots[1:], int(self.log.opened.slots[lane])], strict=True):
                 self.log.index.gap[slot] = not adjoins(self.log, slot, following)
                 if self.log.index.gap[slot]:
                     self.broken.discard(slot)
                 elif not goes_on(self.log, slot, following) and self.log.sealed.truncate(slot):
                     self.broken.add(slot)
+        opened = self.log.opened.slots
+        self.log.index.episode_step[opened] = np.maximum(self.log.index.episode_step[opened], 0)
         write_down(self.log, sorted(self.broken))
+
+    def _number(self, slots: list[int]) -> None:
+        """Number the steps of episodes where segments of version 1, in their order, do not say which they hold."""
+        numbers = self.log.index.episode_step
+        for before, slot in zip([-1, *slots], slots, strict=False):
+            if numbers[slot] < 0:
+                going_on = before >= 0 and goes_on(self.log, before, slot)
+                numbers[slot] = self.log.opened.next_episode_step(before) if going_on else 0
 
     def _segment(self, number: int, record: Record) -> bytearray:
         if record.nbytes > self.log.layout.chunk_bytes:
@@ -405,5 +419,4 @@ class Adoption:
             rows: np.ndarray[Any, Any] = arrays[name][: frames if name in self.log.spec.obs_names else steps]
             columns.append(Column(RAW, len(rows), rows.tobytes()))
         assert (FLAGS, REWARD, FIRST_FIELD) == (0, 1, 2)
-        schema = self.log.spec.schema_hash
-        return segment.pack(schema, header.lane, header.first_step, steps, frames, header.context, columns)[0]
+        return segment.pack_again(header, steps, frames, columns)

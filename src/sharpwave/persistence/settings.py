@@ -12,6 +12,7 @@ import numpy as np
 
 from sharpwave.codecs.registry import codec_choice
 from sharpwave.errors import DamagedError
+from sharpwave.format.features import required_names
 from sharpwave.memory.segment_layout import DEFAULT_STRIDE, DISK_STRIDE, most_rows
 from sharpwave.sampling.descriptions import describe, make
 from sharpwave.sampling.ordered import Fifo
@@ -104,6 +105,7 @@ class Settings:
             "on_full": self.on_full,
             "retention": describe(self.retention),
             "seed": self.seed,
+            **({"requires": names} if (names := required_names(self.spec)) else {}),
         }
 
     @classmethod

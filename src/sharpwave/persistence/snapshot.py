@@ -39,6 +39,7 @@ def capture(log: StepLog) -> dict[str, Any]:
         "retention": order,
         "open_slots": log.opened.slots.astype(np.int64),
         "open_begins": index.begins[log.opened.slots],
+        "open_episode_steps": index.episode_step[log.opened.slots],
         "lane_steps": log.opened.steps.copy(),
         "open_rows": index.rows[log.opened.slots].astype(np.int64),
         "open_shares": log.opened.shares.copy(),
@@ -153,13 +154,18 @@ def _open_lanes(adoption: Adoption, state: dict[str, Any], opened: Ints, found: 
     shares = np.full(count, WHOLE, np.int32)  # as it was in all checkpoints that do not say
     if "open_shares" in state:
         shares = checked_array(state, "open_shares", np.int32)
-    if not count == len(steps) == len(rows) == len(begins) == len(shares):
+    numbers = np.full(count, -1)  # version 1 does not say
+    if "open_episode_steps" in state:
+        numbers = checked_array(state, "open_episode_steps", np.int64)
+    if not count == len(steps) == len(rows) == len(begins) == len(shares) == len(numbers):
         raise ValueError("lanes and their open segments are not the same number")
     if count and not 0 < shares.min() <= shares.max() <= WHOLE:
         raise ValueError(f"open_shares from {shares.min()} to {shares.max()}, expected 1 to {WHOLE}")
+    if count and not -1 <= numbers.min() <= numbers.max() < MOST_NUMBER:
+        raise ValueError(f"open_episode_steps from {numbers.min()} to {numbers.max()}, expected 0 to {MOST_NUMBER}")
     if not count:
         return
-    log.reopen_lanes(opened, steps, begins, shares)
+    log.reopen_lanes(opened, steps, begins, numbers, shares)
     at = {record.id: (number, record) for number, record in found if record.kind == TAIL}
     for lane, id_ in enumerate(log.index.ids(opened * log.stride).tolist()):
         header, arrays = adoption.open_rows(*at[id_]) if id_ in at else (None, {})
@@ -173,4 +179,4 @@ def _open_lanes(adoption: Adoption, state: dict[str, Any], opened: Ints, found: 
         if rows[lane] or (not begins[lane] and log.spec.context > 0):
             what = f"the {rows[lane]} steps of its open segment" if rows[lane] else "the last frames of its episode"
             adoption.report.damages.append(f"lane {lane}: {what} are lost; its next step begins an episode")
-            log.index.begins[opened[lane]] = True
+            log.index.begins[opened[lane]], log.index.episode_step[opened[lane]] = True, 0

@@ -1,0 +1,62 @@
+"""A segment's metadata: annotations of the episodes in it, and what there is to say of its columns, as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from sharpwave.errors import DamagedError
+from sharpwave.format.annotations import MAX_DEPTH, is_plain
+
+MAX_METADATA_BYTES = 1 << 14
+"""Of one segment, as JSON."""
+
+Episodes = Sequence[tuple[int, Mapping[str, Any]]]
+"""Annotations of the episodes in a segment, each with the row of the episode's first step there."""
+
+
+class Metadata(NamedTuple):
+    """What a segment's metadata says: of episodes, as :data:`Episodes`; of columns by their name."""
+
+    episodes: tuple[tuple[int, dict[str, Any]], ...] = ()
+    columns: Mapping[str, dict[str, Any]] = {}
+
+
+def pack_metadata(episodes: Episodes, columns: Mapping[str, Mapping[str, Any]] | None = None) -> bytes:
+    """Return the JSON that :func:`read_metadata` reads; no bytes where there is nothing to say."""
+    said: dict[str, Any] = {}
+    if episodes:
+        said["episodes"] = [[row, dict(values)] for row, values in episodes]
+    if columns:
+        said["columns"] = {name: dict(values) for name, values in columns.items()}
+    return json.dumps(said, separators=(",", ":")).encode() if said else b""
+
+
+def read_metadata(packed: bytes, steps: int) -> Metadata:
+    """Inverse of :func:`pack_metadata`, for a segment of so many steps. Keys that it does not know are passed over.
+
+    Raises:
+        DamagedError: naming what is wrong. No input does anything else, nor takes more memory than 100 times its bytes.
+    """
+    if not packed:
+        return Metadata()
+    try:
+        said = json.loads(packed)
+    except (ValueError, RecursionError) as error:
+        raise DamagedError(f"segment: metadata: {error or 'nested too deep'}") from error
+    if not isinstance(said, dict) or not is_plain(said, MAX_DEPTH + 3):
+        raise DamagedError("segment: metadata is no object of plain values, or nested too deep")
+    episodes, columns = said.get("episodes", []), said.get("columns", {})
+    if not isinstance(columns, dict) or not all(isinstance(values, dict) for values in columns.values()):
+        raise DamagedError("segment: metadata: columns, expected an object for each")
+    if not isinstance(episodes, list) or not all(map(_is_episode, episodes)):
+        raise DamagedError("segment: metadata: episodes, expected a row and an object for each")
+    rows: list[int] = [row for row, _ in episodes]
+    if rows != sorted(set(rows)) or (rows and not 0 <= rows[0] <= rows[-1] < steps):
+        raise DamagedError(f"segment: metadata: episodes of rows {rows[:8]}, expected rising numbers below {steps}")
+    return Metadata(tuple((row, values) for row, values in episodes), columns)
+
+
+def _is_episode(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and type(value[0]) is int and isinstance(value[1], dict)
