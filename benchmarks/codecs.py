@@ -22,7 +22,8 @@ from rich.console import Console
 from rich.table import Table
 
 import sharpwave as sw
-from sharpwave.codecs import registry as codecs
+from sharpwave.codecs.protocol import Packed
+from sharpwave.codecs.registry import by_name
 
 GAMES = ("pong", "breakout", "qbert", "seaquest")
 COLUMN = 128
@@ -62,21 +63,20 @@ def measure(rows: Rows, codec: str, passes: int) -> dict[str, float]:
     """One codec on the steps of one lane, ``rows`` [steps, *shape]."""
     field = sw.Field(rows.shape[1:], rows.dtype.name, stack=STACK if rows.ndim > 2 else None)
     flat = rows.reshape(len(rows), -1).view(np.uint8)
-    number, line = codecs.CODECS[codec], field.line_bytes
+    packer, line = by_name(codec), field.line_bytes
     columns = [flat[i : i + COLUMN] for i in range(0, len(flat), COLUMN)]
-    dictionary = codecs.train(number, columns[0])
-    compressor = codecs.zstd_compressor(dictionary) if codec == "zstd" else None
-    scratch = np.empty((COLUMN + 4) * flat.shape[1] + 64, np.uint8)
+    dictionary = packer.train(columns[0])
+    encoder = packer.encoder(flat.shape[1], line, COLUMN)
 
     def encode(column: Rows) -> bytes | None:
-        return codecs.encode(number, column, dictionary, line, scratch=scratch, compressor=compressor)
+        return encoder.encode(column, dictionary)
 
     packed = [(column, encode(column)) for column in columns]
     kept = [(column, payload) for column, payload in packed if payload is not None]
 
     def decode() -> None:
         for column, payload in kept:
-            codecs.decode(number, payload, len(column), flat.shape[1], dictionary, line)
+            packer.decode(Packed(payload, len(column), flat.shape[1], dictionary, line))
 
     decode()
     answer = {

@@ -16,9 +16,9 @@ ROOT = Path(sharpwave.__file__).parent
 # A module imports from its own room and from those on lines before it: arrows point one way.
 ROOMS = """
 errors escaping native
+codecs
 spec
 validation
-codecs
 format
 sampling memory
 disk
@@ -33,6 +33,7 @@ configuration
 agents envs
 training
 cli
+testing
 """.strip()
 FLOOR = {room: floor for floor, rooms in enumerate(ROOMS.splitlines()) for room in rooms.split()}
 STORE = {room for room in FLOOR if FLOOR[room] <= FLOOR["store"]}

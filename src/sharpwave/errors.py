@@ -21,6 +21,18 @@ class NewerVersionError(RuntimeError):
         super().__init__(f"{what}: written by a newer sharpwave; upgrade this one. Nothing was changed")
 
 
+class UnknownCodecError(NewerVersionError):
+    """Columns are packed with a codec that is not registered in this process. Nothing was changed."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        RuntimeError.__init__(
+            self,
+            f"{what}; register the codec first (sharpwave.codecs.registry.register), or upgrade sharpwave if a later "
+            "release wrote this. Nothing was changed",
+        )
+
+
 class LimiterTimeoutError(TimeoutError):
     """A rate limiter delayed an append or a sample for longer than its ``timeout``; nothing was written or sampled."""
 

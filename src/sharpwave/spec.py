@@ -14,6 +14,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.codecs.registry import codec_choice
+
 TERMINATED, TRUNCATED, START = 1, 2, 4
 """Bits of the ``flags`` column: how a step ended its episode, and whether it began one."""
 
@@ -41,7 +43,7 @@ class Field:
         stack: how many consecutive frames a batch carries on an axis before ``shape``; ``None``: no such axis.
             Only for observations.
         pad: what stands before an episode's first frame in a stack: that frame again ("repeat") or zeros.
-        codec: overrides the store's codec for this field: "auto", "zstd", "delta" or "raw".
+        codec: overrides the store's codec for this field: "auto", "zstd", "delta", "raw" or one that was registered.
         every: keep the values of steps 0, k, 2k, ... of each episode only, as for recurrent states: ``extend`` takes a
             value for every step; a batch has the last one that was kept. ``None``: of every step. Only for fields
             beside the observation and the action.
@@ -71,8 +73,8 @@ class Field:
             raise ValueError(f"Field: stack {self.stack!r} must be None or an integer from 1 to 64")
         if self.pad not in ("repeat", "zeros"):
             raise ValueError(f"Field: pad {self.pad!r} must be 'repeat' or 'zeros'")
-        if self.codec not in (None, "auto", "zstd", "delta", "raw"):
-            raise ValueError(f"Field: codec {self.codec!r} must be None, 'auto', 'zstd', 'delta' or 'raw'")
+        if self.codec is not None:
+            codec_choice(self.codec, "Field")
         if self.every is not None and not (isinstance(self.every, (int, np.integer)) and 1 <= self.every <= MAX_EVERY):
             raise ValueError(f"Field: every {self.every!r} must be None or an integer from 1 to {MAX_EVERY:,}")
         if self.every is not None and self.stack is not None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sharpwave.codecs.registry import NAMES
+from sharpwave.codecs.registry import name_of
 from sharpwave.format.segment import FIRST_FIELD
 from sharpwave.log.step_log import StepLog
 from sharpwave.sampling.limiters import Gate
@@ -43,7 +43,7 @@ def account(log: StepLog, views: Views, gate: Gate) -> dict[str, Any]:
         "damaged": list(log.sealed.damaged.values()),
         "codecs": {
             name: {
-                NAMES[codec]: int((index.codec[FIRST_FIELD + i, sealed] == codec).sum())
+                name_of(codec): int((index.codec[FIRST_FIELD + i, sealed] == codec).sum())
                 for codec in np.unique(index.codec[FIRST_FIELD + i, sealed]).tolist()
             }
             for i, name in enumerate(log.spec.fields)

@@ -15,14 +15,17 @@ from hypothesis import strategies as st
 
 import sharpwave as sw
 from sharpwave.codecs import delta_kernels as delta
-from sharpwave.codecs import registry as codecs
+from sharpwave.codecs.delta import Delta
 from sharpwave.codecs.dictionaries import key_of
-from sharpwave.codecs.registry import DELTA, RAW, ZSTD
+from sharpwave.codecs.protocol import Packed
+from sharpwave.codecs.raw import RAW
+from sharpwave.codecs.registry import by_number
+from sharpwave.codecs.zstd import Zstd
 from sharpwave.disk import region_files as regions_module
 from sharpwave.disk.region_files import RegionFiles
 from sharpwave.disk.region_opening import open_regions
 from sharpwave.disk.store_folder import read_manifest
-from sharpwave.errors import DamagedError
+from sharpwave.errors import DamagedError, UnknownCodecError
 from sharpwave.format import segment
 from sharpwave.format.metadata import pack_metadata
 from sharpwave.format.region import SEGMENT, TAIL, Identity
@@ -30,6 +33,7 @@ from sharpwave.native.files import Files
 from sharpwave.offline.verify import check
 from tests.support.faults import LANES, SPEC, frame, serials_of
 
+DELTA, ZSTD = Delta.number, Zstd.number
 SIZE, LINE = 96, 12
 PICTURES = np.stack([frame(i) for i in range(6)]).reshape(6, SIZE)
 REFERENCE = PICTURES[0].tobytes()
@@ -48,7 +52,7 @@ def sound(codec: int) -> tuple[bytes, int]:
     for name in spec.fields:
         data = np.ascontiguousarray(rows[name]).view(np.uint8).reshape(len(rows[name]), -1)
         mine = codec if name == "obs" else RAW
-        payload = codecs.encode(mine, data, dictionary(key), LINE) if mine != RAW else data.tobytes()
+        payload = by_number(mine).encode(data, dictionary(key), LINE) if mine != RAW else data.tobytes()
         assert payload is not None
         columns.append(segment.Column(mine, len(data), payload, key if name == "obs" else 0))
     metadata = pack_metadata([(0, {"policy": 7, "notes": ["a", {"b": None}]})])
@@ -115,7 +119,7 @@ def tried(data: bytes) -> tuple[bool, bool]:
         try:
             attempt()
             outcome.append(True)
-        except DamagedError as error:
+        except (DamagedError, UnknownCodecError) as error:
             assert str(error)
             outcome.append(False)
     peak = tracemalloc.get_traced_memory()[1]
@@ -168,11 +172,13 @@ def test_patches_that_are_let_in_stay_in_their_row(patches: list[bytes], line: i
     shared=st.sampled_from([b"", REFERENCE, ZSTD_DICTIONARY, b"\x37\xa4\x30\xec" + bytes(60)]),
 )
 def test_a_payload_of_any_bytes(codec: int, payload: bytes, count: int, shared: bytes) -> None:
-    for decode in (codecs.decode, codecs.check):
+    for act in ("decode", "check", "verify"):
         try:
-            decode(codec, payload, count, SIZE, shared, LINE)
+            getattr(by_number(codec), act)(Packed(payload, count, SIZE, shared, LINE))
         except DamagedError as error:
             assert str(error)
+        except UnknownCodecError as error:
+            assert codec > 2 and str(codec) in str(error)
 
 
 def test_a_zstd_frame_that_says_it_is_huge_takes_no_memory() -> None:
@@ -181,7 +187,7 @@ def test_a_zstd_frame_that_says_it_is_huge_takes_no_memory() -> None:
     payload = np.array([0, len(frame)], np.uint32).tobytes() + frame
     tracemalloc.start()
     with pytest.raises(DamagedError, match="row 0: a frame of another size, expected 96"):
-        codecs.decode(ZSTD, payload, 1, SIZE, b"", 0)
+        Zstd().decode(Packed(payload, 1, SIZE))
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
     tracemalloc.stop()
 
@@ -212,9 +218,15 @@ def store_with(folder: Path, kind: int, id_: int, payload: bytes, sequence: int 
 @settings(max_examples=60)
 @given(data=hostile(), kind=st.sampled_from([SEGMENT, TAIL]), slot=st.sampled_from([50, 3]))
 def test_a_store_with_any_segment_in_it(data: bytes, kind: int, slot: int, tmp_path_factory: Any) -> None:
-    """It opens, gives out what was written, and what it makes of the segment can be sampled without harm."""
+    """It opens, gives out what was written, and what it makes of the segment can be sampled without harm; a codec that
+    is not registered is refused by name."""
     folder = store_with(tmp_path_factory.mktemp("store") / "s", kind, slot * 8, data, sequence=1000)
-    with sw.Store.open(folder) as store:
+    try:
+        opened = sw.Store.open(folder)
+    except UnknownCodecError as error:
+        assert "expected one of 0 (raw), 1 (zstd), 2 (delta)" in str(error)
+        return
+    with opened as store:
         replay = store.transitions(n_step=2)
         ids = replay.sampleable_ids()
         try:

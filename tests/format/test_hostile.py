@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
-from sharpwave.codecs.registry import ZSTD
+from sharpwave.codecs.zstd import Zstd
 from sharpwave.errors import DamagedError
 from sharpwave.format import array_tree, segment
 from sharpwave.format import region as records
@@ -60,7 +60,7 @@ def undecodable(path: Path, number: int) -> int:
     content = bytearray(path.read_bytes())
     data = bytearray(content[record.offset : record.offset + record.nbytes])
     column = segment.parse(data, SPEC).placed[OBS]
-    assert column.codec == ZSTD
+    assert column.codec == Zstd.number
     begin = column.offset + 4 * (column.rows + 1)
     data[begin : column.offset + column.nbytes] = bytes(column.offset + column.nbytes - begin)
     data[-4:] = zlib.crc32(data[:-4]).to_bytes(4, "little")

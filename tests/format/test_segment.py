@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sharpwave as sw
-from sharpwave.codecs import registry as codecs
-from sharpwave.codecs.registry import CODECS, DELTA, RAW
-from sharpwave.errors import DamagedError
+from sharpwave.codecs.delta import Delta
+from sharpwave.codecs.raw import RAW
+from sharpwave.codecs.registry import by_name
+from sharpwave.errors import DamagedError, UnknownCodecError
 from sharpwave.format import segment
 
 Array = np.ndarray[Any, Any]
@@ -43,16 +44,16 @@ def segments(draw: st.DrawFn) -> tuple[sw.Spec, dict[str, Array], bytes, dict[in
     columns, dictionaries = [], {}
     for name, array in arrays.items():
         rows = array.reshape(len(array), -1).view(np.uint8)
-        codec = RAW if name in ("flags", "reward") else CODECS[draw(st.sampled_from(sorted(CODECS)))]
-        shared = codecs.train(codec, rows) if draw(st.booleans()) else b""
+        codec = by_name("raw" if name in ("flags", "reward") else draw(st.sampled_from(["delta", "raw", "zstd"])))
+        shared = codec.train(rows) if draw(st.booleans()) else b""
         line = spec.fields[name].line_bytes if name in spec.fields else 0
-        payload = codecs.encode(codec, rows, shared, line)
+        payload = codec.encode(rows, shared, line)
         if payload is None:
-            codec, payload, shared = RAW, rows.tobytes(), b""
+            codec, payload, shared = by_name("raw"), rows.tobytes(), b""
         key = len(dictionaries) + 7 if shared else 0
         if shared:
             dictionaries[key] = shared
-        columns.append(segment.Column(codec, len(rows), payload, key))
+        columns.append(segment.Column(codec.number, len(rows), payload, key))
     head = (draw(st.integers(0, 2**40)), draw(st.integers(0, 2**40)), steps, frames, context)
     made: Any = segment.pack(spec.schema_hash, *head, columns)
     return spec, arrays, bytes(made[0] if isinstance(made, tuple) else made), dictionaries, head
@@ -79,12 +80,12 @@ SPEC = sw.Spec(obs=sw.Field((3, 8), "uint8", stack=2), action=sw.Field((), "int6
 
 def small_segment() -> bytes:
     frames = np.eye(7, 24, dtype=np.uint8)
-    payload = codecs.encode(DELTA, frames, b"", 8)
+    payload = Delta().encode(frames, b"", 8)
     assert payload is not None
     columns = [
         segment.Column(RAW, 6, bytes(6)),
         segment.Column(RAW, 6, bytes(24)),
-        segment.Column(DELTA, 7, payload),
+        segment.Column(Delta.number, 7, payload),
         segment.Column(RAW, 6, bytes(48)),
     ]
     made: Any = segment.pack(SPEC.schema_hash, 3, 40, 6, 7, 1, columns)
@@ -128,15 +129,23 @@ def test_a_segment_of_another_spec_is_refused() -> None:
 
 def test_a_dictionary_that_is_not_known_is_named() -> None:
     rows = np.ones((6, 8), np.uint8)
-    payload = codecs.encode(DELTA, rows, rows[0].tobytes(), 0)
+    payload = Delta().encode(rows, rows[0].tobytes(), 0)
     assert payload is not None
     columns = [
         segment.Column(RAW, 6, bytes(6)),
         segment.Column(RAW, 6, bytes(24)),
         segment.Column(RAW, 6, bytes(144)),
-        segment.Column(DELTA, 6, payload, 0xABCDEF),
+        segment.Column(Delta.number, 6, payload, 0xABCDEF),
     ]
     made: Any = segment.pack(SPEC.schema_hash, 0, 0, 6, 6, 0, columns)
     data = bytes(made[0] if isinstance(made, tuple) else made)
     with pytest.raises(DamagedError, match=r"action.*abcdef"):
         segment.unpack(data, SPEC, no_dictionary)
+
+
+def test_a_codec_that_is_not_registered_is_refused_with_the_remedy() -> None:
+    columns = [segment.Column(number, 6, bytes(size)) for number, size in ((RAW, 6), (RAW, 24), (201, 144), (RAW, 48))]
+    data = segment.pack(SPEC.schema_hash, 0, 0, 6, 6, 0, columns)[0]
+    for read in (segment.unpack, segment.check, segment.verify):
+        with pytest.raises(UnknownCodecError, match=r"obs: codec number 201, expected one of 0 \(raw\).*register"):
+            read(data, SPEC, no_dictionary)  # type: ignore[operator]

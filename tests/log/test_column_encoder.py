@@ -8,12 +8,16 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
-from sharpwave.codecs import registry as codecs
+from sharpwave.codecs.delta import Delta
 from sharpwave.codecs.dictionaries import DictionaryTable
-from sharpwave.codecs.registry import DELTA, RAW, ZSTD
+from sharpwave.codecs.protocol import Packed
+from sharpwave.codecs.raw import RAW
+from sharpwave.codecs.registry import by_number
+from sharpwave.codecs.zstd import Zstd
 from sharpwave.log.column_encoder import ColumnEncoder
 
 Array = np.ndarray[Any, Any]
+DELTA, ZSTD = Delta.number, Zstd.number
 FIELD = sw.Field((20, 30), "uint8")
 
 
@@ -36,9 +40,8 @@ def encoder(codec: str = "auto", field: sw.Field = FIELD) -> tuple[ColumnEncoder
 
 
 def decoded(column: Any, place: int, table: DictionaryTable, field: sw.Field = FIELD) -> Array:
-    return codecs.decode(
-        column.codec, column.payload, column.rows, field.row_bytes, table.data(place), field.line_bytes
-    )
+    packed = Packed(column.payload, column.rows, field.row_bytes, table.data(place), field.line_bytes)
+    return by_number(column.codec).decode(packed)
 
 
 def test_sprites_on_a_still_background_are_kept_as_differences() -> None:

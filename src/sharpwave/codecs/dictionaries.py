@@ -5,27 +5,25 @@ from __future__ import annotations
 import hashlib
 
 import numpy as np
-import zstandard
 
-from sharpwave.codecs import registry as codecs
+from sharpwave.codecs.protocol import Decoder
+from sharpwave.codecs.registry import by_number
 
 PLACES = 256
 """Dictionaries of one field that can live at a time; place 0 is "none"."""
 KEY_BYTES = 8
-DECOMPRESSOR_BYTES = 56 << 10
-"""Of memory that a zstd decompressor takes beside its dictionary."""
 
 
 def key_of(data: bytes) -> int:
-    """The key by which segments refer to a dictionary: 8 bytes of BLAKE2b over its content; 0 for the empty one."""
+    """Return the key by which segments refer to a dictionary: 8 bytes of its BLAKE2b; 0 for the empty one."""
     return int.from_bytes(hashlib.blake2b(data, digest_size=KEY_BYTES).digest(), "little") if data else 0
 
 
 class DictionaryTable:
-    """The dictionaries of one field, counted by use and dropped when the last segment that refers to them goes.
+    """The dictionaries of one field, counted by use and dropped with the last reference from a segment.
 
     Attributes:
-        references: uint8 [places, row_bytes]; delta's reference rows, by place, where the gather kernel reads them.
+        references: uint8 [places, row_bytes]; by place, dictionaries as long as a row, where fused kernels read them.
             Place 0 is all zeros. Pages of unused places are never touched.
     """
 
@@ -34,16 +32,16 @@ class DictionaryTable:
         self._data: list[bytes] = [b""] * PLACES
         self._uses = [0] * PLACES
         self._place: dict[int, int] = {0: 0}
-        self._decompressors: dict[int, zstandard.ZstdDecompressor] = {}
+        self._decoders: dict[tuple[int, int], Decoder] = {}  # by codec and place
 
     @property
     def nbytes(self) -> int:
-        """Bytes that live dictionaries take, with the kernel's copies of references and with decompressors."""
-        decompressors = DECOMPRESSOR_BYTES * len(self._decompressors)
-        return sum(len(data) for data in self._data) + self.references.shape[1] * len(self._place) + decompressors
+        """Bytes that live dictionaries take, with the kernels' copies and with decoders."""
+        decoders = sum(by_number(codec).decoder_bytes for codec, _ in self._decoders)
+        return sum(len(data) for data in self._data) + self.references.shape[1] * len(self._place) + decoders
 
     def add(self, data: bytes) -> int | None:
-        """Place of ``data``, counted as used once more; ``None`` if all places are taken."""
+        """Return the place of ``data``, counted as used once more; ``None`` if all places are taken."""
         key = key_of(data)
         place = self._place.get(key)
         if place is None:
@@ -63,21 +61,27 @@ class DictionaryTable:
             self._uses[place] += 1
 
     def drop(self, place: int) -> None:
-        """Count one user less; the last one's going frees the place."""
+        """Count one user less; without users the place is free."""
         if place == 0:
             return
         self._uses[place] -= 1
         if self._uses[place] == 0:
             del self._place[key_of(self._data[place])]
             self._data[place] = b""
-            self._decompressors.pop(place, None)
+            for codec in [codec for codec, at in self._decoders if at == place]:
+                del self._decoders[codec, place]
 
     def data(self, place: int) -> bytes:
-        """Content of the dictionary at ``place``."""
+        """Return the content of the dictionary at ``place``."""
         return self._data[place]
 
-    def decompressor(self, place: int) -> zstandard.ZstdDecompressor:
-        """A decompressor with the dictionary at ``place``, kept while the dictionary lives."""
-        if place not in self._decompressors:
-            self._decompressors[place] = codecs.zstd_decompressor(self._data[place])
-        return self._decompressors[place]
+    def decoder(self, codec: int, place: int, line_bytes: int) -> Decoder:
+        """Return a codec's decoder with the dictionary at ``place``, kept while the dictionary lives.
+
+        Raises:
+            DamagedError: the dictionary is none of that codec's.
+        """
+        if (codec, place) not in self._decoders:
+            size = self.references.shape[1]
+            self._decoders[codec, place] = by_number(codec).decoder(self._data[place], size, line_bytes)
+        return self._decoders[codec, place]

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.codecs.registry import RAW, ZSTD, encode
+from sharpwave.codecs.raw import RAW
+from sharpwave.codecs.registry import MIN_AUTO_BYTES
+from sharpwave.codecs.zstd import Zstd
 from sharpwave.format import segment
 from sharpwave.format.features import features_of
 from sharpwave.format.segment import FLAGS, REWARD, Column
-from sharpwave.log.column_encoder import AUTO_MIN_BYTES
 from sharpwave.log.row_kernels import (
     ENDED,
     WHOLE,
@@ -327,8 +328,8 @@ class Lanes:
     def _pack_raw(self, lane: int) -> tuple[int, bytes]:
         columns = []
         for size, data in zip(self.layout.sizes.tolist(), self.columns(lane), strict=True):
-            packed = encode(ZSTD, data) if size >= AUTO_MIN_BYTES and len(data) else None
-            columns.append(Column(RAW if packed is None else ZSTD, len(data), packed or data.tobytes()))
+            packed = Zstd().encode(data) if size >= MIN_AUTO_BYTES and len(data) else None
+            columns.append(Column(RAW if packed is None else Zstd.number, len(data), packed or data.tobytes()))
         return self.index.segment_id(int(self.slots[lane])), self.pack(lane, columns)[0]
 
     def _column(self, c: int, slot: int, rows: int | None = None) -> Bytes:

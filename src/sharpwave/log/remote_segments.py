@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from sharpwave.codecs.dictionaries import key_of
-from sharpwave.codecs.registry import RAW
+from sharpwave.codecs.raw import RAW
 from sharpwave.errors import DamagedError
 from sharpwave.format import segment
 from sharpwave.format.segment import FLAGS, Column, Header

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.codecs.dictionaries import DictionaryTable, key_of
-from sharpwave.codecs.registry import RAW
+from sharpwave.codecs.raw import RAW
 from sharpwave.format import segment
 from sharpwave.format.segment import FIRST_FIELD, FLAGS, REWARD, Column
 from sharpwave.log.admission import Space

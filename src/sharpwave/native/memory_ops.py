@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -126,6 +127,10 @@ def _exchange_in_python(array: Words, index: int, expected: int, desired: int) -
         return True
 
 
+def _pointer_to_in_python(address: int) -> Any:
+    return ctypes.c_void_p(int(address))
+
+
 INTERPRETED: bool = config.DISABLE_JIT  # type: ignore[attr-defined]
 """Whether kernels run as plain Python (NUMBA_DISABLE_JIT=1)."""
 
@@ -148,5 +153,5 @@ fetch_add: Callable[[Words, int, int], int] = _fetch_add_in_python if INTERPRETE
 exchange: Callable[[Words, int, int, int], bool] = _exchange_in_python if INTERPRETED else _exchange  # type: ignore[assignment]
 """Set item ``index`` to ``desired`` if it is ``expected``; returns whether it was. Orders all memory access."""
 
-pointer_to: Callable[[int], Any] = _pointer_to  # type: ignore[assignment]
+pointer_to: Callable[[int], Any] = _pointer_to_in_python if INTERPRETED else _pointer_to  # type: ignore[assignment]
 """A number -> a pointer, for :func:`numba.carray` and C's functions."""

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.codecs.registry import NAMES
+from sharpwave.codecs.registry import name_of
 from sharpwave.errors import DamagedError
 from sharpwave.format.region import DICTIONARY, NOTE, SEGMENT, TAIL, Damage, Record
 from sharpwave.offline.scan import (
@@ -184,7 +184,7 @@ def _count(result: Survey, one: Segment) -> None:
     fields = result.described.spec.fields
     sizes = {"flags": 1, "reward": 4} | {name: field.row_bytes for name, field in fields.items()}
     for (name, size), column in zip(sizes.items(), one.header.placed, strict=True):
-        packed = result.packed.setdefault(name, {}).setdefault(NAMES.get(column.codec, str(column.codec)), Packed())
+        packed = result.packed.setdefault(name, {}).setdefault(name_of(column.codec), Packed())
         packed.columns += 1
         packed.steps += one.header.steps
         packed.bytes += column.nbytes

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
-from sharpwave.codecs.registry import ZSTD_DICTIONARY_BYTES
+from sharpwave.codecs.registry import max_dictionary_bytes
 from sharpwave.disk.ownership import MARK
 from sharpwave.disk.store_folder import FOLDER, LOCK, MANIFEST, QUARANTINE, read_manifest
 from sharpwave.errors import DamagedError
@@ -72,8 +72,8 @@ class Described:
 
     @property
     def dictionary_bytes(self) -> int:
-        """The most bytes that a dictionary takes: zstd's, or a row."""
-        return max(ZSTD_DICTIONARY_BYTES, *(field.row_bytes for field in self.spec.fields.values()))
+        """The most bytes that a dictionary takes."""
+        return max(max_dictionary_bytes(field.row_bytes) for field in self.spec.fields.values())
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from sharpwave.codecs.registry import RAW, ZSTD_DICTIONARY_BYTES
+from sharpwave.codecs.raw import RAW
+from sharpwave.codecs.registry import max_dictionary_bytes
 from sharpwave.disk.disk_tier import DiskTier
 from sharpwave.disk.ownership import is_of, unfinished
 from sharpwave.disk.region_files import RegionFiles
@@ -389,7 +390,7 @@ class Adoption:
         """Raises: KeyError: there is none.  DamagedError: it is not as a store makes them."""
         if key and key not in self._read:
             number, record = self._dictionaries[key]
-            most = max(ZSTD_DICTIONARY_BYTES, int(self.log.layout.sizes.max()))
+            most = max_dictionary_bytes(int(self.log.layout.sizes.max()))
             if record.nbytes > most:
                 raise DamagedError(f"dictionary {key:016x} has {record.nbytes:,} bytes, expected at most {most:,}")
             self._read[key] = bytes(self._content(number, record))

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from sharpwave.codecs.registry import codec_choice
-from sharpwave.errors import DamagedError
+from sharpwave.codecs.registry import codec_choice, is_known
+from sharpwave.errors import DamagedError, UnknownCodecError
 from sharpwave.format.features import required_names
 from sharpwave.memory.segment_layout import DEFAULT_STRIDE, DISK_STRIDE, most_rows
 from sharpwave.sampling.descriptions import describe, make
@@ -126,8 +126,9 @@ class Settings:
         """Just what ``store.json`` says: whoever reads it, reads it here.
 
         Raises:
-            DamagedError: not what a store writes.
+            DamagedError: not what a store writes.  UnknownCodecError.
         """
+        _check_codecs(folder, manifest.get("codecs"))
         on_disk = bool(manifest.get("on_disk", not manifest.get("checkpoint")))
         try:
             if absent := {"spec", "schema", "codecs", "segment_steps", "retention", *LIMITS, "seed"} - manifest.keys():
@@ -196,4 +197,11 @@ def _codecs(spec: Spec, codec: str | Mapping[str, str]) -> dict[str, str]:
     unknown = set(given) - set(spec.fields)
     if unknown:
         raise ValueError(f"Store: codec names unknown field {min(unknown)!r}; there are {list(spec.fields)}")
-    return {name: codec_choice(field.codec or given.get(name, "auto")) for name, field in spec.fields.items()}
+    return {name: codec_choice(field.codec or given.get(name, "auto"), "Store") for name, field in spec.fields.items()}
+
+
+def _check_codecs(folder: Path, codecs: Any) -> None:
+    """Raise UnknownCodecError where fields were packed with a codec that is not registered."""
+    for name, codec in codecs.items() if isinstance(codecs, dict) else ():
+        if isinstance(codec, str) and not is_known(codec):
+            raise UnknownCodecError(f"{folder}: field {name!r} is packed with codec {codec!r}")

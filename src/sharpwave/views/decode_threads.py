@@ -17,18 +17,18 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from numba import carray, types  # type: ignore[attr-defined]
 
 from sharpwave.native.jit import njit
 from sharpwave.native.memory_ops import INTERPRETED, exchange, pointer_to
-from sharpwave.views.kernels import Bytes, Int32s, Ints, gather_items
+from sharpwave.views.gather_kernels import COLUMN_WORDS, TURNS, Bytes, Ints, gather_items
 
 IDLE, CALLED, WORKING = 0, 1, 2
 """A helper's states. IDLE -> CALLED by the caller, CALLED -> WORKING -> IDLE by the helper, CALLED -> IDLE by a caller
 who has found nothing left to do."""
 SPINS = 1000
 """How often a caller looks whether a helper is done before it lets other threads run (some 20 us)."""
+JOB_WORDS = 10
 FAILURES = 100
 """Failed reads (as by signals) after which a helper gives up."""
 
@@ -45,68 +45,35 @@ def _help(end: int, state: Ints, job: Ints, byte: Bytes, byte_address: int, pipe
             return
         failures = failures + 1 if got < 0 else 0
         if exchange(state, 0, CALLED, WORKING):
-            slots, items = job[1], job[2]
+            items = job[3]
             gather_items(
                 end,
-                carray(pointer_to(job[0]), (32,), np.int64),
-                job[3],
-                carray(pointer_to(job[4]), (job[5],), np.uint8),
-                carray(pointer_to(job[4]), (job[5] >> 2,), np.uint32),
-                carray(pointer_to(job[6]), (slots,), np.int64),
-                carray(pointer_to(job[7]), (slots,), np.uint8),
-                carray(pointer_to(job[8]), (slots,), np.int32),
-                carray(pointer_to(job[9]), (slots,), np.int32),
-                carray(pointer_to(job[10]), (job[11], job[12]), np.uint8),
-                job[13],
-                job[14] != 0,
-                carray(pointer_to(job[15]), (items,), np.int64),
-                carray(pointer_to(job[16]), (items,), np.int64),
-                carray(pointer_to(job[17]), (items,), np.int64),
-                carray(pointer_to(job[18]), (items, job[19], job[12]), np.uint8),
+                carray(pointer_to(job[0]), (TURNS,), np.int64),
+                job[1],
+                carray(pointer_to(job[2]), (COLUMN_WORDS,), np.int64),
+                carray(pointer_to(job[4]), (items,), np.int64),
+                carray(pointer_to(job[5]), (items,), np.int64),
+                carray(pointer_to(job[6]), (items,), np.int64),
+                carray(pointer_to(job[7]), (items, job[8], job[9]), np.uint8),
             )
             exchange(state, 0, WORKING, IDLE)
 
 
 @njit(nogil=True, cache=True)
 def _describe(
-    job: Ints,
-    turns: Ints,
-    chunk: int,
-    memory: Bytes,
-    words: npt.NDArray[np.uint32],
-    offset: Ints,
-    codec: Bytes,
-    dictionary: Int32s,
-    counts: Int32s,
-    references: Bytes,
-    line: int,
-    zeros: bool,
-    slot: Ints,
-    newest: Ints,
-    first: Ints,
-    out: Bytes,
+    job: Ints, turns: Ints, chunk: int, column_words: Ints, slot: Ints, newest: Ints, first: Ints, out: Bytes
 ) -> None:
     """Write the arguments of :func:`gather_items` into ``job``, as :func:`_help` reads them."""
     job[0] = turns.ctypes.data
-    job[1] = offset.size
-    job[2] = slot.size
-    job[3] = chunk
-    job[4] = memory.ctypes.data
-    job[5] = memory.size
-    job[6] = offset.ctypes.data
-    job[7] = codec.ctypes.data
-    job[8] = dictionary.ctypes.data
-    job[9] = counts.ctypes.data
-    job[10] = references.ctypes.data
-    job[11] = references.shape[0]
-    job[12] = references.shape[1]
-    job[13] = line
-    job[14] = zeros
-    job[15] = slot.ctypes.data
-    job[16] = newest.ctypes.data
-    job[17] = first.ctypes.data
-    job[18] = out.ctypes.data
-    job[19] = out.shape[1]
+    job[1] = chunk
+    job[2] = column_words.ctypes.data
+    job[3] = slot.size
+    job[4] = slot.ctypes.data
+    job[5] = newest.ctypes.data
+    job[6] = first.ctypes.data
+    job[7] = out.ctypes.data
+    job[8] = out.shape[1]
+    job[9] = out.shape[2]
 
 
 @njit(nogil=True, cache=True)
@@ -156,7 +123,7 @@ class Team:
     """
 
     def __init__(self, helpers: int) -> None:
-        self._job = np.zeros(20, np.int64)
+        self._job = np.zeros(JOB_WORDS, np.int64)
         self._helpers: list[_Helper] = []
         with contextlib.suppress(OSError, RuntimeError, MemoryError):
             for i in range(helpers):
@@ -164,7 +131,7 @@ class Team:
         self._taken = threading.Lock()
 
     def gather_items(self, helpers: int, *arguments: Any) -> None:
-        """:func:`sharpwave.views.kernels.gather_items` on the calling thread and up to ``helpers`` others.
+        """Run :func:`sharpwave.views.gather_kernels.gather_items` on the calling thread and up to ``helpers`` others.
 
         Cost: 5 us, 2 for each helper, and some 20 until they wake.
         """

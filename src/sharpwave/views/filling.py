@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.errors import DamagedError
-from sharpwave.format.segment import FIRST_FIELD, FLAGS, REWARD
+from sharpwave.format.segment import FLAGS, REWARD
 from sharpwave.views.batch import Batch
 from sharpwave.views.buffers import Buffers
-from sharpwave.views.gather import UndecodableError, gather
+from sharpwave.views.gather import Readers, UndecodableError
 from sharpwave.views.kernels import locate
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 
 
-def fill(log: StepLog, buffers: Buffers, n_step: int, gamma: float) -> Batch:
+def fill(log: StepLog, readers: Readers, buffers: Buffers, n_step: int, gamma: float) -> Batch:
     """The transitions of ``buffers.draw.leaves``, which are there, in the memory of ``buffers``.
 
     Raises:
@@ -52,13 +52,13 @@ def fill(log: StepLog, buffers: Buffers, n_step: int, gamma: float) -> Batch:
     )
     try:
         if log.segment_cache is None:
-            _decode(log, n_step, buffers.places, buffers.windows)
+            _decode(log, readers, n_step, buffers.places, buffers.windows)
             return buffers.batch
         begin, (slot, next_slot) = 0, buffers.located[[0, 4]]
         while begin < len(leaves):
             some = slice(begin, begin + _resident(log, slot[begin:], next_slot[begin:]))
             places = [place[some] for place in buffers.places]
-            _decode(log, n_step, places, [[window[some] for window in windows] for windows in buffers.windows])
+            _decode(log, readers, n_step, places, [[window[some] for window in windows] for windows in buffers.windows])
             begin = some.stop
     except UndecodableError as error:
         for one in error.slots:
@@ -88,22 +88,18 @@ def _resident(log: StepLog, slot: Ints, next_slot: Ints) -> int:
     return ready
 
 
-def _decode(log: StepLog, n_step: int, places: Sequence[Ints], windows: Sequence[Sequence[Bytes]]) -> None:
+def _decode(
+    log: StepLog, readers: Readers, n_step: int, places: Sequence[Ints], windows: Sequence[Sequence[Bytes]]
+) -> None:
     """Decode every field of items whose segments are in memory."""
-    index, arena = log.index, log.arena
     slot, row, frame, first, next_slot, next_frame, next_first = places
-    for c, ((name, field), into) in enumerate(zip(log.spec.fields.items(), windows, strict=True), FIRST_FIELD):
-        column = (index.offset[c], index.codec[c], index.dictionary[c])
-        table, zeros = log.tables[c], field.pad == "zeros"
+    for name, reader, into in zip(log.spec.fields, readers.current(), windows, strict=True):
         wheres: tuple[tuple[Ints, Ints, Ints], ...]
         if name not in log.spec.obs_names:
-            counts, wheres = index.rows, ((slot, row, row),)
+            wheres = ((slot, row, row),)
         elif n_step == 1:
-            counts, wheres = index.frames, ((next_slot, next_frame, next_first),)
+            wheres = ((next_slot, next_frame, next_first),)
         else:
-            counts, wheres = index.frames, ((slot, frame, first), (next_slot, next_frame, next_first))
-        for (where, newest, lowest), window in zip(wheres, into, strict=True):
-            gather(
-                arena.memory, arena.words, column, counts, table, field.line_bytes, zeros,
-                where, newest, lowest, window,
-            )  # fmt: skip
+            wheres = ((slot, frame, first), (next_slot, next_frame, next_first))
+        for where, window in zip(wheres, into, strict=True):
+            reader.read(*where, window)

@@ -1,21 +1,27 @@
-"""From places in the log to batches: a field's windows decoded into the batch, by one thread or several."""
+"""Decoding windows of fields' rows into a batch, by one thread or several."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterable
-from typing import Any
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
-import zstandard
 
 from sharpwave.codecs.dictionaries import DictionaryTable
-from sharpwave.codecs.registry import ZSTD
+from sharpwave.codecs.raw import RAW
+from sharpwave.codecs.registry import GATHER, kernels, name_of
 from sharpwave.errors import DamagedError
+from sharpwave.format.segment import FIRST_FIELD, payload_ends
+from sharpwave.memory.arena import Arena
+from sharpwave.memory.segment_index import SegmentIndex
+from sharpwave.spec import Field
 from sharpwave.views.decode_threads import team
-from sharpwave.views.kernels import LEFT_OUT, Bytes, Int32s, Ints, gather_alone
+from sharpwave.views.gather_kernels import LEFT_OUT, TURNS, Bytes, Column, Int32s, Ints, gather_alone, write_column
+
+if TYPE_CHECKING:
+    from sharpwave.log.step_log import StepLog
 
 THREADS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 THREAD_BYTES = 2 << 20
@@ -25,116 +31,130 @@ CHUNK_BYTES = 1 << 18
 
 
 class UndecodableError(DamagedError):
-    """Segments in memory whose zstd frames hold no rows: what is not looked at before it is decoded.
+    """Segments in memory whose payloads do not hold their rows, which no check finds before they are decoded.
 
     Attributes:
         slots: where they lie.
     """
 
     def __init__(self, slots: list[int], why: str) -> None:
-        super().__init__(f"sample: zstd frames that hold no rows ({why}); see `sharpwave verify`")
+        super().__init__(f"sample: columns that cannot be decoded ({why}); see `sharpwave verify`")
         self.slots = slots
 
 
-def gather(
-    memory: Bytes,
-    words: npt.NDArray[np.uint32],
-    column: tuple[Ints, Bytes, Int32s],
-    counts: Int32s,
-    table: DictionaryTable,
-    line: int,
-    zeros: bool,
-    slot: Ints,
-    newest: Ints,
-    first: Ints,
-    out: Bytes,
-) -> None:
-    """Decode a field's windows into ``out``, a large batch on several threads.
+class FieldReader:
+    """Decodes one field's rows from the segments in memory.
 
-    ``column``: the offset, codec and dictionary arrays of the index.  Raises: UndecodableError.
+    It knows the addresses of the index's and the arena's arrays: a store that grows has others, and needs a new reader.
+
+    Args:
+        number: of the field's column in a segment.
+        counts: the column's rows, by slot: an array of the index.
+        table: the field's dictionaries.
     """
-    threads = min(THREADS, out.nbytes // THREAD_BYTES)
-    helpers = team(THREADS) if threads > 1 else None
-    if helpers is None:
-        left_out = gather_alone(memory, words, *column, counts, table.references, line, zeros, slot, newest, first, out)
-    else:
-        turns = np.zeros(32, np.int64)
-        chunk = max(1, CHUNK_BYTES * len(slot) // out.nbytes)
-        helpers.gather_items(
-            threads - 1, turns, chunk, memory, words, *column, counts, table.references, line, zeros,
-            slot, newest, first, out,
-        )  # fmt: skip
-        left_out = int(turns[LEFT_OUT])
-    if left_out:
-        _gather_zstd(memory, words, column, counts, table, zeros, slot, newest, first, out)
 
+    def __init__(
+        self, index: SegmentIndex, arena: Arena, number: int, counts: Int32s, table: DictionaryTable, field: Field
+    ) -> None:
+        self._index, self._arena, self._number, self._table, self._field = index, arena, number, table, field
+        self._kernels, self._frames = kernels(), counts is index.frames
+        self._words = write_column(self._column(counts))
 
-def _gather_zstd(
-    memory: Bytes,
-    words: npt.NDArray[np.uint32],
-    column: tuple[Ints, Bytes, Int32s],
-    counts: Int32s,
-    table: DictionaryTable,
-    zeros: bool,
-    slot: Ints,
-    newest: Ints,
-    first: Ints,
-    out: Bytes,
-) -> None:
-    """The items of a batch that lie in zstd columns. Cost: 2.5 us a row of 7 KB, and 1 us of Python."""
-    offset, codec, dictionary = column
-    window, size = out.shape[1:]
-    items = np.flatnonzero(codec[slot] == ZSTD)
-    wanted = newest[items, None] - np.arange(window - 1, -1, -1)
-    row = np.maximum(wanted, first[items, None])
-    places = dictionary[slot[items]]
-    for place in np.unique(places):
-        mine = places == place
-        if not _decodable(table, int(place)):
-            raise UndecodableError(np.unique(slot[items[mine]]).tolist(), "no zstd dictionary")
-        begins = offset[slot[items[mine]]]
-        entries = (begins >> 2)[:, None] + row[mine]
-        packed = begins + 4 * (counts[slot[items[mine]]].astype(np.int64) + 1)
-        ranges = np.empty((entries.size, 2), np.uint64)
-        ranges[:, 0] = (packed[:, None] + words[entries]).reshape(-1)
-        ranges[:, 1] = (words[entries + 1] - words[entries]).reshape(-1)
-        decompressor = table.decompressor(int(place))
+    def read(self, slot: Ints, newest: Ints, first: Ints, out: Bytes) -> None:
+        """Decode windows into ``out`` uint8 [B, W, size], a large batch on several threads.
+
+        Args:
+            slot, newest, first: int64 [B]; the segments, and the rows with which windows end and episodes begin.
+
+        Raises:
+            UndecodableError: naming the segments that hold no rows.
+        """
+        threads = min(THREADS, out.nbytes // THREAD_BYTES)
+        helpers = team(THREADS) if threads > 1 else None
+        if helpers is None:
+            left_out = gather_alone(self._words, slot, newest, first, out)
+        else:
+            turns = np.zeros(TURNS, np.int64)
+            chunk = max(1, CHUNK_BYTES * len(slot) // out.nbytes)
+            helpers.gather_items(threads - 1, turns, chunk, self._words, slot, newest, first, out)
+            left_out = int(turns[LEFT_OUT])
+        if left_out:
+            self._read_left_out(slot, newest, first, out)
+
+    def _column(self, counts: Int32s) -> Column:
+        index, arena, c = self._index, self._arena, self._number
+        return Column(
+            arena.memory,
+            arena.words,
+            index.offset[c],
+            index.codec[c],
+            index.dictionary[c],
+            counts,
+            self._table.references,
+            self._kernels,
+            self._field.line_bytes,
+            self._field.pad == "zeros",
+        )
+
+    def _read_left_out(self, slot: Ints, newest: Ints, first: Ints, out: Bytes) -> None:
+        """Decode the items of a batch whose codec has no kernel, by codec and dictionary."""
+        index, window = self._index, out.shape[1]
+        codecs = index.codec[self._number][slot]
+        items = np.flatnonzero((codecs != RAW) & (self._kernels[GATHER][codecs] == 0))
+        wanted = newest[items, None] - np.arange(window - 1, -1, -1)
+        rows = np.maximum(wanted, first[items, None])
+        kinds = codecs[items].astype(np.int64) << 32 | index.dictionary[self._number][slot[items]]
+        for kind in np.unique(kinds):
+            mine = kinds == kind
+            codec, place = divmod(int(kind), 1 << 32)
+            self._decode(codec, place, slot[items[mine]], rows[mine], out, items[mine])
+        if self._field.pad == "zeros":
+            for i, item in enumerate(items):
+                out[item, wanted[i] < first[item]] = 0
+
+    def _decode(self, codec: int, place: int, slot: Ints, rows: Ints, out: Bytes, items: Ints) -> None:
+        """Decode ``rows`` [n, W] of columns that share a codec and a dictionary into ``out[items]``."""
+        index, memory, c = self._index, self._arena.memory, self._number
         try:
-            unpacked = _decompressed(memory, ranges, size, decompressor)
-        except zstandard.ZstdError as error:
-            owner = np.repeat(slot[items[mine]], window)
-            whole = _whole(memory, ((one, ranges[owner == one]) for one in np.unique(owner)), size, decompressor)
-            raise UndecodableError(sorted({*owner.tolist()} - whole), str(error)) from error
-        for i, item in enumerate(items[mine]):
-            for j in range(window):
-                out[item, j] = np.frombuffer(unpacked[i * window + j], np.uint8)
-    if zeros:
-        for i, item in enumerate(items):
-            out[item, wanted[i] < first[item]] = 0
+            decoder = self._table.decoder(codec, place, self._field.line_bytes)
+        except DamagedError as error:
+            raise UndecodableError(np.unique(slot).tolist(), f"{name_of(codec)}: {error}") from error
+        counts = (index.frames if self._frames else index.rows)[slot].astype(np.int64)
+        begins, ends = index.offset[c][slot], index.base[slot] + payload_ends(memory, index.base[slot], c)
+
+        def decode(mine: Any) -> None:
+            decoder.decode_rows(memory, begins[mine], ends[mine], counts[mine], rows[mine], out, items[mine])
+
+        try:
+            decode(slice(None))
+        except DamagedError as error:
+            broken = []
+            for one in np.unique(slot).tolist():
+                try:
+                    decode(slot == one)
+                except DamagedError:
+                    broken.append(one)
+            raise UndecodableError(broken, str(error)) from error
 
 
-def _decompressed(memory: Bytes, ranges: npt.NDArray[np.uint64], size: int, decompressor: Any) -> Any:
-    """Rows of ``size`` bytes from the zstd frames in ``ranges`` [n, (begin, bytes)].  Raises: zstandard.ZstdError."""
-    sizes = np.full(len(ranges), size, np.uint64)
-    source = zstandard.BufferWithSegments(memory.data, ranges.tobytes())
-    return decompressor.multi_decompress_to_buffer(source, decompressed_sizes=sizes.tobytes(), threads=-1)
+class Readers:
+    """A reader for every field of a log."""
 
+    def __init__(self, log: StepLog) -> None:
+        self._log = log
+        self._readers: list[FieldReader] = []
+        # Arrays that a store replaces when it grows, by which readers are out of date; weak, so that they can go.
+        self._memory: Callable[[], Any] = lambda: None
+        self._offset: Callable[[], Any] = lambda: None
 
-def _decodable(table: DictionaryTable, place: int) -> bool:
-    try:
-        table.decompressor(place)
-    except zstandard.ZstdError:
-        return False
-    return True
-
-
-def _whole(
-    memory: Bytes, ranges: Iterable[tuple[int, npt.NDArray[np.uint64]]], size: int, decompressor: Any
-) -> set[int]:
-    """Those slots whose frames hold rows."""
-    found = set()
-    for slot, mine in ranges:
-        with contextlib.suppress(zstandard.ZstdError):
-            _decompressed(memory, mine, size, decompressor)
-            found.add(int(slot))
-    return found
+    def current(self) -> list[FieldReader]:
+        """Return the readers, in the fields' order: new ones where the log has grown since the last call."""
+        index, arena = self._log.index, self._log.arena
+        if self._memory() is not arena.memory or self._offset() is not index.offset:
+            self._memory, self._offset = weakref.ref(arena.memory), weakref.ref(index.offset)
+            spec, tables = self._log.spec, self._log.tables
+            self._readers = [
+                FieldReader(index, arena, c, index.frames if name in spec.obs_names else index.rows, tables[c], field)
+                for c, (name, field) in enumerate(spec.fields.items(), FIRST_FIELD)
+            ]
+        return self._readers

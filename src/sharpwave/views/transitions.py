@@ -18,6 +18,7 @@ from sharpwave.validation import all_within
 from sharpwave.views.batch import Batch
 from sharpwave.views.buffers import Buffers, Form
 from sharpwave.views.filling import fill
+from sharpwave.views.gather import Readers
 from sharpwave.views.ids import tag_of, tagged
 from sharpwave.views.prefetch import Ahead, Stream, let_go
 from sharpwave.views.sampleable import Sampleable
@@ -78,6 +79,7 @@ class Transitions:
         self._steps_before = log.total_steps - log.held_steps
         self._rng = np.random.default_rng(seed)
         self._steps = Sampleable(log, sampler, uses, self.n_step)
+        self._readers = Readers(log)
         self._forms: dict[int, Form] = {}  # by batch size, those used last
         self._streams: list[tuple[weakref.ref[Stream], deque[Ahead]]] = []
         self._dropped: deque[Any] = deque()  # streams that are gone, from whatever thread dropped them
@@ -183,7 +185,7 @@ class Transitions:
         while True:
             undo = self._steps.draw(buffers.draw, beta, self._rng)
             try:
-                batch = fill(self._log, buffers, self.n_step, self.gamma)
+                batch = fill(self._log, self._readers, buffers, self.n_step, self.gamma)
             except DamagedError:
                 undo()
                 if not self._set_aside_damaged():
@@ -210,7 +212,7 @@ class Transitions:
             target.leaves[gone], target.probabilities[gone] = other.leaves, other.probabilities
             self._steps.weigh(target, beta)  # those of other are over its own largest, not over the batch's
         try:
-            return fill(self._log, buffers, self.n_step, self.gamma)
+            return fill(self._log, self._readers, buffers, self.n_step, self.gamma)
         except DamagedError:
             if not self._set_aside_damaged():
                 raise
@@ -293,7 +295,7 @@ class Transitions:
             buffers.draw.leaves[:] = leaves
             buffers.draw.probabilities.fill(math.nan)
             buffers.draw.weights.fill(1)
-            return fill(self._log, buffers, self.n_step, self.gamma)
+            return fill(self._log, self._readers, buffers, self.n_step, self.gamma)
 
     def sampleable_ids(self) -> Ints:
         """Ids of all steps that can be sampled now, in no particular order."""

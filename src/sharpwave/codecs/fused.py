@@ -1,0 +1,82 @@
+"""Fused kernels: a codec's own decoding, called from the compiled loop that fills a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from numba import carray  # type: ignore[attr-defined]
+
+from sharpwave.native.jit import njit
+from sharpwave.native.memory_ops import pointer_to
+
+Bytes = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int64]
+
+WINDOW_WORDS = 12
+MEMORY, MEMORY_BYTES, BEGIN, ROWS, DICTIONARY, SIZE, LINE, ZEROS, NEWEST, FIRST, OUT, LENGTH = range(WINDOW_WORDS)
+"""What the words say whose address a fused kernel is called with: numbers, and addresses of arrays."""
+
+
+class Window(NamedTuple):
+    """Rows ``newest - W + 1`` to ``newest`` of one column, and where they go.
+
+    Attributes:
+        memory, words: the arena as uint8 and as uint32.
+        begin: of the column's payload in ``memory``; a multiple of 8.
+        rows: the column has.
+        dictionary: uint8 [size]; zeros where the column has none, or one that is not as long as a row.
+        line: bytes from a pixel to the one below, 0 for none.
+        zeros: whether rows before ``first`` are zeros; else they are row ``first`` again.
+        out: uint8 [W, size]. A prefetch is called without it: it has no rows.
+    """
+
+    memory: Bytes
+    words: npt.NDArray[np.uint32]
+    begin: int
+    rows: int
+    dictionary: Bytes
+    line: int
+    zeros: bool
+    newest: int
+    first: int
+    length: int
+    out: Bytes
+
+
+@dataclass(frozen=True)
+class Fused:
+    """A codec's kernels. Each takes the address of a window's words (:func:`read_window`) and returns 0.
+
+    They may rely on :meth:`Codec.check`. They are plain functions, compiled when the first batch is sampled.
+
+    Attributes:
+        gather: decode the window's rows.
+        prefetch: ask for the memory that ``gather`` will read, some items ahead; the payload's beginning is in cache.
+    """
+
+    gather: Callable[[int], int]
+    prefetch: Callable[[int], int] | None = None
+
+
+@njit(nogil=True, cache=True)
+def read_window(address: int) -> Window:
+    """Return the window whose words lie at ``address``."""
+    words = carray(pointer_to(address), (WINDOW_WORDS,), np.int64)
+    memory, nbytes, size = words[MEMORY], words[MEMORY_BYTES], words[SIZE]
+    return Window(
+        carray(pointer_to(memory), (nbytes,), np.uint8),
+        carray(pointer_to(memory), (nbytes >> 2,), np.uint32),
+        words[BEGIN],
+        words[ROWS],
+        carray(pointer_to(words[DICTIONARY]), (size,), np.uint8),
+        words[LINE],
+        words[ZEROS] != 0,
+        words[NEWEST],
+        words[FIRST],
+        words[LENGTH],
+        carray(pointer_to(words[OUT]), (words[LENGTH], size), np.uint8),
+    )

@@ -1,0 +1,178 @@
+"""What a codec is: how one field's rows become a payload, and any single row comes back."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.codecs.fused import Fused
+
+Bytes = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A packed column: everything that decoding it takes.
+
+    Attributes:
+        payload: what :meth:`Codec.encode` returned.
+        count, size: rows, and bytes of each.
+        dictionary: what the rows were encoded with.
+        line_bytes: bytes from a pixel to the one below (``Field.line_bytes``); 0: nothing lies below another.
+    """
+
+    payload: bytes | memoryview | Bytes
+    count: int
+    size: int
+    dictionary: bytes = b""
+    line_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Competition:
+    """When ``codec="auto"`` takes a codec.
+
+    Attributes:
+        max_share: of the rows' bytes that a payload may take.
+        min_saved_bytes: saved per row.
+        preference: the codec may take this many times the bytes of another whose preference is 1.
+    """
+
+    max_share: float
+    min_saved_bytes: int = 0
+    preference: float = 1.0
+
+
+class Codec(ABC):
+    """A way to pack a column: rows of bytes in, one payload out, every row decodable on its own.
+
+    A codec is stateless: what is worth keeping between calls is in the encoders and decoders that it makes. To add one,
+    write a subclass and pass an instance to :func:`sharpwave.codecs.registry.register`; the conformance suite is
+    :mod:`sharpwave.testing.codec`.
+
+    Attributes:
+        name: as in ``Field(codec=)`` and in ``store.json``.
+        number: as in a segment's column table: 0 to 127 are Sharpwave's own, 128 to 255 are for others.
+        competition: when ``codec="auto"`` takes it; ``None``: only where it is asked for by name.
+        decoder_bytes: memory that a decoder takes beside its dictionary.
+        fused: kernels that decode rows in compiled code; ``None``: rows are decoded by :meth:`decoder`.
+    """
+
+    name: ClassVar[str]
+    number: ClassVar[int]
+    competition: ClassVar[Competition | None] = None
+    decoder_bytes: ClassVar[int] = 0
+    fused: ClassVar[Fused | None] = None
+
+    def max_dictionary_bytes(self, size: int) -> int:
+        """Return the largest dictionary that rows of ``size`` bytes are encoded with; 0: the codec takes none."""
+        return 0
+
+    def train(self, rows: Bytes) -> bytes:
+        """Return a dictionary for rows that look like ``rows`` uint8 [n, size]; ``b""``: none, or too few rows."""
+        return b""
+
+    @abstractmethod
+    def encode(self, rows: Bytes, dictionary: bytes = b"", line_bytes: int = 0) -> bytes | None:
+        """Pack ``rows`` uint8 [n, size]; ``None`` where the payload would not be smaller than the rows."""
+
+    @abstractmethod
+    def check(self, column: Packed) -> None:
+        """Check what :meth:`decode_rows <Decoder.decode_rows>` and fused kernels rely on without looking again.
+
+        Raises:
+            DamagedError: naming what is wrong and what was expected.
+        """
+
+    @abstractmethod
+    def decode_row(self, column: Packed, row: int) -> bytes | Bytes:
+        """Decode one row of a column that passed :meth:`check`.
+
+        Raises:
+            DamagedError: the payload does not hold it, which a check need not find.
+        """
+
+    def verify(self, column: Packed) -> None:
+        """Check that every row can be decoded, in the memory of one row.  Raises: DamagedError."""
+        self.check(column)
+        for row in range(column.count):
+            self.decode_row(column, row)
+
+    def decode(self, column: Packed) -> Bytes:
+        """Decode all rows: uint8 [count, size].
+
+        Raises:
+            DamagedError: the payload does not hold them. No input does anything else, nor takes more memory than
+                ``count * size`` bytes beside the payload and a row.
+        """
+        self.check(column)
+        rows = np.empty((column.count, column.size), np.uint8)
+        for row in range(column.count):
+            rows[row] = as_bytes(self.decode_row(column, row))
+        return rows
+
+    def memorized_bytes(self, payload: bytes, count: int) -> int:
+        """Return the bytes that a payload lacks because its dictionary was trained on every other one of its rows."""
+        return 0
+
+    def encoder(self, size: int, line_bytes: int, max_rows: int) -> Encoder:
+        """Make an encoder of columns with at most ``max_rows`` rows of ``size`` bytes."""
+        return Encoder(self, line_bytes)
+
+    def decoder(self, dictionary: bytes, size: int, line_bytes: int) -> Decoder:
+        """Make a decoder of single rows.  Raises: DamagedError: the dictionary is none of this codec's."""
+        return Decoder(self, dictionary, size, line_bytes)
+
+
+class Encoder:
+    """Packs the columns of one field. A codec that reuses memory between columns overrides it."""
+
+    def __init__(self, codec: Codec, line_bytes: int) -> None:
+        self._codec, self._line_bytes = codec, line_bytes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory kept between columns."""
+        return 0
+
+    def encode(self, rows: Bytes, dictionary: bytes) -> bytes | None:
+        """Return what :meth:`Codec.encode` does."""
+        return self._codec.encode(rows, dictionary, self._line_bytes)
+
+    def keep_only(self, dictionaries: Collection[bytes]) -> None:
+        """Forget what belongs to other dictionaries than these."""
+
+
+class Decoder:
+    """Decodes single rows of columns in memory that share a dictionary."""
+
+    def __init__(self, codec: Codec, dictionary: bytes, size: int, line_bytes: int) -> None:
+        self._codec, self._dictionary, self._size, self._line_bytes = codec, dictionary, size, line_bytes
+
+    def decode_rows(
+        self, memory: Bytes, begins: Ints, ends: Ints, counts: Ints, rows: Ints, out: Bytes, items: Ints
+    ) -> None:
+        """Decode ``rows`` [n, W] of the columns in ``memory[begins[i] : ends[i]]`` into ``out[items]``.
+
+        Args:
+            counts: of each column's rows.
+            out: uint8 [B, W, size], of which ``items`` [n] are written to.
+
+        Raises:
+            DamagedError: a payload does not hold its rows.
+        """
+        for i, (begin, end, count) in enumerate(zip(begins.tolist(), ends.tolist(), counts.tolist(), strict=True)):
+            column = Packed(memory[begin:end], count, self._size, self._dictionary, self._line_bytes)
+            for j, row in enumerate(rows[i].tolist()):
+                out[items[i], j] = as_bytes(self._codec.decode_row(column, row))
+
+
+def as_bytes(row: bytes | Bytes) -> Bytes:
+    """Return bytes as an array, without a copy."""
+    return np.frombuffer(row, np.uint8)

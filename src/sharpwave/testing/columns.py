@@ -1,0 +1,79 @@
+"""Random columns of bytes, and columns laid into memory as a store does, for tests of codecs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from hypothesis import strategies as st
+
+from sharpwave.codecs.dictionaries import DictionaryTable
+from sharpwave.codecs.protocol import Codec
+from sharpwave.format import segment
+from sharpwave.memory.arena import Arena
+from sharpwave.memory.segment_index import SegmentIndex
+from sharpwave.spec import Field
+from sharpwave.views.gather import FieldReader
+
+Bytes = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int64]
+
+SIZES = (1, 7, 8, 24, 60, 200)
+
+
+@st.composite
+def pictures(draw: st.DrawFn, max_rows: int = 12, sizes: tuple[int, ...] = SIZES) -> tuple[Bytes, int]:
+    """Draw rows uint8 [n, size] that look like what stores hold, and bytes from a pixel to the one below.
+
+    They are still, noisy, or something between; where the second is 0, nothing lies below a pixel.
+    """
+    count, size = draw(st.integers(1, max_rows)), draw(st.sampled_from(sizes))
+    line = draw(st.sampled_from([0, 1, 4, 12, size]))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    noise = draw(st.sampled_from([0.0, 0.02, 0.3, 1.0]))
+    colours = draw(st.sampled_from([2, 3, 256]))
+    rows = np.tile(rng.integers(0, colours, size), (count, 1))
+    changed = rng.random(rows.shape) < noise
+    rows[changed] = rng.integers(0, colours, int(changed.sum()))
+    return rows.astype(np.uint8), line
+
+
+class ColumnsInMemory:
+    """One field's columns in segments of their own, in memory as a store has them.
+
+    Attributes:
+        index, arena, table: what a store keeps of them.
+    """
+
+    def __init__(self, field: Field, slots: int, max_rows: int, nbytes: int = 1 << 16) -> None:
+        self.field = field
+        self.index, self.table = SegmentIndex(slots, max_rows, 1), DictionaryTable(field.row_bytes)
+        self.arena = Arena(nbytes, nbytes)
+
+    def put(self, slot: int, codec: Codec, count: int, payload: bytes, dictionary: bytes = b"") -> None:
+        """Lay a column of ``count`` rows down as the segment in ``slot``."""
+        index, arena = self.index, self.arena
+        packed, (begin,) = segment.pack(0, 0, 0, count, 0, 0, [segment.Column(codec.number, count, payload)])
+        base, place = arena.allocate(len(packed)), self.table.add(dictionary) if dictionary else 0
+        assert base is not None and place is not None
+        arena.memory[base : base + len(packed)] = np.frombuffer(packed, np.uint8)
+        index.base[slot], index.offset[0, slot], index.codec[0, slot] = base, base + begin, codec.number
+        index.rows[slot], index.dictionary[0, slot] = count, place
+
+    def read(self, slot: Ints, newest: Ints, first: Ints, window: int) -> Bytes:
+        """Gather windows as a batch does: uint8 [B, window, size]. Bytes around the result are checked."""
+        size, around = self.field.row_bytes, 256
+        memory = np.full(2 * around + len(slot) * window * size, 77, np.uint8)
+        out = memory[around:-around].reshape(len(slot), window, size)
+        FieldReader(self.index, self.arena, 0, self.index.rows, self.table, self.field).read(slot, newest, first, out)
+        assert (memory[:around] == 77).all() and (memory[-around:] == 77).all(), "written outside the batch"
+        return out
+
+
+def naive_window(rows: npt.NDArray[Any], newest: int, first: int, window: int, zeros: bool) -> npt.NDArray[Any]:
+    """Cut the ``window`` rows that end with ``newest`` out of ``rows``, padded before ``first``."""
+    out = []
+    for wanted in range(newest - window + 1, newest + 1):
+        out.append(np.zeros_like(rows[0]) if wanted < first and zeros else rows[max(wanted, first)])
+    return np.stack(out)

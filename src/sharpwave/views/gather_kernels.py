@@ -1,0 +1,196 @@
+"""Kernels that decode windows of a field's rows straight into a batch.
+
+They trust the index and the arena, which only hold what :mod:`sharpwave.log.step_log` put there.
+
+What a kernel reads of a column is one NamedTuple of arrays, :class:`Column`. It does not come in as an argument: numba
+takes 1.8 us for a call with nine of them in a tuple, .8 us where each is an argument of its own, and .4 us where their
+addresses come in one array of words. :func:`read_column` makes the tuple of these in compiled code, for the calling
+thread and for helpers.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from numba import carray  # type: ignore[attr-defined]
+
+from sharpwave.codecs import fused
+from sharpwave.codecs.raw import RAW
+from sharpwave.codecs.registry import GATHER, NUMBERS, PREFETCH
+from sharpwave.native.function_pointers import call
+from sharpwave.native.jit import njit
+from sharpwave.native.memory_ops import fetch_add, pointer_to, prefetch
+
+Bytes = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int64]
+Int32s = npt.NDArray[np.int32]
+
+TAKEN, LEFT_OUT, ENDS, TURNS = 0, 8, 16, 32
+"""Places in ``turns`` int64 [TURNS], in a cache line each: items that some thread took, items that have no kernel, and
+at ENDS and ENDS + 8 the items taken from the first on and from the last back."""
+
+
+class Column(NamedTuple):
+    """One field's column in every segment.
+
+    Attributes:
+        memory, words: the arena as uint8, and as uint32 (offset tables).
+        offset, codec, dictionary, counts: the column's arrays of the index; counts are the column's rows by slot.
+        references: uint8 [places, size], dictionaries that are as long as a row.
+        kernels: int64 [2, NUMBERS], addresses by codec (:func:`sharpwave.codecs.registry.kernels`).
+        line: bytes from a pixel to the one below, 0 for none.
+        zeros: whether rows before an episode's first are zeros; else they are the first again.
+    """
+
+    memory: Bytes
+    words: npt.NDArray[np.uint32]
+    offset: Ints
+    codec: Bytes
+    dictionary: Int32s
+    counts: Int32s
+    references: Bytes
+    kernels: Ints
+    line: int
+    zeros: bool
+
+
+def write_column(column: Column) -> Ints:
+    """Return the words that :func:`read_column` reads. The arrays have to outlive them."""
+    slots, (places, size) = len(column.offset), column.references.shape
+    by_slot = (column.offset, column.codec, column.dictionary, column.counts)
+    assert {len(array) for array in by_slot} == {slots} and column.kernels.shape == (2, NUMBERS)
+    arrays: tuple[npt.NDArray[Any], ...] = (column.memory, *by_slot, column.references, column.kernels)
+    kinds = (np.uint8, np.int64, np.uint8, np.int32, np.int32, np.uint8, np.int64)
+    for array, kind in zip(arrays, kinds, strict=True):
+        assert array.dtype == kind and array.flags.c_contiguous
+    return np.array(
+        [*(array.ctypes.data for array in arrays), column.memory.size, slots, places, size, column.line, column.zeros],
+        np.int64,
+    )
+
+
+@njit(nogil=True, cache=True)
+def read_column(words: Ints) -> Column:
+    """Return the column whose addresses and sizes are in ``words``."""
+    nbytes, slots, places, size = words[7], words[8], words[9], words[10]
+    return Column(
+        carray(pointer_to(words[0]), (nbytes,), np.uint8),
+        carray(pointer_to(words[0]), (nbytes >> 2,), np.uint32),
+        carray(pointer_to(words[1]), (slots,), np.int64),
+        carray(pointer_to(words[2]), (slots,), np.uint8),
+        carray(pointer_to(words[3]), (slots,), np.int32),
+        carray(pointer_to(words[4]), (slots,), np.int32),
+        carray(pointer_to(words[5]), (places, size), np.uint8),
+        carray(pointer_to(words[6]), (2, NUMBERS), np.int64),
+        words[11],
+        words[12] != 0,
+    )
+
+
+COLUMN_WORDS = 13
+
+
+@njit(nogil=True, cache=True)
+def _copy_window(memory: Bytes, begin: int, zeros: bool, newest: int, first: int, out: Bytes) -> None:
+    """Copy the window of W rows that ends with ``newest`` of the raw column at ``begin`` to ``out`` uint8 [W, size]."""
+    window, size = out.shape
+    for j in range(window):
+        wanted = newest - window + 1 + j
+        if wanted < first and zeros:
+            out[j, :] = 0
+        else:
+            start = begin + max(wanted, first) * size
+            source, target = memory[start : start + size], out[j]
+            for k in range(size):  # over slices: an index with an offset may be negative, and is not vectorised
+                target[k] = source[k]
+
+
+@njit(nogil=True, cache=True)
+def gather_items(
+    end: int, turns: Ints, chunk: int, column_words: Ints, slot: Ints, newest: Ints, first: Ints, out: Bytes
+) -> None:
+    """Decode the windows of W rows that end with ``newest`` into ``out`` uint8 [B, W, size], shared by several threads.
+
+    Rows before ``first`` are padded. Items whose codec has no kernel are left out and counted.
+
+    Args:
+        end: 0 to take from the first item on, 1 from the last back.
+        turns: zeros at first.
+        chunk: items that a thread takes at a time.
+        column_words: of :func:`write_column`.
+        slot, newest, first: int64 [B], where each window lies.
+
+    Cost: raw and delta 0.5 to 0.7 us a row of 7 KB (benchmarks/codecs.py).
+    """
+    column = read_column(column_words)
+    memory, words, offset, codec, counts = column.memory, column.words, column.offset, column.codec, column.counts
+    count = slot.size
+    window = np.empty(fused.WINDOW_WORDS, np.int64)  # what a codec's kernel is told
+    window[fused.MEMORY], window[fused.MEMORY_BYTES] = memory.ctypes.data, memory.size
+    window[fused.SIZE], window[fused.LENGTH] = out.shape[2], out.shape[1]
+    window[fused.LINE], window[fused.ZEROS] = column.line, column.zeros
+    # Items between a prefetch and its use, on each of three levels: as many as take a tenth of a microsecond, or two.
+    ahead = 16 if out.shape[1] * out.shape[2] < 1024 else 2
+    few = out.shape[1] == 1 and out.shape[2] <= 64  # so few bytes that slicing arrays costs more than copying them
+    while True:
+        taken = fetch_add(turns, TAKEN, chunk)
+        if taken >= count:
+            break
+        # How many is settled; which: the next from this end, so that a core decodes into what lies in its own cache.
+        size = min(chunk, count - taken)
+        begin = fetch_add(turns, ENDS + 8 * end, size)
+        if end == 1:
+            begin = count - begin - size
+        left_out = 0
+        for i in range(begin, begin + size):
+            # What lies at random in memory is asked for ahead of its use: the index, then the offsets, the patches.
+            if i + 3 * ahead < count:
+                s = slot[i + 3 * ahead]
+                prefetch(offset, s)
+                prefetch(codec, s)
+                prefetch(counts, s)
+                prefetch(column.dictionary, s)
+            if i + 2 * ahead < count:
+                s = slot[i + 2 * ahead]
+                prefetch(words, offset[s] >> 2)
+                prefetch(words, (offset[s] >> 2) + newest[i + 2 * ahead])
+            if i + ahead < count:
+                s = slot[i + ahead]
+                kernel = column.kernels[PREFETCH, codec[s]]
+                if codec[s] == RAW:
+                    prefetch(memory, offset[s] + newest[i + ahead] * out.shape[2])
+                elif kernel:
+                    window[fused.BEGIN], window[fused.ROWS] = offset[s], counts[s]
+                    window[fused.NEWEST], window[fused.FIRST] = newest[i + ahead], first[i + ahead]
+                    call(kernel, window.ctypes.data)
+            s = slot[i]
+            kernel = column.kernels[GATHER, codec[s]]
+            if codec[s] == RAW:
+                if few:
+                    start = offset[s] + newest[i] * out.shape[2]
+                    for k in range(out.shape[2]):
+                        out[i, 0, k] = memory[start + k]
+                else:
+                    _copy_window(memory, offset[s], column.zeros, newest[i], first[i], out[i])
+            elif kernel:
+                window[fused.BEGIN], window[fused.ROWS] = offset[s], counts[s]
+                window[fused.NEWEST], window[fused.FIRST] = newest[i], first[i]
+                window[fused.DICTIONARY] = column.references[column.dictionary[s]].ctypes.data
+                window[fused.OUT] = out[i].ctypes.data
+                call(kernel, window.ctypes.data)
+            else:
+                left_out += 1
+        fetch_add(turns, LEFT_OUT, left_out)
+
+
+@njit(nogil=True, cache=True)
+def gather_alone(column_words: Ints, slot: Ints, newest: Ints, first: Ints, out: Bytes) -> int:
+    """Run :func:`gather_items` in one thread; returns how many items are left out.
+
+    To make and read ``turns`` outside took .6 us a field.
+    """
+    turns = np.zeros(TURNS, np.int64)
+    gather_items(0, turns, slot.size, column_words, slot, newest, first, out)
+    return int(turns[LEFT_OUT])

@@ -1,0 +1,108 @@
+"""The kernels of codec delta beside plain twins, on the same random input. Also run with NUMBA_DISABLE_JIT=1."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sharpwave.codecs import delta_kernels as delta
+from sharpwave.testing.columns import pictures
+
+Array = np.ndarray[Any, Any]
+EXAMPLES = settings(max_examples=80)
+
+
+def naive_paint(patches: bytes, line: int, out: Array) -> bool:
+    """The format's description, read aloud."""
+    at, stream = 0, list(bytes(patches))
+    while stream:
+        skip = stream.pop(0)
+        if skip & 128:
+            if not stream:
+                return False
+            skip = (skip & 127) * 256 + stream.pop(0)
+            if skip == 32767:
+                at += skip
+                continue
+        if not stream:
+            return False
+        shape = stream.pop(0)
+        width, height, fill = shape % 16 + 1, shape // 16 % 8 + 1, shape >= 128
+        at += skip
+        if at + (height - 1) * line + width > len(out):
+            return False
+        literals = 1 if fill else width
+        if len(stream) < literals:
+            return False
+        literal = [stream.pop(0) for _ in range(literals)]
+        for r in range(height):
+            for k in range(width):
+                out[at + r * line + k] = literal[0] if fill else literal[k]
+        at += width
+    return True
+
+
+def paint_all(patches: Array, line: int, out: Array) -> bool:
+    return delta.paint(patches, 0, patches.size, line, out)
+
+
+@EXAMPLES
+@given(picture=pictures(max_rows=2))
+def test_a_frame_painted_over_any_other_is_the_frame(picture: tuple[Array, int]) -> None:
+    rows, line = picture
+    reference, frame = rows[0], rows[-1]
+    canvas, out = reference.copy(), np.zeros(delta.largest_patch_bytes(frame.size), np.uint8)
+    written = delta.encode_frame(frame, canvas, line, out)
+    assert written <= out.size
+    np.testing.assert_array_equal(canvas, frame)
+    for paint in (paint_all, naive_paint):
+        again = reference.copy()
+        assert paint(out[:written], line, again)
+        np.testing.assert_array_equal(again, frame)
+    if np.array_equal(reference, frame):
+        assert written == 0
+
+
+@EXAMPLES
+@given(gap=st.integers(32_700, 70_000), line=st.sampled_from([0, 84]))
+def test_long_skips(gap: int, line: int) -> None:
+    reference = np.zeros(gap + 3, np.uint8)
+    frame = reference.copy()
+    frame[[0, gap + 1]] = 9
+    out = np.zeros(delta.largest_patch_bytes(frame.size), np.uint8)
+    written = delta.encode_frame(frame, reference.copy(), line, out)
+    for paint in (paint_all, naive_paint):
+        again = reference.copy()
+        assert paint(out[:written], line, again)
+        np.testing.assert_array_equal(again, frame)
+
+
+@EXAMPLES
+@given(patches=st.binary(max_size=60), size=st.integers(1, 80), line=st.integers(0, 20), behind=st.integers(0, 30))
+def test_any_bytes_are_painted_as_the_format_says_or_refused_and_nothing_outside_is_touched(
+    patches: bytes, size: int, line: int, behind: int
+) -> None:
+    around = np.full(size + 200, 77, np.uint8)
+    ours, theirs = around[100 : 100 + size], np.full(size, 77, np.uint8)
+    # Other bytes may lie behind the patches: then words are read past their end, and must not count.
+    data = np.frombuffer(patches + b"\xaa" * behind, np.uint8)
+    taken = delta.paint(data, 0, len(patches), line, ours)
+    assert taken == naive_paint(patches, line, theirs)
+    assert (around[:100] == 77).all() and (around[100 + size :] == 77).all()
+    if taken:
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@EXAMPLES
+@given(picture=pictures())
+def test_majority_is_the_value_that_more_than_half_hold(picture: tuple[Array, int]) -> None:
+    rows, _ = picture
+    found = delta.majority(rows)
+    for p in range(rows.shape[1]):
+        values, counts = np.unique(rows[:, p], return_counts=True)
+        assert found[p] in values
+        if counts.max() * 2 > len(rows):
+            assert found[p] == values[counts.argmax()]
