@@ -15,8 +15,10 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from training_speed.progress import environment
+from training_speed.progress import PACKAGES
 from training_speed.runs import episodes, train
+
+from sharpwave.bench.machine import environment
 
 HERE = Path(__file__).parent
 EPISODES = 50
@@ -103,7 +105,7 @@ def main() -> None:
         )
         results[game] = measured(arguments.runs / game, arguments.minutes)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    told_json = {"environment": environment(), "games": results}
+    told_json = {"environment": environment(PACKAGES), "games": results}
     (arguments.out / "games.json").write_text(json.dumps(told_json) + "\n")
     table(results)
     figure(results, arguments.out / "games.png")

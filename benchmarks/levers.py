@@ -19,9 +19,11 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.table import Table
-from training_speed.progress import environment
+from training_speed.progress import PACKAGES
 from training_speed.runs import episodes
 from training_speed.solved import crossings
+
+from sharpwave.bench.machine import environment
 
 HERE = Path(__file__).parent
 WINDOW = 40_000
@@ -198,7 +200,7 @@ def main() -> None:
                 subprocess.run([str(Path(sys.executable).with_name("sharpwave")), *command], check=True)
             results.setdefault(name, {})[str(seed)] = measured(folder)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    told_json = {"environment": environment(), "levers": results}
+    told_json = {"environment": environment(PACKAGES), "levers": results}
     (arguments.out / "levers.json").write_text(json.dumps(told_json) + "\n")
     table(results)
     figure(results, arguments.out / "levers.png")

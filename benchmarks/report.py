@@ -10,6 +10,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from sharpwave.bench.summary import rates, ratios
+
 BATCHES = (32, 256, 1024)
 CONSOLE = Console(width=150)
 
@@ -18,8 +20,8 @@ Results = dict[str, Any]
 
 def median(results: Results, name: str, what: str) -> float | None:
     """Rows (steps added or transitions sampled) a second; ``None`` where it was not measured."""
-    rounds = results["contenders"][name]["rounds"].get(what)
-    return statistics.median(r["calls"] * r["rows"] for r in rounds) if rounds else None
+    found = rates(results, name, what)
+    return statistics.median(found) if found else None
 
 
 def cpu_us(results: Results, name: str, what: str) -> float | None:
@@ -46,7 +48,7 @@ def against_fastest(results: Results, name: str, what: str) -> tuple[float, floa
         return None
     fastest = max(there, key=lambda peer: median(results, peer, what) or 0.0)
     rounds = [results["contenders"][n]["rounds"][what] for n in (name, fastest)]
-    wall = statistics.median(a["calls"] / b["calls"] for a, b in zip(*rounds, strict=True))
+    wall = statistics.median(ratios(results, name, fastest, what))
     cpu = statistics.median(b["cpu_us"] / a["cpu_us"] for a, b in zip(*rounds, strict=True))
     return wall, cpu, fastest
 

@@ -32,9 +32,9 @@ from rich.console import Console
 from soak_report import figure, goals, slopes, table
 from tier_worker import memory
 from tiers import environment
-from worker import private_bytes
 
 import sharpwave as sw
+from sharpwave.bench.worker import private_bytes
 from sharpwave.offline.verify import check
 
 HERE = Path(__file__).parent

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,9 @@ from typing import Any
 import frames
 from contenders import CONTENDERS, ENCODED
 from report import figure, goals, table
-from training_speed import progress
+
+from sharpwave.bench import machine
+from sharpwave.bench.process import Child
 
 HERE = Path(__file__).parent
 BATCHES = (32, 256, 1024)
@@ -29,40 +30,19 @@ LEAVES = 1 << 20
 PACKAGES = ("sharpwave", "numpy", "numba", "zstandard", "torch", "stable-baselines3", "cpprb", "tianshou", "ale-py")
 
 
-class Worker:
-    """A contender's process, spoken to over a pipe. ``more``: further arguments of ``script``."""
+class Worker(Child):
+    """A contender's process. ``more``: further arguments of ``script``."""
 
     def __init__(
         self, name: str, folder: Path, threads: int, script: str = "worker.py", more: tuple[str, ...] = ()
     ) -> None:
-        self.name = name
-        limits = dict.fromkeys(("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
-        self.process = subprocess.Popen(
+        limits = ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+        super().__init__(
+            name,
             [sys.executable, str(HERE / script), name, str(folder), *more],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | (limits if threads else {}),
-            preexec_fn=(lambda: os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-threads:]))
-            if threads
-            else None,
+            env=dict.fromkeys(limits, str(threads)) if threads else None,
+            begin=(lambda: os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-threads:])) if threads else None,
         )
-
-    def ask(self, **request: Any) -> dict[str, Any]:
-        """Send a request and wait for its answer.  Raises: RuntimeError if the process ended instead."""
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
-        line = self.process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"{self.name}: the process ended with {self.process.wait()} at {request}; see above")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def close(self) -> None:
-        """End the process: it has nothing left to say."""
-        self.process.kill()
-        self.process.wait()
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -106,7 +86,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def environment(arguments: argparse.Namespace) -> dict[str, Any]:
     """Where and with what this was measured."""
-    return progress.environment(PACKAGES) | {
+    return machine.environment(PACKAGES) | {
         "steps": arguments.steps,
         "peer_steps": arguments.peer_steps,
         "rounds": arguments.rounds,

@@ -25,9 +25,9 @@ import numpy as np
 import numpy.typing as npt
 from disk_limit import forget, forgetful, reads
 from frames import CACHE, LANES, STACK, folder_of, read
-from worker import private_bytes
 
 import sharpwave as sw
+from sharpwave.bench.worker import private_bytes
 
 BATCH, LOOKAHEAD, LEARNER_S = 256, 4, 0.01
 PLAYED = 250_000

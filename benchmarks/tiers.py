@@ -26,7 +26,8 @@ import frames
 from rich.console import Console
 from rich.table import Table
 from store import Worker
-from training_speed import progress
+
+from sharpwave.bench import machine
 
 HERE = Path(__file__).parent
 DATA = ("seaquest", "noise", "pong")
@@ -167,7 +168,7 @@ def goals(console: Console, data: str, results: Results) -> None:
 
 def environment() -> dict[str, Any]:
     """Where and with what this was measured."""
-    return progress.environment(PACKAGES)
+    return machine.environment(PACKAGES)
 
 
 def say(text: str) -> None:

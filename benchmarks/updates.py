@@ -24,10 +24,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from torch import nn
-from training_speed.progress import environment
+from training_speed.progress import PACKAGES
 
 from sharpwave.agents.dqn import DQN
 from sharpwave.agents.losses import double_q_targets, huber
+from sharpwave.bench.machine import environment
 from sharpwave.training import setup
 from sharpwave.training.recipes import RECIPES, Recipe
 
@@ -215,7 +216,7 @@ def main() -> None:
     Console(width=100).print(shown)
     arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / "updates.json").write_text(
-        json.dumps({"environment": environment(), "updates": results}, indent=1) + "\n"
+        json.dumps({"environment": environment(PACKAGES), "updates": results}, indent=1) + "\n"
     )
 
 

@@ -32,6 +32,7 @@ recorder
 configuration
 agents envs
 training
+bench
 cli
 testing
 """.strip()

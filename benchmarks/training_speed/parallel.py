@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import multiprocessing, nn
 
+from sharpwave.bench.clock import PARTS, Clock
 from training_speed import textbook
-from training_speed.clock import PARTS, Clock
 from training_speed.lanes import make_lanes
 from training_speed.rungs import Rung
 

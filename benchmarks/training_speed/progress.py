@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 import sys
-import time
-from collections.abc import Callable, Iterable
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import typer
+
+from sharpwave.bench.machine import environment
 
 PACKAGES = ("sharpwave", "torch", "numpy", "gymnasium", "ale-py", "stable-baselines3", "opencv-python-headless")
 
@@ -29,7 +27,7 @@ def begin(path: Path, settings: dict[str, Any], *, fresh: bool) -> Results:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if fresh or not path.exists():
-        return {"settings": settings, "environment": environment()}
+        return {"settings": settings, "environment": environment(PACKAGES)}
     try:
         results: Results = json.loads(path.read_text())
         found = results["settings"]
@@ -41,25 +39,8 @@ def begin(path: Path, settings: dict[str, Any], *, fresh: bool) -> Results:
                 f"--{name.replace('_', '-')}: got {value}, but {str(path)!r} was measured with {found.get(name)}; "
                 "give that to go on, --fresh to start over, or another --out"
             )
-    results["environment"] = environment()
+    results["environment"] = environment(PACKAGES)
     return results
-
-
-def environment(packages: Iterable[str] = PACKAGES) -> dict[str, Any]:
-    """Where and with what it is measured: the date, the machine, its load, and the versions of ``packages``."""
-    versions = {}
-    for name in packages:
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            versions[name] = "absent"
-    return {
-        "date": time.strftime("%Y-%m-%d %H:%M"),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}",
-        "load_average": os.getloadavg()[0],
-        "python": platform.python_version(),
-        "versions": versions,
-    }
 
 
 def numbers(text: str, option: str, least: int = 0) -> list[int]:

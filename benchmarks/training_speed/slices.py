@@ -12,16 +12,13 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
-from gymnasium.vector import VectorWrapper
 
-from sharpwave.training import setup
+from sharpwave.bench.clock import Clock
+from sharpwave.bench.trainer import train_on_clock
 from sharpwave.training.callbacks import Callback
-from sharpwave.training.experience import LocalExperience
-from sharpwave.training.loop import Training, train
-from sharpwave.training.progress import TrainingState
+from sharpwave.training.loop import Training
 from sharpwave.training.recipes import RECIPES
 from training_speed import parallel, textbook
-from training_speed.clock import Clock
 from training_speed.lanes import make_lanes
 from training_speed.rungs import RUNGS, Rung
 
@@ -62,7 +59,7 @@ class Usage:
         self._cpu = self._cpu_seconds()
 
     def result(self) -> dict[str, float]:
-        """Growth of resident memory, and processor seconds of all threads."""
+        """Growth of resident memory, and processor seconds of all threads.  ``used``: by :meth:`Usage.result`."""
         return {"memory_bytes": self._rss() - self._bytes, "cpu_seconds": self._cpu_seconds() - self._cpu}
 
     def _rss(self) -> int:
@@ -121,7 +118,8 @@ def one_process(rung: Rung, seed: int, warmup: int, steps: int) -> Slice:
                 learner.learn(batch)
     split = clock.split()
     return result(
-        window.steps, learner.updates - before, {"learner": split}, usage, len(buffer), buffer.nbytes() / len(buffer)
+        window.steps, learner.updates - before, {"learner": split}, usage.result(), len(buffer),
+        buffer.nbytes() / len(buffer),
     )
 
 
@@ -153,56 +151,23 @@ def two_processes(rung: Rung, seed: int, warmup: int, steps: int) -> Slice:
         now = player.seconds()
         processes = {"learner": split, "player": {part: now[part] - played[part] for part in now}}
         return result(
-            window.steps, learner.updates - before, processes, usage, len(buffer), buffer.nbytes() / len(buffer)
+            window.steps, learner.updates - before, processes, usage.result(), len(buffer),
+            buffer.nbytes() / len(buffer),
         )
-
-
-class Timed:
-    """An object some of whose methods are charged to parts of a clock; all else of it is reached as before.
-
-    Args:
-        parts: part by method.
-    """
-
-    def __init__(self, wrapped: Any, clock: Clock, **parts: str) -> None:
-        self._wrapped = wrapped
-        self._timed = {name: clock.timed(part, getattr(wrapped, name)) for name, part in parts.items()}
-
-    def __getattr__(self, name: str) -> Any:
-        return self._timed[name] if name in self._timed else getattr(self._wrapped, name)
-
-    def __len__(self) -> int:
-        return len(self._wrapped)
-
-
-class TimedEnv(VectorWrapper):  # type: ignore[type-arg]
-    """A vector of environments on the clock."""
-
-    def __init__(self, env: Any, clock: Clock) -> None:
-        super().__init__(env)
-        self._begin = clock.timed("environment", env.step_async)
-        self._end = clock.timed("environment", env.step_wait)
-
-    def step_async(self, action: Any) -> None:
-        """Begin a step."""
-        self._begin(action)
-
-    def step_wait(self) -> Any:
-        """End it."""
-        return self._end()
 
 
 class Measured(Callback):
     """Measures the turns of a window, and ends training with it.
 
     Attributes:
-        split: seconds by part.  updates: made within the window.
+        split: seconds by part.  updates: made within the window.  used: by :meth:`Usage.result`.
     """
 
     def __init__(self, window: Window, clock: Clock, usage: Usage) -> None:
         self.window, self._clock, self._usage = window, clock, usage
         self._turn = self.updates = 0
         self.split: dict[str, float] = {}
+        self.used: dict[str, float] = {}
 
     def on_step(self, training: Training) -> None:
         self._turn += 1
@@ -210,7 +175,7 @@ class Measured(Callback):
             self._clock.restart()
             self._usage.restart()
         if self._turn == self.window.end:
-            self.split = self._clock.split()
+            self.split, self.used = self._clock.split(), self._usage.result()
             self.updates = self._clock.calls["learning"]
             training.stop("measured")
 
@@ -225,18 +190,10 @@ def full(rung: Rung, seed: int, warmup: int, steps: int) -> Slice:
         seed=seed, warmup_steps=warmup, stop_reward=None, threads=torch.get_num_threads(), device="cpu",
         steps=10**12, report_every=10**12, checkpoint_every=10**12, **rung.settings,
     )  # fmt: skip
-    env = setup.environments(recipe)
-    plain = setup.agent(recipe, env)
-    store, view = setup.memory(recipe, env, plain)
-    agent: Any = Timed(plain, clock, act="inference", learn="learning")
     measured = Measured(Window(warmup, steps, recipe.num_envs), clock, usage)
-    state = TrainingState.fresh(recipe, agent)
-    experience = LocalExperience(TimedEnv(env, clock), agent, store, seed, state.progress)
-    timed_view = Timed(view, clock, sample="sampling")
-    with setup.arithmetic(recipe), store:
-        last = train(Training(recipe, agent, store, timed_view, experience, state, [measured]))
-        split, window = {"learner": measured.split}, measured.window
-        return result(window.steps, measured.updates, split, usage, last["replay_steps"], last["bytes_per_step"])
+    last = train_on_clock(recipe, clock, measured)
+    split, window = {"learner": measured.split}, measured.window
+    return result(window.steps, measured.updates, split, measured.used, last["replay_steps"], last["bytes_per_step"])
 
 
 def peer(rung: Rung, seed: int, warmup: int, steps: int) -> Slice:
@@ -275,11 +232,11 @@ def peer(rung: Rung, seed: int, warmup: int, steps: int) -> Slice:
     model.learn(10_000_000, callback=on_step)  # the zoo's length, which exploration is a share of
     arrays = [array for array in vars(buffer).values() if isinstance(array, np.ndarray)]
     each = sum(array.nbytes for array in arrays) / buffer.buffer_size
-    return result(window.steps, model._n_updates - before, {"learner": split}, usage, buffer.size(), each)
+    return result(window.steps, model._n_updates - before, {"learner": split}, usage.result(), buffer.size(), each)
 
 
 def result(
-    steps: int, updates: int, processes: dict[str, dict[str, float]], usage: Usage, stored: int, each: float
+    steps: int, updates: int, processes: dict[str, dict[str, float]], used: dict[str, float], stored: int, each: float
 ) -> Slice:
     """What :func:`measure` returns. ``each``: bytes of a stored transition."""
     return {
@@ -289,7 +246,7 @@ def result(
         "processes": processes,
         "stored": stored,
         "bytes_per_transition": each,
-        **usage.result(),
+        **used,
         "torch_threads": torch.get_num_threads(),
     }
 

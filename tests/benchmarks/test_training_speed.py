@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 from training_speed import ladder, ladder_report, memory_size, runs, solved
-from training_speed.clock import PARTS, Clock
 from training_speed.lanes import VectorLanes, make_lanes
 from training_speed.progress import begin, numbers
 from training_speed.rungs import RUNGS, Rung, chosen
 from training_speed.textbook import LazyFrames, ListBuffer, Transition, tensors
 
+from sharpwave.bench.clock import PARTS, Clock
 from sharpwave.envs import AtariFrames, AtariSettings
 from sharpwave.training.recipes import RECIPES
 from tests.cli.conftest import ENVIRONMENT

@@ -1,4 +1,4 @@
-"""What memory allows: windows of five frames copied from random places into a batch, nothing looked up or decoded."""
+"""What memory allows: windows of frames copied from random places into a batch, nothing looked up or decoded."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-FRAME = 84 * 84
-WINDOW = 5 * FRAME
 SOURCE_BYTES = 1 << 30
 
 
@@ -25,30 +23,40 @@ def _copy(source: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], out: npt
 
 
 class Limit:
-    """A large piece of memory, and as many threads as cores copying out of it."""
+    """A large piece of memory, and as many threads as cores copying out of it.
+
+    Args:
+        frame_bytes: of a frame.  frames: of a window, which is one transition.
+        source_bytes: of the memory; larger than any cache.
+    """
+
+    def __init__(self, frame_bytes: int, frames: int, source_bytes: int = SOURCE_BYTES) -> None:
+        self.frame_bytes, self.window, self.source_bytes = frame_bytes, frames * frame_bytes, source_bytes
 
     def fill(self, steps: int) -> dict[str, Any]:
         """Commit the memory; ``steps`` does not matter."""
-        self.source = np.ones(SOURCE_BYTES, np.uint8)
+        self.source = np.ones(self.source_bytes, np.uint8)
         self.threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         return {"threads": self.threads}
 
-    def measure(self, name: str, batch: int, seconds: float) -> dict[str, float]:
-        """Windows a second, all threads together, without any waiting for one another."""
+    def measure(self, what: str, batch: int, seconds: float) -> dict[str, float]:
+        """Return windows a second, all threads together, without any waiting for one another."""
         counts = [0] * self.threads
+        rows = max(1, batch // self.threads)
         begin = threading.Barrier(self.threads)
 
         def copy(thread: int) -> None:
             rng = np.random.default_rng(thread)
-            out = np.ones((batch // self.threads, WINDOW), np.uint8)
-            starts = rng.integers(0, (SOURCE_BYTES - WINDOW) // FRAME, (64, len(out))) * FRAME
+            out = np.ones((rows, self.window), np.uint8)
+            places = (self.source_bytes - self.window) // self.frame_bytes
+            starts = rng.integers(0, places, (64, rows)) * self.frame_bytes
             _copy(self.source, starts[0], out)
             begin.wait()
             end, turn = time.perf_counter() + seconds, 0
             while time.perf_counter() < end:
                 _copy(self.source, starts[turn % 64], out)
                 turn += 1
-            counts[thread] = turn * len(out)
+            counts[thread] = turn * rows
 
         threads = [threading.Thread(target=copy, args=(thread,)) for thread in range(self.threads)]
         for thread in threads:

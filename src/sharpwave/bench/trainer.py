@@ -1,0 +1,111 @@
+"""The trainer's speed: some seconds of a recipe's own loop, in a process of its own, one JSON object a slice."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from sharpwave.bench.clock import Clock
+from sharpwave.training.callbacks import Callback, Metrics
+from sharpwave.training.recipes import RECIPES, Recipe
+
+if TYPE_CHECKING:
+    from sharpwave.training.loop import Training
+
+WARMUP_STEPS = 2_000
+SETTLING_UPDATES = 10
+"""Updates before the clock starts: the first ones compile and allocate."""
+SLICE_S = 1.0
+NEVER = 10**12
+
+
+def recipe_for(env: str) -> tuple[str, Recipe]:
+    """Return the recipe that trains ``env``, and its name."""
+    from sharpwave.envs import games
+
+    for name, (_, recipe) in RECIPES.items():
+        if recipe.env == env:
+            return name, recipe
+    name = "atari" if env in games() else "cartpole"
+    return name, dataclasses.replace(RECIPES[name][1], env=env)
+
+
+def train_on_clock(recipe: Recipe, clock: Clock, callback: Callback) -> Metrics:
+    """Train by ``recipe`` until ``callback`` ends it, with its parts on the clock; returns the last report."""
+    from sharpwave.training import setup
+    from sharpwave.training.experience import LocalExperience
+    from sharpwave.training.loop import Training, train
+    from sharpwave.training.progress import TrainingState
+
+    env = setup.environments(recipe)
+    agent = setup.agent(recipe, env)
+    store, view = setup.memory(recipe, env, agent)
+    stepping = ("step_async", "step_wait") if hasattr(env, "step_async") else ("step",)
+    for owner, method, part in (
+        *((env, method, "environment") for method in stepping), (agent, "act", "inference"),
+        (view, "sample", "sampling"), (agent, "learn", "learning"),
+    ):  # fmt: skip
+        setattr(owner, method, clock.timed(part, getattr(owner, method)))
+    state = TrainingState.fresh(recipe, agent)
+    experience = LocalExperience(env, agent, store, recipe.seed, state.progress)
+    with setup.arithmetic(recipe), store:
+        return train(Training(recipe, agent, store, view, experience, state, [callback]))
+
+
+class Slices(Callback):
+    """Tells of every slice of training what it did, and ends training after ``seconds`` of them.
+
+    Args:
+        tell: given steps, updates, seconds, parts, and ``left_s``: how long it goes on.
+    """
+
+    def __init__(self, clock: Clock, seconds: float, tell: Callable[[dict[str, Any]], None]) -> None:
+        self._clock, self._left_s, self._tell = clock, seconds, tell
+        self._first_step: int | None = None  # of the slice; None: nothing has settled yet
+
+    def on_step(self, training: Training) -> None:
+        steps, updates = training.state.progress.steps, self._clock.calls["learning"]
+        if self._first_step is not None:
+            parts = self._clock.split()
+            seconds = sum(parts.values())
+            if seconds < min(SLICE_S, self._left_s):
+                return
+            self._left_s -= seconds
+            counts = {"steps": steps - self._first_step, "updates": updates}
+            self._tell({**counts, "seconds": seconds, "parts": parts, "left_s": max(0.0, self._left_s)})
+            if self._left_s <= 0:
+                training.stop("measured")
+        elif updates < SETTLING_UPDATES:
+            return
+        self._first_step = steps
+        self._clock.restart()
+
+
+def measure(recipe: Recipe, seconds: float, tell: Callable[[dict[str, Any]], None]) -> None:
+    """Train for ``seconds`` after a short warm-up; ``tell`` is as for :class:`Slices`."""
+    recipe = dataclasses.replace(
+        recipe, warmup_steps=min(recipe.warmup_steps, WARMUP_STEPS), stop_reward=None, stop_worst=None, steps=NEVER,
+        evaluate_every=0, report_every=NEVER, checkpoint_every=NEVER,
+    )  # fmt: skip
+    clock = Clock()
+    train_on_clock(recipe, clock, Slices(clock, seconds, tell))
+
+
+def main() -> None:
+    """Measure what the argument asks for; whatever libraries print goes to stderr."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    asked = json.loads(sys.argv[1])
+    recipe = dataclasses.replace(RECIPES[asked["recipe"]][1], env=asked["env"])
+    measure(recipe, asked["seconds"], lambda one: print(json.dumps(one), file=answers))
+    answers.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""One contender in a process of its own: fills its buffer, then answers requests, one JSON object a line.
+
+``{"fill": steps}`` -> bytes; ``{"measure": what, "batch": n, "seconds": s}`` -> calls a second.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from sharpwave.bench.contenders import Contender, Sharpwave
+from sharpwave.bench.limit import SOURCE_BYTES, Limit
+from sharpwave.bench.machine import available_bytes
+from sharpwave.bench.recording import Recording, read
+from sharpwave.bench.setups import SETUPS
+
+MAX_ADDED_BYTES = 64 << 20
+"""Bytes of the steps that adding is timed with."""
+MAX_WARM_TIMES = 500
+CHECKED = 512
+"""Sampled transitions that are compared with the recording."""
+
+
+class Measured(Protocol):
+    """Something that a worker fills and measures."""
+
+    def fill(self, steps: int) -> dict[str, Any]:
+        """Prepare for ``steps`` steps."""
+
+    def measure(self, what: str, batch: int, seconds: float) -> dict[str, float]:
+        """Return how fast it is."""
+
+
+def private_bytes() -> int:
+    """Return this process's memory that is neither a file's nor shared: what its data takes."""
+    gc.collect()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).malloc_trim(0)
+        status = Path("/proc/self/status").read_text()
+        return int(next(line.split()[1] for line in status.splitlines() if line.startswith("RssAnon"))) * 1024
+    import psutil
+
+    return int(psutil.Process().memory_full_info().uss)
+
+
+def timed(call: Callable[[], Any], seconds: float) -> dict[str, float]:
+    """Return ``calls`` a second of wall time, and ``cpu_us``, processor time of all threads a call."""
+    call()
+    count = 0
+    begin, cpu = time.perf_counter(), time.process_time()
+    while (now := time.perf_counter()) < begin + seconds or count < 3:
+        call()
+        count += 1
+    return {"calls": count / (now - begin), "cpu_us": (time.process_time() - cpu) / count * 1e6}
+
+
+class Bench:
+    """A contender, the recording it is fed, and what is measured."""
+
+    def __init__(self, make: Callable[[], Contender], recording: Recording) -> None:
+        self.make, self.recording = make, recording
+        self.contender = make()
+
+    def fill(self, steps: int) -> dict[str, Any]:
+        """Fill the contender; ``bytes`` is by how much the process grew."""
+        recording, contender = self.recording, self.contender
+        self._warm_up()
+        steps -= steps % recording.lanes
+        before = private_bytes()
+        contender.build(recording, steps)
+        begin = time.perf_counter()
+        self._add_all(steps)
+        answer: dict[str, Any] = {"steps": steps, "fill_s": time.perf_counter() - begin}
+        answer["filled_bytes"] = private_bytes() - before
+        if isinstance(contender, Sharpwave):
+            # All included: the sampler's tree over every step, and its batches' memory.
+            contender.sample_prioritized(256, np.ones(256))
+            answer["stats"] = contender.store.stats()
+        answer["bytes"] = private_bytes() - before
+        answer["prioritized"] = contender.prioritize(lambda: self._add_all(steps))
+        answer["wrong"] = self._wrong()
+        per_time = recording.lanes * recording.frame_bytes
+        per_time *= 1 if isinstance(contender, Sharpwave) else 2 * (recording.stack or 1)
+        times = max(1, min(recording.times, steps // recording.lanes, MAX_ADDED_BYTES // per_time))
+        self.items = list(contender.items(recording, 0, times))
+        self.rows = times * recording.lanes / len(self.items)
+        self.at = 0
+        return answer
+
+    def measure(self, what: str, batch: int, seconds: float) -> dict[str, float]:
+        """Return calls a second and processor time a call; ``rows`` is how many steps one call stands for."""
+        contender = self.contender
+        if what == "add":
+            return timed(self._add_next, seconds) | {"rows": self.rows}
+        if what == "uniform":
+            answer = timed(lambda: contender.sample(batch), seconds)
+        else:
+            errors = np.random.default_rng(0).exponential(size=batch)
+            answer = timed(lambda: contender.sample_prioritized(batch, errors), seconds)
+        return answer | {"rows": batch}
+
+    def _add_next(self) -> None:
+        self.contender.add(self.items[self.at])
+        self.at = (self.at + 1) % len(self.items)
+
+    def _add_all(self, steps: int) -> None:
+        """Add ``steps``, playing the recording again from its beginning as often as needed."""
+        times = steps // self.recording.lanes
+        while times:
+            part = min(times, self.recording.times)
+            for item in self.contender.items(self.recording, 0, part):
+                self.contender.add(item)
+            times -= part
+
+    def _warm_up(self) -> None:
+        """Import, compile and start threads, which are no part of a buffer's memory."""
+        contender, self.contender = self.contender, self.make()
+        steps = min(MAX_WARM_TIMES, self.recording.times) * self.recording.lanes
+        self.contender.build(self.recording, steps)
+        self._add_all(steps)
+        self.contender.sample(256)
+        self.contender.sample(256)
+        if self.contender.prioritize(lambda: self._add_all(steps)):
+            self.contender.sample_prioritized(256, np.ones(256))
+        self.contender = contender
+
+    def _wrong(self) -> dict[str, float]:
+        """Return shares of sampled observations and successors that were not recorded; not of terminal successors."""
+        recording = self.recording
+        wrong = {"obs": 0, "next_obs": 0}
+        for _ in range(CHECKED // 64):
+            seen = self.contender.seen(self.contender.sample(64))
+            for i, number in enumerate(seen.number):
+                t, lane = divmod(int(number), recording.lanes)
+                obs, successor = (array[0, 0] for array in recording.transitions(t, t + 1, slice(lane, lane + 1)))
+                wrong["obs"] += not np.array_equal(seen.obs[i], obs)
+                if not recording.terminated[t, lane]:
+                    wrong["next_obs"] += not np.array_equal(seen.next_obs[i], successor)
+        return {name: amount / CHECKED for name, amount in wrong.items()}
+
+
+def serve(make: Callable[[], Measured]) -> None:
+    """Serve requests until the pipe closes. What libraries print goes to stderr."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the one that asks ends
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    bench = make()
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "fill" in request:
+            answer = bench.fill(request["fill"])
+        else:
+            answer = bench.measure(request["measure"], request["batch"], request["seconds"])
+        answers.write(json.dumps(answer) + "\n")
+
+
+def main() -> None:
+    """Serve the contender named by the first argument, over the recording in the second, of a stack in the third."""
+    name, stack = sys.argv[1], int(sys.argv[3]) or None
+    recording = read(Path(sys.argv[2]), stack)
+    if name == "limit":
+        source_bytes = min(SOURCE_BYTES, available_bytes() // 8)
+        serve(lambda: Limit(recording.frame_bytes, (stack or 1) + 1, source_bytes))
+    else:
+        serve(lambda: Bench(lambda: SETUPS[name].make(stack), recording))
+
+
+if __name__ == "__main__":
+    main()
