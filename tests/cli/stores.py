@@ -17,13 +17,15 @@ def picture(serial: int, shape: tuple[int, ...]) -> np.ndarray:
     return frame
 
 
-def make_store(folder: Path, shape: tuple[int, ...] = (20, 30), **extra: sw.Field) -> Path:
-    """Three episodes of lane 0, 50 steps of lane 1; ``extra``: further fields of the observation, all zeros."""
+def make_store(
+    folder: Path, shape: tuple[int, ...] = (20, 30), lengths: tuple[int, ...] = LENGTHS, **extra: sw.Field
+) -> Path:
+    """Episodes of lane 0 by their lengths, 50 steps of lane 1; ``extra``: more fields of the observation, all zeros."""
     spec = sw.Spec(obs={"eye": sw.Field(shape, "uint8"), **extra}, action=sw.Field((), "int64"))
     others = {name: np.zeros(field.shape, field.dtype) for name, field in extra.items()}
     with sw.Store(spec, capacity=1000, disk=folder, segment_steps=16) as store:
         at = 0
-        for number, length in enumerate(LENGTHS):
+        for number, length in enumerate(lengths):
             for step in range(length):
                 store.append(
                     lane=0, obs={"eye": picture(at, shape), **others}, action=0, reward=float(number == 1),

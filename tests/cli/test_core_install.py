@@ -14,11 +14,16 @@ EXTRA = [
 ]  # fmt: skip
 
 
-def command_without(missing, *arguments):
-    """``sharpwave`` in a process that cannot import some packages, nor anything in them."""
+def without(missing):
+    """The start of a command line: ``sharpwave``, unable to import some packages, nor anything in them."""
     code = f"import sys; sys.modules.update(dict.fromkeys({missing!r})); from sharpwave.cli import main; main()"
+    return [sys.executable, "-c", code]
+
+
+def command_without(missing, *arguments):
+    """Exit status and output of ``sharpwave`` with those arguments and without those packages."""
     done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)],
+        [*without(missing), *map(str, arguments)],
         env=ENVIRONMENT, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     return done.returncode, done.stdout + done.stderr

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
+from sharpwave.cli import bench, inspect, plan, train, verify
 from sharpwave.cli import eval as eval_command
-from sharpwave.cli import inspect, plan, train, verify
 
 app = typer.Typer(
     name="sharpwave",
@@ -30,5 +30,6 @@ def sharpwave(
 app.add_typer(train.app, name="train")
 app.command("eval")(eval_command.evaluate)
 app.command("plan")(plan.plan)
+app.command("bench")(bench.bench)
 app.command("inspect")(inspect.inspect)
 app.command("verify")(verify.verify)

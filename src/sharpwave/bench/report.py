@@ -1,0 +1,144 @@
+"""What was measured, as tables for a terminal of 80 columns and as a figure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from sharpwave.bench.summary import BATCHES, MEASURES
+
+Results = dict[str, Any]
+
+SHORT = {"uniform": "uniform", "prioritized": "PER"}
+HEADERS = {
+    "add": "steps\nadded/s",
+    **{f"{what} {batch}": f"{short}\n{batch}" for what, short in SHORT.items() for batch in BATCHES},
+}
+
+
+def count_text(value: float) -> str:
+    """1234567 -> "1.23M"; 12345 -> "12.3k"; 123.4 -> "123"."""
+    for unit, size in (("M", 1e6), ("k", 1e3)):
+        if value >= 0.9995 * size:
+            return f"{value / size:.3g}{unit}" if value < 999.5 * size else f"{value / size:,.0f}{unit}"
+    return f"{value:.3g}"
+
+
+def ratio_text(value: float) -> str:
+    """0.815 -> "0.82x"; 12.34 -> "12.3x"; 172.2 -> "172x"."""
+    return f"{value:.{2 if value < 1 else 1 if value < 99.95 else 0}f}x"
+
+
+def spread_text(found: dict[str, float] | None, text: Callable[[float], str] = count_text) -> str:
+    """The median, and half the range from lowest to highest as a share of it: "412k ±3%"."""
+    if found is None:
+        return "-"
+    median = found["median"]
+    half = 50 * (found["high"] - found["low"]) / median
+    return text(median) + (f" ±{half:.0f}%" if half else "")
+
+
+def printed(results: Results) -> Iterator[Any]:
+    """Yield what a rich console is to print."""
+    told, contenders = results["summary"], results["contenders"]
+    if contenders:
+        yield _table(f"Replay memories: {results['data']['text']}", told["contenders"])
+        rounds = max(len(one["rounds"].get("add", ())) for one in contenders.values())
+        yield (
+            "Steps added and transitions sampled a second, by batch size; PER: prioritized, priorities updated. "
+            + (f"Medians of {rounds} rounds; ±: half their range." if rounds > 1 else "One round.")
+        )
+    if told["limit"]:
+        yield f"Copying raw frames from random places, on all cores: {spread_text(told['limit'])} transitions a second."
+    if told["ratios"]:
+        yield ""
+        yield _table(
+            f"{next(iter(contenders))} to each: share of its memory, multiple of its speed", told["ratios"], True
+        )
+    for name, one in contenders.items():
+        wrong = ", ".join(f"{share:.1%} of {part}" for part, share in one["fill"]["wrong"].items() if share)
+        if wrong:
+            yield f"{name} samples what was never played: {wrong}"
+    yield from _trainer(results)
+    for name, why in {**results["absent"], **results["failed"]}.items():
+        yield f"{name}: {why.removeprefix(f'{name}: ')}"
+    where = results["environment"]
+    versions = ", ".join(f"{name} {number}" for name, number in where["versions"].items() if number != "absent")
+    yield f"{where['machine']}; {versions}"
+    if results["interrupted"]:
+        yield "Interrupted: these are the figures up to then."
+
+
+def _table(title: str, rows: dict[str, Any], ratio: bool = False) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, title_style="bold", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("", no_wrap=True)
+    for header in ("bytes\na step", *(HEADERS[what] for what in MEASURES)):
+        table.add_column(header, justify="right", no_wrap=True)
+    for name, one in rows.items():
+        size = one["bytes_per_step"]
+        size_text = "-" if size is None else f"{size:.1%}" if ratio else count_text(size)
+        cells = [spread_text(one[what], ratio_text if ratio else count_text) for what in MEASURES]
+        table.add_row(name, size_text, *cells, style="bold cyan" if name == "Sharpwave" else "")
+    return table
+
+
+def _trainer(results: Results) -> Iterator[str]:
+    told = results["summary"].get("trainer")
+    if told is None:
+        return
+    shares = sorted(told["shares"].items(), key=lambda one: -one[1])
+    split = ", ".join(f"{part} {share:.0%}" for part, share in shares if share >= 0.005)
+    trainer = results["trainer"]
+    yield (
+        f"Trainer, recipe {trainer['recipe']} on {trainer['env']}: {spread_text(told['steps_per_second'])} steps and "
+        f"{spread_text(told['updates_per_second'])} updates a second; time: {split}."
+    )
+
+
+def figure(results: Results, path: Path) -> None:
+    """Draw bars by contender: bytes a step, steps added and transitions sampled a second; whiskers from low to high."""
+    from matplotlib.figure import Figure
+
+    told = results["summary"]["contenders"]
+    names = list(told)
+    titles = {
+        "bytes_per_step": "bytes a step",
+        "add": "steps added a second",
+        **{what: f"transitions a second, {what.replace(' ', ', batch ')}" for what in MEASURES[1:]},
+    }
+    shown = Figure(figsize=(11, 1.5 + 0.9 * len(names)), layout="constrained")
+    axes: Any = shown.subplots(3, 2, sharey=True)
+    for axis, (what, title) in zip(axes.flat, titles.items(), strict=True):
+        found = [told[name][what] for name in names]
+        if what == "bytes_per_step":
+            found = [None if one <= 0 else {"median": one, "low": one, "high": one} for one in found]
+            axis.set_xscale("log")
+        _bars(axis, names, found)
+        axis.set_title(title, loc="left", fontsize=10)
+    axes[0, 0].invert_yaxis()
+    shown.suptitle(f"{results['data']['text']}\n{results['environment']['machine']}", fontsize=11)
+    shown.savefig(path, dpi=120, format="png")
+
+
+def _bars(axis: Any, names: list[str], found: list[dict[str, float] | None]) -> None:
+    values = [one["median"] if one else 0.0 for one in found]
+    colours = ["#0b7285" if name.startswith("Sharpwave") else "#adb5bd" for name in names]
+    axis.barh(range(len(names)), values, color=colours, height=0.72)
+    for i, one in enumerate(found):
+        if one is None:
+            axis.annotate(" none", (0, i), va="center", fontsize=8, color="#868e96")
+            continue
+        axis.plot([one["low"], one["high"]], [i, i], color="#212529", linewidth=1)
+        axis.annotate(
+            count_text(one["median"]), (one["high"], i), va="center", fontsize=8, color="#495057", xytext=(4, 0),
+            textcoords="offset points",
+        )  # fmt: skip
+    axis.set_yticks(range(len(names)), names)
+    axis.tick_params(length=0)
+    axis.margins(x=0.2)
+    for side in ("top", "right"):
+        axis.spines[side].set_visible(False)

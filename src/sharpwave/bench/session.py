@@ -1,0 +1,158 @@
+"""A minute of measuring: every contender in a process of its own, asked in turn; then the trainer."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sharpwave.bench.machine import available_bytes
+from sharpwave.bench.process import Child, ChildError
+from sharpwave.bench.recording import Recording
+from sharpwave.bench.setups import SETUPS, installed
+from sharpwave.bench.summary import BATCHES
+
+Results = dict[str, Any]
+Say = Callable[[str], None]
+
+SECONDS = 60
+"""A session of this length fills buffers of the sizes below; a shorter one smaller buffers."""
+MAX_STEPS, MIN_STEPS = 1 << 16, 1 << 10
+MAX_FRAME_BYTES, MAX_BUFFER_BYTES = 512 << 20, 448 << 20
+"""Frames added to an encoded store, and what a buffer of raw stacks takes."""
+MIN_SLICE_S, MAX_SLICE_S = 0.02, 0.25
+ROUNDS = 6
+"""Slices are made so short that so many rounds fit, and more where there is time left."""
+FILL_TIMEOUT_S, SLICE_TIMEOUT_S, START_TIMEOUT_S = 300, 120, 120
+TRAINER_START_S = 5
+LIMIT = "limit"
+
+
+def sizes(recording: Recording, seconds: float) -> tuple[int, int]:
+    """Return the steps of Sharpwave's encoded store, and those of every other buffer."""
+    share, lanes = min(1.0, seconds / SECONDS), recording.lanes
+    encoded = min(MAX_STEPS * share, MAX_FRAME_BYTES * share / recording.frame_bytes)
+    transition = 2 * (recording.stack or 1) * recording.frame_bytes
+    raw = min(encoded, MAX_BUFFER_BYTES * share / transition, available_bytes() / 16 / transition)
+    return tuple(max(MIN_STEPS, int(steps)) // lanes * lanes for steps in (encoded, raw))  # type: ignore[return-value]
+
+
+def measure_store(
+    results: Results, recording: Recording, folder: Path, seconds: float, deadline: float, say: Say
+) -> None:
+    """Fill and measure all contenders that are installed, until ``deadline``; at least one round.
+
+    Args:
+        results: gets ``contenders``, ``limit``, ``absent`` and ``failed`` as they are measured, so that an interrupt
+            leaves what was.
+        folder: of the recording.  seconds: of the whole session.  deadline: of ``time.monotonic()``.
+    """
+    contest = _Contest(results)
+    try:
+        contest.fill(recording, folder, seconds, say)
+        calls = sum(3 + 2 * one["fill"]["prioritized"] for one in results["contenders"].values()) + 1
+        slice_s = min(max((deadline - time.monotonic()) / ROUNDS / calls, MIN_SLICE_S), MAX_SLICE_S)
+        results["settings"]["slice_seconds"] = slice_s
+        turn, took = 0, 0.0
+        while turn == 0 or time.monotonic() + took <= deadline:
+            begin = time.monotonic()
+            say(f"round {turn + 1}")
+            contest.round(turn, slice_s)
+            turn, took = turn + 1, time.monotonic() - begin
+    finally:
+        contest.close()
+
+
+class _Contest:
+    """The contenders' processes. One that fails is dropped, and why is said in the results."""
+
+    def __init__(self, results: Results) -> None:
+        self._results = results
+        self._children: dict[str, Child] = {}
+
+    def fill(self, recording: Recording, folder: Path, seconds: float, say: Say) -> None:
+        """Start all and fill them side by side."""
+        encoded, raw = sizes(recording, seconds)
+        for name, setup in SETUPS.items():
+            if setup.stacks_only and recording.stack is None:
+                continue
+            if not installed(setup.module):
+                self._results["absent"][setup.package] = f"not installed: pip install {setup.package}"
+                continue
+            self._start(name, folder, recording.stack, encoded if name == next(iter(SETUPS)) else raw)
+        self._start(LIMIT, folder, recording.stack, 0)
+        for name in list(self._children):
+            say(f"filling {name}")
+            filled = self._tried(name, lambda child: child.receive(FILL_TIMEOUT_S))
+            if filled is not None and name != LIMIT:
+                self._results["contenders"][name] = {"fill": filled, "rounds": {}}
+
+    def round(self, turn: int, slice_s: float) -> None:
+        """Ask every contender for everything, each round beginning with another one."""
+        kinds = [("add", 0), *((what, batch) for what in ("uniform", "prioritized") for batch in BATCHES)]
+        for what, batch in kinds:
+            names = list(self._results["contenders"])
+            at = turn % max(1, len(names))
+            for name in names[at:] + names[:at]:
+                entry = self._results["contenders"][name]
+                if what == "prioritized" and not entry["fill"]["prioritized"]:
+                    continue
+                answer = self._measured(name, what, batch, slice_s)
+                if answer is not None:
+                    entry["rounds"].setdefault(f"{what} {batch}" if batch else what, []).append(answer)
+        limit = self._measured(LIMIT, "windows", 256, slice_s)
+        if limit is not None:
+            self._results["limit"].append(limit["windows"])
+
+    def close(self) -> None:
+        """End all processes."""
+        for child in self._children.values():
+            child.close()
+
+    def _start(self, name: str, folder: Path, stack: int | None, steps: int) -> None:
+        command = _command("worker", name, str(folder), str(stack or 0))
+        self._children[name] = Child(name, command, folder / f"{name}.log")
+        self._children[name].send(fill=steps)
+
+    def _measured(self, name: str, what: str, batch: int, slice_s: float) -> dict[str, Any] | None:
+        return self._tried(name, lambda child: child.ask(SLICE_TIMEOUT_S, measure=what, batch=batch, seconds=slice_s))
+
+    def _tried(self, name: str, ask: Callable[[Child], dict[str, Any]]) -> dict[str, Any] | None:
+        if name not in self._children:
+            return None
+        try:
+            return ask(self._children[name])
+        except ChildError as error:
+            self._results["failed"][name] = str(error)
+            self._children.pop(name).close()
+            self._results["contenders"].pop(name, None)
+            return None
+
+
+def measure_trainer(results: Results, recipe: str, env: str, folder: Path, deadline: float, say: Say) -> None:
+    """Train by a recipe until ``deadline``, at least two seconds; ``results["trainer"]`` gets every slice."""
+    seconds = max(2.0, deadline - time.monotonic() - TRAINER_START_S)
+    asked = json.dumps({"recipe": recipe, "env": env, "seconds": seconds})
+    child = Child(
+        "trainer", [sys.executable, "-W", "ignore", "-m", "sharpwave.bench.trainer", asked], folder / "trainer.log"
+    )
+    found = results["trainer"] = {"recipe": recipe, "env": env, "slices": []}
+    say(f"training by recipe {recipe}")
+    left_s = seconds
+    try:
+        while left_s > 0:
+            one = child.receive(START_TIMEOUT_S)
+            left_s = one.pop("left_s")
+            found["slices"].append(one)
+            say(f"training by recipe {recipe}: {one['steps'] / one['seconds']:,.0f} steps a second")
+    except ChildError as error:
+        results["failed"]["trainer"] = str(error)
+    finally:
+        child.close()
+
+
+def _command(module: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-W", "ignore", "-m", f"sharpwave.bench.{module}", *arguments]

@@ -1,0 +1,155 @@
+"""``sharpwave bench``: the store and the trainer, measured on this machine beside the peers that are installed."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sharpwave.cli.verify import memory_of
+
+DEFAULT_ENV = "pong"
+PLAY_SHARE, TRAINER_SHARE = 0.1, 0.25
+"""Of the session's time: for playing an environment, and for the trainer."""
+
+
+def bench(
+    env: Annotated[
+        str | None,
+        typer.Option(help="take frames from random play of an Atari game or a Gymnasium id; default pong"),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="take your frames: a store's folder, which is only read, or a .npy file [frames, ...]"),
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=1, help="about how long to measure")] = 60,
+    recipe: Annotated[
+        str | None, typer.Option(help="recipe whose training is timed, or none; default the environment's")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="write all figures to this .json file, and a .png beside it")] = None,
+) -> None:
+    """Measure the store and the trainer on this machine, beside other replay memories that are installed.
+
+    Compares bytes a step, steps added and transitions sampled a second with stable-baselines3, cpprb, Tianshou and
+    TorchRL (pip install 'sharpwave[bench]'), each in a process of its own, asked in turn round after round. Ctrl-C ends
+    it with what has been measured.
+    """
+    from rich.console import Console
+
+    from sharpwave.bench.machine import environment
+    from sharpwave.bench.report import printed
+    from sharpwave.bench.session import measure_store, measure_trainer
+    from sharpwave.bench.setups import installed
+    from sharpwave.bench.sources import record
+    from sharpwave.bench.summary import summary
+
+    deadline = time.monotonic() + seconds
+    if env is not None and data is not None:
+        raise ValueError("bench: --env and --data both say where frames come from; give one of them")
+    if out is not None:
+        check_out(out)
+    trained, untrained = trained_recipe(recipe, env)
+    if env is None and data is None and installed("gymnasium") and installed("ale_py"):
+        env = DEFAULT_ENV
+    results: dict[str, Any] = {
+        "environment": environment(), "settings": {"seconds": seconds}, "contenders": {}, "limit": [], "absent": {},
+        "failed": {}, "interrupted": False,
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="sharpwave-bench-") as made, progress() as say:
+        folder = Path(made)
+        try:
+            recording, text = recorded(lambda: record(env, data, folder, seconds * PLAY_SHARE, say), data)
+            results["data"] = recording.described() | {"text": text}
+            store_seconds = seconds * (1 - TRAINER_SHARE if trained else 1)
+            measure_store(results, recording, folder, seconds, deadline - seconds + store_seconds, say)
+            if trained:
+                measure_trainer(results, *trained, folder, deadline, say)
+            elif untrained:
+                results["absent"]["trainer"] = untrained
+        except KeyboardInterrupt:
+            results["interrupted"] = True
+    if not results["contenders"]:
+        why = "interrupted" if results["interrupted"] else "; ".join(results["failed"].values())
+        raise ValueError(f"bench: nothing was measured: {why}")
+    results["summary"] = summary(results)
+    console = Console()
+    for one in printed(results):
+        console.print(one, highlight=False, markup=False)
+    if out is not None:
+        console.print(f"written: {written(results, out)}", soft_wrap=True, highlight=False, markup=False)
+
+
+def check_out(out: Path) -> None:
+    """Raises: ValueError: ``out`` is no name to write figures to."""
+    if out.suffix.lower() != ".json":
+        raise ValueError(f"--out: got {out.name!r}, expected a name that ends in .json")
+    if not out.parent.is_dir():
+        raise ValueError(f"--out: the folder {str(out.parent)!r} does not exist; make it first")
+    if out.is_dir():
+        raise ValueError(f"--out: {str(out)!r} is a folder")
+
+
+def trained_recipe(recipe: str | None, env: str | None) -> tuple[tuple[str, str] | None, str]:
+    """Return the recipe to train and its environment; or ``None``, and why where packages are missing.
+
+    Raises: ValueError: no such recipe.
+    """
+    from sharpwave.bench.setups import installed
+    from sharpwave.training.recipes import RECIPES
+
+    if recipe == "none":
+        return None, ""
+    if recipe is not None and recipe not in RECIPES:
+        raise ValueError(f"--recipe: got {recipe!r}, expected none or one of {', '.join(RECIPES)}")
+    for package in ("torch", "gymnasium", "ale_py"):
+        if not installed(package):
+            return None, f"not measured, {package} is not installed: pip install 'sharpwave[train]'"
+    if recipe is not None:
+        return (recipe, env or RECIPES[recipe][1].env), ""
+    from sharpwave.bench.trainer import recipe_for
+
+    name, chosen = recipe_for(env or DEFAULT_ENV)
+    return (name, chosen.env), ""
+
+
+def recorded(record: Callable[[], Any], data: Path | None) -> Any:
+    """Call ``record``; of a run's folder say where its memory lies.  Raises: ValueError."""
+    try:
+        return record()
+    except OSError as error:
+        if data is None:
+            raise
+        raise ValueError(f"--data: {error}{memory_of(data)}") from error
+
+
+def written(results: dict[str, Any], out: Path) -> str:
+    """Write the figures, and draw them where matplotlib is there; returns what was written."""
+    from sharpwave.bench.report import figure
+    from sharpwave.bench.setups import installed
+
+    out.write_text(json.dumps(results, indent=1) + "\n")
+    if not installed("matplotlib"):
+        return f"{out}; the figure needs matplotlib: pip install 'sharpwave[train]'"
+    figure(results, out.with_suffix(".png"))
+    return f"{out}, {out.with_suffix('.png')}"
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str], None]]:
+    """A function that shows what is being done: a line that changes on a terminal, else a line for each stage."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    console = Console(stderr=True)
+    if console.is_terminal:
+        with console.status("") as status:
+            yield lambda text: status.update(escape(text))
+    else:
+        yield lambda text: print(text, file=sys.stderr, flush=True)
