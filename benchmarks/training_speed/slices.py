@@ -59,7 +59,7 @@ class Usage:
         self._cpu = self._cpu_seconds()
 
     def result(self) -> dict[str, float]:
-        """Growth of resident memory, and processor seconds of all threads.  ``used``: by :meth:`Usage.result`."""
+        """Growth of resident memory, and processor seconds of all threads."""
         return {"memory_bytes": self._rss() - self._bytes, "cpu_seconds": self._cpu_seconds() - self._cpu}
 
     def _rss(self) -> int:
@@ -118,7 +118,11 @@ def one_process(rung: Rung, seed: int, warmup: int, steps: int) -> Slice:
                 learner.learn(batch)
     split = clock.split()
     return result(
-        window.steps, learner.updates - before, {"learner": split}, usage.result(), len(buffer),
+        window.steps,
+        learner.updates - before,
+        {"learner": split},
+        usage.result(),
+        len(buffer),
         buffer.nbytes() / len(buffer),
     )
 
@@ -151,7 +155,11 @@ def two_processes(rung: Rung, seed: int, warmup: int, steps: int) -> Slice:
         now = player.seconds()
         processes = {"learner": split, "player": {part: now[part] - played[part] for part in now}}
         return result(
-            window.steps, learner.updates - before, processes, usage.result(), len(buffer),
+            window.steps,
+            learner.updates - before,
+            processes,
+            usage.result(),
+            len(buffer),
             buffer.nbytes() / len(buffer),
         )
 
@@ -238,7 +246,7 @@ def peer(rung: Rung, seed: int, warmup: int, steps: int) -> Slice:
 def result(
     steps: int, updates: int, processes: dict[str, dict[str, float]], used: dict[str, float], stored: int, each: float
 ) -> Slice:
-    """What :func:`measure` returns. ``each``: bytes of a stored transition."""
+    """What :func:`measure` returns. ``each``: bytes of a stored transition.  ``used``: by :meth:`Usage.result`."""
     return {
         "steps": steps,
         "updates": updates,
