@@ -41,6 +41,16 @@ def kind_of(mode: int) -> str:
     return _KINDS.get(stat.S_IFMT(mode), "no file")
 
 
+def check_positional_io() -> None:
+    """Check that the system reads and writes at positions of a file, as every folder needs.  Raises: OSError."""
+    if not hasattr(os, "pread"):
+        raise OSError(
+            errno.ENOSYS,
+            "this system (Windows) has no pread and pwrite, which stores on disk and checkpoints need; leave out disk= "
+            "and checkpoint(), or run under WSL",
+        )
+
+
 class Directory:
     """Open folder: unaffected by chdir, by a rename, and by another folder at its path.
 
@@ -58,6 +68,7 @@ class Directory:
     @classmethod
     def open(cls, path: Path) -> Directory:
         """Open the folder at a path of the user's, which may be a link to it.  Raises: OSError."""
+        check_positional_io()
         path = path.resolve()
         return cls(path, os.open(path, _FOLDER) if RELATIVE else -1)
 

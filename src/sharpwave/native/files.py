@@ -9,7 +9,7 @@ import stat
 import sys
 from pathlib import Path
 
-from sharpwave.native.directory import Directory, IrregularError
+from sharpwave.native.directory import Directory, IrregularError, check_positional_io
 from sharpwave.native.memory_ops import INTERPRETED
 
 
@@ -18,6 +18,7 @@ class Files:
 
     def make_folder(self, path: Path) -> Directory:
         """Open a folder; it, and those above it, are made if absent, with their names on disk."""
+        check_positional_io()
         path = path.absolute()
         absent = [one for one in (path, *path.parents) if not one.exists()]
         path.mkdir(parents=True, exist_ok=True)

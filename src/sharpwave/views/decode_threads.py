@@ -152,8 +152,12 @@ class Team:
 
 @cache
 def team(threads: int) -> Team | None:
-    """The process's team for that many threads in all; none where there is nobody to help."""
-    return Team(threads - 1) if threads > 1 and not INTERPRETED else None
+    """Return the process's team for that many threads in all; ``None`` where there are no helpers.
+
+    There are none on Windows, whose C library does not have the ``read`` that helpers wait in: linking it would end the
+    process.
+    """
+    return Team(threads - 1) if threads > 1 and not INTERPRETED and os.name == "posix" else None
 
 
 if hasattr(os, "register_at_fork"):  # threads do not survive a fork: a child makes its own
