@@ -39,6 +39,10 @@ def test_rooms_that_the_architecture_describes_are_all() -> None:
     assert rooms == described
 
 
+def test_the_citation_names_this_version() -> None:
+    assert f"version: {sharpwave.__version__}\n" in (ROOT / "CITATION.cff").read_text("utf-8")
+
+
 def test_every_public_name_has_a_place_in_the_reference() -> None:
     pages = (ROOT / "docs" / "api").glob("*.md")
     described = set(re.findall(r"^::: sharpwave\.(\w+)$", "\n".join(page.read_text("utf-8") for page in pages), re.M))
