@@ -5,9 +5,10 @@ from sharpwave.recorder import Recorder
 from sharpwave.sampling.limiters import MinSize, Queue, SamplesPerInsert
 from sharpwave.sampling.mixture import Mixture
 from sharpwave.sampling.ordered import Fifo, Lifo
+from sharpwave.sampling.prioritized import Prioritized
 from sharpwave.sampling.rank import RankPrioritized
 from sharpwave.sampling.retention import LowestPriority, Reservoir
-from sharpwave.sampling.samplers import Prioritized, Uniform
+from sharpwave.sampling.uniform import Uniform
 from sharpwave.segment_writer import SealedSegment, SegmentWriter
 from sharpwave.spec import Field, Spec
 from sharpwave.store import Store

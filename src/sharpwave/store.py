@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import EllipsisType
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,13 +24,18 @@ from sharpwave.persistence.opening import NO_STATE, Left, begin
 from sharpwave.persistence.settings import Settings
 from sharpwave.sampling.limiters import Gate, Limiter
 from sharpwave.sampling.ordered import Fifo
+from sharpwave.sampling.protocol import Sampler
 from sharpwave.sampling.retention import LowestPriority, Reservoir
-from sharpwave.sampling.samplers import Sampler, Uniform
+from sharpwave.sampling.uniform import Uniform
 from sharpwave.spec import Spec
 from sharpwave.store_stats import account
 from sharpwave.validation import MOST_LANES, checked_final, checked_folder, checked_rows, checked_steps
-from sharpwave.views.registry import Views
-from sharpwave.views.transitions import Transitions
+from sharpwave.views.registry import R, Views
+from sharpwave.views.replay import Replay
+from sharpwave.views.transitions import NStep, Transitions
+from sharpwave.views.view import View
+
+B = TypeVar("B")
 
 BLOCK_S = 60.0
 """How long an append tries to write to a disk that refuses, with on_full="block"."""
@@ -363,38 +368,74 @@ class Store:
         """A view that samples n-step transitions; several may sample one store.
 
         Args:
-            name: by which a checkpoint knows it; default "transitions", then "transitions-2" and so on, in the order
-                of making of the views in use. A second view of one name takes the first one's place in checkpoints.
+            name: by which a checkpoint knows it; default "transitions". Of two views in use with one name it keeps the
+                one made last.
             n_step: rewards summed, at most; fewer at an episode's end.
             gamma: discount factor.
-            sampler: ``Uniform()`` (default), ``Prioritized(...)``, ``RankPrioritized(...)``, ``Fifo()``, ``Lifo()`` or
-                a ``Mixture([...])`` of them; one instance a view.
+            sampler: ``Uniform()`` (default), ``Prioritized(...)``, ``RankPrioritized(...)``, ``Fifo()``, ``Lifo()``, a
+                ``Mixture([...])`` of them, or one of your own (:class:`sharpwave.sampling.protocol.Sampler`); one
+                instance a view.
             max_times_sampled: times that this view gives out a step, at most, within a batch too; then never again.
             limiter: ``MinSize``, ``SamplesPerInsert`` or ``Queue``: makes this view's ``sample``, and the store's
                 ``append`` and ``extend``, wait for each other.
             seed: default: from the store's seed and the number of views made before.
 
-        In a store opened from a checkpoint this gives back the view of that name as it was, ``seed`` not being used. If
-        it is asked for with other settings, or once more after it was given out, a warning says what is lost; those not
-        asked for yet are in ``recovery.views``. A store on disk that is opened without a checkpoint has no views:
-        priorities begin anew.
+        In a store opened from a checkpoint this gives back the view of that name as it was, ``seed`` not being used;
+        steps that were evicted since are gone from it, those appended since are new. If it is asked for with other
+        settings, or once more after it was given out, a warning says what is lost; those not asked for yet are in
+        ``recovery.views``, and in the next checkpoint. A store on disk that is opened without a checkpoint has no
+        views: priorities begin anew.
 
         Raises:
-            ValueError: naming the argument.
+            ValueError, TypeError: naming the argument.
         """
+        return self._view(Transitions, NStep(n_step, gamma), name, sampler, max_times_sampled, limiter, seed)
+
+    def view(
+        self,
+        view: View[B],
+        *,
+        name: str | None = None,
+        sampler: Sampler | None = None,
+        max_times_sampled: int | None = None,
+        limiter: Limiter | None = None,
+        seed: int | None = None,
+    ) -> Replay[B]:
+        """Make a view whose items are of a kind of your own.
+
+        Args:
+            view: what the items are, and how a batch of them is filled (:class:`sharpwave.views.view.View`); one
+                instance serves one replay.
+            name: default ``view.kind``. All else is as for :meth:`transitions`.
+
+        Raises:
+            ValueError, TypeError: naming the argument.
+        """
+        return self._view(Replay[B], view, name, sampler, max_times_sampled, limiter, seed)
+
+    def _view(
+        self,
+        kind: type[R],
+        view: View[Any],
+        name: str | None,
+        sampler: Sampler | None,
+        max_times_sampled: int | None,
+        limiter: Limiter | None,
+        seed: int | None,
+    ) -> R:
         with self._lock:
             self._log.check_open()
-            view = self._views.make(
-                name,
-                Uniform() if sampler is None else sampler,
-                seed,
-                n_step=n_step,
-                gamma=gamma,
+            replay = self._views.make(
+                kind,
+                view,
+                name=name,
+                sampler=Uniform() if sampler is None else sampler,
+                seed=seed,
                 max_times_sampled=max_times_sampled,
                 limiter=limiter,
             )
-            view.life = self._life
-            return view
+            replay.life = self._life
+            return replay
 
     # accounting
 

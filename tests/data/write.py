@@ -27,8 +27,8 @@ SPEC = sw.Spec(
 )
 LANES, STRIDE = 3, 16
 VIEWS: dict[str, dict[str, Any]] = {
-    "prioritized": {"n_step": 3, "gamma": 0.9},
-    "uniform": {"n_step": 1, "gamma": 0.99},
+    "prioritized": {"name": "transitions", "n_step": 3, "gamma": 0.9},
+    "uniform": {"name": "transitions-2", "n_step": 1, "gamma": 0.99},
 }
 
 

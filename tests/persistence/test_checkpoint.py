@@ -122,20 +122,20 @@ def test_other_settings_of_a_view_are_named_and_beta_may_change(tmp_path: Path) 
     mixture = sw.Mixture([(0.5, sw.Prioritized(alpha=0.5)), (0.5, sw.Uniform())])
     kept = [
         store.transitions(sampler=sw.Prioritized(beta=0.4)),
-        store.transitions(n_step=3),
-        store.transitions(sampler=mixture),
+        store.transitions(name="second", n_step=3),
+        store.transitions(name="third", sampler=mixture),
     ]
     store.checkpoint(tmp_path)
     opened = sw.Store.open(tmp_path)
     opened.transitions(sampler=sw.Prioritized(beta=0.9)).sample(8)
     with pytest.warns(
         RuntimeWarning,
-        match="view 'transitions-2' of the checkpoint is another: n_step was 3, is 5; sampler was Uniform, is Fifo",
+        match="view 'second' of the checkpoint is another: n_step was 3, is 5; sampler was Uniform, is Fifo",
     ):
-        assert len(opened.transitions(n_step=5, sampler=sw.Fifo())) > 0
+        assert len(opened.transitions(name="second", n_step=5, sampler=sw.Fifo())) > 0
     other = sw.Mixture([(0.7, sw.Prioritized(alpha=0.6)), (0.3, sw.Uniform())])
     with pytest.warns(RuntimeWarning, match="share 0 was 0.5, is 0.7; sampler part 0: alpha was 0.5, is 0.6"):
-        opened.transitions(sampler=other)
+        opened.transitions(name="third", sampler=other)
     assert len(kept) == 3
 
 
@@ -306,7 +306,8 @@ def test_what_is_damaged_is_named_and_the_rest_goes_on(tmp_path: Path, disk: boo
 
 def test_a_state_of_any_content_is_refused_or_makes_a_store_that_works(tmp_path: Path) -> None:
     store = sw.Store(SPEC, capacity=600, segment_steps=16)
-    views = [store.transitions(n_step=2, sampler=SAMPLERS[kind](), max_times_sampled=3) for kind in SAMPLERS]
+    settings: dict[str, Any] = {"n_step": 2, "max_times_sampled": 3}
+    views = [store.transitions(name=kind, sampler=SAMPLERS[kind](), **settings) for kind in SAMPLERS]
     play = Play(store)
     play.go_on(150)
     stream = views[0].stream(8, lookahead=2)
@@ -329,7 +330,7 @@ def test_a_state_of_any_content_is_refused_or_makes_a_store_that_works(tmp_path:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", RuntimeWarning)
                 for kind in SAMPLERS:
-                    view = opened.transitions(n_step=2, sampler=SAMPLERS[kind](), max_times_sampled=3)
+                    view = opened.transitions(name=kind, sampler=SAMPLERS[kind](), **settings)
                     if len(view) >= 8:
                         assert_right(view.sample(8))
                         assert_right(next(view.stream(8)))

@@ -47,7 +47,7 @@ class CheckpointMachine(TransitionsMachine):
             assert before[name] == after[name], name
         for view in self.views:
             sampler = sw.Uniform() if view.alpha is None else sw.Prioritized(alpha=view.alpha, beta=0.5, eps=view.eps)
-            replay = new.transitions(n_step=view.n_step, gamma=view.gamma, sampler=sampler)
+            replay = new.transitions(name=view.replay.name, n_step=view.n_step, gamma=view.gamma, sampler=sampler)
             np.testing.assert_array_equal(np.sort(replay.sampleable_ids()), np.sort(view.replay.sampleable_ids()))
             if len(replay):
                 assert_same_batch(view.replay.sample(size), replay.sample(size))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
-from sharpwave.views import transitions as transitions_module
+from sharpwave.views import batch_source
 from tests.sampling.test_samplers import append, number_store
 from tests.store.test_threads import run_all
 
@@ -180,7 +180,7 @@ def test_what_fails_or_is_interrupted_moves_no_counter(monkeypatch: pytest.Monke
             with pytest.raises(ValueError):
                 store.append(obs=1, action=1, reward=float("nan"), terminated=True, truncated=False)
             for owner, name, work in (
-                (transitions_module, "fill", lambda: replay.sample(2)),
+                (batch_source, "fill", lambda: replay.sample(2)),
                 (store._log, "write", lambda: try_append(store)),
                 (store._gate._changed, "wait", lambda: replay.sample(7)),
             ):

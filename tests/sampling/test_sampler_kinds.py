@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sharpwave as sw
-from sharpwave.sampling.samplers import Draw
+from sharpwave.sampling.protocol import Draw
 from tests.sampling.test_samplers import (
     append,
     chi_square,
@@ -68,12 +68,12 @@ def test_whatever_comes_and_goes_only_what_is_there_is_drawn(kind: str, data: st
             continue
         draw = Draw.of(data.draw(st.integers(1, 40), "size"))
         sampler.draw(draw, rng)
-        assert set(draw.leaves.tolist()) <= set(there)
-        np.testing.assert_allclose(sampler.probabilities(draw.leaves), draw.probabilities, rtol=1e-9)
+        assert set(draw.items.tolist()) <= set(there)
+        np.testing.assert_allclose(sampler.probabilities(draw.items), draw.probabilities, rtol=1e-9)
         assert sampler.probabilities(np.array(there)).sum() == pytest.approx(1.0)
         ordered = {"fifo": there, "lifo": there[::-1]}.get(kind)
         if ordered:
-            assert draw.leaves.tolist() == [ordered[i % len(ordered)] for i in range(len(draw.leaves))]
+            assert draw.items.tolist() == [ordered[i % len(ordered)] for i in range(len(draw.items))]
         assert sampler.nbytes > 0
 
 

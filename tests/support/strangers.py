@@ -249,9 +249,9 @@ def use(folder: Path, spec: sw.Spec) -> str:
         named = bool(store.recovery.damages)
         if store.spec.schema_hash != spec.schema_hash:
             return "another spec"
-        for sampler in (sw.Prioritized(alpha=0.6, beta=0.4), sw.Uniform()):
+        for name, sampler in {"transitions": sw.Prioritized(alpha=0.6), "transitions-2": sw.Uniform()}.items():
             try:
-                view = store.transitions(n_step=3, gamma=0.9, sampler=sampler)
+                view = store.transitions(name=name, n_step=3, gamma=0.9, sampler=sampler)
             except MemoryError:  # tables for a capacity that no machine has room for
                 return "MemoryError"
             try:

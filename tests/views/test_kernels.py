@@ -10,9 +10,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sharpwave.sampling import samplers
+from sharpwave.memory.segment_index import SegmentArrays
+from sharpwave.sampling.protocol import importance_weights
 from sharpwave.spec import START, TERMINATED, TRUNCATED
-from sharpwave.views.kernels import locate, sync
+from sharpwave.views.step_kernels import locate, sync
 
 Array = np.ndarray[Any, Any]
 EXAMPLES = settings(max_examples=80)
@@ -24,6 +25,14 @@ EXAMPLES = settings(max_examples=80)
 class Log:
     """One lane's steps in a chain of segments, with the arrays of the index that the kernels read."""
 
+    @property
+    def index(self) -> SegmentArrays:
+        slots = len(self.rows)
+        return SegmentArrays(
+            self.offset, self.rows, self.following, np.full(slots, -1, np.int32), np.zeros(slots, np.uint8),
+            self.sealed, self.context, np.zeros(slots, np.int64),
+        )  # fmt: skip
+
     def __init__(self, flags: list[int], rewards: list[float], cuts: list[int]) -> None:
         self.flags, self.rewards = np.array(flags, np.uint8), np.array(rewards, np.float32)
         bounds = [0, *cuts, len(flags)]
@@ -33,7 +42,8 @@ class Log:
         self.floats = self.memory.view(np.float32)
         self.rows, self.following = np.zeros(slots, np.int32), np.zeros(slots, np.int32)
         self.context, self.sealed = np.zeros(slots, np.int32), np.ones(slots, np.uint8)
-        self.flags_at, self.reward_at = np.zeros(slots, np.int64), np.zeros(slots, np.int64)
+        self.offset = np.zeros((2, slots), np.int64)
+        self.flags_at, self.reward_at = self.offset
         self.leaf_of = np.zeros(len(flags), np.int64)
         at = 0
         for s, (a, b) in enumerate(pairwise(bounds)):
@@ -70,26 +80,12 @@ def naive_used(flags: Array, t: int, n_step: int) -> int | None:
     return n_step if t + n_step < len(flags) else None
 
 
-def run_sync(log: Log, cursor: Array, known: Array, n_step: int, room: int) -> list[tuple[int, int, int]]:
-    slots, begins, ends = np.zeros((3, room), np.int64)
-    gap = np.zeros(len(log.rows), np.uint8)
+def run_sync(log: Log, cursor: Array, spans: Array, n_step: int, room: int) -> list[tuple[int, int, int]]:
+    out = np.zeros((3, room), np.int64)
     runs: list[tuple[int, int, int]] = []
     while True:
-        found = sync(
-            log.memory,
-            log.flags_at,
-            log.rows,
-            log.following,
-            gap,
-            log.sealed,
-            cursor,
-            known,
-            n_step,
-            slots,
-            begins,
-            ends,
-        )
-        runs += zip(slots[:found].tolist(), begins[:found].tolist(), ends[:found].tolist(), strict=True)
+        found = sync(log.memory, log.index, cursor, spans, n_step, out)
+        runs += zip(*out[:, :found].tolist(), strict=True)
         if found < room:
             return runs
 
@@ -100,7 +96,7 @@ def test_sync_finds_each_step_once_when_its_successor_is_known(log: Log, n_step:
     """The steps come one by one; ``room`` is smaller than the number of runs now and then."""
     whole, following = log.rows.copy(), log.following.copy()
     log.rows[:], log.following[:], log.sealed[:] = 0, -1, 0
-    cursor, known = np.zeros(1, np.int32), np.zeros(len(log.rows), np.int32)
+    cursor, spans = np.zeros(1, np.int32), np.zeros((len(log.rows), 2), np.int32)
     seen: list[int] = []
     s = 0
     for t in range(len(log.flags)):
@@ -108,7 +104,7 @@ def test_sync_finds_each_step_once_when_its_successor_is_known(log: Log, n_step:
             log.sealed[s], log.following[s] = 1, following[s]
             s += 1
         log.rows[s] += 1
-        for slot, begin, end in run_sync(log, cursor, known, n_step, room):
+        for slot, begin, end in run_sync(log, cursor, spans, n_step, room):
             seen += [slot * log.stride + r for r in range(begin, end)]
         expected = [int(log.leaf_of[k]) for k in range(t + 1) if naive_used(log.flags[: t + 1], k, n_step) is not None]
         assert seen == expected
@@ -122,29 +118,11 @@ def test_locate_adds_up_rewards_to_the_episodes_end(log: Log, n_step: int, gamma
         return
     n = len(steps)
     reward, discount = np.zeros(n, np.float32), np.zeros(n, np.float32)
-    places, ids = np.zeros((7, n), np.int64), np.zeros(n, np.int64)
-    generation = np.arange(len(log.rows)) * 3
+    places = np.zeros((7, n), np.int64)
     locate(
-        log.memory,
-        log.floats,
-        log.flags_at,
-        log.reward_at,
-        log.rows,
-        log.following,
-        log.context,
-        generation,
-        log.leaf_of[steps],
-        log.stride,
-        n_step,
-        gamma,
-        reward,
-        discount,
-        places,
-        ids,
-    )
+        log.memory, log.floats, log.index, log.leaf_of[steps], log.stride, n_step, gamma, reward, discount, places
+    )  # fmt: skip
     slot, _row, frame, first, next_slot, next_frame, next_first = places
-    np.testing.assert_array_equal(ids >> 32, generation[slot])
-    np.testing.assert_array_equal(ids & 0xFFFFFFFF, log.leaf_of[steps])
     ended = (log.flags & (TERMINATED | TRUNCATED)) != 0
     for i, t in enumerate(steps):
         used = naive_used(log.flags, t, n_step)
@@ -177,6 +155,6 @@ def test_locate_adds_up_rewards_to_the_episodes_end(log: Log, n_step: int, gamma
 def test_importance_weights(priorities: list[float], beta: float, others: float) -> None:
     probabilities = np.array(priorities) / (math.fsum(priorities) + others)
     weights = np.zeros(len(priorities), np.float32)
-    samplers.importance_weights(probabilities, beta, weights)
+    importance_weights(probabilities, beta, weights)
     by_book = ((len(priorities) + 5) * probabilities) ** -beta
     np.testing.assert_allclose(weights, by_book / by_book.max(), rtol=1e-5)

@@ -144,7 +144,8 @@ class TransitionsMachine(RuleBasedStateMachine):
 
     def add_view(self, n_step: int, gamma: float, alpha: float | None, eps: float) -> None:
         sampler = sw.Uniform() if alpha is None else sw.Prioritized(alpha=alpha, beta=0.5, eps=eps)
-        replay = self.store.transitions(n_step=n_step, gamma=gamma, sampler=sampler)
+        name = f"view {len(self.views)}"
+        replay = self.store.transitions(name=name, n_step=n_step, gamma=gamma, sampler=sampler)
         held = self.oracle.sampleable(n_step, held=self.held)
         # a view made late starts with what is there, every step at the first priority
         known = {serial: {1.0} for serial in held}

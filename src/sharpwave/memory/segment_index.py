@@ -8,17 +8,28 @@ from __future__ import annotations
 
 import copy
 import heapq
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-
-from sharpwave.native.jit import njit
 
 Ints = npt.NDArray[np.int64]
 
 LEAF_BITS = 32
 LEAF_MASK = (1 << LEAF_BITS) - 1
+
+
+class SegmentArrays(NamedTuple):
+    """What kernels read of a :class:`SegmentIndex`: its arrays of these names."""
+
+    offset: Ints
+    rows: npt.NDArray[np.int32]
+    next: npt.NDArray[np.int32]
+    previous: npt.NDArray[np.int32]
+    gap: npt.NDArray[np.uint8]
+    sealed: npt.NDArray[np.uint8]
+    context: npt.NDArray[np.int32]
+    generation: Ints
 
 
 class SegmentIndex:
@@ -42,6 +53,7 @@ class SegmentIndex:
         first_step: int64 [slots], the lane's number of the first step.
         episode_step: int64 [slots], the number of the first step in its episode.
         latest_generation: the highest of any id so far.
+        arrays: those that kernels read.
     """
 
     def __init__(self, slots: int, stride: int, columns: int) -> None:
@@ -71,6 +83,10 @@ class SegmentIndex:
         self.first_generation = 0  # of slots that were never used
         self.highest = 0
         self.latest_generation = 0
+        self.arrays = self._arrays()
+
+    def _arrays(self) -> SegmentArrays:
+        return SegmentArrays(*(getattr(self, name) for name in SegmentArrays._fields))
 
     @property
     def leaves(self) -> int:
@@ -146,6 +162,7 @@ class SegmentIndex:
                 longer[..., : self.highest] = array[..., : self.highest]
                 setattr(other, name, longer)
         other.slots = slots
+        other.arrays = other._arrays()
         return other
 
     def become(self, other: SegmentIndex) -> None:
@@ -160,36 +177,3 @@ class SegmentIndex:
     def segment_id(self, slot: int) -> int:
         """Id of the first step of the segment in ``slot``."""
         return int(self.generation[slot]) << LEAF_BITS | slot * self.stride
-
-    def resolve(
-        self, ids: npt.NDArray[np.int64], rows: npt.NDArray[np.int32]
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-        """Leaves of ``ids`` [n], and bool [n]: the step is still there. A leaf that is not is 0.
-
-        Args:
-            rows: int32 [slots or more], how many rows of each slot count as there.
-        """
-        leaves, there = np.empty(len(ids), np.int64), np.empty(len(ids), np.bool_)
-        _resolve(ids, self.generation, rows, self.stride, leaves, there)
-        return leaves, there
-
-
-@njit(nogil=True, cache=True)
-def _resolve(
-    ids: npt.NDArray[np.int64],
-    generation: npt.NDArray[np.int64],
-    rows: npt.NDArray[np.int32],
-    stride: int,
-    leaves: npt.NDArray[np.int64],
-    there: npt.NDArray[np.bool_],
-) -> None:
-    for i in range(ids.size):
-        leaf = ids[i] & LEAF_MASK
-        slot = leaf // stride
-        there[i] = (
-            ids[i] >= 0
-            and slot < generation.size
-            and generation[slot] == ids[i] >> LEAF_BITS
-            and leaf - slot * stride < rows[slot]
-        )
-        leaves[i] = leaf if there[i] else 0

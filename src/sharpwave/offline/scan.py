@@ -31,7 +31,7 @@ from sharpwave.memory.segment_layout import most_rows
 from sharpwave.native.directory import IrregularError, kind_of
 from sharpwave.persistence.recovery import newest
 from sharpwave.persistence.settings import Settings
-from sharpwave.sampling.samplers import checked_array
+from sharpwave.sampling.protocol import checked_array
 from sharpwave.spec import Spec
 from sharpwave.validation import most_lanes
 

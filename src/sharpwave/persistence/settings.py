@@ -14,9 +14,8 @@ from sharpwave.codecs.registry import codec_choice, is_known
 from sharpwave.errors import DamagedError, UnknownCodecError
 from sharpwave.format.features import required_names
 from sharpwave.memory.segment_layout import DEFAULT_STRIDE, DISK_STRIDE, most_rows
-from sharpwave.sampling.descriptions import describe, make
 from sharpwave.sampling.ordered import Fifo
-from sharpwave.sampling.retention import LowestPriority, Reservoir
+from sharpwave.sampling.retention import LowestPriority, Reservoir, Retention
 from sharpwave.spec import Spec
 from sharpwave.validation import check_capacity, parse_bytes
 
@@ -24,7 +23,7 @@ SMALLEST_RAM = 4 << 20
 SMALLEST_DISK = 16 << 20
 ON_FULL = ("raise", "block", "drop_oldest", "drop_newest")
 LIMITS = ("capacity", "ram", "disk_limit")
-RETENTIONS = ("Fifo", "LowestPriority", "Reservoir")
+RETENTIONS: dict[str, Any] = {kind.__name__: kind for kind in (Fifo, LowestPriority, Reservoir)}
 MOST_SEGMENT_BYTES = 1 << 30
 """Of a segment's rows, decoded."""
 
@@ -103,7 +102,7 @@ class Settings:
             "ram": self.ram,
             "disk_limit": self.disk_limit,
             "on_full": self.on_full,
-            "retention": describe(self.retention),
+            "retention": {"kind": type(self.retention).__name__, **self.retention.settings()},
             "seed": self.seed,
             **({"requires": names} if (names := required_names(self.spec)) else {}),
         }
@@ -145,10 +144,22 @@ class Settings:
             if not isinstance(retention, dict) or retention.get("kind") not in RETENTIONS:
                 raise ValueError(f"retention {retention!r}, expected one of {', '.join(RETENTIONS)}")
             return cls.checked(
-                spec, on_disk=on_disk, on_full=manifest.get("on_full"), codec=codecs, retention=make(retention), **whole
+                spec,
+                on_disk=on_disk,
+                on_full=manifest.get("on_full"),
+                codec=codecs,
+                retention=_retention(retention),
+                **whole,
             )
         except (TypeError, ValueError, OverflowError) as error:
             raise DamagedError(f"{folder}: store.json is not what a store writes ({error}); put back a copy") from error
+
+
+def _retention(described: dict[str, Any]) -> Retention:
+    """Raises: ValueError, TypeError: no settings of that retention."""
+    settings = dict(described)
+    made: Retention = RETENTIONS[settings.pop("kind")](**settings)
+    return made
 
 
 def checked_limits(capacity: Any, ram: Any, disk_limit: Any, on_disk: bool) -> dict[str, int | None]:

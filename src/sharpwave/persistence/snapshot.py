@@ -17,7 +17,7 @@ from sharpwave.log.row_kernels import WHOLE
 from sharpwave.log.step_log import StepLog
 from sharpwave.memory.segment_index import LEAF_BITS, LEAF_MASK
 from sharpwave.persistence.recovery import Adoption, Recovery
-from sharpwave.sampling.samplers import checked_array
+from sharpwave.sampling.protocol import checked_array
 from sharpwave.spec import TRUNCATED
 from sharpwave.validation import MOST_LANES
 
@@ -130,7 +130,7 @@ def restore(
         if adoption.full:
             break
     order = state["retention"]
-    log.retention.restore(
+    log.retention.restore_order(
         {name: value[kept] if isinstance(value, np.ndarray) else value for name, value in order.items()}
     )
     generation = generation.copy()

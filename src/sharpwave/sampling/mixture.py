@@ -9,16 +9,16 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from sharpwave.sampling.samplers import Draw, Floats, Ints, Sampler, check_exponents
+from sharpwave.sampling.protocol import Draw, Floats, Ints, Sampler, check_exponents, check_sampler, described
 
 
 @dataclass
 class Mixture:
-    """Each batch is shared by several samplers: ``Mixture([(0.75, Prioritized()), (0.25, Uniform())])``.
+    """Sampler that shares each batch among several: ``Mixture([(0.75, Prioritized()), (0.25, Uniform())])``.
 
-    Of a batch of n a sampler of share s draws s n steps, rounded at random so that this holds on average. A step's
+    Of a batch of n a sampler of share s draws s n items, rounded at random so that this holds on average. An item's
     probability is the mixture's, ``sum_k s_k P_k``, whichever sampler drew it, and the weights are of that.
-    A :class:`Fifo` or :class:`Lifo` that draws m steps counts as 1/m for each of them and as 0 for all others; what the
+    A :class:`Fifo` or :class:`Lifo` that draws m items counts as 1/m for each of them and as 0 for all others; what the
     parts draw is shuffled together.
 
     Args:
@@ -39,15 +39,11 @@ class Mixture:
         if not isinstance(self.parts, Sequence) or not self.parts:
             raise TypeError(f"Mixture: parts={self.parts!r}, expected a list of (share, sampler), at least one")
         for part in self.parts:
-            if (
-                not isinstance(part, tuple)
-                or len(part) != 2
-                or isinstance(part[1], type)
-                or not hasattr(part[1], "draw")
-            ):
+            if not isinstance(part, tuple) or len(part) != 2:
                 raise TypeError(
                     f"Mixture: part {part!r}, expected (share, sampler), such as (0.5, sharpwave.Uniform())"
                 )
+            check_sampler(f"Mixture: part {part!r} is no (share, sampler): sampler", part[1])
             share = part[0]
             if not isinstance(share, (int, float, np.floating)) or not 0 < share < math.inf:
                 raise ValueError(f"Mixture: share {share!r} of {part[1]!r}, expected a positive, finite number")
@@ -59,32 +55,32 @@ class Mixture:
 
     @property
     def in_order(self) -> bool:
-        """Whether it is for any part."""
+        """Whether the order of insertions counts for any part."""
         return any(sampler.in_order for sampler in self._samplers)
 
-    def bind(self, slots: int, stride: int) -> None:
-        """Every part takes what it takes alone."""
+    def bind(self, groups: int, group_size: int) -> None:
+        """Bind every part."""
         for sampler in self._samplers:
-            sampler.bind(slots, stride)
+            sampler.bind(groups, group_size)
 
-    def grow(self, slots: int) -> None:
-        """Every part."""
+    def grow(self, groups: int) -> None:
+        """Grow every part."""
         for sampler in self._samplers:
-            sampler.grow(slots)
+            sampler.grow(groups)
 
-    def insert(self, slots: Ints, begins: Ints, ends: Ints) -> None:
-        """Into every part."""
+    def insert(self, groups: Ints, begins: Ints, ends: Ints) -> None:
+        """Insert into every part."""
         for sampler in self._samplers:
-            sampler.insert(slots, begins, ends)
+            sampler.insert(groups, begins, ends)
 
-    def remove(self, slot: int) -> None:
-        """From every part."""
+    def remove(self, group: int) -> None:
+        """Remove from every part."""
         for sampler in self._samplers:
-            sampler.remove(slot)
+            sampler.remove(group)
 
-    def exclude(self, leaves: Ints) -> Callable[[], None]:
-        """From every part."""
-        undos = [sampler.exclude(leaves) for sampler in self._samplers]
+    def exclude(self, items: Ints) -> Callable[[], None]:
+        """Exclude from every part."""
+        undos = [sampler.exclude(items) for sampler in self._samplers]
 
         def undo() -> None:
             for one in undos:
@@ -93,42 +89,46 @@ class Mixture:
         return undo
 
     def draw(self, draw: Draw, rng: np.random.Generator) -> None:
-        """Cost: the parts' together, and each part's look-up of the others' steps."""
-        count = len(draw.leaves)
+        """Cost: the parts' together, and each part's look-up of the others' items."""
+        count = len(draw.items)
         ends = np.floor(np.cumsum(self._shares) * count + rng.random()).astype(np.int64)
         ends[-1] = count
         begin = 0
         for sampler, end in zip(self._samplers, np.minimum(ends, count).tolist(), strict=True):
             if end > begin:
                 sampler.draw(draw.part(begin, end), rng)
-            elif sampler.in_order:  # the step that would have been next, for the probabilities
+            elif sampler.in_order:  # the item that would have been next, for the probabilities
                 sampler.draw(self._one, rng)
             begin = end
-        draw.probabilities[:] = self.probabilities(draw.leaves)
+        draw.probabilities[:] = self.probabilities(draw.items)
 
-    def probabilities(self, leaves: Ints) -> Floats:
-        """``sum_k s_k P_k``."""
-        total = np.zeros(len(leaves))
+    def probabilities(self, items: Ints) -> Floats:
+        """Return ``sum_k s_k P_k``."""
+        total = np.zeros(len(items))
         for share, sampler in zip(self._shares, self._samplers, strict=True):
-            total += share * sampler.probabilities(leaves)
+            total += share * sampler.probabilities(items)
         return total
 
-    def update(self, leaves: Ints, td_error: Floats) -> None:
-        """Of every part."""
+    def update(self, items: Ints, td_error: Floats) -> None:
+        """Update every part."""
         for sampler in self._samplers:
-            sampler.update(leaves, td_error)
+            sampler.update(items, td_error)
+
+    def settings(self) -> dict[str, Any]:
+        """Return ``parts``: a list of [share, settings]; ``beta`` may change at any time."""
+        return {"parts": [[float(share), described(sampler)] for share, sampler in self.parts]}
 
     def state(self) -> dict[str, Any]:
-        """Of every part."""
+        """Return ``parts``: the state of each."""
         return {"parts": [sampler.state() for sampler in self._samplers]}
 
-    def recall(self, state: dict[str, Any]) -> None:
-        """Every part its own."""
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restore every part."""
         parts = state.get("parts")
         if not isinstance(parts, list) or len(parts) != len(self._samplers):
             raise ValueError(f"Mixture: state of {len(self._samplers)} parts expected")
         for sampler, part in zip(self._samplers, parts, strict=True):
-            sampler.recall(part)
+            sampler.restore(part)
 
     @property
     def nbytes(self) -> int:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sharpwave.native.jit import njit
-from sharpwave.sampling.samplers import (
+from sharpwave.sampling.protocol import (
     MAX_TD_ERROR,
     Draw,
     Floats,
@@ -22,16 +22,16 @@ from sharpwave.sampling.samplers import (
 
 
 @njit(nogil=True, cache=True)
-def _put(heap: Ints, place: Ints, at: int, leaf: int) -> None:
-    heap[at] = leaf
-    place[leaf] = at + 1
+def _put(heap: Ints, place: Ints, at: int, item: int) -> None:
+    heap[at] = item
+    place[item] = at + 1
 
 
 @njit(nogil=True, cache=True)
 def _settle(heap: Ints, place: Ints, priority: Floats, count: int, at: int) -> None:
-    """Move the leaf at ``at`` up or down to where it belongs; above others of its priority."""
-    leaf = heap[at]
-    value = priority[leaf]
+    """Move the item at ``at`` up or down to where it belongs; above others of its priority."""
+    item = heap[at]
+    value = priority[item]
     while at > 0 and priority[heap[(at - 1) >> 1]] <= value:
         _put(heap, place, at, heap[(at - 1) >> 1])
         at = (at - 1) >> 1
@@ -43,7 +43,7 @@ def _settle(heap: Ints, place: Ints, priority: Floats, count: int, at: int) -> N
             break
         _put(heap, place, at, heap[child])
         at = child
-    _put(heap, place, at, leaf)
+    _put(heap, place, at, item)
 
 
 @njit(nogil=True, cache=True)
@@ -52,30 +52,30 @@ def _add(
     place: Ints,
     priority: Floats,
     count: int,
-    stride: int,
-    slots: Ints,
+    group_size: int,
+    groups: Ints,
     begins: Ints,
     ends: Ints,
     value: float,
 ) -> int:
-    """The leaves of the runs come, with priority ``value``; the new count."""
-    for i in range(slots.size):
-        for leaf in range(slots[i] * stride + begins[i], slots[i] * stride + ends[i]):
-            priority[leaf] = value
-            _put(heap, place, count, leaf)
+    """Add the items of runs, with priority ``value``; returns the new count."""
+    for i in range(groups.size):
+        for item in range(groups[i] * group_size + begins[i], groups[i] * group_size + ends[i]):
+            priority[item] = value
+            _put(heap, place, count, item)
             count += 1
             _settle(heap, place, priority, count, count - 1)
     return count
 
 
 @njit(nogil=True, cache=True)
-def _drop(heap: Ints, place: Ints, priority: Floats, count: int, leaves: Ints) -> int:
-    """Those of ``leaves`` that are there go; the new count."""
-    for leaf in leaves:
-        at = place[leaf] - 1
+def _drop(heap: Ints, place: Ints, priority: Floats, count: int, items: Ints) -> int:
+    """Remove those of ``items`` that are there; returns the new count."""
+    for item in items:
+        at = place[item] - 1
         if at < 0:
             continue
-        place[leaf] = 0
+        place[item] = 0
         count -= 1
         if at < count:  # the last takes its place
             _put(heap, place, at, heap[count])
@@ -84,18 +84,18 @@ def _drop(heap: Ints, place: Ints, priority: Floats, count: int, leaves: Ints) -
 
 
 @njit(nogil=True, cache=True)
-def _change(heap: Ints, place: Ints, priority: Floats, count: int, leaves: Ints, values: Floats) -> None:
-    for i in range(leaves.size):
-        priority[leaves[i]] = values[i]
-        _settle(heap, place, priority, count, place[leaves[i]] - 1)
+def _change(heap: Ints, place: Ints, priority: Floats, count: int, items: Ints, values: Floats) -> None:
+    for i in range(items.size):
+        priority[items[i]] = values[i]
+        _settle(heap, place, priority, count, place[items[i]] - 1)
 
 
 @njit(nogil=True, cache=True)
-def _draw(heap: Ints, mass: Floats, count: int, uniforms: Floats, leaves: Ints, probabilities: Floats) -> None:
-    """Item i is where the running mass of the ranks passes ``(i + uniforms[i]) / n`` of the total."""
+def _draw(heap: Ints, mass: Floats, count: int, uniforms: Floats, items: Ints, probabilities: Floats) -> None:
+    """Draw n items: item i is where the running mass of the ranks passes ``(i + uniforms[i]) / n`` of the total."""
     total = mass[count]
-    for i in range(leaves.size):
-        wanted = (i + uniforms[i]) / leaves.size * total
+    for i in range(items.size):
+        wanted = (i + uniforms[i]) / items.size * total
         low, high = 0, count - 1
         while low < high:
             middle = (low + high) >> 1
@@ -103,19 +103,19 @@ def _draw(heap: Ints, mass: Floats, count: int, uniforms: Floats, leaves: Ints, 
                 high = middle
             else:
                 low = middle + 1
-        leaves[i] = heap[low]
+        items[i] = heap[low]
         probabilities[i] = (mass[low + 1] - mass[low]) / total
 
 
 @dataclass
 class RankPrioritized:
-    """Rank-based prioritized replay (Schaul et al. 2016, section 3.3): ``P = (1 / rank)^alpha / sum``.
+    """Sampler by ranked priorities (Schaul et al. 2016, section 3.3): ``P = (1 / rank)^alpha / sum``.
 
-    A step's rank is its place in a heap by ``|td_error|``, the largest first, which is sorted anew once as many steps
+    An item's rank is its place in a heap by ``|td_error|``, the largest first, which is sorted anew once as many items
     were added, updated or removed as there are: until then ranks are approximate, as in the paper (appendix B.2.1),
-    while the largest is always first. New steps get the largest priority so far and come before others of the same.
-    Drawn stratified, from n equal ranges of the sum, in any order; the weights are of the probabilities that were drawn
-    with.
+    while the largest is always first. New items get the largest priority so far and come before others of the same.
+    Draws are stratified: one item from each of n equal ranges of the sum, in any order; the weights are of the
+    probabilities that were drawn with.
 
     Args:
         alpha: how much the rank counts, 0 (uniform) to 1; paper .7.
@@ -135,58 +135,66 @@ class RankPrioritized:
     def __post_init__(self) -> None:
         check_exponents(self, alpha=self.alpha, beta=self.beta)
 
-    def bind(self, slots: int, stride: int) -> None:
-        """A heap of leaves, and each leaf's place there, from 1."""
+    def bind(self, groups: int, group_size: int) -> None:
+        """Make a heap of items, and an array of each item's position there, from 1."""
         check_unbound(self, self._heap)
-        self._heap = np.zeros(slots * stride, np.int64)
-        self._place = np.zeros(slots * stride, np.int64)
-        self._priority = np.zeros(slots * stride, np.float64)
+        self._heap = np.zeros(groups * group_size, np.int64)
+        self._place = np.zeros(groups * group_size, np.int64)
+        self._priority = np.zeros(groups * group_size, np.float64)
         self._mass = np.zeros(1, np.float64)  # of the first k ranks
-        self._stride = stride
+        self._group_size = group_size
         self._count = self._changes = self._highest = 0
 
-    def grow(self, slots: int) -> None:
-        """Cost: O(leaves)."""
+    def grow(self, groups: int) -> None:
+        """Cost: O(items)."""
         assert self._heap is not None
         for name in ("_heap", "_place", "_priority"):
-            setattr(self, name, extended(getattr(self, name), slots * self._stride))
+            setattr(self, name, extended(getattr(self, name), groups * self._group_size))
 
-    def insert(self, slots: Ints, begins: Ints, ends: Ints) -> None:
-        """Cost: O(steps log2 count)."""
+    def insert(self, groups: Ints, begins: Ints, ends: Ints) -> None:
+        """Cost: O(items log2 count)."""
         assert self._heap is not None
-        before, stride = self._count, self._stride
+        before, group_size = self._count, self._group_size
         self._count = _add(
-            self._heap, self._place, self._priority, before, stride, slots, begins, ends, self.max_priority
+            self._heap, self._place, self._priority, before, group_size, groups, begins, ends, self.max_priority
         )
         self._changes += self._count - before
-        self._highest = max(self._highest, int(slots.max() + 1) * stride)
+        self._highest = max(self._highest, int(groups.max() + 1) * group_size)
         if self._count >= len(self._mass):
             ranks = np.arange(1, min(2 * self._count, len(self._heap)) + 1)
             self._mass = np.concatenate([[0.0], np.cumsum(ranks**-self.alpha)])
 
-    def remove(self, slot: int) -> None:
-        """Cost: O(stride log2 count)."""
-        self._drop(np.arange(slot * self._stride, (slot + 1) * self._stride))
+    def remove(self, group: int) -> None:
+        """Cost: O(group_size log2 count)."""
+        self._drop(np.arange(group * self._group_size, (group + 1) * self._group_size))
 
-    def exclude(self, leaves: Ints) -> Callable[[], None]:
+    def exclude(self, items: Ints) -> Callable[[], None]:
         """Cost: O(n log2 count)."""
-        leaves, priorities = leaves.copy(), self._priority[leaves]
-        self._drop(leaves)
+        items, priorities = items.copy(), self._priority[items]
+        self._drop(items)
 
         def undo() -> None:
             assert self._heap is not None
-            for leaf, priority in zip(leaves.tolist(), priorities.tolist(), strict=True):
-                slot, row = np.array([leaf // self._stride]), np.array([leaf % self._stride])
+            for item, priority in zip(items.tolist(), priorities.tolist(), strict=True):
+                group, row = np.array([item // self._group_size]), np.array([item % self._group_size])
                 self._count = _add(
-                    self._heap, self._place, self._priority, self._count, self._stride, slot, row, row + 1, priority
+                    self._heap,
+                    self._place,
+                    self._priority,
+                    self._count,
+                    self._group_size,
+                    group,
+                    row,
+                    row + 1,
+                    priority,
                 )
 
         return undo
 
-    def _drop(self, leaves: Ints) -> None:
+    def _drop(self, items: Ints) -> None:
         assert self._heap is not None
         before = self._count
-        self._count = _drop(self._heap, self._place, self._priority, before, leaves)
+        self._count = _drop(self._heap, self._place, self._priority, before, items)
         self._changes += before - self._count
 
     def draw(self, draw: Draw, rng: np.random.Generator) -> None:
@@ -198,44 +206,49 @@ class RankPrioritized:
             self._place[there] = np.arange(1, self._count + 1)
             self._changes = 0
         rng.random(out=draw.uniforms)
-        _draw(self._heap, self._mass, self._count, draw.uniforms, draw.leaves, draw.probabilities)
+        _draw(self._heap, self._mass, self._count, draw.uniforms, draw.items, draw.probabilities)
 
-    def probabilities(self, leaves: Ints) -> Floats:
-        """``(1 / rank)^alpha / sum``. Cost: O(n)."""
-        places = self._place[leaves]
+    def probabilities(self, items: Ints) -> Floats:
+        """Return ``(1 / rank)^alpha / sum``. Cost: O(n)."""
+        places = self._place[items]
         masses: Floats = (self._mass[places] - self._mass[places - 1]) / self._mass[self._count]
         return masses
 
-    def update(self, leaves: Ints, td_error: Floats) -> None:
+    def update(self, items: Ints, td_error: Floats) -> None:
         """Cost: O(n log2 count)."""
         assert self._heap is not None
-        if leaves.size:
+        if items.size:
             priorities = np.abs(td_error)
             self.max_priority = max(self.max_priority, float(priorities.max()))
-            _change(self._heap, self._place, self._priority, self._count, leaves, priorities)
-            self._changes += len(leaves)
+            _change(self._heap, self._place, self._priority, self._count, items, priorities)
+            self._changes += len(items)
+
+    def settings(self) -> dict[str, Any]:
+        """Return ``alpha``; ``beta`` may change at any time."""
+        return {"alpha": float(self.alpha)}
 
     def state(self) -> dict[str, Any]:
-        """``heap`` int64 [count], leaves by rank; ``priorities`` float64 [count]; ``changes`` since it was sorted."""
+        """Return ``heap`` int64 [count], by rank, ``priorities`` float64 [count], ``changes`` since it was sorted."""
         assert self._heap is not None
         heap = self._heap[: self._count].copy()
         priorities = self._priority[heap]
         return {"max_priority": self.max_priority, "changes": self._changes, "heap": heap, "priorities": priorities}
 
-    def recall(self, state: dict[str, Any]) -> None:
-        """Cost: O(leaves), and O(leaves log2 leaves) if some are not the same."""
+    def restore(self, state: dict[str, Any]) -> None:
+        """Cost: O(items), and O(items log2 items) if some are not the same."""
         assert self._heap is not None
         heap, priorities = checked_array(state, "heap", np.int64), checked_array(state, "priorities", np.float64)
         largest, changes = state.get("max_priority"), state.get("changes")
         sound = (priorities >= 0) & (priorities <= MAX_TD_ERROR)
         if len(heap) != len(priorities) or len(np.unique(heap)) < len(heap) or not sound.all():
-            raise ValueError("RankPrioritized: no heap of leaves and their priorities")
+            raise ValueError("RankPrioritized: no heap of items and their priorities")
         if not isinstance(largest, float) or not 0 < largest <= MAX_TD_ERROR:
             raise ValueError(f"RankPrioritized: max_priority {largest!r}, expected a number up to {MAX_TD_ERROR:g}")
         if not isinstance(changes, int) or changes < 0:
             raise ValueError(f"RankPrioritized: changes {changes!r}, expected an integer of at least 0")
         now = self._heap[: self._count]
         same = np.isin(heap, now)
+        self._priority[now] = largest
         self._priority[heap[same]] = priorities[same]
         self.max_priority = largest
         if same.all() and len(heap) == len(now):

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from sharpwave.sampling.samplers import Floats, Ints, checked_array
+from sharpwave.sampling.protocol import Floats, Ints, checked_array
 
 
 class Retention(Protocol):
@@ -33,10 +33,13 @@ class Retention(Protocol):
     def discard(self, slot: int) -> None:
         """The segment added last was not sealed after all."""
 
-    def order(self) -> dict[str, Any]:
-        """What :meth:`restore` needs: ``slots`` int64 [segments], and what else it remembers."""
+    def settings(self) -> dict[str, Any]:
+        """Return its constructor's arguments, as JSON has them."""
 
-    def restore(self, order: dict[str, Any]) -> None:
+    def order(self) -> dict[str, Any]:
+        """Return what :meth:`restore_order` needs: ``slots`` int64 [segments], and what else it remembers."""
+
+    def restore_order(self, order: dict[str, Any]) -> None:
         """Go on as the one whose ``order`` it was; called before anything else.  Raises: ValueError."""
 
     def __len__(self) -> int:
@@ -96,8 +99,12 @@ class Reservoir:
         self._heap = [entry for entry in self._heap if entry[1] != slot]
         heapq.heapify(self._heap)
 
+    def settings(self) -> dict[str, Any]:
+        """Return ``seed``."""
+        return {"seed": int(self.seed)}
+
     def order(self) -> dict[str, Any]:
-        """With keys and the threshold."""
+        """Return ``slots`` with their keys, and the threshold."""
         heap = sorted(self._heap)
         return {
             "slots": np.array([slot for _, slot in heap], np.int64),
@@ -105,7 +112,7 @@ class Reservoir:
             "threshold": self.threshold,
         }
 
-    def restore(self, order: dict[str, Any]) -> None:
+    def restore_order(self, order: dict[str, Any]) -> None:
         """Cost: O(segments)."""
         slots, keys = checked_array(order, "slots", np.int64), checked_array(order, "keys", np.float64)
         self._heap = list(zip(keys.tolist(), slots.tolist(), strict=True))  # in order, and so a heap
@@ -152,11 +159,15 @@ class LowestPriority:
         """Cost: O(1)."""
         del self._slots[slot]
 
+    def settings(self) -> dict[str, Any]:
+        """Return nothing: there are none."""
+        return {}
+
     def order(self) -> dict[str, Any]:
-        """Oldest first."""
+        """Return ``slots``, oldest first."""
         return {"slots": np.fromiter(self._slots, np.int64, len(self._slots))}
 
-    def restore(self, order: dict[str, Any]) -> None:
+    def restore_order(self, order: dict[str, Any]) -> None:
         """Cost: O(segments)."""
         self._slots = dict.fromkeys(checked_array(order, "slots", np.int64).tolist())
 

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from sharpwave.errors import not_to_be_copied
-from sharpwave.sampling.samplers import Draw, checked_array
-from sharpwave.views.batch import Batch
+from sharpwave.sampling.protocol import Draw, checked_array
+from sharpwave.views.batch_source import BatchSource
 
 if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
-    from sharpwave.views.transitions import Transitions
 
 Ints = npt.NDArray[np.int64]
+B = TypeVar("B")
 
 AHEAD = 0.75
 """Share of the memory for segments that reading ahead may fill. The rest is for what is asked for now."""
 
 
 @dataclass
-class Ahead:
+class Drawn:
     """A batch that was drawn; ``slots``: those of segments that are read and kept for it, ``nbytes`` theirs."""
 
     ids: Ints
@@ -39,82 +40,91 @@ class Ahead:
         return self.ids.nbytes + self.probabilities.nbytes + self.weights.nbytes
 
 
-class Stream:
-    """An endless iterator over batches; made by :meth:`Transitions.stream`.
+class Stream(Generic[B]):
+    """An endless iterator over batches; made by :meth:`.replay.Replay.stream`.
 
     All are drawn as far ahead as asked for. Of these as many are read ahead as three quarters of the store's memory for
     segments hold, counted over all streams of the store: what was read is to be there still when it is used.
+
+    Args:
+        owner: the replay, which lasts as long as this: only one that is in use is told of what is evicted.
+
+    Attributes:
+        drawn: batches that were drawn and not used, oldest first.
     """
 
     def __init__(
-        self, view: Transitions, batch_size: int, lookahead: int, beta: float | None, timeout: float | None
+        self,
+        owner: object,
+        source: BatchSource,
+        lock: Any,
+        streams: Streams,
+        batch_size: int,
+        lookahead: int,
+        beta: float | None,
+        timeout: float | None,
     ) -> None:
-        self._view, self._size, self._lookahead = view, batch_size, lookahead
+        self._owner, self._source, self._lock, self._streams = owner, source, lock, streams
+        self._size, self._lookahead = batch_size, lookahead
         self._beta, self._timeout = beta, timeout
-        self.drawn: deque[Ahead] = deque()
+        self.drawn: deque[Drawn] = deque()
 
     def __reduce__(self) -> NoReturn:
         raise not_to_be_copied(self)
 
-    def __iter__(self) -> Stream:
+    def __iter__(self) -> Stream[B]:
         return self
 
-    def __next__(self) -> Batch:
-        """The batch drawn longest ago.  Raises: as :meth:`Transitions.sample`."""
-        view = self._view
-        with view._lock:
+    def __next__(self) -> B:
+        """The batch drawn longest ago.  Raises: as :meth:`.replay.Replay.sample`."""
+        source = self._source
+        with self._lock:
+            self._streams.forget_dropped()
             while len(self.drawn) <= self._lookahead:
                 if not self.drawn:
-                    view._gate.wait("sample", lambda: view._sample_waits(self._size), self._timeout)
-                    view._check_enough(self._size)
-                elif view._sample_waits(self._size) is not None or not view._steps.enough(self._size):
+                    source.wait(self._size, self._timeout)
+                elif source.sample_waits(self._size) is not None or not source.items.enough(self._size):
                     break
                 self._draw()
             self._read()
-            batch = self.drawn.popleft()
-        segment_cache = view._log.segment_cache
+            one = self.drawn.popleft()
+        segment_cache = source.log.segment_cache
         try:
-            if segment_cache is not None and batch.slots is not None:
-                segment_cache.wait(batch.slots)  # while others append and sample
-            with view._lock:
-                view._log.check_open()
-                return view._from_draw(batch, self._beta)
+            if segment_cache is not None and one.slots is not None:
+                segment_cache.wait(one.slots)  # while others append and sample
+            with self._lock:
+                source.log.check_open()
+                batch: B = source.of_draw(one.ids, one.probabilities, one.weights, self._beta)
+                return batch
         except MemoryError:  # what was drawn counts as given out: it comes when there is room
-            self.drawn.appendleft(replace(batch, slots=None, nbytes=0))
+            self.drawn.appendleft(replace(one, slots=None, nbytes=0))
             raise
         finally:
-            with view._lock:
-                let_go(view._log, deque([batch]))
+            with self._lock:
+                release(source.log, deque([one]))
                 self._read()
 
     def close(self) -> None:
-        """Let go of what was drawn and not used."""
-        with self._view._lock:
-            let_go(self._view._log, self.drawn)
+        """Forget what was drawn and not used."""
+        with self._lock:
+            release(self._source.log, self.drawn)
 
-    def ahead(self) -> list[dict[str, Any]]:
-        """What was drawn and not used, oldest first, for :meth:`resume`."""
-        return [
-            {"ids": one.ids.copy(), "probabilities": one.probabilities.copy(), "weights": one.weights.copy()}
-            for one in self.drawn
-        ]
-
-    def resume(self, ahead: list[dict[str, Any]]) -> None:
+    def resume(self, drawn: list[dict[str, Any]]) -> None:
         """Begin with what another stream had drawn; batches of another size come as well."""
-        for batch in ahead:
-            _, there = self._view._steps.resolve(batch["ids"])
-            self.drawn.append(Ahead(np.where(there, batch["ids"], -1), batch["probabilities"], batch["weights"]))
+        for batch in drawn:
+            _, there = self._source.items.resolve(batch["ids"])
+            self.drawn.append(Drawn(np.where(there, batch["ids"], -1), batch["probabilities"], batch["weights"]))
 
     def _draw(self) -> None:
-        view = self._view
-        draw = Draw.of(self._size)
-        view._steps.draw(draw, self._beta, view._rng)
-        self.drawn.append(Ahead(view._log.index.ids(draw.leaves), draw.probabilities, draw.weights))
-        view._gate.notify()
+        source, draw = self._source, Draw.of(self._size)
+        source.items.draw(draw, self._beta, source.rng)
+        source.items.write_ids(draw.items, ids := np.empty(self._size, np.int64))
+        self.drawn.append(Drawn(ids, draw.probabilities, draw.weights))
+        source.gate.notify()
 
     def _read(self) -> None:
         """Begin to read what the next batches need, as far as there is room to keep it."""
-        log = self._view._log
+        log = self._source.log
         segment_cache = log.segment_cache
         if segment_cache is None or log.closed:
             return
@@ -130,21 +140,59 @@ class Stream:
                 segment_cache.fetch(slots)
 
     def _needed(self, ids: Ints) -> Ints:
-        """Slots of the sealed segments that steps of a batch lie in, as far as they are there still."""
-        view, index = self._view, self._view._log.index
-        leaves, there = view._steps.resolve(ids)
-        leaves = leaves[there]
-        slots = leaves // index.stride
-        if view.n_step > 1:
-            crossing = leaves - slots * index.stride + view.n_step >= index.rows[slots]
-            after = index.next[slots[crossing]]
-            slots = np.concatenate([slots, after[after >= 0]])
-        sealed: Ints = slots[index.sealed[slots] > 0]
+        """Return slots of the sealed segments that items of a batch need, as far as they are there still."""
+        items, there = self._source.items.resolve(ids)
+        slots = self._source.view.segments(items[there]).reshape(-1)
+        sealed: Ints = slots[self._source.log.index.sealed[slots] > 0]
         return sealed
 
 
-def checked(batch: dict[str, Any]) -> dict[str, Any]:
-    """What :meth:`Stream.ahead` gives of a batch.  Raises: ValueError: it is none."""
+class Streams:
+    """The streams of one replay; it keeps none alive. The store's lock is held throughout.
+
+    Attributes:
+        resumed: what streams before a checkpoint had drawn ahead, for those that are asked for next.
+    """
+
+    def __init__(self, log: StepLog) -> None:
+        self._log = log
+        self._made: list[tuple[weakref.ref[Stream[Any]], deque[Drawn]]] = []
+        self._dropped: deque[Any] = deque()  # streams that are gone, from whatever thread dropped them
+        self.resumed: list[list[dict[str, Any]]] = []
+
+    def add(self, stream: Stream[Any]) -> None:
+        """Keep account of a new stream, which goes on where one before a checkpoint was."""
+        if self.resumed:
+            stream.resume(self.resumed.pop(0))
+        self.forget_dropped()
+        self._made.append((weakref.ref(stream, self._dropped.append), stream.drawn))
+
+    def forget_dropped(self) -> None:
+        """Release what streams had drawn that nobody can ask any more."""
+        if self._dropped:
+            self._dropped.clear()
+            for ref, drawn in self._made:
+                if ref() is None:
+                    release(self._log, drawn)
+            self._made = [one for one in self._made if one[0]() is not None]
+
+    def state(self) -> list[list[dict[str, Any]]]:
+        """Return what each had drawn and not used, in the order of making, for :attr:`resumed`."""
+        in_use = (drawn for ref, drawn in self._made if ref() is not None)
+        return [*([_state(one) for one in drawn] for drawn in in_use), *self.resumed]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory of what was drawn."""
+        return sum(len(drawn) * drawn[0].draw_bytes for _, drawn in self._made if drawn)
+
+
+def _state(one: Drawn) -> dict[str, Any]:
+    return {"ids": one.ids.copy(), "probabilities": one.probabilities.copy(), "weights": one.weights.copy()}
+
+
+def checked(batch: Any) -> dict[str, Any]:
+    """Return a batch of :meth:`Streams.state`.  Raises: ValueError: it is none."""
     arrays = {"ids": np.int64, "probabilities": np.float64, "weights": np.float32}
     found = {name: checked_array(batch, name, dtype) for name, dtype in arrays.items()}
     if len({len(array) for array in found.values()}) > 1 or not len(found["ids"]):
@@ -152,8 +200,8 @@ def checked(batch: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def let_go(log: StepLog, drawn: deque[Ahead]) -> None:
-    """Forget batches, and keep what they need no longer. The store's lock is held."""
+def release(log: StepLog, drawn: deque[Drawn]) -> None:
+    """Forget batches, and unpin the segments that they need. The store's lock is held."""
     while drawn:
         batch = drawn.popleft()
         if log.segment_cache is not None and batch.slots is not None:

@@ -1,4 +1,4 @@
-"""Kernels that find a transition's frames in the log.
+"""Kernels that find which transitions there are, and where the rows of each lie.
 
 They trust the index and the arena, which only hold what :mod:`sharpwave.log.step_log` put there.
 """
@@ -8,7 +8,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.memory.segment_index import LEAF_BITS
+from sharpwave.format.segment import FLAGS, REWARD
+from sharpwave.memory.segment_index import SegmentArrays
 from sharpwave.native.jit import njit
 from sharpwave.native.memory_ops import load_word, prefetch
 from sharpwave.spec import START, TERMINATED, TRUNCATED
@@ -24,34 +25,22 @@ EVENTS, NO_EVENT = np.uint64((START | ENDED) * 0x0101010101010101), np.uint64(0)
 
 
 @njit(nogil=True, cache=True)
-def sync(
-    memory: Bytes,
-    flags_offset: Ints,
-    rows: Int32s,
-    following: Int32s,
-    gap: Bytes,
-    sealed: Bytes,
-    cursor: Int32s,
-    known: Int32s,
-    n_step: int,
-    slots: Ints,
-    begins: Ints,
-    ends: Ints,
-) -> int:
+def sync(memory: Bytes, index: SegmentArrays, cursor: Int32s, spans: Int32s, n_step: int, runs: Ints) -> int:
     """Find the steps whose n-step successor has become known since the last call.
 
     A step can be sampled when an episode's end lies within the n steps that begin with it, or when the step n later has
-    been appended. In a segment such steps are a prefix, because steps come in order. Where steps have left in between,
-    a return may reach up to the last step before them, whose successor frame its segment holds.
+    been appended. In a segment such steps are a prefix, because steps come in order. Where steps in between were
+    evicted, a return may reach up to the last step before them, whose successor frame its segment holds.
 
     Args:
-        gap: uint8 [slots], whether steps between a segment and the following one have left.
         cursor: int32 [lanes], the slot each lane has been followed to; moved on.
-        known: int32 [slots], rows of each slot already found; raised.
-        slots, begins, ends: receive the new runs: rows ``begins <= r < ends`` of a slot.
+        spans: int32 [slots, 2], of which the second is how many rows of a slot were found so far; raised.
+        runs: int64 [3, n], receives the new runs: slot, begin and end of rows ``begin <= r < end``.
 
     Returns the number of runs; as many as fit, so call again while it equals their size. Cost: 20 ns a lane, 2 a step.
     """
+    flags_offset, rows, following, gap, sealed = index.offset[FLAGS], index.rows, index.next, index.gap, index.sealed
+    slots, begins, ends = runs[0], runs[1], runs[2]
     found = 0
     for lane in range(cursor.size):
         slot = cursor[lane]
@@ -59,7 +48,7 @@ def sync(
             count = int(rows[slot])
             last_end = -1
             base = flags_offset[slot]
-            for r in range(count - 1, known[slot] - 1, -1):
+            for r in range(count - 1, spans[slot, 1] - 1, -1):
                 if memory[base + r] & ENDED:
                     last_end = r
                     break
@@ -76,12 +65,12 @@ def sync(
             cut = gap[at] and total < count + n_step
             total += 1 if cut else 0
             prefix = min(count, max(total - n_step, last_end + 1))
-            if prefix > known[slot]:
+            if prefix > spans[slot, 1]:
                 slots[found] = slot
-                begins[found] = known[slot]
+                begins[found] = spans[slot, 1]
                 ends[found] = prefix
                 found += 1
-                known[slot] = prefix
+                spans[slot, 1] = prefix
             if (prefix < count and not cut) or not sealed[slot] or following[slot] < 0:
                 break
             slot = following[slot]
@@ -90,25 +79,16 @@ def sync(
 
 
 @njit(nogil=True, cache=True)
-def cut(
-    memory: Bytes,
-    flags_offset: Ints,
-    rows: Int32s,
-    previous: Int32s,
-    gap: Bytes,
-    slot: int,
-    stride: int,
-    known: Int32s,
-    leaves: Ints,
-) -> int:
-    """The segment in ``slot`` goes: the steps before it whose returns reach into it cannot be sampled any more.
+def cut(memory: Bytes, index: SegmentArrays, slot: int, stride: int, spans: Int32s, leaves: Ints) -> int:
+    """Find the steps before the segment in ``slot`` whose returns reach into it; they cannot be sampled without it.
 
     Args:
-        known: int32 [slots], rows of each slot that can be sampled; lowered.
+        spans: int32 [slots, 2], of which the second is how many rows of a slot can be sampled; lowered.
         leaves: int64 [n_step - 1], receives such steps that could.
 
     Returns how many those are.
     """
+    flags_offset, rows, previous, gap = index.offset[FLAGS], index.rows, index.previous, index.gap
     found = walked = 0
     at = previous[slot]
     while at >= 0 and not gap[at]:
@@ -116,8 +96,8 @@ def cut(
             if walked == leaves.size or memory[flags_offset[at] + r] & ENDED:
                 return found
             walked += 1
-            if r < known[at]:
-                known[at] = r
+            if r < spans[at, 1]:
+                spans[at, 1] = r
                 leaves[found] = at * stride + r
                 found += 1
         at = previous[at]
@@ -126,7 +106,7 @@ def cut(
 
 @njit(nogil=True, cache=True)
 def _frame_of(memory: Bytes, flags: int, context: int, row: int) -> tuple[int, int]:
-    """Frame of the step in ``row``, and the first frame of its episode (0 where that lies before the segment)."""
+    """Return the frame of the step in ``row``, and its episode's first (0 where that lies before the segment)."""
     ends = 0
     first = 0
     r = 0
@@ -150,12 +130,7 @@ def _frame_of(memory: Bytes, flags: int, context: int, row: int) -> tuple[int, i
 def locate(
     memory: Bytes,
     floats: Floats,
-    flags_offset: Ints,
-    reward_offset: Ints,
-    rows: Int32s,
-    following: Int32s,
-    context: Int32s,
-    generation: Ints,
+    index: SegmentArrays,
     leaves: Ints,
     stride: int,
     n_step: int,
@@ -163,9 +138,8 @@ def locate(
     reward: Floats,
     discount: Floats,
     places: Ints,
-    ids: Ints,
 ) -> None:
-    """N-step returns and where the frames lie, for each of ``leaves`` [B].
+    """Compute n-step returns and where the frames lie, for each of ``leaves`` [B].
 
     ``reward`` and ``discount`` receive ``sum_i gamma^i r_i`` over the n_used steps up to the episode's end, and
     ``gamma^n_used * (1 - terminated)`` (Sutton & Barto 2018, eq. 7.1). ``frame`` and ``next_frame`` are the newest
@@ -173,6 +147,7 @@ def locate(
     which the stacks are padded; these are rows of ``places`` int64 [7, B], one array because each costs a call time.
     Cost: 0.1 us an item.
     """
+    flags_offset, reward_offset, rows, context = index.offset[FLAGS], index.offset[REWARD], index.rows, index.context
     slot, row, frame, first = places[0], places[1], places[2], places[3]
     next_slot, next_frame, next_first = places[4], places[5], places[6]
     count = leaves.size
@@ -186,7 +161,6 @@ def locate(
             prefetch(reward_offset, s)
             prefetch(rows, s)
             prefetch(context, s)
-            prefetch(generation, s)
         if i + 4 < count:
             s = slot[i + 4]
             r = leaves[i + 4] - s * stride
@@ -196,7 +170,6 @@ def locate(
         s = slot[i]
         r = leaves[i] - s * stride
         row[i] = r
-        ids[i] = generation[s] << LEAF_BITS | leaves[i]
         frame[i], first[i] = _frame_of(memory, flags_offset[s], context[s], r)
         total = 0.0
         factor = 1.0
@@ -208,7 +181,7 @@ def locate(
                 break
             r += 1
             if r == rows[s]:
-                s = np.int64(following[s])
+                s = np.int64(index.next[s])
                 r = np.int64(0)
         reward[i] = total
         discount[i] = 0.0 if flag & TERMINATED else factor

@@ -1,0 +1,173 @@
+"""Proportional prioritized replay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from sharpwave.native.jit import njit
+from sharpwave.sampling.protocol import (
+    MAX_TD_ERROR,
+    Draw,
+    Floats,
+    Ints,
+    check_exponents,
+    check_unbound,
+    checked_array,
+)
+from sharpwave.sampling.sum_tree import SumTree, _refresh, _set_run
+
+MIN_EPS, MAX_EPS = 1e-100, 1e30
+"""The share of the smallest priority in a sum of all stays above 0."""
+
+
+@njit(nogil=True, cache=True)
+def _set_runs(
+    nodes: Floats, starts: Ints, group_size: int, groups: Ints, begins: Ints, ends: Ints, value: float
+) -> None:
+    for i in range(groups.size):
+        _set_run(nodes, starts, groups[i] * group_size + begins[i], groups[i] * group_size + ends[i], value)
+
+
+@njit(nogil=True, cache=True)
+def _set_priorities(
+    nodes: Floats, starts: Ints, items: Ints, td_error: Floats, eps: float, alpha: float, ascending: Ints
+) -> float:
+    """Set ``items`` [n] to ``p^alpha`` where ``p = |td_error| + eps``; returns the largest p.
+
+    Args:
+        ascending: the same items, sorted; overwritten.
+
+    Cost: 2.6 us for 32 items with the sorting; the same by numpy and :meth:`SumTree.set` takes 6.0 us.
+    """
+    base = starts[starts.size - 1]
+    largest = 0.0
+    for i in range(items.size):
+        priority = abs(td_error[i]) + eps
+        largest = max(largest, priority)
+        nodes[base + items[i]] = priority**alpha
+    _refresh(nodes, starts, ascending)
+    return largest
+
+
+@dataclass
+class Prioritized:
+    """Sampler by proportional priorities (Schaul et al. 2016): ``p = |td_error| + eps``, ``P = p^alpha / sum``.
+
+    New items get the largest priority so far (at first 1). ``weights = (N P)^-beta``, divided by the batch's largest.
+    Draws are stratified: one item from each of n equal ranges of the sum, in any order.
+
+    Args:
+        alpha: how much priorities count, 0 (uniform) to 1; paper .6.
+        beta: how much of the bias weights undo, 0 to 1; paper .4 at first. ``sample(beta=)`` overrides it (annealing).
+        eps: keeps every item's priority positive.
+
+    Raises:
+        ValueError: naming the argument out of range.
+    """
+
+    alpha: float = 0.6
+    beta: float = 0.4
+    eps: float = 1e-6
+    max_priority: float = field(default=1.0, init=False)
+    in_order: ClassVar[bool] = False
+    keeps_order: ClassVar[bool] = False
+    _tree: SumTree | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_exponents(self, alpha=self.alpha, beta=self.beta)
+        if not (isinstance(self.eps, (int, float, np.floating)) and MIN_EPS <= self.eps <= MAX_EPS):
+            raise ValueError(
+                f"Prioritized: eps={self.eps!r}, expected a number from {MIN_EPS:g} to {MAX_EPS:g}; with 0 an item of "
+                "TD error 0 would never be drawn again"
+            )
+
+    def bind(self, groups: int, group_size: int) -> None:
+        """Make a tree over items."""
+        check_unbound(self, self._tree)
+        self._tree = SumTree(groups * group_size)
+        self._group_size = group_size
+
+    def grow(self, groups: int) -> None:
+        """Cost: O(items)."""
+        assert self._tree is not None
+        self._tree = self._tree.grown(groups * self._group_size)
+
+    def insert(self, groups: Ints, begins: Ints, ends: Ints) -> None:
+        """Cost: O(items + runs log8 leaves)."""
+        assert self._tree is not None
+        tree, value = self._tree, self.max_priority**self.alpha
+        _set_runs(tree.nodes, tree.starts, self._group_size, groups, begins, ends, value)
+        tree.touch(int(groups.max() + 1) * self._group_size)
+
+    def remove(self, group: int) -> None:
+        """Cost: O(group_size + log8 leaves)."""
+        assert self._tree is not None
+        self._tree.set_run(group * self._group_size, (group + 1) * self._group_size, 0.0)
+
+    def exclude(self, items: Ints) -> Callable[[], None]:
+        """Cost: O(n log8 leaves)."""
+        assert self._tree is not None
+        tree, items = self._tree, items.copy()
+        values = tree.get(items)
+        tree.set(items, np.zeros(len(items)))
+        return lambda: tree.set(items, values)
+
+    def draw(self, draw: Draw, rng: np.random.Generator) -> None:
+        """Cost: O(n log8 leaves)."""
+        assert self._tree is not None
+        rng.random(out=draw.uniforms)
+        self._tree.draw(draw.uniforms, draw.items, draw.probabilities, draw.rest)
+        draw.probabilities /= self._tree.total
+
+    def probabilities(self, items: Ints) -> Floats:
+        """Return ``p^alpha / sum``. Cost: O(n)."""
+        assert self._tree is not None
+        return self._tree.get(items) / self._tree.total
+
+    def masses(self, groups: Ints) -> Floats:
+        """Return sums of ``p^alpha`` over the items of ``groups``: float64 [n]."""
+        assert self._tree is not None
+        return self._tree.sums(groups, self._group_size)
+
+    def update(self, items: Ints, td_error: Floats) -> None:
+        """Cost: O(n log8 leaves)."""
+        assert self._tree is not None
+        if items.size:
+            tree, ascending = self._tree, np.sort(items)
+            highest = int(ascending[-1])
+            largest = _set_priorities(tree.nodes, tree.starts, items, td_error, self.eps, self.alpha, ascending)
+            self.max_priority = max(self.max_priority, largest)
+            tree.touch(highest + 1)
+
+    def settings(self) -> dict[str, Any]:
+        """Return ``alpha`` and ``eps``; ``beta`` may change at any time."""
+        return {"alpha": float(self.alpha), "eps": float(self.eps)}
+
+    def state(self) -> dict[str, Any]:
+        """Return ``values`` float64 [items], p^alpha, 0 for absent ones, and ``max_priority``."""
+        assert self._tree is not None
+        return {"max_priority": self.max_priority, "values": self._tree.leaves.copy()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Cost: O(items)."""
+        assert self._tree is not None
+        values, largest = checked_array(state, "values", np.float64), state.get("max_priority")
+        most = MAX_TD_ERROR + MAX_EPS
+        if not isinstance(largest, float) or not MIN_EPS <= largest <= most:
+            raise ValueError(f"Prioritized: max_priority {largest!r}, expected a number from {MIN_EPS:g} to {most:g}")
+        if not ((values == 0) | (values >= MIN_EPS) & (values <= most)).all():
+            raise ValueError(f"Prioritized: a priority that is neither 0 nor from {MIN_EPS:g} to {most:g}")
+        there = np.flatnonzero(self._tree.leaves)
+        before = np.zeros(len(self._tree.leaves))
+        before[: len(values)] = values[: len(before)]
+        self._tree.set(there, np.where(before[there] > 0, before[there], largest**self.alpha))
+        self.max_priority = largest
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory in use."""
+        return self._tree.nbytes if self._tree else 0

@@ -1,0 +1,122 @@
+"""Uniform sampling: every item equally often."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.native.jit import njit
+from sharpwave.sampling.protocol import Draw, Floats, Ints, check_unbound, extended
+from sharpwave.sampling.sum_tree import SumTree, _draw
+
+
+@njit(nogil=True, cache=True)
+def _draw_items(
+    nodes: Floats, starts: Ints, uniforms: Floats, items: Ints, probabilities: Floats, rest: Floats, group_size: int
+) -> None:
+    """Draw groups by their counts; the residual is the item's number in its group, as counts are whole numbers."""
+    _draw(nodes, starts, uniforms, items, probabilities, rest)
+    for i in range(items.size):
+        items[i] = items[i] * group_size + np.int64(min(rest[i], probabilities[i] - 1.0))
+        probabilities[i] = 1.0 / nodes[0]
+
+
+@njit(nogil=True, cache=True)
+def _skip_excluded(items: Ints, excluded: npt.NDArray[np.uint8], group_size: int) -> None:
+    """Map items numbered among those that are left of their group to the items themselves."""
+    for i in range(items.size):
+        item = items[i] // group_size * group_size
+        before = items[i] - item
+        while excluded[item] or before > 0:
+            before -= not excluded[item]
+            item += 1
+        items[i] = item
+
+
+@dataclass
+class Uniform:
+    """Sampler that draws every item equally often: ``probabilities`` 1/N, ``weights`` 1.
+
+    Draws are stratified: one item from each of n equal ranges, in any order, so a batch spreads over the whole memory.
+    """
+
+    beta: ClassVar[float] = 0.0
+    in_order: ClassVar[bool] = False
+    keeps_order: ClassVar[bool] = False
+    _tree: SumTree | None = field(default=None, init=False, repr=False)
+
+    def bind(self, groups: int, group_size: int) -> None:
+        """Make a tree over groups, whose values count their items: far smaller than a tree over items."""
+        check_unbound(self, self._tree)
+        self._tree = SumTree(groups)
+        self._group_size = group_size
+        self._excluded = np.zeros(groups * group_size, np.uint8)  # untouched, it takes no memory
+        self._any_excluded = False
+
+    def grow(self, groups: int) -> None:
+        """Cost: O(groups)."""
+        assert self._tree is not None
+        self._tree, self._excluded = self._tree.grown(groups), extended(self._excluded, groups * self._group_size)
+
+    def insert(self, groups: Ints, begins: Ints, ends: Ints) -> None:
+        """Cost: O(runs log8 groups)."""
+        assert self._tree is not None
+        self._tree.set(groups, self._tree.get(groups) + (ends - begins))
+
+    def remove(self, group: int) -> None:
+        """Cost: O(log8 groups)."""
+        assert self._tree is not None
+        self._tree.set_run(group, group + 1, 0.0)
+        if self._any_excluded:
+            self._excluded[group * self._group_size : (group + 1) * self._group_size] = 0
+
+    def exclude(self, items: Ints) -> Callable[[], None]:
+        """Cost: O(n log8 groups)."""
+        items, self._any_excluded = items.copy(), True
+        self._count(items, excluded=True)
+        return lambda: self._count(items, excluded=False)
+
+    def _count(self, items: Ints, excluded: bool) -> None:
+        assert self._tree is not None
+        self._excluded[items] = excluded
+        groups, counts = np.unique(items // self._group_size, return_counts=True)
+        self._tree.set(groups, self._tree.get(groups) + (-counts if excluded else counts))
+
+    def draw(self, draw: Draw, rng: np.random.Generator) -> None:
+        """Cost: O(n log8 groups), and 0.1 us an item once items were excluded."""
+        tree = self._tree
+        assert tree is not None
+        rng.random(out=draw.uniforms)
+        _draw_items(tree.nodes, tree.starts, draw.uniforms, draw.items, draw.probabilities, draw.rest, self._group_size)
+        if self._any_excluded:
+            _skip_excluded(draw.items, self._excluded, self._group_size)
+
+    def probabilities(self, items: Ints) -> Floats:
+        """Return 1/N for each."""
+        assert self._tree is not None
+        return np.full(len(items), 1.0 / self._tree.total)
+
+    def update(self, items: Ints, td_error: Floats) -> None:
+        """Do nothing: there are no priorities."""
+
+    def settings(self) -> dict[str, Any]:
+        """Return nothing: there are none."""
+        return {}
+
+    def state(self) -> dict[str, Any]:
+        """Return nothing: all items are alike."""
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Do nothing."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory in use."""
+        if self._tree is None:
+            return 0
+        return self._tree.nbytes + (len(self._tree.leaves) * self._group_size if self._any_excluded else 0)

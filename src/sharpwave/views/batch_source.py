@@ -1,0 +1,227 @@
+"""Where batches come from: drawn once the rate limiter admits it, in memory that is lent, without damaged segments."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.errors import DamagedError, EmptyError
+from sharpwave.sampling.limiters import Cursor, Gate, Limiter
+from sharpwave.sampling.protocol import Draw, Sampler, check_sampler
+from sharpwave.views.filling import fill
+from sharpwave.views.items import Items
+from sharpwave.views.layout import Layout, Target
+from sharpwave.views.uses import Uses
+from sharpwave.views.view import View
+
+if TYPE_CHECKING:
+    from sharpwave.log.step_log import StepLog
+
+Ints = npt.NDArray[np.int64]
+
+MAX_LAYOUTS = 4
+"""Batch sizes of which the layout is kept, and what drawing works in."""
+
+
+class BatchSource:
+    """Batches of one view. The store's lock is held throughout.
+
+    Args:
+        log: the store's log; at ``gate`` batches wait for steps.
+        seed: as :func:`numpy.random.default_rng` takes it.
+        max_times_sampled: times that an item is given out, at most; ``None``: no limit.
+        limiter: bounds samples and inserts; ``None``: nothing waits.
+
+    Attributes:
+        items: which there are. ``rng``: what they are drawn with.
+        steps_before: of the store's steps, those that the limiter does not count as inserts.
+
+    Raises:
+        ValueError, TypeError: naming the argument.
+    """
+
+    def __init__(
+        self,
+        log: StepLog,
+        gate: Gate,
+        view: View[Any],
+        sampler: Sampler,
+        seed: Any,
+        max_times_sampled: int | None,
+        limiter: Limiter | None,
+    ) -> None:
+        check_sampler(f"{view.kind}: sampler", sampler)
+        uses = None if max_times_sampled is None else Uses(max_times_sampled, log.index.leaves)
+        self.log, self.gate, self.view = log, gate, view
+        self.max_times_sampled = None if uses is None else uses.most
+        if limiter is not None:
+            if isinstance(limiter, type) or not hasattr(limiter, "sample_waits"):
+                raise TypeError(f"{view.kind}: limiter={limiter!r}, expected a limiter such as sharpwave.MinSize(1000)")
+            limiter.check(log.capacity, self.max_times_sampled)
+        self.limiter = limiter
+        self.steps_before = log.total_steps - log.held_steps
+        self.rng = np.random.default_rng(seed)
+        self.items = Items(log, view, sampler, uses)
+        self._layouts: dict[int, Layout] = {}  # by batch size, those used last
+
+    # waiting
+
+    def sample_waits(self, batch_size: int) -> str | None:
+        """Return what a batch must wait for."""
+        self.log.check_open()
+        self.items.follow()
+        if self.limiter is None:
+            return None
+        cursor = self._cursor()
+        reason = self.limiter.sample_waits(batch_size, cursor)
+        if reason is None and cursor.uses < batch_size:
+            uses = "no step" if not cursor.size else f"{cursor.uses:g} uses of steps"
+            reason = f"{batch_size} samples find {uses} left: the writer has to append"
+        return None if reason is None else f"{reason} ({self.limiter}; {cursor})"
+
+    def append_waits(self, steps: int) -> str | None:
+        """Return what so many steps must wait for."""
+        if self.limiter is None:
+            return None
+        self.items.follow()
+        cursor = self._cursor()
+        reason = self.limiter.append_waits(steps, cursor)
+        return None if reason is None else f"{reason} ({self.limiter}; {cursor})"
+
+    def _cursor(self) -> Cursor:
+        items = self.items
+        return Cursor(self.log.total_steps - self.steps_before, items.samples, items.count, items.uses_left)
+
+    def wait(self, batch_size: int, timeout: float | None) -> None:
+        """Wait until a batch may be drawn, and is there.  Raises: EmptyError, LimiterTimeoutError, ValueError."""
+        self.gate.wait("sample", lambda: self.sample_waits(batch_size), timeout)
+        self._check_enough(batch_size)
+
+    def _check_enough(self, batch_size: int) -> None:
+        count, left, most = self.items.count, self.items.uses_left, self.max_times_sampled
+        if count == 0 and left == 0:
+            used = "" if most is None else f" (or all were, max_times_sampled={most} times)"
+            raise EmptyError(
+                f"sample: no step can be sampled yet{used}: the store holds {self.log.held_steps}, and "
+                f"{self.view.waits_for}"
+            )
+        if left < batch_size:
+            raise EmptyError(
+                f"sample: batch_size={batch_size}, but the {count} steps that are left can be sampled "
+                f"{left} times in all (max_times_sampled={most}); nothing was taken"
+            )
+
+    # batches
+
+    def sample(self, batch_size: int, beta: float | None) -> Any:
+        """Return a batch drawn now, after :meth:`wait`. Whatever is raised, nothing was given out."""
+        changes = self.log.changes
+        target = self._lend(batch_size)
+        if self.log.changes != changes:  # steps were evicted for what index and samplers have grown by
+            self.items.follow()
+            self._check_enough(batch_size)
+        return self._drawn(target, beta)
+
+    def _drawn(self, target: Target, beta: float | None) -> Any:
+        while True:
+            undo = self.items.draw(target.draw, beta, self.rng)
+            try:
+                self._fill(target)
+            except DamagedError:
+                undo()
+                if not self._set_aside_damaged():
+                    raise
+            except BaseException:  # an interrupt by the user among them
+                undo()
+                raise
+            else:
+                self.gate.notify()
+                return target.batch
+
+    def of_draw(self, ids: Ints, probabilities: Any, weights: Any, beta: float | None) -> Any:
+        """Return the batch of an earlier draw; items evicted since are resampled."""
+        target = self._lend(len(ids))
+        self.items.follow()
+        draw = target.draw
+        draw.items[:], there = self.items.resolve(ids)
+        draw.probabilities[:], draw.weights[:] = probabilities, weights
+        gone = np.flatnonzero(~there)
+        if gone.size:
+            self._check_enough(gone.size)
+            other = Draw.of(gone.size)
+            self.items.draw(other, beta, self.rng)
+            draw.items[gone], draw.probabilities[gone] = other.items, other.probabilities
+            self.items.weigh(draw, beta)  # those of other are over its own largest, not over the batch's
+        try:
+            self._fill(target)
+        except DamagedError:
+            if not self._set_aside_damaged():
+                raise
+            return self._drawn(target, beta)
+        return target.batch
+
+    def fetch(self, ids: Ints) -> Any:
+        """Return the items with the given ids.  Raises: KeyError, MemoryError."""
+        self.items.follow()
+        _, there = self.items.resolve(ids)
+        if not there.all():
+            raise KeyError(f"fetch: id {ids[~there][0]} has left the store, or its successor is not known yet")
+        layout = self._layout(len(ids))  # not kept: there are as many sizes as callers like
+        blocks = self.log.space.lend(layout.sizes, layout.roots, layout.work_bytes)
+        target = layout.over(blocks, self.view, self.log.tag)
+        items, there = self.items.resolve(ids)  # steps may have been evicted where index and samplers had grown
+        if not there.all():
+            raise KeyError(f"fetch: id {ids[~there][0]} has left the store")
+        target.draw.items[:] = items
+        target.draw.probabilities.fill(np.nan)
+        target.draw.weights.fill(1)
+        self._fill(target)
+        return target.batch
+
+    def _fill(self, target: Target) -> None:
+        self.items.write_ids(target.draw.items, target.ids)
+        fill(self.log, self.view, target)
+
+    def _set_aside_damaged(self) -> bool:
+        """Drop the items of segments that cannot be read or decoded.
+
+        False if nothing changed, or nothing is left.
+        """
+        items, before = self.items, self.items.count
+        for slot, problem in self.log.sealed.damaged.items():
+            count, (begin, end) = items.count, items.spans[slot].tolist()
+            items.forget(slot)
+            if items.count < count:
+                warnings.warn(f"{problem}; its {end - begin} steps are sampled no more", RuntimeWarning, stacklevel=4)
+        return 0 < items.count < before
+
+    # memory
+
+    def _layout(self, batch_size: int) -> Layout:
+        return Layout(self.view.columns(), self.view.scratch_rows, batch_size)
+
+    def _lend(self, batch_size: int) -> Target:
+        """Return memory for a batch.  Raises: MemoryError: there is no room for it."""
+        space, layout = self.log.space, self._layouts.get(batch_size)
+        if layout is None:
+            layout = self._layout(batch_size)
+            blocks = space.lend(layout.sizes, layout.roots, layout.work_bytes)
+            if len(self._layouts) == MAX_LAYOUTS:
+                del self._layouts[next(iter(self._layouts))]
+            self._layouts[batch_size] = layout
+        else:
+            blocks = space.lend(layout.sizes, layout.roots)
+        return layout.over(blocks, self.view, self.log.tag)
+
+    @property
+    def work_bytes(self) -> int:
+        """Bytes of memory that making batches takes."""
+        return sum(layout.work_bytes for layout in self._layouts.values())
+
+    @property
+    def batch_bytes(self) -> int:
+        """Bytes of the largest batch that was drawn lately."""
+        return max((sum(layout.sizes) for layout in self._layouts.values()), default=0)

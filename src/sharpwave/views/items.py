@@ -1,0 +1,261 @@
+"""Which items of a view there are: found as they become known, lost by eviction, counted as they are drawn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.memory.segment_index import LEAF_BITS, LEAF_MASK
+from sharpwave.native.jit import njit
+from sharpwave.sampling.prioritized import Prioritized
+from sharpwave.sampling.protocol import Draw, Sampler, importance_weights, shuffle
+from sharpwave.views.uses import Uses
+from sharpwave.views.view import MAX_RUNS, View
+
+if TYPE_CHECKING:
+    from sharpwave.log.step_log import StepLog
+
+Ints = npt.NDArray[np.int64]
+Int32s = npt.NDArray[np.int32]
+Bools = npt.NDArray[np.bool_]
+
+
+class Items:
+    """The items of ``view``, told to ``sampler``. The store's lock is held throughout.
+
+    An item's id is ``generation << 32 | item``, where the generation is that of its segment's slot: so ids are never
+    used for a second item.
+
+    Args:
+        uses: counts how often each item is given out; ``None``: there is no limit.
+
+    Attributes:
+        spans: int32 [slots, 2], the items of each slot that can be sampled, or could until they were used up.
+        count: items that can be sampled. ``samples``: how many were given out so far.
+    """
+
+    def __init__(self, log: StepLog, view: View[Any], sampler: Sampler, uses: Uses | None) -> None:
+        sampler.bind(log.index.slots, log.stride)
+        view.bind(log)
+        self._log, self._view, self.sampler, self.uses = log, view, sampler, uses
+        self.spans = np.zeros((log.index.slots, 2), np.int32)
+        self.count = self.samples = 0
+        self._seen = -1  # the log's changes when it was followed last
+
+    def follow(self) -> None:
+        """Find the items that became known since the last call."""
+        if self._seen == self._log.changes:
+            return
+        found = MAX_RUNS
+        while found == MAX_RUNS:
+            runs = self._view.find(self.spans)
+            found = runs.shape[1]
+            if found:
+                self._insert(runs)
+        self._seen = self._log.changes
+
+    def _insert(self, runs: Ints) -> None:
+        groups, begins, ends = runs
+        self.sampler.insert(groups, begins, ends)
+        first = self._view.first_errors(runs)
+        if first is not None:
+            self.sampler.update(*first)
+        came = int(ends.sum() - begins.sum())
+        self.count += came
+        if self.uses is not None:
+            self.uses.add(came)
+
+    def restore(self, generation: Ints, given: Int32s | None, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint, before anything was followed.
+
+        Args:
+            generation: int64 [slots], the segments' of the checkpoint; items of others are new.
+            given: int32 [items], how often each was given out; where uses are counted.
+            state: the sampler's.
+
+        Raises:
+            ValueError: no such state; then all items are new.
+        """
+        found: list[Ints] = []
+        while not found or found[-1].shape[1] == MAX_RUNS:
+            found.append(self._view.find(self.spans).copy())
+        runs = np.concatenate(found, axis=1)
+        before = np.full(len(self.spans), -1, np.int64)
+        before[: len(generation)] = generation[: len(before)]
+        old = self._log.index.generation[runs[0]] == before[runs[0]]
+        try:
+            if old.any():
+                self._insert(runs[:, old])
+            if self.uses is not None and given is not None:
+                used_up = self.uses.restore(given, _items_of(runs[:, old], self._log.stride))
+                if len(used_up):
+                    self.sampler.exclude(used_up)
+                    self.count -= len(used_up)
+            self.sampler.restore(state)
+        finally:
+            if not old.all():
+                self._insert(runs[:, ~old])
+        self._seen = self._log.changes
+
+    @property
+    def uses_left(self) -> float:
+        """How often items can be given out in all, as things are."""
+        return self.uses.left if self.uses is not None else math.inf if self.count else 0
+
+    def enough(self, batch_size: int) -> bool:
+        """Return whether there are so many items."""
+        return self.count > 0 and self.uses_left >= batch_size
+
+    def written(self) -> None:
+        """Take note that the log has changed."""
+        if self.sampler.in_order:  # else it is followed when next asked
+            self.follow()
+
+    def draw(self, draw: Draw, beta: float | None, rng: np.random.Generator) -> Callable[[], None]:
+        """Fill ``draw`` and count it as given out; returns what takes that back.
+
+        Args:
+            beta: instead of the sampler's.
+        """
+        ended, unused = 0, None
+        if self.uses is None:
+            self.sampler.draw(draw, rng)
+        else:
+            ended, unused = self.uses.draw(self.sampler, draw, rng)
+        if not self.sampler.keeps_order:
+            rng.random(out=draw.uniforms)
+            shuffle(draw.uniforms, draw.items, draw.probabilities)
+        self.weigh(draw, beta)
+        count = len(draw.items)
+        self.count -= ended
+        self.samples += count
+
+        def undo() -> None:
+            if unused is not None:
+                unused()
+            self.count += ended
+            self.samples -= count
+
+        return undo
+
+    def weigh(self, draw: Draw, beta: float | None) -> None:
+        """Compute importance weights of what was drawn, by its probabilities; ``beta``: instead of the sampler's."""
+        beta = self.sampler.beta if beta is None else float(beta)
+        if beta == 0.0:
+            draw.weights.fill(1.0)
+        else:
+            importance_weights(draw.probabilities, beta, draw.weights)
+
+    def write_ids(self, items: Ints, ids: Ints) -> None:
+        """Write the ids of ``items`` [n] into ``ids`` [n]."""
+        _write_ids(items, self._log.index.generation, self._log.stride, ids)
+
+    def resolve(self, ids: Ints) -> tuple[Ints, Bools]:
+        """Return the items of ``ids`` [n], and bool [n]: it is there. An item that is not is 0."""
+        items, there = np.empty(len(ids), np.int64), np.empty(len(ids), np.bool_)
+        _resolve(ids, self._log.index.generation, self.spans, self._log.stride, items, there)
+        return items, there
+
+    def ids(self) -> Ints:
+        """Return the ids of all items that can be sampled: int64 [count], in no particular order."""
+        groups = np.flatnonzero(self.spans[:, 1])
+        items = _items_of(np.stack([groups, *self.spans[groups].T.astype(np.int64)]), self._log.stride)
+        items = items if self.uses is None else items[self.uses.remaining(items)]
+        self.write_ids(items, ids := np.empty(len(items), np.int64))
+        return ids
+
+    def update(self, ids: Ints, td_error: npt.NDArray[np.float64]) -> int:
+        """Change priorities by ``td_error`` [n, ...] for the items ``ids`` [n] that can be sampled: how many are."""
+        items, there = self.resolve(ids)
+        if self.uses is not None:
+            there &= self.uses.remaining(items)
+        if np.count_nonzero(there) < len(there):  # .2 us; there.all() takes .9 us
+            items, td_error = items[there], td_error[there]
+        self.sampler.update(items, self._view.item_errors(items, td_error))
+        return len(items)
+
+    def expect(self, slot: int, td_error: npt.NDArray[np.float32]) -> None:
+        """Note what the first priorities of items of the segment in ``slot`` are made of, by step."""
+        self._view.expect(slot, td_error)
+
+    def priorities(self, slots: Ints) -> npt.NDArray[np.float64] | None:
+        """Return mean priorities of items that can be sampled, by slot; infinite where none can yet.
+
+        ``None`` if there are no priorities to be had.
+        """
+        if not isinstance(self.sampler, Prioritized):
+            return None
+        self.follow()
+        known = self.spans[slots, 1] - self.spans[slots, 0]
+        return np.where(known > 0, self.sampler.masses(slots) / np.maximum(known, 1), np.inf)
+
+    def forget(self, slot: int) -> None:
+        """Drop all items that need the segment in ``slot``, which is about to be evicted."""
+        self._drop(slot)
+        items = self._take_away(self._view.lose(slot, self.spans))
+        if len(items):
+            self.count -= len(items)
+            self.sampler.exclude(items)
+
+    def _drop(self, slot: int) -> None:
+        """Drop the items of a slot."""
+        first = slot * self._log.stride
+        begin, end = self.spans[slot].tolist()
+        items = np.arange(first + begin, first + end)
+        self.sampler.remove(slot)  # may be done twice, where there is no memory for it the first time
+        self.count -= len(self._take_away(items))
+        self.spans[slot] = 0
+        if self.uses is not None:
+            self.uses.clear(first, first + self._log.stride)
+
+    def _take_away(self, items: Ints) -> Ints:
+        """Return those of ``items`` that could be given out until now."""
+        return items if self.uses is None else self.uses.drop(items)
+
+    def grow(self, slots: int) -> None:
+        """Make room for so many slots; there may be room for more than the log comes to have.  Raises: MemoryError."""
+        if slots > len(self.spans):
+            self.sampler.grow(slots)
+            self._view.grow(slots)
+            if self.uses is not None:
+                self.uses.grow(slots * self._log.stride)
+            spans = np.zeros((slots, 2), np.int32)
+            spans[: len(self.spans)] = self.spans
+            self.spans = spans  # at last: it says how many there is room for
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory, the sampler's included."""
+        index = self._log.index
+        uses = 0 if self.uses is None else self.uses.nbytes(index.highest * index.stride)
+        return 8 * index.highest + uses + 24 * MAX_RUNS + self.sampler.nbytes
+
+
+def _items_of(runs: Ints, stride: int) -> Ints:
+    """Return all items of ``runs`` [3, n]."""
+    parts = [np.arange(slot * stride + begin, slot * stride + end) for slot, begin, end in runs.T.tolist()]
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+
+@njit(nogil=True, cache=True)
+def _write_ids(items: Ints, generation: Ints, stride: int, ids: Ints) -> None:
+    for i in range(items.size):
+        ids[i] = generation[items[i] // stride] << LEAF_BITS | items[i]
+
+
+@njit(nogil=True, cache=True)
+def _resolve(ids: Ints, generation: Ints, spans: Int32s, stride: int, items: Ints, there: Bools) -> None:
+    for i in range(ids.size):
+        item = ids[i] & LEAF_MASK
+        slot = item // stride
+        there[i] = (
+            ids[i] >= 0
+            and slot < generation.size
+            and generation[slot] == ids[i] >> LEAF_BITS
+            and spans[slot, 0] <= item - slot * stride < spans[slot, 1]
+        )
+        items[i] = item if there[i] else 0

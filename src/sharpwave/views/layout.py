@@ -1,0 +1,175 @@
+"""How a batch of a given size lies in memory, and the arrays over memory that was lent for one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.memory.arena import rounded
+from sharpwave.memory.batch_pool import Block, Root, block_size
+from sharpwave.sampling.protocol import Draw
+from sharpwave.views.ids import tagged
+
+Array = npt.NDArray[Any]
+Ints = npt.NDArray[np.int64]
+
+COMMON = (("weights", np.float32), ("probabilities", np.float64), ("ids", np.int64))
+LARGE = 256
+"""A column of at least this many bytes an item has a block of its own: who keeps ``reward`` keeps no frames. Each block
+costs 1 us a batch."""
+ALIGNMENT = 64
+MAX_DTYPE_BYTES = (1 << 31) - ALIGNMENT
+"""numpy's limit for the itemsize of a structured dtype, less what alignment adds."""
+WHOLE = "whole"
+Arrays = Mapping[str | tuple[str, str], npt.NDArray[Any]]
+"""The arrays of a batch that are handed out, by name, or by name and part where a column has parts."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """An array of a batch.
+
+    Attributes:
+        dtype, shape: of an item, as the view fills it.
+        parts: arrays that are handed out of the same memory, by name: dtype, shape of an item, and the byte at which
+            the item's begins. They may overlap. Without any the array itself is handed out.
+    """
+
+    dtype: npt.DTypeLike
+    shape: tuple[int, ...] = ()
+    parts: Mapping[str, tuple[npt.DTypeLike, tuple[int, ...], int]] = field(default_factory=dict)
+
+    @property
+    def item(self) -> np.dtype[Any]:
+        """One item: structured, where there are parts."""
+        whole = np.dtype((self.dtype, self.shape))
+        if not self.parts:
+            return whole
+        return np.dtype(
+            {
+                "names": [WHOLE, *self.parts],
+                "formats": [whole, *(np.dtype((dtype, shape)) for dtype, shape, _ in self.parts.values())],
+                "offsets": [0, *(begin for _, _, begin in self.parts.values())],
+                "itemsize": whole.itemsize,
+            }
+        )
+
+
+@dataclass(slots=True)
+class Target:
+    """What a batch is written to: arrays over its memory that do not hold it; ``batch`` does.
+
+    Attributes:
+        batch: what is handed out.
+        columns: arrays by name, as :meth:`.view.View.columns` describes them, B items each.
+        scratch: int64 [rows, B], for the view to work in. ``rows``: its rows.
+    """
+
+    batch: Any
+    draw: Draw
+    ids: Ints
+    columns: dict[str, Array]
+    scratch: Ints
+    rows: Sequence[Ints]
+
+    def part(self, begin: int, end: int) -> Target:
+        """Return the items ``begin <= i < end``, in the same memory but for the scratch."""
+        some = slice(begin, end)
+        columns = {name: array[some] for name, array in self.columns.items()}
+        scratch = np.empty((len(self.rows), end - begin), np.int64)
+        return Target(self.batch, self.draw.part(begin, end), self.ids[some], columns, scratch, list(scratch))
+
+
+class Layout:
+    """Batches of ``size`` items.
+
+    A block is one array of a structured dtype, whose fields are what is handed out: to take a field costs .1 us, to
+    make an array from a shape, dtype, offset and strides .5 us. Columns with parts are structures of their own.
+
+    Attributes:
+        sizes: bytes of the blocks that a batch needs, the first for all that is small. ``roots``: what each is lent as.
+        work_bytes: of memory that is used again for every batch.
+    """
+
+    def __init__(self, columns: Mapping[str, Column], scratch_rows: int, size: int) -> None:
+        self.size, self._scratch_rows = size, scratch_rows
+        self.work_bytes = 8 * (scratch_rows + 3) * size
+        small: dict[str, np.dtype[Any]] = {name: np.dtype((kind, (size,))) for name, kind in COMMON}
+        nbytes = sum(rounded(item.itemsize, ALIGNMENT) for item in small.values())
+        large: list[np.dtype[Any]] = []
+        self._inside: list[dict[str, bool]] = [{}]  # names of each block's columns, and whether they have parts
+        # What is handed out: by name, or by name and part; its block, name in the block's dtype, and part.
+        self._plain: list[tuple[str, int, str | None]] = [(name, 0, name) for name in small if name != "ids"]
+        self._parts: list[tuple[tuple[str, str], int, str | None, str]] = []
+        for name, column in columns.items():
+            item = column.item
+            if item.itemsize * size < LARGE * max(1, size) and nbytes + item.itemsize * size <= MAX_DTYPE_BYTES:
+                block, inner = 0, name
+                small[name] = np.dtype((item, (size,)))
+                nbytes += rounded(small[name].itemsize, ALIGNMENT)
+            else:
+                large.append(item)
+                block, inner = len(large), None
+                self._inside.append({})
+            self._inside[block][name] = bool(column.parts)
+            self._parts += [((name, part), block, inner, part) for part in column.parts]
+            if not column.parts:
+                self._plain.append((name, block, inner))
+        offsets = np.cumsum([0, *(rounded(item.itemsize, ALIGNMENT) for item in small.values())]).tolist()
+        first = np.dtype(
+            {
+                "names": list(small),
+                "formats": list(small.values()),
+                "offsets": offsets[:-1],
+                "itemsize": max(1, offsets[-1]),
+            }
+        )
+        self.roots: list[Root] = [((), first), *(((size,), item) for item in large)]
+        self.sizes = tuple(block_size(math.prod(shape) * dtype.itemsize) for shape, dtype in self.roots)
+        self._work: tuple[Ints, npt.NDArray[np.float64], Ints, list[Ints]] | None = None
+
+    def _over(self, block: Block, number: int) -> tuple[Layout, int, Any, dict[str, Array]]:
+        """Return the arrays over a block itself, kept with it for when it is lent again; then it may be another of as
+        many bytes."""
+        kept = block.arrays
+        if kept is not None and kept[0] is self and kept[1] == number:
+            arrays: tuple[Layout, int, Any, dict[str, Array]] = kept
+            return arrays
+        shape, dtype = self.roots[number]
+        root = np.ndarray(shape, dtype, block.memory)
+        if self._work is None:  # not before there is room for it
+            whole = np.empty((self._scratch_rows + 1, self.size), np.int64)
+            self._work = whole[-1], np.empty((2, self.size), np.float64), whole[:-1], list(whole[:-1])
+        common = None
+        if number == 0:
+            items, (rest, uniforms), *_ = self._work
+            common = Draw(items, root["probabilities"], root["weights"], rest, uniforms), root["ids"]
+        columns = {}
+        for name, has_parts in self._inside[number].items():
+            array = root[name] if number == 0 else root
+            columns[name] = array[WHOLE] if has_parts else array
+        block.arrays = arrays = self, number, common, columns
+        return arrays
+
+    def over(self, lent: Sequence[tuple[Block, Array]], view: Any, tag: object) -> Target:
+        """Return the arrays of one batch of ``view`` over blocks of :attr:`sizes` and :attr:`roots`.
+
+        Args:
+            tag: the store's, which ids carry.
+        """
+        roots = [root for _, root in lent]
+        _, _, (draw, ids), columns = self._over(lent[0][0], 0)
+        for number in range(1, len(lent)):
+            columns = columns | self._over(lent[number][0], number)[3]
+        arrays: dict[str | tuple[str, str], Array] = {"ids": tagged(roots[0]["ids"], tag)}
+        for name, block, inner in self._plain:
+            arrays[name] = roots[block] if inner is None else roots[block][inner]
+        for key, block, inner, part in self._parts:
+            arrays[key] = roots[block][part] if inner is None else roots[block][inner][part]
+        assert self._work is not None
+        return Target(view.batch(arrays), draw, ids, columns, *self._work[2:])

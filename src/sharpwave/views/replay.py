@@ -1,0 +1,225 @@
+"""A view of a store, sampled: what is the same whatever its items are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.errors import not_to_be_copied
+from sharpwave.sampling.limiters import Gate, Limiter
+from sharpwave.sampling.protocol import MAX_TD_ERROR, Sampler
+from sharpwave.validation import all_within
+from sharpwave.views.batch_source import BatchSource
+from sharpwave.views.ids import tag_of, tagged
+from sharpwave.views.prefetch import Stream, Streams
+from sharpwave.views.view import View
+
+if TYPE_CHECKING:
+    from sharpwave.log.step_log import StepLog
+
+Ints = npt.NDArray[np.int64]
+B = TypeVar("B")
+
+MAX_BATCH_SIZE = 1 << 24
+MAX_LOOKAHEAD = 1024
+
+
+class Replay(Generic[B]):
+    """A store's items, as a :class:`.view.View` says what they are, sampled. Made by :meth:`sharpwave.Store.view`.
+
+    Args:
+        log: the store's log; ``lock`` guards it; at ``gate`` batches wait for steps.
+        max_times_sampled: times that an item is given out, at most; ``None``: no limit.
+        limiter: bounds samples and inserts; ``None``: nothing waits.
+
+    Attributes:
+        name: by which a checkpoint knows it.
+        view: what its items are.
+    """
+
+    def __init__(
+        self,
+        log: StepLog,
+        lock: Any,
+        gate: Gate,
+        view: View[B],
+        *,
+        name: str,
+        sampler: Sampler,
+        seed: Any,
+        max_times_sampled: int | None,
+        limiter: Limiter | None,
+    ) -> None:
+        self.name, self.view = name, view
+        self.source = BatchSource(log, gate, view, sampler, seed, max_times_sampled, limiter)
+        self.streams = Streams(log)
+        self._log, self._lock, self._items = log, lock, self.source.items
+        self.life: object = None  # of the store, which lasts as long as this view
+
+    @property
+    def sampler(self) -> Sampler:
+        """What chooses the items."""
+        return self._items.sampler
+
+    @property
+    def limiter(self) -> Limiter | None:
+        """What bounds samples and inserts."""
+        return self.source.limiter
+
+    @property
+    def max_times_sampled(self) -> int | None:
+        """Times that an item is given out, at most."""
+        return self.source.max_times_sampled
+
+    def __reduce__(self) -> NoReturn:
+        raise not_to_be_copied(self)
+
+    def __len__(self) -> int:
+        """Items that can be sampled now; not those that were ``max_times_sampled`` times."""
+        with self._lock:
+            self._items.follow()
+            return self._items.count
+
+    def sample(self, batch_size: int, *, beta: float | None = None, timeout: float | None = None) -> B:
+        """Draw a batch.
+
+        Args:
+            beta: overrides the sampler's.
+            timeout: seconds to wait at most until the limiter allows it; default 60. Without a limiter nothing waits.
+
+        Returns a batch whose memory is the caller's for as long as anything made of it is there (see :class:`Batch`).
+        The order of its items says nothing: each part of it is like a smaller batch, but for ``Fifo()`` and ``Lifo()``,
+        which are orders. Cost: drawing is O(log8 items) an item; decoding a window of five 84x84 frames takes 3 us.
+
+        With a disk, segments that are not in memory are read now. One that is damaged, or that cannot be decoded, is
+        named in a RuntimeWarning and in ``stats()["damaged"]``, and sampled no more.
+
+        Raises:
+            EmptyError: no step can be sampled yet, or ``max_times_sampled`` leaves too few for the whole batch; then
+                nothing was given out.
+            LimiterTimeoutError: the limiter did not allow it in time, or there were too few steps for so long.
+            ValueError: ``batch_size``, ``beta`` or ``timeout`` out of range, or the limiter can never allow it.
+            DamagedError: nothing readable is left.
+            MemoryError: ``ram`` leaves no room for the batch beside those that are held, or for a segment; no step
+                is evicted for a batch.
+        """
+        _check_batch_size(batch_size)
+        _check_beta(beta)
+        with self._lock:
+            self.streams.forget_dropped()
+            self.source.wait(batch_size, timeout)
+            batch: B = self.source.sample(batch_size, beta)
+            return batch
+
+    def stream(
+        self, batch_size: int, *, lookahead: int = 4, beta: float | None = None, timeout: float | None = None
+    ) -> Stream[B]:
+        """Return batches without end, each drawn ``lookahead`` batches before it is handed out.
+
+        With a disk, what they need is read meanwhile, and stays in memory until it is used. Priorities that change
+        after the draw count from the next draw on, so they are up to ``lookahead`` batches late; weights and
+        probabilities are those of the draw. Items evicted since the draw are resampled, and the batch weighed anew. A
+        batch counts as sampled when it is drawn; a limiter is waited for only where nothing is drawn yet.
+
+        Raises:
+            ValueError: an argument out of range.  ``next()`` raises what :meth:`sample` does.
+        """
+        _check_batch_size(batch_size)
+        _check_beta(beta)
+        if not isinstance(lookahead, (int, np.integer)) or not 0 <= lookahead <= MAX_LOOKAHEAD:
+            raise ValueError(f"stream: lookahead={lookahead!r}, expected an integer from 0 to {MAX_LOOKAHEAD}")
+        stream: Stream[B] = Stream(
+            self, self.source, self._lock, self.streams, int(batch_size), int(lookahead), beta, timeout
+        )
+        with self._lock:
+            self.streams.add(stream)
+        return stream
+
+    def fetch(self, ids: npt.ArrayLike | B) -> B:
+        """Return the items with the given ids; ``weights`` and ``probabilities`` are 1 and NaN.
+
+        Raises:
+            KeyError: an id that was evicted, or cannot be sampled yet.  ValueError: ids of another store.
+            MemoryError: as :meth:`sample`.
+        """
+        checked = _checked_ids("fetch", ids, self._log.tag)
+        with self._lock:
+            self._log.check_open()
+            batch: B = self.source.fetch(checked)
+            return batch
+
+    def sampleable_ids(self) -> Ints:
+        """Return the ids of all items that can be sampled now, in no particular order."""
+        with self._lock:
+            self._items.follow()
+            return tagged(self._items.ids(), self._log.tag)
+
+    def update_priorities(self, ids: npt.ArrayLike | B, td_error: npt.ArrayLike) -> int:
+        """Set priorities to ``|td_error| + eps`` for ``ids``, or for those of a batch; returns how many were stale.
+
+        An item that was evicted, or whose place another has taken, or that cannot be sampled yet or not again, is
+        counted and skipped.
+        Of repeated ids the last wins; for the largest priority so far, which new items get, all that were not skipped
+        count.
+
+        Raises:
+            ValueError: shapes differ, a value is NaN or larger than a float32 can be, or ``batch.ids`` (or slices,
+                copies, selections of them) are those of another store; then nothing changed.
+        """
+        checked = _checked_ids("update_priorities", ids, self._log.tag)
+        try:
+            errors = np.asarray(td_error, np.float64, order="C")  # kernels would be compiled anew for any other order
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"update_priorities: td_error cannot be read as numbers ({error})") from error
+        expected = checked.shape + self.view.error_shape
+        if errors.shape != expected:
+            raise ValueError(
+                f"update_priorities: td_error has shape {errors.shape}, expected {expected}, one for each id"
+            )
+        if not all_within(errors, MAX_TD_ERROR):
+            worst = int(np.flatnonzero(~(np.abs(errors) <= MAX_TD_ERROR))[0])
+            raise ValueError(
+                f"update_priorities: td_error[{worst}] is {errors.flat[worst]}, expected finite numbers of at most "
+                f"{MAX_TD_ERROR:.2g}, float32's largest; look for a diverging loss"
+            )
+        with self._lock:
+            self._log.check_open()
+            self._items.follow()  # steps appended before this call get the largest priority of before this call
+            return len(checked) - self._items.update(checked, errors)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the view takes, beside its batches: sampler and bookkeeping."""
+        return self._items.nbytes
+
+    @property
+    def work_bytes(self) -> int:
+        """Bytes of memory that making batches takes, with what streams have drawn ahead."""
+        return self.source.work_bytes + self.streams.nbytes
+
+
+def _check_batch_size(batch_size: int) -> None:
+    if not isinstance(batch_size, (int, np.integer)) or not 1 <= batch_size <= MAX_BATCH_SIZE:
+        raise ValueError(f"sample: batch_size={batch_size!r}, expected an integer from 1 to {MAX_BATCH_SIZE:,}")
+
+
+def _check_beta(beta: float | None) -> None:
+    if beta is not None and not (isinstance(beta, (int, float, np.floating)) and 0 <= beta <= 1):
+        raise ValueError(f"sample: beta={beta!r}, expected a number from 0 to 1")
+
+
+def _checked_ids(what: str, ids: Any, tag: object) -> Ints:
+    """Return ids, or those of a batch, as a plain array.  Raises: ValueError: none, or ids of another store."""
+    ids = getattr(ids, "ids", ids)
+    ids = ids.cpu() if hasattr(ids, "cpu") else ids
+    if (other := tag_of(ids)) is not None and other is not tag:
+        raise ValueError(
+            f"{what}: these ids are of another store (or of one that was opened anew), where they name other steps; "
+            "pass them to a view of the store that they were sampled from. np.asarray(ids) is not checked"
+        )
+    array = np.asarray(ids)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise ValueError(f"ids: got shape {array.shape} {array.dtype}, expected int64 [n], as in batch.ids")
+    return array.astype(np.int64, copy=False)

@@ -1,0 +1,173 @@
+"""What a checkpoint keeps of a view: plain data, until a view of its name is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.format.segment import MOST_NUMBER
+from sharpwave.sampling.protocol import checked_array, described
+from sharpwave.views.prefetch import checked
+
+if TYPE_CHECKING:
+    from sharpwave.log.step_log import StepLog
+    from sharpwave.views.replay import Replay
+
+
+@dataclass
+class SavedView:
+    """A view as it was when a checkpoint was written.
+
+    Attributes:
+        settings, sampler: of the view and of its sampler, with their classes as ``kind``.
+        remembered: the sampler's state.
+        uses: int32 [items], how often each was given out; ``None`` without ``max_times_sampled``.
+        rng: the generator's state.
+        samples: items given out.
+        steps_before: of the store's steps, those that do not count as inserts.
+        ahead: what each stream had drawn ahead.
+        generation: int64 [slots], of each slot's segment; -1 where there was none. Items of others are new.
+    """
+
+    settings: dict[str, Any]
+    sampler: dict[str, Any]
+    max_times_sampled: int | None
+    remembered: dict[str, Any]
+    uses: npt.NDArray[np.int32] | None
+    rng: dict[str, Any]
+    samples: int
+    steps_before: int
+    ahead: list[list[dict[str, Any]]]
+    generation: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, replay: Replay[Any], log: StepLog) -> SavedView:
+        """Return what there is to be kept of a view, as copies, the store's lock held."""
+        source, items = replay.source, replay.source.items
+        items.follow()
+        return cls(
+            {"kind": source.view.kind, **source.view.settings()},
+            described(items.sampler),
+            source.max_times_sampled,
+            items.sampler.state(),
+            None if items.uses is None else items.uses.given(log.index.highest * log.stride),
+            dict(source.rng.bit_generator.state),
+            items.samples,
+            source.steps_before,
+            replay.streams.state(),
+            _generations(log),
+        )
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any], log: StepLog) -> SavedView:
+        """Inverse of :meth:`state`, also of what earlier releases wrote, when nothing was appended to ``log`` yet.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is none.
+        """
+        settings = state.get("settings")
+        if settings is None:  # as when there were transitions only
+            settings = {"kind": "transitions", "n_step": state["n_step"], "gamma": state["gamma"]}
+        most, sampler, remembered = state["max_times_sampled"], state["sampler"], state["remembered"]
+        for name, value in {"settings": settings, "sampler": sampler, "sampler's state": remembered}.items():
+            if not isinstance(value, dict):
+                raise ValueError(f"{name}: {type(value).__name__}, expected a dict")
+        rng = np.random.default_rng(0)
+        rng.bit_generator.state = state["rng"]
+        return cls(
+            settings,
+            sampler,
+            most,
+            remembered,
+            None if most is None else checked_array(state, "uses", np.int32),
+            dict(rng.bit_generator.state),
+            _count(state, "samples"),
+            log.total_steps - _count(state, "inserts"),
+            [[checked(batch) for batch in batches] for batches in state["ahead"]],
+            checked_array(state, "generation", np.int64) if "generation" in state else _generations(log),
+        )
+
+    def state(self, log: StepLog) -> dict[str, Any]:
+        """Return a tree of arrays and numbers."""
+        return {
+            "settings": self.settings,
+            "sampler": self.sampler,
+            "max_times_sampled": self.max_times_sampled,
+            "remembered": self.remembered,
+            "uses": self.uses,
+            "rng": self.rng,
+            "samples": self.samples,
+            "inserts": log.total_steps - self.steps_before,
+            "ahead": self.ahead,
+            "generation": self.generation,
+        }
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory of its arrays."""
+        return _nbytes(vars(self))
+
+    def differences(
+        self, settings: dict[str, Any], sampler: dict[str, Any], max_times_sampled: int | None
+    ) -> list[str]:
+        """Say which settings a view that is asked for has otherwise."""
+        found = _differences("", self.settings, settings)
+        if self.max_times_sampled != max_times_sampled:
+            found.append(f"max_times_sampled was {self.max_times_sampled}, is {max_times_sampled}")
+        return found + _differences("sampler", self.sampler, sampler)
+
+    def restore(self, replay: Replay[Any]) -> None:
+        """Let a new view of the same settings go on where this was, over the steps that are there.
+
+        Raises:
+            KeyError, TypeError, ValueError, IndexError, OverflowError: the sampler or the uses have no such state; then
+                it is a new view.
+        """
+        source, items = replay.source, replay.source.items
+        items.restore(self.generation, self.uses, self.remembered)
+        items.samples, source.steps_before = self.samples, self.steps_before
+        source.rng.bit_generator.state = self.rng
+        replay.streams.resumed = self.ahead
+
+
+def _generations(log: StepLog) -> npt.NDArray[np.int64]:
+    index = log.index
+    used = slice(0, index.highest)
+    generations: npt.NDArray[np.int64] = np.where(index.rows[used] > 0, index.generation[used], -1)
+    return generations
+
+
+def _nbytes(tree: Any) -> int:
+    if isinstance(tree, np.ndarray):
+        return tree.nbytes
+    parts = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()
+    return sum(_nbytes(part) for part in parts)
+
+
+def _count(state: dict[str, Any], name: str) -> int:
+    """Return a number of steps or samples; ratios of them are floats.  Raises: ValueError."""
+    if type(count := state.get(name)) is not int or not 0 <= count < MOST_NUMBER:
+        raise ValueError(f"{name} of another kind, expected an integer from 0 below {MOST_NUMBER}")
+    return count
+
+
+def _differences(path: str, was: Any, now: dict[str, Any]) -> list[str]:
+    """Say which of the settings ``now`` were others; what ``was`` has beside may change at any time."""
+    kind = was.get("kind") if isinstance(was, dict) else None
+    if kind != now["kind"]:
+        return [f"{path or 'view'} was {kind}, is {now['kind']}"]
+    found = []
+    for name in now:
+        before = was.get(name)
+        if name == "parts" and isinstance(before, list) and len(before) == len(now[name]):
+            for k, (one, (new_share, new_part)) in enumerate(zip(before, now[name], strict=True)):
+                share, part = one if isinstance(one, list) and len(one) == 2 else (None, None)
+                if share != new_share:
+                    found.append(f"{path}: share {k} was {share}, is {new_share}")
+                found += _differences(f"{path} part {k}", part, new_part)
+        elif before != now[name]:
+            found.append(f"{path}: {name} was {before}, is {now[name]}".removeprefix(": "))
+    return found

@@ -1,0 +1,105 @@
+"""What a view is: a kind of items that are put together from the log when they are sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from sharpwave.log.step_log import StepLog
+    from sharpwave.views.layout import Arrays, Column, Target
+
+Ints = npt.NDArray[np.int64]
+Int32s = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float64]
+Batch_co = TypeVar("Batch_co", covariant=True)
+
+MAX_RUNS = 1024
+"""Runs of new items that one call of :meth:`View.find` returns."""
+
+
+class View(Protocol[Batch_co]):
+    """Kind of items that a store's log holds: which there are, what each needs, and how a batch of them is filled.
+
+    :class:`sharpwave.views.replay.Replay` does the rest: drawing, waiting, priorities, streams, limits, checkpoints.
+    An instance is constructed with its settings and serves one replay. The store's lock is held whenever it is called.
+
+    An item belongs to the segment in which it begins; item k of the segment in slot s has the number
+    ``s * stride + k``. A segment's items are found in order, from 0 on, and are at most as many as its steps.
+    ``spans`` int32 [slots, 2] says which there are: ``spans[s, 0] <= k < spans[s, 1]``.
+
+    Attributes:
+        kind: name of the view's class, and of views of it that are given no other.
+        waits_for: what a step must wait for before it is part of an item, for error messages.
+        scratch_rows: rows of int64 [rows, batch size] that :meth:`fill` works in.
+        error_shape: what ``update_priorities`` takes of each item beside its id.
+    """
+
+    kind: str
+    scratch_rows: int = 0
+    error_shape: tuple[int, ...] = ()
+
+    @property
+    def waits_for(self) -> str:
+        return "a step can be sampled once all that its item needs was appended"
+
+    def settings(self) -> dict[str, Any]:
+        """Return its settings, as JSON has them: a checkpoint's state is only restored into a view of the same."""
+        raise NotImplementedError
+
+    def bind(self, log: StepLog) -> None:
+        """Serve a log from now on.  Raises: ValueError: the settings don't fit it."""
+        raise NotImplementedError
+
+    def grow(self, slots: int) -> None:
+        """Make room for so many slots, more than before."""
+        return None
+
+    def find(self, spans: Int32s) -> Ints:
+        """Find the items that became known since the last call, and raise the ends of their spans.
+
+        Returns int64 [3, runs]: slots, begins and ends of runs of items, the slots distinct. At most :data:`MAX_RUNS`;
+        called again while it returns so many.
+        """
+        raise NotImplementedError
+
+    def lose(self, slot: int, spans: Int32s) -> Ints:
+        """Narrow the spans of other segments, as the segment in ``slot`` is about to be evicted.
+
+        Returns the items, ascending, that need it; those of its own span are lost anyway.
+        """
+        raise NotImplementedError
+
+    def segments(self, items: Ints) -> Ints:
+        """Return int64 [n, k]: slots of the segments whose fields each of ``items`` [n] needs; some may be repeated.
+
+        Flags and rewards are always in memory.
+        """
+        raise NotImplementedError
+
+    def columns(self) -> Mapping[str, Column]:
+        """Return the arrays of a batch beside ``weights``, ``probabilities`` and ``ids``."""
+        raise NotImplementedError
+
+    def fill(self, target: Target) -> None:
+        """Fill ``target.columns`` for ``target.draw.items``, whose segments are in memory."""
+        raise NotImplementedError
+
+    def batch(self, arrays: Arrays) -> Batch_co:
+        """Return what is handed out; its ``ids`` are ``arrays["ids"]``."""
+        raise NotImplementedError
+
+    def expect(self, slot: int, td_error: npt.NDArray[np.float32]) -> None:
+        """Note the TD errors [rows] of the steps in ``slot``, for :meth:`first_errors`."""
+        return None
+
+    def first_errors(self, runs: Ints) -> tuple[Ints, Floats] | None:
+        """Return items of new ``runs`` and their TD errors; ``None``: none are known, they get the largest priority."""
+        return None
+
+    def item_errors(self, items: Ints, td_error: Floats) -> Floats:
+        """Return one TD error [n] an item, of ``td_error`` [n, *error_shape]."""
+        return td_error
