@@ -21,7 +21,7 @@ def test_readme_is_short() -> None:
 
 @pytest.mark.parametrize("page", LINKING, ids=name)
 def test_links_and_pictures_exist(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#:\s]+)[^)]*\)", page.read_text(encoding="utf-8")):
+    for target in re.findall(r"\]\((?!https?:)([^)#\s]+)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), f"{name(page)} links to {target}"
 
 
@@ -29,7 +29,8 @@ def test_modules_that_the_architecture_names_exist() -> None:
     tests = {path.name for path in (ROOT / "tests").rglob("*.py")}
     for page in (ROOT / "docs" / "architecture").glob("*.md"):
         for module in re.findall(r"`((?:[a-z_]+/)*[a-z_]+\.py)", page.read_text(encoding="utf-8")):
-            found = module in tests or any((ROOT / base / module).exists() for base in ("", "src/sharpwave"))
+            bases = ("", "src/sharpwave", f"src/sharpwave/{page.stem}")
+            found = module in tests or any((ROOT / base / module).exists() for base in bases)
             assert found, f"{name(page)} names {module}"
 
 
