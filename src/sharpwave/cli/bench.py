@@ -38,8 +38,8 @@ def bench(
     """Measure the store and the trainer on this machine, beside other replay memories that are installed.
 
     Compares bytes a step, steps added and transitions sampled a second with stable-baselines3, cpprb, Tianshou and
-    TorchRL (pip install 'sharpwave\\[bench]'), each in a process of its own, asked in turn round after round. Ctrl-C ends
-    it with what has been measured.
+    TorchRL (pip install 'sharpwave\\[bench]'), each in a process of its own, asked in turn. Ctrl-C ends it
+    with what has been measured.
     """
     from rich.console import Console
 
