@@ -19,6 +19,7 @@ from training_speed.progress import PACKAGES
 from training_speed.runs import episodes, train
 
 from sharpwave.bench.machine import environment
+from sharpwave.training.config import recipe_of
 
 HERE = Path(__file__).parent
 EPISODES = 50
@@ -29,14 +30,14 @@ def measured(folder: Path, minutes: float) -> dict[str, Any]:
     """A run's settings, its scores of random play (the warm-up) and at the end, and what it took."""
     played = episodes(folder)
     played = [one for one in played if one["minutes"] <= minutes + 0.5]
-    settings = json.loads((folder / "config.json").read_text())["settings"]
-    warmup = settings["warmup_steps"]
+    recipe = recipe_of(json.loads((folder / "config.json").read_text()))
+    warmup = recipe.training.warmup_steps
     random = [one["reward"] for one in played if one["steps"] <= warmup]
     if not random:
         raise SystemExit(f"{folder}: no episode ended in the {warmup:,} steps of warm-up; give more --minutes")
     last = [one["reward"] for one in played[-EPISODES:]]
     return {
-        "settings": settings,
+        "settings": recipe.to_table(),
         "random": statistics.mean(random),
         "random_episodes": len(random),
         "score": statistics.mean(last),

@@ -20,14 +20,14 @@ import sharpwave as sw
 from sharpwave.envs import step_spec
 from sharpwave.training import setup
 from sharpwave.training.actors.counters import CONTEXT, shared_memory
-from sharpwave.training.recipes import RECIPES
+from sharpwave.training.recipes import load_recipe
 
 RING = 1 << 20
 
 
 def recorded(steps: int) -> tuple[sw.Spec, list[dict[str, Any]]]:
     """Random play of Pong as arguments of ``extend``."""
-    recipe = RECIPES["pong"][1]
+    recipe = load_recipe("pong")
     env = setup.environments(recipe, 4)
     rng, rows = np.random.default_rng(0), []
     obs, _ = env.reset(seed=0)

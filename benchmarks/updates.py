@@ -10,7 +10,6 @@ with the update in training, do not.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import statistics
 import time
@@ -30,10 +29,12 @@ from sharpwave.agents.dqn import DQN
 from sharpwave.agents.losses import double_q_targets, huber
 from sharpwave.bench.machine import environment
 from sharpwave.training import setup
-from sharpwave.training.recipes import RECIPES, Recipe
+from sharpwave.training.recipes import load_recipe
+from sharpwave.training.recipes.recipe import Recipe
 
 HERE = Path(__file__).parent
-RECIPE = RECIPES["pong"][1]
+RECIPE = load_recipe("pong")
+BATCH = RECIPE.agent.replay.batch_size
 REPEATS = 12
 """Updates of a variant in a round; the first two are not timed."""
 
@@ -43,9 +44,9 @@ Variant = tuple[Recipe, Callable[[DQN], Callable[[Any], Any]]]
 def batch(recipe: Recipe, size: int) -> Any:
     """Random transitions of the recipe's shape."""
     draw = torch.Generator().manual_seed(0)
-    height, width = (int(part) for part in recipe.frame.split("x"))
+    height, width = (int(part) for part in recipe.env.frame.split("x"))
     frames = [
-        torch.randint(0, 255, (size, recipe.stack, height, width), dtype=torch.uint8, generator=draw) for _ in "ab"
+        torch.randint(0, 255, (size, recipe.env.stack, height, width), dtype=torch.uint8, generator=draw) for _ in "ab"
     ]
     return SimpleNamespace(
         obs=frames[0],
@@ -79,7 +80,8 @@ class _Contiguous(nn.Module):
 
 def plain_adam(agent: DQN) -> Callable[[Any], Any]:
     """Adam by torch's foreach functions instead of one fused kernel."""
-    agent.__dict__["optimizer"] = torch.optim.Adam(agent.online.parameters(), RECIPE.learning_rate, eps=RECIPE.adam_eps)
+    settings = RECIPE.agent
+    agent.__dict__["optimizer"] = torch.optim.Adam(agent.online.parameters(), settings.lr, eps=settings.adam_eps)
     return as_it_is(agent)
 
 
@@ -100,7 +102,7 @@ def one_forward(agent: DQN) -> Callable[[Any], Any]:
                 next_q = agent.target(inputs.chunk(2)[1]).float()
         targets = double_q_targets(next_q, next_q_online.detach(), batch.reward, batch.discount)
         td_errors = targets - q.gather(1, batch.action.view(-1, 1)).squeeze(1)
-        loss = (batch.weights * huber(td_errors, RECIPE.huber_delta)).mean()
+        loss = (batch.weights * huber(td_errors, RECIPE.agent.huber_delta)).mean()
         agent.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(agent.online.parameters(), RECIPE.max_grad_norm)
@@ -122,7 +124,7 @@ def two_halves(agent: DQN) -> Callable[[Any], Any]:
                 next_q_online, next_q = agent.online(inputs).float(), agent.target(inputs).float()
         targets = double_q_targets(next_q, next_q_online, half.reward, half.discount)
         td_errors = targets - q.gather(1, half.action.view(-1, 1)).squeeze(1)
-        return torch.autograd.grad((half.weights * huber(td_errors, RECIPE.huber_delta)).sum() / size, parameters)
+        return torch.autograd.grad((half.weights * huber(td_errors, RECIPE.agent.huber_delta)).sum() / size, parameters)
 
     def learn(batch: Any) -> None:
         size = len(batch.action)
@@ -143,7 +145,7 @@ def two_halves(agent: DQN) -> Callable[[Any], Any]:
 
 def change(**settings: Any) -> Variant:
     """Other settings of the recipe."""
-    return dataclasses.replace(RECIPE, **settings), as_it_is
+    return RECIPE.override(**settings), as_it_is
 
 
 VARIANTS: dict[str, Variant] = {
@@ -153,7 +155,7 @@ VARIANTS: dict[str, Variant] = {
     "rows first, not channels last": (RECIPE, rows_first),
     "Adam not fused": (RECIPE, plain_adam),
     "one forward over s and s'": (RECIPE, one_forward),
-    "two halves in two threads": (dataclasses.replace(RECIPE, threads=1), two_halves),
+    "two halves in two threads": (RECIPE.override(threads=1), two_halves),
     "no double": change(double=False),
     "no dueling": change(dueling=False),
     "2 frames": change(stack=2),
@@ -179,7 +181,7 @@ def main() -> None:
     for name, (recipe, make) in variants.items():
         env = setup.environments(recipe)
         agent: Any = setup.agent(recipe, env)
-        data, learn = batch(recipe, recipe.batch_size), make(agent)
+        data, learn = batch(recipe, recipe.agent.replay.batch_size), make(agent)
         with setup.arithmetic(recipe):
             begun = time.perf_counter()
             learn(data)
@@ -198,9 +200,9 @@ def main() -> None:
                     begun = time.perf_counter()
                     learn(data)
                     taken.append(time.perf_counter() - begun)
-            times[name].append(1000 * statistics.median(taken[2:]) * RECIPE.batch_size / recipe.batch_size)
+            times[name].append(1000 * statistics.median(taken[2:]) * BATCH / recipe.agent.replay.batch_size)
 
-    shown = Table(title=f"An update of {RECIPE.batch_size} transitions", title_style="bold", title_justify="left")
+    shown = Table(title=f"An update of {BATCH} transitions", title_style="bold", title_justify="left")
     for column in ("", "ms", "ratio", "first call, s"):
         shown.add_column(column, justify="left" if not column else "right")
     results = {}

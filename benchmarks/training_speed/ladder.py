@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from sharpwave.training.files import write_json
-from sharpwave.training.recipes import flag
 from training_speed import solved
 from training_speed.progress import Results, begin, say
 from training_speed.rungs import RUNGS
@@ -76,7 +75,7 @@ def solve(out: Path, names: Sequence[str], seeds: Sequence[int], *, fresh: bool 
             arguments = ["pong", "--seed", str(seed), "--device", "cpu", "--stop-reward", NEVER_STOP]
             arguments += ["--evaluate-from", NEVER_STOP]
             for setting, value in RUNGS[name].settings.items():
-                arguments += [flag(setting), str(value)]
+                arguments += ["--" + setting.replace("_", "-"), str(value)]
             train(folder, arguments, fresh=fresh, enough=solved.solved)
             found.append(solved.finished_run(folder))
     return found

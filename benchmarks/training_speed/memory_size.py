@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sharpwave.training.files import write_json
-from sharpwave.training.recipes import RECIPES
+from sharpwave.training.recipes import load_recipe
 from sharpwave.training.text import byte_text
 from training_speed import solved
 from training_speed.ladder import NEVER_STOP
@@ -21,7 +21,7 @@ from training_speed.rungs import BOUND
 from training_speed.runs import episodes, train
 
 FILE = "memory-size.json"
-RECIPE = RECIPES["pong"][1]
+RECIPE = load_recipe("pong")
 
 
 def measure(out: Path, sizes: Sequence[int], seeds: Sequence[int], steps: int, *, fresh: bool = False) -> Results:
@@ -64,7 +64,7 @@ def measure(out: Path, sizes: Sequence[int], seeds: Sequence[int], steps: int, *
 
 def _arguments(size: int, seed: int, steps: int) -> list[str]:
     options = {
-        "--capacity": size, "--warmup-steps": min(RECIPE.warmup_steps, size), "--seed": seed, "--steps": steps,
+        "--capacity": size, "--warmup-steps": min(RECIPE.training.warmup_steps, size), "--seed": seed, "--steps": steps,
         "--device": "cpu", "--stop-reward": NEVER_STOP, "--evaluate-from": NEVER_STOP,
     }  # fmt: skip
     return ["pong", *(str(part) for option in options.items() for part in option)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import os
@@ -17,7 +16,7 @@ from sharpwave.bench.clock import Clock
 from sharpwave.bench.trainer import train_on_clock
 from sharpwave.training.callbacks import Callback
 from sharpwave.training.loop import Training
-from sharpwave.training.recipes import RECIPES
+from sharpwave.training.recipes import load_recipe
 from training_speed import parallel, textbook
 from training_speed.lanes import make_lanes
 from training_speed.rungs import RUNGS, Rung
@@ -191,14 +190,12 @@ class Measured(Callback):
 def full(rung: Rung, seed: int, warmup: int, steps: int) -> Slice:
     """Measure recipe ``pong`` in Sharpwave's own loop, with environment, agent and view on the clock."""
     usage, clock = Usage(), Clock()
-    pong = RECIPES["pong"][1]
-    recipe = dataclasses.replace(
-        pong,
-        capacity=max(pong.capacity, warmup),
+    pong = load_recipe("pong")
+    recipe = pong.override(capacity=max(pong.replay.capacity, warmup),
         seed=seed, warmup_steps=warmup, stop_reward=None, threads=torch.get_num_threads(), device="cpu",
         steps=10**12, report_every=10**12, checkpoint_every=10**12, **rung.settings,
     )  # fmt: skip
-    measured = Measured(Window(warmup, steps, recipe.num_envs), clock, usage)
+    measured = Measured(Window(warmup, steps, recipe.env.num_envs), clock, usage)
     last = train_on_clock(recipe, clock, measured)
     split, window = {"learner": measured.split}, measured.window
     return result(window.steps, measured.updates, split, measured.used, last["replay_steps"], last["bytes_per_step"])

@@ -9,9 +9,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from sharpwave.training.config import CONFIG
+from sharpwave.configuration import leaves
+from sharpwave.training.config import CONFIG, recipe_of
 from sharpwave.training.folder import SUMMARY
-from sharpwave.training.recipes import RECIPES, RESUMABLE
+from sharpwave.training.recipes import load_recipe
+from sharpwave.training.recipes.recipe import resumable
 from training_speed.rungs import BOUND
 from training_speed.runs import Episodes, episodes
 
@@ -56,7 +58,7 @@ def finished_run(folder: Path) -> Finished:
     played = episodes(folder)
     return {
         "seed": summary["seed"],
-        "changes": _changes(json.loads((folder / CONFIG).read_text())["settings"]),
+        "changes": _changes(json.loads((folder / CONFIG).read_text())),
         "bytes_per_step": summary["bytes_per_step"],
         **crossings(played),
         "curve": curve(played),
@@ -71,10 +73,11 @@ def curve(played: Episodes) -> list[list[float]]:
     return list(found.values())
 
 
-def _changes(settings: dict[str, Any]) -> dict[str, Any]:
-    usual = RECIPES["pong"][1].to_dict()
-    aside = {*RESUMABLE, "seed", "save_replay"}
-    return {name: value for name, value in settings.items() if name not in aside and value != usual.get(name)}
+def _changes(config: dict[str, Any]) -> dict[str, Any]:
+    usual = {leaf.name: leaf.value for leaf in leaves(load_recipe("pong"))}
+    found = {leaf.name: leaf.value for leaf in leaves(recipe_of(config))}
+    aside = {*resumable(), "seed", "save_replay"}
+    return {name: value for name, value in found.items() if name not in aside and value != usual.get(name)}
 
 
 def finished_runs(path: Path) -> list[Finished]:

@@ -220,15 +220,18 @@ def from_table(base: Settings, table: Any, path: str = "") -> Settings:
                 before = kinds(value[KIND])()
             values[name] = from_table(before, value, where)
         else:
-            values[name] = _checked(where, hints[name], value)
+            values[name] = checked(where, hints[name], value)
     replaced: Settings = dataclasses.replace(base, **values)  # type: ignore[type-var]
     return replaced
 
 
-def _checked(where: str, hint: Any, value: Any) -> Any:
+def checked(where: str, hint: Any, value: Any) -> Any:
+    """Check the type of a setting's value; an integer becomes a float where one is expected.  Raises: ValueError."""
     kinds = _kinds(hint)
     if type(value) is int and float in kinds:
         return float(value)
+    if value == "none" and type(None) in kinds:  # TOML has no other word for it
+        return None
     if type(value) not in kinds:
         raise ValueError(f"setting {where}: got {_shown(value)}, expected {_kind_text(hint)}")
     return value

@@ -19,7 +19,7 @@ from training_speed.textbook import LazyFrames, ListBuffer, Transition, tensors
 
 from sharpwave.bench.clock import PARTS, Clock
 from sharpwave.envs import AtariFrames, AtariSettings
-from sharpwave.training.recipes import RECIPES
+from sharpwave.training.recipes import load_recipe
 from tests.cli.conftest import ENVIRONMENT
 
 pytestmark = pytest.mark.timeout(180)
@@ -249,7 +249,7 @@ def test_an_interrupted_ladder_goes_on(tmp_path):
     assert one["processes"]["learner"]["learning"] > 0 < one["processes"]["player"]["waiting"]
     assert sum(one["processes"]["learner"].values()) == pytest.approx(one["seconds"])
     (full,) = results["slices"]["full"]
-    assert full["steps"] == 64 and full["updates"] == 64 // RECIPES["pong"][1].update_every
+    assert full["steps"] == 64 and full["updates"] == 64 // load_recipe("pong").training.update_every
     assert "parallel" in done.stdout and "~" in done.stdout and "extrapolated" in done.stdout
     assert (tmp_path / "ladder.png").read_bytes().startswith(b"\x89PNG")
 

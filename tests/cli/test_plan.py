@@ -56,11 +56,12 @@ def test_errors_teach(here, arguments, message):
 
 
 def test_torch_is_not_needed_for_help_or_plan():
+    """A recipe's own help comes with its algorithm's file, which has settings and network in one."""
     code = """
 import sys
 sys.modules["torch"] = None
 from sharpwave.cli import main
-for arguments in (["--help"], ["train", "pong", "--help"], ["plan", "--env", "pong", "--steps", "200"]):
+for arguments in (["--help"], ["train", "--help"], ["plan", "--env", "pong", "--steps", "200"]):
     try:
         main(arguments)
     except SystemExit as ended:

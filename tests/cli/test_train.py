@@ -1,6 +1,5 @@
 """``sharpwave train``: what it prints, what it leaves, and how it ends."""
 
-import dataclasses
 import fcntl
 import json
 import os
@@ -13,8 +12,10 @@ import time
 
 import pytest
 
+from sharpwave.configuration import leaves
 from sharpwave.training.folder import new_folder
-from sharpwave.training.recipes import RECIPES, Recipe, flag
+from sharpwave.training.recipes import load_recipe, recipe_names
+from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.run import caught_signals
 from tests.cli.conftest import COMMAND, ENVIRONMENT
 
@@ -28,14 +29,14 @@ def test_a_run_leaves_everything(pong_run):
         "lock",
     }  # fmt: skip
     config = json.loads((folder / "config.json").read_text())
-    recipe = Recipe.from_dict(config["settings"])
+    recipe = Recipe.from_table(config["settings"])
     assert config["recipe"] == "pong"
-    assert recipe == dataclasses.replace(
-        RECIPES["pong"][1], steps=600, warmup_steps=400, num_envs=4, report_every=200, frame="42x42", crop="34:194",
+    assert recipe == load_recipe("pong").override(
+        steps=600, warmup_steps=400, num_envs=4, report_every=200, frame="42x42", crop="34:194",
         actions="NOOP,RIGHT,LEFT", network="small", prioritized=True,
     )  # fmt: skip
     summary = json.loads((folder / "summary.json").read_text())
-    assert summary["steps"] == 600 and summary["updates"] == 200 // recipe.update_every
+    assert summary["steps"] == 600 and summary["updates"] == 200 // recipe.training.update_every
     assert summary["reason"] == "the limit of 600 steps"
     assert summary["bytes_per_step"] > 0 and summary["replay_steps"] == 600
     events = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -51,9 +52,36 @@ def test_a_run_leaves_everything(pong_run):
 def test_help_has_every_setting_with_its_default(here):
     result = here("train", "pong", "--help")
     assert result.code == 0
-    for field in dataclasses.fields(Recipe):
-        assert flag(field.name) in result.text, field.name
+    for leaf in leaves(load_recipe("pong")):
+        assert leaf.flag in result.text, leaf.key
     assert "rewards summed before the bootstrap" in result.text and "[default: 18.0]" in result.text
+
+
+def test_help_of_a_recipe_has_no_settings_of_other_environments(here):
+    text = here("train", "cartpole", "--help").text
+    assert "--num-envs" in text and "--n-step" in text
+    assert not [option for option in ("--frame", "--crop", "--sticky", "--stack", "--clip-rewards") if option in text]
+
+
+def test_options_come_before_the_file_and_values_before_both(here, tmp_path):
+    """A run's config.json says all that it was made with, and makes the same run again."""
+    (tmp_path / "quick.toml").write_text(
+        "[training]\nsteps = 300\nseed = 4\nwarmup_steps = 200\n[agent]\nlr = 1e-3\nhidden_units = 8\n"
+    )
+    first = here(
+        "train", "cartpole", "--out", tmp_path / "one", "--config", tmp_path / "quick.toml", "--seed", 5,
+        "--set", "agent.lr=1e-4", "--set", "agent.replay.n_step=2",
+    )  # fmt: skip
+    assert first.code == 0, first.text
+    config = json.loads((tmp_path / "one" / "config.json").read_text())
+    recipe = load_recipe("cartpole").override(
+        steps=300, seed=5, warmup_steps=200, learning_rate=1e-4, hidden_units=8, n_step=2
+    )
+    assert Recipe.from_table(config["settings"]) == recipe
+    again = here("train", "--config", tmp_path / "one" / "config.json", "--out", tmp_path / "two")
+    assert again.code == 0, again.text
+    same = [(tmp_path / run / "last.safetensors").read_bytes() for run in ("one", "two")]
+    assert same[0] == same[1] and json.loads((tmp_path / "two" / "config.json").read_text())["recipe"] == "cartpole"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -182,7 +210,14 @@ def test_a_run_that_does_not_begin_removes_what_it_made(tmp_path, made):
         (["cartpole", "--network", "nature"], "use 'mlp'"),
         (["cartpole", "--disk-limit", "1MiB"], "disk_limit='1MiB', expected at least 16 MiB"),
         (["--seed", "3"], "No such option: --seed"),
-        (["--steps", "3"], "--steps comes after the recipe's name, or with --resume RUN"),
+        (["--steps", "3"], "--steps comes after the recipe's name, or with --resume RUN or --config FILE"),
+        (["--set", "agent.lr=1"], "--set comes after the recipe's name, or with --resume RUN or --config FILE"),
+        (["--config", "none.toml"], "--config: 'none.toml': [Errno 2] No such file"),
+        (["cartpole", "--set", "agent.lr"], "--set: got 'agent.lr', expected key=value, as agent.lr=1e-4"),
+        (["cartpole", "--frame", "84x84"], "No such option: --frame"),
+        (["gymnasium", "--env", "pong"], "'pong' is an Atari game: sharpwave train atari --env pong"),
+        (["atari", "--env", "CartPole-v1"], "a Gymnasium id: sharpwave train gymnasium --env CartPole-v1"),
+        (["gymnasium", "--env", "Pendulum-v1"], "dqn needs Discrete actions; Pendulum-v1 has Box(1,)"),
         (["--resume", "nowhere"], "run folder 'nowhere' does not exist"),
         (["pong", "--resume", "nowhere"], "--resume takes the recipe from the run"),
         (
@@ -194,7 +229,7 @@ def test_a_run_that_does_not_begin_removes_what_it_made(tmp_path, made):
     ],
 )
 def test_errors_teach_and_make_no_folder(here, tmp_path, arguments, message):
-    where = ("--out", tmp_path / "run") if arguments[0] in (*RECIPES, "cartpol") else ()
+    where = ("--out", tmp_path / "run") if arguments[0] in (*recipe_names(), "cartpol") else ()
     result = here("train", *arguments, *where)
     assert result.code == 2
     assert message in " ".join(result.text.split()), result.text

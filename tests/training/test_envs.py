@@ -79,7 +79,6 @@ def test_the_replayed_stack_is_the_stack_that_was_acted_on():
     [
         ("breakot", "did you mean the Atari game breakout"),
         ("NoSuchEnv-v3", "expected an Atari game as pong"),
-        ("Pendulum-v1", "expected Discrete actions"),
     ],
 )
 def test_unknown_or_unfit_environments(name, message):

@@ -3,15 +3,13 @@
 ``ahead=True`` is what CUDA does; it needs no device.
 """
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
 
 import sharpwave as sw
 from sharpwave.training.feed import Feed
-from sharpwave.training.recipes import RECIPES
+from sharpwave.training.recipes import load_recipe
 
 from .trainer import Trained
 
@@ -60,7 +58,7 @@ def test_a_learner_with_batches_prepared_learns_as_often(prioritized):
     """The whole loop as on CUDA: as many updates, from as many steps, and repeatable."""
 
     def run():
-        recipe = dataclasses.replace(RECIPES["cartpole"][1], steps=2_000, seed=1, prioritized=prioritized)
+        recipe = load_recipe("cartpole").override(steps=2_000, seed=1, prioritized=prioritized)
         trained = Trained(recipe, ahead=True)
         trained.close()
         return trained.last, trained.weights

@@ -1,6 +1,5 @@
 """What a run says of its policy was measured with fixed weights on episodes that training did not see."""
 
-import dataclasses
 import io
 import json
 import shutil
@@ -18,14 +17,14 @@ from sharpwave.training.held_out import Evaluation, HeldOut
 from sharpwave.training.measuring import EPISODES, EPSILON, EVAL_SEED, LANES, held_out_seed, play
 from sharpwave.training.policies import load_policy, save_policy
 from sharpwave.training.progress import episode_seed
-from sharpwave.training.recipes import RECIPES
+from sharpwave.training.recipes import load_recipe
 from sharpwave.training.resume import resume
 from sharpwave.training.run import run
 
 from .trainer import Trained
 
-SHORT = dataclasses.replace(
-    RECIPES["cartpole"][1], steps=3_000, warmup_steps=500, checkpoint_every=1_500, report_every=500,
+SHORT = load_recipe("cartpole").override(
+    steps=3_000, warmup_steps=500, checkpoint_every=1_500, report_every=500,
     stop_reward=None, evaluate_every=500, evaluate_from=None, seed=3,
 )  # fmt: skip
 
@@ -43,13 +42,13 @@ def quiet(how, *arguments):
 @pytest.fixture(scope="module")
 def solved_run(tmp_path_factory):
     """A run that ends by a low bar, its folder and its summary."""
-    recipe = dataclasses.replace(SHORT, steps=20_000, stop_reward=100.0, stop_worst=20.0)
+    recipe = SHORT.override(steps=20_000, stop_reward=100.0, stop_worst=20.0)
     return quiet(run, "cartpole", recipe, tmp_path_factory.mktemp("solved") / "run")
 
 
 def test_evaluations_do_not_disturb_training():
     often, _, kept = trained(SHORT)
-    never, _, alone = trained(dataclasses.replace(SHORT, evaluate_every=0))
+    never, _, alone = trained(SHORT.override(evaluate_every=0))
     assert len(kept.evaluations) >= 4 and not alone.evaluations
     one, two = often.state()["weights"], never.state()["weights"]
     assert all(torch.equal(one[name], two[name]) for name in one)
@@ -59,7 +58,7 @@ def test_evaluations_do_not_disturb_training():
 
 def test_training_episodes_do_not_end_a_run():
     """They pass the bar of 10 from the start; no held-out score passes CartPole's 500."""
-    _, summary, kept = trained(dataclasses.replace(SHORT, stop_reward=10.0, stop_worst=501.0))
+    _, summary, kept = trained(SHORT.override(stop_reward=10.0, stop_worst=501.0))
     assert summary["reason"] == "the limit of 3,000 steps" and summary["mean_reward"] > 10
     assert all(len(event["scores"]) == LANES for event in kept.evaluations)  # it was left at the first ones
 
@@ -73,18 +72,18 @@ def test_it_ends_with_30_whole_episodes_of_fixed_weights_and_measures_them_again
     weights, figures = load_policy(folder / "best.safetensors")
     assert figures == found and found["steps"] == final["steps"]
     # An agent of its own, by what is on disk: the same scores.
-    recipe = dataclasses.replace(SHORT, seed=1)
+    recipe = SHORT.override(seed=1)
     env = setup.environments(recipe, LANES)
     player = setup.player(recipe, env, weights)
     for evaluation, is_final in ((found, False), (final, True)):
-        seed = held_out_seed(SHORT.seed, evaluation["steps"], is_final)
+        seed = held_out_seed(SHORT.training.seed, evaluation["steps"], is_final)
         assert play(player, env, EPISODES, EPSILON, seed) == evaluation["scores"]
     env.close()
     assert found["scores"] != final["scores"]
 
 
 def test_with_actors_too(tmp_path):
-    recipe = dataclasses.replace(SHORT, actors=1, steps=20_000, stop_reward=30.0, evaluate_from=15.0)
+    recipe = SHORT.override(actors=1, steps=20_000, stop_reward=30.0, evaluate_from=15.0)
     folder, summary = quiet(run, "cartpole", recipe, tmp_path / "run")
     assert summary["reason"] == "a held-out mean of 30 or more" and summary["final"]["mean"] > 20
     assert load_policy(folder / "best.safetensors")[1] == summary["held_out"]
@@ -160,9 +159,9 @@ def test_a_policy_of_a_later_release_is_refused_and_left_alone(solved_run, tmp_p
     folder = tmp_path / "run"
     shutil.copytree(solved_run[0], folder)
     weights, figures = load_policy(folder / "best.safetensors")
-    save_policy(folder / "best.safetensors", weights, {**figures, "version": 2})
+    save_policy(folder / "best.safetensors", weights, {**figures, "version": 3})
     before = (folder / "best.safetensors").read_bytes()
-    with pytest.raises(NewerVersionError, match=r"best\.safetensors: version 2.*written by a newer sharpwave"):
+    with pytest.raises(NewerVersionError, match=r"best\.safetensors: version 3.*written by a newer sharpwave"):
         evaluate(folder, 1, EPSILON, EVAL_SEED)
     assert (folder / "best.safetensors").read_bytes() == before
 
@@ -181,14 +180,14 @@ def test_seeds_are_nobody_elses():
 
 
 def test_the_best_is_one_that_solves_it_before_one_with_a_higher_mean():
-    recipe = dataclasses.replace(SHORT, stop_reward=18.0, stop_worst=1.0)
+    recipe = SHORT.override(stop_reward=18.0, stop_worst=1.0)
     held_out = HeldOut(recipe)
     lost_one, solved = Evaluation(10, [20.0] * 29 + [-1.0]), Evaluation(20, [18.5] * 30)
     few = Evaluation(30, [21.0] * 10)
     assert [one.solves(recipe) for one in (lost_one, solved, few)] == [False, True, False]
     assert held_out._rank(lost_one) < held_out._rank(few) < held_out._rank(solved)
     assert lost_one.figures()["lost"] == 1 and lost_one.figures()["min"] == -1
-    assert not solved.solves(dataclasses.replace(recipe, stop_reward=None, stop_worst=None))
+    assert not solved.solves(recipe.override(stop_reward=None, stop_worst=None))
 
 
 def test_it_is_left_at_the_first_round_where_that_falls_short(solved_run):

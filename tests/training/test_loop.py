@@ -1,7 +1,5 @@
 """Training for real: it learns, it repeats itself for a seed, and it ends when it should."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
@@ -10,13 +8,13 @@ from sharpwave.training import setup
 from sharpwave.training.callbacks import Callback, StopWhen
 from sharpwave.training.measuring import play
 from sharpwave.training.progress import Progress
-from sharpwave.training.recipes import RECIPES
+from sharpwave.training.recipes import load_recipe
 
 from .trainer import Trained
 
 
 def run(*callbacks, **changes):
-    trained = Trained(dataclasses.replace(RECIPES["cartpole"][1], **changes), *callbacks)
+    trained = Trained(load_recipe("cartpole").override(**changes), *callbacks)
     trained.close()
     return trained
 
@@ -35,8 +33,8 @@ def test_the_arithmetic_of_a_recipe_is_set_back():
         return np.finfo(np.float32).tiny / np.float32(2) > 0
 
     threads = torch.get_num_threads()
-    recipe = RECIPES["cartpole"][1]
-    with setup.arithmetic(dataclasses.replace(recipe, threads=1)):
+    recipe = load_recipe("cartpole")
+    with setup.arithmetic(recipe.override(threads=1)):
         assert torch.get_num_threads() == 1 and not subnormals()
         with setup.arithmetic(recipe):
             pass
@@ -51,7 +49,7 @@ def test_cartpole_improves_clearly():
     assert summary["steps"] == 10_000 and "limit of 10,000 steps" in summary["reason"]
     first = sum(episode["reward"] for episode in kept.episodes[:20]) / 20
     assert first < 40
-    recipe = RECIPES["cartpole"][1]
+    recipe = load_recipe("cartpole")
     env = setup.environments(recipe, 5)
     scores = play(agent, env, episodes=10, epsilon=0.0, seed=100)
     env.close()
@@ -91,7 +89,7 @@ def test_callbacks_are_told_of_everything():
 
 
 def test_periods_are_passed_once_whatever_the_number_of_environments():
-    progress = Progress(dataclasses.replace(RECIPES["cartpole"][1], num_envs=3))
+    progress = Progress(load_recipe("cartpole").override(num_envs=3))
     passed = []
     for _ in range(10):
         progress.advance(3)

@@ -4,18 +4,25 @@ import dataclasses
 
 import pytest
 
-from sharpwave.training.recipes import RECIPES, Recipe, parse_lines, parse_size
+from sharpwave.agents.dqn import DQN
+from sharpwave.configuration import leaves
+from sharpwave.training.recipes import RECIPES, load_recipe
+from sharpwave.training.recipes.environments import Atari, Gymnasium, parse_lines, parse_size
+from sharpwave.training.recipes.recipe import RESUMABLE, Recipe, resumable
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_recipes_survive_json(name):
-    _, recipe = RECIPES[name]
-    assert Recipe.from_dict(recipe.to_dict()) == recipe
+    recipe = load_recipe(name)
+    assert Recipe.from_table(recipe.to_table()) == recipe
 
 
-def test_every_setting_says_what_it_is():
-    for field in dataclasses.fields(Recipe):
-        assert field.metadata["help"] and field.metadata["group"], field.name
+@pytest.mark.parametrize("env", [Atari(), Gymnasium()])
+def test_every_setting_says_what_it_is_and_has_an_option_of_its_own(env):
+    settings = list(leaves(Recipe(env=env)))
+    for leaf in settings:
+        assert leaf.field.metadata["help"] and leaf.field.metadata["group"], leaf.key
+    assert len({leaf.flag for leaf in settings}) == len({leaf.key for leaf in settings}) == len(settings)
 
 
 @pytest.mark.parametrize(
@@ -29,16 +36,61 @@ def test_every_setting_says_what_it_is():
         ({"crop": "194:34"}, "--crop: got '194:34', expected first:last"),
         ({"warmup_steps": 11, "capacity": 10}, "--warmup-steps: got 11, expected at most the capacity of 10 steps"),
         ({"learning_rate": 0.0}, "--learning-rate: got 0.0, expected above 0"),
+        ({"epsilon_end": -1.0}, "--epsilon-end: got -1.0, expected from 0 to 1"),
+        ({"average_decay": 1.0}, "--average-decay: got 1.0, expected at least 0 and below 1"),
+        ({"evaluate_every": 0, "stop_reward": 1.0}, "--evaluate-every: got 0, expected above 0: --stop-reward needs"),
+        ({"standardize": True, "network": "mlp"}, "--standardize: got True, expected a network for images"),
+        ({"warp_drive": 1}, "unknown settings warp_drive; there are env, num_envs"),
     ],
 )
 def test_errors_name_the_option(changes, message):
     with pytest.raises(ValueError, match=message.replace("(", r"\(")):
-        Recipe(**changes)
+        Recipe().override(**changes)
+
+
+def test_settings_that_fit_only_together_are_changed_together():
+    recipe = Recipe().override(capacity=100, warmup_steps=100)
+    assert (recipe.replay.capacity, recipe.training.warmup_steps) == (100, 100)
+    assert recipe.override(capacity=50, warmup_steps=50).override(env="breakout").env == Atari("breakout")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        recipe.training.steps = 5
 
 
 def test_a_config_of_another_version_is_refused_by_name():
-    with pytest.raises(ValueError, match="unknown settings warp_drive"):
-        Recipe.from_dict({"warp_drive": 1})
+    with pytest.raises(ValueError, match=r"unknown settings agent\.warp_drive"):
+        Recipe.from_table({"agent": {"warp_drive": 1}})
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"agent": {"kind": "genius"}}, "agent: got kind 'genius', expected one of dqn"),
+        ({"env": {"kind": "minecraft"}}, "env: got kind 'minecraft', expected one of atari, gymnasium"),
+        ({"training": 5}, "setting training: got int, expected a table of settings"),
+        ({"training": {"steps": "many"}}, r"setting training\.steps: got 'many', expected int"),
+        ({"agent": {"replay": {"gamma": True}}}, r"setting agent\.replay\.gamma: got True, expected float"),
+    ],
+)
+def test_tables_of_another_kind_are_refused(table, message):
+    with pytest.raises(ValueError, match=message):
+        Recipe.from_table(table)
+
+
+def test_a_table_says_which_of_several_kinds_it_is():
+    recipe = Recipe.from_table({"env": {"kind": "gymnasium", "name": "Acrobot-v1"}, "agent": {"lr": 1}})
+    assert recipe.env == Gymnasium("Acrobot-v1") and recipe.agent == DQN.Settings(lr=1.0)
+    assert recipe.to_table()["env"]["kind"] == "gymnasium" and recipe.to_table()["agent"]["kind"] == "dqn"
+
+
+def test_settings_that_a_resumed_run_may_change_are_settings():
+    known = {leaf.key for leaf in leaves(Recipe())}
+    assert set(RESUMABLE) <= known and next(iter(resumable())) == "steps"
+
+
+def test_an_algorithm_is_a_recipe_of_its_own_defaults():
+    assert load_recipe("dqn") == Recipe(env=Gymnasium(), agent=DQN.Settings())
+    with pytest.raises(ValueError, match="unknown recipe 'chess', expected one of cartpole, pong"):
+        load_recipe("chess")
 
 
 def test_sizes_and_lines():

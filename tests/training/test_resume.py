@@ -1,6 +1,5 @@
 """A run resumed from its checkpoint is, bit for bit, the run that was never stopped."""
 
-import dataclasses
 import io
 import json
 import shutil
@@ -16,19 +15,21 @@ import sharpwave as sw
 from sharpwave.training.checkpoints import checkpoints
 from sharpwave.training.folder import locked
 from sharpwave.training.progress import episode_seed
-from sharpwave.training.recipes import RECIPES, flag
+from sharpwave.training.recipes import load_recipe
 from sharpwave.training.resume import resume
 from sharpwave.training.run import read_summary, run
+
+from .trainer import options
 
 TIMES = {
     "minutes", "evaluation_minutes", "avg_fps", "seconds_left", "replay_bytes", "bytes_per_step", "process_bytes",
 }  # fmt: skip
-CARTPOLE = dataclasses.replace(
-    RECIPES["cartpole"][1], steps=3_000, checkpoint_every=1_000, report_every=500, capacity=2_000, seed=5,
+CARTPOLE = load_recipe("cartpole").override(
+    steps=3_000, checkpoint_every=1_000, report_every=500, capacity=2_000, seed=5,
     stop_reward=None, evaluate_every=700, evaluate_from=0.0,
 )  # fmt: skip
-PONG = dataclasses.replace(
-    RECIPES["pong"][1], steps=2_400, checkpoint_every=800, report_every=400, num_envs=4, capacity=1_500, n_step=3,
+PONG = load_recipe("pong").override(
+    steps=2_400, checkpoint_every=800, report_every=400, num_envs=4, capacity=1_500, n_step=3,
     warmup_steps=600, batch_size=16, hidden_units=32, target_every=500, epsilon_steps=2_000, beta_steps=2_000,
     prioritized=True, sticky=0.25, precision="float32", threads=1,
 )  # fmt: skip
@@ -62,8 +63,7 @@ def metrics(folder):
 def drawn(checkpoint, recipe, open_as=None):
     """Batches of the replay memory in a checkpoint, and its steps."""
     store = sw.Store.open(checkpoint / "replay", **({"disk": open_as} if open_as else {}))
-    sampler = sw.Prioritized(recipe.priority_alpha, recipe.beta_start) if recipe.prioritized else sw.Uniform()
-    view = store.transitions(n_step=recipe.n_step, gamma=recipe.gamma, sampler=sampler, seed=recipe.seed)
+    view = recipe.agent.replay.open(store, "learner", recipe.training.seed)
     batches = [view.sample(64).copy() for _ in range(20)]
     steps = len(store)
     store.close()
@@ -74,7 +74,7 @@ def assert_same(one, two, recipe, scratch):
     """All that two finished runs have left is equal, bit for bit, but for times and bytes."""
     assert metrics(one) == metrics(two)
     ours, theirs = checkpoints(one)[-1], checkpoints(two)[-1]
-    assert ours.name == theirs.name == f"{recipe.steps:012d}"
+    assert ours.name == theirs.name == f"{recipe.training.steps:012d}"
     for name in ("weights.safetensors", "optimizer.safetensors", "random.safetensors"):
         assert (ours / name).read_bytes() == (theirs / name).read_bytes(), name
     states = [json.loads((checkpoint / "state.json").read_text())["training"] for checkpoint in (ours, theirs)]
@@ -84,7 +84,7 @@ def assert_same(one, two, recipe, scratch):
     for name in ("last.safetensors", "best.safetensors"):
         assert (one / name).is_file() == (two / name).is_file()
         assert not (one / name).is_file() or (one / name).read_bytes() == (two / name).read_bytes(), name
-    on_disk = [scratch / "one", scratch / "two"] if recipe.disk_limit else [None, None]
+    on_disk = [scratch / "one", scratch / "two"] if recipe.replay.disk_limit else [None, None]
     (first, steps), (second, steps_too) = (
         drawn(checkpoint, recipe, at) for checkpoint, at in zip((ours, theirs), on_disk, strict=True)
     )
@@ -103,10 +103,10 @@ def cartpole(tmp_path_factory):
 def test_pong_resumed_is_the_run_that_was_not_stopped(tmp_path):
     whole, summary, text = go(run, "pong", PONG, tmp_path / "whole")
     assert "No episode has ended in the 800 steps before this checkpoint" in text  # 200 of each environment
-    assert summary["updates"] == (2_400 - 600) // PONG.update_every
+    assert summary["updates"] == (2_400 - 600) // PONG.training.update_every
     stopped = stopped_copy(whole, tmp_path / "stopped", 1_600)
     _, resumed, text = go(resume, stopped, {})
-    updates = (1_600 - 600) // PONG.update_every
+    updates = (1_600 - 600) // PONG.training.update_every
     assert f"from checkpoint 000000001600: 1,600 steps, {updates} updates" in text and "begin new episodes" in text
     assert_same(whole, stopped, PONG, tmp_path)
     assert {**summary, **dict.fromkeys(TIMES)} == {**resumed, **dict.fromkeys(TIMES)}
@@ -115,7 +115,7 @@ def test_pong_resumed_is_the_run_that_was_not_stopped(tmp_path):
 
 
 def test_a_replay_memory_on_disk_goes_on_from_its_checkpoint(tmp_path):
-    recipe = dataclasses.replace(CARTPOLE, disk_limit="64MiB", ram="16MiB", prioritized=True)
+    recipe = CARTPOLE.override(disk_limit="64MiB", ram="16MiB", prioritized=True)
     whole, _, _ = go(run, "cartpole", recipe, tmp_path / "whole")
     assert (whole / "replay" / "store.json").is_file()
     stopped = stopped_copy(whole, tmp_path / "stopped", 2_000)  # with the files that it had at 3,000 steps
@@ -128,13 +128,12 @@ def test_a_replay_memory_on_disk_goes_on_from_its_checkpoint(tmp_path):
 
 def test_killed_in_mid_run_and_resumed_from_the_command_line(tmp_path):
     """A process of its own, ended by SIGKILL wherever it is; another one goes on. This process runs without a stop."""
-    recipe, killed = dataclasses.replace(CARTPOLE, steps=10_000_000), tmp_path / "killed"
+    recipe, killed = CARTPOLE.override(steps=10_000_000), tmp_path / "killed"
     command = [sys.executable, "-W", "error", "-m", "sharpwave.cli", "train"]
-    options = [
-        f"{flag(name)}={getattr(recipe, name)}"
-        for name in ("steps", "checkpoint_every", "report_every", "capacity", "seed", "evaluate_every", "evaluate_from")
-    ]
-    process = subprocess.Popen([*command, "cartpole", "--out", str(killed), *options], stdout=subprocess.DEVNULL)
+    same = ("steps", "checkpoint_every", "report_every", "capacity", "seed", "evaluate_every", "evaluate_from")
+    process = subprocess.Popen(
+        [*command, "cartpole", "--out", str(killed), *options(recipe, *same)], stdout=subprocess.DEVNULL
+    )
     limit = time.monotonic() + 90
     while not any((killed / "checkpoints").glob("0*2000")):
         assert time.monotonic() < limit and process.poll() is None, "no checkpoint came within 90 s"
@@ -147,16 +146,16 @@ def test_killed_in_mid_run_and_resumed_from_the_command_line(tmp_path):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"from checkpoint {steps - 1_500:012d}" in done.stdout.replace("\n", "")
-    recipe = dataclasses.replace(recipe, steps=steps)
+    recipe = recipe.override(steps=steps)
     whole, _, _ = go(run, "cartpole", recipe, tmp_path / "whole")
     assert_same(whole, killed, recipe, tmp_path)
 
 
 def test_cartpole_resumed_twice_is_the_run_that_was_not_stopped(cartpole, tmp_path):
     """Resumed at 2,000 to 2,500, and from there, a checkpoint in both, to the end."""
-    more = dataclasses.replace(CARTPOLE, checkpoint_every=500)
+    more = CARTPOLE.override(checkpoint_every=500)
     whole, _, _ = go(run, "cartpole", more, tmp_path / "whole")
-    half, _, _ = go(run, "cartpole", dataclasses.replace(more, steps=2_000), tmp_path / "half")
+    half, _, _ = go(run, "cartpole", more.override(steps=2_000), tmp_path / "half")
     go(resume, half, {"steps": 2_500})
     _, _, text = go(resume, half, {"steps": 3_000, "report_every": 500})
     assert "from checkpoint 000000002500" in text and "No episode" not in text
@@ -170,8 +169,8 @@ def test_episodes_broken_off_by_a_checkpoint_do_not_count(cartpole):
     assert episodes[-1]["episodes"] == len(episodes)
     assert all(line["reward"] == line["episode_steps"] for line in episodes)  # CartPole's reward is 1 a step
     for line in episodes:
-        end = line["steps"] // CARTPOLE.num_envs
-        for checkpoint in (1_000 // CARTPOLE.num_envs, 2_000 // CARTPOLE.num_envs):
+        end = line["steps"] // CARTPOLE.env.num_envs
+        for checkpoint in (1_000 // CARTPOLE.env.num_envs, 2_000 // CARTPOLE.env.num_envs):
             assert end <= checkpoint or end - line["episode_steps"] >= checkpoint, line
 
 
@@ -192,7 +191,7 @@ def test_without_a_replay_memory_it_is_filled_before_learning_goes_on(cartpole, 
 
 
 def test_save_replay_off_leaves_it_out(tmp_path):
-    recipe = dataclasses.replace(CARTPOLE, steps=1_200, save_replay=False)
+    recipe = CARTPOLE.override(steps=1_200, save_replay=False)
     folder, _, _ = go(run, "cartpole", recipe, tmp_path / "run")
     assert [(checkpoint / "replay").exists() for checkpoint in checkpoints(folder)] == [False, False]
 
@@ -236,7 +235,7 @@ def test_a_run_that_has_ended_says_so_and_goes_on_with_more_steps(cartpole, tmp_
     assert go(resume, ended, {})[1] == summary
     _, more, _ = go(resume, ended, {"steps": 3_200})
     assert more["steps"] == 3_200 and metrics(ended)[: len(before)] == before
-    assert json.loads((ended / "config.json").read_text())["settings"]["steps"] == 3_200
+    assert json.loads((ended / "config.json").read_text())["settings"]["training"]["steps"] == 3_200
 
 
 def test_a_folder_in_use_is_refused(cartpole):

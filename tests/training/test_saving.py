@@ -2,7 +2,6 @@
 real, and work again when it is lifted."""
 
 import contextlib
-import dataclasses
 import io
 import json
 import resource
@@ -15,15 +14,15 @@ from torch import nn
 from sharpwave.training.callbacks import JsonLines, Lasting
 from sharpwave.training.checkpoints import checkpoints, save_checkpoint
 from sharpwave.training.files import MAX_WAITING_BYTES, RecordFile, write_text
-from sharpwave.training.recipes import RECIPES
+from sharpwave.training.recipes import load_recipe
 from sharpwave.training.resume import resume
 from sharpwave.training.run import run
 from sharpwave.training.saving import NotSavedError
 
 from ..agents.linear import make_dqn
 
-CARTPOLE = dataclasses.replace(
-    RECIPES["cartpole"][1], steps=3_600, checkpoint_every=1_600, warmup_steps=3_400, report_every=1_600, hidden_units=8
+CARTPOLE = load_recipe("cartpole").override(
+    steps=3_600, checkpoint_every=1_600, warmup_steps=3_400, report_every=1_600, hidden_units=8
 )
 BELOW_REPLAY = 48 << 10
 """Bytes: more than anything else takes, less than 1,600 steps of the replay memory."""
@@ -95,7 +94,7 @@ def test_what_the_end_could_not_save_is_told(tmp_path):
 
 def test_a_full_disk_does_not_call_for_longer_between_checkpoints(tmp_path):
     """Those that are tried sooner break off all episodes; that is not for checkpoints being many."""
-    recipe = dataclasses.replace(CARTPOLE, env="Acrobot-v1", steps=6_400, checkpoint_every=3_000, warmup_steps=6_300)
+    recipe = CARTPOLE.override(env="Acrobot-v1", steps=6_400, checkpoint_every=3_000, warmup_steps=6_300)
     out = io.StringIO()
     with full_above(BELOW_REPLAY), pytest.raises(NotSavedError):
         run("cartpole", recipe, tmp_path / "run", console(out))
@@ -202,7 +201,7 @@ def test_a_run_s_folder_that_was_deleted_is_not_made_again(tmp_path):
     assert not (tmp_path / "gone").exists()
     out = Told("steps 1,600", lambda: shutil.rmtree(tmp_path / "run"))
     with pytest.raises(NotSavedError, match=r"No such file.*There is none yet"):
-        run("cartpole", dataclasses.replace(CARTPOLE, checkpoint_every=2_000), tmp_path / "run", console(out))
+        run("cartpole", CARTPOLE.override(checkpoint_every=2_000), tmp_path / "run", console(out))
     assert not (tmp_path / "run").exists()
 
 

@@ -1,6 +1,5 @@
 """A run's folder from a stranger: nothing is imported, followed or overwritten that the user did not ask for."""
 
-import dataclasses
 import io
 import json
 import os
@@ -15,6 +14,7 @@ from torch import nn
 
 import sharpwave as sw
 from sharpwave.cli.train import summary_table
+from sharpwave.configuration import leaves
 from sharpwave.errors import NewerVersionError
 from sharpwave.training.checkpoints import NO_STATE, checkpoints
 from sharpwave.training.config import CONFIG, Config, read_config, write_config
@@ -23,16 +23,17 @@ from sharpwave.training.files import sealed_json
 from sharpwave.training.folder import LAST, LOCK, METRICS, locked
 from sharpwave.training.policies import load_policy, save_policy
 from sharpwave.training.progress import TrainingState
-from sharpwave.training.recipes import RECIPES, Recipe
+from sharpwave.training.recipes import load_recipe
+from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.resume import drop_metrics, resume
 from sharpwave.training.run import read_summary, run
 
 from ..agents.linear import make_dqn
 
-CARTPOLE = dataclasses.replace(
-    RECIPES["cartpole"][1], steps=600, checkpoint_every=300, warmup_steps=400, report_every=200, capacity=1_000
+CARTPOLE = load_recipe("cartpole").override(
+    steps=600, checkpoint_every=300, warmup_steps=400, report_every=200, capacity=1_000
 )
-ON_DISK = dataclasses.replace(CARTPOLE, disk_limit="64MiB", ram="16MiB")
+ON_DISK = CARTPOLE.override(disk_limit="64MiB", ram="16MiB")
 
 
 def go(how, *arguments, **named):
@@ -98,7 +99,8 @@ def test_an_edited_config_is_refused_with_what_to_do_instead(folder):
 
 def test_a_run_of_the_release_without_checksums_goes_on(folder):
     config = read_config(folder)
-    (folder / CONFIG).write_text(json.dumps({"recipe": config.name, "settings": config.recipe.to_dict()}))
+    flat = {leaf.name: leaf.value for leaf in leaves(config.recipe)}
+    (folder / CONFIG).write_text(json.dumps({"recipe": config.name, "settings": flat}))
     for checkpoint in checkpoints(folder):  # as they were written then
         (checkpoint / "run.json").unlink()
         state = json.loads((checkpoint / "state.json").read_text())
@@ -118,23 +120,33 @@ def test_a_run_of_the_release_without_checksums_goes_on(folder):
 @pytest.mark.parametrize("what", [CONFIG, "state.json"])
 def test_what_a_later_release_wrote_is_refused_and_left_alone(folder, what):
     path = folder / CONFIG if what == CONFIG else checkpoints(folder)[-1] / what
-    values = json.loads(path.read_text()) | {"version": 2}
+    values = json.loads(path.read_text()) | {"version": 3}
     path.write_text(sealed_json(values) if what == CONFIG else json.dumps(values))
     before = seen(folder)
     attempts = [lambda: go(resume, folder, {"steps": 900})]
     if what == CONFIG:  # of a checkpoint nothing is played where there is a policy
         attempts.append(lambda: evaluate(folder, 1, 0.0, 0))
     for attempt in attempts:
-        with pytest.raises(NewerVersionError, match=rf"{what}: version 2.*written by a newer sharpwave"):
+        with pytest.raises(NewerVersionError, match=rf"{what}: version 3.*written by a newer sharpwave"):
             attempt()
     assert seen(folder) == before
 
 
-@pytest.mark.parametrize("settings", [{"steps": "many"}, {"steps": 1.5}, {"double": 1}, {"env": None}, {"gamma": "1"}])
-def test_settings_of_another_kind_are_refused(settings):
-    with pytest.raises(ValueError, match=rf"setting {next(iter(settings))}: got "):
-        Recipe.from_dict({**CARTPOLE.to_dict(), **settings})
-    assert Recipe.from_dict({**CARTPOLE.to_dict(), "gamma": 1, "stop_reward": None}).gamma == 1
+@pytest.mark.parametrize(
+    ("section", "settings"),
+    [
+        ("training", {"steps": "many"}),
+        ("training", {"steps": 1.5}),
+        ("agent", {"double": 1}),
+        ("env", {"name": None}),
+        ("agent", {"lr": "1"}),
+    ],
+)
+def test_settings_of_another_kind_are_refused(section, settings):
+    table = CARTPOLE.to_table()
+    with pytest.raises(ValueError, match=rf"setting {section}.{next(iter(settings))}: got "):
+        Recipe.from_table({**table, section: {**table[section], **settings}})
+    assert Recipe.from_table({**table, "agent": {**table["agent"], "lr": 1}}).agent.lr == 1
 
 
 FIGURES = ["steps", "updates", "avg_loss", "learn_after", "updates_then", "minutes"]
@@ -214,7 +226,7 @@ def planted(folder, tmp_path, monkeypatch):
     )
     monkeypatch.syspath_prepend(tmp_path)
     config = read_config(folder)
-    write_config(folder, config._replace(recipe=dataclasses.replace(config.recipe, env="planted_env:Planted-v0")))
+    write_config(folder, config._replace(recipe=config.recipe.override(env="planted_env:Planted-v0")))
     yield folder, tmp_path / "trace"
     sys.modules.pop("planted_env", None)
     import gymnasium
@@ -235,14 +247,14 @@ def test_a_module_is_imported_only_where_the_user_trusts_it(planted):
 
 def test_a_module_that_the_user_names_himself_is_imported(planted, tmp_path):
     _, trace = planted
-    recipe = dataclasses.replace(CARTPOLE, env="planted_env:Planted-v0", steps=100)
+    recipe = CARTPOLE.override(env="planted_env:Planted-v0", steps=100)
     go(run, "cartpole", recipe, tmp_path / "own")
     assert trace.exists()
 
 
 def test_an_environment_that_is_gone_is_named(folder):
     config = read_config(folder)
-    write_config(folder, config._replace(recipe=dataclasses.replace(config.recipe, env="Gone-v3")))
+    write_config(folder, config._replace(recipe=config.recipe.override(env="Gone-v3")))
     with pytest.raises(ValueError, match="env 'Gone-v3' cannot be made"):
         go(resume, folder, {"steps": 900})
 
@@ -332,7 +344,7 @@ def test_a_run_s_end_closes_its_replay_memory(made_on_disk, tmp_path):
 def test_another_store_in_its_place_is_kept(made_on_disk, tmp_path):
     folder = shutil.copytree(made_on_disk, tmp_path / "run")
     shutil.rmtree(folder / "replay")
-    other, _, _ = go(run, "cartpole", dataclasses.replace(ON_DISK, seed=9), tmp_path / "other")
+    other, _, _ = go(run, "cartpole", ON_DISK.override(seed=9), tmp_path / "other")
     shutil.copytree(other / "replay", folder / "replay")
     before = seen(folder / "replay")
     _, summary, text = go(resume, folder, {"steps": 900})
@@ -349,7 +361,7 @@ def test_another_store_in_its_place_is_kept(made_on_disk, tmp_path):
 def test_names_drive_no_terminal(tmp_path):
     """Neither as markup nor as control characters."""
     name = "[/nope][red]run\x1b[31m"
-    folder, summary, text = go(run, "cart\x1bpole", dataclasses.replace(CARTPOLE, steps=20), tmp_path / name)
+    folder, summary, text = go(run, "cart\x1bpole", CARTPOLE.override(steps=20), tmp_path / name)
     out = io.StringIO()
     Console(file=out, width=400, _environ={}).print(summary_table(folder, summary))
     for printed in (text, out.getvalue()):

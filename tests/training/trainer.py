@@ -1,5 +1,6 @@
 """A run without a folder, as the tests of the loop want it."""
 
+from sharpwave.configuration import leaves
 from sharpwave.training import setup
 from sharpwave.training.actors.experience import ActorExperience
 from sharpwave.training.callbacks import Callback
@@ -42,20 +43,25 @@ class Kept(Callback):
         self.end = metrics
 
 
+def options(recipe, *names):
+    """Settings as the command line has them, by the names of their options."""
+    return [f"{leaf.flag}={leaf.value}" for leaf in leaves(recipe) if leaf.name in names]
+
+
 class Trained:
     """A recipe's environment, agent, store and view, and what came of training them."""
 
     def __init__(self, recipe, *callbacks, ahead=None):
-        self.env = setup.environments(recipe, 1 if recipe.actors else None)
+        self.env = setup.environments(recipe, 1 if recipe.actors.count else None)
         self.agent = setup.agent(recipe, self.env)
         self.store, self.view = setup.memory(recipe, self.env, self.agent)
         self.kept, self.state = Kept(), TrainingState.fresh(recipe, self.agent)
         self.before = {name: tensor.clone() for name, tensor in self.weights.items()}
         progress = self.state.progress
-        if recipe.actors:
+        if recipe.actors.count:
             experience = ActorExperience(recipe, self.agent, self.store, progress)
         else:
-            experience = LocalExperience(self.env, self.agent, self.store, recipe.seed, progress)
+            experience = LocalExperience(self.env, self.agent, self.store, recipe.training.seed, progress)
         told = [HeldOutEvaluations(), *callbacks, self.kept]
         self.training = Training(recipe, self.agent, self.store, self.view, experience, self.state, told)
         self.last = train(self.training, ahead)

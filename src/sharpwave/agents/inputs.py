@@ -134,17 +134,18 @@ class DictInputs(nn.Module):
 
     def __init__(self, parts: dict[str, nn.Module]) -> None:
         super().__init__()
-        self.parts = nn.ModuleDict(parts)
+        self.names = tuple(parts)  # not the modules' own: torch takes no dots
+        self.parts = nn.ModuleList(parts.values())
 
     def standardize(self, obs: dict[str, Tensor]) -> None:
         """Measure the images among them."""
-        for name, part in self.parts.items():
+        for name, part in zip(self.names, self.parts, strict=True):
             if isinstance(part, FrameInputs):
                 part.standardize(obs[name])
 
     def forward(self, obs: dict[str, Tensor]) -> dict[str, Tensor]:
         """By key."""
-        return {name: part(obs[name]) for name, part in self.parts.items()}
+        return {name: part(obs[name]) for name, part in zip(self.names, self.parts, strict=True)}
 
 
 def inputs_for(space: Space[Any], images: bool = True) -> nn.Module:

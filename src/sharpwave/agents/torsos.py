@@ -69,12 +69,13 @@ class DictTorso(nn.Module):
 
     def __init__(self, parts: Mapping[str, ConvTorso | VectorTorso]) -> None:
         super().__init__()
-        self.parts = nn.ModuleDict(dict(parts))
+        self.names, self.parts = tuple(parts), nn.ModuleList(parts.values())
         self.features = sum(part.features for part in parts.values())
 
     def forward(self, inputs: dict[str, Tensor]) -> Tensor:
         """By key -> [B, n]."""
-        return torch.cat([part(inputs[name]).float() for name, part in self.parts.items()], dim=1)
+        features = [part(inputs[name]).float() for name, part in zip(self.names, self.parts, strict=True)]
+        return torch.cat(features, dim=1)
 
 
 def torso_for(space: Space[Any], network: str, units: int) -> ConvTorso | VectorTorso | DictTorso:

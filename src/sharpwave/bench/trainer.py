@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import signal
@@ -12,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from sharpwave.bench.clock import Clock
 from sharpwave.training.callbacks import Callback, Metrics
-from sharpwave.training.recipes import RECIPES, Recipe
+from sharpwave.training.recipes import RECIPES, load_recipe
 
 if TYPE_CHECKING:
     from sharpwave.training.loop import Training
+    from sharpwave.training.recipes.recipe import Recipe
 
 WARMUP_STEPS = 2_000
 SETTLING_UPDATES = 10
@@ -28,11 +28,12 @@ def recipe_for(env: str) -> tuple[str, Recipe]:
     """Return the recipe that trains ``env``, and its name."""
     from sharpwave.envs import games
 
-    for name, (_, recipe) in RECIPES.items():
-        if recipe.env == env:
+    for name in RECIPES:
+        recipe = load_recipe(name)
+        if recipe.env.name == env:
             return name, recipe
-    name = "atari" if env in games() else "cartpole"
-    return name, dataclasses.replace(RECIPES[name][1], env=env)
+    name = "atari" if env in games() else "gymnasium"
+    return name, load_recipe(name).override(env=env)
 
 
 def train_on_clock(recipe: Recipe, clock: Clock, callback: Callback) -> Metrics:
@@ -43,18 +44,41 @@ def train_on_clock(recipe: Recipe, clock: Clock, callback: Callback) -> Metrics:
     from sharpwave.training.progress import TrainingState
 
     env = setup.environments(recipe)
-    agent = setup.agent(recipe, env)
-    store, view = setup.memory(recipe, env, agent)
-    stepping = ("step_async", "step_wait") if hasattr(env, "step_async") else ("step",)
-    for owner, method, part in (
-        *((env, method, "environment") for method in stepping), (agent, "act", "inference"),
-        (view, "sample", "sampling"), (agent, "learn", "learning"),
-    ):  # fmt: skip
-        setattr(owner, method, clock.timed(part, getattr(owner, method)))
+    plain = setup.agent(recipe, env)
+    store, view = setup.memory(recipe, env, plain)
+    agent: Any = Timed(plain, clock, act="inference", learn="learning")
     state = TrainingState.fresh(recipe, agent)
-    experience = LocalExperience(env, agent, store, recipe.seed, state.progress)
+    experience = LocalExperience(timed_env(env, clock), agent, store, recipe.training.seed, state.progress)
     with setup.arithmetic(recipe), store:
-        return train(Training(recipe, agent, store, view, experience, state, [callback]))
+        timed_view = Timed(view, clock, sample="sampling")
+        return train(Training(recipe, agent, store, timed_view, experience, state, [callback]))
+
+
+class Timed:
+    """An object some of whose methods are charged to parts of a clock; all else of it is reached as before.
+
+    Args:
+        parts: part by method.
+    """
+
+    def __init__(self, wrapped: Any, clock: Clock, **parts: str) -> None:
+        self._wrapped = wrapped
+        self._timed = {name: clock.timed(part, getattr(wrapped, name)) for name, part in parts.items()}
+
+    def __getattr__(self, name: str) -> Any:
+        return self._timed[name] if name in self._timed else getattr(self._wrapped, name)
+
+    def __len__(self) -> int:
+        return len(self._wrapped)
+
+
+def timed_env(env: Any, clock: Clock) -> Any:
+    """Put the steps of a vector of environments on the clock. A recorder looks for methods in the class."""
+    from gymnasium.vector import VectorWrapper
+
+    names = ("step_async", "step_wait") if hasattr(env, "step_async") else ("step",)
+    methods = {name: staticmethod(clock.timed("environment", getattr(env, name))) for name in names}
+    return type("TimedEnv", (VectorWrapper,), methods)(env)
 
 
 class Slices(Callback):
@@ -88,8 +112,8 @@ class Slices(Callback):
 
 def measure(recipe: Recipe, seconds: float, tell: Callable[[dict[str, Any]], None]) -> None:
     """Train for ``seconds`` after a short warm-up; ``tell`` is as for :class:`Slices`."""
-    recipe = dataclasses.replace(
-        recipe, warmup_steps=min(recipe.warmup_steps, WARMUP_STEPS), stop_reward=None, stop_worst=None, steps=NEVER,
+    recipe = recipe.override(
+        warmup_steps=min(recipe.training.warmup_steps, WARMUP_STEPS), stop_reward=None, stop_worst=None, steps=NEVER,
         evaluate_every=0, report_every=NEVER, checkpoint_every=NEVER,
     )  # fmt: skip
     clock = Clock()
@@ -102,7 +126,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     asked = json.loads(sys.argv[1])
-    recipe = dataclasses.replace(RECIPES[asked["recipe"]][1], env=asked["env"])
+    recipe = load_recipe(asked["recipe"]).override(env=asked["env"])
     measure(recipe, asked["seconds"], lambda one: print(json.dumps(one), file=answers))
     answers.close()
 

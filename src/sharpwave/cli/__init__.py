@@ -11,7 +11,7 @@ from sharpwave.training.text import printable
 
 TRAINING_PACKAGES = (
     "typer", "click", "shellingham", "rich", "torch", "gymnasium", "ale_py", "tensorboard", "safetensors", "matplotlib",
-    "imageio", "psutil", "PIL",
+    "imageio", "psutil", "PIL", "yaml",
 )  # fmt: skip
 """What ``sharpwave[train]`` installs; the command line itself needs some of it."""
 

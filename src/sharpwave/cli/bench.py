@@ -102,7 +102,7 @@ def trained_recipe(recipe: str | None, env: str | None) -> tuple[tuple[str, str]
     Raises: ValueError: no such recipe.
     """
     from sharpwave.bench.setups import installed
-    from sharpwave.training.recipes import RECIPES
+    from sharpwave.training.recipes import RECIPES, load_recipe
 
     if recipe == "none":
         return None, ""
@@ -112,11 +112,11 @@ def trained_recipe(recipe: str | None, env: str | None) -> tuple[tuple[str, str]
         if not installed(package):
             return None, f"not measured, {package} is not installed: pip install 'sharpwave[train]'"
     if recipe is not None:
-        return (recipe, env or RECIPES[recipe][1].env), ""
+        return (recipe, env or load_recipe(recipe).env.name), ""
     from sharpwave.bench.trainer import recipe_for
 
     name, chosen = recipe_for(env or DEFAULT_ENV)
-    return (name, chosen.env), ""
+    return (name, chosen.env.name), ""
 
 
 def recorded(record: Callable[[], Any], data: Path | None) -> Any:

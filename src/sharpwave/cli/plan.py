@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sharpwave.training.recipes import parse_size
+from sharpwave.training.recipes.environments import parse_size
 from sharpwave.training.text import byte_text
 
 

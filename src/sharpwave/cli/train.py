@@ -3,77 +3,131 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from sharpwave.cli.stream import console
-from sharpwave.training.recipes import RECIPES, RESUMABLE, Recipe, flag
+from sharpwave.configuration import Leaf, leaves
+from sharpwave.training.recipes import load_recipe, recipe_names
+from sharpwave.training.recipes.recipe import resumable
 from sharpwave.training.text import printable
+
+if TYPE_CHECKING:
+    from sharpwave.training.recipes.recipe import Recipe
+
+WITH_RESUME = "With --resume or --config"
 
 
 class RecipeGroup(TyperGroup):
-    """Says which recipes there are when an unknown one is asked for, and what cannot be asked for with ``--resume``."""
+    """Group of the recipes' commands. A recipe is imported, and torch with it, when its command is run."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Names of all recipes."""
+        return list(recipe_names())
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The recipe's command."""
-        command = super().get_command(ctx, cmd_name)
-        if command is None and not ctx.resilient_parsing:
+        """What the help says of a recipe."""
+        names = recipe_names()
+        return TyperCommand(cmd_name, help=names[cmd_name]) if cmd_name in names else None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The recipe's command, whole, and its arguments."""
+        name, *rest = args
+        if name not in recipe_names():
             ctx.fail(
-                f"unknown recipe {cmd_name!r}, expected one of {', '.join(RECIPES)}; "
-                "for other Atari games: sharpwave train atari --env GAME."
+                f"unknown recipe {name!r}, expected one of {', '.join(recipe_names())}; for other environments: "
+                "sharpwave train atari --env GAME, sharpwave train gymnasium --env ID."
             )
-        return command
+        return name, recipe_command(name, load_recipe(name)), rest
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """As ever, with a word on what does not go with ``--resume``."""
         options = [argument.partition("=")[0] for argument in args]
         if "--resume" in options:
-            settings = {flag(field.name): field.name for field in dataclasses.fields(Recipe)} | {"--out": "out"}
+            allowed = [leaf.flag for leaf in resumable().values()]
             for before, option in zip(["", *args], options, strict=False):
-                name = settings.get(option.replace("--no-", "--"))
-                if option in RECIPES and before != "--resume":
+                if option in recipe_names() and before != "--resume":
                     ctx.fail(
                         f"--resume takes the recipe from the run: sharpwave train --resume RUN, without {option!r}"
                     )
-                if name is not None and name not in RESUMABLE:
-                    ctx.fail(
-                        f"{option} cannot be changed in a run that is resumed; expected only "
-                        f"{', '.join(map(flag, RESUMABLE))}"
-                    )
+                if option.startswith("--") and option not in (*allowed, "--resume", "--trust", "--help"):
+                    ctx.fail(f"{option} cannot be changed in a run that is resumed; expected only {', '.join(allowed)}")
         rest: list[str] = super().parse_args(ctx, args)
         return rest
 
 
 app = typer.Typer(
     cls=RecipeGroup,
-    help="Train an agent by a recipe; every setting of it is an option. Or go on with a run: --resume RUN.",
+    help="Train an agent by a recipe; every setting of it is an option. Or by a file of settings: --config FILE. Or go "
+    "on with a run: --resume RUN.",
     no_args_is_help=True,
     invoke_without_command=True,
     subcommand_metavar="RECIPE [OPTIONS]",
 )
 
+COMMON: dict[str, Any] = {
+    "out": Annotated[
+        Path | None,
+        typer.Option("--out", help="folder of the run; default runs/<recipe>-<time>-<seed>", rich_help_panel="Run"),
+    ],
+    "config": Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            metavar="FILE",
+            help="settings from a TOML or YAML file, or from another run's config.json",
+            rich_help_panel="Run",
+        ),
+    ],
+    "set_values": Annotated[
+        list[str],
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="one setting by its place, as agent.lr=1e-4", rich_help_panel="Run"
+        ),
+    ],
+    "trust": Annotated[
+        bool,
+        typer.Option("--trust", help="let the file, or the run, import the module that it names as MODULE:ENV"),
+    ],
+}
+"""Options beside a recipe's settings."""
+COMMON_DEFAULTS: dict[str, Any] = {"out": None, "config": None, "set_values": [], "trust": False}
+
 
 def group_callback() -> Callable[..., None]:
-    """A function that typer makes the group's own options of: ``--resume``, and the settings that go with it."""
+    """Make the function whose parameters are the group's own options."""
 
-    def callback(ctx: typer.Context, resume: Path | None, trust: bool, **values: Any) -> None:
+    def callback(
+        ctx: typer.Context,
+        resume: Path | None,
+        out: Path | None,
+        config: Path | None,
+        set_values: list[str],
+        trust: bool,
+        **values: Any,
+    ) -> None:
         changes = {name: value for name, value in values.items() if value is not None}
         if resume is not None:
             resume_run(resume, changes, trust)
-        elif trust:
-            ctx.fail("--trust is about the run that is given with --resume RUN")
-        elif changes:
-            ctx.fail(f"{flag(next(iter(changes)))} comes after the recipe's name, or with --resume RUN")
-        elif ctx.invoked_subcommand is None:
-            ctx.fail(f"expected a recipe ({', '.join(RECIPES)}) or --resume RUN")
+        elif config is not None and ctx.invoked_subcommand is None:
+            from sharpwave.training.recipes.files import read_recipe, with_values
 
-    hints = get_type_hints(Recipe)
+            name, recipe = read_recipe(config, trust=trust)
+            train(name, with_values(recipe.override(**changes), set_values), out)
+        elif trust:
+            ctx.fail("--trust is about the run that is given with --resume RUN, or the file of --config FILE")
+        elif changes or out or config or set_values:
+            own = {"--out": out, "--config": config, "--set": set_values}
+            given = [resumable()[name].flag for name in changes] + [flag for flag, value in own.items() if value]
+            ctx.fail(f"{given[0]} comes after the recipe's name, or with --resume RUN or --config FILE")
+        elif ctx.invoked_subcommand is None:
+            ctx.fail(f"expected a recipe ({', '.join(recipe_names())}), --config FILE or --resume RUN")
+
     annotations: dict[str, Any] = {
         "resume": Annotated[
             Path | None,
@@ -81,57 +135,50 @@ def group_callback() -> Callable[..., None]:
                 "--resume", metavar="RUN", help="go on with the run in this folder from its newest checkpoint"
             ),
         ],
-        "trust": Annotated[
-            bool,
-            typer.Option("--trust", help="let the run's config.json import the module that it names as MODULE:ENV",
-                         rich_help_panel="With --resume"),
-        ],
-    }  # fmt: skip
-    for field in dataclasses.fields(Recipe):
-        if field.name in RESUMABLE:
-            annotations[field.name] = Annotated[
-                hints[field.name] | None,
-                typer.Option(flag(field.name), help=field.metadata["help"], rich_help_panel="With --resume"),
-            ]
-    return _with_options(callback, annotations, dict.fromkeys(annotations) | {"trust": False}, context=True)
-
-
-def recipe_command(name: str, help: str, recipe: Recipe) -> Callable[..., None]:
-    """A function whose parameters are the recipe's settings, which typer makes the options of a command of."""
-
-    def command(**values: Any) -> None:
-        out = values.pop("out")
-        train(name, dataclasses.replace(recipe, **values), out)
-
-    hints = get_type_hints(Recipe)
-    annotations: dict[str, Any] = {
-        "out": Annotated[
-            Path | None,
-            typer.Option("--out", help="folder of the run; default runs/<recipe>-<time>-<seed>", rich_help_panel="Run"),
-        ]
+        **COMMON,
     }
-    defaults: dict[str, Any] = {"out": None}
-    for field in dataclasses.fields(Recipe):
-        kind = hints[field.name]
-        if field.metadata["choices"]:
-            kind = Literal[field.metadata["choices"]]
-        option = flag(field.name)
-        names = f"{option}/--no-{option[2:]}" if kind is bool else option
-        annotations[field.name] = Annotated[
-            kind, typer.Option(names, help=field.metadata["help"], rich_help_panel=field.metadata["group"])
+    for name, leaf in resumable().items():
+        annotations[name] = Annotated[
+            leaf.hint | None,
+            typer.Option(leaf.flag, help=leaf.field.metadata["help"], rich_help_panel=WITH_RESUME),
         ]
-        defaults[field.name] = getattr(recipe, field.name)
-    command.__name__ = name
-    command.__doc__ = help
-    return _with_options(command, annotations, defaults)
+    return _with_options(callback, annotations, dict.fromkeys(annotations) | COMMON_DEFAULTS)
+
+
+def recipe_command(name: str, recipe: Recipe) -> Any:
+    """Make a command with an option for every setting of a recipe; only those given change it."""
+
+    def command(
+        ctx: typer.Context, out: Path | None, config: Path | None, set_values: list[str], trust: bool, **values: Any
+    ) -> None:
+        from sharpwave.training.recipes.files import read_recipe, with_values
+
+        # By name: click, of which typer has a copy of its own, has no enum to compare with.
+        given = {key: value for key, value in values.items() if ctx.get_parameter_source(key).name == "COMMANDLINE"}  # type: ignore[union-attr]
+        chosen = recipe if config is None else read_recipe(config, recipe, trust=trust)[1]
+        train(name, with_values(chosen.override(**given), set_values), out)
+
+    annotations, defaults = dict(COMMON), dict(COMMON_DEFAULTS)
+    for leaf in leaves(recipe):
+        annotations[leaf.name], defaults[leaf.name] = _option(leaf), leaf.value
+    single = typer.Typer(add_completion=False)
+    single.command(name, help=recipe_names()[name])(_with_options(command, annotations, defaults))
+    return typer.main.get_command(single)
+
+
+def _option(leaf: Leaf) -> Any:
+    """A setting as typer declares an option."""
+    about = leaf.field.metadata
+    kind = Literal[about["choices"]] if about["choices"] else leaf.hint
+    names = f"{leaf.flag}/--no-{leaf.flag[2:]}" if kind is bool else leaf.flag
+    return Annotated[kind, typer.Option(names, help=about["help"], rich_help_panel=about["group"])]
 
 
 def _with_options(
-    function: Callable[..., None], annotations: dict[str, Any], defaults: dict[str, Any], context: bool = False
+    function: Callable[..., None], annotations: dict[str, Any], defaults: dict[str, Any]
 ) -> Callable[..., None]:
     """Give a function of keywords the signature that typer reads its options from."""
-    if context:
-        annotations, defaults = {"ctx": typer.Context, **annotations}, {"ctx": inspect.Parameter.empty, **defaults}
+    annotations, defaults = {"ctx": typer.Context, **annotations}, {"ctx": inspect.Parameter.empty, **defaults}
     function.__annotations__ = annotations
     function.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [
@@ -143,8 +190,6 @@ def _with_options(
 
 
 app.callback()(group_callback())
-for _name, (_help, _recipe) in RECIPES.items():
-    app.command(_name, help=_help)(recipe_command(_name, _help, _recipe))
 
 
 def train(name: str, recipe: Recipe, out: Path | None) -> None:
@@ -178,16 +223,16 @@ def _end(console: Any, train: Callable[[], tuple[Path, dict[str, Any]]]) -> None
 
 
 def settings_table(name: str, recipe: Recipe) -> Any:
-    """The settings by group."""
+    """Show the settings by group."""
     from rich.table import Table
     from rich.text import Text
 
     table = Table(title=f"Recipe {name}", title_justify="left", box=None, show_header=False, padding=(0, 2, 0, 0))
     groups: dict[str, list[str]] = {}
-    for field in dataclasses.fields(recipe):
-        value = getattr(recipe, field.name)
+    for leaf in leaves(recipe):
+        value = leaf.value
         shown = "-" if value is None or value == "" else f"{value:,}" if type(value) is int else str(value)
-        groups.setdefault(field.metadata["group"], []).append(f"{field.name}={shown}")
+        groups.setdefault(leaf.field.metadata["group"], []).append(f"{leaf.name}={shown}")
     for group, settings in groups.items():
         table.add_row(f"[bold]{group}", Text("  ".join(settings)))
     return table

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from typing import Any
 
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Dict, Discrete
 from gymnasium.vector import VectorEnv
 
 from sharpwave.envs.atari import AtariFrames, AtariSettings, games
@@ -19,14 +19,14 @@ __all__ = ["AtariFrames", "AtariSettings", "games", "make_env", "step_spec"]
 def make_env(
     name: str, num_envs: int, atari: AtariSettings | None = None, *, render: bool = False
 ) -> VectorEnv[Any, Any, Any]:
-    """A vector of environments which reset in the step that ends an episode (``AutoresetMode.SAME_STEP``).
+    """Make a vector of environments which reset in the step that ends an episode (``AutoresetMode.SAME_STEP``).
 
     Args:
         name: an Atari game as ale-py spells it ("pong", "space_invaders"), or a Gymnasium id ("CartPole-v1").
         atari: how Atari frames are made; ignored for other environments.
         render: ``env.render()`` returns one picture an environment.
     Raises:
-        ValueError: an unknown name, or an environment whose actions are not discrete.
+        ValueError: an unknown name, or an environment that observes something else than arrays.
     """
     if num_envs < 1:
         raise ValueError(f"num_envs: got {num_envs}, expected at least 1")
@@ -34,19 +34,15 @@ def make_env(
         return AtariFrames(name, num_envs, atari or AtariSettings(), render=render)
     close = difflib.get_close_matches(name.lower().removeprefix("ale/").split("-")[0], games(), n=3, cutoff=0.7)
     hint = f"there is none of this name; did you mean the Atari game {' or '.join(close)}?" if close else ""
-    env = make_gym(name, num_envs, render=render, hint=hint)
-    if not isinstance(env.single_action_space, Discrete) or not isinstance(env.single_observation_space, Box):
-        spaces = f"actions {env.single_action_space}, observations {env.single_observation_space}"
-        env.close()
-        raise ValueError(f"env {name!r} has {spaces}; expected Discrete actions and Box observations")
-    return env
+    return make_gym(name, num_envs, render=render, hint=hint)
 
 
 def step_spec(env: Any) -> Spec:
-    """What the store keeps of one step of ``env``: the newest frame of a stack, or the whole observation.
+    """Declare what the store keeps of one step of ``env``: the newest frame of a stack, or the whole observation.
 
     Args:
-        env: one environment, or a vector, whose observations are arrays and whose actions are numbers or arrays.
+        env: one environment, or a vector, whose observations are arrays, or a flat dict of arrays, and whose actions
+            are numbers or arrays.
 
     Raises:
         ValueError: other observations or actions, for which a ``Spec`` can be declared by hand; or the
@@ -55,10 +51,13 @@ def step_spec(env: Any) -> Spec:
     prefix = "single_" if hasattr(env, "num_envs") else ""
     space: Any = getattr(env, f"{prefix}observation_space", None)
     actions: Any = getattr(env, f"{prefix}action_space", None)
-    for what, one in ("observations", space), ("actions", actions):
+    parts: dict[str, Any] = dict(space.spaces) if isinstance(space, Dict) else {"": space}
+    for what, one in [*(("observations", part) for part in parts.values()), ("actions", actions)]:
         if getattr(one, "shape", None) is None or getattr(one, "dtype", None) is None or hasattr(one, "spaces"):
             raise ValueError(f"step_spec: env has {what} {one}, expected arrays; declare sharpwave.Spec(...) for it")
     action = Field(actions.shape, "int64" if isinstance(actions, Discrete) else str(actions.dtype))
+    if isinstance(space, Dict):
+        return Spec(obs={key: Field(part.shape, str(part.dtype)) for key, part in parts.items()}, action=action)
     found = stacking(env)
     if len(found) > 1 or (found[0][0] and found[0][1] not in PADS):
         raise ValueError(

@@ -1,23 +1,48 @@
-"""Gymnasium environments as vectors."""
+"""Gymnasium environments as vectors, whose observations are arrays or flat dicts of arrays."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import ale_py
 import gymnasium
+from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
+
+ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+"""Spaces of which one observation is an array of one shape."""
+
+
+def register_atari() -> None:
+    """Make ``ALE/Pong-v5`` and its like known to Gymnasium."""
+    if "ALE/Pong-v5" not in gymnasium.registry:
+        gymnasium.register_envs(ale_py)
+
+
+def known(name: str) -> bool:
+    """Whether Gymnasium knows an id; one that names a module, which it would import, counts as known."""
+    register_atari()
+    try:
+        return ":" in name or gymnasium.spec(name) is not None
+    except gymnasium.error.Error:
+        return False
 
 
 def make_gym(name: str, num_envs: int, *, render: bool = False, hint: str = "") -> VectorEnv[Any, Any, Any]:
-    """``num_envs`` copies of a registered environment, stepped in this process.
+    """Make ``num_envs`` copies of a registered environment, stepped in this process.
+
+    Tuples and nested dicts of observations become flat dicts, whose keys are joined with "/".
 
     Args:
         name: its Gymnasium id, "CartPole-v1".
         render: ``env.render()`` returns one picture an environment.
         hint: said about an unknown name in the place of Gymnasium's own words.
     Raises:
-        ValueError: an unknown name, or an environment that cannot be made here (a package is missing).
+        ValueError: an unknown name, an environment that cannot be made here (a package is missing), or one that
+            observes something else than arrays.
     """
+    register_atari()
     options: dict[str, Any] = {"render_mode": "rgb_array"} if render else {}
     try:
         return gymnasium.make_vec(
@@ -25,6 +50,7 @@ def make_gym(name: str, num_envs: int, *, render: bool = False, hint: str = "") 
             num_envs=num_envs,
             vectorization_mode="sync",
             vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP},
+            wrappers=[flat_observations],
             **options,
         )
     except gymnasium.error.Error as error:
@@ -32,3 +58,30 @@ def make_gym(name: str, num_envs: int, *, render: bool = False, hint: str = "") 
             f"env {name!r} cannot be made: {hint or error} "
             "(expected an Atari game as pong or breakout, or a Gymnasium id as CartPole-v1)"
         ) from error
+
+
+def flat_observations(env: gymnasium.Env[Any, Any]) -> Any:
+    """Let an environment observe an array, or a flat dict of arrays.
+
+    Raises:
+        ValueError: a part of the observation is neither.
+    """
+    space = env.observation_space
+    parts = dict(_arrays(space, space))
+    for key, part in parts.items():
+        if not isinstance(part, ARRAYS):
+            name = env.spec.id if env.spec is not None else "the environment"
+            where = f"observation {key!r}" if key else "observations"
+            raise ValueError(f"env {name!r}: {where} {part} cannot be stored; expected arrays, or dicts of arrays")
+    if not isinstance(space, (spaces.Dict, spaces.Tuple)) or (isinstance(space, spaces.Dict) and parts == space.spaces):
+        return env
+    return gymnasium.wrappers.TransformObservation(env, lambda obs: dict(_arrays(space, obs)), spaces.Dict(parts))
+
+
+def _arrays(space: Any, value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Arrays of an observation of ``space`` by key; of a space, beside itself, the spaces of its arrays."""
+    if not isinstance(space, (spaces.Dict, spaces.Tuple)):
+        yield key, value
+        return
+    for name, part in space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces):
+        yield from _arrays(part, value[name], f"{key}/{name}".removeprefix("/"))

@@ -11,7 +11,6 @@ import numpy as np
 
 from sharpwave.native.jit import njit
 from sharpwave.sampling.protocol import Draw, Floats, Ints, check_unbound, checked_array, extended
-from sharpwave.sampling.retention import Newcomer, Priorities
 
 SLACK = 1024
 """Entries that have gone may outnumber those that are there by this many before the order is closed up."""
@@ -198,16 +197,13 @@ class Fifo(_InOrder):
 
     # as a retention
 
-    def admits(self, id_: int) -> bool:
-        """Return True: others are older."""
-        return True
-
-    def add(self, slot: int, id_: int) -> None:
+    def add(self, slot: int, id_: int) -> bool:
         """Cost: O(1)."""
         self._segments.append(slot)
+        return True
 
-    def choose(self, newcomer: Newcomer | None, priorities: Priorities) -> int:
-        """Choose the oldest. Cost: O(1)."""
+    def choose(self) -> int:
+        """Cost: O(1)."""
         return self._segments.popleft()
 
     def discard(self, slot: int) -> None:

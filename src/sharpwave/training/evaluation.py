@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +43,8 @@ def evaluate(
     checkpoints(run)  # is it a run with any?
     if checkpoint is None:
         checkpoint = "best" if (run / BEST).is_file() else "last"
-    recipe = replace(
-        read_config(run, trust=trust).recipe, device=device, threads=1
-    )  # few observations at a time: more threads only wait
+    # Few observations at a time: more threads only wait.
+    recipe = read_config(run, trust=trust).recipe.override(device=device, threads=1)
     env = setup.environments(recipe, 1 if video is not None else lanes_for(episodes), render=video is not None)
     with closing(env), setup.arithmetic(recipe):
         state, agent = _player(run, checkpoint, setup.agent(recipe, env))

@@ -16,7 +16,7 @@ from sharpwave.agents.protocol import Agent
 from sharpwave.training import figures, setup
 from sharpwave.training.callbacks import Callback
 from sharpwave.training.measuring import EPISODES, EPSILON, LANES, held_out_seed, lanes_for, play
-from sharpwave.training.recipes import Recipe
+from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.scores import Scores
 
 if TYPE_CHECKING:
@@ -39,7 +39,11 @@ class Evaluation:
 
     def solves(self, recipe: Recipe) -> bool:
         """Whether it is whole, its mean is ``stop_reward`` or more and none of its scores is below ``stop_worst``."""
-        return len(self.scores) == EPISODES and not falls_short(recipe, self.scores) and recipe.stop_reward is not None
+        return (
+            len(self.scores) == EPISODES
+            and not falls_short(recipe, self.scores)
+            and recipe.evaluation.stop_reward is not None
+        )
 
     def figures(self) -> dict[str, Any]:
         """For reports and files."""
@@ -49,9 +53,9 @@ class Evaluation:
 
 def falls_short(recipe: Recipe, scores: list[float]) -> bool:
     """Whether scores are too low to solve the recipe; one that cannot be solved wants no more than the first few."""
-    if recipe.stop_reward is None or fmean(scores) < recipe.stop_reward:
+    if recipe.evaluation.stop_reward is None or fmean(scores) < recipe.evaluation.stop_reward:
         return True
-    return recipe.stop_worst is not None and min(scores) < recipe.stop_worst
+    return recipe.evaluation.stop_worst is not None and min(scores) < recipe.evaluation.stop_worst
 
 
 class HeldOut:
@@ -78,7 +82,7 @@ class HeldOut:
     def worth_it(self, scores: Scores) -> bool:
         """Whether the last training episodes suggest that an evaluation may show something."""
         recent = list(scores.last)[-RECENT:]
-        least = self.recipe.evaluate_from
+        least = self.recipe.evaluation.evaluate_from
         return len(recent) == RECENT and (least is None or fmean(recent) >= least)
 
     def evaluate(self, agent: Agent, steps: int) -> bool:
@@ -109,7 +113,7 @@ class HeldOut:
                 env,
                 EPISODES,
                 EPSILON,
-                held_out_seed(self.recipe.seed, steps, final),
+                held_out_seed(self.recipe.training.seed, steps, final),
                 hopeless=lambda scores: not final and len(scores) >= LANES and falls_short(self.recipe, scores),
             )
         finally:

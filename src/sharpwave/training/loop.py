@@ -12,7 +12,7 @@ from sharpwave.training.callbacks import Callback, Metrics
 from sharpwave.training.experience import Experience
 from sharpwave.training.feed import Feed
 from sharpwave.training.progress import TrainingState
-from sharpwave.training.recipes import Recipe
+from sharpwave.training.recipes.recipe import Recipe
 
 WAIT_S = 0.1
 """Longest wait for experience while no update is due: signals are noticed in between."""
@@ -83,7 +83,7 @@ def train(training: Training, ahead: bool | None = None) -> Metrics:
             saving = any([callback.wants_checkpoint(training) for callback in callbacks])
             if saving or ending:
                 catch_up(training, feed, None if state.end_reached(recipe) else experience.max_updates)
-            if progress.passed(recipe.report_every) or saving or ending:
+            if progress.passed(recipe.training.report_every) or saving or ending:
                 metrics = training.report()
                 for callback in callbacks:
                     callback.on_report(metrics)

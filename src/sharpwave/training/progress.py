@@ -17,7 +17,7 @@ from sharpwave.agents.protocol import Agent
 from sharpwave.training import figures
 from sharpwave.training.callbacks import Metrics
 from sharpwave.training.held_out import HeldOut
-from sharpwave.training.recipes import Recipe
+from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.scores import Episode, Scores, running_mean
 
 
@@ -48,7 +48,7 @@ class Progress:
         self.unsaved = False
         self._metrics: dict[str, list[torch.Tensor]] = {}  # of the updates since the last report
         self._avg_loss: float | None = None
-        self._learn_after = recipe.warmup_steps
+        self._learn_after = recipe.training.warmup_steps
         self._updates_then = 0  # updates made before step ``_learn_after``
         self._process = psutil.Process()
         self._start_clock(0.0)
@@ -67,11 +67,11 @@ class Progress:
     @property
     def updates_due(self) -> int:
         """Updates that the steps so far call for."""
-        return self._updates_then + max(0, self.steps - self._learn_after) // self.recipe.update_every
+        return self._updates_then + max(0, self.steps - self._learn_after) // self.recipe.training.update_every
 
     @property
     def ratio_since(self) -> tuple[int, int]:
-        return self._learn_after - self.recipe.warmup_steps, self._updates_then
+        return self._learn_after - self.recipe.training.warmup_steps, self._updates_then
 
     def advance(self, steps: int) -> None:
         """Count steps that were made, or have arrived, since the last call."""
@@ -85,16 +85,16 @@ class Progress:
     @property
     def retry_every(self) -> int:
         """Steps between attempts after a checkpoint that could not be written."""
-        return max(1, self.recipe.checkpoint_every // 10)
+        return max(1, self.recipe.training.checkpoint_every // 10)
 
     @property
     def checkpoint_due(self) -> bool:
         """Whether the last :meth:`advance` reached the steps of a checkpoint, or of another attempt at one."""
-        return self.passed(self.recipe.checkpoint_every) or (self.unsaved and self.passed(self.retry_every))
+        return self.passed(self.recipe.training.checkpoint_every) or (self.unsaved and self.passed(self.retry_every))
 
     def warm_up_again(self) -> None:
         """Fill the replay memory, which is empty, for ``warmup_steps`` before the next update."""
-        self._learn_after, self._updates_then = self.steps + self.recipe.warmup_steps, self.updates
+        self._learn_after, self._updates_then = self.steps + self.recipe.training.warmup_steps, self.updates
 
     def learned(self, metrics: Mapping[str, torch.Tensor]) -> None:
         """Count an update, and keep its metrics for the next report."""
@@ -144,7 +144,7 @@ class Progress:
             "epsilon": schedules.get("epsilon"),
             "learner": means | {name: value for name, value in schedules.items() if name != "epsilon"},
             "avg_fps": avg_fps,
-            "seconds_left": (self.recipe.steps - self.steps) / max(avg_fps, 1e-9),
+            "seconds_left": (self.recipe.training.steps - self.steps) / max(avg_fps, 1e-9),
             "replay_steps": len(store),
             "replay_bytes": stats["total_bytes"],
             "bytes_per_step": stats["bytes_per_step"],
@@ -191,19 +191,19 @@ class TrainingState:
     @classmethod
     def fresh(cls, recipe: Recipe, agent: Agent) -> TrainingState:
         """Of a run that begins."""
-        return cls(Scores(agent.scored_lanes(recipe.num_envs)), Progress(recipe), HeldOut(recipe))
+        return cls(Scores(agent.scored_lanes(recipe.env.num_envs)), Progress(recipe), HeldOut(recipe))
 
     def evaluation_due(self, recipe: Recipe) -> bool:
         """Whether it is time for a held-out evaluation, and worth it."""
-        due = recipe.evaluate_every > 0 and self.progress.passed(recipe.evaluate_every)
+        due = recipe.evaluation.evaluate_every > 0 and self.progress.passed(recipe.evaluation.evaluate_every)
         return due and self.held_out.worth_it(self.scores)
 
     def end_reached(self, recipe: Recipe) -> str | None:
         """Why the run has ended, or None where it has not: it has solved the recipe, or its steps are made."""
         if self.held_out.solved:
-            return f"a held-out mean of {recipe.stop_reward:g} or more"
-        if self.progress.steps >= recipe.steps:
-            return f"the limit of {recipe.steps:,} steps"
+            return f"a held-out mean of {recipe.evaluation.stop_reward:g} or more"
+        if self.progress.steps >= recipe.training.steps:
+            return f"the limit of {recipe.training.steps:,} steps"
         return None
 
     def to_dict(self) -> dict[str, Any]:

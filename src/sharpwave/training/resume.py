@@ -6,7 +6,7 @@ import json
 import secrets
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,8 @@ def resume(folder: Path, changes: dict[str, Any], console: Console, *, trust: bo
     What the run did after that checkpoint is forgotten, and done again: without actors, in the same way.
 
     Args:
-        changes: settings to replace, of :data:`~sharpwave.training.recipes.RESUMABLE`.
+        changes: settings to replace by the names of their options, of
+            :func:`~sharpwave.training.recipes.recipe.resumable`.
         trust: the module that the name of its environment asks to import may be imported.
     Returns:
         the run's folder and its summary, also where the run had reached its end already.
@@ -52,10 +53,10 @@ def resume(folder: Path, changes: dict[str, Any], console: Console, *, trust: bo
     with ExitStack() as stack:
         found = read_config(folder, trust=trust)
         stack.enter_context(locked(folder))
-        recipe = replace(found.recipe, **changes)
+        recipe = found.recipe.override(**changes)
         config = found._replace(recipe=recipe, run=found.run or secrets.token_hex(16))
         stack.enter_context(setup.arithmetic(recipe))
-        env = setup.environments(recipe, 1 if recipe.actors else None)
+        env = setup.environments(recipe, 1 if recipe.actors.count else None)
         stack.callback(env.close)
         agent = setup.agent(recipe, env)
         saved = _newest_whole(folder, config, env, agent, say)
@@ -75,7 +76,7 @@ def resume(folder: Path, changes: dict[str, Any], console: Console, *, trust: bo
             f"{progress.updates:,} updates, {saved.state.scores.count:,} episodes, "
             f"{duration_text(progress.minutes * 60)} of training"
         )
-        if recipe.actors:
+        if recipe.actors.count:
             say("All environments begin new episodes; with actors no two runs are the same, nor is what follows")
         else:
             say("All environments begin new episodes, as they did in the run itself when it made the checkpoint")
@@ -85,7 +86,7 @@ def resume(folder: Path, changes: dict[str, Any], console: Console, *, trust: bo
             progress.warm_up_again()
             say(
                 "The checkpoint has no replay memory: a new one is filled for "
-                f"{recipe.warmup_steps:,} steps before learning goes on"
+                f"{recipe.training.warmup_steps:,} steps before learning goes on"
             )
         (folder / SUMMARY).unlink(missing_ok=True)
         restore_policies(folder, saved.state, agent, say)
@@ -151,7 +152,7 @@ def _memory(
 ) -> tuple[sw.Store, Any, str]:
     """The replay memory from a checkpoint, or a new one; on disk in the place of the one before, whose steps beyond the
     checkpoint will be made again."""
-    if not config.recipe.disk_limit:
+    if not config.recipe.replay.disk_limit:
         return *setup.memory(config.recipe, env, agent, None, saved), ""
     ids = {config.replay, store_id(saved) if saved is not None else ""}
     for disk in candidates(folder, ids):

@@ -30,7 +30,7 @@ from sharpwave.training.folder import CHECKPOINTS, CURVE, DISK, METRICS, SUMMARY
 from sharpwave.training.held_out import HeldOutEvaluations
 from sharpwave.training.loop import Training, train
 from sharpwave.training.progress import TrainingState
-from sharpwave.training.recipes import Recipe
+from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.replay_folder import store_id
 from sharpwave.training.saving import Saver
 from sharpwave.training.text import quoted, speaker
@@ -53,11 +53,11 @@ def run(name: str, recipe: Recipe, out: Path | None, console: Console) -> tuple[
     check_installed()
     with ExitStack() as stack:
         stack.enter_context(setup.arithmetic(recipe))
-        env = setup.environments(recipe, 1 if recipe.actors else None)  # where actors play, to know its spaces
+        env = setup.environments(recipe, 1 if recipe.actors.count else None)  # where actors play, to know its spaces
         stack.callback(env.close)
         agent = setup.agent(recipe, env)
         # All that the user may have got wrong has been refused by now; only a good run leaves a folder.
-        folder = stack.enter_context(new_folder(out, name, recipe.seed))
+        folder = stack.enter_context(new_folder(out, name, recipe.training.seed))
         store, view = setup.memory(recipe, env, agent, folder / DISK)
         stack.callback(let_go, store, speaker(console))
         shown = out or os.path.relpath(folder)
@@ -92,7 +92,7 @@ class Run:
         """
         folder, say, state = self.folder, speaker(console), self.state
         name, recipe, run, _ = self.config
-        title = f"{name}: {recipe.env} on {self.agent.device}, seed {recipe.seed}"
+        title = f"{name}: {recipe.env.name} on {self.agent.device}, seed {recipe.training.seed}"
         steps = state.progress.steps
         with ExitStack() as stack:
             interrupted = stack.enter_context(caught_signals())
@@ -105,7 +105,7 @@ class Run:
             add(JsonLines(folder / METRICS), METRICS)
             add(TensorBoard(folder / TENSORBOARD, steps or None), "TensorBoard's file")
             write_config(folder, self.config)
-            add(Display(console, title, recipe.steps, recipe.stop_reward), "the display")
+            add(Display(console, title, recipe.training.steps, recipe.evaluation.stop_reward), "the display")
             save = Saver(folder / CHECKPOINTS, run, recipe, self.agent, self.store, state, say)
             callbacks.append(save)
             training = Training(recipe, self.agent, self.store, self.view, self._experience(say), state, callbacks)
@@ -123,9 +123,9 @@ class Run:
 
     def _experience(self, say: Callable[[str], None]) -> Experience:
         recipe, progress = self.config.recipe, self.state.progress
-        if recipe.actors:
+        if recipe.actors.count:
             return ActorExperience(recipe, self.agent, self.store, progress, say)
-        return LocalExperience(self.env, self.agent, self.store, recipe.seed, progress)
+        return LocalExperience(self.env, self.agent, self.store, recipe.training.seed, progress)
 
 
 def let_go(store: sw.Store, say: Callable[[str], None]) -> None:
@@ -150,11 +150,13 @@ def summarize(folder: Path, config: Config, device: str, last: Metrics, say: Cal
         last: the last report, with ``reason``.
     """
     name, recipe = config.name, config.recipe
-    summary = {"recipe": name, "env": recipe.env, "seed": recipe.seed, "device": device, **last}
+    summary = {"recipe": name, "env": recipe.env.name, "seed": recipe.training.seed, "device": device, **last}
     del summary["seconds_left"]
     try:
         write_text(folder / SUMMARY, sealed_json(summary))
-        draw_curve(folder / METRICS, folder / CURVE, f"{name}, seed {recipe.seed}", recipe.stop_reward)
+        draw_curve(
+            folder / METRICS, folder / CURVE, f"{name}, seed {recipe.training.seed}", recipe.evaluation.stop_reward
+        )
     except (
         OSError,
         ImportError,

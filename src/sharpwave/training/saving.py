@@ -16,7 +16,7 @@ from sharpwave.training.folder import BEST, LAST
 from sharpwave.training.loop import Training
 from sharpwave.training.policies import keep_policy
 from sharpwave.training.progress import TrainingState
-from sharpwave.training.recipes import Recipe
+from sharpwave.training.recipes.recipe import Recipe
 
 
 class NotSavedError(RuntimeError):
@@ -47,7 +47,7 @@ class Saver(Callback):
         say: Callable[[str], None],
     ) -> None:
         self._folder, self._run, self._recipe, self._agent = folder, run, recipe, agent
-        self._store = store if recipe.save_replay else None
+        self._store = store if recipe.replay.save_replay else None
         self._state, self._say = state, say
         self._counted = state.scores.count  # episodes that had ended at the checkpoint before
         self._figures: Metrics = {}
@@ -60,12 +60,13 @@ class Saver(Callback):
     def on_checkpoint(self, training: Training, metrics: Metrics) -> None:
         """Write a checkpoint. Where that fails, say so, and have it tried again sooner."""
         progress, count = self._state.progress, self._state.scores.count
-        passed = progress.passed(self._recipe.checkpoint_every)
+        every = self._recipe.training.checkpoint_every
+        passed = progress.passed(every)
         # Not where the last one was lost: that one has broken them off a moment ago.
-        if not self._recipe.actors and count == self._counted and passed and not self.lost:
+        if not self._recipe.actors.count and count == self._counted and passed and not self.lost:
             self._say(
-                f"No episode has ended in the {self._recipe.checkpoint_every:,} steps before this checkpoint, and it "
-                "breaks them all off: give a longer --checkpoint-every"
+                f"No episode has ended in the {every:,} steps before this checkpoint, and it breaks them all off: give "
+                "a longer --checkpoint-every"
             )
         self._counted = count
         self._figures = {"steps": metrics["steps"], "report": metrics, "training": self._state.to_dict()}

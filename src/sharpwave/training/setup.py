@@ -13,46 +13,26 @@ from gymnasium.vector import VectorEnv
 
 import sharpwave as sw
 from sharpwave import envs
-from sharpwave.agents.dqn import DQN, DQNSettings
-from sharpwave.agents.exploration import EpsilonGreedy
 from sharpwave.agents.protocol import Agent, Spaces
-from sharpwave.agents.replay import TransitionsSettings
-from sharpwave.envs import AtariSettings, make_env
+from sharpwave.agents.registry import agent_class
 from sharpwave.training.actors.transport import MAX_FRAME_BYTES
-from sharpwave.training.recipes import Recipe, flag, parse_lines, parse_size
+from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.views.gather import THREADS
 
 Env = VectorEnv[Any, Any, Any]
 
 
-def atari_settings(recipe: Recipe) -> AtariSettings:
-    """The recipe's settings that concern Atari screens."""
-    height, width = parse_size(recipe.frame, flag("frame"))
-    return AtariSettings(
-        height=height,
-        width=width,
-        crop=parse_lines(recipe.crop, flag("crop")),
-        stack=recipe.stack,
-        actions=tuple(name.strip().upper() for name in recipe.actions.split(",") if name.strip()),
-        clip_rewards=recipe.clip_rewards,
-        frame_skip=recipe.frame_skip,
-        sticky=recipe.sticky,
-    )
-
-
 def environments(recipe: Recipe, num_envs: int | None = None, *, render: bool = False) -> Env:
-    """The recipe's environments; ``num_envs`` of them if given."""
-    return make_env(
-        recipe.env, recipe.num_envs if num_envs is None else num_envs, atari_settings(recipe), render=render
-    )
+    """Make the recipe's environments; ``num_envs`` of them if given."""
+    return recipe.env.make(num_envs, render=render)
 
 
 @contextmanager
 def arithmetic(recipe: Recipe) -> Iterator[None]:
     """Set how torch computes for ``recipe``, and set it back: its threads, and that denormal numbers count as zero."""
     threads, flushed = torch.get_num_threads(), _denormals_flushed()
-    if recipe.threads:  # more of them than processors would wait for each other
-        torch.set_num_threads(min(recipe.threads, max(THREADS - recipe.actors, 1)))
+    if recipe.training.threads:  # more of them than processors would wait for each other
+        torch.set_num_threads(min(recipe.training.threads, max(THREADS - recipe.actors.count, 1)))
     # Adam's moments of idle units decay into denormal numbers, with which a CPU is slow.
     torch.set_flush_denormal(True)
     try:
@@ -75,44 +55,10 @@ def agent(recipe: Recipe, env: Env, seed: Any = None) -> Agent:
     Raises:
         ValueError: it cannot learn there, or a setting that does not fit.
     """
-    torch.manual_seed(recipe.seed)
-    spaces = Spaces(env.single_observation_space, env.single_action_space, recipe.env)
-    return DQN(spaces, agent_settings(recipe), recipe.device, recipe.seed if seed is None else seed)
-
-
-def agent_settings(recipe: Recipe) -> DQNSettings:
-    """Those of the recipe's settings that are the agent's."""
-    return DQNSettings(
-        replay=TransitionsSettings(
-            batch_size=recipe.batch_size,
-            n_step=recipe.n_step,
-            gamma=recipe.gamma,
-            prioritized=recipe.prioritized,
-            priority_alpha=recipe.priority_alpha,
-            beta_start=recipe.beta_start,
-            beta_end=recipe.beta_end,
-            beta_steps=recipe.beta_steps,
-        ),
-        exploration=EpsilonGreedy(
-            recipe.epsilon_start, recipe.epsilon_end, recipe.epsilon_steps, recipe.epsilon_ladder
-        ),
-        network=recipe.network,
-        hidden_units=recipe.hidden_units,
-        dueling=recipe.dueling,
-        standardize=recipe.standardize,
-        precision=recipe.precision,
-        double=recipe.double,
-        loss=recipe.loss,
-        huber_delta=recipe.huber_delta,
-        lr=recipe.learning_rate,
-        lr_end=recipe.learning_rate_end,
-        lr_steps=recipe.learning_rate_steps,
-        adam_eps=recipe.adam_eps,
-        max_grad_norm=recipe.max_grad_norm,
-        target_every=recipe.target_every,
-        target_tau=recipe.target_tau,
-        average_decay=recipe.average_decay,
-    )
+    torch.manual_seed(recipe.training.seed)
+    spaces = Spaces(env.single_observation_space, env.single_action_space, recipe.env.name)
+    made = agent_class(recipe.agent.kind)
+    return made(spaces, recipe.agent, recipe.training.device, recipe.training.seed if seed is None else seed)
 
 
 def player(recipe: Recipe, env: Env, policy: Mapping[str, torch.Tensor]) -> Agent:
@@ -145,9 +91,9 @@ def check_segments(recipe: Recipe, spec: sw.Spec) -> None:
     """
     beside = spec.context * spec.step_bytes + (1 << 20)  # frames before the first step; header and dictionaries
     most = (MAX_FRAME_BYTES - beside) // spec.step_bytes
-    if recipe.segment_steps > most:
+    if recipe.actors.segment_steps > most:
         raise ValueError(
-            f"{flag('segment_steps')}: got {recipe.segment_steps:,}; with steps of {spec.step_bytes:,} bytes expected "
+            f"--segment-steps: got {recipe.actors.segment_steps:,}; with steps of {spec.step_bytes:,} bytes expected "
             f"at most {most:,}: an actor sends a segment in one piece, of {MAX_FRAME_BYTES:,} bytes at most"
         )
 
@@ -164,22 +110,22 @@ def memory(
         ValueError: a setting that does not fit.
     """
     spec = step_spec(env, agent)
-    if recipe.actors:
+    if recipe.actors.count:
         check_segments(recipe, spec)
-    disk = disk if recipe.disk_limit else None
+    disk = disk if recipe.replay.disk_limit else None
     if saved is None:
         store = sw.Store(
             spec,
-            capacity=recipe.capacity,
-            ram=recipe.ram or None,
+            capacity=recipe.replay.capacity,
+            ram=recipe.replay.ram or None,
             disk=disk,
-            disk_limit=recipe.disk_limit or None if disk else None,
-            codec=recipe.codec,
-            seed=recipe.seed,
-            segment_steps=recipe.segment_steps if recipe.actors else None,
+            disk_limit=recipe.replay.disk_limit or None if disk else None,
+            codec=recipe.replay.codec,
+            seed=recipe.training.seed,
+            segment_steps=recipe.actors.segment_steps if recipe.actors.count else None,
         )
     else:
         store = sw.Store.open(saved, disk=disk)
     # A run of before views had names goes on with the only one it had.
     old = store.recovery is not None and store.recovery.views == ["transitions"]
-    return store, agent.replay().open(store, None if old else "learner", recipe.seed)
+    return store, agent.replay().open(store, None if old else "learner", recipe.training.seed)

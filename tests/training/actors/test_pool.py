@@ -1,6 +1,5 @@
 """Training with actors, for real: processes that play, die, are replaced, and never outlive the learner."""
 
-import dataclasses
 import json
 import os
 import signal
@@ -22,13 +21,14 @@ from sharpwave.training.actors.weights import shared_weights
 from sharpwave.training.actors.worker import ratio_limiter
 from sharpwave.training.callbacks import Callback
 from sharpwave.training.checkpoints import checkpoints
-from sharpwave.training.recipes import RECIPES, Recipe, flag
+from sharpwave.training.recipes import load_recipe
+from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.scores import Episode
 
-from ..trainer import Trained
+from ..trainer import Trained, options
 
-CARTPOLE = dataclasses.replace(
-    RECIPES["cartpole"][1], actors=2, num_envs=4, steps=3_000, prioritized=True, report_every=500, segment_steps=16,
+CARTPOLE = load_recipe("cartpole").override(
+    actors=2, num_envs=4, steps=3_000, prioritized=True, report_every=500, segment_steps=16,
     weights_every=200, checkpoint_every=1_000, batch_size=32, device="cpu",
 )  # fmt: skip
 
@@ -51,7 +51,7 @@ def assert_gone(processes, seconds=30):
 
 
 def test_it_learns_at_the_ratio_replaces_who_dies_and_ends_when_that_is_too_often():
-    recipe = dataclasses.replace(CARTPOLE, steps=1_000_000, actor_restarts=1)
+    recipe = CARTPOLE.override(steps=1_000_000, actor_restarts=1)
     seen, killed = [], []
 
     class Meddler(Callback):
@@ -84,10 +84,12 @@ def test_it_learns_at_the_ratio_replaces_who_dies_and_ends_when_that_is_too_ofte
     assert saved["steps"] == last["steps"] == store.total_steps  # with a checkpoint, of all that had arrived
     # the learner is never ahead, and in the end at most what the actors may be ahead behind
     for report in kept.reports:
-        assert report["updates"] <= max(0, report["steps"] - recipe.warmup_steps) // recipe.update_every
+        arrived = max(0, report["steps"] - recipe.training.warmup_steps)
+        assert report["updates"] <= arrived // recipe.training.update_every
     limiter = ratio_limiter(recipe, agent.replay())
-    behind = (last["steps"] - recipe.warmup_steps) * limiter.ratio - last["updates"] * recipe.batch_size
-    assert 0 <= behind <= limiter.error_buffer + recipe.batch_size
+    batch_size = recipe.agent.replay.batch_size
+    behind = (last["steps"] - recipe.training.warmup_steps) * limiter.ratio - last["updates"] * batch_size
+    assert 0 <= behind <= limiter.error_buffer + batch_size
     assert any((trained.weights[name] != tensor).any() for name, tensor in trained.before.items())
     # played by the policy's own newer weights
     learning = [report for report in kept.reports if report["steps"] > 1_500]
@@ -97,7 +99,7 @@ def test_it_learns_at_the_ratio_replaces_who_dies_and_ends_when_that_is_too_ofte
     # episodes are whole: every step that was counted was one of CartPole's, which gives 1
     assert len(kept.episodes) == last["episodes"] > 30
     assert all(episode["reward"] == episode["episode_steps"] for episode in kept.episodes)
-    assert store.lanes == recipe.num_envs
+    assert store.lanes == recipe.env.num_envs
     # first priorities came from the actors, and differ
     probabilities = trained.view.sample(256).probabilities
     assert len(np.unique(probabilities)) > 100
@@ -107,12 +109,11 @@ def test_it_learns_at_the_ratio_replaces_who_dies_and_ends_when_that_is_too_ofte
 class Standing:
     """A pool with nobody who learns: the test says what the learner did."""
 
-    def __init__(self, **changes):
-        self.recipe = dataclasses.replace(CARTPOLE, **{"actors": 1, "warmup_steps": 100, **changes})
-        known = self.recipe.env in (CARTPOLE.env, "pong")
-        agent = setup.agent(self.recipe, setup.environments(self.recipe if known else CARTPOLE, 1))
+    def __init__(self, base=CARTPOLE, **changes):
+        self.recipe = base.override(**{"actors": 1, "warmup_steps": 100, **changes})
+        agent = setup.agent(self.recipe, setup.environments(base, 1))
         self.replay = agent.replay()
-        self.counters, self.weights = Counters(self.recipe.actors), shared_weights(agent)
+        self.counters, self.weights = Counters(self.recipe.actors.count), shared_weights(agent)
         self.weights.publish([*agent.policy_tensors(explore=True).values()])
 
     def pool(self, **kwargs):
@@ -124,7 +125,7 @@ def test_actors_wait_for_the_learner_and_one_that_hangs_is_replaced(monkeypatch)
     counters, limiter, lanes = (
         standing.counters,
         ratio_limiter(standing.recipe, standing.replay),
-        standing.recipe.num_envs,
+        standing.recipe.env.num_envs,
     )
     limit = time.monotonic() + 120
 
@@ -150,7 +151,7 @@ def test_actors_wait_for_the_learner_and_one_that_hangs_is_replaced(monkeypatch)
         most += 64 * 100 / limiter.ratio
         assert most - lanes <= counters.made <= most
         steps = sum(message.segment.steps for message in arrived if not isinstance(message, Episode))
-        under_way = lanes * (standing.recipe.segment_steps + standing.replay.horizon + 1)
+        under_way = lanes * (standing.recipe.actors.segment_steps + standing.replay.horizon + 1)
         assert 0 < counters.made - steps <= under_way
         # It stops in the middle of whatever it does, and is neither waited for nor lost.
         (halted,) = actors_of()
@@ -171,7 +172,8 @@ def test_actors_wait_for_the_learner_and_one_that_hangs_is_replaced(monkeypatch)
 
 def test_segments_larger_than_what_is_read_at_a_time_arrive():
     """64 screens of 84x84, not packed, are 450 kB."""
-    standing = Standing(env="pong", network="small", codec="raw", segment_steps=64, num_envs=1, warmup_steps=1_000)
+    changes = {"network": "small", "codec": "raw", "segment_steps": 64, "num_envs": 1, "warmup_steps": 1_000}
+    standing = Standing(load_recipe("atari").override(env="pong", network="small"), **changes)
     limit = time.monotonic() + 60
     arrived = []
     with standing.pool() as pool:
@@ -182,9 +184,7 @@ def test_segments_larger_than_what_is_read_at_a_time_arrive():
 
 
 def test_segments_that_could_never_be_sent_are_refused():
-    recipe = dataclasses.replace(
-        RECIPES["atari"][1], env="pong", actors=1, num_envs=1, segment_steps=MAX_FRAME_BYTES // 7_056
-    )
+    recipe = load_recipe("atari").override(env="pong", actors=1, num_envs=1, segment_steps=MAX_FRAME_BYTES // 7_056)
     env = setup.environments(recipe, 1)
     with pytest.raises(ValueError, match=r"--segment-steps: got 152,174; with steps of 7,069 bytes expected at most"):
         setup.memory(recipe, env, setup.agent(recipe, env))
@@ -201,10 +201,8 @@ def test_what_an_actor_dies_of_is_told():
 
 
 COMMAND = [sys.executable, "-m", "sharpwave.cli", "train"]
-OPTIONS = [
-    f"{flag(name)}={getattr(CARTPOLE, name)}"
-    for name in ("num_envs", "report_every", "segment_steps", "checkpoint_every", "batch_size", "device")
-] + ["--actors=1"]
+SAME = ("num_envs", "report_every", "segment_steps", "checkpoint_every", "batch_size", "device")
+OPTIONS = [*options(CARTPOLE, *SAME), "--actors=1"]
 
 
 class Started:
@@ -261,9 +259,9 @@ def test_however_the_learner_ends_nothing_is_left_and_it_can_go_on(tmp_path):
     assert f"from checkpoint {steps:012d}" in out.replace("\n", "") and "no two runs are the same" in out
     last = json.loads((folder / "summary.json").read_text())
     assert int(checkpoints(folder)[-1].name) == last["steps"] > steps and last["actor_restarts"] == 0
-    assert last["updates"] <= (last["steps"] - CARTPOLE.warmup_steps) // CARTPOLE.update_every
+    assert last["updates"] <= (last["steps"] - CARTPOLE.training.warmup_steps) // CARTPOLE.training.update_every
     with sw.Store.open(checkpoints(folder)[-1] / "replay") as store:
-        assert store.lanes == CARTPOLE.num_envs and len(store) == last["steps"]
+        assert store.lanes == CARTPOLE.env.num_envs and len(store) == last["steps"]
 
     third = Started(folder, "--resume", str(folder))
     third.wait(lambda: len(third.actors()) == 1)
@@ -274,14 +272,15 @@ def test_however_the_learner_ends_nothing_is_left_and_it_can_go_on(tmp_path):
 
 
 def test_ape_x_is_what_the_paper_says():
-    recipe = RECIPES["apex"][1]
-    assert recipe.prioritized and recipe.actors == 2 and recipe.n_step == 3
-    assert (recipe.epsilon_start, recipe.epsilon_end, recipe.epsilon_ladder) == (0.4, 0.4, 7.0)
-    assert (recipe.priority_alpha, recipe.beta_start, recipe.beta_end) == (0.6, 0.4, 0.4)
+    recipe = load_recipe("apex")
+    replay, exploration = recipe.agent.replay, recipe.agent.exploration
+    assert replay.prioritized and recipe.actors.count == 2 and replay.n_step == 3
+    assert (exploration.start, exploration.end, exploration.ladder) == (0.4, 0.4, 7.0)
+    assert (replay.priority_alpha, replay.beta_start, replay.beta_end) == (0.6, 0.4, 0.4)
     # Those that explore with .4, .16 and .064 lose to the end: with them no mean comes to stop_reward.
-    assert setup.agent_settings(recipe).exploration.scored(recipe.num_envs).tolist() == [False] * 3 + [True] * 5
+    assert exploration.scored(recipe.env.num_envs).tolist() == [False] * 3 + [True] * 5
 
 
 def test_more_actors_than_environments_are_refused():
     with pytest.raises(ValueError, match="--actors: got 5, expected at most the 4 of --num-envs"):
-        Recipe(actors=5, num_envs=4)
+        Recipe().override(actors=5, num_envs=4)

@@ -1,6 +1,5 @@
 """Weights in shared memory: whatever the other process does at that moment, a reader gets a whole version or none."""
 
-import dataclasses
 import time
 
 import numpy as np
@@ -11,7 +10,7 @@ from sharpwave.training import setup
 from sharpwave.training.actors import weights as weights_module
 from sharpwave.training.actors.counters import CONTEXT
 from sharpwave.training.actors.weights import SharedWeights, load, shared_weights
-from sharpwave.training.recipes import RECIPES
+from sharpwave.training.recipes import load_recipe
 
 COUNT = 20_000
 
@@ -76,11 +75,11 @@ def test_a_writer_that_dies_in_the_middle_leaves_the_version_before():
 
 @pytest.mark.parametrize("name", ["cartpole", "pong"])
 def test_an_agent_with_the_weights_of_another_acts_alike(name):
-    recipe = dataclasses.replace(RECIPES[name][1], num_envs=2, precision="float32")
+    recipe = load_recipe(name).override(num_envs=2, precision="float32")
     env = setup.environments(recipe)
     obs, _ = env.reset(seed=1)
-    one, two = setup.agent(recipe, env), setup.agent(dataclasses.replace(recipe, seed=7), env)
-    if recipe.standardize:
+    one, two = setup.agent(recipe, env), setup.agent(recipe.override(seed=7), env)
+    if recipe.agent.standardize:
         one.inputs.standardize(torch.from_numpy(np.ascontiguousarray(obs)))
     assert not np.array_equal(one.values(obs), two.values(obs))
     weights = shared_weights(one)

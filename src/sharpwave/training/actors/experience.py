@@ -13,12 +13,12 @@ from sharpwave.training.actors.staleness import Staleness
 from sharpwave.training.actors.weights import shared_weights
 from sharpwave.training.experience import Arrived
 from sharpwave.training.progress import Progress
-from sharpwave.training.recipes import Recipe
+from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.scores import Episode
 
 
 class ActorExperience:
-    """Steps of ``recipe.actors`` processes. A step counts when it has arrived in the store.
+    """Steps of ``recipe.actors.count`` processes. A step counts when it has arrived in the store.
 
     Checkpoints break no episodes off; what is under way in actors is not in them.
 
@@ -39,7 +39,7 @@ class ActorExperience:
     ) -> None:
         self._recipe, self._agent, self._store, self._progress = recipe, agent, store, progress
         self._batch_size = agent.replay().batch_size
-        self._counters, self._weights = Counters(recipe.actors), shared_weights(agent)
+        self._counters, self._weights = Counters(recipe.actors.count), shared_weights(agent)
         self._staleness = Staleness(progress, self._batch_size)
         self._published_at = progress.steps
         first_step, self._first_update = progress.ratio_since
@@ -65,7 +65,7 @@ class ActorExperience:
     def request(self) -> None:
         """Tell actors how far the learner is, and every ``weights_every`` steps how to play."""
         self._tell()
-        every = self._recipe.weights_every
+        every = self._recipe.actors.weights_every
         if self._progress.steps // every > self._published_at // every:
             self._publish()
 

@@ -17,7 +17,7 @@ from sharpwave.training.actors.counters import CONTEXT, Counters
 from sharpwave.training.actors.transport import Arrival, Failure, Inbox
 from sharpwave.training.actors.weights import SharedWeights
 from sharpwave.training.actors.worker import TERMINAL_SIGNALS, Task, act, actor_seed
-from sharpwave.training.recipes import Recipe
+from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.scores import Episode
 
 HUNG_S = 120.0
@@ -76,7 +76,7 @@ class ActorPool:
         self.recipe, self.counters, self.weights = recipe, counters, weights
         self.restarts = 0
         self._first_steps, self._run_steps, self._inserts, self._hung_s = first_steps, run_steps, inserts, hung_s
-        lanes = [len(some) for some in np.array_split(np.arange(recipe.num_envs), recipe.actors)]
+        lanes = [len(some) for some in np.array_split(np.arange(recipe.env.num_envs), recipe.actors.count)]
         begins = np.cumsum([0, *lanes])
         self.seats = [_Seat(i, int(begins[i]), count) for i, count in enumerate(lanes)]
         self._looked = time.monotonic()
@@ -161,15 +161,15 @@ class ActorPool:
         self._dismiss(seat)
 
     def _start_again(self, seat: _Seat) -> None:
-        if seat.restarts >= self.recipe.actor_restarts:
+        if seat.restarts >= self.recipe.actors.restarts:
             raise ActorsDiedError(
                 f"actor {seat.number} died of: {seat.failure.strip()}; it had been restarted as often as "
-                f"--actor-restarts {self.recipe.actor_restarts} allows"
+                f"--actor-restarts {self.recipe.actors.restarts} allows"
             )
         reason = (seat.failure.strip().splitlines() or ["?"])[-1]
         self._say(
             f"Actor {seat.number} died of: {reason}; another one begins in its place, "
-            f"{self.recipe.actor_restarts - seat.restarts - 1} more may"
+            f"{self.recipe.actors.restarts - seat.restarts - 1} more may"
         )
         seat.restarts += 1
         self.restarts += 1

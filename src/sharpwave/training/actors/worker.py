@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from sharpwave.agents.protocol import ReplaySettings
 from sharpwave.recorder import Recorder
@@ -26,7 +27,7 @@ from sharpwave.training import setup
 from sharpwave.training.actors.counters import Counters
 from sharpwave.training.actors.transport import Arrival, Outbox
 from sharpwave.training.actors.weights import SharedWeights, load
-from sharpwave.training.recipes import Recipe
+from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.scores import Episode, EpisodeSums
 
 NAP_S = 0.001
@@ -61,7 +62,7 @@ class Task:
 
 def actor_seed(recipe: Recipe, steps: int, actor: int, restart: int) -> int:
     """The seed of an actor that begins after ``steps`` steps of the run. Fits an int32 with some lanes added to it."""
-    return int(np.random.SeedSequence([recipe.seed, steps, actor, restart]).generate_state(1)[0] >> 2)
+    return int(np.random.SeedSequence([recipe.training.seed, steps, actor, restart]).generate_state(1)[0] >> 2)
 
 
 def ratio_limiter(recipe: Recipe, replay: ReplaySettings) -> SamplesPerInsert:
@@ -70,9 +71,11 @@ def ratio_limiter(recipe: Recipe, replay: ReplaySettings) -> SamplesPerInsert:
     Less would let both sides wait for each other. The learner is never ahead: it learns as often as the steps that have
     arrived call for.
     """
-    ratio = replay.batch_size / recipe.update_every
-    under_way = recipe.num_envs * (recipe.segment_steps + replay.horizon + 2)
-    return SamplesPerInsert(ratio, max(1, recipe.warmup_steps), max(1.0, 2 * under_way * ratio + replay.batch_size))
+    ratio = replay.batch_size / recipe.training.update_every
+    under_way = recipe.env.num_envs * (recipe.actors.segment_steps + replay.horizon + 2)
+    return SamplesPerInsert(
+        ratio, max(1, recipe.training.warmup_steps), max(1.0, 2 * under_way * ratio + replay.batch_size)
+    )
 
 
 def act(task: Task, pipe: Connection, counters: Counters, weights: SharedWeights) -> None:
@@ -83,7 +86,7 @@ def act(task: Task, pipe: Connection, counters: Counters, weights: SharedWeights
     _die_with_parent()
     threading.Thread(target=_end_with_parent, name="sharpwave-parent", daemon=True).start()
     outbox = Outbox(pipe)
-    task = replace(task, recipe=replace(task.recipe, device="cpu", threads=1))
+    task = replace(task, recipe=task.recipe.override(device="cpu", threads=1))
     try:
         with setup.arithmetic(task.recipe):
             _Actor(task, outbox, counters, weights).play()
@@ -126,11 +129,11 @@ class _Actor:
             self._sealed,
             first_lane=task.first_lane,
             first_steps=task.first_steps,
-            codec=recipe.codec,
-            segment_steps=recipe.segment_steps,
+            codec=recipe.replay.codec,
+            segment_steps=recipe.actors.segment_steps,
         )
         self.recorded = Recorder(self.env, self.writer)
-        kept = 2 * (recipe.segment_steps + self.replay.horizon) + 8  # steps that may be under way, and more
+        kept = 2 * (recipe.actors.segment_steps + self.replay.horizon) + 8  # steps that may be under way, and more
         self.errors = self.agent.initial_errors(self.lanes, kept) if self.replay.prioritized else None
         self.version = 0
         self._numbers = np.empty(weights.count, np.float32)
@@ -142,7 +145,7 @@ class _Actor:
         task, agent, sums = self.task, self.agent, EpisodeSums(self.lanes)
         limiter = ratio_limiter(self.recipe, self.replay)
         obs, _ = self.recorded.reset(seed=task.seed)
-        state = agent.begin(self.lanes, task.first_lane, self.recipe.num_envs)
+        state = agent.begin(self.lanes, task.first_lane, self.recipe.env.num_envs)
         while self._may_go_on(limiter):
             if self.weights.latest != self.version:
                 self._take_weights()
@@ -153,7 +156,7 @@ class _Actor:
             self._steps += 1
             ended = terminated | truncated
             if self.errors is not None:
-                final_obs = final_observations(obs, infos) if ended.any() else None
+                final_obs = final_observations(obs, infos["final_obs"], ended) if ended.any() else None
                 self.errors.add(acted, reward, terminated, truncated, final_obs)
             state = agent.observe(acted.state, reward, ended)
             self._send_ready()
@@ -194,8 +197,21 @@ class _Actor:
             self._waiting.popleft()
 
 
-def final_observations(obs: Any, infos: dict[str, Any]) -> Any:
-    """Return the final observations of a vector in which episodes ended, in the form of ``obs``; other rows mean
-    nothing."""
-    final = infos["final_obs"]
+def final_observations(obs: Any, final: Any, ended: npt.NDArray[np.bool_]) -> Any:
+    """Return the final observations of a vector in the form of ``obs``; rows that have not ``ended`` mean nothing.
+
+    Args:
+        final: ``infos["final_obs"]``: the same form, or an array of one object for each lane.
+    """
+    if isinstance(final, np.ndarray) and final.dtype == object:
+        rows = np.flatnonzero(ended)
+
+        def filled(array: npt.NDArray[Any], values: list[Any]) -> npt.NDArray[Any]:
+            copy = np.array(array)
+            copy[rows] = np.stack(values)
+            return copy
+
+        if isinstance(obs, dict):
+            return {name: filled(array, [final[row][name] for row in rows]) for name, array in obs.items()}
+        return filled(obs, [final[row] for row in rows])
     return {name: np.asarray(final[name]) for name in obs} if isinstance(obs, dict) else np.asarray(final)

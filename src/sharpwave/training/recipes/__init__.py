@@ -1,0 +1,39 @@
+"""Recipes by name: settings that are known to learn. One file each, imported when it is asked for."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from sharpwave.agents.registry import kinds
+
+if TYPE_CHECKING:  # agents' settings come with torch, which takes seconds to import
+    from sharpwave.training.recipes.recipe import Recipe
+
+RECIPES: dict[str, str] = {
+    "cartpole": "CartPole-v1 to a held-out mean of 490, with room to 475: the quick look, about a minute.",
+    "pong": "Atari Pong to a held-out mean of 18 with no game lost, sized for two CPU cores.",
+    "apex": "Pong as Ape-X does it: two actors with a ladder of epsilons give each step its initial priority.",
+    "atari": "Any Atari game, whole screen and all actions; name it with --env breakout.",
+    "gymnasium": "Any Gymnasium environment with discrete actions; name it with --env LunarLander-v3.",
+}
+"""What each recipe is for; ``<name>.py`` in this folder has it as ``RECIPE``."""
+
+
+def recipe_names() -> dict[str, str]:
+    """Return what can be trained by name, and what each is for: recipes, and algorithms with their own defaults."""
+    other = [kind for kind in kinds() if kind not in RECIPES]
+    about = "Algorithm {} with its own defaults, in any Gymnasium environment: --env ID."
+    return RECIPES | {kind: about.format(kind) for kind in other}
+
+
+def load_recipe(name: str) -> Recipe:
+    """Return a recipe by its name, or that of an algorithm.  Raises: ValueError."""
+    if name in RECIPES:
+        recipe: Recipe = importlib.import_module(f"{__name__}.{name}").RECIPE
+        return recipe
+    if name in kinds():
+        from sharpwave.training.recipes.recipe import default_recipe
+
+        return default_recipe(name)
+    raise ValueError(f"unknown recipe {name!r}, expected one of {', '.join(recipe_names())}")

@@ -1,0 +1,120 @@
+"""Settings of environments, one class a kind; each makes vectors of its environments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from sharpwave.configuration import check, setting
+
+if TYPE_CHECKING:
+    from gymnasium.vector import VectorEnv
+
+GROUP = "Environment"
+
+
+@dataclass(frozen=True)
+class Atari:
+    """Settings of an Atari game, stepped as a vector in C++."""
+
+    kind: ClassVar[str] = "atari"
+
+    name: str = setting("pong", "Atari game: pong, breakout, ...", GROUP, flag="--env")
+    num_envs: int = setting(8, "environments stepped together", GROUP, at_least=1)
+    frame: str = setting("84x84", "height x width of a frame, after cropping", GROUP)
+    crop: str = setting("0:210", "first:last of the screen's 210 lines that are kept", GROUP)
+    stack: int = setting(4, "newest frames that an observation carries", GROUP, at_least=1)
+    actions: str = setting("", "the agent's actions, as NOOP,RIGHT,LEFT; empty: all of the game's", GROUP)
+    clip_rewards: bool = setting(True, "learn from the reward's sign only", GROUP)
+    frame_skip: int = setting(4, "emulator frames an agent step", GROUP, at_least=1)
+    sticky: float = setting(0.0, "probability that the last action is repeated", GROUP, at_least=0, below=1)
+
+    def __post_init__(self) -> None:
+        check(self)
+        parse_size(self.frame, "--frame")
+        parse_lines(self.crop, "--crop")
+
+    def make(self, num_envs: int | None = None, *, render: bool = False) -> VectorEnv[Any, Any, Any]:
+        """Make ``num_envs`` environments; None: as many as the settings say.  Raises: ValueError: an unknown game."""
+        from sharpwave.envs import AtariSettings, games, make_env
+        from sharpwave.envs.gym import known
+
+        if self.name not in games() and known(self.name):
+            raise ValueError(
+                f"--env: {self.name!r} is no Atari game but a Gymnasium id: sharpwave train gymnasium --env {self.name}"
+            )
+        height, width = parse_size(self.frame, "--frame")
+        settings = AtariSettings(
+            height=height,
+            width=width,
+            crop=parse_lines(self.crop, "--crop"),
+            stack=self.stack,
+            actions=tuple(name.strip().upper() for name in self.actions.split(",") if name.strip()),
+            clip_rewards=self.clip_rewards,
+            frame_skip=self.frame_skip,
+            sticky=self.sticky,
+        )
+        return make_env(self.name, self.num_envs if num_envs is None else num_envs, settings, render=render)
+
+
+@dataclass(frozen=True)
+class Gymnasium:
+    """Settings of any environment that Gymnasium knows by an id."""
+
+    kind: ClassVar[str] = "gymnasium"
+
+    name: str = setting(
+        "CartPole-v1", "Gymnasium id: CartPole-v1, ALE/Pong-v5, module:Name-v0, ...", GROUP, flag="--env"
+    )
+    num_envs: int = setting(4, "environments stepped together", GROUP, at_least=1)
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    def make(self, num_envs: int | None = None, *, render: bool = False) -> VectorEnv[Any, Any, Any]:
+        """Make ``num_envs`` environments; None: as many as the settings say.  Raises: ValueError: an unknown id."""
+        from sharpwave.envs import games, make_env
+
+        if self.name in games():
+            raise ValueError(
+                f"--env: {self.name!r} is an Atari game: sharpwave train atari --env {self.name}; or give its "
+                "Gymnasium id, as ALE/Pong-v5"
+            )
+        return make_env(self.name, self.num_envs if num_envs is None else num_envs, render=render)
+
+
+KINDS = {settings.kind: settings for settings in (Atari, Gymnasium)}
+
+
+def environment_settings(kind: str) -> type[Atari | Gymnasium]:
+    """Return the class of a kind of environments.  Raises: ValueError."""
+    if kind not in KINDS:
+        raise ValueError(f"env: got kind {kind!r}, expected one of {', '.join(KINDS)}")
+    return KINDS[kind]
+
+
+def parse_size(text: str, what: str) -> tuple[int, ...]:
+    """ "84x84" -> (84, 84); "17" -> (17,).
+
+    Raises:
+        ValueError: not positive whole numbers joined by x, or for frames not two of them.
+    """
+    parts = text.lower().split("x")
+    if not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
+        raise ValueError(f"{what}: got {text!r}, expected positive whole numbers joined by x, as 84x84")
+    size = tuple(int(part) for part in parts)
+    if what == "--frame" and len(size) != 2:
+        raise ValueError(f"{what}: got {text!r}, expected height x width, as 84x84")
+    return size
+
+
+def parse_lines(text: str, what: str) -> tuple[int, int]:
+    """ "34:194" -> (34, 194).
+
+    Raises:
+        ValueError: not two numbers with a colon between, or not in 0 <= first < last <= 210.
+    """
+    first, _, last = text.partition(":")
+    if not (first.isdigit() and last.isdigit()) or not 0 <= int(first) < int(last) <= 210:
+        raise ValueError(f"{what}: got {text!r}, expected first:last lines of the screen within 0:210, as 34:194")
+    return int(first), int(last)

@@ -1,0 +1,85 @@
+"""Settings from files and from ``key=value``: what ``sharpwave train --config FILE --set agent.lr=1e-4`` reads."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sharpwave.configuration import changed, from_table, leaf, parsed
+from sharpwave.training.config import check_imports, check_version, recipe_of
+from sharpwave.training.files import read_regular
+from sharpwave.training.recipes import load_recipe
+from sharpwave.training.recipes.recipe import Recipe
+
+MAX_BYTES = 1 << 20
+"""No file of settings is larger."""
+
+
+def read_recipe(path: Path, base: Recipe | None = None, *, trust: bool = False) -> tuple[str, Recipe]:
+    """Read a recipe from a TOML, YAML or JSON file of nested settings, or from a run's config.json.
+
+    Args:
+        base: has the settings that the file does not name; None: the recipe that the file names as ``recipe``, else
+            the defaults.
+        trust: the module that the environment's name asks to import may be imported.
+    Returns:
+        a name for the run, and the recipe.
+    Raises:
+        ValueError: no such file, or it holds something else.
+        NewerVersionError: a later release's config.json.
+    """
+    try:
+        values = _values(path)
+        name = values.pop("recipe", path.stem)
+        if "settings" in values:
+            check_version(path, values)
+            recipe = recipe_of(values)
+        else:
+            if base is None:
+                base = load_recipe(name) if name != path.stem else Recipe()
+            recipe = from_table(base, values)
+    except (OSError, KeyError, TypeError, AttributeError, ValueError, OverflowError, RecursionError) as error:
+        raise ValueError(f"--config: {str(path)!r}: {error}") from error
+    if not trust:
+        check_imports(path, recipe)
+    return str(name), recipe
+
+
+def _values(path: Path) -> dict[str, Any]:
+    text = read_regular(path, MAX_BYTES).decode()
+    kind = path.suffix.lower()
+    if kind == ".toml":
+        return tomllib.loads(text)
+    if kind == ".json":
+        values = json.loads(text)
+    elif kind in (".yaml", ".yml"):
+        import yaml
+
+        try:
+            values = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ValueError(str(error)) from error
+    else:
+        raise ValueError(f"got a name ending in {kind!r}, expected .toml, .yaml or .json")
+    if not isinstance(values, dict):
+        raise ValueError(f"it holds a {type(values).__name__}, expected tables of settings")
+    return values
+
+
+def with_values(recipe: Recipe, assignments: Sequence[str]) -> Recipe:
+    """Change settings by ``key=value``: "agent.lr=1e-4", "training.steps=1e6".
+
+    Raises:
+        ValueError: not of this form, no such setting, or a value that does not fit.
+    """
+    changes = {}
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals:
+            raise ValueError(f"--set: got {assignment!r}, expected key=value, as agent.lr=1e-4")
+        found = leaf(recipe, key.strip())
+        changes[found.path] = parsed(found, text.strip())
+    return changed(recipe, changes)

@@ -1,0 +1,136 @@
+"""Settings from files: TOML, YAML and a run's config.json, the inverse of what a run writes; and ``--set``."""
+
+import json
+
+import pytest
+
+from sharpwave.errors import NewerVersionError
+from sharpwave.training.config import Config, read_config, write_config
+from sharpwave.training.files import sealed_json
+from sharpwave.training.recipes import load_recipe
+from sharpwave.training.recipes.environments import Gymnasium
+from sharpwave.training.recipes.files import read_recipe, with_values
+from sharpwave.training.recipes.recipe import Recipe
+
+TOML = """
+recipe = "cartpole"
+[agent]
+lr = 1e-4
+[agent.replay]
+n_step = 3
+[evaluation]
+stop_reward = "none"
+[training]
+steps = 5_000
+"""
+YAML = """
+recipe: cartpole
+agent: {lr: 1.0e-4, replay: {n_step: 3}}
+evaluation: {stop_reward: null}
+training: {steps: 5000}
+"""
+EXPECTED = load_recipe("cartpole").override(learning_rate=1e-4, n_step=3, stop_reward=None, steps=5_000)
+
+
+@pytest.mark.parametrize(("name", "text"), [("run.toml", TOML), ("run.yaml", YAML), ("run.yml", YAML)])
+def test_a_file_changes_what_it_names(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    assert read_recipe(tmp_path / name) == ("cartpole", EXPECTED)
+    _, pong = read_recipe(tmp_path / name, load_recipe("pong"))
+    assert pong == load_recipe("pong").override(learning_rate=1e-4, n_step=3, stop_reward=None, steps=5_000)
+
+
+def test_without_a_recipe_it_changes_the_defaults(tmp_path):
+    (tmp_path / "mine.toml").write_text('[env]\nkind = "gymnasium"\nname = "Acrobot-v1"\n')
+    assert read_recipe(tmp_path / "mine.toml") == ("mine", Recipe(env=Gymnasium("Acrobot-v1")))
+
+
+def test_config_json_of_a_run_is_read_back(tmp_path):
+    recipe = load_recipe("apex").override(seed=3)
+    write_config(tmp_path, Config("apex", recipe, "ab" * 16))
+    assert read_recipe(tmp_path / "config.json") == ("apex", recipe)
+    (tmp_path / "table.json").write_text(json.dumps(recipe.to_table()))
+    assert read_recipe(tmp_path / "table.json") == ("table", recipe)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.toml", "[agent]\nlr = 'fast'", r"--config: '.*a\.toml': setting agent\.lr: got 'fast', expected float"),
+        ("a.toml", "agent = ", "Invalid value"),
+        ("a.yaml", "{", "expected the node content"),
+        ("a.yaml", "- 1", "it holds a list, expected tables of settings"),
+        ("a.ini", "", r"ending in '\.ini', expected \.toml, \.yaml or \.json"),
+        ("a.toml", "recipe = 'chess'", "unknown recipe 'chess', expected one of cartpole"),
+        ("a.toml", "[env]\nkind = 'gymnasium'\nname = 'mine:Env-v0'", "imports the module 'mine'.*--trust"),
+        ("a.yaml", "!!python/object/apply:os.getcwd []", "could not determine a constructor"),
+    ],
+)
+def test_files_that_do_not_fit_are_refused(tmp_path, name, text, message):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=message):
+        read_recipe(tmp_path / name)
+    with pytest.raises(ValueError, match="No such file"):
+        read_recipe(tmp_path / "none.toml")
+
+
+def test_single_values_by_their_place():
+    recipe = load_recipe("cartpole")
+    found = with_values(
+        recipe,
+        ["agent.lr=1e-4", "training.steps=1e6", "agent.double=false", "evaluation.stop_reward=none", "env.name=A-v0"],
+    )
+    assert found == recipe.override(learning_rate=1e-4, steps=10**6, double=False, stop_reward=None, env="A-v0")
+    assert with_values(recipe, ["replay.capacity=10", "training.warmup_steps=10"]).replay.capacity == 10
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("agent.lr", "--set: got 'agent.lr', expected key=value"),
+        ("agent.n_step=3", r"unknown setting 'agent\.n_step'; did you mean agent\.replay\.n_step\?"),
+        ("agent.double=perhaps", r"setting agent\.double: got 'perhaps', expected bool"),
+        ("training.steps=1.5", r"setting training\.steps: got '1\.5', expected int"),
+        ("agent.lr=-1", "--learning-rate: got -1.0, expected above 0"),
+    ],
+)
+def test_values_that_do_not_fit_are_refused(assignment, message):
+    with pytest.raises(ValueError, match=message):
+        with_values(load_recipe("cartpole"), [assignment])
+
+
+FLAT = {
+    "env": "pong", "num_envs": 8, "frame": "42x42", "crop": "34:194", "stack": 4, "actions": "NOOP,RIGHT,LEFT",
+    "clip_rewards": True, "frame_skip": 4, "sticky": 0.0, "actors": 0, "actor_restarts": 3, "weights_every": 400,
+    "segment_steps": 32, "steps": 1_500_000, "stop_reward": 18.0, "stop_worst": 1.0, "evaluate_every": 20_000,
+    "evaluate_from": 16.0, "seed": 0, "device": "auto", "threads": 2, "report_every": 1_000,
+    "checkpoint_every": 250_000, "save_replay": True, "capacity": 20_000, "ram": "", "disk_limit": "", "codec": "auto",
+    "prioritized": False, "priority_alpha": 0.6, "beta_start": 0.4, "beta_end": 1.0, "beta_steps": 1_000_000,
+    "warmup_steps": 10_000, "update_every": 8, "batch_size": 128, "n_step": 5, "gamma": 0.99, "double": True,
+    "loss": "huber", "huber_delta": 1.0, "learning_rate": 4e-4, "learning_rate_end": None, "learning_rate_steps": 0,
+    "average_decay": 0.999, "adam_eps": 1.5e-4, "max_grad_norm": 10.0, "target_every": 2_000, "target_tau": 0.0,
+    "precision": "auto", "network": "small", "standardize": True, "hidden_units": 256, "dueling": True,
+    "epsilon_start": 1.0, "epsilon_end": 0.01, "epsilon_steps": 50_000, "epsilon_ladder": 0.0,
+}  # fmt: skip
+"""Settings as version 1 of config.json had them: those of recipe pong."""
+
+
+def test_the_flat_settings_of_version_1_are_translated(tmp_path):
+    values = {"version": 1, "run": "ab" * 16, "replay": "", "recipe": "pong", "settings": FLAT}
+    (tmp_path / "config.json").write_text(sealed_json(values))
+    assert read_config(tmp_path) == Config("pong", load_recipe("pong"), "ab" * 16)
+    assert read_recipe(tmp_path / "config.json") == ("pong", load_recipe("pong"))
+    values["settings"] = {**FLAT, "env": "CartPole-v1", "network": "mlp", "standardize": False}
+    (tmp_path / "config.json").write_text(sealed_json(values))
+    assert read_config(tmp_path).recipe.env == Gymnasium("CartPole-v1", num_envs=8)
+    values["settings"] = {**FLAT, "warp_drive": 1}
+    (tmp_path / "config.json").write_text(sealed_json(values))
+    with pytest.raises(ValueError, match="unknown settings warp_drive"):
+        read_config(tmp_path)
+
+
+def test_what_a_later_release_wrote_is_refused(tmp_path):
+    values = {"version": 3, "run": "", "replay": "", "recipe": "pong", "settings": {}}
+    (tmp_path / "config.json").write_text(sealed_json(values))
+    with pytest.raises(NewerVersionError):
+        read_recipe(tmp_path / "config.json")
