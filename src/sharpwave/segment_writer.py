@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from sharpwave.format.segment import Column
 from sharpwave.log.open_segments import Rows
+from sharpwave.log.sealing import Sealing
 from sharpwave.log.step_log import StepLog
 from sharpwave.native.interrupts import HANDLERS, Lock
 from sharpwave.persistence.settings import Settings
@@ -36,37 +37,45 @@ class SealedSegment:
     dictionaries: dict[int, bytes]
 
 
-class _OpenLog(StepLog):
-    """Open segments only: what is sealed is handed over, and not kept."""
+class _HandOver(Sealing):
+    """Seals segments for somewhere else: each is handed over, and not kept."""
 
-    hand_over: Callable[[SealedSegment], None]
+    def __init__(self, log: StepLog, hand_over: Callable[[SealedSegment], None]) -> None:
+        super().__init__(log.index, None, log.opened, log.sealed, log.admission, log.retention)
+        self._log, self._hand_over = log, hand_over
+
+    def seal(self, lane: int, slot: int) -> bool:
+        """Encode the lane's open segment and hand it over."""
+        log = self._log
+        columns: list[Column] = []
+        places: list[int] = []
+        try:
+            packed, _ = self.encode(lane, columns, places)
+            shared = {
+                column.dictionary: table.data(place)
+                for table, column, place in zip(log.tables, columns, places, strict=True)
+                if column.dictionary
+            }
+        finally:
+            log.sealed.drop_dictionaries(places)
+        first, steps = int(log.index.first_step[slot]), int(log.index.rows[slot])
+        made = SealedSegment(log.opened.first_lane + lane, first, steps, packed, shared)
+        deferred = HANDLERS.suspend()  # it may wait for somebody
+        try:
+            self._hand_over(made)
+        finally:
+            HANDLERS.defer(deferred)
+        return False
+
+
+class _OpenLog(StepLog):
+    """Log of open segments only."""
 
     def end_episode(self, lane: int, final: Rows | None) -> None:
         super().end_episode(lane, final)
         if not self.index.rows[self.opened.slots[lane]]:
             # The step before was handed over as one that goes on; a number left out tells the store that it did not.
             self.opened.begin_at(lane, int(self.opened.steps[lane]) + 1)
-
-    def _seal(self, lane: int, slot: int) -> bool:
-        columns: list[Column] = []
-        places: list[int] = []
-        try:
-            packed, _ = self._pack(lane, columns, places)
-            shared = {
-                column.dictionary: table.data(place)
-                for table, column, place in zip(self.tables, columns, places, strict=True)
-                if column.dictionary
-            }
-        finally:
-            self.sealed.drop_dictionaries(places)
-        first, steps = int(self.index.first_step[slot]), int(self.index.rows[slot])
-        made = SealedSegment(self.opened.first_lane + lane, first, steps, packed, shared)
-        deferred = HANDLERS.suspend()  # it may wait for somebody
-        try:
-            self.hand_over(made)
-        finally:
-            HANDLERS.defer(deferred)
-        return False
 
 
 class SegmentWriter:
@@ -125,7 +134,7 @@ class SegmentWriter:
         self._log = _OpenLog(
             spec, settings.codecs, settings.capacity, None, settings.segment_steps, Fifo(), slots=2 * int(lanes) + 2
         )
-        self._log.hand_over = hand_over
+        self._log.sealing = _HandOver(self._log, hand_over)
         self._log.opened.first_lane = int(first_lane)
         self._log.opened.staggered = False
         self._log.open_lanes(int(lanes))

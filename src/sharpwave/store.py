@@ -112,12 +112,7 @@ class Store:
         self._life = Life(self._log, self._lock)
         watch(self._log, self._lock)
         self._views = Views(self._log, self._lock, self._gate, settings.seed)
-        if isinstance(self._log.retention, LowestPriority):
-            self._log.retention.priorities = self._views.priorities
         settle(self._log)
-        views = self._views
-        self._log.space.other_bytes = lambda: views.nbytes
-        self._log.space.work_bytes = lambda: views.work_bytes
         for number, state in states.items():
             try:
                 self._views.restore(number, state)
@@ -441,7 +436,7 @@ class Store:
 
     def __len__(self) -> int:
         """Steps held now, those in open segments included."""
-        return self._log.held_steps
+        return self._log.inventory.held_steps
 
     @property
     def lanes(self) -> int:
@@ -457,7 +452,7 @@ class Store:
     @property
     def total_steps(self) -> int:
         """Steps ever appended."""
-        return self._log.total_steps
+        return self._log.inventory.total_steps
 
     def stats(self) -> dict[str, Any]:
         """What the store holds and what that costs, every byte accounted for.
@@ -482,7 +477,7 @@ class Store:
             ``bytes_written``, ``failures`` of writing, ``dropped_steps`` (on_full=), and ``damaged`` as above.
         """
         with self._lock:
-            return account(self._log, self._views, self._gate)
+            return account(self._log, self._gate)
 
     def flush(self) -> None:
         """Return when all that was appended so far is on disk, open segments included. Without a disk: at once.

@@ -10,30 +10,29 @@ from sharpwave.codecs.registry import name_of
 from sharpwave.format.segment import FIRST_FIELD
 from sharpwave.log.step_log import StepLog
 from sharpwave.sampling.limiters import Gate
-from sharpwave.views.registry import Views
 
 
-def account(log: StepLog, views: Views, gate: Gate) -> dict[str, Any]:
+def account(log: StepLog, gate: Gate) -> dict[str, Any]:
     """:meth:`sharpwave.Store.stats`, the lock held. Cost: O(segments)."""
     index = log.index
     sealed = np.flatnonzero(index.sealed[: index.highest] & (index.rows[: index.highest] > 0))
-    pool = log.space.pool
+    pool, inventory = log.batches.pool, log.inventory
     pool.collect()
-    taken = _taken(log) | {"samplers": views.nbytes, "batches": log.space.batch_bytes}
+    taken = _taken(log) | {"batches": log.ledger.batch_bytes}
     total = sum(taken.values())
     sealed_steps = int(index.rows[sealed].sum())
     found = {
-        "steps": log.held_steps,
-        "total_steps": log.total_steps,
-        "evicted_steps": log.evicted_steps,
-        "evicted_segments": log.evicted_segments,
+        "steps": inventory.held_steps,
+        "total_steps": inventory.total_steps,
+        "evicted_steps": inventory.evicted_steps,
+        "evicted_segments": inventory.evicted_segments,
         "segments": len(sealed) + log.lanes,
         "lanes": log.lanes,
-        "broken_episodes": log.broken_episodes,
+        "broken_episodes": inventory.broken_episodes,
         "bytes": taken,
         "total_bytes": total,
         "held_batch_bytes": pool.held_bytes,
-        "bytes_per_step": total / max(1, log.held_steps),
+        "bytes_per_step": total / max(1, inventory.held_steps),
         "encoded_bytes_per_step": log.sealed.nbytes / max(1, sealed_steps),
         "raw_bytes_per_step": log.spec.step_bytes,
         "append_waits": gate.waits["append"],
@@ -61,7 +60,7 @@ def account(log: StepLog, views: Views, gate: Gate) -> dict[str, Any]:
             "waited_s": log.segment_cache.waited_s,
             "bytes_written": log.disk.bytes_written,
             "failures": log.disk.failures,
-            "dropped_steps": log.dropped_steps,
+            "dropped_steps": inventory.dropped_steps,
             "damaged": list(log.sealed.damaged.values()),
         }
     return found
@@ -75,6 +74,6 @@ def _taken(log: StepLog) -> dict[str, int]:
         "arena_used": used,
         "arena_free": log.arena.committed_bytes - staging - used,
         "open_segments": staging,
-        **log.space.bytes_beside(),
+        **log.ledger.parts(),
         "checkpoint": log.copying.nbytes if log.copying is not None else 0,
     }

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 import sharpwave as sw
-from sharpwave.disk import compaction
 from sharpwave.disk import disk_budget as disk_module
 from tests.views.test_transitions_machine import TransitionsMachine
 
@@ -41,9 +40,9 @@ class DiskMachine(TransitionsMachine):
     def a_region_is_copied(self) -> None:
         """However full it is. What is sampled afterwards is read from where it lies now."""
         log = self.store._log
-        assert log.segment_cache is not None and log.disk is not None
+        assert log.compaction is not None and log.disk is not None
         before = list(log.disk.regions.regions)
-        moved = compaction.compact(log.disk, log.index, log.tables, log.segment_cache, most=2.0)
+        moved = log.compaction.compact(max_share=2.0)
         gone = set(before) - set(log.disk.regions.regions)
         assert len(gone) == moved and (moved or len(before) < 2)
 

@@ -382,6 +382,27 @@ def test_memory_that_is_read_into_is_not_given_away_meanwhile(tmp_path: Path, wa
         tier.close()
 
 
+def test_reads_that_end_while_room_is_looked_for_go_before_what_is_pinned(tmp_path: Path) -> None:
+    tier = Tier(tmp_path, Files(), chunks=4)
+    cache = tier.segment_cache
+    pinned, coming, newest = np.split(cold(tier, 21), 3)  # seven fill a chunk
+    cache.require(pinned)
+    cache.pin(pinned)
+    cache.fetch(coming)
+    cache.require(newest)
+    land, landed = cache._land, list[int]()
+
+    def land_some(slots: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
+        land(slots if landed else slots[:3])  # the other four are read just after the first look
+        landed.append(len(slots))
+
+    cache._land = land_some  # type: ignore[method-assign]
+    assert cache.uncache_chunk() and len(landed) > 1
+    assert tier.resident() == {*pinned.tolist(), *newest.tolist()}
+    tier.check()
+    tier.close()
+
+
 def test_many_threads_wait_for_the_same_reads(tier: Tier) -> None:
     slots = cold(tier, 20)
     tier.segment_cache.fetch(slots)

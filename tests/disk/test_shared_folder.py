@@ -89,7 +89,7 @@ def test_a_folder_that_was_taken_away_is_noticed(tmp_path: Path, way: Callable[[
             with pytest.raises(sw.StoreInUseError, match="was deleted or replaced"):
                 store.resize(capacity=500)
         for on_full in ("block", "drop_newest", "drop_oldest", "raise"):
-            store._log.on_full = on_full
+            store._log.admission.on_full = on_full
             with pytest.raises(sw.StoreInUseError, match="was deleted or replaced"):
                 append(store, range(20, 1000))
         with pytest.raises(OSError, match="was deleted or replaced"):

@@ -163,7 +163,7 @@ def test_numbers_of_steps_in_their_episodes_are_counted_where_version_1_does_not
         WRITE["play"](store, 60)
         log, checked = store._log, 0
         for lane in range(log.lanes):
-            slot, number, end = int(log.oldest[lane]), -1, -1
+            slot, number, end = int(log.inventory.oldest[lane]), -1, -1
             while slot >= 0:
                 first, rows = int(log.index.first_step[slot]), int(log.index.rows[slot])
                 begin = int(log.index.offset[FLAGS, slot])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
+from sharpwave.sampling.retention import Newcomer
 from tests.sampling.test_samplers import append, chi_square, chi_square_bound
 from tests.store.test_traps import append_numbered, letter_store
 from tests.support.oracle import Oracle, Stacking, assert_same_transition
@@ -77,17 +78,34 @@ def test_trap_07_at_exactly_k_all_are_held_and_one_leaves_at_k_plus_1() -> None:
     assert chi_square(left, np.full(5, 200.0)) < chi_square_bound(5)
 
 
+def made_room(reservoir: sw.Reservoir, here: set[int], newcomer: Newcomer, most: int) -> bool:
+    """Evict until there is room for one more; False if the newcomer is not kept."""
+    while len(reservoir) >= most:
+        slot = reservoir.choose(newcomer, lambda slots: None)
+        if slot == newcomer.slot:
+            return False
+        here.remove(slot)
+    return True
+
+
 def test_trap_07_the_probability_is_the_same_for_all_when_room_comes_and_goes() -> None:
     """Open segments take room at times: a reservoir that fills up again with whatever comes next would favour that."""
     counts = np.zeros(13)
     for seed in range(3000):
         reservoir, here = sw.Reservoir(seed), set()
         for slot in range(13):
-            here |= {slot} if reservoir.add(slot, slot) else set()
-            while len(reservoir) > (3 if slot % 2 else 5):
-                here.remove(reservoir.choose())
-            if slot in (4, 7, 10) and reservoir.add(99, 99 + slot):  # one that could not be sealed after all
-                reservoir.discard(99)
+            most = 3 if slot % 2 else 5
+            if reservoir.admits(slot) and made_room(reservoir, here, Newcomer(slot, slot), most):
+                reservoir.add(slot, slot)
+                here.add(slot)
+            while len(reservoir) > most:
+                here.remove(reservoir.choose(None, lambda slots: None))
+            if slot in (4, 7, 10) and reservoir.admits(99 + slot):  # one that cannot be sealed after all
+                if slot == 7:
+                    reservoir.add(99, 99 + slot)
+                    reservoir.discard(99)
+                else:
+                    made_room(reservoir, here, Newcomer(99, 99 + slot), most)
             assert len(reservoir) == len(here)
         counts[list(here)] += 1
     share = counts.sum() / 13

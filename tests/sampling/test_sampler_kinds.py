@@ -6,11 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import sharpwave as sw
-from sharpwave.sampling.protocol import Draw
 from tests.sampling.test_samplers import (
     append,
     chi_square,
@@ -30,51 +27,7 @@ MAKERS: dict[str, Any] = {
 }
 
 
-# every sampler
-
-
-@pytest.mark.parametrize("kind", MAKERS)
-@given(data=st.data())
-def test_whatever_comes_and_goes_only_what_is_there_is_drawn(kind: str, data: st.DataObject) -> None:
-    """Runs come, slots and single leaves go, exclusions are undone: against a list, with the probabilities."""
-    slots, stride = data.draw(st.integers(1, 6), "slots"), data.draw(st.integers(1, 5), "stride")
-    sampler, rng = MAKERS[kind](), np.random.default_rng(data.draw(st.integers(0, 99), "seed"))
-    sampler.bind(slots, stride)
-    rows, there = [0] * slots, []  # in the order of insertion
-    for _ in range(data.draw(st.integers(1, 25), "operations")):
-        what = data.draw(st.sampled_from(["insert", "insert", "insert", "remove", "exclude", "undo", "update"]), "what")
-        slot = data.draw(st.integers(0, slots - 1), "slot")
-        some = np.array(data.draw(st.lists(st.sampled_from(there or [0]), unique=True), "some") if there else [], int)
-        if what == "insert" and rows[slot] < stride:
-            end = data.draw(st.integers(rows[slot] + 1, stride), "end")
-            sampler.insert(np.array([slot]), np.array([rows[slot]]), np.array([end]))
-            there += range(slot * stride + rows[slot], slot * stride + end)
-            rows[slot] = end
-        elif what == "remove":
-            sampler.remove(slot)
-            there = [leaf for leaf in there if leaf // stride != slot]
-            rows[slot] = 0
-        elif what == "exclude":
-            sampler.exclude(some)
-            there = [leaf for leaf in there if leaf not in some]
-        elif what == "undo":
-            undo = sampler.exclude(some)
-            if 0 < len(some) < len(there):
-                sampler.draw(Draw.of(3), rng)
-            undo()
-        elif what == "update" and len(some):
-            sampler.update(some, rng.normal(size=len(some)))
-        if not there:
-            continue
-        draw = Draw.of(data.draw(st.integers(1, 40), "size"))
-        sampler.draw(draw, rng)
-        assert set(draw.items.tolist()) <= set(there)
-        np.testing.assert_allclose(sampler.probabilities(draw.items), draw.probabilities, rtol=1e-9)
-        assert sampler.probabilities(np.array(there)).sum() == pytest.approx(1.0)
-        ordered = {"fifo": there, "lifo": there[::-1]}.get(kind)
-        if ordered:
-            assert draw.items.tolist() == [ordered[i % len(ordered)] for i in range(len(draw.items))]
-        assert sampler.nbytes > 0
+# every sampler: tests/sampling/test_conformance.py has the rest
 
 
 @pytest.mark.parametrize("kind", [kind for kind in MAKERS if kind not in ("fifo", "lifo")])

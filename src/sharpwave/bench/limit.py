@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from typing import Any
@@ -10,6 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from numba import njit
+
+from sharpwave.bench.machine import cores
 
 SOURCE_BYTES = 1 << 30
 
@@ -36,7 +37,7 @@ class Limit:
     def fill(self, steps: int) -> dict[str, Any]:
         """Commit the memory; ``steps`` does not matter."""
         self.source = np.ones(self.source_bytes, np.uint8)
-        self.threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self.threads = cores()
         return {"threads": self.threads}
 
     def measure(self, what: str, batch: int, seconds: float) -> dict[str, float]:

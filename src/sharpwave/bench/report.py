@@ -74,7 +74,9 @@ def _table(title: str, rows: dict[str, Any], ratio: bool = False) -> Any:
     from rich import box
     from rich.table import Table
 
-    table = Table(title=title, title_style="bold", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(
+        title=title, title_style="bold", title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, padding=0
+    )
     table.add_column("", no_wrap=True)
     for header in ("bytes\na step", *(HEADERS[what] for what in MEASURES)):
         table.add_column(header, justify="right", no_wrap=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sharpwave.bench.machine import available_bytes
+from sharpwave.bench.machine import available_bytes, cores
 from sharpwave.bench.process import Child, ChildError
 from sharpwave.bench.recording import Recording
 from sharpwave.bench.setups import SETUPS, installed
@@ -21,10 +21,10 @@ Say = Callable[[str], None]
 SECONDS = 60
 """A session of this length fills buffers of the sizes below; a shorter one smaller buffers."""
 MAX_STEPS, MIN_STEPS = 1 << 16, 1 << 10
-MAX_FRAME_BYTES, MAX_BUFFER_BYTES = 512 << 20, 448 << 20
+MAX_FRAME_BYTES, MAX_BUFFER_BYTES = 512 << 20, 256 << 20
 """Frames added to an encoded store, and what a buffer of raw stacks takes."""
-MIN_SLICE_S, MAX_SLICE_S = 0.02, 0.25
-ROUNDS = 6
+MIN_SLICE_S, MAX_SLICE_S = 0.05, 0.25
+ROUNDS, MIN_ROUNDS = 6, 3
 """Slices are made so short that so many rounds fit, and more where there is time left."""
 FILL_TIMEOUT_S, SLICE_TIMEOUT_S, START_TIMEOUT_S = 300, 120, 120
 TRAINER_START_S = 5
@@ -43,7 +43,7 @@ def sizes(recording: Recording, seconds: float) -> tuple[int, int]:
 def measure_store(
     results: Results, recording: Recording, folder: Path, seconds: float, deadline: float, say: Say
 ) -> None:
-    """Fill and measure all contenders that are installed, until ``deadline``; at least one round.
+    """Fill and measure all contenders that are installed, until ``deadline``; at least MIN_ROUNDS.
 
     Args:
         results: gets ``contenders``, ``limit``, ``absent`` and ``failed`` as they are measured, so that an interrupt
@@ -57,7 +57,7 @@ def measure_store(
         slice_s = min(max((deadline - time.monotonic()) / ROUNDS / calls, MIN_SLICE_S), MAX_SLICE_S)
         results["settings"]["slice_seconds"] = slice_s
         turn, took = 0, 0.0
-        while turn == 0 or time.monotonic() + took <= deadline:
+        while turn < MIN_ROUNDS or time.monotonic() + took <= deadline:
             begin = time.monotonic()
             say(f"round {turn + 1}")
             contest.round(turn, slice_s)
@@ -74,21 +74,26 @@ class _Contest:
         self._children: dict[str, Child] = {}
 
     def fill(self, recording: Recording, folder: Path, seconds: float, say: Say) -> None:
-        """Start all and fill them side by side."""
+        """Start and fill all, as many at a time as there are cores."""
         encoded, raw = sizes(recording, seconds)
+        steps: dict[str, int] = {}
         for name, setup in SETUPS.items():
             if setup.stacks_only and recording.stack is None:
                 continue
-            if not installed(setup.module):
+            if installed(setup.module):
+                steps[name] = raw if steps else encoded
+            else:
                 self._results["absent"][setup.package] = f"not installed: pip install {setup.package}"
-                continue
-            self._start(name, folder, recording.stack, encoded if name == next(iter(SETUPS)) else raw)
-        self._start(LIMIT, folder, recording.stack, 0)
-        for name in list(self._children):
+        steps[LIMIT] = 0
+        filling: list[str] = []
+        for name, count in steps.items():
+            if len(filling) == cores():
+                self._filled(filling.pop(0))
             say(f"filling {name}")
-            filled = self._tried(name, lambda child: child.receive(FILL_TIMEOUT_S))
-            if filled is not None and name != LIMIT:
-                self._results["contenders"][name] = {"fill": filled, "rounds": {}}
+            self._start(name, folder, recording.stack, count)
+            filling.append(name)
+        for name in filling:
+            self._filled(name)
 
     def round(self, turn: int, slice_s: float) -> None:
         """Ask every contender for everything, each round beginning with another one."""
@@ -116,6 +121,11 @@ class _Contest:
         command = _command("worker", name, str(folder), str(stack or 0))
         self._children[name] = Child(name, command, folder / f"{name}.log")
         self._children[name].send(fill=steps)
+
+    def _filled(self, name: str) -> None:
+        filled = self._tried(name, lambda child: child.receive(FILL_TIMEOUT_S))
+        if filled is not None and name != LIMIT:
+            self._results["contenders"][name] = {"fill": filled, "rounds": {}}
 
     def _measured(self, name: str, what: str, batch: int, slice_s: float) -> dict[str, Any] | None:
         return self._tried(name, lambda child: child.ask(SLICE_TIMEOUT_S, measure=what, batch=batch, seconds=slice_s))

@@ -10,6 +10,7 @@ appended. So that there is such a region, three quarters of what the limit allow
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,75 +18,101 @@ import numpy as np
 from sharpwave.codecs.dictionaries import DictionaryTable, key_of
 from sharpwave.disk.disk_budget import MAX_HELD_SHARE
 from sharpwave.disk.disk_tier import DiskTier
+from sharpwave.disk.mergeable_regions import DEAD_SHARE
 from sharpwave.disk.segment_cache import SegmentCache
 from sharpwave.format.region import SEGMENT
 from sharpwave.memory.segment_index import SegmentIndex
 
 
-def compact(
-    disk: DiskTier,
-    index: SegmentIndex,
-    tables: Sequence[DictionaryTable],
-    segment_cache: SegmentCache,
-    most: float = MAX_HELD_SHARE,
-    left_out: frozenset[int] = frozenset(),
-) -> bool:
-    """Copy what is held of the emptiest region, and delete it; return False if none is empty enough.
+class Compaction:
+    """Copies records together, so that regions become free.
 
     Args:
         tables: dictionaries, by column.
-        segment_cache: reads from that region that are under way are waited for.
-        most: share of the region that is held, at most.  left_out: regions that stay as they are.
+        segment_cache: reads from a region that is copied are waited for.
 
-    Raises:
-        OSError: the disk is full or failing. What was copied counts already, and nothing is lost.
-
-    Cost: O(slots), one read and one write for each segment, and a sync.
+    Cost of a copy: O(slots), one read and one write for each segment, and a sync.
     """
-    number = disk.budget.emptiest(most, left_out)
-    return number is not None and _copy([number], disk, index, tables, segment_cache)
 
+    def __init__(
+        self, disk: DiskTier, index: SegmentIndex, tables: Sequence[DictionaryTable], segment_cache: SegmentCache
+    ) -> None:
+        self.disk, self._index, self._tables, self._segment_cache = disk, index, tables, segment_cache
 
-def merge(
-    disk: DiskTier,
-    index: SegmentIndex,
-    tables: Sequence[DictionaryTable],
-    segment_cache: SegmentCache,
-    left_out: frozenset[int] = frozenset(),
-) -> bool:
-    """Copy what is held of small regions into one, and delete them; return False where there are few.
+    def compact(self, max_share: float = MAX_HELD_SHARE, left_out: frozenset[int] = frozenset()) -> bool:
+        """Copy what is held of the region that is emptiest, and delete it. False if there is none that is empty enough.
 
-    Arguments, errors and cost as for :func:`compact`.
-    """
-    numbers = disk.budget.small_ones(left_out)
-    return bool(numbers) and _copy(numbers, disk, index, tables, segment_cache)
+        Args:
+            max_share: of the region that is held.  left_out: regions that stay as they are.
 
+        Raises:
+            OSError: the disk is full or failing. What was copied counts already, and nothing is lost.
+        """
+        number = self.disk.budget.emptiest(max_share, left_out)
+        return number is not None and self._copy([number])
 
-def _copy(
-    numbers: list[int],
-    disk: DiskTier,
-    index: SegmentIndex,
-    tables: Sequence[DictionaryTable],
-    segment_cache: SegmentCache,
-) -> bool:
-    used = slice(0, index.highest)
-    there = np.isin(index.region[used], numbers)
-    slots = np.flatnonzero(there & (index.sealed[used] > 0) & (index.rows[used] > 0))
-    slots = slots[np.lexsort((index.place[slots], index.region[slots]))]
-    segment_cache.arrive(slots)
-    keys: dict[tuple[int, int], int] = {}
-    generation = index.latest_generation
-    for slot in slots.tolist():
-        needed = {}
-        for c, place in enumerate(index.dictionary[:, slot].tolist()):
-            if place:
-                data = tables[c].data(place)
-                if (c, place) not in keys:
-                    keys[c, place] = key_of(data)
-                needed[c, keys[c, place]] = data
-        region, offset, nbytes = int(index.region[slot]), int(index.place[slot]), int(index.nbytes[slot])
-        moved = disk.move(SEGMENT, region, offset, nbytes, generation, needed)
-        if moved is None:
+    def merge(self, left_out: frozenset[int] = frozenset()) -> bool:
+        """Copy what is held of small regions into one, where there are many of them, and delete them. False: there are
+        few.  Raises: OSError: as :meth:`compact`.
+        """
+        numbers = self.disk.budget.small_ones(left_out)
+        return bool(numbers) and self._copy(numbers)
+
+    def make_room(self, need: int) -> bool:
+        """Return whether there is room for ``need`` bytes, or it could be made without evicting.  Raises: OSError."""
+        budget, regions = self.disk.budget, self.disk.regions
+        if budget.crowded(need):
             return False
-        index.region[slot], index.place[slot] = moved
-    return disk.vacate(numbers, generation)
+        if not regions.room_for(need):  # a region will be begun
+            with contextlib.suppress(OSError):
+                while self.merge():
+                    pass
+            while not regions.room_for(need) and budget.wasteful and self.compact():
+                pass
+        while not budget.room_for(need):
+            if not (self.compact() if budget.compacts else budget.fragmented and self._try_compact()):
+                return False
+        return True
+
+    def tidy(self, left_out: frozenset[int]) -> None:
+        """Leave few files with little waste for the next opening, which reads them all. An error costs nothing.
+
+        Args:
+            left_out: regions that stay as they are.
+        """
+        with contextlib.suppress(OSError):
+            while self.merge(left_out):
+                pass
+            while self.compact(1 - DEAD_SHARE, left_out):
+                pass
+
+    def _try_compact(self) -> bool:
+        """As :meth:`compact`, where evicting would make room as well: then a full disk is no error."""
+        try:
+            return self.compact()
+        except OSError:
+            return False
+
+    def _copy(self, numbers: list[int]) -> bool:
+        index, disk = self._index, self.disk
+        used = slice(0, index.highest)
+        there = np.isin(index.region[used], numbers)
+        slots = np.flatnonzero(there & (index.sealed[used] > 0) & (index.rows[used] > 0))
+        slots = slots[np.lexsort((index.place[slots], index.region[slots]))]
+        self._segment_cache.arrive(slots)
+        keys: dict[tuple[int, int], int] = {}
+        generation = index.latest_generation
+        for slot in slots.tolist():
+            needed = {}
+            for c, place in enumerate(index.dictionary[:, slot].tolist()):
+                if place:
+                    data = self._tables[c].data(place)
+                    if (c, place) not in keys:
+                        keys[c, place] = key_of(data)
+                    needed[c, keys[c, place]] = data
+            region, offset, nbytes = int(index.region[slot]), int(index.place[slot]), int(index.nbytes[slot])
+            moved = disk.move(SEGMENT, region, offset, nbytes, generation, needed)
+            if moved is None:
+                return False
+            index.region[slot], index.place[slot] = moved
+        return disk.vacate(numbers, generation)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +37,29 @@ class Tail(NamedTuple):
     checksum: int
 
 
+class Claims(Protocol):
+    """What notes in region files say beside the segments there, so that opening knows it after a crash.
+
+    Attributes:
+        threshold: the retention's; segments whose keys are not below it were evicted.
+        latest_generation: the highest of any id so far.
+    """
+
+    @property
+    def threshold(self) -> float: ...
+
+    @property
+    def latest_generation(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class _NoClaims:
+    """Of a folder that no log was begun in."""
+
+    threshold: float = 1.0
+    latest_generation: int = 0
+
+
 class DiskTier:
     """One process's hold on a store's folder.
 
@@ -50,7 +74,6 @@ class DiskTier:
         bytes_read: of sampling. ``bytes_written``, ``failures``: of appending.
         budget: the limit on the files, and what it leaves.
         held: which records of which region are held: segments, and the newest rows of open ones.
-        noted: returns the retention's threshold, and the highest generation of any id so far.
         ends: how far the lanes' step numbers go, as the files show.
 
     Raises:
@@ -82,10 +105,20 @@ class DiskTier:
         self._note = Note()
         self.ends = LaneEnds()
         self.budget = DiskBudget(self.regions, self.held, limit, most_bytes)
-        self.noted: Callable[[], tuple[float, int]] = lambda: (1.0, 0)
+        self._claims: Claims = _NoClaims()
         self._readers: Readers | None = None
         self._joined = 0
         self.bytes_read = self.bytes_written = self.failures = 0
+
+    def begin(self, claims: Claims, in_order: bool) -> None:
+        """Serve a log, whose ``claims`` notes repeat.
+
+        Args:
+            in_order: whether segments are evicted in the order in which they came.
+        """
+        self._claims = claims
+        if not in_order:
+            self.budget.evict_in_any_order()
 
     @property
     def folder(self) -> Path:
@@ -182,7 +215,7 @@ class DiskTier:
 
         Writes nothing where nothing has changed, unless ``always``.  Raises: OSError.
         """
-        threshold, generation = self.noted()
+        threshold, generation = self._claims.threshold, self._claims.latest_generation
         before = self._note
         if not always and threshold >= before.threshold and generation <= before.generation:
             return
@@ -198,7 +231,7 @@ class DiskTier:
         if ends is not None and not self.ends.behind(ends):
             return
         merged = self.ends.joined(np.zeros(0, np.int64) if ends is None else ends)
-        generation = min(self.noted()[1], MOST_GENERATION - 1)
+        generation = min(self._claims.latest_generation, MOST_GENERATION - 1)
         region, _ = self.write(NOTE, generation << LEAF_BITS, pack_ends(merged), generation, {})
         self.ends.reach_all(merged, region)
 
@@ -210,7 +243,7 @@ class DiskTier:
         newest = self.regions.newest
         if newest is not None and self.regions.goes_on and self.budget.newest_is_worn:
             self.regions.finish()
-        if self.noted()[0] < 1.0 or (newest is not None and not newest.finished):
+        if self._claims.threshold < 1.0 or (newest is not None and not newest.finished):
             self.note(always=True)
 
     def try_note(self) -> None:

@@ -77,8 +77,6 @@ class SegmentCache:
     def larger(self, arena: Arena, slots: int) -> SegmentCache:
         """Return an empty cache for a larger arena; call :meth:`clear` before.
 
-        It takes over once the arena has become ``arena``, the index has so many slots, and :meth:`begin` was called.
-
         Raises: MemoryError.
         """
         other = copy.copy(self)
@@ -86,6 +84,12 @@ class SegmentCache:
         other._pins[: len(self._pins)] = self._pins
         other._state[: len(self._state)] = self._state  # of damaged segments
         return other
+
+    def become(self, larger: SegmentCache) -> None:
+        """Go on as one from :meth:`larger`, once the arena and the index have grown as well."""
+        self._lists, self._pins = larger._lists, larger._pins
+        self._state, self._readers = larger._state, larger._readers
+        self.begin()
 
     def clear(self) -> None:
         """Uncache every segment; pinned ones will be read again."""
@@ -220,11 +224,10 @@ class SegmentCache:
         Cost: 0.1 ms, some 80 segments of which 6 move.
         """
         index, arena = self.index, self.arena
-        for _ in range(2):
-            chunk = kernels.choose(self._lists, arena.live, pins, arena.current, CANDIDATES)
-            if chunk >= 0 or not self._coming:
-                break
+        chunk = self._choose(pins)
+        if chunk < 0 and self._coming:
             self._land(self._under_way())  # as long as room is taken in it for what nobody asked for, a chunk stays
+            chunk = self._choose(pins)
         if chunk < 0:
             return False
         held = int(self._lists.held[chunk])
@@ -247,6 +250,10 @@ class SegmentCache:
             done += len(bases)
         self.moved += done
         return True
+
+    def _choose(self, pins: Int32s) -> int:
+        """Return the chunk to uncache next; -1 if there is none."""
+        return kernels.choose(self._lists, self.arena.live, pins, self.arena.current, CANDIDATES)
 
     def _land(self, slots: Ints) -> None:
         """Enter those of ``slots`` that were read."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -44,15 +44,59 @@ def take_in(log: StepLog, packed: bytes, dictionaries: Mapping[int, bytes]) -> t
             f"segment: {header.steps} steps, {header.frames} frames of lane {header.lane}; expected at most "
             f"{log.stride} (segment_steps=), {log.layout.most_frames} and {MOST_LANES - 1}"
         )
-    if log.capacity is not None and header.steps > log.capacity:
-        raise ValueError(f"segment: {header.steps} steps exceed the store's capacity of {log.capacity}")
+    capacity = log.admission.capacity
+    if capacity is not None and header.steps > capacity:
+        raise ValueError(f"segment: {header.steps} steps exceed the store's capacity of {capacity}")
     log.open_lanes(header.lane + 1)
     episode_step = _check_order(log, header, packed)
     places = _places(log, header, dictionaries)
     if places is None:
         packed = _unshared(packed, log, dictionaries.__getitem__)
         header, places = segment.parse(packed, log.spec), [0] * len(header.placed)
-    return log.take_in(replace(header, episode_step=episode_step), packed, places), header
+    return _enter(log, replace(header, episode_step=episode_step), packed, places), header
+
+
+def _enter(log: StepLog, header: Header, packed: bytes, places: Sequence[int]) -> int:
+    """Let the lane's open segment, which is empty, become ``packed``, and open the next one.
+
+    Args:
+        places: of its columns' dictionaries, counted as used.
+
+    Returns its slot; -1 if the retention does not keep it.
+
+    Raises:
+        MemoryError: no room.  OSError: it cannot be written; then nothing changed but what was evicted.
+    """
+    index, opened, inventory, lane, rows = log.index, log.opened, log.inventory, header.lane, header.steps
+    slot = int(opened.slots[lane])
+    try:
+        log.make_room_for_steps(rows)
+        following = log.prepare_next(lane)
+        kept = log.admission.admits(slot)
+    except BaseException:
+        log.sealed.drop_dictionaries(places)
+        raise
+    try:
+        if kept:
+            begins = [column.offset for column in header.placed]
+            kept = log.sealing.keep(slot, rows, packed, begins, header.placed, places)
+        else:
+            log.sealed.drop_dictionaries(places)
+    except BaseException as error:
+        if not log.drops_for(error):
+            index.give_back(following)
+            raise
+        kept = False
+        inventory.dropped_steps += rows
+    before = int(index.previous[slot])
+    if before >= 0 and header.first_step > opened.steps[lane]:
+        log.sealed.truncate(before)  # what came after it was lost on the way
+    index.rows[slot], index.frames[slot], index.context[slot] = rows, header.frames, header.context
+    index.first_step[slot], index.episode_step[slot] = header.first_step, header.episode_step
+    opened.steps[lane] = header.first_step + rows
+    inventory.append(rows)
+    log.go_on(lane, following, kept, {}, going_on=False)
+    return slot if kept else -1
 
 
 def settle(log: StepLog) -> None:
@@ -71,7 +115,7 @@ def settle_lane(log: StepLog, lane: int) -> bool:
         went_on = log.sealed.truncate(before)
         if went_on:
             write_down(log, [before], release=True)
-        log.changes += 1
+        log.inventory.changes += 1
         return went_on
     return False
 

@@ -3,41 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from sharpwave.codecs.dictionaries import DictionaryTable, key_of
 from sharpwave.codecs.raw import RAW
+from sharpwave.disk.disk_tier import DiskTier
 from sharpwave.format import segment
 from sharpwave.format.segment import FIRST_FIELD, FLAGS, REWARD, Column
-from sharpwave.log.admission import Space
 from sharpwave.log.column_encoder import ColumnEncoder
 from sharpwave.log.row_kernels import ENDED
+from sharpwave.log.segment_space import SegmentSpace
 from sharpwave.spec import TRUNCATED
 
 Bytes = npt.NDArray[np.uint8]
+
+
+class Place(NamedTuple):
+    """Where a sealed segment lies: its offset in the arena, and with a disk its region and its offset in the file."""
+
+    base: int
+    region: int = -1
+    offset: int = 0
 
 
 class Sealed:
     """Puts segments into the arena, and takes them out. Knows nothing of which are kept.
 
     Args:
+        disk: where the segments lie, if there is one.
         tables: each column's dictionaries. ``encoders``: by column.
 
     Attributes:
-        nbytes: of all sealed segments, on disk or in memory.
+        nbytes: bytes of all sealed segments, on disk or in memory.
     """
 
-    def __init__(self, space: Space, tables: Sequence[DictionaryTable], encoders: Mapping[int, ColumnEncoder]) -> None:
-        self._space, self._tables, self._encoders = space, tables, encoders
+    def __init__(
+        self,
+        space: SegmentSpace,
+        disk: DiskTier | None,
+        tables: Sequence[DictionaryTable],
+        encoders: Mapping[int, ColumnEncoder],
+    ) -> None:
+        self._space, self._disk, self._tables, self._encoders = space, disk, tables, encoders
         self._stride, self._spine_bytes = space.layout.stride, space.layout.spine_bytes
         self.nbytes = 0
         self._undecodable: dict[int, str] = {}
 
     @property
     def damaged(self) -> dict[int, str]:
-        """What is wrong with segments that could not be read or decoded, by slot."""
+        """Messages about segments that could not be read or decoded, by slot."""
         return self._undecodable if self._space.segment_cache is None else self._space.segment_cache.damaged
 
     def encode(self, lane: int, rows: Iterable[Bytes], columns: list[Column], places: list[int]) -> None:
@@ -54,25 +71,27 @@ class Sealed:
         self,
         slot: int,
         rows: int,
-        base: int,
+        place: Place,
         packed: bytes,
         placed: Sequence[int],
         columns: Sequence[Column | segment.Placed],
         places: Sequence[int],
     ) -> None:
-        """Move a segment's bytes to ``base`` in the arena. What takes memory comes first: until all of it says that the
-        segment is sealed, it is an open one.
+        """Copy a segment's bytes to its ``place`` in the arena, and let the index say that it is sealed. What takes
+        memory comes first: until all of it is done, the segment is an open one.
 
         Args:
             placed: where in ``packed`` each of its columns begins. ``places``: of their dictionaries.
         """
-        index, memory, segment_cache = self._space.index, self._space.arena.memory, self._space.segment_cache
+        index, memory, base = self._space.index, self._space.arena.memory, place.base
+        segment_cache = self._space.segment_cache
         memory[base : base + len(packed)] = np.frombuffer(packed, np.uint8)
         index.base[slot], index.nbytes[slot] = base, len(packed)
+        index.region[slot], index.place[slot] = place.region, place.offset
         if segment_cache is not None:
             segment_cache.place(slot, base)
-        for c, (column, begin, place) in enumerate(zip(columns, placed, places, strict=True)):
-            index.codec[c, slot], index.dictionary[c, slot] = column.codec, place
+        for c, (column, begin, of_dictionary) in enumerate(zip(columns, placed, places, strict=True)):
+            index.codec[c, slot], index.dictionary[c, slot] = column.codec, of_dictionary
             index.offset[c, slot] = base + begin
         index.sealed[slot] = 1
         if segment_cache is not None:
@@ -109,22 +128,22 @@ class Sealed:
             index.offset[c, slot] = to
 
     def free(self, slot: int) -> None:
-        """The segment that was in ``slot`` has left the store: its bytes are not needed any more."""
+        """Free the bytes of a segment that was evicted from ``slot``."""
         space, index = self._space, self._space.index
         nbytes = int(index.nbytes[slot])
         self.drop_dictionaries(index.dictionary[:, slot])
         self._undecodable.pop(slot, None)
-        if space.segment_cache is None or space.disk is None:
+        if space.segment_cache is None or self._disk is None:
             space.arena.free(int(index.base[slot]), nbytes)
         else:
             space.segment_cache.forget(slot)
-            space.disk.release(int(index.region[slot]), nbytes)
+            self._disk.release(int(index.region[slot]), nbytes)
         self.nbytes -= nbytes
 
     def dictionaries(
         self, columns: Sequence[Column | segment.Placed], places: Sequence[int]
     ) -> dict[tuple[int, int], bytes]:
-        """Those that a segment's columns refer to, by (column, key). ``places``: where they are, by column."""
+        """Return those that a segment's columns refer to, by (column, key). ``places``: where they are, by column."""
         return {
             (c, column.dictionary): self._tables[c].data(places[c])
             for c, column in enumerate(columns)
@@ -132,14 +151,14 @@ class Sealed:
         }
 
     def drop_dictionaries(self, places: Iterable[int]) -> None:
-        """A segment goes whose columns' dictionaries are at ``places``."""
+        """Release the dictionaries at ``places``, by column, that a segment referred to."""
         for table, place in zip(self._tables, places, strict=False):
             table.drop(int(place))
 
     def truncate(self, slot: int) -> bool:
-        """Let the episode of a segment's last step end there, with the successor's frame as the final one.
+        """Truncate the episode after a segment's last step, with the successor's frame as the final one.
 
-        Returns whether it went on so far. With a disk the bytes there are left as they are; see :mod:`.episode_breaks`.
+        Returns whether it went on so far. The bytes on disk are left as they are; see :mod:`.episode_breaks`.
         """
         index, memory = self._space.index, self._space.arena.memory
         last = index.offset[FLAGS, slot] + index.rows[slot] - 1
@@ -151,7 +170,7 @@ class Sealed:
         return True
 
     def packed(self, slot: int) -> tuple[int, bytes, dict[tuple[int, int], bytes]]:
-        """A segment in memory: its id, its bytes, and the dictionaries it needs by (column, key)."""
+        """Return a segment in memory: its id, its bytes, and the dictionaries it needs by (column, key)."""
         index = self._space.index
         begin = int(index.base[slot])
         content = self._space.arena.memory[begin : begin + int(index.nbytes[slot])].tobytes()

@@ -22,6 +22,7 @@ from sharpwave.disk.region_files import RegionFiles
 from sharpwave.disk.store_folder import FOLDER, MAX_CHECKPOINT, Hold, read_manifest, write_manifest
 from sharpwave.format.checkpoint_state import STATE, write_state
 from sharpwave.format.region import SEGMENT, TAIL, Identity
+from sharpwave.log.inventory import LogListener
 from sharpwave.log.step_log import StepLog
 from sharpwave.native.directory import Directory
 from sharpwave.native.files import Files
@@ -168,7 +169,7 @@ def copy_file(source: int, folder: Directory, name: str, files: Files) -> None:
         os.close(target)
 
 
-class Copying:
+class Copying(LogListener):
     """Segments in memory on their way into a checkpoint's region files, while the store goes on.
 
     Attributes:
@@ -185,15 +186,15 @@ class Copying:
         self._error: OSError | None = None
 
     def begin(self, slots: Any) -> None:
-        """Copy the segments in ``slots``. The store's lock is held, as it is for :meth:`rescue` and :meth:`waits`."""
+        """Copy the segments in ``slots``. The store's lock is held, as it is for :meth:`evicting` and :meth:`waits`."""
         self._slots = dict.fromkeys(slots.tolist())
-        self.log.watchers.append(self.rescue)
+        self.log.inventory.listeners.append(self)
         self.log.copying = self
 
     def end(self) -> None:
         """Copy nothing more."""
         if self.log.copying is self:
-            self.log.watchers.remove(self.rescue)
+            self.log.inventory.listeners.remove(self)
             self.log.copying = None
 
     def waits(self) -> str | None:
@@ -205,7 +206,7 @@ class Copying:
             f"it, {AT_A_TIME:,} may"
         )
 
-    def rescue(self, slot: int) -> None:
+    def evicting(self, slot: int) -> None:
         """Copy the segment in ``slot``, which is about to leave the store. What is too much is written at once."""
         if slot not in self._slots:
             return

@@ -236,7 +236,8 @@ def _opened(settings: Settings, disk: DiskTier | None, left: Left, files: Files)
         disk.begin_life()
         set_aside(disk, damages)
         damaged = {damage.path for damage in damages}
-        log.space.tidy(frozenset(number for number, one in regions.regions.items() if one.path in damaged))
+        assert log.compaction is not None
+        log.compaction.tidy(frozenset(number for number, one in regions.regions.items() if one.path in damaged))
         if regions.scarce:
             open_all_files(regions)
         if left.checkpoint:

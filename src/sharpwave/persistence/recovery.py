@@ -103,11 +103,11 @@ def adopt_all(
     for versions in ranked(found, log.stride):
         for number, record in versions:
             slot = (record.id & LEAF_MASK) // log.stride
-            if not log.retention.add(slot, record.id):
+            if not log.retention.admits(record.id):
                 break  # it had left
             if adoption.try_adopt(number, record):
+                log.retention.add(slot, record.id)
                 break
-            log.retention.discard(slot)
             if not adoption.damaged:
                 break
     adoption.link()
@@ -343,7 +343,7 @@ class Adoption:
                 # A gap in the steps' numbers is in the bytes already, and may lie behind every segment of a reservoir.
                 if broken and log.sealed.truncate(slot) and (following < 0 or adjoins(log, slot, following)):
                     self.broken.add(slot)
-            log.chain(lane, slots)
+            log.inventory.chain(lane, slots, int(log.opened.slots[lane]))
             self._number(slots)
         for lane, end in enumerate(ends[: log.lanes].tolist()):
             log.begin_at(lane, end)
@@ -353,7 +353,7 @@ class Adoption:
         """Chain the lanes' segments before their open ones, which are there already."""
         for lane, slots in self._lanes.items():
             slots.sort(key=lambda slot: int(self.log.index.first_step[slot]))
-            self.log.chain(lane, slots)
+            self.log.inventory.chain(lane, slots, int(self.log.opened.slots[lane]))
             self._number([*slots, int(self.log.opened.slots[lane])])
             for slot, following in zip(slots, [*slots[1:], int(self.log.opened.slots[lane])], strict=True):
                 self.log.index.gap[slot] = not adjoins(self.log, slot, following)

@@ -43,7 +43,7 @@ def capture(log: StepLog) -> dict[str, Any]:
         "lane_steps": log.opened.steps.copy(),
         "open_rows": index.rows[log.opened.slots].astype(np.int64),
         "open_shares": log.opened.shares.copy(),
-        **{name: getattr(log, name) for name in COUNTS},
+        **{name: getattr(log.inventory, name) for name in COUNTS},
     }
 
 
@@ -103,7 +103,7 @@ def restore(
     """
     adoption = Adoption(log, regions, found, damages, disk)
     report = adoption.report
-    index, stride = log.index, log.stride
+    index, inventory, stride = log.index, log.inventory, log.stride
     generation, ids = checked_array(state, "generation", np.int64), checked_array(state, "ids", np.int64)
     slots, last_flags = (ids & LEAF_MASK) // stride, checked_array(state, "last_flags", np.uint8)
     opened = checked_array(state, "open_slots", np.int64)
@@ -117,7 +117,7 @@ def restore(
     index.highest = len(generation)
     index.generation[: index.highest] = generation
     _open_lanes(adoption, state, opened, found)
-    log.space.limit_arena()
+    log.admission.fit_memory()
     at = {record.id: (number, record) for number, record in found if record.kind == SEGMENT}
     kept = np.zeros(len(slots), np.bool_)
     for k in reversed(range(len(slots))):  # the last to leave first: where memory is too small the others are not kept
@@ -138,12 +138,12 @@ def restore(
     index.restore({*slots[kept].tolist(), *opened.tolist()}, int(state["first_generation"]), generation)
     adoption.link_lanes()
     for name in COUNTS:
-        setattr(log, name, int(state[name]))
+        setattr(inventory, name, int(state[name]))
     lost = int((~kept).sum())
-    log.evicted_segments += lost
-    log.evicted_steps = log.total_steps - log.held_steps
-    log.changes += 1
-    report.steps = log.held_steps
+    inventory.evicted_segments += lost
+    inventory.evicted_steps = inventory.total_steps - inventory.held_steps
+    inventory.changes += 1
+    report.steps = inventory.held_steps
     return report
 
 

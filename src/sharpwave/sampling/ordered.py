@@ -11,6 +11,7 @@ import numpy as np
 
 from sharpwave.native.jit import njit
 from sharpwave.sampling.protocol import Draw, Floats, Ints, check_unbound, checked_array, extended
+from sharpwave.sampling.retention import Newcomer, Priorities
 
 SLACK = 1024
 """Entries that have gone may outnumber those that are there by this many before the order is closed up."""
@@ -197,13 +198,16 @@ class Fifo(_InOrder):
 
     # as a retention
 
-    def add(self, slot: int, id_: int) -> bool:
-        """Cost: O(1)."""
-        self._segments.append(slot)
+    def admits(self, id_: int) -> bool:
+        """Return True: others are older."""
         return True
 
-    def choose(self) -> int:
+    def add(self, slot: int, id_: int) -> None:
         """Cost: O(1)."""
+        self._segments.append(slot)
+
+    def choose(self, newcomer: Newcomer | None, priorities: Priorities) -> int:
+        """Choose the oldest. Cost: O(1)."""
         return self._segments.popleft()
 
     def discard(self, slot: int) -> None:

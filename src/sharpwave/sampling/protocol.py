@@ -123,7 +123,8 @@ METHODS = tuple(name for name in vars(Sampler) if not name.startswith("_"))
 
 def check_sampler(argument: str, sampler: Any) -> None:
     """Raises: TypeError: naming what it lacks."""
-    missing = [name for name in METHODS if not hasattr(sampler, name)]
+    there = dir(sampler)  # which calls no property of one that has no memory yet
+    missing = [name for name in METHODS if name not in there]
     if isinstance(sampler, type) or len(missing) == len(METHODS):
         raise TypeError(f"{argument}={sampler!r}, expected a sampler such as sharpwave.Uniform() or Prioritized(...)")
     if missing:

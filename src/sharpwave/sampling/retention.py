@@ -1,4 +1,4 @@
-"""What leaves when the store is full: which of the sealed segments."""
+"""Retention: which sealed segments a full store evicts."""
 
 from __future__ import annotations
 
@@ -6,11 +6,21 @@ import hashlib
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
 from sharpwave.sampling.protocol import Floats, Ints, checked_array
+
+Priorities = Callable[[Ints], Floats | None]
+"""Mean priorities of the steps in slots [n]; ``None`` where no step has one."""
+
+
+class Newcomer(NamedTuple):
+    """A segment that is to be kept: the slot it is in, and the id of its first step."""
+
+    slot: int
+    id: int
 
 
 class Retention(Protocol):
@@ -18,20 +28,29 @@ class Retention(Protocol):
 
     @property
     def in_order(self) -> bool:
-        """Whether segments leave in the order in which they came."""
+        """Whether segments are evicted in the order in which they came."""
 
     @property
     def threshold(self) -> float:
-        """Where segments have keys in [0, 1): those whose keys are not below this have left. Else 1."""
+        """Where segments have keys in [0, 1): those whose keys are not below this were evicted. Else 1."""
 
-    def add(self, slot: int, id_: int) -> bool:
-        """A segment, ``id_`` being that of its first step, is being sealed. False: it is not kept."""
+    def admits(self, id_: int) -> bool:
+        """Return whether the segment whose first step has ``id_`` is kept as long as there is room."""
 
-    def choose(self) -> int:
-        """The slot whose segment leaves; it counts no more. At least one is there."""
+    def add(self, slot: int, id_: int) -> None:
+        """Count a segment that :meth:`admits` admits as held."""
+
+    def choose(self, newcomer: Newcomer | None, priorities: Priorities) -> int:
+        """Return the slot whose segment is to be evicted, which counts as held no more; at least one is held.
+
+        Args:
+            newcomer: an admitted segment that is not held yet. If it is to go rather than any that is held, its slot
+                is returned.
+            priorities: of the steps in slots, by the views.
+        """
 
     def discard(self, slot: int) -> None:
-        """The segment added last was not sealed after all."""
+        """Undo the last :meth:`add`."""
 
     def settings(self) -> dict[str, Any]:
         """Return its constructor's arguments, as JSON has them."""
@@ -43,21 +62,21 @@ class Retention(Protocol):
         """Go on as the one whose ``order`` it was; called before anything else.  Raises: ValueError."""
 
     def __len__(self) -> int:
-        """Segments there."""
+        """Return the number of segments held."""
 
 
 @dataclass
 class Reservoir:
-    """Every segment that was ever sealed is held with the same probability: of n with k/n, where k are held.
+    """Holds every segment that was ever sealed with the same probability: of n with k/n, where k are held.
 
     Each has a random key; the store holds those below a threshold, which sinks to the largest key held whenever room
-    is needed. So a segment may leave as soon as it is sealed. This is Vitter's reservoir (1985) for any k, drawn as
-    bottom-k sampling. Steps whose n-step return reaches into a segment that has left cannot be sampled any more.
+    is needed. So a segment may be evicted as soon as it is sealed. This is Vitter's reservoir (1985) for any k, drawn
+    as bottom-k sampling. Steps whose n-step return reaches into an evicted segment cannot be sampled any more.
 
     A key is a hash of the seed and of the segment's id, which no other segment ever has. So a store on disk that was
-    not closed needs nothing but the threshold to know which of the segments in its files had left. The threshold is
-    written down before a segment is turned away, and before a file is deleted: whatever older one a crash leaves, each
-    segment whose key is below it is there, and none of the others is taken back.
+    not closed needs nothing but the threshold to know which of the segments in its files had been evicted. The
+    threshold is written down before a segment is rejected, and before a file is deleted: whatever older one a crash
+    leaves, each segment whose key is below it is there, and none of the others is taken back.
 
     Args:
         seed: of the keys.
@@ -76,20 +95,23 @@ class Reservoir:
         self.threshold = 1.0
 
     def key(self, id_: int) -> float:
-        """A segment's key, in [0, 1): the upper 53 bits of a BLAKE2b hash."""
+        """Return a segment's key, in [0, 1): the upper 53 bits of a BLAKE2b hash."""
         digest = hashlib.blake2b(f"{int(self.seed)} {id_}".encode(), digest_size=8).digest()
         return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
 
-    def add(self, slot: int, id_: int) -> bool:
-        """Cost: O(log segments)."""
-        key = self.key(id_)
-        if key >= self.threshold:
-            return False
-        heapq.heappush(self._heap, (-key, slot))
-        return True
+    def admits(self, id_: int) -> bool:
+        """Return whether its key is below the threshold."""
+        return self.key(id_) < self.threshold
 
-    def choose(self) -> int:
-        """The largest key. Cost: O(log segments)."""
+    def add(self, slot: int, id_: int) -> None:
+        """Cost: O(log segments)."""
+        heapq.heappush(self._heap, (-self.key(id_), slot))
+
+    def choose(self, newcomer: Newcomer | None, priorities: Priorities) -> int:
+        """Choose the largest key. Cost: O(log segments)."""
+        if newcomer is not None and (key := self.key(newcomer.id)) > -self._heap[0][0]:
+            self.threshold = key
+            return newcomer.slot
         key, slot = heapq.heappop(self._heap)
         self.threshold = -key
         return slot
@@ -124,35 +146,36 @@ class Reservoir:
 
 @dataclass
 class LowestPriority:
-    """The segment leaves whose steps have the lowest priority (``p^alpha``) on average, of equal ones the oldest.
+    """Evicts the segment whose steps have the lowest priority (``p^alpha``) on average, of equal ones the oldest.
 
-    By the priorities of the store's first view with ``Prioritized``; as long as there is none, the oldest leaves. Steps
-    that were sampled ``max_times_sampled`` times count 0; a segment none of whose steps can be sampled yet stays
-    longest. Steps whose n-step return reaches into a segment that has left cannot be sampled any more.
+    By the priorities of the store's first view with ``Prioritized``; without one, it evicts the oldest. Steps that were
+    sampled ``max_times_sampled`` times count 0; a segment none of whose steps can be sampled yet is kept longest. Steps
+    whose n-step return reaches into an evicted segment cannot be sampled any more.
 
-    On disk, segments that had left and whose files stand come back when the store is opened after its process ended,
-    and priorities do not: the oldest leave, until a view has new ones. A checkpoint keeps both.
+    On disk, evicted segments whose files are still there come back when the store is opened after its process ended,
+    and priorities do not: the oldest are evicted, until a view has new ones. A checkpoint keeps both.
     """
 
     in_order: ClassVar[bool] = False
     threshold: ClassVar[float] = 1.0
     _slots: dict[int, None] = field(default_factory=dict, init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        self.priorities: Callable[[Ints], Floats | None] = lambda slots: None
-        """Set by the store: mean priorities of the steps in slots, or ``None``."""
-
-    def add(self, slot: int, id_: int) -> bool:
-        """Cost: O(1)."""
-        self._slots[slot] = None
+    def admits(self, id_: int) -> bool:
+        """Return True: what a segment's steps are worth shows beside the others."""
         return True
 
-    def choose(self) -> int:
-        """Cost: O(segments); with ``Prioritized`` 0.1 us a segment."""
+    def add(self, slot: int, id_: int) -> None:
+        """Cost: O(1)."""
+        self._slots[slot] = None
+
+    def choose(self, newcomer: Newcomer | None, priorities: Priorities) -> int:
+        """Choose the lowest mean priority. Cost: O(segments); with ``Prioritized`` 0.1 us a segment."""
         slots = np.fromiter(self._slots, np.int64, len(self._slots))
-        priorities = self.priorities(slots)
-        slot = int(slots[0 if priorities is None else np.argmin(priorities)])
-        del self._slots[slot]
+        if newcomer is not None:
+            slots = np.append(slots, newcomer.slot)  # the newest
+        means = priorities(slots)
+        slot = int(slots[0 if means is None else np.argmin(means)])
+        self._slots.pop(slot, None)
         return slot
 
     def discard(self, slot: int) -> None:

@@ -60,9 +60,9 @@ class BatchSource:
         if limiter is not None:
             if isinstance(limiter, type) or not hasattr(limiter, "sample_waits"):
                 raise TypeError(f"{view.kind}: limiter={limiter!r}, expected a limiter such as sharpwave.MinSize(1000)")
-            limiter.check(log.capacity, self.max_times_sampled)
+            limiter.check(log.admission.capacity, self.max_times_sampled)
         self.limiter = limiter
-        self.steps_before = log.total_steps - log.held_steps
+        self.steps_before = log.inventory.total_steps - log.inventory.held_steps
         self.rng = np.random.default_rng(seed)
         self.items = Items(log, view, sampler, uses)
         self._layouts: dict[int, Layout] = {}  # by batch size, those used last
@@ -93,7 +93,7 @@ class BatchSource:
 
     def _cursor(self) -> Cursor:
         items = self.items
-        return Cursor(self.log.total_steps - self.steps_before, items.samples, items.count, items.uses_left)
+        return Cursor(self.log.inventory.total_steps - self.steps_before, items.samples, items.count, items.uses_left)
 
     def wait(self, batch_size: int, timeout: float | None) -> None:
         """Wait until a batch may be drawn, and is there.  Raises: EmptyError, LimiterTimeoutError, ValueError."""
@@ -105,7 +105,7 @@ class BatchSource:
         if count == 0 and left == 0:
             used = "" if most is None else f" (or all were, max_times_sampled={most} times)"
             raise EmptyError(
-                f"sample: no step can be sampled yet{used}: the store holds {self.log.held_steps}, and "
+                f"sample: no step can be sampled yet{used}: the store holds {self.log.inventory.held_steps}, and "
                 f"{self.view.waits_for}"
             )
         if left < batch_size:
@@ -118,9 +118,9 @@ class BatchSource:
 
     def sample(self, batch_size: int, beta: float | None) -> Any:
         """Return a batch drawn now, after :meth:`wait`. Whatever is raised, nothing was given out."""
-        changes = self.log.changes
+        changes = self.log.inventory.changes
         target = self._lend(batch_size)
-        if self.log.changes != changes:  # steps were evicted for what index and samplers have grown by
+        if self.log.inventory.changes != changes:  # steps were evicted for what index and samplers have grown by
             self.items.follow()
             self._check_enough(batch_size)
         return self._drawn(target, beta)
@@ -170,7 +170,7 @@ class BatchSource:
         if not there.all():
             raise KeyError(f"fetch: id {ids[~there][0]} has left the store, or its successor is not known yet")
         layout = self._layout(len(ids))  # not kept: there are as many sizes as callers like
-        blocks = self.log.space.lend(layout.sizes, layout.roots, layout.work_bytes)
+        blocks = self.log.batches.lend(layout.sizes, layout.roots, layout.work_bytes)
         target = layout.over(blocks, self.view, self.log.tag)
         items, there = self.items.resolve(ids)  # steps may have been evicted where index and samplers had grown
         if not there.all():
@@ -205,15 +205,15 @@ class BatchSource:
 
     def _lend(self, batch_size: int) -> Target:
         """Return memory for a batch.  Raises: MemoryError: there is no room for it."""
-        space, layout = self.log.space, self._layouts.get(batch_size)
+        batches, layout = self.log.batches, self._layouts.get(batch_size)
         if layout is None:
             layout = self._layout(batch_size)
-            blocks = space.lend(layout.sizes, layout.roots, layout.work_bytes)
+            blocks = batches.lend(layout.sizes, layout.roots, layout.work_bytes)
             if len(self._layouts) == MAX_LAYOUTS:
                 del self._layouts[next(iter(self._layouts))]
             self._layouts[batch_size] = layout
         else:
-            blocks = space.lend(layout.sizes, layout.roots)
+            blocks = batches.lend(layout.sizes, layout.roots)
         return layout.over(blocks, self.view, self.log.tag)
 
     @property

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from sharpwave.codecs.dictionaries import DictionaryTable
 from sharpwave.codecs.raw import RAW
@@ -40,6 +41,20 @@ class UndecodableError(DamagedError):
     def __init__(self, slots: list[int], why: str) -> None:
         super().__init__(f"sample: columns that cannot be decoded ({why}); see `sharpwave verify`")
         self.slots = slots
+
+
+class _Payloads(NamedTuple):
+    """What is to be decoded of a batch, and for which of its items: arrays of n, ``rows`` [n, W]."""
+
+    slots: Ints
+    begins: Ints
+    ends: Ints
+    counts: Ints
+    rows: Ints
+    items: Ints
+
+    def some(self, chosen: npt.NDArray[np.bool_]) -> _Payloads:
+        return _Payloads(*(array[chosen] for array in self))
 
 
 class FieldReader:
@@ -98,42 +113,39 @@ class FieldReader:
 
     def _read_left_out(self, slot: Ints, newest: Ints, first: Ints, out: Bytes) -> None:
         """Decode the items of a batch whose codec has no kernel, by codec and dictionary."""
-        index, window = self._index, out.shape[1]
-        codecs = index.codec[self._number][slot]
+        index, memory, c = self._index, self._arena.memory, self._number
+        codecs = index.codec[c][slot]
         items = np.flatnonzero((codecs != RAW) & (self._kernels[GATHER][codecs] == 0))
-        wanted = newest[items, None] - np.arange(window - 1, -1, -1)
+        slots = slot[items]
+        wanted = newest[items, None] - np.arange(out.shape[1] - 1, -1, -1)
         rows = np.maximum(wanted, first[items, None])
-        kinds = codecs[items].astype(np.int64) << 32 | index.dictionary[self._number][slot[items]]
-        for kind in np.unique(kinds):
-            mine = kinds == kind
-            codec, place = divmod(int(kind), 1 << 32)
-            self._decode(codec, place, slot[items[mine]], rows[mine], out, items[mine])
+        counts = (index.frames if self._frames else index.rows)[slots].astype(np.int64)
+        bases = index.base[slots]
+        payloads = _Payloads(slots, index.offset[c][slots], bases + payload_ends(memory, bases, c), counts, rows, items)
+        kinds = codecs[items].astype(np.int64) << 32 | index.dictionary[c][slots]
+        for kind in np.unique(kinds).tolist():
+            self._decode(kind >> 32, kind & 0xFFFFFFFF, payloads.some(kinds == kind), out)
         if self._field.pad == "zeros":
             for i, item in enumerate(items):
                 out[item, wanted[i] < first[item]] = 0
 
-    def _decode(self, codec: int, place: int, slot: Ints, rows: Ints, out: Bytes, items: Ints) -> None:
-        """Decode ``rows`` [n, W] of columns that share a codec and a dictionary into ``out[items]``."""
-        index, memory, c = self._index, self._arena.memory, self._number
+    def _decode(self, codec: int, place: int, payloads: _Payloads, out: Bytes) -> None:
+        """Decode rows of columns that share a codec and a dictionary."""
+        memory = self._arena.memory
         try:
             decoder = self._table.decoder(codec, place, self._field.line_bytes)
         except DamagedError as error:
-            raise UndecodableError(np.unique(slot).tolist(), f"{name_of(codec)}: {error}") from error
-        counts = (index.frames if self._frames else index.rows)[slot].astype(np.int64)
-        begins, ends = index.offset[c][slot], index.base[slot] + payload_ends(memory, index.base[slot], c)
-
-        def decode(mine: Any) -> None:
-            decoder.decode_rows(memory, begins[mine], ends[mine], counts[mine], rows[mine], out, items[mine])
-
+            raise UndecodableError(np.unique(payloads.slots).tolist(), f"{name_of(codec)}: {error}") from error
         try:
-            decode(slice(None))
+            decoder.decode_rows(memory, *payloads[1:-1], out, payloads.items)
         except DamagedError as error:
             broken = []
-            for one in np.unique(slot).tolist():
+            for slot in np.unique(payloads.slots).tolist():
+                mine = payloads.some(payloads.slots == slot)
                 try:
-                    decode(slot == one)
+                    decoder.decode_rows(memory, *mine[1:-1], out, mine.items)
                 except DamagedError:
-                    broken.append(one)
+                    broken.append(slot)
             raise UndecodableError(broken, str(error)) from error
 
 

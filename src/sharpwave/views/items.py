@@ -48,7 +48,7 @@ class Items:
 
     def follow(self) -> None:
         """Find the items that became known since the last call."""
-        if self._seen == self._log.changes:
+        if self._seen == self._log.inventory.changes:
             return
         found = MAX_RUNS
         while found == MAX_RUNS:
@@ -56,7 +56,7 @@ class Items:
             found = runs.shape[1]
             if found:
                 self._insert(runs)
-        self._seen = self._log.changes
+        self._seen = self._log.inventory.changes
 
     def _insert(self, runs: Ints) -> None:
         groups, begins, ends = runs
@@ -99,7 +99,7 @@ class Items:
         finally:
             if not old.all():
                 self._insert(runs[:, ~old])
-        self._seen = self._log.changes
+        self._seen = self._log.inventory.changes
 
     @property
     def uses_left(self) -> float:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.log.inventory import LogListener
 from sharpwave.sampling.limiters import Gate, Limiter
 from sharpwave.sampling.protocol import Sampler, described
 from sharpwave.views.replay import Replay
@@ -27,7 +28,7 @@ NO_STATE = (KeyError, TypeError, ValueError, IndexError, OverflowError, Attribut
 """What restoring a state raises that is none."""
 
 
-class Views:
+class Views(LogListener):
     """Those that are in use, in the order of their making; the store keeps none alive. Its lock is held throughout.
 
     A checkpoint knows views by name. What it keeps of a view that was not asked for since it was opened stays plain
@@ -49,8 +50,9 @@ class Views:
         self._claimed: set[str] = set()  # names of restored views that were given out and remember something
         self._views: dict[int, weakref.KeyedRef[int, Replay[Any]]] = {}  # by number, ascending
         self._dropped: deque[Any] = deque()  # references to those that are gone, from whatever thread dropped them
-        log.watchers.append(self._forget)
-        log.space.growing.append(self.grow)
+        log.inventory.listeners.append(self)
+        log.ledger.enter("samplers", lambda: self.nbytes)
+        log.ledger.enter_for_batches(lambda: self.work_bytes)
 
     def __iter__(self) -> Iterator[Replay[Any]]:
         while self._dropped:
@@ -128,7 +130,7 @@ class Views:
         self._views = dict(sorted(self._views.items()))
         self._made += 1
         replay.source.items.follow()  # what it takes beside batches is known from here on
-        self._log.space.limit_arena()
+        self._log.admission.fit_memory()
         return replay
 
     def _restored(self, replay: Replay[Any], saved: SavedView) -> str | None:
@@ -182,7 +184,7 @@ class Views:
             view.source.items.written()
         self._gate.notify()
 
-    def grow(self, slots: int) -> None:
+    def growing(self, slots: int) -> None:
         """Make room for so many of the log's slots.  Raises: MemoryError."""
         for view in self:
             view.source.items.grow(slots)
@@ -211,7 +213,8 @@ class Views:
         """Bytes of the largest batch that any of them drew lately."""
         return max((view.source.batch_bytes for view in self), default=0)
 
-    def _forget(self, slot: int) -> None:
+    def evicting(self, slot: int) -> None:
+        """Forget the segment in ``slot``."""
         for view in self:
             view.source.items.forget(slot)
 

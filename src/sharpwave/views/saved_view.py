@@ -85,7 +85,7 @@ class SavedView:
             None if most is None else checked_array(state, "uses", np.int32),
             dict(rng.bit_generator.state),
             _count(state, "samples"),
-            log.total_steps - _count(state, "inserts"),
+            log.inventory.total_steps - _count(state, "inserts"),
             [[checked(batch) for batch in batches] for batches in state["ahead"]],
             checked_array(state, "generation", np.int64) if "generation" in state else _generations(log),
         )
@@ -100,7 +100,7 @@ class SavedView:
             "uses": self.uses,
             "rng": self.rng,
             "samples": self.samples,
-            "inserts": log.total_steps - self.steps_before,
+            "inserts": log.inventory.total_steps - self.steps_before,
             "ahead": self.ahead,
             "generation": self.generation,
         }

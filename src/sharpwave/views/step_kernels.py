@@ -127,6 +127,14 @@ def _frame_of(memory: Bytes, flags: int, context: int, row: int) -> tuple[int, i
 
 
 @njit(nogil=True, cache=True)
+def frames_of(memory: Bytes, index: SegmentArrays, slots: Ints, rows: Ints, newest: Ints, first: Ints) -> None:
+    """Find the newest frame of each step's stack, and the frame below which it is padded."""
+    for i in range(slots.size):
+        s = slots[i]
+        newest[i], first[i] = _frame_of(memory, index.offset[FLAGS, s], index.context[s], rows[i])
+
+
+@njit(nogil=True, cache=True)
 def locate(
     memory: Bytes,
     floats: Floats,

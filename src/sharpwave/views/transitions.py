@@ -83,7 +83,7 @@ class NStep(View[Batch]):
         """Find the steps whose n-step successor became known."""
         log = self._log
         if len(self._cursor) < log.lanes:
-            self._cursor = np.concatenate([self._cursor, log.oldest[len(self._cursor) :]])
+            self._cursor = np.concatenate([self._cursor, log.inventory.oldest[len(self._cursor) :]])
         found = sync(log.arena.memory, log.index.arrays, self._cursor, spans, self.n_step, self._runs)
         return self._runs[:, :found] if found else self._none
 

@@ -1,0 +1,114 @@
+"""Memory that batches are lent: beside the segments, and never instead of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy.typing as npt
+
+from sharpwave.log.admission import Admission
+from sharpwave.log.inventory import Inventory
+from sharpwave.log.segment_space import SegmentSpace
+from sharpwave.memory.batch_pool import Block, Pool, Root
+from sharpwave.memory.ledger import MAX_BATCH_SHARE, MemoryLedger
+
+KEPT_TRANSITIONS = 2048
+"""Room for so many transitions is kept for batches from the start, as far as their share of ``ram`` allows."""
+
+
+class BatchMemory:
+    """Lends blocks of memory to batches, as far as ``ram`` has room for them. No step is evicted for a batch.
+
+    Attributes:
+        pool: blocks that are lent, or free for the next batch.
+    """
+
+    def __init__(self, space: SegmentSpace, inventory: Inventory, ledger: MemoryLedger, admission: Admission) -> None:
+        self._space, self._inventory, self._ledger, self._admission = space, inventory, ledger, admission
+        self.pool = Pool()
+        ledger.enter_for_batches(lambda: self.pool.nbytes)
+        self.keep(0)
+
+    def keep(self, batch_bytes: int) -> None:
+        """Keep room for a batch of ``batch_bytes`` beside those that are held, under a new limit of memory."""
+        self._ledger.kept_for_batches = self._kept(self._ledger.ram or 0, batch_bytes)
+
+    def _kept(self, ram: int, batch_bytes: int) -> int:
+        """Return the bytes that batches have and segments never take: at most their share of ``ram``."""
+        if self._space.segment_cache is not None:
+            return 0  # what is read from there can be uncached at any time
+        kept = max(KEPT_TRANSITIONS * self._space.layout.transition_bytes, self.pool.held_bytes + batch_bytes)
+        return min(int(ram * MAX_BATCH_SHARE), kept)
+
+    def check_ram(self, ram: int | None, batch_bytes: int) -> None:
+        """Raises: ValueError: too little for what cannot be freed, and a batch of ``batch_bytes`` beside those held."""
+        if ram is None:
+            return
+        self.pool.collect()
+        held, least = self.pool.held_bytes, self._min_segment_bytes() + self._ledger.beside_bytes(ram)
+        batches = held + batch_bytes
+        need = max(least + max(batches, self._kept(ram, batch_bytes)), math.ceil(batches / MAX_BATCH_SHARE))
+        if need > ram:
+            raise ValueError(
+                f"resize: ram={ram:,}, expected at least {need:,}: {least:,} for open segments, index and samplers, "
+                f"and {batches:,} for batches (at most {MAX_BATCH_SHARE:g} of ram), {held:,} of which are held"
+            )
+
+    def lend(
+        self, sizes: tuple[int, ...], roots: Sequence[Root], work_bytes: int = 0
+    ) -> list[tuple[Block, npt.NDArray[Any]]]:
+        """Lend blocks of ``sizes`` (of :func:`block_size`), of any content, for one batch.
+
+        Args:
+            roots: the shape and dtype of the array over each.
+            work_bytes: that making the batch takes beyond what the ledger counts for it.
+
+        Raises:
+            MemoryError: ``ram`` has no room for it; then nothing changed.
+        """
+        pool, ledger = self.pool, self._ledger
+        pool.collect()
+        more = ledger.ram is not None and pool.missing(sizes) + work_bytes > 0
+        if more:
+            self._make_room(sizes, work_bytes)
+        lent = [pool.lend(size, *root) for size, root in zip(sizes, roots, strict=True)]
+        if more:
+            # Room that steps had not taken, and that batches need, stays theirs: what works once works later.
+            if self._space.segment_cache is None:
+                ledger.kept_for_batches = max(ledger.kept_for_batches, ledger.batch_bytes + work_bytes)
+            self._admission.fit_memory()
+        return lent
+
+    def _make_room(self, sizes: tuple[int, ...], work_bytes: int) -> None:
+        """Make room for a batch beside those that are held, if there can be.  Raises: MemoryError."""
+        ram, arena, pool = self._ledger.ram, self._space.arena, self.pool
+        assert ram is not None
+        if pool.missing(sizes) + work_bytes <= self._room_bytes(ram):
+            return
+        pool.trim()
+        arena.trim()
+        need = pool.missing(sizes) + work_bytes
+        if need > self._room_bytes(ram):
+            self._admission.fit_memory()  # steps give way for what index and samplers have grown by, not for a batch
+        room = self._room_bytes(ram)
+        if need > room:
+            raise MemoryError(
+                f"sample: a batch of {need:,} bytes does not fit: of ram={ram:,} batches may take "
+                f"{max(0, room):,} more. {pool.held_bytes:,} bytes are held by batches that are still in use "
+                f"(together at most {MAX_BATCH_SHARE:g} of ram), {arena.committed_bytes:,} by steps and "
+                f"{self._ledger.beside_bytes(ram):,} by index and samplers. Use a smaller batch_size, let go of "
+                "batches, or raise ram="
+            )
+
+    def _room_bytes(self, ram: int) -> int:
+        """Return the bytes of memory that batches may take beyond what they have."""
+        space = self._space
+        cached = space.segment_cache is not None  # then sealed segments give way
+        segment_bytes = self._min_segment_bytes() if cached else space.arena.committed_bytes
+        return self._ledger.batch_room_bytes(ram, segment_bytes)
+
+    def _min_segment_bytes(self) -> int:
+        """Return the bytes of open segments, which never leave the arena, and of room to seal or read one."""
+        return self._space.open_bytes(self._inventory.lanes) + 2 * self._space.arena.chunk_bytes

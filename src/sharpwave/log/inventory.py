@@ -1,0 +1,94 @@
+"""What a log holds: every lane's chain of segments, how many steps there are, and who is told of evictions."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.log.open_segments import appended
+from sharpwave.memory.segment_index import SegmentIndex
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+class LogListener:
+    """Base class for what keeps account of a log's segments; methods do nothing unless overridden."""
+
+    def evicting(self, slot: int) -> None:
+        """Forget the segment in ``slot``, which can be read for the last time. A call that raised is repeated."""
+
+    def growing(self, slots: int) -> None:
+        """Prepare for so many slots.  Raises: MemoryError; then the log does not grow."""
+
+    def priorities(self, slots: Ints) -> Floats | None:
+        """Return the mean priorities of the steps in ``slots`` [n]; ``None`` where no step has one."""
+        return None
+
+
+class Inventory:
+    """The segments of every lane in their order, and counts of their steps.
+
+    Attributes:
+        held_steps, total_steps, evicted_steps, evicted_segments, dropped_steps: counts.
+        broken_episodes: that went on with something else than their last step's ``next_obs``.
+        changes: grows with every change of what is held; a reader that has seen this many has seen them all.
+        oldest: int32 [lanes], slot of each lane's oldest segment.
+        listeners: told of evictions and of growth, in this order.
+    """
+
+    def __init__(self, index: SegmentIndex) -> None:
+        self._index = index
+        self.held_steps = self.total_steps = self.evicted_steps = self.evicted_segments = self.dropped_steps = 0
+        self.broken_episodes = self.changes = 0
+        self.oldest = np.zeros(0, np.int32)
+        self.listeners: list[LogListener] = []
+
+    @property
+    def lanes(self) -> int:
+        """Number of lanes."""
+        return len(self.oldest)
+
+    def add_lanes(self, slots: Ints) -> None:
+        """Count lanes whose first segments are in ``slots``. Cost: amortized O(1) a lane."""
+        self.oldest = appended(self.oldest, slots)
+        self.changes += len(slots)
+
+    def append(self, steps: int) -> None:
+        """Count steps that were appended to open segments."""
+        self.held_steps += steps
+        self.total_steps += steps
+        self.changes += 1
+
+    def drop_last(self) -> None:
+        """Count a step that was taken back from an open segment."""
+        self.held_steps -= 1
+        self.evicted_steps += 1
+
+    def chain(self, lane: int, slots: list[int], opened: int) -> None:
+        """Put sealed segments in their order before the lane's open one, in the slot ``opened``."""
+        self._index.chain([*slots, opened])
+        self.oldest[lane] = slots[0]
+        self.changes += 1
+
+    def announce(self, slot: int) -> None:
+        """Tell listeners that the segment in ``slot`` is about to leave."""
+        for listener in self.listeners:
+            listener.evicting(slot)
+
+    def remove(self, slot: int) -> None:
+        """Take a segment out of its lane's chain, free its slot, and count its steps as evicted."""
+        index = self._index
+        if index.previous[slot] < 0:
+            self.oldest[index.lane[slot]] = index.next[slot]
+        index.unlink(slot)
+        rows = int(index.rows[slot])
+        index.give_back(slot)
+        self.held_steps -= rows
+        self.evicted_steps += rows
+        self.evicted_segments += 1
+        self.changes += 1
+
+    def priorities(self, slots: Ints) -> Floats | None:
+        """Return the mean priorities of the steps in ``slots`` [n] by the first listener that has any."""
+        return next((p for one in self.listeners if (p := one.priorities(slots)) is not None), None)

@@ -1,0 +1,93 @@
+"""An open segment -> a sealed one: encoded, let in, written to disk, and only then part of the store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sharpwave.disk.disk_tier import DiskTier
+from sharpwave.format import segment
+from sharpwave.format.segment import Column
+from sharpwave.log.admission import Admission
+from sharpwave.log.open_segments import Lanes
+from sharpwave.log.sealed_segments import Sealed
+from sharpwave.memory.segment_index import SegmentIndex
+from sharpwave.sampling.retention import Newcomer, Retention
+
+
+class Sealing:
+    """Seals segments; those that are not kept stay open until their lane goes on."""
+
+    def __init__(
+        self,
+        index: SegmentIndex,
+        disk: DiskTier | None,
+        opened: Lanes,
+        sealed: Sealed,
+        admission: Admission,
+        retention: Retention,
+    ) -> None:
+        self._index, self._disk, self._opened, self._sealed = index, disk, opened, sealed
+        self._admission, self._retention = admission, retention
+
+    def seal(self, lane: int, slot: int) -> bool:
+        """Encode the lane's open segment, which is in ``slot``, and keep it. False: the retention does not keep it.
+
+        Raises:
+            MemoryError, OSError: there is no room; it is still open.
+        """
+        if not self._admission.admits(slot):
+            return False
+        columns: list[Column] = []
+        places: list[int] = []
+        try:
+            packed, begins = self.encode(lane, columns, places)
+        except BaseException:
+            self._sealed.drop_dictionaries(places)
+            raise
+        return self.keep(slot, int(self._index.rows[slot]), packed, begins, columns, places)
+
+    def encode(self, lane: int, columns: list[Column], places: list[int]) -> tuple[bytes, list[int]]:
+        """Return an open segment's bytes, and where each column begins.
+
+        Args:
+            columns, places: the columns and the places of their dictionaries are appended here; the dictionaries count
+                as used, also where this raises.
+        """
+        self._sealed.encode(lane, self._opened.columns(lane), columns, places)
+        return self._opened.pack(lane, columns)
+
+    def keep(
+        self,
+        slot: int,
+        rows: int,
+        packed: bytes,
+        begins: Sequence[int],
+        columns: Sequence[Column | segment.Placed],
+        places: Sequence[int],
+    ) -> bool:
+        """Make room for a segment, and let the one in ``slot`` be sealed as ``packed``.
+
+        Args:
+            begins: where in ``packed`` each column begins.
+            places: of their dictionaries, counted as used; they are released unless the segment is kept.
+
+        Returns and raises as :meth:`seal`.
+        """
+        newcomer, place, added = Newcomer(slot, self._index.segment_id(slot)), None, False
+        try:
+            dictionaries = {} if self._disk is None else self._sealed.dictionaries(columns, places)
+            place = self._admission.keep(newcomer, packed, dictionaries)
+            if place is not None:
+                self._retention.add(*newcomer)
+                added = True
+                self._sealed.enter(slot, rows, place, packed, begins, columns, places)
+                return True
+        except BaseException:
+            if place is not None:
+                self._admission.give_back(place, len(packed))
+            if added:
+                self._retention.discard(slot)
+            self._sealed.drop_dictionaries(places)
+            raise
+        self._sealed.drop_dictionaries(places)
+        return False

@@ -1,0 +1,134 @@
+"""Where segments lie in memory: the arena, the index, and the cache of what is on disk, which grow together."""
+
+from __future__ import annotations
+
+import mmap
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.disk.disk_tier import DiskTier
+from sharpwave.disk.segment_cache import SegmentCache
+from sharpwave.memory.arena import ALIGNMENT, Arena, rounded
+from sharpwave.memory.segment_index import SegmentIndex
+from sharpwave.memory.segment_layout import Layout
+
+CACHE_CHUNK_BYTES = 3 << 19
+"""Size of a chunk of segments read from disk, about: each chunk costs time when it comes and when it goes."""
+MIN_CHUNKS = 32
+"""Chunks that ``ram`` has room for at least, so that a part of them can go while the rest is in use."""
+
+
+class SegmentSpace:
+    """The arena, and the index of what lies in it.
+
+    Args:
+        capacity, ram: limits in steps and in bytes; ``None``: none.
+        disk: where sealed segments lie, if there is one. ``slots``: as many at least.
+        in_order: whether segments are evicted in the order in which they came.
+
+    Attributes:
+        arena, index: where the bytes lie, and the arrays that say so.
+        segment_cache: which of the disk's segments lie in the arena too; ``None`` without a disk.
+    """
+
+    def __init__(
+        self, layout: Layout, capacity: int | None, ram: int | None, disk: DiskTier | None, slots: int, in_order: bool
+    ) -> None:
+        self.layout = layout
+        reserve, most_slots = layout.room(capacity, ram, None if disk is None else disk.budget.limit_bytes)
+        slots = max(slots, most_slots)
+        chunk_bytes = layout.chunk_bytes if disk is None else cache_chunk_bytes(layout.chunk_bytes, ram)
+        self.arena = Arena(reserve, chunk_bytes, slots * layout.spine_bytes, huge_pages=ram is None)
+        self.index = SegmentIndex(slots, layout.stride, len(layout.names))
+        self.segment_cache = None if disk is None else SegmentCache(self.arena, self.index, disk)
+        self._free_whole_chunks = in_order or disk is not None
+
+    @property
+    def index_bytes(self) -> int:
+        """Bytes of memory of all that says where segments lie."""
+        spine_bytes = self.layout.spine_bytes * self.index.highest
+        return self.index.touched_bytes + spine_bytes + (self.segment_cache.nbytes if self.segment_cache else 0)
+
+    def open_bytes(self, lanes: int) -> int:
+        """Return the bytes of the arena that the open segments of so many lanes take, at most."""
+        return self.layout.open_chunks(lanes, self.arena.chunk_bytes) * self.arena.chunk_bytes
+
+    def fits(self, reserve: int, slots: int) -> bool:
+        """Return whether there are so many bytes of address space, and so many slots."""
+        return reserve <= self.arena.reserved_bytes and slots <= self.index.slots
+
+    def grow(self, reserve: int, slots: int, opened: npt.NDArray[np.int32]) -> None:
+        """Provide so many bytes of address space and so many slots: what is in memory may move.
+
+        Args:
+            opened: slots of open segments.
+
+        Raises:
+            MemoryError: nothing changed, because all that is needed was asked for before any of it counts.
+        """
+        arena, index, segment_cache = self.arena, self.index, self.segment_cache
+        reserve, slots = max(reserve, arena.reserved_bytes), max(slots, index.slots)
+        if reserve == arena.reserved_bytes and not self.layout.spine_bytes:
+            index.become(index.larger(slots))
+            return
+        if segment_cache is not None:
+            segment_cache.clear()
+        larger_arena, larger_index = arena.larger(reserve, slots * self.layout.spine_bytes), index.larger(slots)
+        larger_cache = None if segment_cache is None else segment_cache.larger(larger_arena, slots)
+        shift = larger_arena.begin_of(0) - arena.begin_of(0)
+        moved: Any = slice(index.highest) if segment_cache is None else opened
+        larger_index.offset[:, moved] += shift
+        larger_index.base[moved] += shift
+        arena.become(larger_arena, index.highest * self.layout.spine_bytes)
+        index.become(larger_index)
+        if segment_cache is not None and larger_cache is not None:
+            segment_cache.become(larger_cache)
+
+    def allocate(self, nbytes: int) -> int | None:
+        """Return the offset of ``nbytes`` of the arena; ``None`` if there is no room.
+
+        Where segments are evicted in any order, chunks that are half empty are used before others.
+        """
+        arena = self.arena
+        if self._free_whole_chunks:
+            return arena.allocate(nbytes)
+        self._close_up(arena.emptiest(nbytes, most=0.5))
+        base = arena.allocate(nbytes)
+        if base is None:
+            self._close_up(arena.emptiest(nbytes))
+            base = arena.allocate(nbytes)
+        return base
+
+    def free_pages(self) -> bool:
+        """Free memory between segments, where they are evicted in any order. False if no whole page is left there."""
+        loose = not self._free_whole_chunks and hasattr(mmap, "MADV_DONTNEED")
+        chunk = self.arena.loosest() if loose else None
+        self._close_up(chunk)
+        if chunk is not None:
+            self.arena.trim_tail()
+        return chunk is not None
+
+    def _close_up(self, chunk: int | None) -> None:
+        """Move the segments in ``chunk`` to its beginning, and go on there."""
+        if chunk is None:
+            return
+        index, memory, used = self.index, self.arena.memory, slice(0, self.index.highest)
+        there = (index.sealed[used] > 0) & (index.rows[used] > 0)
+        slots = np.flatnonzero(there & (self.arena.chunk_of(index.base[used]) == chunk))
+        begin = self.arena.begin_of(chunk)
+        for slot in slots[np.argsort(index.base[slots])]:
+            base, nbytes = int(index.base[slot]), int(index.nbytes[slot])
+            memory[begin : begin + nbytes] = memory[base : base + nbytes]
+            index.base[slot] = begin
+            index.offset[:, slot] += begin - base
+            begin += rounded(nbytes, ALIGNMENT)
+        self.arena.reopen(chunk)
+
+
+def cache_chunk_bytes(nbytes: int, ram: int | None) -> int:
+    """Return a multiple of ``nbytes`` for a chunk of what is read from disk."""
+    if ram is None:
+        return nbytes
+    return nbytes * max(1, min(CACHE_CHUNK_BYTES, ram // MIN_CHUNKS) // nbytes)

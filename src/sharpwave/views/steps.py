@@ -1,0 +1,67 @@
+"""Steps of a log as plain arrays, for views that are written without kernels of their own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.format.segment import FLAGS, REWARD
+from sharpwave.views.gather import Readers
+from sharpwave.views.step_kernels import frames_of
+
+if TYPE_CHECKING:
+    from sharpwave.log.step_log import StepLog
+
+Ints = npt.NDArray[np.int64]
+
+
+class Steps:
+    """Reads the steps of a log, each named by the slot of its segment and its row there. The store's lock is held.
+
+    Flags and rewards are always in memory; other fields where their segments are (:meth:`.view.View.segments`).
+    """
+
+    def __init__(self, log: StepLog) -> None:
+        self._log, self._readers = log, Readers(log)
+        self._numbers = {name: k for k, name in enumerate(log.spec.fields)}
+
+    def slots(self) -> list[int]:
+        """Return the slots of all segments that have steps. Cost: O(slots)."""
+        slots: list[int] = np.flatnonzero(self._log.index.rows[: self._log.index.highest]).tolist()
+        return slots
+
+    def flags(self, slot: int) -> npt.NDArray[np.uint8]:
+        """Return the flags (``sharpwave.spec.START``, ``TERMINATED``, ``TRUNCATED``) of a segment's steps."""
+        index = self._log.index
+        begin = int(index.offset[FLAGS, slot])
+        return self._log.arena.memory[begin : begin + int(index.rows[slot])]
+
+    def rewards(self, slot: int) -> npt.NDArray[np.float32]:
+        """Return the rewards of a segment's steps."""
+        index = self._log.index
+        begin = int(index.offset[REWARD, slot]) >> 2
+        return self._log.arena.floats[begin : begin + int(index.rows[slot])]
+
+    def following(self, slot: int) -> int:
+        """Return the slot of the segment whose steps come next in the lane; -1 if there is none, or a gap before it."""
+        index = self._log.index
+        return -1 if index.gap[slot] else int(index.next[slot])
+
+    def preceding(self, slot: int) -> int:
+        """Return the slot of the segment whose steps come before in the lane; -1 if they were evicted."""
+        index = self._log.index
+        before = int(index.previous[slot])
+        return -1 if before < 0 or index.gap[before] else before
+
+    def read(self, name: str, slots: Ints, rows: Ints, out: npt.NDArray[Any]) -> None:
+        """Decode a field of the steps ``rows`` [n] of ``slots`` [n] into ``out`` uint8 [n, frames, row bytes].
+
+        An observation's stack is as many frames as ``out`` has room for, padded as the field says.
+        """
+        log, newest, first = self._log, rows, rows
+        if name in log.spec.obs_names:
+            newest, first = np.empty((2, len(rows)), np.int64)
+            frames_of(log.arena.memory, log.index.arrays, slots, rows, newest, first)
+        self._readers.current()[self._numbers[name]].read(slots, newest, first, out)
