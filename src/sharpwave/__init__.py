@@ -1,6 +1,13 @@
 """Sharpwave: a compressed experience store for deep reinforcement learning, and the off-policy trainer built on it."""
 
-from sharpwave.errors import DamagedError, EmptyError, LimiterTimeoutError, NewerVersionError, StoreInUseError
+from sharpwave.errors import (
+    DamagedError,
+    EmptyError,
+    LimiterTimeoutError,
+    NewerVersionError,
+    StoreInUseError,
+    UnknownCodecError,
+)
 from sharpwave.recorder import Recorder
 from sharpwave.sampling.limiters import MinSize, Queue, SamplesPerInsert
 from sharpwave.sampling.mixture import Mixture
@@ -42,4 +49,5 @@ __all__ = [
     "StoreInUseError",
     "Transitions",
     "Uniform",
+    "UnknownCodecError",
 ]

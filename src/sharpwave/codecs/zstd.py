@@ -136,9 +136,10 @@ class _Decoder(Decoder):
         except zstandard.ZstdError as error:
             raise DamagedError(f"zstd frames that hold no rows: {error}") from error
         length = rows.shape[1]
-        for i, item in enumerate(items):
-            for j in range(length):
-                out[item, j] = np.frombuffer(unpacked[i * length + j], np.uint8)
+        targets = (items[:, None] * length + np.arange(length)).reshape(-1).tolist()
+        flat, frombuffer, uint8 = out.reshape(-1, self._size), np.frombuffer, np.uint8
+        for k, target in enumerate(targets):
+            flat[target] = frombuffer(unpacked[k], uint8)
 
 
 def _compressor(dictionary: bytes) -> zstandard.ZstdCompressor:

@@ -149,7 +149,7 @@ class FieldReader:
             raise UndecodableError(broken, str(error)) from error
 
 
-class Readers:
+class FieldReaders:
     """A reader for every field of a log."""
 
     def __init__(self, log: StepLog) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.format.segment import FLAGS, REWARD
-from sharpwave.views.gather import Readers
+from sharpwave.views.gather import FieldReaders
 from sharpwave.views.step_kernels import frames_of
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class Steps:
     """
 
     def __init__(self, log: StepLog) -> None:
-        self._log, self._readers = log, Readers(log)
+        self._log, self._readers = log, FieldReaders(log)
         self._numbers = {name: k for k, name in enumerate(log.spec.fields)}
 
     def slots(self) -> list[int]:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.views.batch import Batch
-from sharpwave.views.gather import Readers
+from sharpwave.views.gather import FieldReaders
 from sharpwave.views.layout import Arrays, Column, Target
 from sharpwave.views.replay import Replay
 from sharpwave.views.step_kernels import cut, locate, sync
@@ -65,7 +65,7 @@ class NStep(View[Batch]):
         self._runs = np.empty((3, MAX_RUNS), np.int64)
         self._none = self._runs[:, :0]
         self._expected: dict[int, npt.NDArray[np.float32]] = {}  # slot -> TD errors of its steps, not all known yet
-        self._readers = Readers(log)
+        self._readers = FieldReaders(log)
         self._framed = {k for k, name in enumerate(log.spec.fields) if name in log.spec.obs_names}
         # Of a batch's windows of frames: column, number of its field, and whether it ends with the frame after.
         self._windows: list[tuple[str, int, bool]] = []
