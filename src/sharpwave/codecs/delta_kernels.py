@@ -34,7 +34,7 @@ MASKS = np.array([(1 << 8 * width) - 1 for width in range(9)], np.uint64)
 
 @njit(nogil=True, cache=True)
 def majority(frames: Bytes) -> Bytes:
-    """Per byte, the value that most of ``frames`` [n, size] hold (Boyer-Moore vote; exact where one has > n/2).
+    """Return, per byte, the value that most of ``frames`` [n, size] hold (Boyer-Moore vote; exact where one has > n/2).
 
     Cost: one pass, 0.35 us a frame of 7 KB.
     """
@@ -53,7 +53,7 @@ def majority(frames: Bytes) -> Bytes:
 
 @njit(nogil=True, cache=True)
 def largest_patch_bytes(size: int) -> int:
-    """Bound on the encoded bytes of one frame: each patch covers at least one byte and costs at most 2 + 1 + width."""
+    """Bound the encoded bytes of one frame: each patch covers at least one byte and costs at most 2 + 1 + width."""
     return 4 * size + 2 * (size // MAX_SKIP) + 16
 
 
@@ -192,7 +192,7 @@ def paint(data: Bytes, cursor: int, stop: int, line: int, out: Bytes) -> bool:
 
 @njit(nogil=True, cache=True)
 def fits(data: Bytes, offsets: npt.NDArray[np.int64], line: int, size: int) -> int:
-    """The first entry ``data[offsets[i]:offsets[i + 1]]`` whose patches do not fit a row of ``size`` bytes; -1: none.
+    """Return the first entry ``data[offsets[i]:offsets[i + 1]]`` whose patches do not fit ``size`` bytes; -1: none.
 
     ``offsets`` rise from 0 to at most ``data.size``. Agrees with :func:`paint`; cost: 4 ns a patch.
     """

@@ -83,7 +83,7 @@ def _call(state: Ints) -> None:
 
 @njit(nogil=True, cache=True)
 def _dismissed(state: Ints) -> bool:
-    """Whether the helper will not touch the job any more; waits for one that is working, not for long."""
+    """Return whether the helper is done with the job for good; waits for one that is working, not for long."""
     spins = 0
     while spins < SPINS:
         if exchange(state, 0, CALLED, IDLE) or exchange(state, 0, IDLE, IDLE):
