@@ -53,6 +53,8 @@ class Recorder:
     row after a ``reset`` where an ``AsyncVectorEnv(shared_memory=False)`` may reset a lane once more: where its episode
     had ended, or a new recorder does not know.
 
+    A store's lanes are annotated with the environment's id and the seeds of ``reset`` (:meth:`Store.annotate`).
+
     Nothing is stored that did not happen. ``reset`` in mid-episode, of all lanes or by ``options={"reset_mask": ...}``,
     truncates the episode; the first ``reset`` of a recorder truncates whatever is under way in its lanes, as an earlier
     recorder left it (:meth:`Store.break_episode`). A step that the store refuses (a reward that is not finite, a
@@ -122,6 +124,7 @@ class Recorder:
         self._taken_over = True
         self._lost |= chosen
         obs, info = self.env.reset(seed=seed, options=options)
+        self._annotate(np.flatnonzero(chosen).tolist(), seed)
         frames = self._observations.frames(obs)
         for name, array in frames.items():
             self.store.spec.fields[name].rows(name, array, len(self._lanes))
@@ -131,6 +134,18 @@ class Recorder:
         self._done[chosen] &= self._resets_again
         self._lost[chosen] = False
         return obs, info
+
+    def _annotate(self, rows: list[int], seed: Any) -> None:
+        """Annotate lanes with the environment's id, and with the seed that each was reset with."""
+        if not isinstance(self.store, Store):
+            return
+        env = getattr(getattr(self.env, "spec", None), "id", None)
+        for row in rows:
+            mine = seed + row if isinstance(seed, (int, np.integer)) else None if seed is None else seed[row]
+            known = {"env": env, "seed": mine}
+            with contextlib.suppress(TypeError, ValueError):  # more lanes than there is room to annotate, or none such
+                said = {name: value for name, value in known.items() if value is not None}
+                self.store.annotate(int(self._lanes[row]), said)
 
     def step(self, action: Any, *, timeout: float | None = None, **fields: Any) -> Result:
         """Call ``env.step`` and record the step.

@@ -180,6 +180,16 @@ class SegmentWriter:
         with self._lock:
             self._log.end_episode(lane, final)
 
+    def annotate(self, lane: int, values: Mapping[str, Any]) -> None:
+        """Say something of the lane's episode that is under way, or of the one that it begins next.
+
+        Its segments carry that to the store: as :meth:`Store.annotate` with ``episode=True``.
+        """
+        if not 0 <= lane < self._log.lanes:
+            raise ValueError(f"annotate: lane {lane}, expected one below {self._log.lanes}")
+        with self._lock:
+            self._log.opened.annotations.update(lane, self._log.opened.running_episode(lane), values)
+
     def break_episode(self, lane: int) -> bool:
         """End the lane's episode with what is known, if one is under way: as :meth:`Store.break_episode`."""
         if not 0 <= lane < self._log.lanes or self._log.opened.ended(lane):

@@ -14,6 +14,8 @@ import numpy.typing as npt
 
 from sharpwave.errors import StoreInUseError, not_to_be_copied
 from sharpwave.format import segment
+from sharpwave.format.annotations import decode
+from sharpwave.log.episode_annotations import annotations_of
 from sharpwave.log.remote_segments import settle, settle_lane, take_in
 from sharpwave.native.files import Files
 from sharpwave.native.interrupts import Lock
@@ -29,7 +31,7 @@ from sharpwave.sampling.retention import LowestPriority, Reservoir
 from sharpwave.sampling.uniform import Uniform
 from sharpwave.spec import Spec
 from sharpwave.store_stats import account
-from sharpwave.validation import MOST_LANES, checked_final, checked_folder, checked_rows, checked_steps
+from sharpwave.validation import MOST_LANES, checked_final, checked_folder, checked_rows, checked_steps, most_lanes
 from sharpwave.views.registry import R, Views
 from sharpwave.views.replay import Replay
 from sharpwave.views.transitions import NStep, Transitions
@@ -347,6 +349,70 @@ class Store:
             self._views.written()
         return ended
 
+    def annotate(self, lane: int | None, values: Mapping[str, Any], *, episode: bool = False) -> None:
+        """Say something of a lane, of its episode or of the store: an environment's id, a seed, a policy's version.
+
+        Annotations are kept with the steps, in memory, on disk and in checkpoints; :meth:`flush` acknowledges them.
+        ``sharpwave inspect`` shows them.
+
+        Args:
+            lane: whose they are; ``None``: the store's own.
+            values: strings, numbers, booleans, bytes, and lists and dicts of those. They are added to what was said
+                before, a key that was there being replaced, or taken away by ``None``.
+            episode: they are of the lane's episode that is under way, or else of the one that it begins next. Segments
+                carry them that are sealed from now on.
+
+        Raises:
+            TypeError, ValueError: naming what does not fit, or where there is too much: 4 KiB for an episode, 512 KiB
+                for the store and its lanes, as JSON; then nothing changed.
+        """
+        with self._lock:
+            self._log.check_open()
+            self._check_annotated("annotate", lane, episode)
+            if not episode:
+                self._log.annotations.update(None if lane is None else int(lane), values)
+                return
+            assert lane is not None
+            if lane in self._fed:
+                raise ValueError(
+                    f"annotate: the episodes of lane {lane} come in segments; annotate them in the SegmentWriter"
+                )
+            self._log.open_lanes(int(lane) + 1)
+            self._log.opened.annotations.update(int(lane), self._log.opened.running_episode(int(lane)), values)
+
+    def annotations(self, lane: int | None = None, *, episode: bool = False) -> dict[str, Any]:
+        """Return what :meth:`annotate` was told of a lane, of its episode or (by default) of the store."""
+        with self._lock:
+            self._log.check_open()
+            self._check_annotated("annotations", lane, episode)
+            if not episode:
+                found = self._log.annotations.of(lane)
+            elif lane is not None and lane < self._log.lanes:
+                found = self._log.opened.annotations.of(lane, self._log.opened.running_episode(lane))
+            else:
+                found = {}
+            decoded: dict[str, Any] = decode(found)
+            return decoded
+
+    def annotations_of(self, ids: npt.ArrayLike) -> list[dict[str, Any]]:
+        """Return what was said of the episode of each step, by ids such as ``batch.ids``; reads segments from disk.
+
+        A segment knows what was said before it was sealed.
+
+        Raises:
+            KeyError: an id that has left.  DamagedError: a segment that cannot be read.
+        """
+        with self._lock:
+            self._log.check_open()
+            return [decode(values) for values in annotations_of(self._log, np.asarray(ids, np.int64).tolist())]
+
+    def _check_annotated(self, what: str, lane: Any, episode: bool) -> None:
+        if lane is None and episode:
+            raise ValueError(f"{what}: episode=True, expected the number of the episode's lane")
+        most = most_lanes(self.capacity)
+        if lane is not None and not (isinstance(lane, (int, np.integer)) and 0 <= lane < most):
+            raise ValueError(f"{what}: lane {lane!r}, expected None or an integer from 0 to {most - 1}")
+
     # sampling
 
     def transitions(
@@ -510,7 +576,9 @@ class Store:
         folder = checked_folder("checkpoint", path)
         with self._log.saving:  # one checkpoint at a time
             views = self._views
-            save(folder, self._log, self._lock, self._gate.notify, self._manifest(), views.states, Files())
+            with self._lock:
+                manifest = self._manifest()
+            save(folder, self._log, self._lock, self._gate.notify, manifest, views.states, Files())
 
     def resize(
         self,
@@ -542,7 +610,7 @@ class Store:
             self._gate.notify()
 
     def _manifest(self) -> dict[str, Any]:
-        return self._settings.manifest() | self._log.identity
+        return self._settings.manifest() | self._log.identity | self._log.annotations.manifest()
 
     @classmethod
     def open(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,7 @@ import typer
 from sharpwave.cli.pictures import check_out, image_field, write_picture
 from sharpwave.cli.verify import bytes_bar, damage_text, memory_of
 from sharpwave.escaping import escaped
+from sharpwave.format.annotations import decode
 from sharpwave.training.text import byte_text, number_text, quoted
 
 if TYPE_CHECKING:
@@ -105,16 +107,23 @@ def episode_row(number: int, one: Episode) -> dict[str, Any]:
         "return": one.total,
         "end": one.end,
         "begun": one.begun,
+        "annotations": dict(one.annotations),
     }
 
 
 def episode_text(number: int, one: Episode) -> str:
     """Return an episode in one line."""
     begun = "" if one.begun else ", its beginning is not there"
+    said = f"\n{annotation_text(one.annotations)}" if one.annotations else ""
     return (
         f"Episode {number}: lane {one.lane}, steps {one.first_step:,} to {one.first_step + one.steps - 1:,} "
-        f"({one.steps:,}), return {one.total:g}, {one.end}{begun}"
+        f"({one.steps:,}), return {one.total:g}, {one.end}{begun}{said}"
     )
+
+
+def annotation_text(values: Mapping[str, Any]) -> str:
+    """Return annotations in one line."""
+    return escaped(", ".join(f"{key}: {value}" for key, value in decode(values).items()))
 
 
 def spread(values: list[float]) -> dict[str, Any]:
@@ -178,11 +187,13 @@ def describe(found: Survey) -> dict[str, Any]:
                 "shape": list(field.shape),
                 "dtype": field.dtype,
                 "stack": field.stack,
+                "every": field.every,
                 "pad": field.pad,
                 "codec": described.codecs[name],
             }
             for name, field in described.spec.fields.items()
         },
+        "annotations": described.annotations.manifest().get("annotations", {"store": {}, "lanes": {}}),
         "segment_steps": described.segment_steps,
         "limits": described.limits,
         "steps": steps,
@@ -235,11 +246,13 @@ def show(found: Survey) -> None:
     limits = [f"{name} {value:,} {names[name]}" for name, value in told["limits"].items() if value and name in names]
     console.print(f"Made with {', '.join(limits)}; seed {told['limits']['seed']}; up to {told['segment_steps']} steps "
                   "a segment", highlight=False)  # fmt: skip
-    fields = _table("field", "shape", "dtype", "stack", "pad", "codec")
+    _show_annotations(console, told["annotations"])
+    fields = _table("field", "shape", "dtype", "stack", "pad", "every", "codec")
     for name, one in told["fields"].items():
         shape = "x".join(map(str, one["shape"])) or "()"
         pad = one["pad"] if one["stack"] else "-"
-        fields.add_row(escape(escaped(name)), shape, one["dtype"], str(one["stack"] or "-"), pad, one["codec"])
+        numbers = (str(one["stack"] or "-"), pad, str(one["every"] or "-"))
+        fields.add_row(escape(escaped(name)), shape, one["dtype"], *numbers, one["codec"])
     console.print(fields)
     _show_bytes(console, told)
     _show_lanes(console, told)
@@ -253,6 +266,14 @@ def show(found: Survey) -> None:
             markup=False,
             soft_wrap=True,
         )
+
+
+def _show_annotations(console: Any, told: dict[str, Any]) -> None:
+    lines = [annotation_text(told["store"])] if told["store"] else []
+    lines += [f"lane {lane}: {annotation_text(values)}" for lane, values in list(told["lanes"].items())[:ROWS]]
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    _more(console, list(told["lanes"]), "lanes")
 
 
 def _table(*headers: str, left: int = 1) -> Any:

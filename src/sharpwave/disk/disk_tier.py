@@ -75,6 +75,7 @@ class DiskTier:
         budget: the limit on the files, and what it leaves.
         held: which records of which region are held: segments, and the newest rows of open ones.
         ends: how far the lanes' step numbers go, as the files show.
+        described: what ``store.json`` says.
 
     Raises:
         StoreInUseError: another process holds the folder.
@@ -109,6 +110,7 @@ class DiskTier:
         self._readers: Readers | None = None
         self._joined = 0
         self.bytes_read = self.bytes_written = self.failures = 0
+        self.described: dict[str, Any] = {}
 
     def begin(self, claims: Claims, in_order: bool) -> None:
         """Serve a log, whose ``claims`` notes repeat.
@@ -389,6 +391,7 @@ class DiskTier:
         """Write ``store.json``.  Raises: OSError."""
         self.check_held()
         write_manifest(self.directory, manifest, self.files)
+        self.described = manifest
 
     def check_process(self) -> None:
         """Refuse a process that was forked from the one that opened the folder.  Raises: StoreInUseError."""

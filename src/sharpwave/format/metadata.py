@@ -17,19 +17,27 @@ Episodes = Sequence[tuple[int, Mapping[str, Any]]]
 
 
 class Metadata(NamedTuple):
-    """What a segment's metadata says: of episodes, as :data:`Episodes`; of columns by their name."""
+    """What a segment's metadata says: of episodes, as :data:`Episodes`; of columns by their name; and, in an open
+    segment, of the episode that begins behind it."""
 
     episodes: tuple[tuple[int, dict[str, Any]], ...] = ()
     columns: Mapping[str, dict[str, Any]] = {}
+    following: Mapping[str, Any] = {}
 
 
-def pack_metadata(episodes: Episodes, columns: Mapping[str, Mapping[str, Any]] | None = None) -> bytes:
+def pack_metadata(
+    episodes: Episodes,
+    columns: Mapping[str, Mapping[str, Any]] | None = None,
+    following: Mapping[str, Any] | None = None,
+) -> bytes:
     """Return the JSON that :func:`read_metadata` reads; no bytes where there is nothing to say."""
     said: dict[str, Any] = {}
     if episodes:
         said["episodes"] = [[row, dict(values)] for row, values in episodes]
     if columns:
         said["columns"] = {name: dict(values) for name, values in columns.items()}
+    if following:
+        said["following"] = dict(following)
     return json.dumps(said, separators=(",", ":")).encode() if said else b""
 
 
@@ -50,12 +58,15 @@ def read_metadata(packed: bytes, steps: int) -> Metadata:
     episodes, columns = said.get("episodes", []), said.get("columns", {})
     if not isinstance(columns, dict) or not all(isinstance(values, dict) for values in columns.values()):
         raise DamagedError("segment: metadata: columns, expected an object for each")
+    following = said.get("following", {})
+    if not isinstance(following, dict):
+        raise DamagedError("segment: metadata: following, expected an object")
     if not isinstance(episodes, list) or not all(map(_is_episode, episodes)):
         raise DamagedError("segment: metadata: episodes, expected a row and an object for each")
     rows: list[int] = [row for row, _ in episodes]
-    if rows != sorted(set(rows)) or (rows and not 0 <= rows[0] <= rows[-1] < steps):
+    if rows != sorted(set(rows)) or (rows and not 0 <= rows[0] <= rows[-1] < max(1, steps)):
         raise DamagedError(f"segment: metadata: episodes of rows {rows[:8]}, expected rising numbers below {steps}")
-    return Metadata(tuple((row, values) for row, values in episodes), columns)
+    return Metadata(tuple((row, values) for row, values in episodes), columns, following)
 
 
 def _is_episode(value: Any) -> bool:

@@ -150,7 +150,7 @@ def pack_again(header: Header, steps: int, frames: int, columns: Sequence[Column
 
     Annotations of episodes of which no step is left are dropped.
     """
-    said = read_metadata(header.metadata, max(1, header.steps))
+    said = read_metadata(header.metadata, header.steps)
     episodes = [(row, values) for row, values in said.episodes if row < steps]
     return pack(
         header.schema,

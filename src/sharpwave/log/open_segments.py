@@ -18,6 +18,7 @@ from sharpwave.codecs.zstd import Zstd
 from sharpwave.format import segment
 from sharpwave.format.features import features_of
 from sharpwave.format.segment import FLAGS, REWARD, Column
+from sharpwave.log.episode_annotations import EpisodeAnnotations
 from sharpwave.log.row_kernels import (
     ENDED,
     WHOLE,
@@ -52,6 +53,7 @@ class Lanes:
             segments of lanes differ, so that lanes that are written to in step are not sealed in the same call; but
             not where ``staggered`` is False.
         first_lane: what segments call lane 0.
+        annotations: of the episodes in open segments.
     """
 
     def __init__(self, layout: Layout, arena: Arena, index: SegmentIndex) -> None:
@@ -63,6 +65,7 @@ class Lanes:
         self.shares = np.zeros(0, np.int32)
         self._staging = np.zeros(0, np.int64)  # where each lane's rows lie, counted from the arena's first chunk
         self.first_lane = 0
+        self.annotations = EpisodeAnnotations()
         self.staggered = True
 
     def __len__(self) -> int:
@@ -97,6 +100,8 @@ class Lanes:
         number = self.next_episode_step(int(self.slots[lane])) if going_on else 0
         self.slots[lane], self.shares[lane] = slot, WHOLE
         self.index.episode_step[slot] = number
+        if self.annotations:
+            self.annotations.keep_from(lane, int(self.steps[lane]) - number)
         self.index.first_step[slot] = self.steps[lane]
         self.index.begins[slot] = not going_on
         for c, frames in context.items():
@@ -114,6 +119,11 @@ class Lanes:
     def prepare(self, lane: int, slot: int) -> None:
         """Let ``slot`` lie where the lane's open segment does.  Raises: MemoryError; then nothing changed."""
         self._open(np.array([lane]), np.array([slot]))
+
+    def running_episode(self, lane: int) -> int:
+        """Return the lane's number of the first step of the episode under way, or else of that which begins next."""
+        going_on = not self.ended(lane)
+        return int(self.steps[lane]) - (self.next_episode_step(int(self.slots[lane])) if going_on else 0)
 
     def _foresee(self, lane: int, successor: Mapping[int, Bytes] | None) -> None:
         self.successor_known[lane] = successor is not None
@@ -147,6 +157,8 @@ class Lanes:
         for c, name in enumerate(self.layout.names):
             data = np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8).reshape(-1, self.layout.sizes[c])
             self._column(c, slot, len(data))[:] = data
+        if header.metadata:
+            self.annotations.load(lane, header, arrays["flags"])
         ended = int(np.count_nonzero(arrays["flags"] & ENDED))
         if header.frames > header.context + header.steps + ended:
             index.frames[slot] -= 1
@@ -154,6 +166,7 @@ class Lanes:
 
     def begin_at(self, lane: int, step: int) -> None:
         """Let the lane's next step, in an open segment that is empty, be the one of that number."""
+        self.annotations.move(lane, int(self.steps[lane]), step)
         self.steps[lane] = self.index.first_step[self.slots[lane]] = step
 
     def full(self, lanes: Ints, most_rows: int) -> list[int]:
@@ -163,11 +176,21 @@ class Lanes:
             most_rows: steps at which a segment counts as full.
         """
         index, slots, most_frames = self.index, self.slots[lanes], self.layout.most_frames - 3
-        if not any_full(index.rows, index.frames, slots, lanes, self.shares, most_rows, most_frames):
+        crowded = self._crowded(lanes) if self.annotations else None
+        if crowded is None and not any_full(
+            index.rows, index.frames, slots, lanes, self.shares, most_rows, most_frames
+        ):
             return []
         reached = index.rows[slots].astype(np.int64) * WHOLE >= most_rows * self.shares[lanes].astype(np.int64)
+        if crowded is not None:
+            reached |= crowded
         places: list[int] = np.flatnonzero(reached | (index.frames[slots] > most_frames)).tolist()
         return places
+
+    def _crowded(self, lanes: Ints) -> npt.NDArray[np.bool_]:
+        """Return whose open segments have no room for another episode's annotations: bool [n]."""
+        ends = self.steps[lanes].tolist()
+        return np.array([self.annotations.crowded(*one) for one in zip(lanes.tolist(), ends, strict=True)], np.bool_)
 
     def breaks(self, lanes: Ints, rows: Rows) -> list[int]:
         """Places in ``lanes`` [n] where the coming step observes something else than its episode's going on would give.
@@ -257,6 +280,8 @@ class Lanes:
         index.rows[slot] -= 1
         index.frames[slot] -= 1
         self.steps[lane] -= 1
+        if began:
+            self.annotations.drop(lane, int(self.steps[lane]))
         self.successor_known[lane] = not began
         self.any_known |= not began
 
@@ -297,8 +322,12 @@ class Lanes:
         rows, frames = int(self.index.rows[slot]), int(self.index.frames[slot])
         return [self._column(c, slot, frames if c in obs_columns else rows) for c in range(len(self.layout.names))]
 
-    def pack(self, lane: int, columns: Sequence[Column]) -> tuple[bytes, list[int]]:
-        """The open segment's bytes, with its columns encoded as ``columns``, and where each of them begins."""
+    def pack(self, lane: int, columns: Sequence[Column], *, sealed: bool = True) -> tuple[bytes, list[int]]:
+        """The open segment's bytes, with its columns encoded as ``columns``, and where each of them begins.
+
+        Args:
+            sealed: they are those of a sealed segment, which knows nothing of the episode that begins behind it.
+        """
         index, slot = self.index, int(self.slots[lane])
         rows, frames, context = int(index.rows[slot]), int(index.frames[slot]), int(index.context[slot])
         first = int(index.first_step[slot])
@@ -313,6 +342,7 @@ class Lanes:
             columns,
             features=features_of(spec),
             episode_step=int(index.episode_step[slot]),
+            metadata=self.annotations.pack(lane, first, rows, with_next=not sealed) if self.annotations else b"",
         )
 
     def pack_raw(self, lane: int) -> tuple[int, bytes]:
@@ -330,7 +360,7 @@ class Lanes:
         for size, data in zip(self.layout.sizes.tolist(), self.columns(lane), strict=True):
             packed = Zstd().encode(data) if size >= MIN_AUTO_BYTES and len(data) else None
             columns.append(Column(RAW if packed is None else Zstd.number, len(data), packed or data.tobytes()))
-        return self.index.segment_id(int(self.slots[lane])), self.pack(lane, columns)[0]
+        return self.index.segment_id(int(self.slots[lane])), self.pack(lane, columns, sealed=False)[0]
 
     def _column(self, c: int, slot: int, rows: int | None = None) -> Bytes:
         """An open segment's column as uint8 [rows, size], a view of the arena."""

@@ -13,6 +13,7 @@ from sharpwave.codecs.dictionaries import DictionaryTable
 from sharpwave.disk.compaction import Compaction
 from sharpwave.disk.disk_tier import DiskTier
 from sharpwave.format import segment
+from sharpwave.format.annotations import Annotations
 from sharpwave.log.admission import Admission, is_refusal
 from sharpwave.log.batch_memory import BatchMemory
 from sharpwave.log.column_encoder import ColumnEncoder
@@ -68,6 +69,7 @@ class StepLog:
         compaction: frees files without evicting; ``None`` without a disk.
         tables: each column's dictionaries.
         tag: what ids of this store know it by.
+        annotations: of the store and of its lanes.
         copying: the checkpoint that is being written of segments in memory. ``saving``: held by who writes one.
     """
 
@@ -112,6 +114,8 @@ class StepLog:
             disk.begin(self.admission, retention.in_order)
         self.closed = False
         self.tag = object()
+        self.annotations = Annotations()
+        ledger.enter("annotations", lambda: self.annotation_bytes)
         self.copying: Copying | None = None
         self.saving = threading.Lock()
 
@@ -119,6 +123,11 @@ class StepLog:
     def identity(self) -> dict[str, str]:
         """The store's random name, where it has files."""
         return {} if self.disk is None else {"store": self.disk.regions.identity.store.hex()}
+
+    @property
+    def annotation_bytes(self) -> int:
+        """Bytes of memory that annotations take beside those in segments: some ten times their JSON."""
+        return 10 * (self.annotations.nbytes + self.opened.annotations.nbytes)
 
     @property
     def lanes(self) -> int:

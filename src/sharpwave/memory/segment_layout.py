@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.format import segment
+from sharpwave.format.metadata import MAX_METADATA_BYTES
 from sharpwave.memory.arena import ALIGNMENT, PAGE, rounded
 from sharpwave.memory.segment_index import LEAF_MASK
 from sharpwave.spec import Spec
@@ -92,7 +93,7 @@ def layout_of(spec: Spec, stride: int, on_disk: bool) -> Layout:
     most_frames = most_rows(spec, stride)
     limits = tuple(most_frames if c in obs_columns else stride for c in range(len(names)))
     starts = np.cumsum([0, *(rounded(n * int(size), 64) for n, size in zip(limits, sizes, strict=True))])
-    overhead = segment.HEADER.size + 64 * len(names)
+    overhead = segment.HEADER.size + 64 * len(names) + MAX_METADATA_BYTES
     return Layout(
         spec=spec,
         stride=stride,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from sharpwave.codecs.registry import name_of
 from sharpwave.errors import DamagedError
+from sharpwave.format.metadata import read_metadata
 from sharpwave.format.region import DICTIONARY, NOTE, SEGMENT, TAIL, Damage, Record
 from sharpwave.offline.scan import (
     Chain,
@@ -44,6 +45,7 @@ class Episode:
         end: "unfinished" where what came after its last step is not there.
         begun: whether its first step is there.
         written: place of its last step's segment in the order of writing.
+        annotations: what was said of it, as far as its segments know.
     """
 
     lane: int
@@ -53,6 +55,7 @@ class Episode:
     end: End
     begun: bool
     written: int
+    annotations: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def whole(self) -> bool:
@@ -172,11 +175,12 @@ def _read_file(reader: Reader, result: Survey, advance: Progress) -> Iterator[tu
             continue
         try:
             header, arrays = reader.unpack(record, result.described, ("flags", "reward"))
+            said = dict(read_metadata(header.metadata, header.steps).episodes)
         except (DamagedError, OSError) as error:
             result.damages.append(damage_of(reader, record, error))
             continue
         if header.steps:  # else frames alone, of an episode that goes on
-            yield Segment(reader.path, record, header), _pieces(arrays["flags"], arrays["reward"])
+            yield Segment(reader.path, record, header), _pieces(arrays["flags"], arrays["reward"], said)
     advance(max(0, nbytes - told))
 
 
@@ -200,9 +204,12 @@ class _Piece(NamedTuple):
     total: float  # of the rewards
     starts: bool  # the episode
     flags: int  # of the last step
+    annotations: Mapping[str, Any]
 
 
-def _pieces(flags: npt.NDArray[np.uint8], reward: npt.NDArray[np.float32]) -> list[_Piece]:
+def _pieces(
+    flags: npt.NDArray[np.uint8], reward: npt.NDArray[np.float32], said: Mapping[int, Mapping[str, Any]]
+) -> list[_Piece]:
     """A segment's steps, cut where an episode begins and behind one that has ended."""
     cut = flags & START != 0
     cut[1:] |= flags[:-1] & ENDED != 0
@@ -211,7 +218,7 @@ def _pieces(flags: npt.NDArray[np.uint8], reward: npt.NDArray[np.float32]) -> li
     totals = np.add.reduceat(reward.astype(np.float64), begins).tolist()
     bounds = [*begins.tolist(), len(flags)]
     return [
-        _Piece(begin, end, total, bool(flags[begin] & START), int(flags[end - 1]))
+        _Piece(begin, end, total, bool(flags[begin] & START), int(flags[end - 1]), said.get(begin, {}))
         for begin, end, total in zip(bounds, bounds[1:], totals, strict=False)
     ]
 
@@ -226,6 +233,7 @@ class _Episodes:
         self._total = 0.0
         self._begun = False
         self._written = 0
+        self._annotations: dict[str, Any] = {}
 
     def add(self, one: Segment, pieces: list[_Piece]) -> None:
         """The lane's next segment."""
@@ -237,7 +245,9 @@ class _Episodes:
                 self._close("unfinished")
             if self._first < 0:
                 self._first, self._total, self._begun = first + piece.begin, 0.0, piece.starts
+                self._annotations = {}
             self._total += piece.total
+            self._annotations.update(piece.annotations)
             self._next, self._written = first + piece.end, one.record.sequence
             if piece.flags & ENDED:
                 self._close("terminated" if piece.flags & TERMINATED else "truncated")
@@ -245,7 +255,8 @@ class _Episodes:
     def _close(self, end: End) -> None:
         if self._first >= 0:
             steps = self._next - self._first
-            self.episodes.append(Episode(self.lane, self._first, steps, self._total, end, self._begun, self._written))
+            about = (self._total, end, self._begun, self._written, self._annotations)
+            self.episodes.append(Episode(self.lane, self._first, steps, *about))
         self._first = -1
 
     def close(self) -> list[Episode]:

@@ -24,7 +24,9 @@ from sharpwave.disk.ownership import MARK
 from sharpwave.disk.store_folder import FOLDER, LOCK, MANIFEST, QUARANTINE, read_manifest
 from sharpwave.errors import DamagedError
 from sharpwave.format import segment
+from sharpwave.format.annotations import Annotations
 from sharpwave.format.checkpoint_state import STATE, read_state
+from sharpwave.format.metadata import MAX_METADATA_BYTES
 from sharpwave.format.region import DICTIONARY, HEADER, TAIL, Damage, Identity, Record, Region, read_region
 from sharpwave.format.segment import Header
 from sharpwave.memory.segment_layout import most_rows
@@ -51,6 +53,7 @@ class Described:
     Attributes:
         limits: ``capacity``, ``ram``, ``disk_limit`` and ``seed``, as the store was made with.
         codecs: by field, what was asked for.
+        annotations: of the store and of its lanes.
     """
 
     spec: Spec
@@ -58,6 +61,7 @@ class Described:
     segment_steps: int
     limits: dict[str, int | None]
     codecs: dict[str, str]
+    annotations: Annotations
 
     @property
     def most_frames(self) -> int:
@@ -68,7 +72,8 @@ class Described:
     def most_bytes(self) -> int:
         """The most bytes that a segment takes: no codec makes rows larger."""
         rows = self.most_frames * self.spec.step_bytes
-        return rows + segment.HEADER.size + (segment.COLUMN.size + segment.ALIGNMENT) * (2 + len(self.spec.fields)) + 4
+        table = (segment.COLUMN.size + segment.ALIGNMENT) * (2 + len(self.spec.fields))
+        return rows + segment.HEADER.size + table + MAX_METADATA_BYTES + segment.CHECKSUM.size
 
     @property
     def dictionary_bytes(self) -> int:
@@ -114,7 +119,8 @@ def describe(folder: Path) -> Described:
     said = Settings.said(folder, manifest)
     limits = {name: getattr(said, name) for name in LIMITS}
     identity = Identity(bytes.fromhex(manifest["store"]), said.spec.schema_hash)
-    return Described(said.spec, identity, said.segment_steps, limits, said.codecs)
+    annotations = Annotations(manifest.get("annotations"))
+    return Described(said.spec, identity, said.segment_steps, limits, said.codecs, annotations)
 
 
 def is_store(folder: Path) -> bool:

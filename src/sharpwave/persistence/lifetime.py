@@ -34,6 +34,10 @@ def flush(log: StepLog) -> None:
     """Return when all that was appended so far is on disk, open segments included.  Raises: OSError."""
     if log.disk is not None:
         log.write_tails(log.disk)
+        if log.annotations.changed:
+            before = {name: said for name, said in log.disk.described.items() if name != "annotations"}
+            log.disk.describe(before | log.annotations.manifest())
+            log.annotations.changed = False
         log.disk.flush()
 
 

@@ -28,6 +28,7 @@ from sharpwave.disk.region_opening import open_all_files, open_regions
 from sharpwave.disk.store_folder import FOLDER, FORMAT, MANIFEST, Hold, read_manifest
 from sharpwave.errors import DamagedError, NewerVersionError, StoreInUseError
 from sharpwave.escaping import escaped
+from sharpwave.format.annotations import Annotations
 from sharpwave.format.checkpoint_state import STATE, read_state
 from sharpwave.format.region import Damage, Identity, Record
 from sharpwave.log.step_log import StepLog
@@ -214,6 +215,7 @@ def _check_target(folder: Directory, left: Left | None) -> None:
 def _opened(settings: Settings, disk: DiskTier | None, left: Left, files: Files) -> tuple[StepLog, Recovery, States]:
     with contextlib.ExitStack() as stack:
         if disk is not None:
+            disk.described = left.described
             if left.checkpoint:
                 left.link(disk, files)
             regions = disk.regions
@@ -230,6 +232,7 @@ def _opened(settings: Settings, disk: DiskTier | None, left: Left, files: Files)
             if disk is not None and left.checkpoint:
                 left.unlink(disk, files)
             raise
+    log.annotations = Annotations(left.manifest.get("annotations"))
     report.damages = [escaped(one) for one in (*damages, *report.damages)]
     report.differences = _differences(settings, left)
     if disk is not None:
@@ -242,7 +245,8 @@ def _opened(settings: Settings, disk: DiskTier | None, left: Left, files: Files)
             open_all_files(regions)
         if left.checkpoint:
             flush(log)  # what it held of open segments lies in none of its regions
-            disk.describe(settings.manifest() | {"store": left.manifest["store"]})
+            about = {"store": left.manifest["store"]}
+            disk.describe(settings.manifest() | about | log.annotations.manifest())
         if disk.directory.is_file(OPENING):
             files.unlink(disk.directory, OPENING)
         if left.in_place:  # what it was a checkpoint with, also where that could not be deleted the last time

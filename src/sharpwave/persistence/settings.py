@@ -12,6 +12,7 @@ import numpy as np
 
 from sharpwave.codecs.registry import codec_choice, is_known
 from sharpwave.errors import DamagedError, UnknownCodecError
+from sharpwave.format.annotations import Annotations
 from sharpwave.format.features import required_names
 from sharpwave.memory.segment_layout import DEFAULT_STRIDE, DISK_STRIDE, most_rows
 from sharpwave.sampling.ordered import Fifo
@@ -143,6 +144,7 @@ class Settings:
                 raise ValueError(f"codecs {codecs!r}, expected one for each of {list(spec.fields)}")
             if not isinstance(retention, dict) or retention.get("kind") not in RETENTIONS:
                 raise ValueError(f"retention {retention!r}, expected one of {', '.join(RETENTIONS)}")
+            Annotations(manifest.get("annotations"))
             return cls.checked(
                 spec,
                 on_disk=on_disk,

@@ -48,11 +48,12 @@ def capture(log: StepLog) -> dict[str, Any]:
 
 
 def tails(log: StepLog) -> list[tuple[int, bytes]]:
-    """Ids and bytes of the open segments that have rows, or frames of the episode that goes on.
+    """Ids and bytes of the open segments that have rows, frames of the episode that goes on, or annotations.
 
     Cost: packing every lane's open segment.
     """
     there = (log.index.frames[log.opened.slots] > 0) | (log.opened.successor_known > 0)
+    there |= np.array([log.opened.annotations.has(lane) for lane in range(log.lanes)], np.bool_)
     return [log.opened.pack_raw(lane) for lane in np.flatnonzero(there).tolist()]
 
 

@@ -1,0 +1,167 @@
+"""Annotations of episodes: kept beside open segments until they are sealed, and read out of sealed ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.errors import DamagedError
+from sharpwave.format import segment
+from sharpwave.format.annotations import MAX_EPISODE_BYTES, encode, merge
+from sharpwave.format.metadata import MAX_METADATA_BYTES, pack_metadata, read_metadata
+from sharpwave.format.segment import FLAGS, Header
+from sharpwave.memory.segment_index import LEAF_BITS, LEAF_MASK
+from sharpwave.spec import START
+
+if TYPE_CHECKING:
+    from sharpwave.log.step_log import StepLog
+
+Values = dict[str, Any]
+
+_ENTRY_BYTES = 24
+"""What an entry of the metadata takes beside its values, at most."""
+CROWDED_BYTES = MAX_METADATA_BYTES - 2 * (MAX_EPISODE_BYTES + _ENTRY_BYTES)
+"""An open segment with more is sealed before its lane's next step, so that an episode that begins there has room."""
+
+
+class EpisodeAnnotations:
+    """Annotations of episodes with steps in open segments, and of those that begin next, by lane and first step.
+
+    Attributes:
+        nbytes: of all of them, as JSON.
+    """
+
+    def __init__(self) -> None:
+        self._lanes: dict[int, dict[int, tuple[Values, int]]] = {}  # with the bytes that each takes
+        self.nbytes = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._lanes)
+
+    def has(self, lane: int) -> bool:
+        """Return whether there are any of the lane's episodes."""
+        return lane in self._lanes
+
+    def update(self, lane: int, first: int, values: Any) -> None:
+        """Add to, or replace by key, what was said of the episode whose first step is the lane's step ``first``.
+
+        Raises:
+            TypeError, ValueError: as :func:`~sharpwave.format.annotations.encode`, or there is too much of it; then
+                nothing changed.
+        """
+        merged = merge(self.of(lane, first), encode(values))
+        nbytes = len(json.dumps(merged, separators=(",", ":")))
+        if nbytes > MAX_EPISODE_BYTES:
+            raise ValueError(
+                f"annotate: {nbytes:,} bytes for one episode, expected at most {MAX_EPISODE_BYTES:,}; keep large texts "
+                "in a file, and its name here"
+            )
+        self._drop(lane, lambda one: one == first)
+        if merged:
+            self._lanes.setdefault(lane, {})[first] = merged, nbytes + _ENTRY_BYTES
+            self.nbytes += nbytes + _ENTRY_BYTES
+
+    def of(self, lane: int, first: int) -> Values:
+        """Return what was said of that episode, encoded."""
+        return self._lanes.get(lane, {}).get(first, ({}, 0))[0]
+
+    def crowded(self, lane: int, end: int) -> bool:
+        """Return whether the lane's open segment, which ends before step ``end``, is to be sealed for them."""
+        return sum(size for first, (_, size) in self._lanes.get(lane, {}).items() if first < end) > CROWDED_BYTES
+
+    def keep_from(self, lane: int, first: int) -> None:
+        """Drop those of episodes that began before the lane's step ``first``: their segments have them."""
+        self._drop(lane, lambda one: one < first)
+
+    def drop(self, lane: int, first: int) -> None:
+        """Drop that of an episode which has lost all its steps."""
+        self._drop(lane, lambda one: one == first)
+
+    def move(self, lane: int, before: int, now: int) -> None:
+        """Let the episode that is to begin with the lane's step ``before`` begin with ``now``."""
+        if self._lanes and (values := self.of(lane, before)):
+            self._drop(lane, lambda one: one == before)
+            self.update_encoded(lane, now, values)
+
+    def update_encoded(self, lane: int, first: int, values: Values) -> None:
+        """Put back what a file said of an episode."""
+        nbytes = len(json.dumps(values, separators=(",", ":"))) + _ENTRY_BYTES
+        self._lanes.setdefault(lane, {})[first] = values, nbytes
+        self.nbytes += nbytes
+
+    def _drop(self, lane: int, chosen: Any) -> None:
+        episodes = self._lanes.get(lane)
+        if episodes is None:
+            return
+        for first in [one for one in episodes if chosen(one)]:
+            self.nbytes -= episodes.pop(first)[1]
+        if not episodes:
+            del self._lanes[lane]
+
+    def pack(self, lane: int, first_step: int, rows: int, *, with_next: bool = False) -> bytes:
+        """Return the metadata of the lane's open segment, with ``rows`` steps from ``first_step`` on.
+
+        Args:
+            with_next: also of the episode that begins behind it.
+        """
+        episodes = self._lanes.get(lane)
+        if episodes is None:
+            return b""
+        end = first_step + rows
+        here = [(max(0, first - first_step), episodes[first][0]) for first in sorted(episodes) if first < end]
+        return pack_metadata(here, following=self.of(lane, end) if with_next else {})
+
+    def load(self, lane: int, header: Header, flags: npt.NDArray[np.uint8]) -> None:
+        """Put back what :meth:`pack` gave of the lane's open segment."""
+        said = read_metadata(header.metadata, header.steps)
+        for row, values in said.episodes:
+            began_before = not row and not (header.steps and flags[0] & START)
+            first = header.first_step - header.known_episode_step if began_before else header.first_step + row
+            self.update_encoded(lane, first, values)
+        if said.following:
+            self.update_encoded(lane, header.first_step + header.steps, said.following)
+
+
+def annotations_of(log: StepLog, ids: Iterable[int]) -> list[Values]:
+    """Return what was said of the episode of each step of ``ids``, encoded, as far as the step's segment knows it.
+
+    Raises:
+        KeyError: an id that has left.  DamagedError: a segment on disk that cannot be read.
+    """
+    index, opened = log.index, log.opened
+    known: dict[int, dict[int, Values]] = {}  # by slot: by the row of the episode's first step there
+    found = []
+    for id_ in ids:
+        slot, row = divmod(id_ & LEAF_MASK, log.stride)
+        if not (
+            id_ >= 0 and slot < index.slots and row < index.rows[slot] and index.generation[slot] == id_ >> LEAF_BITS
+        ):
+            raise KeyError(f"annotations: id {id_} has left the store")
+        if slot not in known:
+            lane = int(index.lane[slot])
+            if index.sealed[slot]:
+                header = segment.parse(_content(log, slot), log.spec)
+                packed = header.metadata
+            else:
+                packed = opened.annotations.pack(lane, int(index.first_step[slot]), int(index.rows[slot]))
+            known[slot] = dict(read_metadata(packed, int(index.rows[slot])).episodes)
+        begin = int(index.offset[FLAGS, slot])
+        starts = np.flatnonzero(log.arena.memory[begin : begin + row + 1] & START)
+        found.append(known[slot].get(int(starts[-1]) if starts.size else 0, {}))
+    return found
+
+
+def _content(log: StepLog, slot: int) -> npt.NDArray[np.uint8]:
+    """Return a sealed segment's bytes, from memory or else from disk.  Raises: DamagedError."""
+    index, nbytes = log.index, int(log.index.nbytes[slot])
+    if log.disk is None or index.resident[slot]:
+        return log.arena.memory[index.base[slot] : index.base[slot] + nbytes]
+    content = np.empty(nbytes, np.uint8)
+    problem = log.disk.read(int(index.region[slot]), int(index.place[slot]), content.data)
+    if problem is not None:
+        raise DamagedError(f"annotations: segment {index.segment_id(slot)}: {problem}")
+    return content
