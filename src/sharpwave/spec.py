@@ -218,6 +218,11 @@ class Spec:
         share in a long episode."""
         return sum(-(-field.row_bytes // (field.every or 1)) for field in self.fields.values()) + 4 + 1
 
+    @cached_property
+    def max_step_bytes(self) -> int:
+        """Bytes of one step, unencoded, of which all values are kept, as of an episode's first one."""
+        return sum(field.row_bytes for field in self.fields.values()) + 4 + 1
+
     def to_json(self) -> str:
         """The schema as canonical JSON: what a segment's schema hash is computed from. Codecs are no part of it."""
         fields = {

@@ -25,7 +25,7 @@ def test_json_has_every_number(sharpwave, folder):
     assert told["steps"] == sum(LENGTHS) + 50 and told["segment_steps"] == 16
     assert told["limits"] == {"capacity": 1000, "ram": None, "disk_limit": None, "seed": 0}
     assert told["fields"]["obs.eye"] == {
-        "shape": [20, 30], "dtype": "uint8", "stack": None, "pad": "repeat", "codec": "auto",
+        "shape": [20, 30], "dtype": "uint8", "stack": None, "every": None, "pad": "repeat", "codec": "auto",
     }  # fmt: skip
     assert [(lane["lane"], lane["first_step"], lane["last_step"], lane["gaps"]) for lane in told["lanes"]] == [
         (0, 0, sum(LENGTHS) - 1, []),
@@ -40,7 +40,7 @@ def test_json_has_every_number(sharpwave, folder):
     assert sum(episodes["length"]["counts"]) == sum(episodes["return"]["counts"]) == 3
     assert told["episode"] == {
         "number": told["episode"]["number"], "lane": 0, "first_step": 30, "steps": 45, "return": 45.0,
-        "end": "truncated", "begun": True,
+        "end": "truncated", "begun": True, "annotations": {},
     }  # fmt: skip
     sizes = told["bytes"]
     packed = [one for codecs in sizes["fields"].values() for one in codecs.values()]

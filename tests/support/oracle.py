@@ -78,7 +78,10 @@ def copied(obs: Obs) -> Obs:
 class Oracle:
     """Every step of every lane, forever."""
 
-    def __init__(self, stacking: Stacking | Mapping[str, Stacking] | None = None) -> None:
+    def __init__(
+        self, stacking: Stacking | Mapping[str, Stacking] | None = None, every: Mapping[str, int] | None = None
+    ) -> None:
+        self.every = every or {}  # of which steps of an episode a sparse field's values are kept
         self.stacking: Stacking | Mapping[str, Stacking] = Stacking() if stacking is None else stacking
         self.lanes: dict[int, list[Step]] = {}
         self.where: dict[int, tuple[int, int]] = {}  # serial -> (lane, index in the lane's history)
@@ -174,8 +177,15 @@ class Oracle:
             reward=reward,
             next_obs=self._stacked(self._observations_after(lane, index + used - 1)),
             discount=0.0 if last.terminated else gamma**used,
-            extra=start.extra,
+            extra={name: self._kept(lane, index, name) for name in start.extra},
         )
+
+    def _kept(self, lane: int, index: int, name: str) -> Array:
+        """A further field's value at a step; of a sparse one the last that was kept, in the step's own episode."""
+        history, number = self.lanes[lane], 0
+        while number < index and not history[index - number - 1].ended:
+            number += 1
+        return history[index - number % self.every.get(name, 1)].extra[name]
 
     def _observations_until(self, lane: int, index: int) -> list[Obs]:
         """Observations of the step's episode, from its first up to the step's own."""

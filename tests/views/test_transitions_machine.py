@@ -108,6 +108,7 @@ class TransitionsMachine(RuleBasedStateMachine):
             self.plans = FieldPlan(shape, dtype, Stacking(data.draw(stacks, "stack"), data.draw(pads, "pad")))
             names = ["obs"]
         self.vector_action = data.draw(st.booleans(), "vector action")
+        self.every = data.draw(st.sampled_from([1, 2, 3, 7]), "every")
         codec: Any = data.draw(st.sampled_from(CODECS), "codec")
         if data.draw(st.booleans(), "codec per field"):
             codec = {name: data.draw(st.sampled_from(CODECS), f"codec of {name}") for name in names}
@@ -116,6 +117,7 @@ class TransitionsMachine(RuleBasedStateMachine):
             action=sw.Field((2,), "float32") if self.vector_action else sw.Field((), "int64"),
             serial=sw.Field((), "int64"),
             features=sw.Field((2,), "float32"),
+            core=sw.Field((3,), "float32", every=self.every, codec=data.draw(st.sampled_from(CODECS), "codec of core")),
         )
         seed = data.draw(st.integers(0, 9), "seed")
         self.retention: Any = data.draw(st.sampled_from(self.retentions), "retention")()
@@ -130,7 +132,8 @@ class TransitionsMachine(RuleBasedStateMachine):
         self.oracle = Oracle(
             {name: plan.stacking for name, plan in self.plans.items()}
             if isinstance(self.plans, dict)
-            else self.plans.stacking
+            else self.plans.stacking,
+            {"core": self.every},
         )
         self.id_of: dict[int, int] = {}  # serial -> id, for ever
         self.held: set[int] = set()  # serials, those aside that wait for their successor
@@ -187,6 +190,7 @@ class TransitionsMachine(RuleBasedStateMachine):
                     "has_final": end not in ("", "terminated"),
                     "serial": np.int64(serial),
                     "features": np.float32([serial / 4, -0.0]),
+                    "core": np.float32([serial, 0, -serial]),
                 }
             )
         return {"lanes": lanes, "table": table}
@@ -203,6 +207,7 @@ class TransitionsMachine(RuleBasedStateMachine):
                 row["final_obs"] if finals_given else None,
                 serial=int(row["serial"]),
                 features=row["features"],
+                core=row["core"],
             )
 
             for view in self.views:
@@ -234,6 +239,7 @@ class TransitionsMachine(RuleBasedStateMachine):
             final_obs=final if finals_given else None,
             serial=np.array([row["serial"] for row in table]),
             features=np.stack([row["features"] for row in table]),
+            core=np.stack([row["core"] for row in table]),
             **({"lanes": np.array(lanes)} if some else {}),
         )
         self.remember(lanes, table, finals_given)
@@ -263,6 +269,7 @@ class TransitionsMachine(RuleBasedStateMachine):
             final_obs=row["final_obs"] if row["has_final"] else None,
             serial=row["serial"],
             features=row["features"],
+            core=row["core"],
         )
         self.remember([lane], [row], row["has_final"])
 

@@ -23,6 +23,7 @@ from sharpwave.codecs.registry import by_number
 from sharpwave.errors import DamagedError, NewerVersionError, UnknownCodecError
 from sharpwave.format.features import check_required
 from sharpwave.format.metadata import MAX_METADATA_BYTES, pack_metadata, read_metadata
+from sharpwave.format.sparse_rows import sparse_rows
 from sharpwave.spec import START, TERMINATED, TRUNCATED, Spec
 
 MAGIC = b"SWSG"
@@ -309,7 +310,7 @@ def check(data: bytes | memoryview | npt.NDArray[np.uint8], spec: Spec, dictiona
         with _naming(name):
             by_number(column.codec).check(Packed(payload, column.rows, _size(shape, dtype), shared, line_bytes))
     flags = np.frombuffer(view, np.uint8, header.steps, header.placed[FLAGS].offset)
-    check_frames(header, flags, sealed=True)
+    check_rows(header, spec, flags, sealed=True)
     _check_episode(header, flags)
     if header.context > spec.context:
         raise DamagedError(f"segment: {header.context} frames of context, expected at most {spec.context}")
@@ -347,8 +348,22 @@ def _check_episode(header: Header, flags: npt.NDArray[np.uint8]) -> None:
     read_metadata(header.metadata, header.steps)
 
 
-def check_frames(header: Header, flags: npt.NDArray[np.uint8], *, sealed: bool) -> None:
-    """Raises: DamagedError: frames are missing for a step, for the end of an episode, or for the last successor."""
+def check_rows(header: Header, spec: Spec, flags: npt.NDArray[np.uint8], *, sealed: bool) -> None:
+    """Refuse columns that lack a row, or have one too many: frames for a step, for the end of an episode or for the
+    last successor; values of a sparse field.  Raises: DamagedError.
+    """
+    for column, field in zip(header.placed[FIRST_FIELD:], spec.fields.values(), strict=True):
+        if field.every is None:
+            continue
+        if header.episode_step == UNKNOWN:
+            raise DamagedError("segment: the number of its first step in its episode is not known")
+        expected = sparse_rows(flags, header.episode_step, field.every)
+        if column.rows != expected:
+            raise DamagedError(f"segment: {column.rows:,} rows of a sparse field, expected {expected:,}")
+    _check_frames(header, flags, sealed)
+
+
+def _check_frames(header: Header, flags: npt.NDArray[np.uint8], sealed: bool) -> None:
     if not header.steps:
         if sealed:
             raise DamagedError("segment: 0 steps, expected at least 1")

@@ -123,7 +123,7 @@ class EpisodeAnnotations:
             first = header.first_step - header.known_episode_step if began_before else header.first_step + row
             self.update_encoded(lane, first, values)
         if said.following:
-            self.update_encoded(lane, header.first_step + header.steps, said.following)
+            self.update_encoded(lane, header.first_step + header.steps, dict(said.following))
 
 
 def annotations_of(log: StepLog, ids: Iterable[int]) -> list[Values]:

@@ -6,7 +6,7 @@ does not know the difference.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ from sharpwave.log.row_kernels import (
     write_other_rows,
     write_rows,
 )
+from sharpwave.log.sparse_columns import count_sparse_rows, write_sparse_rows
 from sharpwave.memory.arena import Arena
 from sharpwave.memory.segment_index import SegmentIndex
 from sharpwave.memory.segment_layout import Layout
@@ -94,7 +95,7 @@ class Lanes:
         :meth:`prepare` was called: between the end of one segment and the next the lane has none.
 
         Args:
-            context: from :meth:`newest_frames`. ``going_on``: whether the episode does.
+            context: from :meth:`context_behind`. ``going_on``: whether the episode does.
             successor: what the next step has to observe if it does, [size] by column; ``None``: not known.
         """
         number = self.next_episode_step(int(self.slots[lane])) if going_on else 0
@@ -106,7 +107,10 @@ class Lanes:
         self.index.begins[slot] = not going_on
         for c, frames in context.items():
             self._column(c, slot)[: len(frames)] = frames
-            self.index.context[slot] = self.index.frames[slot] = len(frames)
+            if c in self.layout.sparse_columns:
+                self.index.sparse[self.layout.sparse_columns.index(c), slot] = len(frames)
+            else:
+                self.index.context[slot] = self.index.frames[slot] = len(frames)
         self._foresee(lane, successor if going_on else None)
 
     def next_episode_step(self, slot: int) -> int:
@@ -157,6 +161,7 @@ class Lanes:
         for c, name in enumerate(self.layout.names):
             data = np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8).reshape(-1, self.layout.sizes[c])
             self._column(c, slot, len(data))[:] = data
+        index.sparse[:, slot] = [len(arrays[self.layout.names[c]]) for c in self.layout.sparse_columns]
         if header.metadata:
             self.annotations.load(lane, header, arrays["flags"])
         ended = int(np.count_nonzero(arrays["flags"] & ENDED))
@@ -176,7 +181,7 @@ class Lanes:
             most_rows: steps at which a segment counts as full.
         """
         index, slots, most_frames = self.index, self.slots[lanes], self.layout.most_frames - 3
-        crowded = self._crowded(lanes) if self.annotations else None
+        crowded = self._crowded(lanes) if self.annotations or self.layout.sparse_columns else None
         if crowded is None and not any_full(
             index.rows, index.frames, slots, lanes, self.shares, most_rows, most_frames
         ):
@@ -188,9 +193,13 @@ class Lanes:
         return places
 
     def _crowded(self, lanes: Ints) -> npt.NDArray[np.bool_]:
-        """Return whose open segments have no room for another episode's annotations: bool [n]."""
-        ends = self.steps[lanes].tolist()
-        return np.array([self.annotations.crowded(*one) for one in zip(lanes.tolist(), ends, strict=True)], np.bool_)
+        """Return whose open segments have no room for a sparse field's value, or for annotations: bool [n]."""
+        limits = np.array([[self.layout.limits[c]] for c in self.layout.sparse_columns], np.int32).reshape(-1, 1)
+        crowded = np.asarray((self.index.sparse[:, self.slots[lanes]] >= limits).any(axis=0))
+        if self.annotations:
+            ends = self.steps[lanes].tolist()
+            crowded |= [self.annotations.crowded(*one) for one in zip(lanes.tolist(), ends, strict=True)]
+        return crowded
 
     def breaks(self, lanes: Ints, rows: Rows) -> list[int]:
         """Places in ``lanes`` [n] where the coming step observes something else than its episode's going on would give.
@@ -228,6 +237,8 @@ class Lanes:
                 write_other_rows(memory, index.offset[c], index.frames, slots, data, there)
         for c in layout.step_columns:
             write_rows(memory, index.offset[c], index.rows, slots, _as_bytes(rows[names[c]], count))
+        if layout.sparse_columns:
+            self._write_sparse(slots, rows)
         final_frames: dict[int, Bytes] = {}
         if any_ended(flags):
             ended = (flags & ENDED) != 0
@@ -245,6 +256,8 @@ class Lanes:
             memory, floats, index.offset[FLAGS], index.offset[REWARD], index.rows, index.frames, index.begins,
             self.steps, slots, lanes, flags, rows["reward"],
         )  # fmt: skip
+        if layout.sparse_columns:
+            self._count_sparse(slots)
         if final_frames:
             self._add_frames(final_slots, final_frames)
         if nexts is not None:
@@ -279,6 +292,7 @@ class Lanes:
         began = self._column(FLAGS, slot)[index.rows[slot] - 1, 0] & START
         index.rows[slot] -= 1
         index.frames[slot] -= 1
+        self._count_sparse(self.slots[[lane]])
         self.steps[lane] -= 1
         if began:
             self.annotations.drop(lane, int(self.steps[lane]))
@@ -290,6 +304,7 @@ class Lanes:
         slot = self.slots[lane]
         self.index.begins[slot] = True
         self.index.context[slot] = self.index.frames[slot] = self.index.episode_step[slot] = 0
+        self.index.sparse[:, slot] = 0
         self.successor_known[lane] = False
 
     def _add_frames(self, slots: npt.NDArray[np.int32], frames: Mapping[int, Bytes]) -> None:
@@ -304,8 +319,10 @@ class Lanes:
         rows = self.index.rows[slot]
         return bool(self._column(FLAGS, slot)[rows - 1, 0] & ENDED if rows else self.index.begins[slot])
 
-    def newest_frames(self, lane: int) -> dict[int, Bytes]:
-        """Copies of the present episode's newest frames, as many as a stack reaches back, by column."""
+    def context_behind(self, lane: int) -> dict[int, Bytes]:
+        """Return copies of what the lane's next segment carries of the present episode, by column: its newest frames,
+        as many as a stack reaches back, and a sparse field's last value, where the next step's is not kept.
+        """
         slot = int(self.slots[lane])
         frames = int(self.index.frames[slot])
         flags = self._column(FLAGS, slot, int(self.index.rows[slot]))[:, 0]
@@ -314,13 +331,39 @@ class Lanes:
         if starts.size:
             first = int(self.index.context[slot] + starts[-1] + np.count_nonzero(flags[: starts[-1]] & ENDED))
         keep = min(self.layout.spec.context, frames - first)
-        return {c: self._column(c, slot, frames)[frames - keep :].copy() for c in self.layout.obs_columns}
+        found = {c: self._column(c, slot, frames)[frames - keep :].copy() for c in self.layout.obs_columns}
+        for c, counts, every in self._sparse():
+            if self.next_episode_step(slot) % every:
+                found[c] = self._column(c, slot, counts[slot])[-1:].copy()
+        return found
 
     def columns(self, lane: int) -> list[Bytes]:
         """The open segment's columns as far as it goes, uint8 [rows, size], views of the arena."""
-        slot, obs_columns = int(self.slots[lane]), self.layout.obs_columns
-        rows, frames = int(self.index.rows[slot]), int(self.index.frames[slot])
-        return [self._column(c, slot, frames if c in obs_columns else rows) for c in range(len(self.layout.names))]
+        slot = int(self.slots[lane])
+        counts = dict.fromkeys(range(len(self.layout.names)), int(self.index.rows[slot]))
+        counts |= dict.fromkeys(self.layout.obs_columns, int(self.index.frames[slot]))
+        counts |= {c: int(rows[slot]) for c, rows, _ in self._sparse()}
+        return [self._column(c, slot, rows) for c, rows in counts.items()]
+
+    def _sparse(self) -> Iterable[tuple[int, npt.NDArray[np.int32], int]]:
+        """Return the columns of sparse fields, how many rows each has by slot, and of which steps."""
+        return zip(self.layout.sparse_columns, self.index.sparse, self.layout.every, strict=True)
+
+    def _write_sparse(self, slots: npt.NDArray[np.int32], rows: Rows) -> None:
+        index = self.index
+        for c, counts, every in self._sparse():
+            data = _as_bytes(rows[self.layout.names[c]], len(slots))
+            write_sparse_rows(
+                self.arena.memory, index.offset[c], index.offset[FLAGS], index.rows, index.begins, index.episode_step,
+                counts, slots, data, every,
+            )  # fmt: skip
+
+    def _count_sparse(self, slots: npt.NDArray[np.int32]) -> None:
+        index = self.index
+        for _, counts, every in self._sparse():
+            count_sparse_rows(
+                self.arena.memory, index.offset[FLAGS], index.rows, index.episode_step, counts, slots, every
+            )
 
     def pack(self, lane: int, columns: Sequence[Column], *, sealed: bool = True) -> tuple[bytes, list[int]]:
         """The open segment's bytes, with its columns encoded as ``columns``, and where each of them begins.

@@ -39,7 +39,8 @@ def take_in(log: StepLog, packed: bytes, dictionaries: Mapping[int, bytes]) -> t
     for column in header.placed:
         if column.dictionary and key_of(dictionaries[column.dictionary]) != column.dictionary:
             raise DamagedError(f"segment: dictionary {column.dictionary:016x} is not what its key says")
-    if header.steps > log.stride or header.frames > log.layout.most_frames or header.lane >= MOST_LANES:
+    too_many = any(column.rows > most for column, most in zip(header.placed, log.layout.limits, strict=True))
+    if header.steps > log.stride or too_many or header.lane >= MOST_LANES:
         raise DamagedError(
             f"segment: {header.steps} steps, {header.frames} frames of lane {header.lane}; expected at most "
             f"{log.stride} (segment_steps=), {log.layout.most_frames} and {MOST_LANES - 1}"
@@ -92,6 +93,7 @@ def _enter(log: StepLog, header: Header, packed: bytes, places: Sequence[int]) -
     if before >= 0 and header.first_step > opened.steps[lane]:
         log.sealed.truncate(before)  # what came after it was lost on the way
     index.rows[slot], index.frames[slot], index.context[slot] = rows, header.frames, header.context
+    index.sparse[:, slot] = [header.placed[c].rows for c in log.layout.sparse_columns]
     index.first_step[slot], index.episode_step[slot] = header.first_step, header.episode_step
     opened.steps[lane] = header.first_step + rows
     inventory.append(rows)

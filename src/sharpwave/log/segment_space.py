@@ -41,7 +41,7 @@ class SegmentSpace:
         slots = max(slots, most_slots)
         chunk_bytes = layout.chunk_bytes if disk is None else cache_chunk_bytes(layout.chunk_bytes, ram)
         self.arena = Arena(reserve, chunk_bytes, slots * layout.spine_bytes, huge_pages=ram is None)
-        self.index = SegmentIndex(slots, layout.stride, len(layout.names))
+        self.index = SegmentIndex(slots, layout.stride, len(layout.names), len(layout.sparse_columns))
         self.segment_cache = None if disk is None else SegmentCache(self.arena, self.index, disk)
         self._free_whole_chunks = in_order or disk is not None
 

@@ -300,7 +300,7 @@ class StepLog:
         index = self.index
         slot = int(self.opened.slots[lane])
         going_on = not self.opened.ended(lane)
-        context = self.opened.newest_frames(lane) if going_on else {}
+        context = self.opened.context_behind(lane) if going_on else {}
         known = {c: np.ascontiguousarray(row).reshape(-1).view(np.uint8) for c, row in successor.items()}
         if going_on:
             self.opened.write_successor(lane, successor)
@@ -326,7 +326,7 @@ class StepLog:
     def _abandon(self, lane: int) -> None:
         """Evict the rows of the lane's open segment, though it is not sealed."""
         going_on = not self.opened.ended(lane)
-        context, successor = self.opened.newest_frames(lane) if going_on else {}, self.opened.successor(lane)
+        context, successor = self.opened.context_behind(lane) if going_on else {}, self.opened.successor(lane)
         following = self.prepare_next(lane)
         self.go_on(lane, following, False, context, going_on, successor)
 

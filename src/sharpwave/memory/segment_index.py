@@ -41,6 +41,7 @@ class SegmentIndex:
         lane, next, previous: int32 [slots], whose segment it is and the slots of the lane's following one that is held
             (-1: none yet) and of the one before (-1: none).
         gap: uint8 [slots], whether steps between the segment and the following one have left.
+        sparse: int32 [sparse columns, slots], rows of the columns of sparse fields.
         context, frames: int32 [slots], rows of the observation's columns before the first step, and in all.
         sealed, begins: uint8 [slots], whether the segment is sealed, and whether its first step begins an episode.
         offset: int64 [columns, slots], where each column's payload begins in the arena.
@@ -56,7 +57,7 @@ class SegmentIndex:
         arrays: those that kernels read.
     """
 
-    def __init__(self, slots: int, stride: int, columns: int) -> None:
+    def __init__(self, slots: int, stride: int, columns: int, sparse: int = 0) -> None:
         self.slots = slots
         self.stride = stride
         self.rows = np.zeros(slots, np.int32)
@@ -67,6 +68,7 @@ class SegmentIndex:
         self.gap = np.zeros(slots, np.uint8)
         self.context = np.zeros(slots, np.int32)
         self.frames = np.zeros(slots, np.int32)
+        self.sparse = np.zeros((sparse, slots), np.int32)
         self.sealed = np.zeros(slots, np.uint8)
         self.begins = np.zeros(slots, np.uint8)
         self.offset = np.zeros((columns, slots), np.int64)
@@ -110,6 +112,7 @@ class SegmentIndex:
         else:
             return None
         self.rows[slot] = self.frames[slot] = self.context[slot] = self.episode_step[slot] = 0
+        self.sparse[:, slot] = 0
         self.sealed[slot] = 0
         self.gap[slot] = 0
         self.next[slot] = self.previous[slot] = -1

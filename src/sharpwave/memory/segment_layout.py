@@ -30,7 +30,8 @@ class Layout:
         names: of the columns: flags, reward and the fields.
         sizes: int64 [columns], bytes of a row.
         limits: most rows, by column.
-        obs_columns, step_columns: numbers of those with a row a frame, and of the fields with a row a step.
+        obs_columns, step_columns, sparse_columns: numbers of those with a row a frame, of the fields with a row a step,
+            and of sparse fields. ``every``: of the latter.
         column_starts: int64 [columns], where an open segment's columns begin in its part of the arena.
         open_bytes: of an open segment. ``chunk_bytes``: of a chunk of the arena; no sealed segment takes more.
         spine_bytes: of flags and rewards that stay in memory where the segment leaves it; 0 without a disk.
@@ -44,6 +45,8 @@ class Layout:
     limits: tuple[int, ...]
     obs_columns: list[int]
     step_columns: list[int]
+    sparse_columns: list[int]
+    every: tuple[int, ...]
     column_starts: Ints
     open_bytes: int
     chunk_bytes: int
@@ -66,12 +69,13 @@ class Layout:
             rows: steps at which their segments are sealed; ``None``: the stride.
         """
         limit = disk_limit if self.spine_bytes else ram
-        steps = LEAF_MASK if limit is None else limit // (len(self.names) * 4 + 16)  # no step takes less
+        columns = len(self.names) - len(self.sparse_columns)
+        steps = LEAF_MASK if limit is None else limit // (columns * 4 + 16)  # no step takes less
         steps = steps if capacity is None else min(capacity, steps)
         reserve = ram
         if reserve is None:
             chunks = max(1024, 2 * self.open_chunks(lanes, self.chunk_bytes))
-            reserve = int(2.2 * steps * self.spec.step_bytes) + chunks * self.chunk_bytes
+            reserve = int(2.2 * steps * self.spec.max_step_bytes) + chunks * self.chunk_bytes
         slots = 2 * -(-steps // (rows or self.stride)) + max(1024, 2 * lanes)
         return reserve, min(slots, LEAF_MASK // self.stride)
 
@@ -85,13 +89,37 @@ def most_rows(spec: Spec, stride: int) -> int:
     return spec.context + stride + max(3, stride // 8)
 
 
+def max_sparse_rows(stride: int, every: int) -> int:
+    """Most rows of a sparse field's column in a segment of ``stride`` steps; with so many it takes no further step.
+
+    The context, the steps of a long episode, and some more for ends of episodes: in an open segment each takes memory.
+    """
+    return 2 + -(-stride // every) + max(3, stride // 8)
+
+
+def column_limits(spec: Spec, stride: int) -> tuple[int, ...]:
+    """Most rows of each column in a segment of ``stride`` steps: of flags, rewards and the fields."""
+    frames = most_rows(spec, stride)
+    limits = [
+        frames if name in spec.obs_names else stride if field.every is None else max_sparse_rows(stride, field.every)
+        for name, field in spec.fields.items()
+    ]
+    return stride, stride, *limits
+
+
+def max_segment_bytes(spec: Spec, stride: int) -> int:
+    """Most bytes of a segment's rows, decoded."""
+    sizes = (1, 4, *(field.row_bytes for field in spec.fields.values()))
+    return sum(rows * size for rows, size in zip(column_limits(spec, stride), sizes, strict=True))
+
+
 def layout_of(spec: Spec, stride: int, on_disk: bool) -> Layout:
     """The layout of segments of ``stride`` steps, in a store with a disk or without."""
     names = ("flags", "reward", *spec.fields)
     sizes = np.array([1, 4, *(field.row_bytes for field in spec.fields.values())], np.int64)
     obs_columns = [names.index(name) for name in spec.obs_names]
     most_frames = most_rows(spec, stride)
-    limits = tuple(most_frames if c in obs_columns else stride for c in range(len(names)))
+    limits = column_limits(spec, stride)
     starts = np.cumsum([0, *(rounded(n * int(size), 64) for n, size in zip(limits, sizes, strict=True))])
     overhead = segment.HEADER.size + 64 * len(names) + MAX_METADATA_BYTES
     return Layout(
@@ -102,7 +130,9 @@ def layout_of(spec: Spec, stride: int, on_disk: bool) -> Layout:
         sizes=sizes,
         limits=limits,
         obs_columns=obs_columns,
-        step_columns=[names.index(name) for name in spec.step_names],
+        step_columns=[names.index(name) for name in spec.step_names if name not in spec.sparse_names],
+        sparse_columns=[names.index(name) for name in spec.sparse_names],
+        every=tuple(spec.fields[name].every or 1 for name in spec.sparse_names),
         column_starts=starts[:-1].astype(np.int64),
         open_bytes=int(starts[-1]),
         chunk_bytes=rounded(int(starts[-1]) + overhead, max(PAGE, 64 * 1024)),

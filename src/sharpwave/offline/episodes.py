@@ -185,14 +185,14 @@ def _read_file(reader: Reader, result: Survey, advance: Progress) -> Iterator[tu
 
 
 def _count(result: Survey, one: Segment) -> None:
-    fields = result.described.spec.fields
-    sizes = {"flags": 1, "reward": 4} | {name: field.row_bytes for name, field in fields.items()}
+    spec = result.described.spec
+    sizes = {"flags": 1, "reward": 4} | {name: field.row_bytes for name, field in spec.fields.items()}
     for (name, size), column in zip(sizes.items(), one.header.placed, strict=True):
         packed = result.packed.setdefault(name, {}).setdefault(name_of(column.codec), Packed())
         packed.columns += 1
         packed.steps += one.header.steps
         packed.bytes += column.nbytes
-        packed.raw_bytes += one.header.steps * size
+        packed.raw_bytes += (column.rows if name in spec.sparse_names else one.header.steps) * size
     result.overhead_bytes += one.header.nbytes - sum(column.nbytes for column in one.header.placed)
 
 

@@ -29,7 +29,7 @@ from sharpwave.format.checkpoint_state import STATE, read_state
 from sharpwave.format.metadata import MAX_METADATA_BYTES
 from sharpwave.format.region import DICTIONARY, HEADER, TAIL, Damage, Identity, Record, Region, read_region
 from sharpwave.format.segment import Header
-from sharpwave.memory.segment_layout import most_rows
+from sharpwave.memory.segment_layout import column_limits, max_segment_bytes, most_rows
 from sharpwave.native.directory import IrregularError, kind_of
 from sharpwave.persistence.recovery import newest
 from sharpwave.persistence.settings import Settings
@@ -71,7 +71,7 @@ class Described:
     @property
     def most_bytes(self) -> int:
         """The most bytes that a segment takes: no codec makes rows larger."""
-        rows = self.most_frames * self.spec.step_bytes
+        rows = max_segment_bytes(self.spec, self.segment_steps)
         table = (segment.COLUMN.size + segment.ALIGNMENT) * (2 + len(self.spec.fields))
         return rows + segment.HEADER.size + table + MAX_METADATA_BYTES + segment.CHECKSUM.size
 
@@ -255,6 +255,11 @@ class Reader:
             raise DamagedError(
                 f"{header.steps:,} steps, {header.frames:,} frames, {header.context:,} of them context; "
                 f"expected {fewest} to {steps:,} steps and at most {frames:,} frames"
+            )
+        limits = column_limits(described.spec, steps)
+        if any(column.rows > most for column, most in zip(header.placed, limits, strict=True)):
+            raise DamagedError(
+                f"columns of {[column.rows for column in header.placed]} rows, expected at most {limits}"
             )
         if header.lane >= most_lanes(described.limits["capacity"]):
             raise DamagedError(f"lane {header.lane:,}, and the capacity is {described.limits['capacity']} steps")

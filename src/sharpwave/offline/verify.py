@@ -10,7 +10,7 @@ from sharpwave.disk.store_folder import FOLDER, MANIFEST, QUARANTINE
 from sharpwave.errors import DamagedError
 from sharpwave.escaping import escaped
 from sharpwave.format.region import DICTIONARY, NOTE, TAIL, Damage
-from sharpwave.format.segment import check_frames
+from sharpwave.format.segment import check_rows
 from sharpwave.offline.scan import (
     Described,
     Progress,
@@ -113,7 +113,7 @@ def _check_file(reader: Reader, described: Described | None, result: Check, adva
         if described is not None:
             try:
                 header, flags = reader.verify(record, described)
-                check_frames(header, flags, sealed=record.kind != TAIL)
+                check_rows(header, described.spec, flags, sealed=record.kind != TAIL)
             except (DamagedError, OSError) as error:
                 result.damages.append(damage_of(reader, record, error))
                 continue

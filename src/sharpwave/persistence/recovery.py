@@ -29,6 +29,7 @@ from sharpwave.format.region_notes import (
     unpack_threshold,
 )
 from sharpwave.format.segment import FIRST_FIELD, FLAGS, REWARD, Column
+from sharpwave.format.sparse_rows import sparse_rows
 from sharpwave.log.episode_breaks import adjoins, goes_on, write_down
 from sharpwave.log.step_log import StepLog
 from sharpwave.memory.segment_index import LEAF_BITS, LEAF_MASK
@@ -275,6 +276,7 @@ class Adoption:
                 f"{header.steps} steps, {header.frames} frames of lane {header.lane}; expected at most {log.stride}, "
                 f"{log.layout.most_frames} and {self._most_lanes - 1}"
             )
+        self._check_limits(header)
         shared = [self._dictionary(column.dictionary) for column in header.placed]
         places: list[int] = []
         for c, one in enumerate(shared):
@@ -298,6 +300,7 @@ class Adoption:
         index.rows[slot], index.frames[slot], index.context[slot] = header.steps, header.frames, header.context
         index.lane[slot], index.first_step[slot] = header.lane, header.first_step
         index.episode_step[slot] = header.known_episode_step
+        index.sparse[:, slot] = [header.placed[c].rows for c in log.layout.sparse_columns]
         index.generation[slot] = record.id >> LEAF_BITS
         index.nbytes[slot], index.region[slot], index.place[slot] = len(data), number, offset
         if not log.adopt(slot, np.frombuffer(data, np.uint8)):
@@ -311,13 +314,20 @@ class Adoption:
         self.report.steps += header.steps
         return True
 
+    def _check_limits(self, header: segment.Header) -> None:
+        limits = self.log.layout.limits
+        if any(column.rows > most for column, most in zip(header.placed, limits, strict=True)):
+            rows = [column.rows for column in header.placed]
+            raise DamagedError(f"columns of {rows} rows, expected at most {list(limits)}")
+
     def open_rows(self, number: int, record: Record) -> tuple[segment.Header | None, dict[str, np.ndarray[Any, Any]]]:
         """An open segment's rows, decoded; or ``None``: it is damaged, which is noted."""
         log = self.log
         try:
             data = self._segment(number, record)
             header, arrays = segment.unpack(memoryview(data), log.spec, self._dictionary, limit=log.layout.chunk_bytes)
-            segment.check_frames(header, arrays["flags"], sealed=False)
+            segment.check_rows(header, log.spec, arrays["flags"], sealed=False)
+            self._check_limits(header)
             if header.steps > log.stride or header.frames > log.layout.most_frames or header.context > log.spec.context:
                 raise DamagedError(f"{header.steps} steps, {header.frames} frames in an open segment")
         except DamagedError as error:
@@ -400,7 +410,7 @@ class Adoption:
         """An open segment's rows as a sealed segment: without the last step, if its episode went on."""
         limit = self.log.layout.chunk_bytes
         header, arrays = segment.unpack(memoryview(data), self.log.spec, self._dictionary, limit=limit)
-        segment.check_frames(header, arrays["flags"], sealed=False)
+        segment.check_rows(header, self.log.spec, arrays["flags"], sealed=False)
         flags = arrays["flags"].copy()
         steps, frames = header.steps, header.frames
         if steps and frames > header.context + steps + np.count_nonzero(flags & ENDED):
@@ -417,7 +427,15 @@ class Adoption:
         arrays["flags"] = flags
         columns: list[Column] = []
         for name in self.log.layout.names:
-            rows: np.ndarray[Any, Any] = arrays[name][: frames if name in self.log.spec.obs_names else steps]
+            rows: np.ndarray[Any, Any] = arrays[name][: self._rows_left(name, header, flags[:steps], frames)]
             columns.append(Column(RAW, len(rows), rows.tobytes()))
         assert (FLAGS, REWARD, FIRST_FIELD) == (0, 1, 2)
         return segment.pack_again(header, steps, frames, columns)
+
+    def _rows_left(self, name: str, header: segment.Header, flags: np.ndarray[Any, Any], frames: int) -> int:
+        """Return how many rows a column has once the segment has the steps of ``flags`` only."""
+        spec = self.log.spec
+        if name in spec.obs_names:
+            return frames
+        every = spec.fields[name].every if name in spec.sparse_names else None
+        return len(flags) if every is None else sparse_rows(flags, header.episode_step, every)

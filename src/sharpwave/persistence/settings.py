@@ -14,7 +14,7 @@ from sharpwave.codecs.registry import codec_choice, is_known
 from sharpwave.errors import DamagedError, UnknownCodecError
 from sharpwave.format.annotations import Annotations
 from sharpwave.format.features import required_names
-from sharpwave.memory.segment_layout import DEFAULT_STRIDE, DISK_STRIDE, most_rows
+from sharpwave.memory.segment_layout import DEFAULT_STRIDE, DISK_STRIDE, max_segment_bytes
 from sharpwave.sampling.ordered import Fifo
 from sharpwave.sampling.retention import LowestPriority, Reservoir, Retention
 from sharpwave.spec import Spec
@@ -189,7 +189,7 @@ def _stride(spec: Spec, segment_steps: Any, limits: Mapping[str, int | None], on
     if segment_steps is not None:
         if not isinstance(segment_steps, (int, np.integer)) or not 1 <= segment_steps <= 65536:
             raise ValueError(f"Store: segment_steps={segment_steps!r}, expected an integer from 1 to 65536")
-        if most_rows(spec, int(segment_steps)) * spec.step_bytes > MOST_SEGMENT_BYTES:
+        if max_segment_bytes(spec, int(segment_steps)) > MOST_SEGMENT_BYTES:
             raise ValueError(
                 f"Store: segment_steps={segment_steps}, {spec.step_bytes:,} bytes each; a segment may have "
                 f"{MOST_SEGMENT_BYTES >> 20:,} MiB; lower it"
@@ -200,7 +200,7 @@ def _stride(spec: Spec, segment_steps: Any, limits: Mapping[str, int | None], on
         stride = min(stride, capacity // 16)
     if (ram := limits["ram"]) is not None:
         stride = min(stride, ram // 64 // spec.step_bytes)
-    while stride > 1 and most_rows(spec, stride) * spec.step_bytes > MOST_SEGMENT_BYTES:
+    while stride > 1 and max_segment_bytes(spec, stride) > MOST_SEGMENT_BYTES:
         stride //= 2
     return max(1, stride)
 

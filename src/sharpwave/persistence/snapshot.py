@@ -53,6 +53,7 @@ def tails(log: StepLog) -> list[tuple[int, bytes]]:
     Cost: packing every lane's open segment.
     """
     there = (log.index.frames[log.opened.slots] > 0) | (log.opened.successor_known > 0)
+    there |= (log.index.sparse[:, log.opened.slots] > 0).any(axis=0)
     there |= np.array([log.opened.annotations.has(lane) for lane in range(log.lanes)], np.bool_)
     return [log.opened.pack_raw(lane) for lane in np.flatnonzero(there).tolist()]
 
@@ -166,6 +167,7 @@ def _open_lanes(adoption: Adoption, state: dict[str, Any], opened: Ints, found: 
         raise ValueError(f"open_episode_steps from {numbers.min()} to {numbers.max()}, expected 0 to {MOST_NUMBER}")
     if not count:
         return
+    numbers = np.where(begins, 0, numbers)
     log.reopen_lanes(opened, steps, begins, numbers, shares)
     at = {record.id: (number, record) for number, record in found if record.kind == TAIL}
     for lane, id_ in enumerate(log.index.ids(opened * log.stride).tolist()):
@@ -177,7 +179,8 @@ def _open_lanes(adoption: Adoption, state: dict[str, Any], opened: Ints, found: 
             log.refill_lane(lane, header, arrays)
             continue
         # Without its frames the rest of an episode would be stacked as if it began there: then it does.
-        if rows[lane] or (not begins[lane] and log.spec.context > 0):
+        needs_more = log.spec.context > 0 or any(int(numbers[lane]) % every for every in log.layout.every)
+        if rows[lane] or (not begins[lane] and needs_more):
             what = f"the {rows[lane]} steps of its open segment" if rows[lane] else "the last frames of its episode"
             adoption.report.damages.append(f"lane {lane}: {what} are lost; its next step begins an episode")
             log.index.begins[opened[lane]], log.index.episode_step[opened[lane]] = True, 0

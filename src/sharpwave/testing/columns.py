@@ -66,7 +66,7 @@ class ColumnsInMemory:
         size, around = self.field.row_bytes, 256
         memory = np.full(2 * around + len(slot) * window * size, 77, np.uint8)
         out = memory[around:-around].reshape(len(slot), window, size)
-        FieldReader(self.index, self.arena, 0, self.index.rows, self.table, self.field).read(slot, newest, first, out)
+        FieldReader(self.index, self.arena, 0, "rows", self.table, self.field).read(slot, newest, first, out)
         assert (memory[:around] == 77).all() and (memory[-around:] == 77).all(), "written outside the batch"
         return out
 

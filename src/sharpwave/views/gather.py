@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,8 @@ from sharpwave.codecs.dictionaries import DictionaryTable
 from sharpwave.codecs.raw import RAW
 from sharpwave.codecs.registry import GATHER, kernels, name_of
 from sharpwave.errors import DamagedError
-from sharpwave.format.segment import FIRST_FIELD, payload_ends
+from sharpwave.format.segment import FIRST_FIELD, FLAGS, payload_ends
+from sharpwave.log.sparse_columns import locate_sparse
 from sharpwave.memory.arena import Arena
 from sharpwave.memory.segment_index import SegmentIndex
 from sharpwave.spec import Field
@@ -64,16 +65,47 @@ class FieldReader:
 
     Args:
         number: of the field's column in a segment.
-        counts: the column's rows, by slot: an array of the index.
+        counts: names the array of the index with the column's rows, by slot.
         table: the field's dictionaries.
+        sparse: number of the column among those of sparse fields, if it is one.
     """
 
     def __init__(
-        self, index: SegmentIndex, arena: Arena, number: int, counts: Int32s, table: DictionaryTable, field: Field
+        self,
+        index: SegmentIndex,
+        arena: Arena,
+        number: int,
+        counts: Literal["rows", "frames", "sparse"],
+        table: DictionaryTable,
+        field: Field,
+        sparse: int = 0,
     ) -> None:
         self._index, self._arena, self._number, self._table, self._field = index, arena, number, table, field
-        self._kernels, self._frames = kernels(), counts is index.frames
-        self._words = write_column(self._column(counts))
+        self._counted_by, self._sparse = counts, sparse
+        self._kernels = kernels()
+        self._words = write_column(self._column())
+
+    def _counts(self) -> Int32s:
+        """Return how many rows the column has, by slot."""
+        counts: Int32s = getattr(self._index, self._counted_by)
+        return counts[self._sparse] if self._counted_by == "sparse" else counts
+
+    def read_steps(self, slot: Ints, row: Ints, out: Bytes) -> None:
+        """Decode the values of steps into ``out`` uint8 [B, 1, size]; of a sparse field the last ones that were kept.
+
+        Args:
+            slot, row: int64 [B], where the steps lie.
+
+        Raises:
+            UndecodableError: naming the segments that hold no rows.
+        """
+        if self._field.every is not None:
+            index, steps = self._index, row
+            row = np.empty(len(steps), np.int64)
+            locate_sparse(
+                self._arena.memory, index.offset[FLAGS], index.episode_step, slot, steps, self._field.every, row
+            )
+        self.read(slot, row, row, out)
 
     def read(self, slot: Ints, newest: Ints, first: Ints, out: Bytes) -> None:
         """Decode windows into ``out`` uint8 [B, W, size], a large batch on several threads.
@@ -96,7 +128,7 @@ class FieldReader:
         if left_out:
             self._read_left_out(slot, newest, first, out)
 
-    def _column(self, counts: Int32s) -> Column:
+    def _column(self) -> Column:
         index, arena, c = self._index, self._arena, self._number
         return Column(
             arena.memory,
@@ -104,7 +136,7 @@ class FieldReader:
             index.offset[c],
             index.codec[c],
             index.dictionary[c],
-            counts,
+            self._counts(),
             self._table.references,
             self._kernels,
             self._field.line_bytes,
@@ -119,7 +151,7 @@ class FieldReader:
         slots = slot[items]
         wanted = newest[items, None] - np.arange(out.shape[1] - 1, -1, -1)
         rows = np.maximum(wanted, first[items, None])
-        counts = (index.frames if self._frames else index.rows)[slots].astype(np.int64)
+        counts = self._counts()[slots].astype(np.int64)
         bases = index.base[slots]
         payloads = _Payloads(slots, index.offset[c][slots], bases + payload_ends(memory, bases, c), counts, rows, items)
         kinds = codecs[items].astype(np.int64) << 32 | index.dictionary[c][slots]
@@ -165,8 +197,9 @@ class FieldReaders:
         if self._memory() is not arena.memory or self._offset() is not index.offset:
             self._memory, self._offset = weakref.ref(arena.memory), weakref.ref(index.offset)
             spec, tables = self._log.spec, self._log.tables
-            self._readers = [
-                FieldReader(index, arena, c, index.frames if name in spec.obs_names else index.rows, tables[c], field)
-                for c, (name, field) in enumerate(spec.fields.items(), FIRST_FIELD)
-            ]
+            self._readers = []
+            for c, (name, field) in enumerate(spec.fields.items(), FIRST_FIELD):
+                counts: Any = "frames" if name in spec.obs_names else "rows" if field.every is None else "sparse"
+                sparse = spec.sparse_names.index(name) if counts == "sparse" else 0
+                self._readers.append(FieldReader(index, arena, c, counts, tables[c], field, sparse))
         return self._readers

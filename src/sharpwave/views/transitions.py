@@ -154,7 +154,7 @@ class NStep(View[Batch]):
         slot, row, frame, first, next_slot, next_frame, next_first = target.rows
         for name, number, after in self._windows:
             if number not in self._framed:
-                readers[number].read(slot, row, row, columns[name])
+                readers[number].read_steps(slot, row, columns[name])
             elif after:
                 readers[number].read(next_slot, next_frame, next_first, columns[name])
             else:
