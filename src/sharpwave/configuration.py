@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_args, get_type_hints
@@ -70,6 +71,8 @@ def _unmet(field: dataclasses.Field[Any], value: Any) -> str:
     choices, bounds = field.metadata["choices"], field.metadata["bounds"]
     if value is None:
         return ""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "a finite number"
     if choices:
         return "" if value in choices else f"one of {', '.join(choices)}"
     at_least, above, at_most, below = (bounds[name] for name in ("at_least", "above", "at_most", "below"))
@@ -207,7 +210,10 @@ def from_table(base: Settings, table: Any, path: str = "") -> Settings:
     fields = {field.name: field for field in dataclasses.fields(base)}  # type: ignore[arg-type]
     unknown = [f"{path}.{name}".lstrip(".") for name in table if name not in fields and name != KIND]
     if unknown:
-        raise ValueError(f"unknown settings {', '.join(sorted(unknown))}: written by another version of sharpwave")
+        known = ", ".join(f"{path}.{name}".lstrip(".") for name in fields)
+        raise ValueError(
+            f"unknown settings {', '.join(sorted(unknown))}; there are {known} (another version may have others)"
+        )
     hints, values = get_type_hints(type(base)), {}
     for name, value in table.items():
         if name == KIND:
@@ -226,10 +232,13 @@ def from_table(base: Settings, table: Any, path: str = "") -> Settings:
 
 
 def checked(where: str, hint: Any, value: Any) -> Any:
-    """Check the type of a setting's value; an integer becomes a float where one is expected.  Raises: ValueError."""
+    """Check the type of a setting's value. An integer becomes a float where one is expected, and a whole float, as
+    1e6, an integer.  Raises: ValueError."""
     kinds = _kinds(hint)
     if type(value) is int and float in kinds:
         return float(value)
+    if type(value) is float and value.is_integer() and int in kinds and float not in kinds:
+        return int(value)
     if value == "none" and type(None) in kinds:  # TOML has no other word for it
         return None
     if type(value) not in kinds:

@@ -25,9 +25,9 @@ steps = 5_000
 """
 YAML = """
 recipe: cartpole
-agent: {lr: 1.0e-4, replay: {n_step: 3}}
+agent: {lr: 1e-4, replay: {n_step: 3}}
 evaluation: {stop_reward: null}
-training: {steps: 5000}
+training: {steps: 5e3}
 """
 EXPECTED = load_recipe("cartpole").override(learning_rate=1e-4, n_step=3, stop_reward=None, steps=5_000)
 
@@ -38,6 +38,11 @@ def test_a_file_changes_what_it_names(tmp_path, name, text):
     assert read_recipe(tmp_path / name) == ("cartpole", EXPECTED)
     _, pong = read_recipe(tmp_path / name, load_recipe("pong"))
     assert pong == load_recipe("pong").override(learning_rate=1e-4, n_step=3, stop_reward=None, steps=5_000)
+
+
+def test_a_file_may_have_the_name_of_the_recipe_that_it_changes(tmp_path):
+    (tmp_path / "cartpole.toml").write_text(TOML)
+    assert read_recipe(tmp_path / "cartpole.toml") == ("cartpole", EXPECTED)
 
 
 def test_without_a_recipe_it_changes_the_defaults(tmp_path):
@@ -57,6 +62,9 @@ def test_config_json_of_a_run_is_read_back(tmp_path):
     ("name", "text", "message"),
     [
         ("a.toml", "[agent]\nlr = 'fast'", r"--config: '.*a\.toml': setting agent\.lr: got 'fast', expected float"),
+        ("a.toml", "[agent]\nlearning_rate = 1", r"unknown settings agent\.learning_rate; there are .*agent\.lr,"),
+        ("a.toml", "[training]\nsteps = 0.5", r"setting training\.steps: got 0\.5, expected int"),
+        ("a.toml", "[evaluation]\nstop_reward = nan", "--stop-reward: got nan, expected a finite number"),
         ("a.toml", "agent = ", "Invalid value"),
         ("a.yaml", "{", "expected the node content"),
         ("a.yaml", "- 1", "it holds a list, expected tables of settings"),

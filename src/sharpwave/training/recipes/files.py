@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,13 +34,14 @@ def read_recipe(path: Path, base: Recipe | None = None, *, trust: bool = False) 
     """
     try:
         values = _values(path)
+        named = "recipe" in values
         name = values.pop("recipe", path.stem)
         if "settings" in values:
             check_version(path, values)
             recipe = recipe_of(values)
         else:
             if base is None:
-                base = load_recipe(name) if name != path.stem else Recipe()
+                base = load_recipe(name) if named else Recipe()
             recipe = from_table(base, values)
     except (OSError, KeyError, TypeError, AttributeError, ValueError, OverflowError, RecursionError) as error:
         raise ValueError(f"--config: {str(path)!r}: {error}") from error
@@ -59,7 +61,7 @@ def _values(path: Path) -> dict[str, Any]:
         import yaml
 
         try:
-            values = yaml.safe_load(text)
+            values = yaml.load(text, _yaml_loader())
         except yaml.YAMLError as error:
             raise ValueError(str(error)) from error
     else:
@@ -67,6 +69,21 @@ def _values(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ValueError(f"it holds a {type(values).__name__}, expected tables of settings")
     return values
+
+
+def _yaml_loader() -> Any:
+    """Return YAML's safe loader, which takes 1e-4 for a number, as YAML 1.2 does."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+        """Safe loader with YAML 1.2's floats."""
+
+    Loader.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$"),
+        list("-+.0123456789"),
+    )
+    return Loader
 
 
 def with_values(recipe: Recipe, assignments: Sequence[str]) -> Recipe:
