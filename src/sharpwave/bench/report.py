@@ -140,7 +140,7 @@ def _bars(axis: Any, names: list[str], found: list[dict[str, float] | None]) -> 
             textcoords="offset points",
         )  # fmt: skip
     axis.set_yticks(range(len(names)), names)
-    axis.tick_params(length=0)
+    axis.tick_params(length=0, which="both", labelbottom=False)  # every bar says its number
     axis.margins(x=0.2)
     for side in ("top", "right"):
         axis.spines[side].set_visible(False)
