@@ -38,8 +38,8 @@ from typing import Any
 import numpy as np
 
 import sharpwave as sw
-from sharpwave.disk import disk_tier as disk_module
-from sharpwave.disk.store_folder import MANIFEST, read_manifest
+from sharpwave.disk import disk_budget
+from sharpwave.disk.store_folder import FOLDER, MANIFEST, read_manifest
 from sharpwave.format.region import Identity, read_region
 from sharpwave.offline import scan as survey_module
 from sharpwave.offline.verify import check as verify
@@ -174,7 +174,7 @@ def lost_of(held: set[int], acknowledged: list[tuple[int, int]]) -> int:
 
 def kills(rounds: int, seed: int, base: Path) -> dict[str, Any]:
     """SIGKILL at random moments."""
-    disk_module.REGION_BYTES = disk_module.MIN_REGION_BYTES = 128 << 10  # so that regions come and go
+    disk_budget.REGION_BYTES = disk_budget.MIN_REGION_BYTES = 128 << 10  # so that regions come and go
     rng = np.random.default_rng(seed)
     done: dict[str, Any] = {"rounds": 0, "steps_acknowledged": 0, "checkpoints_opened": 0, "losses": 0}
     done |= {"region_files": 0, "descriptors": 0}
@@ -212,7 +212,7 @@ def kills(rounds: int, seed: int, base: Path) -> dict[str, Any]:
         store = opened(base / "store")
         slowest["store"] = max(slowest["store"], time.perf_counter() - started)
         lost = lost_of(held_by(store), acknowledged)
-        done["region_files"] = max(done["region_files"], len(list((base / "store" / disk_module.FOLDER).iterdir())))
+        done["region_files"] = max(done["region_files"], len(list((base / "store" / FOLDER).iterdir())))
         done["descriptors"] = max(done["descriptors"], len(os.listdir("/proc/self/fd")))
         store.close()
         if saved:
@@ -269,7 +269,7 @@ def fail(base: Path, retention: str, most: int, seed: int) -> dict[str, Any]:
 
 def flips(count: int, opens: int, seed: int, base: Path) -> dict[str, Any]:
     """Flipped bits and cut-off files."""
-    disk_module.REGION_BYTES = disk_module.MIN_REGION_BYTES = 32 << 10
+    disk_budget.REGION_BYTES = disk_budget.MIN_REGION_BYTES = 32 << 10
     survey_module.LOOK_AGAIN_S = 0.0  # nobody writes here
     source = base / "sound"
     with sw.Store(SPEC, capacity=CAPACITY, disk=source, segment_steps=32) as store:
@@ -280,7 +280,7 @@ def flips(count: int, opens: int, seed: int, base: Path) -> dict[str, Any]:
                 store.flush()
     manifest = read_manifest(source)
     identity = Identity(bytes.fromhex(manifest["store"]), manifest["schema"])
-    files = sorted([source / MANIFEST, *(source / disk_module.FOLDER).glob("*.region")])
+    files = sorted([source / MANIFEST, *(source / FOLDER).glob("*.region")])
     content = {path: path.read_bytes() for path in files}
     sound = {path: records_of(path, identity)[0] for path in files if path.suffix == ".region"}
     rng = np.random.default_rng(seed)

@@ -148,7 +148,7 @@ class Soak:
 
     def _warm_up(self, folder: Path) -> None:
         """Compiled code is no part of a store's memory."""
-        with sw.Store(self.spec, capacity=4_096, ram="32MiB", disk=folder) as small:
+        with sw.Store(self.spec, capacity=4_096, ram="64MiB", disk=folder) as small:
             for step in range(600):
                 small.extend(**self._rows(0, step))
             views = self._views(small)

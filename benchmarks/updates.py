@@ -105,7 +105,7 @@ def one_forward(agent: DQN) -> Callable[[Any], Any]:
         loss = (batch.weights * huber(td_errors, RECIPE.agent.huber_delta)).mean()
         agent.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        nn.utils.clip_grad_norm_(agent.online.parameters(), RECIPE.max_grad_norm)
+        nn.utils.clip_grad_norm_(agent.online.parameters(), RECIPE.agent.max_grad_norm)
         agent.optimizer.step()
 
     return learn
@@ -137,7 +137,7 @@ def two_halves(agent: DQN) -> Callable[[Any], Any]:
         torch._foreach_add_(mine, other.result())
         for parameter, gradient in zip(parameters, mine, strict=True):
             parameter.grad = gradient
-        nn.utils.clip_grad_norm_(parameters, RECIPE.max_grad_norm)
+        nn.utils.clip_grad_norm_(parameters, RECIPE.agent.max_grad_norm)
         agent.optimizer.step()
 
     return learn
