@@ -10,6 +10,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from sharpwave.agents.protocol import Acted
 from sharpwave.errors import NewerVersionError
 from sharpwave.training import setup
 from sharpwave.training.evaluation import evaluate
@@ -188,6 +189,17 @@ def test_the_best_is_one_that_solves_it_before_one_with_a_higher_mean():
     assert held_out._rank(lost_one) < held_out._rank(few) < held_out._rank(solved)
     assert lost_one.figures()["lost"] == 1 and lost_one.figures()["min"] == -1
     assert not solved.solves(recipe.override(stop_reward=None, stop_worst=None))
+
+
+def test_an_episode_without_an_end_is_scored_as_it_is(monkeypatch):
+    """In an environment without a time limit a policy may walk in circles for ever."""
+    monkeypatch.setattr("sharpwave.training.measuring.MAX_EPISODE_STEPS", 50)
+    recipe = load_recipe("gymnasium").override(env="CliffWalking-v1")
+    env = setup.environments(recipe, 2)
+    agent = setup.agent(recipe, env)
+    agent.act = lambda obs, state, step, explore: Acted(np.zeros(2, np.int64), state)  # up, against the wall
+    assert play(agent, env, 3, 0.0, 5) == [-50.0] * 3
+    env.close()
 
 
 def test_it_is_left_at_the_first_round_where_that_falls_short(solved_run):

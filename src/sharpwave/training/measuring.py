@@ -21,6 +21,8 @@ EPSILON = 0.001
 """Probability of a random action."""
 LANES = 10
 """Environments at most that play it, side by side."""
+MAX_EPISODE_STEPS = 108_000
+"""An episode that goes on for longer, in an environment that sets no limit, is scored as it is."""
 EVAL_SEED = 1_000
 """Of ``sharpwave eval``, where no other is asked for."""
 
@@ -77,7 +79,8 @@ def play(
         obs, reward, terminated, truncated, infos = step
         ended = terminated | truncated
         state = agent.observe(acted.state, reward, ended)
-        finished = running.add(infos.get("unclipped_reward", reward), ended)
+        endless = running.steps >= MAX_EPISODE_STEPS - 1
+        finished = running.add(infos.get("unclipped_reward", reward), ended | endless)
         for episode in finished:
             scores[episode.lane].append(episode.reward)
         if finished and min(map(len, scores)) > rounds:

@@ -27,11 +27,15 @@ class Episode:
 
 
 class EpisodeSums:
-    """Rewards and lengths of the running episodes of lanes that step together."""
+    """Rewards and lengths of the running episodes of lanes that step together.
+
+    Attributes:
+        steps: int64 [lanes], lengths so far.
+    """
 
     def __init__(self, lanes: int) -> None:
         self._reward = np.zeros(lanes)
-        self._steps = np.zeros(lanes, np.int64)
+        self.steps = np.zeros(lanes, np.int64)
 
     def add(self, reward: npt.NDArray[np.floating], ended: npt.NDArray[np.bool_]) -> list[Episode]:
         """Count one step of every lane; returns the episodes that ended with it.
@@ -40,18 +44,18 @@ class EpisodeSums:
             reward: float [N], unclipped.  ended: bool [N], terminated or truncated.
         """
         self._reward += reward
-        self._steps += 1
+        self.steps += 1
         finished = []
         for lane in np.flatnonzero(ended).tolist():
-            finished.append(Episode(float(self._reward[lane]), int(self._steps[lane]), lane))
+            finished.append(Episode(float(self._reward[lane]), int(self.steps[lane]), lane))
             self._reward[lane] = 0.0
-            self._steps[lane] = 0
+            self.steps[lane] = 0
         return finished
 
     def break_off(self) -> None:
         """Begin new episodes in all lanes; those that had not ended are not counted."""
         self._reward[:] = 0.0
-        self._steps[:] = 0
+        self.steps[:] = 0
 
 
 class Scores:

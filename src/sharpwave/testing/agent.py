@@ -1,0 +1,293 @@
+"""The conformance suite for agents.
+
+    class TestMine(AgentSuite):
+        def make_agent(self, spaces: Spaces, seed: int) -> Agent:
+            return Mine(spaces, Mine.Settings(), seed=seed)
+
+Run by pytest, that shows that the agent's actions and fields are what it declares, that lanes do not disturb each
+other, that the same seed does the same, that its state and its policy survive a file, and that it learns from its own
+view.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Dict, Discrete
+from gymnasium.vector.utils import batch_space
+from safetensors.torch import load, save
+
+import sharpwave as sw
+from sharpwave.agents.protocol import Acted, Agent, Spaces
+from sharpwave.configuration import from_table, leaves, to_table
+
+LANES, STEPS = 3, 60
+
+
+class AgentSuite:
+    """Tests that every agent passes. Subclasses name the agent, and spaces that it can learn in.
+
+    Attributes:
+        spaces: of the observations and actions that the tests make up.
+    """
+
+    spaces = Spaces(Box(-1.0, 1.0, (3,), np.float32), Discrete(4), "the suite's environment")
+
+    def make_agent(self, spaces: Spaces, seed: int) -> Agent:
+        """Make a fresh agent on the CPU."""
+        raise NotImplementedError
+
+    def fresh(self, seed: int = 0) -> Agent:
+        """Make an agent whose weights, too, come from the seed."""
+        torch.manual_seed(seed)
+        return self.make_agent(self.spaces, seed)
+
+    def observations(self, seed: int, lanes: int = LANES) -> Any:
+        """Observations of some lanes, as a vector of environments gives them."""
+        space = batch_space(self.spaces.observation, lanes)
+        space.seed(seed)
+        return space.sample()
+
+    def played(self, agent: Agent, lanes: int = LANES) -> Iterator[tuple[Any, Acted, Any, Any, Any]]:
+        """Observations, what the agent did, rewards, and how steps ended, step by step, in a made-up environment."""
+        rng, state = np.random.default_rng(7), agent.begin(lanes)
+        for step in range(STEPS):
+            obs = self.observations(step, lanes)
+            acted = agent.act(obs, state, step * lanes)
+            reward = rng.normal(size=lanes).astype(np.float32)
+            terminated, truncated = rng.random(lanes) < 0.1, rng.random(lanes) < 0.1
+            yield obs, acted, reward, terminated, truncated
+            state = agent.observe(acted.state, reward, terminated | truncated)
+
+    def batches(self, agent: Agent, count: int) -> list[Any]:
+        """Batches of tensors from the view that the agent asks for, over a store of its own steps."""
+        space = self.spaces.observation
+        parts = dict(space.spaces) if isinstance(space, Dict) else {"": space}
+        fields = {key: sw.Field(part.shape or (), str(part.dtype)) for key, part in parts.items()}
+        action = self.spaces.action
+        spec = sw.Spec(
+            obs=fields if isinstance(space, Dict) else fields[""],
+            action=sw.Field(action.shape or (), str(action.dtype)),
+            **agent.step_fields(),
+        )
+        with sw.Store(spec, capacity=10 * STEPS * LANES, seed=0) as store:
+            view = agent.replay().open(store, "learner", 0)
+            for obs, acted, reward, terminated, truncated in self.played(agent):
+                store.extend(
+                    obs=obs, action=acted.action, reward=reward, terminated=terminated, truncated=truncated,
+                    final_obs=obs, **acted.fields,
+                )  # fmt: skip
+            if agent.first_look:
+                agent.prepare(view.sample(agent.first_look).torch(agent.device))
+            size = agent.replay().batch_size
+            return [view.sample(size).copy().torch(agent.device) for _ in range(count)]
+
+    # settings
+
+    def test_settings_are_frozen_and_survive_a_table_and_a_pipe(self) -> None:
+        """Runs keep settings in config.json, and send them to actor processes."""
+        agent = self.fresh()
+        settings = agent.settings
+        assert isinstance(settings, type(agent).Settings) and isinstance(type(settings).kind, str)
+        assert dataclasses.is_dataclass(settings) and hash(settings) == hash(pickle.loads(pickle.dumps(settings)))
+        table = json.loads(json.dumps(to_table(settings)))
+        defaults: Any = type(agent).Settings()
+        assert from_table(defaults, table) == settings
+        for leaf in leaves(settings):
+            assert leaf.field.metadata.get("help"), f"{leaf.key}: declare it with sharpwave.configuration.setting(...)"
+
+    # acting
+
+    def test_actions_and_fields_are_what_is_declared(self) -> None:
+        """An action of the space and every field of ``step_fields``, for each lane."""
+        agent = self.fresh()
+        declared, valid = agent.step_fields(), self.spaces.action
+        for _, acted, *_ in self.played(agent):
+            assert len(acted.action) == LANES
+            for action in acted.action:
+                assert valid.contains(np.asarray(action, valid.dtype)[()]), f"{action} is not in {valid}"
+            assert acted.fields.keys() == declared.keys()
+            for name, field in declared.items():
+                field.rows(name, acted.fields[name], LANES)
+
+    def test_the_same_seed_explores_alike(self) -> None:
+        """Another agent of the seed does the same; one of another seed does not, unless it never explores."""
+
+        def actions(seed: int) -> list[Any]:
+            return [acted.action for _, acted, *_ in self.played(self.fresh(seed))]
+
+        np.testing.assert_array_equal(actions(1), actions(1))
+
+    def test_without_exploration_nothing_is_drawn(self) -> None:
+        """Evaluations must not change how training goes on."""
+        agent = self.fresh()
+        obs, before = self.observations(0), plain(agent.state())
+        one = agent.act(obs, agent.begin(LANES), 0, explore=False)
+        two = agent.act(obs, agent.begin(LANES), 10**9, explore=False)
+        np.testing.assert_array_equal(one.action, two.action)
+        assert plain(agent.state()) == before
+
+    def test_lanes_do_not_disturb_each_other(self) -> None:
+        """A lane does the same among others as alone."""
+        agent = self.fresh()
+        together, alone = agent.begin(LANES), [agent.begin(1) for _ in range(LANES)]
+        for step in range(5):
+            obs = self.observations(step)
+            acted = agent.act(obs, together, 0, explore=False)
+            together = agent.observe(acted.state, np.ones(LANES, np.float32), np.zeros(LANES, np.bool_))
+            for lane in range(LANES):
+                single = agent.act(of_lane(obs, lane), alone[lane], 0, explore=False)
+                np.testing.assert_array_equal(single.action[0], acted.action[lane])
+                alone[lane] = agent.observe(single.state, np.ones(1, np.float32), np.zeros(1, np.bool_))
+
+    def test_an_episode_s_end_begins_its_lane_anew_and_no_other(self) -> None:
+        """Lane 0 ends: it goes on as a fresh lane, lane 1 as if nothing had happened."""
+        agent = self.fresh()
+
+        def after(ended: list[bool]) -> Acted:
+            state = agent.begin(LANES)
+            for step in range(4):
+                acted = agent.act(self.observations(step), state, 0, explore=False)
+                last = step == 3
+                state = agent.observe(
+                    acted.state, np.ones(LANES, np.float32), np.array(ended if last else [False] * LANES)
+                )
+            return agent.act(self.observations(9), state, 0, explore=False)
+
+        fresh = agent.act(self.observations(9), agent.begin(LANES), 0, explore=False)
+        reset, going_on = after([True, False, False]), after([False] * LANES)
+        for name, value in (("action", reset.action), *reset.fields.items()):
+            expected = [fresh, going_on, going_on]
+            for lane, acted in enumerate(expected):
+                other = acted.action if name == "action" else acted.fields[name]
+                np.testing.assert_array_equal(np.asarray(value)[lane], np.asarray(other)[lane], err_msg=name)
+
+    def test_scored_lanes_and_schedules(self) -> None:
+        """Some lanes are scored; schedules are numbers."""
+        agent = self.fresh()
+        for lanes in (1, 8):
+            scored = agent.scored_lanes(lanes)
+            assert scored.shape == (lanes,) and scored.dtype == np.bool_ and scored.any()
+        assert all(np.isfinite(value) for step in (0, 10**6, 10**12) for value in agent.schedules(step).values())
+
+    def test_initial_errors_are_known_in_time(self) -> None:
+        """Of every step, at the latest when it can be sampled."""
+        agent = self.fresh()
+        errors = agent.initial_errors(LANES, STEPS) if agent.replay().prioritized else None
+        if errors is None:
+            pytest.skip("steps begin with the largest priority")
+        for made, (obs, acted, reward, terminated, truncated) in enumerate(self.played(agent), 1):
+            ended = terminated | truncated
+            errors.add(acted, reward, terminated, truncated, obs if ended.any() else None)
+            assert made - agent.replay().horizon <= errors.known <= made
+        for lane in range(LANES):
+            found = errors.of(lane, 0, errors.known)
+            assert found.shape == (errors.known,) and found.dtype == np.float32 and np.isfinite(found).all()
+
+    # learning
+
+    def test_it_learns_from_its_own_view(self) -> None:
+        """Updates give finite figures, change the policy, and leave their batch as it was."""
+        agent = self.fresh()
+        batches = self.batches(agent, 20)
+        before = agent.policy_tensors(explore=True)
+        for step, batch in enumerate(batches):
+            given = batch.map(lambda tensor: tensor.clone())
+            learned = agent.learn(batch, step)
+            assert same(vars(batch), vars(given)), "learn changed its batch"
+            for name, value in learned.metrics.items():
+                assert value.numel() == 1 and not value.requires_grad and value.isfinite(), name
+            if agent.replay().prioritized:
+                assert learned.td_error is not None, "a prioritized view needs td_error"
+            if learned.td_error is not None:
+                assert len(learned.td_error) == len(batch) and not learned.td_error.requires_grad
+                assert learned.td_error.isfinite().all()
+        assert not same(agent.policy_tensors(explore=True), before), "20 updates changed nothing"
+
+    def test_the_same_updates_give_the_same_agent(self) -> None:
+        """From the same seed and the same batches."""
+        one, two = self.fresh(3), self.fresh(3)
+        for agent in (one, two):
+            torch.manual_seed(5)
+            for step, batch in enumerate(self.batches(agent, 5)):
+                agent.learn(batch, 100 * step)
+        assert same(one.state(), two.state())
+
+    # saving
+
+    def test_its_state_survives_a_file(self) -> None:
+        """What goes on from it acts, explores and learns as the agent itself would have."""
+        agent, other = self.fresh(1), self.fresh(2)
+        batches = self.batches(agent, 6)
+        self.batches(other, 0)
+        for step, batch in enumerate(batches[:3]):
+            agent.learn(batch, 100 * step)
+        other.load(through_a_file(agent.state()))
+        assert same(agent.state(), other.state())
+        actions: list[list[Any]] = []
+        for one in (agent, other):
+            torch.manual_seed(5)
+            actions.append([acted.action for _, acted, *_ in self.played(one)])
+            for step, batch in enumerate(batches[3:]):
+                one.learn(batch, 1_000 + step)
+        np.testing.assert_array_equal(actions[0], actions[1])
+        assert same(agent.state(), other.state())
+
+    @pytest.mark.parametrize("explore", [False, True])
+    def test_its_policy_can_be_carried_to_another(self, explore: bool) -> None:
+        """Actors and evaluations act by it; learning on changes nothing of what was given."""
+        agent, player = self.fresh(1), self.fresh(2)
+        batches = self.batches(agent, 4)
+        for step, batch in enumerate(batches[:2]):
+            agent.learn(batch, step)
+        tensors = agent.policy_tensors(explore)
+        assert all(tensor.device.type == "cpu" and not tensor.requires_grad for tensor in tensors.values())
+        kept = {name: tensor.clone() for name, tensor in tensors.items()}
+        player.load_policy(through_a_file({"policy": tensors})["policy"])
+        assert same(player.policy_tensors(explore=True), kept)
+        for step, batch in enumerate(batches[2:]):
+            agent.learn(batch, step)
+        assert same(tensors, kept), "policy_tensors gave out the agent's own memory"
+        with pytest.raises((ValueError, KeyError)):
+            player.load_policy({})
+
+
+def plain(state: dict[str, Any]) -> dict[str, Any]:
+    """What of a state is no tensor."""
+    return {name: value for name, value in state.items() if not _is_tensors(value)}
+
+
+def _is_tensors(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(one, torch.Tensor) for one in value.values())
+
+
+def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
+    """A state as checkpoints keep it: groups of tensors as safetensors, all else as JSON."""
+    groups = {name: value for name, value in state.items() if name not in plain(state)}
+    tensors = {
+        name: load(save({key: one.contiguous() for key, one in group.items()})) for name, group in groups.items()
+    }
+    return {**json.loads(json.dumps(plain(state))), **tensors}
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two nested structures of tensors and plain values are equal, bit for bit."""
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(value, other[name]) for name, value in one.items())
+    return bool(one == other)
+
+
+def of_lane(obs: Any, lane: int) -> Any:
+    """Observations [1, ...] of one lane."""
+    return (
+        {name: part[lane : lane + 1] for name, part in obs.items()} if isinstance(obs, dict) else obs[lane : lane + 1]
+    )

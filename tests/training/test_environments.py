@@ -1,0 +1,86 @@
+"""Any Gymnasium environment with discrete actions trains, or says by name what is missing."""
+
+import numpy as np
+import pytest
+
+from sharpwave.envs import make_env, step_spec
+from sharpwave.training import setup
+from sharpwave.training.measuring import play
+from sharpwave.training.recipes import load_recipe
+
+from .trainer import Trained
+
+QUICK = load_recipe("gymnasium").override(
+    steps=400, warmup_steps=200, num_envs=2, capacity=1_000, hidden_units=16, batch_size=8, evaluate_every=0, n_step=2
+)
+MADE_UP = "tests.training.made_up:"
+
+
+@pytest.mark.parametrize(
+    ("env", "changes"),
+    [
+        ("CartPole-v1", {}),
+        ("MountainCar-v0", {}),
+        ("Acrobot-v1", {}),
+        ("FrozenLake-v1", {}),
+        ("Taxi-v4", {}),
+        ("CliffWalking-v1", {}),
+        ("Blackjack-v1", {}),  # a tuple of three categories
+        ("ALE/Pong-v5", {"steps": 80, "warmup_steps": 40, "batch_size": 2, "standardize": True}),  # 210x160x3
+        (MADE_UP + "Pictures-v0", {"standardize": True}),
+        (MADE_UP + "Grey-v0", {}),
+        (MADE_UP + "Nested-v0", {"standardize": True}),
+        (MADE_UP + "Nested-v0", {"network": "mlp"}),
+        (MADE_UP + "Pair-v0", {"prioritized": True}),
+    ],
+)
+def test_it_trains_and_its_policy_plays(env, changes):
+    recipe = QUICK.override(**{"env": env, **changes})
+    trained = Trained(recipe)
+    assert trained.last["updates"] == (recipe.training.steps - recipe.training.warmup_steps) // 4
+    assert np.isfinite(trained.last["avg_loss"]) and trained.last["replay_steps"] == recipe.training.steps
+    if "Pong" not in env:
+        vector = setup.environments(recipe, 2)
+        scores = play(setup.player(recipe, vector, trained.agent.policy_tensors()), vector, 2, 0.5, seed=3)
+        assert len(scores) == 2
+        vector.close()
+    trained.close()
+
+
+def test_observations_of_several_parts_come_from_actors_too():
+    """With priorities, which need the final observations of truncated episodes."""
+    recipe = QUICK.override(env=MADE_UP + "Nested-v0", actors=1, prioritized=True, segment_steps=8, steps=600)
+    trained = Trained(recipe)
+    assert trained.last["updates"] > 0 and trained.last["episodes"] > 20
+    trained.close()
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        ("Pendulum-v1", r"dqn needs Discrete actions; Pendulum-v1 has Box\(1,\)"),
+        ("MountainCarContinuous-v0", r"dqn needs Discrete actions; MountainCarContinuous-v0 has Box\(1,\)"),
+        (MADE_UP + "Words-v0", r"env 'Words-v0': observation 'said' Text\(.*\) cannot be stored; expected arrays"),
+        ("NoSuchEnv-v3", "env 'NoSuchEnv-v3' cannot be made"),
+    ],
+)
+def test_what_is_missing_is_named(env, message):
+    recipe = QUICK.override(env=env)
+    with pytest.raises(ValueError, match=message):
+        setup.agent(recipe, setup.environments(recipe, 1))
+
+
+def test_nested_observations_are_stored_by_flat_keys():
+    env = make_env(MADE_UP + "Nested-v0", 2)
+    assert {name: (field.shape, field.dtype) for name, field in step_spec(env).fields.items() if "obs" in name} == {
+        "obs.arm/grip": ((), "int64"), "obs.arm/joints": ((4,), "float32"), "obs.camera": ((16, 16, 3), "uint8"),
+    }  # fmt: skip
+    obs, _ = env.reset(seed=0)
+    assert obs["arm/joints"].shape == (2, 4) and env.single_observation_space.keys() == obs.keys()
+    env.close()
+
+
+def test_box_actions_are_stored_where_nobody_learns_from_them():
+    env = make_env("Pendulum-v1", 2)
+    assert step_spec(env).fields["action"].shape == (1,)
+    env.close()
