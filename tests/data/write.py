@@ -1,6 +1,6 @@
 """Writes one small store of each sort, as the release that runs this writes them, and what must come back of them.
 
-    python tests/data/write.py tests/data/v1
+    python tests/data/write.py tests/data/v2
 
 A folder per format version. Written once and kept as it is: never write over one; a new format version gets a new
 folder, and ``tests/format/test_versions.py`` opens them all. Folders are zipped, as region files are mostly zeros.
@@ -20,11 +20,17 @@ import numpy as np
 
 import sharpwave as sw
 
-SPEC = sw.Spec(
-    obs={"image": sw.Field((12, 8), "uint8", stack=3, codec="delta"), "text": sw.Field((64,), "float32", codec="zstd")},
-    action=sw.Field((), "int64"),
-    serial=sw.Field((), "int64"),
-)
+FIELDS: dict[str, Any] = {
+    "obs": {
+        "image": sw.Field((12, 8), "uint8", stack=3, codec="delta"),
+        "text": sw.Field((64,), "float32", codec="zstd"),
+    },
+    "action": sw.Field((), "int64"),
+    "serial": sw.Field((), "int64"),
+}
+SPEC_1 = sw.Spec(**FIELDS)
+SPEC = sw.Spec(**FIELDS, core=sw.Field((2, 3), "float32", every=4))
+"""Of stores of version 1, and of those of version 2, whose lanes and episodes are annotated as well."""
 LANES, STRIDE = 3, 16
 VIEWS: dict[str, dict[str, Any]] = {
     "prioritized": {"name": "transitions", "n_step": 3, "gamma": 0.9},
@@ -49,12 +55,26 @@ def play(store: sw.Store, count: int) -> None:
     for step in range(count):
         for lane in range(LANES):
             serial = 1000 * lane + step
+            if "core" in store.spec.fields and step % (11 + lane) == 0:
+                store.annotate(lane, {"episode": step // (11 + lane), "hash": b"\0git"}, episode=True)
             last = step % (11 + lane) == 10 + lane
             terminated = last and step % 2 == 0
             store.append(
                 lane=lane, obs=observation(serial), action=serial % 4, reward=float(serial % 5) - 2, serial=serial,
                 terminated=terminated, truncated=last and not terminated, final_obs=observation(serial + 500),
+                **core(store, serial),
             )  # fmt: skip
+
+
+def core(store: sw.Store, serial: int) -> dict[str, Any]:
+    """The value of the sparse field, where the store has one."""
+    return {"core": np.full((2, 3), serial, np.float32)} if "core" in store.spec.fields else {}
+
+
+def annotate(store: sw.Store) -> None:
+    """What is said of the store and of a lane."""
+    store.annotate(None, {"git": b"\0hash", "note": "\u00e4 [red]", "tags": ["a", {"b": 0.5}]})
+    store.annotate(1, {"env": "ALE/Pong-v5", "seed": 7})
 
 
 def digest(value: Any) -> str:
@@ -66,6 +86,9 @@ def told(store: sw.Store, views: dict[str, Any]) -> dict[str, Any]:
     """What a store gives back: each view's first batch, and every step that can be sampled, by id: its serial number,
     return, discount, digests of both observations, and the probability to draw it."""
     found: dict[str, Any] = {"steps": len(store), "lane_steps": store.lane_steps.tolist(), "views": {}}
+    annotated = "core" in store.spec.fields
+    if annotated:
+        found["annotations"] = [repr(store.annotations(lane)) for lane in (None, *range(store.lanes))]
     for name, view in views.items():
         first, steps = view.sample(16), {}
         for id_ in np.sort(view.sampleable_ids()).tolist():
@@ -73,7 +96,9 @@ def told(store: sw.Store, views: dict[str, Any]) -> dict[str, Any]:
             obs, following = (
                 digest({key: value[0] for key, value in part.items()}) for part in (batch.obs, batch.next_obs)
             )
-            one = [int(batch["serial"][0]), float(batch.reward[0]), float(batch.discount[0])]
+            one: list[Any] = [int(batch["serial"][0]), float(batch.reward[0]), float(batch.discount[0])]
+            if annotated:
+                one += [float(batch["core"][0, 1, 2]), store.annotations_of([id_])[0].get("episode")]
             steps[str(id_)] = [*one, f"{obs}-{following}"]
         chances: dict[int, float] = {}
         while len(chances) < len(steps):
@@ -103,6 +128,7 @@ def learn(views: dict[str, Any]) -> None:
 def flushed(folder: Path) -> None:
     """On disk, zstd and delta with dictionaries, slots used again, rows of open segments flushed."""
     with sw.Store(SPEC, capacity=400, disk=folder, segment_steps=STRIDE) as store:
+        annotate(store)
         play(store, 230)
         store.flush()
 
@@ -112,6 +138,7 @@ def reservoir(folder: Path) -> None:
     with sw.Store(
         SPEC, capacity=256, disk=folder, segment_steps=STRIDE, retention=sw.Reservoir(seed=3), seed=1
     ) as store:
+        annotate(store)
         play(store, 200)
         store.flush()
 
@@ -120,6 +147,7 @@ def in_memory(folder: Path) -> None:
     """A checkpoint of a store in memory, with two views and rows in open segments."""
     store = sw.Store(SPEC, capacity=300, segment_steps=STRIDE, seed=5)
     views = views_of(store)
+    annotate(store)
     play(store, 140)
     learn(views)
     store.checkpoint(folder)
@@ -131,6 +159,7 @@ def on_disk(folder: Path) -> None:
         SPEC, capacity=300, disk=folder.with_name("live"), segment_steps=STRIDE, retention=sw.LowestPriority(), seed=7
     ) as store:
         views = views_of(store)
+        annotate(store)
         play(store, 100)
         learn(views)
         play_on(store, 100, 140)
@@ -141,8 +170,9 @@ def play_on(store: sw.Store, begin: int, end: int) -> None:
     """Steps of lane 0 alone."""
     for serial in range(begin, end):
         store.append(
-            obs=observation(serial), action=0, reward=1.0, serial=serial, terminated=serial % 20 == 19, truncated=False
-        )
+            obs=observation(serial), action=0, reward=1.0, serial=serial, terminated=serial % 20 == 19, truncated=False,
+            **core(store, serial),
+        )  # fmt: skip
 
 
 STORES = {"flushed": flushed, "reservoir": reservoir, "memory-checkpoint": in_memory, "disk-checkpoint": on_disk}

@@ -107,14 +107,14 @@ def test_what_cannot_be_decoded_is_set_aside_once_and_sampling_goes_on(disk: boo
 @pytest.mark.parametrize("what", list(strangers.ALTERATIONS))
 def test_a_strangers_store_is_refused_by_name_or_works(what: str, tmp_path: Path) -> None:
     """Any part of it may be anything, under checksums that hold (``python -m tests.support.strangers`` tries more)."""
-    spec = WRITE["SPEC"]
+    specs = [WRITE["SPEC"], WRITE["SPEC_1"]]
     outcomes = set()
     for seed in range(25):
         folder = tmp_path / str(seed)
         strangers.make(folder, what, seed)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # what is set aside, named
-            outcomes.add(strangers.use(folder, spec))
+            outcomes.add(strangers.use(folder, specs))
     assert len(outcomes) > 1
 
 
@@ -379,7 +379,7 @@ def test_a_flipped_bit_of_the_state_is_always_seen(tmp_path: Path) -> None:
 
 
 def test_a_flipped_bit_of_a_state_of_version_1_is_seen_or_changes_nothing(tmp_path: Path) -> None:
-    with zipfile.ZipFile(strangers.CORPUS / "memory-checkpoint.zip") as file:
+    with zipfile.ZipFile(strangers.CORPUS / "v1" / "memory-checkpoint.zip") as file:
         file.extractall(tmp_path)
     (path,) = tmp_path.rglob("state.npz")
     content = path.read_bytes()

@@ -45,7 +45,7 @@ def expected(version: str, name: str) -> dict[str, Any]:
 
 
 def test_there_is_a_store_of_each_sort_of_each_version() -> None:
-    assert "v1" in VERSIONS
+    assert {"v1", "v2"} <= set(VERSIONS)
     for version in VERSIONS:
         assert {name for of, name in STORES if of == version} >= set(WRITE["STORES"])
 
@@ -70,7 +70,8 @@ def test_a_store_of_a_version_comes_back(version: str, name: str, tmp_path: Path
             assert told["views"][view]["steps"][id_][-1] == pytest.approx(chance, rel=1e-6, abs=2e-9), (view, id_)
         assert told["views"][view]["steps"].keys() == steps["steps"].keys()
         assert told["views"][view]["first_batch"] == steps["first_batch"]
-    assert {key: told[key] for key in ("steps", "lane_steps")} == {key: was[key] for key in ("steps", "lane_steps")}
+    others = was.keys() - {"views"}
+    assert {key: told[key] for key in others} == {key: was[key] for key in others}
     assert not check(folder).damages
 
 

@@ -48,10 +48,19 @@ from sharpwave.format.region import (
 from sharpwave.offline.episodes import survey
 from sharpwave.offline.verify import check
 
-CORPUS = Path(__file__).parent.parent / "data" / "v1"
+CORPUS = Path(__file__).parent.parent / "data"
 REFUSED = (sw.DamagedError, sw.NewerVersionError, FileNotFoundError, MemoryError)
 """What opening a stranger's store may raise. A limit that no machine has room for is refused with a MemoryError."""
 LIMIT_S = 30
+METADATA = ["[" * 5000, '{"a":' * 3000, "{}", "null", '{"episodes":[[0,{}],[0,{}]]}', '{"episodes":[[99,{"a":1}]]}']
+METADATA += ['{"episodes":{}}', '{"episodes":[[1.0,{}]]}', '{"episodes":[[0,[]]]}', '{"columns":[]}', '{"following":7}']
+METADATA += [
+    '{"episodes":[[0,{"a":NaN}]]}',
+    '{"episodes":[[0,{"$bytes":"%%"}]]}',
+    '{"episodes":[[3,{"a":1e999}]]}',
+    "\ud7ff",
+]
+"""What may stand in place of a segment's metadata."""
 
 NUMBERS = [0, 1, 2, 3, 7, 8, 127, 255, 256, 65535, 65536, 2**20 - 1, 2**20, 2**30 - 1, 2**30, 2**31 - 1, 2**31]
 NUMBERS += [2**32 - 1, 2**32, 2**53, 2**62 - 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1]
@@ -182,18 +191,37 @@ def alter_record(folder: Path, rng: random.Random) -> None:
 def alter_segment(folder: Path, rng: random.Random) -> None:
     path, content, record = _some_record(folder, rng, (SEGMENT, SEGMENT, SEGMENT, TAIL))
     data = bytearray(content[record.offset : record.offset + record.nbytes])
-    table = segment.HEADER_BYTES[segment.version_of(data)]
+    table, columns = segment.HEADER_BYTES[segment.version_of(data)], int.from_bytes(data[6:8], "little")
     for _ in range(rng.choice([1, 1, 2, 3])):
-        what = rng.choice(["lane", "lane", "first_step", "steps", "frames", "context", "table", "payload", "payload"])
+        whats = ["lane", "lane", "first_step", "steps", "frames", "context", "table", "payload", "payload"]
         places = {"lane": (16, 8), "first_step": (24, 8), "steps": (32, 4), "frames": (36, 4), "context": (40, 4)}
+        if table == segment.HEADER.size:
+            places |= {"features": (60, 4), "required": (56, 4), "episode_step": (64, 8), "metadata_bytes": (44, 4)}
+            whats += [
+                "features",
+                "required",
+                "episode_step",
+                "episode_step",
+                "metadata_bytes",
+                "metadata",
+                "metadata",
+                "metadata",
+            ]
+        what = rng.choice(whats)
+        if what == "metadata":
+            begin, size = table + segment.COLUMN.size * columns, int.from_bytes(data[44:48], "little")
+            begin = min(begin, len(data) - 4)
+            size = min(size, len(data) - 4 - begin)
+            data[begin : begin + size] = rng.choice(METADATA).encode()[:size].ljust(size)
+            continue
         if what in places:
             begin, size = places[what]
         elif what == "table":
             size = 4
-            begin = table + 4 * rng.randrange(segment.COLUMN.size * 6 // 4)
+            begin = table + 4 * rng.randrange(segment.COLUMN.size * columns // 4)
         else:
             size = rng.choice([1, 1, 4, 16])
-            begin = rng.randrange(table + 6 * segment.COLUMN.size, len(data) - 20)
+            begin = rng.randrange(table + columns * segment.COLUMN.size, len(data) - 20)
         value = rng.choice(NUMBERS) if what != "payload" else rng.getrandbits(8 * size)
         data[begin : begin + size] = (value & ((1 << 8 * size) - 1)).to_bytes(size, "little")
     content[record.offset : record.offset + record.nbytes] = _with_crc(bytes(data[:-4]))
@@ -223,12 +251,13 @@ def make(folder: Path, what: str, seed: int) -> None:
     """A stranger's store, of which ``what`` was changed."""
     rng = random.Random(f"{what} {seed}")
     names = ["memory-checkpoint", "disk-checkpoint"] + ["flushed", "reservoir"] * (what != "state.npz")
-    with zipfile.ZipFile(CORPUS / f"{rng.choice(names)}.zip") as file:
+    version = rng.choice(["v1", "v2", "v2"])
+    with zipfile.ZipFile(CORPUS / version / f"{rng.choice(names)}.zip") as file:
         file.extractall(folder)
     ALTERATIONS[what](folder, rng)
 
 
-def use(folder: Path, spec: sw.Spec) -> str:
+def use(folder: Path, specs: list[sw.Spec]) -> str:
     """Look at a store, open it, learn from it, write to it, and open it again. Returns how it was opened.
 
     Raises: whatever must not be raised.
@@ -247,7 +276,7 @@ def use(folder: Path, spec: sw.Spec) -> str:
     try:
         assert store.recovery is not None
         named = bool(store.recovery.damages)
-        if store.spec.schema_hash != spec.schema_hash:
+        if store.spec.schema_hash not in [spec.schema_hash for spec in specs]:
             return "another spec"
         for name, sampler in {"transitions": sw.Prioritized(alpha=0.6), "transitions-2": sw.Uniform()}.items():
             try:
@@ -259,6 +288,9 @@ def use(folder: Path, spec: sw.Spec) -> str:
                     view.sample(32)
             except (sw.EmptyError, sw.DamagedError):  # nothing is left that is whole
                 assert len(view) == 0 or named or damaged
+            with contextlib.suppress(sw.DamagedError):
+                store.annotations_of(view.sampleable_ids()[:50])
+        store.annotations()
         written = play(store, 40)
         store.stats()
         on_disk = "disk" in store.stats()
@@ -284,11 +316,12 @@ def serials_of(store: sw.Store) -> list[int]:
 
 def play(store: sw.Store, count: int) -> int:
     """Append steps to lane 0 and flush them; returns how many could be, before its numbers were used up."""
+    more = {"core": np.ones((2, 3), np.float32)} if "core" in store.spec.fields else {}
     for serial in range(7_000_000, 7_000_000 + count):
         try:
             store.append(
                 obs={"image": np.full((12, 8), serial % 250, np.uint8), "text": np.full(64, serial, np.float32)},
-                action=0, reward=1, serial=serial, terminated=serial % 10 == 9, truncated=False,
+                action=0, reward=1, serial=serial, terminated=serial % 10 == 9, truncated=False, **more,
             )  # fmt: skip
         except (OverflowError, ValueError):
             return 0
@@ -303,7 +336,7 @@ def main(count: int) -> None:
     """Try ``count`` of each sort, and print what came of them."""
     from tests.format.test_versions import WRITE
 
-    spec = WRITE["SPEC"]
+    specs = [WRITE["SPEC"], WRITE["SPEC_1"]]
     total = wrong = 0
     for what in ALTERATIONS:
         outcomes: collections.Counter[str] = collections.Counter()
@@ -317,7 +350,7 @@ def main(count: int) -> None:
                 try:
                     with warnings.catch_warnings():
                         warnings.simplefilter("ignore")
-                        outcome = use(folder, spec)
+                        outcome = use(folder, specs)
                 except Exception as error:
                     outcome = f"!! {type(error).__name__}"
                     wrong += 1

@@ -24,7 +24,7 @@ from sharpwave.memory.segment_index import LEAF_BITS
 from sharpwave.native.directory import Directory
 from sharpwave.native.files import Files
 
-GENERATIONS = 1024
+GENERATIONS = 64
 """A note or a region's header reserves so many generations beyond those given out, so that few notes are needed."""
 
 

@@ -17,6 +17,8 @@ Ints = npt.NDArray[np.int64]
 
 LEAF_BITS = 32
 LEAF_MASK = (1 << LEAF_BITS) - 1
+GENERATION_BITS = 21
+"""Of ids that leave the 10 bits above for the number of a shard; a slot with a higher generation is used last."""
 
 
 class SegmentArrays(NamedTuple):
@@ -81,7 +83,8 @@ class SegmentIndex:
         self.place = np.zeros(slots, np.int64)
         self.first_step = np.zeros(slots, np.int64)
         self.episode_step = np.zeros(slots, np.int64)
-        self._returned: list[int] = []
+        self._returned: list[int] = []  # free slots whose ids have room for a shard's number, and those without
+        self._worn: list[int] = []
         self.first_generation = 0  # of slots that were never used
         self.highest = 0
         self.latest_generation = 0
@@ -99,7 +102,7 @@ class SegmentIndex:
     def touched_bytes(self) -> int:
         """Bytes of memory in use."""
         arrays: list[npt.NDArray[Any]] = [a for a in vars(self).values() if isinstance(a, np.ndarray)]
-        return sum(a.nbytes for a in arrays) * self.highest // self.slots + 8 * len(self._returned)
+        return sum(a.nbytes for a in arrays) * self.highest // self.slots + 8 * (len(self._returned) + len(self._worn))
 
     def take(self) -> int | None:
         """The lowest free slot, emptied; ``None`` if all are in use."""
@@ -109,6 +112,8 @@ class SegmentIndex:
             slot = self.highest
             self.highest += 1
             self.generation[slot] = self.first_generation
+        elif self._worn:
+            slot = heapq.heappop(self._worn)
         else:
             return None
         self.rows[slot] = self.frames[slot] = self.context[slot] = self.episode_step[slot] = 0
@@ -124,7 +129,11 @@ class SegmentIndex:
         # What came back after a crash may be older than what its slot held last.
         self.generation[slot] = max(self.generation[slot] + 1, self.first_generation)
         self.latest_generation = max(self.latest_generation, int(self.generation[slot]))
-        heapq.heappush(self._returned, slot)
+        heapq.heappush(self._worn if self._is_worn(slot) else self._returned, slot)
+
+    def _is_worn(self, slot: int) -> bool:
+        """Return whether ids of the slot's steps have no room for a shard's number, though there may be others."""
+        return self.generation[slot] >= 1 << GENERATION_BITS > self.first_generation
 
     def link(self, slot: int, following: int) -> None:
         """The lane of ``slot`` goes on in ``following``."""
@@ -151,9 +160,11 @@ class SegmentIndex:
             generation: int64 [highest], of those in the others; without it ``first_generation`` for all that are free.
         """
         self.highest = max(self.highest, max(used, default=-1) + 1)
-        self._returned = [slot for slot in range(self.highest) if slot not in used]  # in order, and so a heap
-        self.generation[self._returned] = first_generation if generation is None else generation[self._returned]
+        free = [slot for slot in range(self.highest) if slot not in used]
+        self.generation[free] = first_generation if generation is None else generation[free]
         self.first_generation = first_generation
+        self._returned = [slot for slot in free if not self._is_worn(slot)]  # in order, and so a heap
+        self._worn = [slot for slot in free if self._is_worn(slot)]
         self.latest_generation = max(first_generation, int(self.generation[: self.highest].max(initial=0)))
 
     def larger(self, slots: int) -> SegmentIndex:

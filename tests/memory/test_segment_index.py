@@ -1,0 +1,42 @@
+"""Ids: never given out twice, and with room for a shard's number as long as there is any."""
+
+from __future__ import annotations
+
+from sharpwave.memory.segment_index import GENERATION_BITS, LEAF_BITS, SegmentIndex
+
+LIMIT = 1 << GENERATION_BITS
+
+
+def test_a_slot_whose_generations_leave_no_room_for_a_shard_is_used_last() -> None:
+    index = SegmentIndex(4, 8, 3)
+    slots = [index.take() for _ in range(3)]
+    assert slots == [0, 1, 2]
+    index.generation[:2] = LIMIT - 1, 5
+    index.give_back(0)
+    index.give_back(1)
+    assert [index.take() for _ in range(3)] == [1, 3, 0], "0 has had its 2^21 generations"
+    assert index.take() is None
+    assert index.segment_id(0) == LIMIT << LEAF_BITS == 1 << 53
+    assert [index.segment_id(slot) >> 53 for slot in (1, 2, 3)] == [0, 0, 0]
+
+
+def test_no_id_comes_twice_whatever_their_generations() -> None:
+    index = SegmentIndex(3, 8, 3)
+    index.first_generation = LIMIT - 3
+    given: set[int] = set()
+    for _ in range(40):
+        slot = index.take()
+        assert slot is not None and index.segment_id(slot) not in given
+        given.add(index.segment_id(slot))
+        index.give_back(slot)
+    assert sum(one < 1 << 53 for one in given) == 9, "three of each slot, before any other"
+
+
+def test_an_opening_sorts_its_free_slots_the_same_way() -> None:
+    index = SegmentIndex(6, 8, 3)
+    index.highest = 4
+    index.generation[:4] = 7, LIMIT + 2, LIMIT, 9
+    index.restore({3}, 8, index.generation[:4].copy())
+    assert [index.take() for _ in range(5)] == [0, 4, 5, 1, 2]
+    index.restore({3}, LIMIT + 3)  # above all that were given out: none has room
+    assert [index.take() for _ in range(3)] == [0, 1, 2]
