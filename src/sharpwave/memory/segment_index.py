@@ -133,7 +133,7 @@ class SegmentIndex:
 
     def _is_worn(self, slot: int) -> bool:
         """Return whether ids of the slot's steps have no room for a shard's number, though there may be others."""
-        return self.generation[slot] >= 1 << GENERATION_BITS > self.first_generation
+        return bool(self.generation[slot] >= 1 << GENERATION_BITS > self.first_generation)
 
     def link(self, slot: int, following: int) -> None:
         """The lane of ``slot`` goes on in ``following``."""
