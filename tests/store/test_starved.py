@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
+from sharpwave.log.open_segments import Lanes
 
 PLAY = """
 import os, resource, sys, threading
@@ -216,3 +217,34 @@ def test_a_segment_that_a_view_had_no_memory_to_forget_leaves_all_the_same(reten
         assert np.array_equal(batch.next_obs[goes_on, 1, 0], steps[goes_on] + 3)
         if isinstance(retention, sw.Fifo):
             assert steps.min() > 690, "the newest are held, and no others"
+
+
+@pytest.mark.parametrize("disk", [False, True], ids=["memory", "disk"])
+def test_a_segment_is_sealed_once_where_there_is_no_memory_to_open_the_next(
+    disk: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = sw.Spec(obs=sw.Field((4,), "int64"), action=sw.Field((), "int64"))
+    on_disk = {"disk": tmp_path, "ram": "16MiB"} if disk else {}
+    store = sw.Store(spec, capacity=200, segment_steps=8, codec="raw", **on_disk)
+    view, calls, number_of = store.transitions(n_step=2), 0, Lanes.next_episode_step
+
+    def refusing(lanes: Lanes, slot: int) -> int:
+        nonlocal calls
+        calls += 1
+        if calls % 3 == 1:
+            raise MemoryError
+        return number_of(lanes, slot)
+
+    monkeypatch.setattr(Lanes, "next_episode_step", refusing)
+    for k in range(500):
+        for _ in range(3):
+            try:
+                store.append(obs=np.full(4, k), action=k, reward=k, terminated=k % 23 == 22, truncated=False)
+                break
+            except MemoryError:
+                assert store.total_steps == k
+    assert store.total_steps == 500 and len(store) > 190 and calls > 60
+    batch = view.fetch(view.sampleable_ids())
+    steps = np.sort(batch.action)
+    assert np.array_equal(steps, np.arange(steps[0], steps[-1] + 1)) and len(steps) > 185
+    assert np.array_equal(batch.obs[:, 0], batch.action)

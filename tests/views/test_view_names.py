@@ -13,6 +13,7 @@ import sharpwave as sw
 from sharpwave.format.checkpoint_state import STATE, read_state, write_state
 from sharpwave.native.directory import Directory
 from sharpwave.native.files import Files
+from tests.views.toy_view import Pieces
 
 SPEC = sw.Spec(obs=sw.Field((3,), "float32"), action=sw.Field((), "int64"))
 
@@ -283,3 +284,47 @@ def test_the_view_that_says_what_leaves_stays_the_first_in_whatever_order_they_a
         return sorted(view.sample(len(view)).action.tolist())
 
     assert left(store) == left(again) == left(third)
+
+
+class Parted(sw.Uniform):
+    """Has a setting that is called as a mixture's, and is none."""
+
+    def __init__(self, parts: Any) -> None:
+        super().__init__()
+        self.of = parts
+
+    def settings(self) -> dict[str, Any]:
+        return {"parts": self.of}
+
+
+@pytest.mark.parametrize("parts", [[1, 2, 3], 2, [[1, 2], [3, 4]], {"a": 1}, []])
+def test_a_samplers_settings_may_be_called_parts(tmp_path: Path, parts: Any) -> None:
+    store = filled()
+    view = store.transitions(sampler=Parted(parts))
+    mixed = store.transitions(name="mixed", sampler=sw.Mixture([(0.5, Parted(parts)), (0.5, sw.Prioritized())]))
+    again = opened(store, tmp_path / "first")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert same(again.transitions(sampler=Parted(parts)), view)
+        both = sw.Mixture([(0.5, Parted(parts)), (0.5, sw.Prioritized())])
+        assert same(again.transitions(name="mixed", sampler=both), mixed)
+    third = opened(store, tmp_path / "second")
+    with pytest.warns(RuntimeWarning, match=r"sampler: parts was .*, is \[\[7, 8\]\]"):
+        third.transitions(sampler=Parted([[7, 8]]))
+
+
+class Long(Pieces):
+    kind = "k" * 101
+
+
+def test_a_kind_that_is_no_name_is_refused_before_a_checkpoint_is_written_with_it() -> None:
+    with pytest.raises(ValueError, match="expected 1 to 100 printable characters"):
+        filled().view(Long(2))
+
+
+def test_a_view_serves_one_replay() -> None:
+    store, pieces = filled(), Pieces(2)
+    first = store.view(pieces)
+    with pytest.raises(ValueError, match="serves a replay already"):
+        store.view(pieces, name="other")
+    assert len(first.sample(8).ids) == 8

@@ -98,11 +98,11 @@ class Lanes:
             context: from :meth:`context_behind`. ``going_on``: whether the episode does.
             successor: what the next step has to observe if it does, [size] by column; ``None``: not known.
         """
-        number = self.next_episode_step(int(self.slots[lane])) if going_on else 0
         self.slots[lane], self.shares[lane] = slot, WHOLE
-        self.index.episode_step[slot] = number
+        if not going_on:
+            self.index.episode_step[slot] = 0
         if self.annotations:
-            self.annotations.keep_from(lane, int(self.steps[lane]) - number)
+            self.annotations.keep_from(lane, int(self.steps[lane]) - int(self.index.episode_step[slot]))
         self.index.first_step[slot] = self.steps[lane]
         self.index.begins[slot] = not going_on
         for c, frames in context.items():
@@ -121,8 +121,14 @@ class Lanes:
         return rows - int(starts[-1]) if starts.size else int(index.episode_step[slot]) + rows
 
     def prepare(self, lane: int, slot: int) -> None:
-        """Let ``slot`` lie where the lane's open segment does.  Raises: MemoryError; then nothing changed."""
+        """Let ``slot`` lie where the lane's open segment does, and go on with its episode.
+
+        Raises:
+            MemoryError: nothing changed.
+        """
+        number = self.next_episode_step(int(self.slots[lane]))
         self._open(np.array([lane]), np.array([slot]))
+        self.index.episode_step[slot] = number
 
     def running_episode(self, lane: int) -> int:
         """Return the lane's number of the first step of the episode under way, or else of that which begins next."""

@@ -96,7 +96,10 @@ class Views(LogListener):
         """
         if seed is not None and (not isinstance(seed, (int, np.integer)) or seed < 0):
             raise ValueError(f"{view.kind}: seed={seed!r}, expected an integer of at least 0, or None")
-        name = checked_name(name) or view.kind
+        if any(one.view is view for one in self):
+            raise ValueError(f"{view.kind}: this view serves a replay already; make a new one for each")
+        name = checked_name(view.kind if name is None else name)
+        assert name is not None
         replay = kind(
             self._log,
             self._lock,

@@ -162,7 +162,7 @@ def _differences(path: str, was: Any, now: dict[str, Any]) -> list[str]:
     found = []
     for name in now:
         before = was.get(name)
-        if name == "parts" and isinstance(before, list) and len(before) == len(now[name]):
+        if _are_parts(now[name]) and isinstance(before, list) and len(before) == len(now[name]):
             for k, (one, (new_share, new_part)) in enumerate(zip(before, now[name], strict=True)):
                 share, part = one if isinstance(one, list) and len(one) == 2 else (None, None)
                 if share != new_share:
@@ -171,3 +171,9 @@ def _differences(path: str, was: Any, now: dict[str, Any]) -> list[str]:
         elif before != now[name]:
             found.append(f"{path}: {name} was {before}, is {now[name]}".removeprefix(": "))
     return found
+
+
+def _are_parts(value: Any) -> bool:
+    """Return whether a setting is that of a mixture: shares, each with the settings of a sampler."""
+    pairs = isinstance(value, list) and all(isinstance(one, (list, tuple)) and len(one) == 2 for one in value)
+    return pairs and all(isinstance(part, dict) and "kind" in part for _, part in value)
