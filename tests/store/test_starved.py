@@ -248,3 +248,47 @@ def test_a_segment_is_sealed_once_where_there_is_no_memory_to_open_the_next(
     steps = np.sort(batch.action)
     assert np.array_equal(steps, np.arange(steps[0], steps[-1] + 1)) and len(steps) > 185
     assert np.array_equal(batch.obs[:, 0], batch.action)
+
+
+class RefusingToExclude(sw.Uniform):
+    """Has no memory every third time that steps leave before their segment."""
+
+    calls = 0
+
+    def exclude(self, items: Any) -> Any:
+        self.calls += 1
+        if self.calls % 3 == 1:
+            raise MemoryError
+        return super().exclude(items)
+
+
+@pytest.mark.parametrize("most", [None, 50], ids=["any number of times", "50 times"])
+@pytest.mark.parametrize("mixed", [False, True], ids=["alone", "in a mixture"])
+def test_steps_that_reach_into_an_evicted_segment_go_though_there_was_no_memory_for_it(
+    mixed: bool, most: int | None
+) -> None:
+    spec = sw.Spec(obs=sw.Field((4,), "int64"), action=sw.Field((), "int64"))
+    store = sw.Store(spec, capacity=400, segment_steps=8, codec="raw", retention=sw.Reservoir(3))
+    refusing = RefusingToExclude()
+    sampler = sw.Mixture([(0.5, sw.Prioritized()), (0.5, refusing)]) if mixed else refusing
+    view = store.transitions(sampler=sampler, n_step=3, max_times_sampled=most)
+    refused = 0
+    for k in range(1200):
+        for _ in range(9):
+            try:
+                store.append(obs=np.full(4, k), action=k, reward=k, terminated=k % 23 == 22, truncated=False)
+                break
+            except MemoryError:
+                refused += 1
+        len(view)
+    assert refused > 5 and refusing.calls > 2 * refused
+    ids = view.sampleable_ids()
+    sampled = view.fetch(ids).action
+    assert len(ids) == len(view) == refusing._tree.total > 300
+    for _ in range(20):
+        batch = view.sample(64)
+        assert np.isin(batch.action, sampled).all()
+        steps = np.asarray(batch.action)
+        summed = np.minimum(3, 23 - steps % 23)  # as far as the episode goes
+        expected = [sum(0.99**i * (step + i) for i in range(n)) for step, n in zip(steps, summed, strict=True)]
+        assert np.allclose(batch.reward, expected)

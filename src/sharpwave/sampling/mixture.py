@@ -80,12 +80,18 @@ class Mixture:
 
     def exclude(self, items: Ints) -> Callable[[], None]:
         """Exclude from every part."""
-        undos = [sampler.exclude(items) for sampler in self._samplers]
+        undos: list[Callable[[], None]] = []
 
         def undo() -> None:
-            for one in undos:
+            for one in reversed(undos):
                 one()
 
+        try:
+            for sampler in self._samplers:
+                undos.append(sampler.exclude(items))
+        except BaseException:  # no memory: it is excluded from all parts or from none
+            undo()
+            raise
         return undo
 
     def draw(self, draw: Draw, rng: np.random.Generator) -> None:

@@ -44,6 +44,7 @@ class Items:
         self._log, self._view, self.sampler, self.uses = log, view, sampler, uses
         self.spans = np.zeros((log.index.slots, 2), np.int32)
         self.count = self.samples = 0
+        self._losing: list[Ints] = []  # items that are to be excluded, and that there was no memory for yet
         self._seen = -1  # the log's changes when it was followed last
 
     def follow(self) -> None:
@@ -194,12 +195,28 @@ class Items:
         return np.where(known > 0, self.sampler.masses(slots) / np.maximum(known, 1), np.inf)
 
     def forget(self, slot: int) -> None:
-        """Drop all items that need the segment in ``slot``, which is about to be evicted."""
+        """Drop all items that need the segment in ``slot``, which is about to be evicted. A call that raised is
+        repeated."""
         self._drop(slot)
-        items = self._take_away(self._view.lose(slot, self.spans))
-        if len(items):
-            self.count -= len(items)
-            self.sampler.exclude(items)
+        self._losing.append(self._view.lose(slot, self.spans))  # which tells of an item once
+        lost = self._losing[0]
+        if len(self._losing) > 1:
+            lost = np.unique(np.concatenate(self._losing))
+            lost = lost[lost // self._log.stride != slot]
+        if self.uses is not None:
+            lost = lost[self.uses.remaining(lost)]
+        if len(lost):
+            self._exclude(lost)
+        self._losing.clear()
+
+    def _exclude(self, items: Ints) -> None:
+        """Remove ``items``, whose spans end before them already.  Raises: MemoryError; then they are all there."""
+        undo = self.sampler.exclude(items)
+        try:
+            self.count -= len(self._take_away(items))
+        except BaseException:
+            undo()
+            raise
 
     def _drop(self, slot: int) -> None:
         """Drop the items of a slot."""

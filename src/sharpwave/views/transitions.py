@@ -96,7 +96,9 @@ class NStep(View[Batch]):
         lane = index.lane[slot]
         if lane < len(self._cursor) and self._cursor[lane] == slot:
             self._cursor[lane] = index.next[slot]
-        return np.sort(reaching[:found])
+        lost = reaching[:found]
+        lost.sort()  # in place: no call tells of them again where there is no memory now
+        return lost
 
     def expect(self, slot: int, td_error: npt.NDArray[np.float32]) -> None:
         """Note the TD errors [rows] of the steps in ``slot``."""
