@@ -13,6 +13,7 @@ import pytest
 
 import sharpwave as sw
 from sharpwave.log.open_segments import Lanes
+from sharpwave.views import gather
 
 PLAY = """
 import os, resource, sys, threading
@@ -292,3 +293,41 @@ def test_steps_that_reach_into_an_evicted_segment_go_though_there_was_no_memory_
         summed = np.minimum(3, 23 - steps % 23)  # as far as the episode goes
         expected = [sum(0.99**i * (step + i) for i in range(n)) for step, n in zip(steps, summed, strict=True)]
         assert np.allclose(batch.reward, expected)
+
+
+def test_a_store_that_grew_is_read_where_it_lies_now_though_there_was_no_memory_to_say_where(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spec = sw.Spec(obs=sw.Field((64,), "int64"), action=sw.Field((), "int64"))
+    store = sw.Store(spec, capacity=400, segment_steps=8)
+    view = store.transitions()
+
+    def append(count: int) -> None:
+        for k in range(store.total_steps, store.total_steps + count):
+            store.append(obs=np.arange(k, k + 64), action=k, reward=k, terminated=False, truncated=False)
+
+    append(400)
+    view.sample(8)
+    calls, made = 0, gather.write_column
+
+    def refusing(column: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls % 4 < 2:
+            raise MemoryError
+        return made(column)
+
+    monkeypatch.setattr(gather, "write_column", refusing)
+    for capacity in (40_000, 400_000):
+        store.resize(capacity=capacity)
+        append(50)
+        for _ in range(4):
+            try:
+                batch = view.sample(64)
+            except MemoryError:
+                continue
+            assert np.array_equal(batch.obs, batch.action[:, None] + np.arange(64))
+    assert calls > 4
+    monkeypatch.undo()
+    batch = view.sample(64)
+    assert np.array_equal(batch.obs, batch.action[:, None] + np.arange(64))

@@ -195,11 +195,12 @@ class FieldReaders:
         """Return the readers, in the fields' order: new ones where the log has grown since the last call."""
         index, arena = self._log.index, self._log.arena
         if self._memory() is not arena.memory or self._offset() is not index.offset:
-            self._memory, self._offset = weakref.ref(arena.memory), weakref.ref(index.offset)
             spec, tables = self._log.spec, self._log.tables
-            self._readers = []
+            readers = []
             for c, (name, field) in enumerate(spec.fields.items(), FIRST_FIELD):
                 counts: Any = "frames" if name in spec.obs_names else "rows" if field.every is None else "sparse"
                 sparse = spec.sparse_names.index(name) if counts == "sparse" else 0
-                self._readers.append(FieldReader(index, arena, c, counts, tables[c], field, sparse))
+                readers.append(FieldReader(index, arena, c, counts, tables[c], field, sparse))
+            self._readers = readers  # once there are all of them: old ones know addresses of memory that is gone
+            self._memory, self._offset = weakref.ref(arena.memory), weakref.ref(index.offset)
         return self._readers
