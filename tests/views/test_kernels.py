@@ -10,10 +10,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sharpwave.memory.segment_index import SegmentArrays
 from sharpwave.sampling.protocol import importance_weights
 from sharpwave.spec import START, TERMINATED, TRUNCATED
-from sharpwave.views.step_kernels import locate, sync
+from sharpwave.views.log_arrays import LogArrays, write_arrays
+from sharpwave.views.transition_kernels import locate, sync
 
 Array = np.ndarray[Any, Any]
 EXAMPLES = settings(max_examples=80)
@@ -26,12 +26,21 @@ class Log:
     """One lane's steps in a chain of segments, with the arrays of the index that the kernels read."""
 
     @property
-    def index(self) -> SegmentArrays:
+    def words(self) -> Array:
         slots = len(self.rows)
-        return SegmentArrays(
-            self.offset, self.rows, self.following, np.full(slots, -1, np.int32), np.zeros(slots, np.uint8),
-            self.sealed, self.context, np.zeros(slots, np.int64),
-        )  # fmt: skip
+        self.others = np.full(slots, -1, np.int32), np.zeros(slots, np.uint8)  # which the words do not keep alive
+        return write_arrays(
+            LogArrays(
+                self.memory,
+                self.floats,
+                self.offset,
+                self.rows,
+                self.following,
+                *self.others,
+                self.sealed,
+                self.context,
+            )
+        )
 
     def __init__(self, flags: list[int], rewards: list[float], cuts: list[int]) -> None:
         self.flags, self.rewards = np.array(flags, np.uint8), np.array(rewards, np.float32)
@@ -84,7 +93,7 @@ def run_sync(log: Log, cursor: Array, spans: Array, n_step: int, room: int) -> l
     out = np.zeros((3, room), np.int64)
     runs: list[tuple[int, int, int]] = []
     while True:
-        found = sync(log.memory, log.index, cursor, spans, n_step, out)
+        found = sync(log.words, cursor, spans, n_step, out)
         runs += zip(*out[:, :found].tolist(), strict=True)
         if found < room:
             return runs
@@ -120,7 +129,7 @@ def test_locate_adds_up_rewards_to_the_episodes_end(log: Log, n_step: int, gamma
     reward, discount = np.zeros(n, np.float32), np.zeros(n, np.float32)
     places = np.zeros((7, n), np.int64)
     locate(
-        log.memory, log.floats, log.index, log.leaf_of[steps], log.stride, n_step, gamma, reward, discount, places
+        log.words, log.leaf_of[steps], log.stride, n_step, gamma, reward, discount, places
     )  # fmt: skip
     slot, _row, frame, first, next_slot, next_frame, next_first = places
     ended = (log.flags & (TERMINATED | TRUNCATED)) != 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import heapq
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,19 +19,6 @@ LEAF_BITS = 32
 LEAF_MASK = (1 << LEAF_BITS) - 1
 GENERATION_BITS = 21
 """Of ids that leave the 10 bits above for the number of a shard; a slot with a higher generation is used last."""
-
-
-class SegmentArrays(NamedTuple):
-    """What kernels read of a :class:`SegmentIndex`: its arrays of these names."""
-
-    offset: Ints
-    rows: npt.NDArray[np.int32]
-    next: npt.NDArray[np.int32]
-    previous: npt.NDArray[np.int32]
-    gap: npt.NDArray[np.uint8]
-    sealed: npt.NDArray[np.uint8]
-    context: npt.NDArray[np.int32]
-    generation: Ints
 
 
 class SegmentIndex:
@@ -56,7 +43,6 @@ class SegmentIndex:
         first_step: int64 [slots], the lane's number of the first step.
         episode_step: int64 [slots], the number of the first step in its episode.
         latest_generation: the highest of any id so far.
-        arrays: those that kernels read.
     """
 
     def __init__(self, slots: int, stride: int, columns: int, sparse: int = 0) -> None:
@@ -88,10 +74,6 @@ class SegmentIndex:
         self.first_generation = 0  # of slots that were never used
         self.highest = 0
         self.latest_generation = 0
-        self.arrays = self._arrays()
-
-    def _arrays(self) -> SegmentArrays:
-        return SegmentArrays(*(getattr(self, name) for name in SegmentArrays._fields))
 
     @property
     def leaves(self) -> int:
@@ -176,7 +158,6 @@ class SegmentIndex:
                 longer[..., : self.highest] = array[..., : self.highest]
                 setattr(other, name, longer)
         other.slots = slots
-        other.arrays = other._arrays()
         return other
 
     def become(self, other: SegmentIndex) -> None:

@@ -9,7 +9,8 @@ import numpy.typing as npt
 
 from sharpwave.format.segment import FLAGS, REWARD
 from sharpwave.views.gather import FieldReaders
-from sharpwave.views.step_kernels import frames_of
+from sharpwave.views.log_arrays import LogWords
+from sharpwave.views.transition_kernels import frames_of
 
 if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
@@ -24,7 +25,7 @@ class Steps:
     """
 
     def __init__(self, log: StepLog) -> None:
-        self._log, self._readers = log, FieldReaders(log)
+        self._log, self._readers, self._words = log, FieldReaders(log), LogWords(log)
         self._numbers = {name: k for k, name in enumerate(log.spec.fields)}
 
     def slots(self) -> list[int]:
@@ -60,8 +61,10 @@ class Steps:
 
         An observation's stack is as many frames as ``out`` has room for, padded as the field says.
         """
-        log, newest, first = self._log, rows, rows
-        if name in log.spec.obs_names:
-            newest, first = np.empty((2, len(rows)), np.int64)
-            frames_of(log.arena.memory, log.index.arrays, slots, rows, newest, first)
-        self._readers.current()[self._numbers[name]].read(slots, newest, first, out)
+        reader = self._readers.current()[self._numbers[name]]
+        if name not in self._log.spec.obs_names:
+            reader.read_steps(slots, rows, out)
+            return
+        newest, first = np.empty((2, len(rows)), np.int64)
+        frames_of(self._words.current(), slots, rows, newest, first)
+        reader.read(slots, newest, first, out)

@@ -11,8 +11,9 @@ import numpy.typing as npt
 from sharpwave.views.batch import Batch
 from sharpwave.views.gather import FieldReaders
 from sharpwave.views.layout import Arrays, Column, Target
+from sharpwave.views.log_arrays import LogWords
 from sharpwave.views.replay import Replay
-from sharpwave.views.step_kernels import cut, locate, sync
+from sharpwave.views.transition_kernels import cut, locate, sync
 from sharpwave.views.view import MAX_RUNS, View
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class NStep(View[Batch]):
         self._runs = np.empty((3, MAX_RUNS), np.int64)
         self._none = self._runs[:, :0]
         self._expected: dict[int, npt.NDArray[np.float32]] = {}  # slot -> TD errors of its steps, not all known yet
-        self._readers = FieldReaders(log)
+        self._readers, self._words = FieldReaders(log), LogWords(log)
         self._framed = {k for k, name in enumerate(log.spec.fields) if name in log.spec.obs_names}
         # Of a batch's windows of frames: column, number of its field, and whether it ends with the frame after.
         self._windows: list[tuple[str, int, bool]] = []
@@ -84,7 +85,7 @@ class NStep(View[Batch]):
         log = self._log
         if len(self._cursor) < log.lanes:
             self._cursor = np.concatenate([self._cursor, log.inventory.oldest[len(self._cursor) :]])
-        found = sync(log.arena.memory, log.index.arrays, self._cursor, spans, self.n_step, self._runs)
+        found = sync(self._words.current(), self._cursor, spans, self.n_step, self._runs)
         return self._runs[:, :found] if found else self._none
 
     def lose(self, slot: int, spans: Int32s) -> Ints:
@@ -92,7 +93,7 @@ class NStep(View[Batch]):
         log, index = self._log, self._log.index
         self._expected.pop(slot, None)
         reaching = np.empty(self.n_step - 1, np.int64)
-        found = cut(log.arena.memory, index.arrays, slot, log.stride, spans, reaching)
+        found = cut(self._words.current(), slot, log.stride, spans, reaching)
         lane = index.lane[slot]
         if lane < len(self._cursor) and self._cursor[lane] == slot:
             self._cursor[lane] = index.next[slot]
@@ -163,11 +164,7 @@ class NStep(View[Batch]):
                 readers[number].read(slot, frame, first, columns[name])
 
     def _locate(self, items: Ints, reward: Any, discount: Any, places: Ints) -> None:
-        log = self._log
-        locate(
-            log.arena.memory, log.arena.floats, log.index.arrays, items, log.stride, self.n_step, self.gamma,
-            reward, discount, places,
-        )  # fmt: skip
+        locate(self._words.current(), items, self._log.stride, self.n_step, self.gamma, reward, discount, places)
 
     def batch(self, arrays: Arrays) -> Batch:
         """Return a :class:`Batch`."""

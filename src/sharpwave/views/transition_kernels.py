@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.format.segment import FLAGS, REWARD
-from sharpwave.memory.segment_index import SegmentArrays
 from sharpwave.native.jit import njit
 from sharpwave.native.memory_ops import load_word, prefetch
 from sharpwave.spec import START, TERMINATED, TRUNCATED
+from sharpwave.views.log_arrays import read_arrays
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
@@ -25,7 +25,7 @@ EVENTS, NO_EVENT = np.uint64((START | ENDED) * 0x0101010101010101), np.uint64(0)
 
 
 @njit(nogil=True, cache=True)
-def sync(memory: Bytes, index: SegmentArrays, cursor: Int32s, spans: Int32s, n_step: int, runs: Ints) -> int:
+def sync(words: Ints, cursor: Int32s, spans: Int32s, n_step: int, runs: Ints) -> int:
     """Find the steps whose n-step successor has become known since the last call.
 
     A step can be sampled when an episode's end lies within the n steps that begin with it, or when the step n later has
@@ -33,13 +33,15 @@ def sync(memory: Bytes, index: SegmentArrays, cursor: Int32s, spans: Int32s, n_s
     evicted, a return may reach up to the last step before them, whose successor frame its segment holds.
 
     Args:
+        words: of :func:`.log_arrays.write_arrays`, as in all kernels here.
         cursor: int32 [lanes], the slot each lane has been followed to; moved on.
         spans: int32 [slots, 2], of which the second is how many rows of a slot were found so far; raised.
         runs: int64 [3, n], receives the new runs: slot, begin and end of rows ``begin <= r < end``.
 
     Returns the number of runs; as many as fit, so call again while it equals their size. Cost: 20 ns a lane, 2 a step.
     """
-    flags_offset, rows, following, gap, sealed = index.offset[FLAGS], index.rows, index.next, index.gap, index.sealed
+    log = read_arrays(words)
+    memory, flags_offset, rows, following, gap = log.memory, log.offset[FLAGS], log.rows, log.next, log.gap
     slots, begins, ends = runs[0], runs[1], runs[2]
     found = 0
     for lane in range(cursor.size):
@@ -71,7 +73,7 @@ def sync(memory: Bytes, index: SegmentArrays, cursor: Int32s, spans: Int32s, n_s
                 ends[found] = prefix
                 found += 1
                 spans[slot, 1] = prefix
-            if (prefix < count and not cut) or not sealed[slot] or following[slot] < 0:
+            if (prefix < count and not cut) or not log.sealed[slot] or following[slot] < 0:
                 break
             slot = following[slot]
         cursor[lane] = slot
@@ -79,7 +81,7 @@ def sync(memory: Bytes, index: SegmentArrays, cursor: Int32s, spans: Int32s, n_s
 
 
 @njit(nogil=True, cache=True)
-def cut(memory: Bytes, index: SegmentArrays, slot: int, stride: int, spans: Int32s, leaves: Ints) -> int:
+def cut(words: Ints, slot: int, stride: int, spans: Int32s, leaves: Ints) -> int:
     """Find the steps before the segment in ``slot`` whose returns reach into it; they cannot be sampled without it.
 
     Args:
@@ -88,7 +90,8 @@ def cut(memory: Bytes, index: SegmentArrays, slot: int, stride: int, spans: Int3
 
     Returns how many those are.
     """
-    flags_offset, rows, previous, gap = index.offset[FLAGS], index.rows, index.previous, index.gap
+    log = read_arrays(words)
+    memory, flags_offset, rows, previous, gap = log.memory, log.offset[FLAGS], log.rows, log.previous, log.gap
     found = walked = 0
     at = previous[slot]
     while at >= 0 and not gap[at]:
@@ -127,18 +130,17 @@ def _frame_of(memory: Bytes, flags: int, context: int, row: int) -> tuple[int, i
 
 
 @njit(nogil=True, cache=True)
-def frames_of(memory: Bytes, index: SegmentArrays, slots: Ints, rows: Ints, newest: Ints, first: Ints) -> None:
+def frames_of(words: Ints, slots: Ints, rows: Ints, newest: Ints, first: Ints) -> None:
     """Find the newest frame of each step's stack, and the frame below which it is padded."""
+    log = read_arrays(words)
     for i in range(slots.size):
         s = slots[i]
-        newest[i], first[i] = _frame_of(memory, index.offset[FLAGS, s], index.context[s], rows[i])
+        newest[i], first[i] = _frame_of(log.memory, log.offset[FLAGS, s], log.context[s], rows[i])
 
 
 @njit(nogil=True, cache=True)
 def locate(
-    memory: Bytes,
-    floats: Floats,
-    index: SegmentArrays,
+    words: Ints,
     leaves: Ints,
     stride: int,
     n_step: int,
@@ -155,7 +157,9 @@ def locate(
     which the stacks are padded; these are rows of ``places`` int64 [7, B], one array because each costs a call time.
     Cost: 0.1 us an item.
     """
-    flags_offset, reward_offset, rows, context = index.offset[FLAGS], index.offset[REWARD], index.rows, index.context
+    log = read_arrays(words)
+    memory, floats, flags_offset, reward_offset = log.memory, log.floats, log.offset[FLAGS], log.offset[REWARD]
+    rows, context = log.rows, log.context
     slot, row, frame, first = places[0], places[1], places[2], places[3]
     next_slot, next_frame, next_first = places[4], places[5], places[6]
     count = leaves.size
@@ -189,7 +193,7 @@ def locate(
                 break
             r += 1
             if r == rows[s]:
-                s = np.int64(index.next[s])
+                s = np.int64(log.next[s])
                 r = np.int64(0)
         reward[i] = total
         discount[i] = 0.0 if flag & TERMINATED else factor
