@@ -331,3 +331,56 @@ def test_a_store_that_grew_is_read_where_it_lies_now_though_there_was_no_memory_
     monkeypatch.undo()
     batch = view.sample(64)
     assert np.array_equal(batch.obs, batch.action[:, None] + np.arange(64))
+
+
+def refusing_to_insert(kind: type[Any]) -> Any:
+    """A sampler of that kind that has no memory two times of three that steps come."""
+
+    class RefusingToInsert(kind):  # type: ignore[misc]
+        calls, refuses = 0, True
+
+        def insert(self, *runs: Any) -> None:
+            self.calls += 1
+            if self.refuses and self.calls % 3:
+                raise MemoryError
+            super().insert(*runs)
+
+    return RefusingToInsert()
+
+
+@pytest.mark.parametrize(
+    "kind", [sw.Uniform, sw.Prioritized, sw.RankPrioritized, sw.Fifo], ids=lambda kind: kind.__name__
+)
+@pytest.mark.parametrize("mixed", [False, True], ids=["alone", "in a mixture"])
+@pytest.mark.parametrize("most", [None, 50], ids=["any number of times", "50 times"])
+def test_steps_come_to_a_view_though_there_was_no_memory_for_them(kind: Any, mixed: bool, most: int | None) -> None:
+    spec = sw.Spec(obs=sw.Field((4,), "int64"), action=sw.Field((), "int64"))
+    store = sw.Store(spec, capacity=200, segment_steps=8, codec="raw")
+    refusing = refusing_to_insert(kind)
+    sampler = sw.Mixture([(0.5, sw.Lifo()), (0.5, refusing), (1, sw.Uniform())]) if mixed else refusing
+    view, refused = store.transitions(sampler=sampler, max_times_sampled=most), 0
+    for k in range(900):
+        for _ in range(9):
+            before = store.total_steps
+            try:
+                store.append(obs=np.full(4, k), action=k, reward=k, terminated=k % 23 == 22, truncated=False)
+                break
+            except MemoryError:
+                assert store.total_steps == before
+                refused += 1
+        if k % 7 == 6:
+            for _ in range(9):
+                try:
+                    view.sample(4)
+                    break
+                except MemoryError:
+                    refused += 1
+    assert store.total_steps == 900 and refused > 20
+    refusing.refuses = False
+    ids = view.sampleable_ids()
+    steps = set(view.fetch(ids).action.tolist())
+    assert len(view) == len(ids) == len(steps) > (180 if most is None else 100)
+    if kind is not sw.Fifo:
+        assert set(np.concatenate([view.sample(64).action for _ in range(60)]).tolist()) <= steps
+    if kind is not sw.Fifo and most is None:
+        assert len(set(np.concatenate([view.sample(64).action for _ in range(60)]).tolist())) > 0.9 * len(steps)

@@ -52,6 +52,7 @@ class Mixture:
         shares = np.array([share for share, _ in self.parts], np.float64)
         self._shares = shares / shares.sum()
         self._samplers = [sampler for _, sampler in self.parts]
+        self._inserted = 0  # parts that have what is being inserted
 
     @property
     def in_order(self) -> bool:
@@ -69,9 +70,11 @@ class Mixture:
             sampler.grow(groups)
 
     def insert(self, groups: Ints, begins: Ints, ends: Ints) -> None:
-        """Insert into every part."""
-        for sampler in self._samplers:
-            sampler.insert(groups, begins, ends)
+        """Insert into every part. A call that raised is repeated, and goes on with the part that had no memory."""
+        while self._inserted < len(self._samplers):
+            self._samplers[self._inserted].insert(groups, begins, ends)
+            self._inserted += 1
+        self._inserted = 0
 
     def remove(self, group: int) -> None:
         """Remove from every part."""

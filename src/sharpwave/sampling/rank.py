@@ -155,14 +155,15 @@ class RankPrioritized:
         """Cost: O(items log2 count)."""
         assert self._heap is not None
         before, group_size = self._count, self._group_size
+        count = before + int((ends - begins).sum())
+        if count >= len(self._mass):  # first: without it the heap must not be larger
+            ranks = np.arange(1, min(2 * count, len(self._heap)) + 1)
+            self._mass = np.concatenate([[0.0], np.cumsum(ranks**-self.alpha)])
         self._count = _add(
             self._heap, self._place, self._priority, before, group_size, groups, begins, ends, self.max_priority
         )
         self._changes += self._count - before
         self._highest = max(self._highest, int(groups.max() + 1) * group_size)
-        if self._count >= len(self._mass):
-            ranks = np.arange(1, min(2 * self._count, len(self._heap)) + 1)
-            self._mass = np.concatenate([[0.0], np.cumsum(ranks**-self.alpha)])
 
     def remove(self, group: int) -> None:
         """Cost: O(group_size log2 count)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -44,31 +45,40 @@ class Items:
         self._log, self._view, self.sampler, self.uses = log, view, sampler, uses
         self.spans = np.zeros((log.index.slots, 2), np.int32)
         self.count = self.samples = 0
+        self._found: Ints | None = None  # runs of items that the sampler had no memory for yet
         self._losing: list[Ints] = []  # items that are to be excluded, and that there was no memory for yet
         self._seen = -1  # the log's changes when it was followed last
 
     def follow(self) -> None:
-        """Find the items that became known since the last call."""
+        """Find the items that became known since the last call.  Raises: MemoryError; a later call goes on."""
         if self._seen == self._log.inventory.changes:
             return
+        self._insert_found()
         found = MAX_RUNS
         while found == MAX_RUNS:
             runs = self._view.find(self.spans)
             found = runs.shape[1]
             if found:
-                self._insert(runs)
+                self._found = runs
+                self._insert_found()
         self._seen = self._log.inventory.changes
+
+    def _insert_found(self) -> None:
+        """Insert what was found last, if that is still to be done: a view finds it once."""
+        if self._found is not None:
+            self._insert(self._found)
 
     def _insert(self, runs: Ints) -> None:
         groups, begins, ends = runs
-        self.sampler.insert(groups, begins, ends)
-        first = self._view.first_errors(runs)
-        if first is not None:
-            self.sampler.update(*first)
         came = int(ends.sum() - begins.sum())
+        self.sampler.insert(groups, begins, ends)
+        self._found = None
         self.count += came
         if self.uses is not None:
             self.uses.add(came)
+        first = self._view.first_errors(runs)
+        if first is not None:
+            self.sampler.update(*first)
 
     def restore(self, generation: Ints, given: Int32s | None, state: dict[str, Any]) -> None:
         """Go on from a checkpoint, before anything was followed.
@@ -114,7 +124,8 @@ class Items:
     def written(self) -> None:
         """Take note that the log has changed."""
         if self.sampler.in_order:  # else it is followed when next asked
-            self.follow()
+            with contextlib.suppress(MemoryError):  # the steps were appended; the rest is done when next asked
+                self.follow()
 
     def draw(self, draw: Draw, beta: float | None, rng: np.random.Generator) -> Callable[[], None]:
         """Fill ``draw`` and count it as given out; returns what takes that back.
@@ -197,6 +208,7 @@ class Items:
     def forget(self, slot: int) -> None:
         """Drop all items that need the segment in ``slot``, which is about to be evicted. A call that raised is
         repeated."""
+        self._insert_found()
         self._drop(slot)
         self._losing.append(self._view.lose(slot, self.spans))  # which tells of an item once
         lost = self._losing[0]
