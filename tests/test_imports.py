@@ -25,7 +25,7 @@ disk
 log
 persistence views
 offline
-store_stats
+store_stats store_writing
 segment_writer store
 observations
 recorder

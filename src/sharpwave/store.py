@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import EllipsisType
 from typing import Any, NoReturn, Self, TypeVar
@@ -12,11 +11,8 @@ from typing import Any, NoReturn, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.errors import StoreInUseError, not_to_be_copied
-from sharpwave.format import segment
-from sharpwave.format.annotations import decode
-from sharpwave.log.episode_annotations import annotations_of
-from sharpwave.log.remote_segments import settle, settle_lane, take_in
+from sharpwave.errors import not_to_be_copied
+from sharpwave.log.remote_segments import settle
 from sharpwave.native.files import Files
 from sharpwave.native.interrupts import Lock
 from sharpwave.persistence.checkpoint import save
@@ -28,49 +24,45 @@ from sharpwave.sampling.limiters import Gate, Limiter
 from sharpwave.sampling.ordered import Fifo
 from sharpwave.sampling.protocol import Sampler
 from sharpwave.sampling.retention import LowestPriority, Reservoir
-from sharpwave.sampling.uniform import Uniform
 from sharpwave.spec import Spec
 from sharpwave.store_stats import account
-from sharpwave.validation import MOST_LANES, checked_final, checked_folder, checked_rows, checked_steps, most_lanes
-from sharpwave.views.registry import R, Views
+from sharpwave.store_writing import StoreWriting
+from sharpwave.validation import checked_folder
+from sharpwave.views.registry import Views
 from sharpwave.views.replay import Replay
 from sharpwave.views.transitions import NStep, Transitions
 from sharpwave.views.view import View
 
 B = TypeVar("B")
 
-BLOCK_S = 60.0
-"""How long an append tries to write to a disk that refuses, with on_full="block"."""
 
-
-class Store:
-    """A compressed replay memory: steps go in once, encoded; batches are put together when they are sampled.
+class Store(StoreWriting):
+    """A compressed replay memory: steps are encoded once, as they come; batches are decoded as they are sampled.
 
     Args:
         spec: what is stored for a step.
-        capacity: most steps to hold; and/or
-        ram: most bytes of RAM that the store may take, all included (encoded steps, open segments, index, samplers,
-            batches): a number, or "512MiB". At least one of the two. A full store evicts its oldest segments. Batches
-            that the caller holds count, up to half of ``ram``; one that does not fit is refused (MemoryError), no step
-            leaves for it. Room for 2,048 transitions, or that half where it is less, is kept for batches from the
-            start; beyond that they get, and keep, what steps have not taken yet. With a disk nothing is kept: batches
-            get memory from what was read from there.
-        disk: a new or empty folder; every sealed segment is written there, and ``ram`` then bounds only what is kept in
-            memory beside it. With it, ``capacity`` or ``disk_limit`` is needed.
-        disk_limit: most bytes of files in that folder: a number, or "50GiB".
+        capacity: limit in steps; and/or
+        ram: limit in bytes of RAM, all included (encoded steps, open segments, index, samplers, batches): a number, or
+            "512MiB". A full store evicts its oldest segments. Batches that the caller holds count, up to half of
+            ``ram``; one that does not fit is refused (MemoryError), no step is evicted for it. Room for 2,048
+            transitions (at most that half) is kept for batches; beyond that they get, and keep, what steps have not
+            taken yet. With a disk nothing is kept: cached segments give way.
+        disk: a new or empty folder, where every sealed segment is written; ``ram`` then bounds what is cached of it.
+            Needs ``capacity`` or ``disk_limit``.
+        disk_limit: limit in bytes of files in that folder: a number, or "50GiB".
         on_full: what an append does where the disk is full or failing: "raise" an OSError and leave the store as it
             was; "block" for up to 60 s, then raise; "drop_oldest" steps until there is room; "drop_newest", the segment
             that could not be written. ``stats()`` counts failures and dropped steps.
-        codec: "auto" (measured on the data), "delta", "zstd" or "raw"; or a dict of those by field name, where fields
-            not named are "auto". ``Field(codec=)`` comes before it.
-        retention: which segments leave when the store is full: those of ``Fifo()`` (the oldest, default),
-            ``Reservoir()`` or ``LowestPriority()``.
-        seed: of the sampling, so that the same calls give the same batches.
-        segment_steps: steps in a segment: what is encoded, read from disk, and leaves, at a time. Default 128, with
-            a disk 64, less where the capacity or ``ram`` is small.
+        codec: "auto" (measured on the data), or the name of a codec; or a dict of those by field name ("auto" where
+            absent). ``Field(codec=)`` takes precedence.
+        retention: chooses which segments a full store evicts: ``Fifo()`` (the oldest; default), ``Reservoir()`` or
+            ``LowestPriority()``.
+        seed: of the sampling: the same calls give the same batches.
+        segment_steps: steps in a segment, the unit of encoding, reading and eviction. Default 128, with a disk 64; less
+            where the capacity or ``ram`` is small.
 
-    All methods may be called from several threads. A forked process has a copy of a store in memory, whose views draw
-    just what they draw here: workers each ask for one with a ``seed`` of its own. A store on disk stays the parent's.
+    All methods may be called from several threads. In a forked process a store in memory is a copy, whose views draw
+    what they draw here (give each worker's view its own ``seed``); a store on disk stays the parent's.
 
     Raises:
         ValueError, TypeError: naming the argument.
@@ -109,11 +101,11 @@ class Store:
         self.spec, self._settings = settings.spec, settings
         self._lock = Lock()
         self._gate = Gate(self._lock)
-        self._fed: set[int] = set()  # lanes whose last steps came with add_segment
         self._log, self.recovery, states = begin(settings, folder, left, Files())
         self._life = Life(self._log, self._lock)
         watch(self._log, self._lock)
-        self._views = Views(self._log, self._lock, self._gate, settings.seed)
+        self._views = Views(self._log, self._lock, self._gate, settings.seed, self._life)
+        self._fed = set()
         settle(self._log)
         for number, state in states.items():
             try:
@@ -127,291 +119,18 @@ class Store:
 
     @property
     def capacity(self) -> int | None:
-        """Most steps held; ``None``: no limit."""
+        """Limit in steps; ``None``: none."""
         return self._settings.capacity
 
     @property
     def ram(self) -> int | None:
-        """Most bytes of memory; ``None``: no limit."""
+        """Limit in bytes of memory; ``None``: none."""
         return self._settings.ram
 
     @property
     def disk_limit(self) -> int | None:
-        """Most bytes of files; ``None``: no limit."""
+        """Limit in bytes of files; ``None``: none."""
         return self._settings.disk_limit
-
-    # writing
-
-    def extend(
-        self,
-        *,
-        obs: Any,
-        action: npt.ArrayLike,
-        reward: npt.ArrayLike,
-        terminated: npt.ArrayLike,
-        truncated: npt.ArrayLike,
-        final_obs: Any = None,
-        next_obs: Any = None,
-        lanes: npt.ArrayLike | None = None,
-        timeout: float | None = None,
-        **extra: npt.ArrayLike,
-    ) -> None:
-        """Append one step to each of several lanes. Everything is copied.
-
-        Args:
-            obs: [rows, *shape] (or a dict of those): the newest frame of what the action was taken in.
-            action, reward, terminated, truncated, extra: [rows, *shape], the outcome of the action.
-            final_obs: [rows, *shape], the true observation after the step; read where the step ended an episode. Needed
-                where a step is truncated; where it is terminated and this is absent, ``obs`` stands in (it counts for
-                nothing: the discount is 0).
-            next_obs: [rows, *shape], the newest frame after the step, in every row; it stands in for ``final_obs``
-                where that is absent. Where a lane's next step has another ``obs``, bit by bit, its episode was broken
-                off (a reset that nobody told of): the step before becomes truncated, with this as its final
-                observation, and the next one begins an episode. ``stats()["broken_episodes"]`` counts that. Without
-                it, what comes is taken to follow.
-            lanes: int [rows], whose steps these are, all different. Default 0, 1, ...; new lanes are made.
-            timeout: seconds to wait at most until the views' limiters allow it; default 60. Without limiters nothing
-                waits.
-
-        Raises:
-            ValueError, TypeError, KeyError: what came, what was expected; then nothing changed.
-            LimiterTimeoutError: what it waited for until it timed out; then nothing changed.
-            MemoryError: ``ram`` is too small for so many lanes.
-
-        Cost: 6 to 9 us a row of 84x84 pixels, encoding included (benchmarks/store.py).
-        """
-        numbers, steps = checked_rows(
-            self.spec, lanes, obs, action, reward, terminated, truncated, final_obs, next_obs, extra
-        )
-        self._write(numbers, *steps, timeout)
-
-    def append(
-        self,
-        *,
-        lane: int = 0,
-        obs: Any,
-        action: npt.ArrayLike,
-        reward: npt.ArrayLike,
-        terminated: bool,
-        truncated: bool,
-        final_obs: Any = None,
-        next_obs: Any = None,
-        timeout: float | None = None,
-        **extra: npt.ArrayLike,
-    ) -> None:
-        """Append one step to one lane: as :meth:`extend`, without the leading axis."""
-        if not isinstance(lane, (int, np.integer)) or not 0 <= lane < MOST_LANES:
-            raise ValueError(f"append: lane {lane!r}, expected an integer from 0 to {MOST_LANES - 1}")
-        checked = checked_steps(self.spec, None, obs, action, reward, terminated, truncated, final_obs, next_obs, extra)
-        self._write(np.array([lane], np.int64), *checked, timeout)
-
-    def _write(
-        self,
-        lanes: npt.NDArray[np.int64],
-        rows: dict[str, npt.NDArray[Any]],
-        flags: npt.NDArray[np.uint8],
-        finals: dict[str, npt.NDArray[Any]] | None,
-        nexts: dict[str, npt.NDArray[Any]] | None,
-        timeout: float | None,
-    ) -> None:
-        if not len(lanes):
-            with self._lock:
-                self._gate.wait("append", lambda: self._append_waits(0), timeout)
-            return
-
-        def write() -> None:
-            if self._fed:
-                for lane in self._fed.intersection(lanes.tolist()):
-                    self._settle(lane)
-            self._log.open_lanes(int(lanes.max()) + 1)
-            self._log.write(lanes, flags, rows, finals, nexts)
-
-        self._change(write, len(lanes), timeout)
-
-    def add_segment(
-        self,
-        packed: bytes,
-        dictionaries: Mapping[int, bytes],
-        *,
-        td_error: npt.ArrayLike | None = None,
-        timeout: float | None = None,
-    ) -> None:
-        """Append the steps of a segment that a :class:`SegmentWriter` made, in this process or another, as it is.
-
-        It names its lane, and which of the lane's steps it begins with; segments of a lane come in their order, and
-        where some are missing the episode counts as truncated. While they come, nothing else may append to the lane.
-
-        Args:
-            packed: the segment, of at most ``segment_steps`` steps. It is checked before anything is changed.
-            dictionaries: those that it refers to, by key; others are not looked at.
-            td_error: [steps], what their first priorities are made of, with samplers that know priorities; without it
-                they get the largest so far. Steps that cannot be sampled yet get theirs as soon as they can; a
-                checkpoint in between does not keep it.
-            timeout: as for :meth:`extend`.
-
-        Raises:
-            DamagedError: not a segment for this store, or not after the last step of its lane; then nothing changed.
-            ValueError: the lane is appended to otherwise, or an argument does not fit.
-            LimiterTimeoutError, MemoryError, OSError: as for :meth:`extend`.
-        """
-        steps = segment.parse(packed, self.spec).steps
-        errors = None if td_error is None else np.asarray(td_error, np.float32)
-        if errors is not None and (errors.shape != (steps,) or not np.isfinite(errors).all()):
-            raise ValueError(
-                f"add_segment: td_error has shape {errors.shape}, expected {(steps,)} of finite numbers, one a step"
-            )
-
-        def take() -> None:
-            slot, header = take_in(self._log, packed, dictionaries)
-            self._fed.add(header.lane)
-            if errors is not None and slot >= 0:
-                self._views.expect(slot, errors)
-
-        self._change(take, steps, timeout)
-
-    def _change(self, write: Callable[[], None], steps: int, timeout: float | None) -> None:
-        """Append so many steps by ``write`` once rate limiters admit it, then notify views."""
-        deadline = time.monotonic() + BLOCK_S
-        while True:
-            with self._lock:
-                self._gate.wait("append", lambda: self._append_waits(steps), timeout)
-                try:
-                    write()
-                    self._views.written()
-                    return
-                except OSError as error:  # and nothing was appended
-                    if self._settings.on_full != "block" or isinstance(error, StoreInUseError):
-                        raise
-                    if time.monotonic() > deadline:
-                        raise OSError(error.errno, f"{error.strerror}, after {BLOCK_S:g} s of trying") from error
-            time.sleep(0.05)  # others may go on meanwhile
-
-    def _append_waits(self, steps: int) -> str | None:
-        self._log.check_open()
-        if not steps:
-            return None
-        reason = self._views.append_waits(steps)
-        return self._log.copying.waits() if reason is None and self._log.copying is not None else reason
-
-    def end_episode(self, lane: int, final_obs: Any) -> None:
-        """Say that the lane's episode was broken off after its last step: the step becomes truncated.
-
-        Args:
-            final_obs: the observation after that step (one, without a leading axis).
-
-        Raises:
-            ValueError: the lane has no step, or its episode has ended already.
-        """
-        final = checked_final(self.spec, final_obs)
-        with self._lock:
-            self._log.check_open()
-            if not isinstance(lane, (int, np.integer)) or not 0 <= lane < self._log.lanes:
-                raise ValueError(f"end_episode: lane {lane!r}, expected one of the {self._log.lanes} lanes written to")
-            if self._settle(int(lane)):
-                return
-            if self._log.opened.ended(int(lane)):
-                raise ValueError(f"end_episode: the last episode of lane {lane} has ended already")
-            self._log.end_episode(int(lane), final)
-            self._views.written()
-
-    def break_episode(self, lane: int) -> bool:
-        """End the lane's episode with what is known, if one is under way; the next step begins another.
-
-        The last step becomes truncated, with the ``next_obs`` that it was given as the final observation. Where it was
-        given none it cannot be learned from and is let go: what it observed is the final observation of the one before.
-
-        Returns whether an episode was under way; a lane without steps has none.
-
-        Raises:
-            ValueError: ``lane`` is no number of a lane.
-        """
-        with self._lock:
-            self._log.check_open()
-            if not isinstance(lane, (int, np.integer)) or lane < 0:
-                raise ValueError(f"break_episode: lane {lane!r}, expected an integer of at least 0")
-            if lane >= self._log.lanes:
-                return False
-            if self._settle(lane):
-                return True
-            if self._log.opened.ended(lane):
-                return False
-            self._log.end_episode(lane, None)
-            self._views.written()
-            return True
-
-    def _settle(self, lane: int) -> bool:
-        """End the episode of a lane that segments came for. Whether one was under way."""
-        if lane not in self._fed:
-            return False
-        self._fed.discard(lane)
-        ended = settle_lane(self._log, lane)
-        if ended:
-            self._views.written()
-        return ended
-
-    def annotate(self, lane: int | None, values: Mapping[str, Any], *, episode: bool = False) -> None:
-        """Say something of a lane, of its episode or of the store: an environment's id, a seed, a policy's version.
-
-        Annotations are kept with the steps, in memory, on disk and in checkpoints; :meth:`flush` acknowledges them.
-        ``sharpwave inspect`` shows them.
-
-        Args:
-            lane: whose they are; ``None``: the store's own.
-            values: strings, numbers, booleans, bytes, and lists and dicts of those. They are added to what was said
-                before, a key that was there being replaced, or taken away by ``None``.
-            episode: they are of the lane's episode that is under way, or else of the one that it begins next. Segments
-                carry them that are sealed from now on.
-
-        Raises:
-            TypeError, ValueError: naming what does not fit, or where there is too much: 4 KiB for an episode, 512 KiB
-                for the store and its lanes, as JSON; then nothing changed.
-        """
-        with self._lock:
-            self._log.check_open()
-            self._check_annotated("annotate", lane, episode)
-            if not episode:
-                self._log.annotations.update(None if lane is None else int(lane), values)
-                return
-            assert lane is not None
-            if lane in self._fed:
-                raise ValueError(
-                    f"annotate: the episodes of lane {lane} come in segments; annotate them in the SegmentWriter"
-                )
-            self._log.open_lanes(int(lane) + 1)
-            self._log.opened.annotations.update(int(lane), self._log.opened.running_episode(int(lane)), values)
-
-    def annotations(self, lane: int | None = None, *, episode: bool = False) -> dict[str, Any]:
-        """Return what :meth:`annotate` was told of a lane, of its episode or (by default) of the store."""
-        with self._lock:
-            self._log.check_open()
-            self._check_annotated("annotations", lane, episode)
-            if not episode:
-                found = self._log.annotations.of(lane)
-            elif lane is not None and lane < self._log.lanes:
-                found = self._log.opened.annotations.of(lane, self._log.opened.running_episode(lane))
-            else:
-                found = {}
-            decoded: dict[str, Any] = decode(found)
-            return decoded
-
-    def annotations_of(self, ids: npt.ArrayLike) -> list[dict[str, Any]]:
-        """Return what was said of the episode of each step, by ids such as ``batch.ids``; reads segments from disk.
-
-        A segment knows what was said before it was sealed.
-
-        Raises:
-            KeyError: an id that has left.  DamagedError: a segment that cannot be read.
-        """
-        with self._lock:
-            self._log.check_open()
-            return [decode(values) for values in annotations_of(self._log, np.asarray(ids, np.int64).tolist())]
-
-    def _check_annotated(self, what: str, lane: Any, episode: bool) -> None:
-        if lane is None and episode:
-            raise ValueError(f"{what}: episode=True, expected the number of the episode's lane")
-        most = most_lanes(self.capacity)
-        if lane is not None and not (isinstance(lane, (int, np.integer)) and 0 <= lane < most):
-            raise ValueError(f"{what}: lane {lane!r}, expected None or an integer from 0 to {most - 1}")
 
     # sampling
 
@@ -426,31 +145,31 @@ class Store:
         limiter: Limiter | None = None,
         seed: int | None = None,
     ) -> Transitions:
-        """A view that samples n-step transitions; several may sample one store.
+        """Make a view that samples n-step transitions; several may sample one store.
 
         Args:
-            name: by which a checkpoint knows it; default "transitions". Of two views in use with one name it keeps the
-                one made last.
+            name: names the view in checkpoints; default "transitions". Of two with one name the newer is kept.
             n_step: rewards summed, at most; fewer at an episode's end.
             gamma: discount factor.
             sampler: ``Uniform()`` (default), ``Prioritized(...)``, ``RankPrioritized(...)``, ``Fifo()``, ``Lifo()``, a
                 ``Mixture([...])`` of them, or one of your own (:class:`sharpwave.sampling.protocol.Sampler`); one
                 instance a view.
-            max_times_sampled: times that this view gives out a step, at most, within a batch too; then never again.
+            max_times_sampled: times that this view gives out a step, at most, within a batch too.
             limiter: ``MinSize``, ``SamplesPerInsert`` or ``Queue``: makes this view's ``sample``, and the store's
                 ``append`` and ``extend``, wait for each other.
             seed: default: from the store's seed and the number of views made before.
 
-        In a store opened from a checkpoint this gives back the view of that name as it was, ``seed`` not being used;
-        steps that were evicted since are gone from it, those appended since are new. If it is asked for with other
-        settings, or once more after it was given out, a warning says what is lost; those not asked for yet are in
-        ``recovery.views``, and in the next checkpoint. A store on disk that is opened without a checkpoint has no
-        views: priorities begin anew.
+        In a store opened from a checkpoint this restores the view of that name, ``seed`` not being used; steps that
+        were evicted since are gone from it, those appended since are new. A warning says what is lost where the
+        settings differ, or the view was asked for before. Views not asked for yet are in ``recovery.views``, and in the
+        next checkpoint. A store on disk that is opened without a checkpoint has no views: priorities begin anew.
 
         Raises:
             ValueError, TypeError: naming the argument.
         """
-        return self._view(Transitions, NStep(n_step, gamma), name, sampler, max_times_sampled, limiter, seed)
+        with self._lock:
+            step = NStep(n_step, gamma)
+            return self._views.make(Transitions, step, name, sampler, max_times_sampled, limiter, seed)
 
     def view(
         self,
@@ -472,41 +191,18 @@ class Store:
         Raises:
             ValueError, TypeError: naming the argument.
         """
-        return self._view(Replay[B], view, name, sampler, max_times_sampled, limiter, seed)
-
-    def _view(
-        self,
-        kind: type[R],
-        view: View[Any],
-        name: str | None,
-        sampler: Sampler | None,
-        max_times_sampled: int | None,
-        limiter: Limiter | None,
-        seed: int | None,
-    ) -> R:
         with self._lock:
-            self._log.check_open()
-            replay = self._views.make(
-                kind,
-                view,
-                name=name,
-                sampler=Uniform() if sampler is None else sampler,
-                seed=seed,
-                max_times_sampled=max_times_sampled,
-                limiter=limiter,
-            )
-            replay.life = self._life
-            return replay
+            return self._views.make(Replay[B], view, name, sampler, max_times_sampled, limiter, seed)
 
     # accounting
 
     def __len__(self) -> int:
-        """Steps held now, those in open segments included."""
+        """Return the number of steps held, those in open segments included."""
         return self._log.inventory.held_steps
 
     @property
     def lanes(self) -> int:
-        """Lanes written to so far."""
+        """Number of lanes written to so far."""
         return self._log.lanes
 
     @property
@@ -517,30 +213,23 @@ class Store:
 
     @property
     def total_steps(self) -> int:
-        """Steps ever appended."""
+        """Number of steps ever appended."""
         return self._log.inventory.total_steps
 
     def stats(self) -> dict[str, Any]:
-        """What the store holds and what that costs, every byte accounted for.
+        """Return what the store holds and what that costs, every byte accounted for.
 
-        Returns:
-            ``steps``, ``total_steps``, ``evicted_steps``, ``evicted_segments``, ``segments``, ``lanes``;
-            ``broken_episodes``: that a ``next_obs`` showed to have been broken off, since the store was opened;
-            ``bytes``: by use - ``arena_used`` (sealed segments), ``arena_free`` (committed, empty), ``open_segments``,
-            ``index``, ``dictionaries``, ``encoders``, ``samplers`` (trees), ``batches`` (those in use, and free memory
-            for the next), ``checkpoint`` (copies of segments, while one is written: some 12 MiB at most, beside
-            ``ram=``);
-            ``total_bytes``, their sum: what the process's memory grew by;
-            ``held_batch_bytes``: of batches that the caller holds;
-            ``bytes_per_step``: total_bytes / steps; ``encoded_bytes_per_step``: of sealed segments alone;
-            ``raw_bytes_per_step``: of a step as it came;
-            ``append_waits``, ``append_wait_s``, ``sample_waits``, ``sample_wait_s``: how often either side waited for a
-            limiter, and the seconds in all; ``codecs``: by field, columns packed by each codec; ``damaged``: segments
-            that could not be read or decoded.
-            With a disk also ``disk``: ``bytes`` of its files, ``resident_segments`` (in memory as well), ``hits`` and
-            ``misses`` of sampled segments, ``bytes_read``, ``joined`` (reads made with the one beside them),
-            ``stalls`` and ``waited_s`` (how often, and for how many seconds in all, sampling waited for reads),
-            ``bytes_written``, ``failures`` of writing, ``dropped_steps`` (on_full=), and ``damaged`` as above.
+        ``steps``, ``total_steps``, ``evicted_steps``, ``evicted_segments``, ``segments``, ``lanes``; since it was
+        opened ``broken_episodes`` (found by ``next_obs``); ``bytes`` by use: ``arena_used`` (sealed segments),
+        ``arena_free``, ``open_segments``, ``index``, ``dictionaries``, ``encoders``, ``samplers``, ``batches`` (held,
+        and free for the next), ``checkpoint`` (copies while one is written: 12 MiB at most, beside ``ram``);
+        ``total_bytes``, their sum: what the process grew by; ``held_batch_bytes``: of batches that the caller holds;
+        ``bytes_per_step``; ``encoded_bytes_per_step``: of sealed segments; ``raw_bytes_per_step``: as steps came;
+        ``append_waits``, ``append_wait_s``, ``sample_waits``, ``sample_wait_s``: on rate limiters; ``codecs``: columns
+        by field and codec; ``damaged``: messages about segments that could not be read or decoded.
+        With a disk ``disk``: ``bytes`` of files, ``resident_segments`` (cached), ``hits`` and ``misses`` of sampled
+        segments, ``bytes_read``, ``joined`` (reads made with the one beside them), ``stalls`` and ``waited_s``
+        (of sampling, on reads), ``bytes_written``, ``failures`` of writing, ``dropped_steps`` (on_full=), ``damaged``.
         """
         with self._lock:
             return account(self._log, self._gate)
@@ -548,9 +237,8 @@ class Store:
     def flush(self) -> None:
         """Return when all that was appended so far is on disk, open segments included. Without a disk: at once.
 
-        :meth:`close` does the same. Without either a crash costs the steps that were not sealed yet, at most
-        ``segment_steps`` a lane; a power cut also what the system had not written, which it does within some 30
-        seconds.
+        :meth:`close` does the same. Without either, a crash costs the steps that were not sealed yet (at most
+        ``segment_steps`` a lane), a power cut also what the system wrote in the last 30 seconds or so.
 
         Raises:
             OSError: the disk is full or failing; what was flushed before stays.
@@ -562,12 +250,12 @@ class Store:
     def checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint into a folder, or replace the one that is there, whole or not at all.
 
-        It holds every step with its id, open segments included, and of every view the priorities, the uses, the random
-        state and what streams have drawn ahead. :meth:`open` gives the store back as it was: the same calls give the
-        same batches. Writers and samplers go on meanwhile; what they do after this was called is not in it.
+        It holds every step with its id, open segments included, and every view's priorities, uses, random state and
+        batches drawn ahead. :meth:`open` restores the store: the same calls give the same batches. Writers and samplers
+        go on meanwhile; what they do after this call is not in it.
 
-        With a disk nothing is copied: the region files get a second name in the checkpoint (so it should be on the same
-        file system), and their space comes back when both have let them go. Without, all that is in memory is written.
+        With a disk nothing is copied: region files get a second name in the checkpoint (which should be on the same
+        file system), and take space until both are deleted. Without, all that is in memory is written.
 
         Raises:
             OSError: the disk is full or failing; a checkpoint that was there before stays.
@@ -587,11 +275,10 @@ class Store:
         ram: int | str | EllipsisType | None = ...,
         disk_limit: int | str | EllipsisType | None = ...,
     ) -> None:
-        """Change limits while the store is in use; those that are not given stay, ``None`` lifts one.
+        """Change limits while the store is in use; ``None`` lifts one, those that are not given stay.
 
-        What is too much now leaves at once: steps as the retention chooses them, or, with a disk, memory alone. Ids,
-        priorities and random states stay. Growing beyond what was first asked for moves what is in memory;
-        with a disk it is read again when it is sampled.
+        What exceeds them is evicted at once, or with a disk uncached. Ids, priorities and random states stay. Growing
+        beyond the first limits moves what is in memory; with a disk it is read again.
 
         Raises:
             ValueError: naming the argument; then nothing changed.  MemoryError: no address space; nothing changed.
@@ -626,17 +313,17 @@ class Store:
     ) -> Self:
         """Open a checkpoint, or a store on disk after a clean exit, a crash or SIGKILL.
 
-        **A checkpoint** comes back exactly, views included: see :meth:`transitions`. That of a store in memory is read
-        into memory and stays as it is. That of a store on disk becomes a store on disk again: in the folder ``disk``,
-        new or empty, to which its files are linked; or, without it, in its own folder, which is no checkpoint from then
-        on. Episodes are under way as they were: a writer whose environment begins anew calls :meth:`break_episode` on
-        each lane first, or gives ``next_obs``, or wraps it in a ``Recorder``, whose first ``reset()`` does.
+        **A checkpoint** is restored exactly, views included: see :meth:`transitions`. That of a store in memory is read
+        into memory and stays as it is. That of a store on disk becomes one again: in the new or empty folder ``disk``,
+        to which its files are linked; or else in its own folder, which is no checkpoint from then on. Episodes are
+        still under way: a writer whose environment begins anew calls :meth:`break_episode` on each lane first, or gives
+        ``next_obs``, or uses a ``Recorder``, whose first ``reset()`` does.
 
-        **A store on disk**: every segment that is whole comes back with its ids, and every step that was flushed, but
-        for the last one of an episode that went on (what came after it is not known). Every lane begins a new episode.
+        **A store on disk** keeps every whole segment with its ids, and every flushed step but the last one of an
+        episode that went on (what came after it is not known). Every lane begins a new episode.
 
-        ``store.recovery`` says how much came back, and names what was damaged, what is missing and which limits differ;
-        damaged files are moved to the folder ``quarantine``.
+        ``store.recovery`` says how much came back, what was damaged or is missing, and which limits differ; damaged
+        files are moved to the folder ``quarantine``.
 
         Args:
             capacity, ram, disk_limit, on_full, seed: as for :class:`Store`; by default what they were.
@@ -663,14 +350,14 @@ class Store:
         return store
 
     def close(self) -> None:
-        """Refuse any further writing and sampling. Memory goes with the last reference to the store and its views.
+        """Flush (see :meth:`flush`), unlock the folder, and refuse further writing and sampling.
 
-        A store on disk is flushed (see :meth:`flush`) and lets its folder go. So it is at the end of ``with``, also
-        where an exception passes; when nothing refers to the store and its views any more; and when the interpreter
-        exits. A RuntimeWarning says so where these last two cannot write.
+        Memory is freed with the last reference to the store and its views. A store that is not closed is when its
+        ``with`` block ends, when nothing refers to it any more, and when the interpreter exits; where these last two
+        cannot write, a RuntimeWarning says so.
 
         Raises:
-            OSError: the disk is full or failing. The folder was let go; what had not been flushed before is lost.
+            OSError: the disk is full or failing. The folder was unlocked; what had not been flushed before is lost.
         """
         with self._lock:
             try:

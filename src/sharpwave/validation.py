@@ -165,6 +165,13 @@ def all_within(values: npt.NDArray[Any], most: float) -> bool:
     return sound
 
 
+def checked_lane(call: str, lane: Any) -> npt.NDArray[np.int64]:
+    """Return one lane's number as int64 [1].  Raises: ValueError."""
+    if not isinstance(lane, (int, np.integer)) or not 0 <= lane < MOST_LANES:
+        raise ValueError(f"{call}: lane {lane!r}, expected an integer from 0 to {MOST_LANES - 1}")
+    return np.array([lane], np.int64)
+
+
 def lane_numbers(lanes: npt.ArrayLike | None, count: int) -> npt.NDArray[np.int64]:
     if lanes is None:
         return np.arange(count)

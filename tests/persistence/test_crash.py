@@ -13,13 +13,12 @@ from unittest import mock
 import pytest
 
 import sharpwave as sw
-from sharpwave.disk import compaction
+from sharpwave.disk.compaction import Compaction
 from sharpwave.disk.disk_tier import DiskTier
 from sharpwave.disk.region_files import RegionFiles
 from sharpwave.disk.region_opening import open_regions
 from sharpwave.disk.store_folder import read_manifest
 from sharpwave.format.region import RECORD, SEGMENT, Identity, read_region
-from sharpwave.log import admission as space_module
 from sharpwave.native.directory import Directory
 from sharpwave.native.files import Files
 from tests.support.faults import (
@@ -61,14 +60,16 @@ def test_nothing_acknowledged_is_lost_at_any_operation_of_a_compaction(tmp_path:
     compactions: list[range] = []
     watched = Faulty(seed=1)
 
+    compact_one = Compaction.compact
+
     def compact(*args: Any) -> bool:
         begin = watched.count + 1
-        moved = compaction.compact(*args)
+        moved = compact_one(*args)
         compactions.append(range(begin, watched.count + 1))
         return moved
 
     settings = {"appends": 300, "settings": RESERVOIR}
-    with mock.patch.object(space_module, "compact", compact):
+    with mock.patch.object(Compaction, "compact", compact):
         round_of(tmp_path / "whole", "delta", 0, kind, files=watched, **settings)
     compactions = [one for one in compactions if len(one)]
     assert len(compactions) > 10

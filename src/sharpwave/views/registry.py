@@ -14,6 +14,7 @@ import numpy.typing as npt
 from sharpwave.log.inventory import LogListener
 from sharpwave.sampling.limiters import Gate, Limiter
 from sharpwave.sampling.protocol import Sampler, described
+from sharpwave.sampling.uniform import Uniform
 from sharpwave.views.replay import Replay
 from sharpwave.views.saved_view import SavedView
 from sharpwave.views.view import View
@@ -36,14 +37,14 @@ class Views(LogListener):
 
     Args:
         log: the store's log; ``lock`` guards it; at ``gate`` batches wait for steps.
-        seed: the store's.
+        seed: the store's. ``life``: of the store, which lasts as long as any of its views.
 
     Attributes:
         unclaimed: names of the views in the checkpoint that were not asked for yet.
     """
 
-    def __init__(self, log: StepLog, lock: Any, gate: Gate, seed: int) -> None:
-        self._log, self._lock, self._gate, self._seed = log, lock, gate, seed
+    def __init__(self, log: StepLog, lock: Any, gate: Gate, seed: int, life: object) -> None:
+        self._log, self._lock, self._gate, self._seed, self._life = log, lock, gate, seed, life
         self._made = 0
         self.unclaimed: list[str] = []
         self._saved: dict[str, tuple[int, SavedView]] = {}  # by name, with the number that the view gets; those are < 0
@@ -78,22 +79,23 @@ class Views(LogListener):
         self,
         kind: type[R],
         view: View[Any],
-        *,
         name: str | None,
-        sampler: Sampler,
-        seed: Any,
+        sampler: Sampler | None,
         max_times_sampled: int | None,
         limiter: Limiter | None,
+        seed: Any,
     ) -> R:
         """Make a replay; where the checkpoint has a view of that name and settings it goes on where that was.
 
         Args:
-            name: ``None``: the view's kind.
+            name: ``None``: the view's kind. ``sampler``: ``None``: ``Uniform()``.
             seed: ``None``: from the store's and the number of views made before.
 
         Raises:
             ValueError, TypeError: naming the argument; then a saved view is kept.
         """
+        self._log.check_open()
+        sampler = Uniform() if sampler is None else sampler
         if seed is not None and (not isinstance(seed, (int, np.integer)) or seed < 0):
             raise ValueError(f"{view.kind}: seed={seed!r}, expected an integer of at least 0, or None")
         if any(one.view is view for one in self):
@@ -129,6 +131,7 @@ class Views(LogListener):
             self.unclaimed.remove(name)
             if problem is None and (max_times_sampled is not None or sampler.state()):
                 self._claimed.add(name)
+        replay.life = self._life
         self._views[number] = weakref.KeyedRef(replay, self._dropped.append, number)
         self._views = dict(sorted(self._views.items()))
         self._made += 1

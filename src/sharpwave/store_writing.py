@@ -1,0 +1,306 @@
+"""How steps are appended to a store: validated, let in by rate limiters, written under the lock, told to views."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.errors import StoreInUseError
+from sharpwave.format import segment
+from sharpwave.format.annotations import decode
+from sharpwave.log.episode_annotations import annotations_of
+from sharpwave.log.remote_segments import settle_lane, take_in
+from sharpwave.log.step_log import StepLog
+from sharpwave.native.interrupts import Lock
+from sharpwave.sampling.limiters import Gate
+from sharpwave.spec import Spec
+from sharpwave.validation import checked_final, checked_lane, checked_rows, checked_steps, most_lanes
+from sharpwave.views.registry import Views
+
+MAX_BLOCK_S = 60.0
+"""How long an append tries to write to a disk that refuses, with on_full="block"."""
+RETRY_S = 0.05
+
+
+class StoreWriting:
+    """The part of a store that steps and what is said of them are appended by.
+
+    Attributes:
+        spec: what is stored for a step.
+    """
+
+    spec: Spec
+    _log: StepLog
+    _views: Views
+    _lock: Lock
+    _gate: Gate
+    _fed: set[int]  # lanes whose last steps came with add_segment
+
+    def extend(
+        self,
+        *,
+        obs: Any,
+        action: npt.ArrayLike,
+        reward: npt.ArrayLike,
+        terminated: npt.ArrayLike,
+        truncated: npt.ArrayLike,
+        final_obs: Any = None,
+        next_obs: Any = None,
+        lanes: npt.ArrayLike | None = None,
+        timeout: float | None = None,
+        **extra: npt.ArrayLike,
+    ) -> None:
+        """Append one step to each of several lanes. Everything is copied.
+
+        Args:
+            obs: [rows, *shape] (or a dict of those): the newest frame of what the action was taken in.
+            action, reward, terminated, truncated, extra: [rows, *shape], the outcome of the action.
+            final_obs: [rows, *shape], the true observation after the step; read where an episode ended, and needed
+                where it was truncated. Absent where it terminated: ``obs`` stands in (its discount is 0).
+            next_obs: [rows, *shape], the newest frame after the step; stands in for ``final_obs``. Where a lane's next
+                ``obs`` differs from it in any bit, the episode was broken off: the step before becomes truncated, with
+                this as its final observation, and the next one begins an episode (``stats()["broken_episodes"]``).
+                Without it, consecutive steps are taken to follow each other.
+            lanes: int [rows], all different. Default 0, 1, ...; new lanes are made.
+            timeout: seconds to wait for the views' rate limiters, at most; default 60.
+
+        Raises:
+            ValueError, TypeError, KeyError: what came, what was expected; then nothing changed.
+            LimiterTimeoutError: what it waited for until it timed out; then nothing changed.
+            MemoryError: ``ram`` is too small for so many lanes.
+
+        Cost: 6 to 9 us a row of 84x84 pixels, encoding included (benchmarks/store.py).
+        """
+        numbers, steps = checked_rows(
+            self.spec, lanes, obs, action, reward, terminated, truncated, final_obs, next_obs, extra
+        )
+        self._write(numbers, *steps, timeout)
+
+    def append(
+        self,
+        *,
+        lane: int = 0,
+        obs: Any,
+        action: npt.ArrayLike,
+        reward: npt.ArrayLike,
+        terminated: bool,
+        truncated: bool,
+        final_obs: Any = None,
+        next_obs: Any = None,
+        timeout: float | None = None,
+        **extra: npt.ArrayLike,
+    ) -> None:
+        """Append one step to one lane: as :meth:`extend`, without the leading axis."""
+        number = checked_lane("append", lane)
+        steps = checked_steps(self.spec, None, obs, action, reward, terminated, truncated, final_obs, next_obs, extra)
+        self._write(number, *steps, timeout)
+
+    def add_segment(
+        self,
+        packed: bytes,
+        dictionaries: Mapping[int, bytes],
+        *,
+        td_error: npt.ArrayLike | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """Append the steps of a segment that a :class:`SegmentWriter` made, in this process or another, as it is.
+
+        It names its lane and the number of its first step there. A lane's segments come in order; where some are
+        missing the episode is truncated. While they come, nothing else may append to the lane.
+
+        Args:
+            packed: the segment, of at most ``segment_steps`` steps. It is checked before anything is changed.
+            dictionaries: those that it refers to, by key; others are ignored.
+            td_error: [steps], makes the steps' first priorities, once they can be sampled; default: the largest
+                priority so far. A checkpoint in between does not keep it.
+            timeout: as for :meth:`extend`.
+
+        Raises:
+            DamagedError: not a segment for this store, or not after the last step of its lane; then nothing changed.
+            ValueError: the lane is appended to otherwise, or an argument does not fit.
+            LimiterTimeoutError, MemoryError, OSError: as for :meth:`extend`.
+        """
+        steps = segment.parse(packed, self.spec).steps
+        errors = None if td_error is None else np.asarray(td_error, np.float32)
+        if errors is not None and (errors.shape != (steps,) or not np.isfinite(errors).all()):
+            raise ValueError(
+                f"add_segment: td_error has shape {errors.shape}, expected {(steps,)} of finite numbers, one a step"
+            )
+
+        def write() -> None:
+            slot, header = take_in(self._log, packed, dictionaries)
+            self._fed.add(header.lane)
+            if errors is not None and slot >= 0:
+                self._views.expect(slot, errors)
+
+        self._change(write, steps, timeout)
+
+    def end_episode(self, lane: int, final_obs: Any) -> None:
+        """Truncate the lane's episode after its last step.
+
+        Args:
+            final_obs: the observation after that step (one, without a leading axis).
+
+        Raises:
+            ValueError: the lane has no step, or its episode has ended already.
+        """
+        final = checked_final(self.spec, final_obs)
+        with self._lock:
+            self._log.check_open()
+            if not isinstance(lane, (int, np.integer)) or not 0 <= lane < self._log.lanes:
+                raise ValueError(f"end_episode: lane {lane!r}, expected one of the {self._log.lanes} lanes written to")
+            if self._settle(int(lane)):
+                return
+            if self._log.opened.ended(int(lane)):
+                raise ValueError(f"end_episode: the last episode of lane {lane} has ended already")
+            self._log.end_episode(int(lane), final)
+            self._views.written()
+
+    def break_episode(self, lane: int) -> bool:
+        """End the lane's episode with what is known, if one is under way; the next step begins another.
+
+        The last step becomes truncated, with the ``next_obs`` that it was given as the final observation. Without one
+        it cannot be learned from and is dropped: what it observed is the final observation of the step before.
+
+        Returns whether an episode was under way; a lane without steps has none.
+
+        Raises:
+            ValueError: ``lane`` is no number of a lane.
+        """
+        with self._lock:
+            self._log.check_open()
+            if not isinstance(lane, (int, np.integer)) or lane < 0:
+                raise ValueError(f"break_episode: lane {lane!r}, expected an integer of at least 0")
+            if lane >= self._log.lanes:
+                return False
+            if self._settle(lane):
+                return True
+            if self._log.opened.ended(lane):
+                return False
+            self._log.end_episode(lane, None)
+            self._views.written()
+            return True
+
+    def annotate(self, lane: int | None, values: Mapping[str, Any], *, episode: bool = False) -> None:
+        """Say something of a lane, of its episode or of the store: an environment's id, a seed, a policy's version.
+
+        Annotations are kept with the steps, in memory, on disk and in checkpoints; :meth:`flush` acknowledges them.
+        ``sharpwave inspect`` shows them.
+
+        Args:
+            lane: whose they are; ``None``: the store's own.
+            values: strings, numbers, booleans, bytes, and lists and dicts of those. They are added to what was said
+                before, a key that was there being replaced, or taken away by ``None``.
+            episode: they are of the lane's episode that is under way, or else of the one that it begins next. Segments
+                carry them that are sealed from now on.
+
+        Raises:
+            TypeError, ValueError: naming what does not fit, or where there is too much: 4 KiB for an episode, 512 KiB
+                for the store and its lanes, as JSON; then nothing changed.
+        """
+        with self._lock:
+            self._log.check_open()
+            self._check_annotated("annotate", lane, episode)
+            if not episode:
+                self._log.annotations.update(None if lane is None else int(lane), values)
+                return
+            assert lane is not None
+            if lane in self._fed:
+                raise ValueError(
+                    f"annotate: the episodes of lane {lane} come in segments; annotate them in the SegmentWriter"
+                )
+            self._log.open_lanes(int(lane) + 1)
+            self._log.opened.annotations.update(int(lane), self._log.opened.running_episode(int(lane)), values)
+
+    def annotations(self, lane: int | None = None, *, episode: bool = False) -> dict[str, Any]:
+        """Return what :meth:`annotate` was told of a lane, of its episode or (by default) of the store."""
+        with self._lock:
+            self._log.check_open()
+            self._check_annotated("annotations", lane, episode)
+            if not episode:
+                found = self._log.annotations.of(lane)
+            elif lane is not None and lane < self._log.lanes:
+                found = self._log.opened.annotations.of(lane, self._log.opened.running_episode(lane))
+            else:
+                found = {}
+            decoded: dict[str, Any] = decode(found)
+            return decoded
+
+    def annotations_of(self, ids: npt.ArrayLike) -> list[dict[str, Any]]:
+        """Return what was said of the episode of each step, by ids such as ``batch.ids``; reads segments from disk.
+
+        A segment knows what was said before it was sealed.
+
+        Raises:
+            KeyError: an id that has left.  DamagedError: a segment that cannot be read.
+        """
+        with self._lock:
+            self._log.check_open()
+            return [decode(values) for values in annotations_of(self._log, np.asarray(ids, np.int64).tolist())]
+
+    def _check_annotated(self, what: str, lane: Any, episode: bool) -> None:
+        if lane is None and episode:
+            raise ValueError(f"{what}: episode=True, expected the number of the episode's lane")
+        most = most_lanes(self._log.admission.capacity)
+        if lane is not None and not (isinstance(lane, (int, np.integer)) and 0 <= lane < most):
+            raise ValueError(f"{what}: lane {lane!r}, expected None or an integer from 0 to {most - 1}")
+
+    def _write(
+        self,
+        lanes: npt.NDArray[np.int64],
+        rows: dict[str, npt.NDArray[Any]],
+        flags: npt.NDArray[np.uint8],
+        finals: dict[str, npt.NDArray[Any]] | None,
+        nexts: dict[str, npt.NDArray[Any]] | None,
+        timeout: float | None,
+    ) -> None:
+        def write() -> None:
+            if self._fed:
+                for lane in self._fed.intersection(lanes.tolist()):
+                    self._settle(lane)
+            if len(lanes):
+                self._log.open_lanes(int(lanes.max()) + 1)
+                self._log.write(lanes, flags, rows, finals, nexts)
+
+        self._change(write, len(lanes), timeout)
+
+    def _settle(self, lane: int) -> bool:
+        """End the episode of a lane that segments came for; return whether one was under way."""
+        if lane not in self._fed:
+            return False
+        self._fed.discard(lane)
+        ended = settle_lane(self._log, lane)
+        if ended:
+            self._views.written()
+        return ended
+
+    def _change(self, write: Callable[[], None], steps: int, timeout: float | None) -> None:
+        """Append so many steps by ``write`` once rate limiters admit it, then notify views."""
+        deadline: float | None = None
+        while True:
+            with self._lock:
+                self._gate.wait("append", lambda: self._append_waits(steps), timeout)
+                try:
+                    write()
+                    self._views.written()
+                    return
+                except OSError as error:  # and nothing was appended
+                    if self._log.admission.on_full != "block" or isinstance(error, StoreInUseError):
+                        raise
+                    now = time.monotonic()
+                    deadline = now + MAX_BLOCK_S if deadline is None else deadline
+                    if now > deadline:
+                        raise OSError(error.errno, f"{error.strerror}, after {MAX_BLOCK_S:g} s of trying") from error
+            time.sleep(RETRY_S)  # others may go on meanwhile
+
+    def _append_waits(self, steps: int) -> str | None:
+        """Return what so many steps must wait for, in a store that is open."""
+        self._log.check_open()
+        if not steps:
+            return None
+        reason = self._views.append_waits(steps)
+        return self._log.copying.waits() if reason is None and self._log.copying is not None else reason
