@@ -259,6 +259,11 @@ def test_an_environment_that_is_gone_is_named(folder):
         go(resume, folder, {"steps": 900})
 
 
+def test_a_module_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ValueError, match="env 'no_such_module:Gone-v3' cannot be made: No module named"):
+        go(run, "cartpole", CARTPOLE.override(env="no_such_module:Gone-v3"), tmp_path / "own")
+
+
 # links
 
 

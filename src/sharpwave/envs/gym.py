@@ -53,7 +53,7 @@ def make_gym(name: str, num_envs: int, *, render: bool = False, hint: str = "") 
             wrappers=[flat_observations],
             **options,
         )
-    except gymnasium.error.Error as error:
+    except (gymnasium.error.Error, ModuleNotFoundError) as error:  # the latter: of "module:Name-v0"
         raise ValueError(
             f"env {name!r} cannot be made: {hint or error} "
             "(expected an Atari game as pong or breakout, or a Gymnasium id as CartPole-v1)"
