@@ -41,7 +41,7 @@ import sharpwave as sw
 from sharpwave.disk import disk_budget
 from sharpwave.disk.store_folder import FOLDER, MANIFEST, read_manifest
 from sharpwave.format.region import Identity, read_region
-from sharpwave.offline import scan as survey_module
+from sharpwave.offline import scan
 from sharpwave.offline.verify import check as verify
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -270,7 +270,7 @@ def fail(base: Path, retention: str, most: int, seed: int) -> dict[str, Any]:
 def flips(count: int, opens: int, seed: int, base: Path) -> dict[str, Any]:
     """Flipped bits and cut-off files."""
     disk_budget.REGION_BYTES = disk_budget.MIN_REGION_BYTES = 32 << 10
-    survey_module.LOOK_AGAIN_S = 0.0  # nobody writes here
+    scan.LOOK_AGAIN_S = 0.0  # nobody writes here
     source = base / "sound"
     with sw.Store(SPEC, capacity=CAPACITY, disk=source, segment_steps=32) as store:
         serial = 0
@@ -291,9 +291,9 @@ def flips(count: int, opens: int, seed: int, base: Path) -> dict[str, Any]:
     for place in places.tolist():
         which = int(np.searchsorted(edges, place, side="right"))
         at, bit = place - int(edges[which] - sizes[which]), int(rng.integers(8))
-        data = bytearray(content[files[which]])
-        data[at] ^= 1 << bit
-        work.append((files[which], f"bit {bit} of byte {at}", bytes(data)))
+        flipped = bytearray(content[files[which]])
+        flipped[at] ^= 1 << bit
+        work.append((files[which], f"bit {bit} of byte {at}", bytes(flipped)))
     for path, records in sound.items():
         marks = {0, 72, len(content[path])} | {one.offset - 40 for one in records}
         marks |= {one.offset for one in records} | {one.offset + one.nbytes for one in records}

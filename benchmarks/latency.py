@@ -26,8 +26,9 @@ from store import Worker
 from tier_worker import PLAYED
 from tiers import TITLES, environment, say
 
+from sharpwave.bench.recording import LANES
+
 HERE = Path(__file__).parent
-LANES = frames.LANES
 SMALLEST = 10_000
 OPERATIONS = {"add": "extend, 8 lanes", "sample": "sample(256)"}
 PARTS = ("p50", "p99", "mean")

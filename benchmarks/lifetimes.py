@@ -58,10 +58,11 @@ Ints = npt.NDArray[np.int64]
 def frames(serials: Ints) -> npt.NDArray[np.uint8]:
     """Noise that tells its step: uint8 [n, SIDE, SIDE]."""
     words = SIDE * SIDE // 8
-    x = serials.astype(np.uint64)[:, None] * np.uint64(words) + np.arange(words, dtype=np.uint64)
+    x: Any = serials.astype(np.uint64)[:, None] * np.uint64(words) + np.arange(words, dtype=np.uint64)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return (x ^ (x >> np.uint64(31))).view(np.uint8).reshape(-1, SIDE, SIDE)
+    noise: npt.NDArray[np.uint8] = (x ^ (x >> np.uint64(31))).view(np.uint8).reshape(-1, SIDE, SIDE)
+    return noise
 
 
 def rewards(serials: Ints) -> npt.NDArray[np.float64]:

@@ -122,16 +122,16 @@ def goals(results: Results) -> None:
             text = f"{found[0]:.1f} x ({found[1]:.1f} x by CPU time)"
             row(goal, name, found[0], text, found[2], found[0] >= least)
     for name in ("sharpwave auto", "sharpwave raw"):
-        rate = median(results, name, "uniform 256") if name in results["contenders"] else None
-        if rate:
-            share = rate / statistics.median(results["limit"])
+        sampled = median(results, name, "uniform 256") if name in results["contenders"] else None
+        if sampled:
+            share = sampled / statistics.median(results["limit"])
             goal = "uniform 256: as memory allows"
             row(goal, name, share, f"{share:.2f} x", "copying alone, from random places", share >= 0.8)
     if results["trees"]:
-        taken = statistics.median(results["trees"]["sharpwave tree"])
+        spent = statistics.median(results["trees"]["sharpwave tree"])
         best = min(statistics.median(v) for n, v in results["trees"].items() if not n.startswith("sharpwave"))
         goal = "draw and update 256 of 2^20: at most 60 us"
-        row(goal, "sum tree", taken, f"{taken:.0f} us", f"{best:.0f} us", taken <= 60)
+        row(goal, "sum tree", spent, f"{spent:.0f} us", f"{best:.0f} us", spent <= 60)
     CONSOLE.print(shown)
 
 

@@ -23,6 +23,7 @@ import time
 import traceback
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ class World:
 
     def frame(self, lane: int, step: int, episode: int) -> Array:
         """[84, 84]: the lane's background, a sprite that moves, and the numbers."""
-        picture = self.backgrounds[lane].copy()
+        picture: Array = self.backgrounds[lane].copy()
         top, left = 1 + step * 7 % (SIDE - 13), step * 3 % (SIDE - 12)
         picture[top : top + 12, left : left + 12] = self.sprites[(step * 31 + lane) % 997]
         picture[0, :SHOWN_BYTES] = np.array([lane, step, episode], np.int64).view(np.uint8)
@@ -79,7 +80,7 @@ class World:
     @staticmethod
     def terminated(episode: Ints) -> npt.NDArray[np.bool_]:
         """Whether an episode ends so; else it is truncated."""
-        return episode % 3 != 0
+        return np.not_equal(episode % 3, 0)
 
     def wrong(self, batch: sw.Batch, n_step: int, rng: random.Random) -> str:
         """What of a batch is not as it was appended; nothing if all is."""
@@ -137,6 +138,7 @@ class Soak:
         self.before = private_bytes()
         self.peak = 0
         self.store = sw.Store(self.spec, capacity=arguments.capacity, ram=arguments.ram, disk=base / "store", seed=1)
+        self.regions = base / "store" / "regions"
         self.uniform, self.prioritized = self._views(self.store)
         self.steps = np.zeros(WRITERS, np.int64)  # that each lane of a writer has been given
         self.ended = threading.Event()
@@ -163,7 +165,10 @@ class Soak:
     def _views(store: sw.Store) -> tuple[Any, Any]:
         """One that is streamed, and one that is sampled by priority."""
         prioritized = sw.Prioritized(alpha=0.6, beta=0.4)
-        return store.transitions(n_step=N_STEP, gamma=GAMMA), store.transitions(gamma=GAMMA, sampler=prioritized)
+        return (
+            store.transitions(n_step=N_STEP, gamma=GAMMA, name="streamed"),
+            store.transitions(gamma=GAMMA, sampler=prioritized, name="prioritized"),
+        )
 
     def _rows(self, writer: int, step: int) -> dict[str, Any]:
         """The arguments of ``extend`` for the lanes of a writer."""
@@ -204,7 +209,7 @@ class Soak:
         due = time.perf_counter()
         while not self.ended.is_set():
             rows = self._rows(writer, int(self.steps[writer]))
-            self.timed("append", lambda rows=rows: self.store.extend(**rows))
+            self.timed("append", partial(self.store.extend, **rows))
             self.steps[writer] += 1
             due = max(due + pause, time.perf_counter() - 1.0)
             time.sleep(max(0.0, due - time.perf_counter()))
@@ -226,7 +231,7 @@ class Soak:
             ids = batch.ids
             self._look(batch, 1, rng)
             errors = generator.exponential(size=len(batch))
-            stale = self.timed("update", lambda ids=ids, errors=errors: self.prioritized.update_priorities(ids, errors))
+            stale = self.timed("update", partial(self.prioritized.update_priorities, ids, errors))
             with self.lock:
                 self.counts["stale"] += stale
             time.sleep(self.arguments.learner)
@@ -248,11 +253,11 @@ class Soak:
                 self.timed("flush", self.store.flush)
                 continue
             path = self.checkpoints / str(turn % 8)
-            self.timed("checkpoint", lambda path=path: self.store.checkpoint(path))
+            self.timed("checkpoint", partial(self.store.checkpoint, path))
             self.last_checkpoint = path
             if turn % 12 == 0:
                 capacity = self.arguments.capacity * (4 if turn % 24 == 0 else 3) // 4
-                self.timed("resize", lambda capacity=capacity: self.store.resize(capacity=capacity))
+                self.timed("resize", partial(self.store.resize, capacity=capacity))
 
     def opened(self, path: Path) -> dict[str, Any]:
         """What is wrong with a checkpoint that is opened and sampled."""
@@ -343,7 +348,7 @@ class Soak:
             "total_steps": self.store.total_steps,
             "counted": stats["total_bytes"],
             "disk": stats["disk"]["bytes"],
-            "files": len(list((Path(self.store._log.disk.folder) / "regions").iterdir())),
+            "files": len(list(self.regions.iterdir())),
             "counts": {name: counts.get(name, 0) for name in ("transitions", "wrong", "exceptions", "stale")},
             "operations": operations,
         }

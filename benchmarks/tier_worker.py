@@ -24,9 +24,10 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 from disk_limit import forget, forgetful, reads
-from frames import CACHE, LANES, STACK, folder_of, read
+from frames import CACHE, STACK, folder_of, read
 
 import sharpwave as sw
+from sharpwave.bench.recording import LANES
 from sharpwave.bench.worker import private_bytes
 
 BATCH, LOOKAHEAD, LEARNER_S = 256, 4, 0.01
@@ -95,7 +96,7 @@ class Sharpwave:
         self.stream = self.view.stream(BATCH, lookahead=LOOKAHEAD)
         zeros = np.zeros(LANES)
         no = np.zeros(LANES, bool)
-        self.others = {"action": zeros.astype(int), "reward": zeros, "terminated": no, "truncated": no}
+        self.others: dict[str, Any] = {"action": zeros.astype(int), "reward": zeros, "terminated": no, "truncated": no}
 
     def add(self, obs: Array) -> None:
         self.store.extend(obs=obs, **self.others)
@@ -241,11 +242,12 @@ class Bench:
 
     def __init__(self, name: str, data: str, folder: Path, segment_steps: int | None) -> None:
         self.data, self.folder = data, folder
-        self.make: Callable[[], Contender] = {
+        makes: dict[str, Callable[[], Contender]] = {
             "memory": lambda: Sharpwave(False, segment_steps),
             "disk": lambda: Sharpwave(True, segment_steps),
             "torchrl": TorchRL,
-        }[name]
+        }
+        self.make = makes[name]
         self.held = 0
 
     def plan(self, times: float, ram: str) -> dict[str, Any]:

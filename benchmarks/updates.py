@@ -66,7 +66,7 @@ def as_it_is(agent: DQN) -> Callable[[Any], Any]:
 def rows_first(agent: DQN) -> Callable[[Any], Any]:
     """Channels before rows, torch's usual layout."""
     for network in (agent.online, agent.target):
-        network.to(memory_format=torch.contiguous_format)
+        network.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     inputs = agent.inputs
     agent.inputs = nn.Sequential(inputs, _Contiguous())
     return as_it_is(agent)

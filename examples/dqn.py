@@ -33,7 +33,9 @@ def td_errors(online: nn.Module, target: nn.Module, batch: sw.Batch) -> Tensor:
     with torch.no_grad():
         best = online(batch.next_obs).argmax(1, keepdim=True)
         goal = batch.reward + batch.discount * target(batch.next_obs).gather(1, best)[:, 0]
-    return goal - online(batch.obs).gather(1, batch.action[:, None])[:, 0]
+    value = online(batch.obs).gather(1, batch.action[:, None])[:, 0]
+    error: Tensor = goal - value
+    return error
 
 
 def evaluate(network: nn.Module, episodes: int, seed: int) -> float:

@@ -70,8 +70,8 @@ class Delta(Codec):
     """Patches over a background.
 
     ``auto`` takes it where it leaves at most half of a row: a byte of patches takes some 8 ns to paint, and beyond that
-    batches take several times as long for little (``counts`` in benchmarks/codecs.py). It decodes several times faster
-    than zstd, so it may take three times the bytes.
+    batches take several times as long for little (``counts`` in benchmarks/codec_sizes.py). It decodes several times
+    faster than zstd, so it may take three times the bytes.
     """
 
     name, number = "delta", 2

@@ -24,7 +24,7 @@ LEVEL = 1
 MAX_DICTIONARY_BYTES = 16 * 1024
 MIN_SAVED_BYTES = 512
 """Take zstd only where it saves so much a row. A row takes 2 us to decompress, however small, and about 3 more for each
-KiB; one that is kept raw is copied in a tenth of that (``counts`` in benchmarks/codecs.py)."""
+KiB; one that is kept raw is copied in a tenth of that (``counts`` in benchmarks/codec_sizes.py)."""
 
 
 class Zstd(Codec):

@@ -122,7 +122,7 @@ def gather_items(
         column_words: of :func:`write_column`.
         slot, newest, first: int64 [B], where each window lies.
 
-    Cost: raw and delta 0.5 to 0.7 us a row of 7 KB (benchmarks/codecs.py).
+    Cost: raw and delta 0.5 to 0.7 us a row of 7 KB (benchmarks/codec_sizes.py).
     """
     column = read_column(column_words)
     memory, words, offset, codec, counts = column.memory, column.words, column.offset, column.codec, column.counts

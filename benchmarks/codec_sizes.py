@@ -1,6 +1,6 @@
 """What the codecs make of frames and vectors: size, and the time to encode, decode and gather.
 
-    python benchmarks/codecs.py [--quick] [--out FOLDER] [--frames-cache FOLDER]
+    python benchmarks/codec_sizes.py [--quick] [--out FOLDER] [--frames-cache FOLDER]
 
 Columns of 128 steps, as segments hold them; the dictionary is trained on the first and used for all. Times are the
 fastest of several passes, in processor time of all threads where it says CPU.
@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 import sharpwave as sw
+from sharpwave.bench.recording import LANES
 from sharpwave.codecs.protocol import Packed
 from sharpwave.codecs.registry import by_name
 
@@ -108,9 +109,9 @@ def gather(rows: Rows, field: sw.Field, codec: str, passes: int) -> dict[str, fl
 
 def sources(steps: int, cache: Path) -> dict[str, Rows]:
     """All that is measured, by name: one lane's consecutive steps."""
-    played = {game: frames.load(game, frames.LANES * steps, cache=cache).obs for game in GAMES}
+    played = {game: frames.load(game, LANES * steps, cache=cache).obs for game in GAMES}
     found = {game: np.array(obs[:steps, 0]) for game, obs in played.items()}
-    colour = frames.load("pong", frames.LANES * 512, cache=cache, grayscale=False, img_height=210, img_width=160)
+    colour = frames.load("pong", LANES * 512, cache=cache, grayscale=False, img_height=210, img_width=160)
     found["pong 210x160x3"] = np.array(colour.obs[: min(steps, 512), 0])
     found |= {f"vector {size}": vectors(size, steps) for size in (17, 376)}
     return found | {f"counts {size}": counts(size, steps) for size in (64, 256)}
@@ -120,7 +121,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="fewer steps")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results", help="folder for codecs.json")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results", help="folder of the results")
     parser.add_argument("--frames-cache", type=Path, default=frames.CACHE, help="folder for played frames")
     arguments = parser.parse_args()
     steps, passes = (1024, 3) if arguments.quick else (8192, 7)
@@ -139,7 +140,7 @@ def main() -> None:
         shown.add_section()
     Console(width=120).print(shown)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "codecs.json").write_text(json.dumps(results, indent=1) + "\n")
+    (arguments.out / "codec_sizes.json").write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":
