@@ -47,13 +47,13 @@ def trained(recipe: str, folder: Path, seed: int, options: list[str]) -> dict[st
         before = float(spent.read_text()) if spent.exists() else 0.0
         spent.write_text(f"{before + (used.ru_utime + used.ru_stime) / 60:.3f}\n")
     summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
-    recipe = recipe_of(json.loads((folder / "config.json").read_text()))
+    settings = recipe_of(json.loads((folder / "config.json").read_text()))
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     keys = ("steps", "minutes", "reward", "mean_reward")
     return {
         "seed": seed,
         "solved": summary["reason"].startswith("a held-out mean"),
-        "goal": recipe.evaluation.stop_reward,
+        "goal": settings.evaluation.stop_reward,
         "cpu_minutes": float(spent.read_text()) if spent.exists() else None,
         **{key: summary[key] for key in ("reason", "steps", "minutes", "mean_reward", "evaluations", "held_out")},
         "evaluation_share": summary["evaluation_minutes"] / summary["minutes"],

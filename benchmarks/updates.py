@@ -30,6 +30,7 @@ from sharpwave.agents.losses import double_q_targets, huber
 from sharpwave.bench.machine import environment
 from sharpwave.training import setup
 from sharpwave.training.recipes import load_recipe
+from sharpwave.training.recipes.environments import Atari
 from sharpwave.training.recipes.recipe import Recipe
 
 HERE = Path(__file__).parent
@@ -44,6 +45,7 @@ Variant = tuple[Recipe, Callable[[DQN], Callable[[Any], Any]]]
 def batch(recipe: Recipe, size: int) -> Any:
     """Random transitions of the recipe's shape."""
     draw = torch.Generator().manual_seed(0)
+    assert isinstance(recipe.env, Atari)
     height, width = (int(part) for part in recipe.env.frame.split("x"))
     frames = [
         torch.randint(0, 255, (size, recipe.env.stack, height, width), dtype=torch.uint8, generator=draw) for _ in "ab"
