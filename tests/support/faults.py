@@ -79,7 +79,7 @@ class Faulty(Files):
         self._step("allocate")
         super().allocate(descriptor, offset, nbytes)
 
-    def pwrite(self, descriptor: int, data: bytes, offset: int) -> None:
+    def pwrite(self, descriptor: int, data: bytes | memoryview, offset: int) -> None:
         try:
             self._step("pwrite")
         except (OSError, Died):

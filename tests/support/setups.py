@@ -294,7 +294,7 @@ def stacked(padding: Any) -> Callable[[Any], Any]:
 
 def doubled(env: Any) -> Any:
     env = gym.wrappers.RecordEpisodeStatistics(gym.wrappers.TimeLimit(env, 8))
-    return gym.wrappers.TransformReward(env, lambda reward: 2 * reward - 1)
+    return gym.wrappers.TransformReward(env, lambda reward: 2 * float(reward) - 1)
 
 
 def atari_game(lane: int) -> Any:
@@ -366,8 +366,9 @@ def _setups() -> list[Setup]:
             mode="Disabled", field=replace(pong, shape=(42, 42)), share=0.25,
         ),
     ]  # fmt: skip
+    games: list[tuple[str, dict[str, Any]]] = [("pong", {}), ("breakout", {"episodic_life": True})]
     for mode in ("NextStep", "SameStep"):
-        for game, options in (("pong", {}), ("breakout", {"episodic_life": True})):
+        for game, options in games:
             name = f"AtariVectorEnv, {mode}, {game}" + "".join(f", {option}" for option in options)
             found.append(Setup(name, mode=mode, field=pong, share=0.25, play=partial(play_atari, game=game, **options)))
     return found

@@ -6,10 +6,11 @@ these lines alone an :class:`Oracle` works out which transitions there are; :fun
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ def plain(obs: Any) -> Any:
     return [plain(one) for one in obs] if isinstance(obs, tuple) else np.asarray(obs).tolist()
 
 
-class Logged(gym.Wrapper):  # type: ignore[misc,type-arg]
+class Logged(gym.Wrapper[Any, Any, Any, Any]):
     """The innermost wrapper: what ``reset`` and ``step`` gave goes into a file before anybody else sees it."""
 
     def __init__(self, env: Any, path: Path) -> None:
@@ -55,7 +56,7 @@ class Logged(gym.Wrapper):  # type: ignore[misc,type-arg]
         return answer
 
 
-class Counting(gym.Env):  # type: ignore[misc,type-arg]
+class Counting(gym.Env[Any, Any]):
     """No two observations are equal. Episodes have the given lengths in turn, and end by either flag, or both.
 
     Args:
@@ -113,7 +114,7 @@ class Counting(gym.Env):  # type: ignore[misc,type-arg]
         return self._observe(), float("nan") if nan else float(self.steps % 16), terminated, truncated, {}
 
 
-class CrashesAfter(gym.Wrapper):  # type: ignore[misc,type-arg]
+class CrashesAfter(gym.Wrapper[Any, Any, Any, Any]):
     """Raises now and then when the environment inside has stepped already: nobody hears of that step."""
 
     def __init__(self, env: Any, every: int) -> None:
@@ -142,9 +143,9 @@ class Truth:
     folder: Path
     field: sw.Field | Mapping[str, sw.Field]
     reward: Callable[[float], float] = lambda reward: reward
-    events: dict[int, list[dict[str, Any]]] = field(default_factory=lambda: defaultdict(list))
-    limits: dict[int, int] = field(default_factory=dict)
-    files: dict[int, list[Path]] = field(default_factory=lambda: defaultdict(list))
+    events: dict[int, list[dict[str, Any]]] = dataclasses.field(default_factory=lambda: defaultdict(list))
+    limits: dict[int, int] = dataclasses.field(default_factory=dict)
+    files: dict[int, list[Path]] = dataclasses.field(default_factory=lambda: defaultdict(list))
 
     def path(self, lane: int) -> Path:
         """A new file for the lane."""
