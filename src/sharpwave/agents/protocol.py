@@ -69,7 +69,7 @@ class View(Protocol):
     def update_priorities(self, ids: Any, td_error: Any) -> Any: ...
 
 
-class ReplaySettings(Protocol):
+class ViewSettings(Protocol):
     """Settings of the view that an agent learns from; :class:`sharpwave.agents.replay.TransitionsSettings` are some."""
 
     @property
@@ -142,7 +142,7 @@ class Agent(Protocol):
         return {}
 
     @abstractmethod
-    def replay(self) -> ReplaySettings:
+    def replay(self) -> ViewSettings:
         """Return the settings of the view that it learns from."""
 
     def scored_lanes(self, lanes: int) -> npt.NDArray[np.bool_]:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from typing import Any
 
-MOST = 1 << 62
+MAX_COUNT = 1 << 62
 """Counts lie below it."""
 
 
 def count(values: dict[str, Any], name: str) -> int:
     """A number of steps, episodes and the like.  Raises: KeyError, ValueError."""
     value = values[name]
-    if type(value) is not int or not 0 <= value < MOST:
-        raise ValueError(f"{name} is {_shown(value)}, expected an integer from 0 below {MOST}")
+    if type(value) is not int or not 0 <= value < MAX_COUNT:
+        raise ValueError(f"{name} is {_shown(value)}, expected an integer from 0 below {MAX_COUNT}")
     return value
 
 
@@ -32,7 +32,7 @@ def mean(values: dict[str, Any], name: str) -> float | None:
 def minutes(values: dict[str, Any], name: str = "minutes") -> float:
     """A time.  Raises: KeyError, ValueError."""
     value = number(values[name], name)
-    if not (math.isfinite(value) and 0 <= value < MOST):
+    if not (math.isfinite(value) and 0 <= value < MAX_COUNT):
         raise ValueError(f"{name} is {value:g}, expected a finite number from 0")
     return value
 

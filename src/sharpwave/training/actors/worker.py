@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.agents.protocol import ReplaySettings
+from sharpwave.agents.protocol import ViewSettings
 from sharpwave.recorder import Recorder
 from sharpwave.sampling.limiters import Cursor, SamplesPerInsert
 from sharpwave.segment_writer import SealedSegment, SegmentWriter
@@ -65,7 +65,7 @@ def actor_seed(recipe: Recipe, steps: int, actor: int, restart: int) -> int:
     return int(np.random.SeedSequence([recipe.training.seed, steps, actor, restart]).generate_state(1)[0] >> 2)
 
 
-def ratio_limiter(recipe: Recipe, replay: ReplaySettings) -> SamplesPerInsert:
+def ratio_limiter(recipe: Recipe, replay: ViewSettings) -> SamplesPerInsert:
     """Bound how far actors may be ahead of the learner: by twice the steps that they may have under way, not sealed.
 
     Less would let both sides wait for each other. The learner is never ahead: it learns as often as the steps that have
