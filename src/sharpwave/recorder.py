@@ -48,23 +48,23 @@ class Recorder:
     Works with a Gymnasium ``Env`` (lane ``first_lane``), a ``VectorEnv`` of any autoreset mode, and ale-py's
     ``AtariVectorEnv`` (a lane for each sub-environment). Observations are handed through unchanged; everything else of
     the environment is reached as before. Where the environment stacks frames itself, and the field declares that
-    stack, the newest is stored (:class:`sharpwave.observations.Observations` says what fits which field). A row whose
+    stack, the newest is stored (``sharpwave.observations.Observations`` says what fits which field). A row whose
     action the environment ignored because it was resetting (NextStep) is not a step and is not stored. Nor is the first
     row after a ``reset`` where an ``AsyncVectorEnv(shared_memory=False)`` may reset a lane once more: where its episode
     had ended, or a new recorder does not know.
 
-    A store's lanes are annotated with the environment's id and the seeds of ``reset`` (:meth:`Store.annotate`).
+    A store's lanes are annotated with the environment's id and the seeds of ``reset`` (``Store.annotate``).
 
     Nothing is stored that did not happen. ``reset`` in mid-episode, of all lanes or by ``options={"reset_mask": ...}``,
     truncates the episode; the first ``reset`` of a recorder truncates whatever is under way in its lanes, as an earlier
-    recorder left it (:meth:`Store.break_episode`). A step that the store refuses (a reward that is not finite, a
+    recorder left it (``Store.break_episode``). A step that the store refuses (a reward that is not finite, a
     limiter's timeout, a full disk) breaks the episode off before it: the step before is truncated, the next one begins
     an episode in the store, whose stacks begin there. Of a vector, the other lanes' steps are stored where only
     the values of some lanes are refused. The environment went on meanwhile: what it returned is ``error.result``.
 
     Args:
         env: the environment.
-        store: where its steps go; a :class:`SegmentWriter` will do.
+        store: where its steps go; a ``SegmentWriter`` will do.
         first_lane: number of the first lane, for several environments on one store.
 
     Raises:
@@ -173,11 +173,11 @@ class Recorder:
             raise
 
     def step_async(self, action: Any, *, timeout: float | None = None, **fields: Any) -> None:
-        """Begin :meth:`step`. An environment with a ``step_async`` of its own (Gymnasium's ``AsyncVectorEnv``,
-        ``AtariFrames``) steps until :meth:`step_wait`; any other begins there.
+        """Begin ``step``. An environment with a ``step_async`` of its own (Gymnasium's ``AsyncVectorEnv``,
+        ``AtariFrames``) steps until ``step_wait``; any other begins there.
 
         Raises:
-            ValueError, KeyError: as for :meth:`step`, or while a step is under way.
+            ValueError, KeyError: as for ``step``, or while a step is under way.
         """
         if not self._obs:
             raise ValueError("Recorder.step: called before reset(); reset the environment first")
@@ -212,10 +212,10 @@ class Recorder:
         self._begun = action, values, timeout
 
     def step_wait(self) -> Result:
-        """Wait for the step, record it, and return what :meth:`step` does.
+        """Wait for the step, record it, and return what ``step`` does.
 
         Raises:
-            ValueError: no step was begun; and as :meth:`step`.
+            ValueError: no step was begun; and as ``step``.
         """
         if self._begun is None:
             raise ValueError("Recorder.step_wait: no step is under way; call step_async() first")
@@ -363,7 +363,7 @@ class Recorder:
 
     def _check_stacks(self, obs: Any, begun: npt.NDArray[np.bool_]) -> None:
         """Check that the environment's stacks are those that the store will make: where episodes have ``begun``, and in
-        the first steps after :meth:`reset`.  Raises: ValueError.
+        the first steps after ``reset``.  Raises: ValueError.
         """
         if begun.any():
             self._observations.check_begun(obs, np.flatnonzero(begun))

@@ -22,7 +22,7 @@ from sharpwave.validation import MOST_LANES, checked_final, checked_rows
 
 @dataclass(frozen=True)
 class SealedSegment:
-    """What :meth:`sharpwave.Store.add_segment` takes.
+    """What ``sharpwave.Store.add_segment`` takes.
 
     Attributes:
         lane, first_step, steps: whose steps these are, the lane's number of the first, and how many.
@@ -79,9 +79,9 @@ class _OpenLog(StepLog):
 
 
 class SegmentWriter:
-    """Takes steps as a :class:`Store` does, and gives them to ``hand_over`` in sealed segments, lane by lane.
+    """Takes steps as a ``Store`` does, and gives them to ``hand_over`` in sealed segments, lane by lane.
 
-    A :class:`Recorder` can write into it. A segment is sealed when it is full and its lane's next step comes; what is
+    A ``Recorder`` can write into it. A segment is sealed when it is full and its lane's next step comes; what is
     not sealed goes with the writer.
 
     Args:
@@ -92,13 +92,13 @@ class SegmentWriter:
         first_lane: the store's number of lane 0.
         first_steps: int [lanes], the store's number of each lane's first step; default 0. Where it is larger than the
             number of steps that the store has of the lane, it knows that some were lost.
-        codec: as for :class:`Store`.
+        codec: as for ``Store``.
         segment_steps: steps in a segment, at most what the store has.
 
     Raises:
         ValueError, TypeError: naming the argument.
 
-    Cost: 6 to 9 us a step of 84x84 pixels, encoding included, as :meth:`Store.extend`.
+    Cost: 6 to 9 us a step of 84x84 pixels, encoding included, as ``Store.extend``.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class SegmentWriter:
         lanes: npt.ArrayLike | None = None,
         **extra: npt.ArrayLike,
     ) -> None:
-        """Append one step to each of several lanes: as :meth:`Store.extend`.
+        """Append one step to each of several lanes: as ``Store.extend``.
 
         Raises:
             ValueError, TypeError, KeyError: what came, what was expected; then nothing changed.
@@ -169,7 +169,7 @@ class SegmentWriter:
                 self._log.write(numbers, flags, rows, finals, nexts)
 
     def end_episode(self, lane: int, final_obs: Any) -> None:
-        """Say that the lane's episode was broken off after its last step: as :meth:`Store.end_episode`.
+        """Say that the lane's episode was broken off after its last step: as ``Store.end_episode``.
 
         Raises:
             ValueError: the lane has no step, or its episode has ended already.
@@ -183,7 +183,7 @@ class SegmentWriter:
     def annotate(self, lane: int, values: Mapping[str, Any]) -> None:
         """Say something of the lane's episode that is under way, or of the one that it begins next.
 
-        Its segments carry that to the store: as :meth:`Store.annotate` with ``episode=True``.
+        Its segments carry that to the store: as ``Store.annotate`` with ``episode=True``.
         """
         if not 0 <= lane < self._log.lanes:
             raise ValueError(f"annotate: lane {lane}, expected one below {self._log.lanes}")
@@ -191,7 +191,7 @@ class SegmentWriter:
             self._log.opened.annotations.update(lane, self._log.opened.running_episode(lane), values)
 
     def break_episode(self, lane: int) -> bool:
-        """End the lane's episode with what is known, if one is under way: as :meth:`Store.break_episode`."""
+        """End the lane's episode with what is known, if one is under way: as ``Store.break_episode``."""
         if not 0 <= lane < self._log.lanes or self._log.opened.ended(lane):
             return False
         with self._lock:

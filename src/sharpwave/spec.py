@@ -30,7 +30,7 @@ RESERVED = {"reward", "terminated", "truncated", "flags", "final_obs", "lanes", 
 MOST_DIMENSIONS, MOST_VALUE_BYTES, MOST_FIELDS = 16, 1 << 30, 1024
 MAX_EVERY = 1 << 20
 _DTYPES = re.compile("bool|u?int(8|16|32|64)|float(16|32|64|96|128)")
-"""Of the names that NumPy knows, those that :meth:`Spec.to_json` writes."""
+"""Of the names that NumPy knows, those that ``Spec.to_json`` writes."""
 
 
 @dataclass(frozen=True)
@@ -242,7 +242,7 @@ class Spec:
 
     @classmethod
     def from_json(cls, schema: Mapping[str, Any]) -> Spec:
-        """Inverse of :meth:`description`, and of :meth:`to_json` once parsed.
+        """Inverse of ``description``, and of ``to_json`` once parsed.
 
         Raises:
             ValueError, TypeError: not a schema.
@@ -258,7 +258,7 @@ class Spec:
 
     @cached_property
     def schema_hash(self) -> int:
-        """The first 8 bytes of BLAKE2b over :meth:`to_json`, as an unsigned integer."""
+        """The first 8 bytes of BLAKE2b over ``to_json``, as an unsigned integer."""
         return int.from_bytes(hashlib.blake2b(self.to_json().encode(), digest_size=8).digest(), "little")
 
     def split_obs(self, obs: Any, what: str = "obs") -> dict[str, Any]:
@@ -272,7 +272,7 @@ class Spec:
         return {f"obs.{key}": obs[key] for key in keys}
 
     def join_obs(self, arrays: Mapping[str, Any]) -> Any:
-        """Inverse of :meth:`split_obs`."""
+        """Inverse of ``split_obs``."""
         return {name[4:]: arrays[name] for name in self.obs_names} if self.dict_obs else arrays["obs"]
 
 

@@ -152,7 +152,7 @@ class Store(StoreWriting):
             n_step: rewards summed, at most; fewer at an episode's end.
             gamma: discount factor.
             sampler: ``Uniform()`` (default), ``Prioritized(...)``, ``RankPrioritized(...)``, ``Fifo()``, ``Lifo()``, a
-                ``Mixture([...])`` of them, or one of your own (:class:`sharpwave.sampling.protocol.Sampler`); one
+                ``Mixture([...])`` of them, or one of your own (``sharpwave.sampling.protocol.Sampler``); one
                 instance a view.
             max_times_sampled: times that this view gives out a step, at most, within a batch too.
             limiter: ``MinSize``, ``SamplesPerInsert`` or ``Queue``: makes this view's ``sample``, and the store's
@@ -184,9 +184,9 @@ class Store(StoreWriting):
         """Make a view whose items are of a kind of your own.
 
         Args:
-            view: what the items are, and how a batch of them is filled (:class:`sharpwave.views.view.View`); one
+            view: what the items are, and how a batch of them is filled (``sharpwave.views.view.View``); one
                 instance serves one replay.
-            name: default ``view.kind``. All else is as for :meth:`transitions`.
+            name: default ``view.kind``. All else is as for ``transitions``.
 
         Raises:
             ValueError, TypeError: naming the argument.
@@ -237,7 +237,7 @@ class Store(StoreWriting):
     def flush(self) -> None:
         """Return when all that was appended so far is on disk, open segments included. Without a disk: at once.
 
-        :meth:`close` does the same. Without either, a crash costs the steps that were not sealed yet (at most
+        ``close`` does the same. Without either, a crash costs the steps that were not sealed yet (at most
         ``segment_steps`` a lane), a power cut also what the system wrote in the last 30 seconds or so.
 
         Raises:
@@ -251,7 +251,7 @@ class Store(StoreWriting):
         """Write a checkpoint into a folder, or replace the one that is there, whole or not at all.
 
         It holds every step with its id, open segments included, and every view's priorities, uses, random state and
-        batches drawn ahead. :meth:`open` restores the store: the same calls give the same batches. Writers and samplers
+        batches drawn ahead. ``open`` restores the store: the same calls give the same batches. Writers and samplers
         go on meanwhile; what they do after this call is not in it.
 
         With a disk nothing is copied: region files get a second name in the checkpoint (which should be on the same
@@ -313,10 +313,10 @@ class Store(StoreWriting):
     ) -> Self:
         """Open a checkpoint, or a store on disk after a clean exit, a crash or SIGKILL.
 
-        **A checkpoint** is restored exactly, views included: see :meth:`transitions`. That of a store in memory is read
+        **A checkpoint** is restored exactly, views included: see ``transitions``. That of a store in memory is read
         into memory and stays as it is. That of a store on disk becomes one again: in the new or empty folder ``disk``,
         to which its files are linked; or else in its own folder, which is no checkpoint from then on. Episodes are
-        still under way: a writer whose environment begins anew calls :meth:`break_episode` on each lane first, or gives
+        still under way: a writer whose environment begins anew calls ``break_episode`` on each lane first, or gives
         ``next_obs``, or uses a ``Recorder``, whose first ``reset()`` does.
 
         **A store on disk** keeps every whole segment with its ids, and every flushed step but the last one of an
@@ -326,7 +326,7 @@ class Store(StoreWriting):
         files are moved to the folder ``quarantine``.
 
         Args:
-            capacity, ram, disk_limit, on_full, seed: as for :class:`Store`; by default what they were.
+            capacity, ram, disk_limit, on_full, seed: as for ``Store``; by default what they were.
 
         Raises:
             FileNotFoundError: no store there.  StoreInUseError: another process has it.
@@ -350,7 +350,7 @@ class Store(StoreWriting):
         return store
 
     def close(self) -> None:
-        """Flush (see :meth:`flush`), unlock the folder, and refuse further writing and sampling.
+        """Flush (see ``flush``), unlock the folder, and refuse further writing and sampling.
 
         Memory is freed with the last reference to the store and its views. A store that is not closed is when its
         ``with`` block ends, when nothing refers to it any more, and when the interpreter exits; where these last two

@@ -21,7 +21,7 @@ class Packed:
     """A packed column: everything that decoding it takes.
 
     Attributes:
-        payload: what :meth:`Codec.encode` returned.
+        payload: what ``Codec.encode`` returned.
         count, size: rows, and bytes of each.
         dictionary: what the rows were encoded with.
         line_bytes: bytes from a pixel to the one below (``Field.line_bytes``); 0: nothing lies below another.
@@ -53,15 +53,15 @@ class Codec(ABC):
     """A way to pack a column: rows of bytes in, one payload out, every row decodable on its own.
 
     A codec is stateless: what is worth keeping between calls is in the encoders and decoders that it makes. To add one,
-    write a subclass and pass an instance to :func:`sharpwave.codecs.registry.register`; the conformance suite is
-    :mod:`sharpwave.testing.codec`.
+    write a subclass and pass an instance to ``sharpwave.codecs.registry.register``; the conformance suite is
+    ``sharpwave.testing.codec``.
 
     Attributes:
         name: as in ``Field(codec=)`` and in ``store.json``.
         number: as in a segment's column table: 0 to 127 are Sharpwave's own, 128 to 255 are for others.
         competition: when ``codec="auto"`` takes it; ``None``: only where it is asked for by name.
         decoder_bytes: memory that a decoder takes beside its dictionary.
-        fused: kernels that decode rows in compiled code; ``None``: rows are decoded by :meth:`decoder`.
+        fused: kernels that decode rows in compiled code; ``None``: rows are decoded by ``decoder``.
     """
 
     name: ClassVar[str]
@@ -84,7 +84,7 @@ class Codec(ABC):
 
     @abstractmethod
     def check(self, column: Packed) -> None:
-        """Check what :meth:`decode_rows <Decoder.decode_rows>` and fused kernels rely on without looking again.
+        """Check what ``decode_rows`` and fused kernels rely on without looking again.
 
         Raises:
             DamagedError: naming what is wrong and what was expected.
@@ -92,7 +92,7 @@ class Codec(ABC):
 
     @abstractmethod
     def decode_row(self, column: Packed, row: int) -> bytes | Bytes:
-        """Decode one row of a column that passed :meth:`check`.
+        """Decode one row of a column that passed ``check``.
 
         Raises:
             DamagedError: the payload does not hold it, which a check need not find.
@@ -142,7 +142,7 @@ class Encoder:
         return 0
 
     def encode(self, rows: Bytes, dictionary: bytes) -> bytes | None:
-        """Return what :meth:`Codec.encode` does."""
+        """Return what ``Codec.encode`` does."""
         return self._codec.encode(rows, dictionary, self._line_bytes)
 
     def keep_only(self, dictionaries: Collection[bytes]) -> None:

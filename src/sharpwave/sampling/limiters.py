@@ -157,7 +157,7 @@ class SamplesPerInsert:
 class Queue:
     """Writing waits while ``size`` steps wait to be sampled; sampling waits for a whole batch.
 
-    For views with ``max_times_sampled``: with that and :class:`Fifo` each step is learned from so often, in order, and
+    For views with ``max_times_sampled``: with that and ``Fifo`` each step is learned from so often, in order, and
     none is dropped, if the store's capacity exceeds ``size`` by a few segments a lane. Steps whose successor is not
     known yet do not count; an episode's end may make several known at once, so ``size`` may be exceeded by up to
     ``n_step`` for each lane.

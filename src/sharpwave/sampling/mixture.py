@@ -18,7 +18,7 @@ class Mixture:
 
     Of a batch of n a sampler of share s draws s n items, rounded at random so that this holds on average. An item's
     probability is the mixture's, ``sum_k s_k P_k``, whichever sampler drew it, and the weights are of that.
-    A :class:`Fifo` or :class:`Lifo` that draws m items counts as 1/m for each of them and as 0 for all others; what the
+    A ``Fifo`` or ``Lifo`` that draws m items counts as 1/m for each of them and as 0 for all others; what the
     parts draw is shuffled together.
 
     Args:

@@ -228,7 +228,7 @@ class Fifo(_InOrder):
 
 @dataclass
 class Lifo(_InOrder):
-    """The newest first: a batch of n is the n steps that could be sampled last, newest first; else as :class:`Fifo`."""
+    """The newest first: a batch of n is the n steps that could be sampled last, newest first; else as ``Fifo``."""
 
     def draw(self, draw: Draw, rng: np.random.Generator) -> None:
         """Cost: O(n), and what has left in between."""

@@ -53,7 +53,7 @@ class Sampler(Protocol):
 
     Items are integers in groups of equal size: item k of group g is ``g * group_size + k``. What an item is, is the
     view's matter. Those of a group are inserted in order, from its first on, and removed with it; some may be excluded
-    before. A sampler is constructed with its settings, and given its size by :meth:`bind`.
+    before. A sampler is constructed with its settings, and given its size by ``bind``.
 
     Attributes:
         beta: exponent of the importance weights where ``sample(beta=)`` gives none; 0: all weights are 1.
@@ -86,7 +86,7 @@ class Sampler(Protocol):
     def exclude(self, items: Ints) -> Callable[[], None]:
         """Remove distinct items, which are there, before their group.
 
-        Returns what undoes just that, as long as nothing else was called meanwhile but :meth:`draw` and further calls
+        Returns what undoes just that, as long as nothing else was called meanwhile but ``draw`` and further calls
         of this, undone in reverse.
         """
 
@@ -94,20 +94,20 @@ class Sampler(Protocol):
         """Fill ``draw.items`` and ``draw.probabilities``. At least one item is there."""
 
     def probabilities(self, items: Ints) -> Floats:
-        """Return with which the last :meth:`draw` drew each of ``items``, which are there: float64 [n]."""
+        """Return with which the last ``draw`` drew each of ``items``, which are there: float64 [n]."""
 
     def update(self, items: Ints, td_error: Floats) -> None:
         """Change the priorities of items that are there; of repeated ones the last wins."""
 
     def settings(self) -> dict[str, Any]:
-        """Return what :meth:`state` depends on, as JSON has it: only a sampler of the same class and settings takes
+        """Return what ``state`` depends on, as JSON has it: only a sampler of the same class and settings takes
         it."""
 
     def state(self) -> dict[str, Any]:
-        """Return what :meth:`restore` needs: copies of arrays, numbers, strings, lists and dicts of those."""
+        """Return what ``restore`` needs: copies of arrays, numbers, strings, lists and dicts of those."""
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take the :meth:`state` of another of the same class and settings.
+        """Take the ``state`` of another of the same class and settings.
 
         Items that were there then and are there now are drawn as that one would draw them; those that are there now
         alone are as just inserted; those of then alone are ignored. Raises: ValueError: no such state.

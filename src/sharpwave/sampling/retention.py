@@ -38,7 +38,7 @@ class Retention(Protocol):
         """Return whether the segment whose first step has ``id_`` is kept as long as there is room."""
 
     def add(self, slot: int, id_: int) -> None:
-        """Count a segment that :meth:`admits` admits as held."""
+        """Count a segment that ``admits`` admits as held."""
 
     def choose(self, newcomer: Newcomer | None, priorities: Priorities) -> int:
         """Return the slot whose segment is to be evicted, which counts as held no more; at least one is held.
@@ -50,13 +50,13 @@ class Retention(Protocol):
         """
 
     def discard(self, slot: int) -> None:
-        """Undo the last :meth:`add`."""
+        """Undo the last ``add``."""
 
     def settings(self) -> dict[str, Any]:
         """Return its constructor's arguments, as JSON has them."""
 
     def order(self) -> dict[str, Any]:
-        """Return what :meth:`restore_order` needs: ``slots`` int64 [segments], and what else it remembers."""
+        """Return what ``restore_order`` needs: ``slots`` int64 [segments], and what else it remembers."""
 
     def restore_order(self, order: dict[str, Any]) -> None:
         """Go on as the one whose ``order`` it was; called before anything else.  Raises: ValueError."""

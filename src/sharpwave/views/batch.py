@@ -15,7 +15,7 @@ class Batch:
 
     ``obs`` and ``next_obs`` of a view with ``n_step=1`` share memory, as they overlap by all but one frame: what is
     written to one can be seen in the other. All that takes less than 256 bytes an item lies in one piece of memory.
-    What is held counts as the store's memory, in ``stats()`` and against ``ram=``; :meth:`copy` and :meth:`torch` on
+    What is held counts as the store's memory, in ``stats()`` and against ``ram=``; ``copy`` and ``torch`` on
     another device take memory of the process's own.
 
     Attributes:

@@ -27,7 +27,7 @@ MAX_LOOKAHEAD = 1024
 
 
 class Replay(Generic[B]):
-    """A store's items, as a :class:`.view.View` says what they are, sampled. Made by :meth:`sharpwave.Store.view`.
+    """A store's items, as a ``.view.View`` says what they are, sampled. Made by ``sharpwave.Store.view``.
 
     Args:
         log: the store's log; ``lock`` guards it; at ``gate`` batches wait for steps.
@@ -89,7 +89,7 @@ class Replay(Generic[B]):
             beta: overrides the sampler's.
             timeout: seconds to wait at most until the limiter allows it; default 60. Without a limiter nothing waits.
 
-        Returns a batch whose memory is the caller's for as long as anything made of it is there (see :class:`Batch`).
+        Returns a batch whose memory is the caller's for as long as anything made of it is there (see ``Batch``).
         The order of its items says nothing: each part of it is like a smaller batch, but for ``Fifo()`` and ``Lifo()``,
         which are orders. Cost: drawing is O(log8 items) an item; decoding a window of five 84x84 frames takes 3 us.
 
@@ -124,7 +124,7 @@ class Replay(Generic[B]):
         batch counts as sampled when it is drawn; a limiter is waited for only where nothing is drawn yet.
 
         Raises:
-            ValueError: an argument out of range.  ``next()`` raises what :meth:`sample` does.
+            ValueError: an argument out of range.  ``next()`` raises what ``sample`` does.
         """
         _check_batch_size(batch_size)
         _check_beta(beta)
@@ -142,7 +142,7 @@ class Replay(Generic[B]):
 
         Raises:
             KeyError: an id that was evicted, or cannot be sampled yet.  ValueError: ids of another store.
-            MemoryError: as :meth:`sample`.
+            MemoryError: as ``sample``.
         """
         checked = _checked_ids("fetch", ids, self._log.tag)
         with self._lock:

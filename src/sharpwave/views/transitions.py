@@ -167,7 +167,7 @@ class NStep(View[Batch]):
         locate(self._words.current(), items, self._log.stride, self.n_step, self.gamma, reward, discount, places)
 
     def batch(self, arrays: Arrays) -> Batch:
-        """Return a :class:`Batch`."""
+        """Return a ``Batch``."""
         spec = self._spec
         after = "" if self.n_step == 1 else AFTER
         obs = {name: arrays[name, HERE] for name in spec.obs_names}
@@ -186,7 +186,7 @@ class NStep(View[Batch]):
 
 
 class Transitions(Replay[Batch]):
-    """A store's n-step transitions, sampled. Made by :meth:`sharpwave.Store.transitions`.
+    """A store's n-step transitions, sampled. Made by ``sharpwave.Store.transitions``.
 
     Attributes:
         n_step, gamma: as it was asked for.

@@ -18,13 +18,13 @@ Floats = npt.NDArray[np.float64]
 Batch_co = TypeVar("Batch_co", covariant=True)
 
 MAX_RUNS = 1024
-"""Runs of new items that one call of :meth:`View.find` returns."""
+"""Runs of new items that one call of ``View.find`` returns."""
 
 
 class View(Protocol[Batch_co]):
     """Kind of items that a store's log holds: which there are, what each needs, and how a batch of them is filled.
 
-    :class:`sharpwave.views.replay.Replay` does the rest: drawing, waiting, priorities, streams, limits, checkpoints.
+    ``sharpwave.views.replay.Replay`` does the rest: drawing, waiting, priorities, streams, limits, checkpoints.
     An instance is constructed with its settings and serves one replay. The store's lock is held whenever it is called.
 
     An item belongs to the segment in which it begins; item k of the segment in slot s has the number
@@ -34,7 +34,7 @@ class View(Protocol[Batch_co]):
     Attributes:
         kind: name of the view's class, and of views of it that are given no other.
         waits_for: what a step must wait for before it is part of an item, for error messages.
-        scratch_rows: rows of int64 [rows, batch size] that :meth:`fill` works in.
+        scratch_rows: rows of int64 [rows, batch size] that ``fill`` works in.
         error_shape: what ``update_priorities`` takes of each item beside its id.
     """
 
@@ -61,7 +61,7 @@ class View(Protocol[Batch_co]):
     def find(self, spans: Int32s) -> Ints:
         """Find the items that became known since the last call, and raise the ends of their spans.
 
-        Returns int64 [3, runs]: slots, begins and ends of runs of items, the slots distinct. At most :data:`MAX_RUNS`;
+        Returns int64 [3, runs]: slots, begins and ends of runs of items, the slots distinct. At most ``MAX_RUNS``;
         called again while it returns so many.
         """
         raise NotImplementedError
@@ -93,7 +93,7 @@ class View(Protocol[Batch_co]):
         raise NotImplementedError
 
     def expect(self, slot: int, td_error: npt.NDArray[np.float32]) -> None:
-        """Note the TD errors [rows] of the steps in ``slot``, for :meth:`first_errors`."""
+        """Note the TD errors [rows] of the steps in ``slot``, for ``first_errors``."""
         return None
 
     def first_errors(self, runs: Ints) -> tuple[Ints, Floats] | None:
