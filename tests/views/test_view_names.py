@@ -328,3 +328,28 @@ def test_a_view_serves_one_replay() -> None:
     with pytest.raises(ValueError, match="serves a replay already"):
         store.view(pieces, name="other")
     assert len(first.sample(8).ids) == 8
+
+
+@pytest.mark.parametrize("most", [None, 3])
+def test_what_is_evicted_does_not_depend_on_when_a_view_is_asked_for(tmp_path: Path, most: int | None) -> None:
+    store = sw.Store(SPEC, capacity=400, segment_steps=8, retention=sw.LowestPriority())
+
+    def append(store: sw.Store, steps: int) -> None:
+        for k in range(store.total_steps, store.total_steps + steps):
+            store.append(obs=np.full(3, k), action=k, reward=k, terminated=k % 20 == 19, truncated=False)
+
+    append(store, 400)
+    view = learned(prioritized(store, max_times_sampled=most), 1)
+    for _ in range(4 if most else 0):
+        view.sample(100)
+    store.checkpoint(tmp_path)
+    held = []
+    for early in (True, False):
+        again = sw.Store.open(tmp_path)
+        first = prioritized(again, max_times_sampled=most) if early else None
+        append(again, 200)
+        first = first or prioritized(again, max_times_sampled=most)
+        other = again.transitions(name="other")
+        held.append(np.sort(other.fetch(other.sampleable_ids()).action))
+    assert np.array_equal(*held)
+    assert held[0][0] < 200, "not the oldest were evicted"

@@ -201,8 +201,17 @@ class Views(LogListener):
             view.view.expect(slot, td_error)
 
     def priorities(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.float64] | None:
-        """Return mean priorities of the items in ``slots`` by the first view that has any."""
-        return next((p for view in self if (p := view.source.items.priorities(slots)) is not None), None)
+        """Return mean priorities of the items in ``slots`` by the first view that has any, asked for yet or not."""
+        made = {number: view for number, ref in self._views.items() if (view := ref()) is not None}
+        saved = dict(self._saved.values())
+        for number in sorted({*made, *saved}):
+            if number in made:
+                found = made[number].source.items.priorities(slots)
+            else:
+                found = saved[number].priorities(slots, self._log)
+            if found is not None:
+                return found
+        return None
 
     @property
     def nbytes(self) -> int:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sharpwave.format.segment import MOST_NUMBER
-from sharpwave.sampling.protocol import checked_array, described
+from sharpwave.sampling.prioritized import Prioritized
+from sharpwave.sampling.protocol import MAX_TD_ERROR, checked_array, described
 from sharpwave.views.prefetch import checked
 
 if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
     from sharpwave.views.replay import Replay
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass
@@ -42,6 +46,7 @@ class SavedView:
     steps_before: int
     ahead: list[list[dict[str, Any]]]
     generation: npt.NDArray[np.int64]
+    _by_slot: tuple[npt.NDArray[Any], ...] | None = field(default=None, init=False, repr=False)
 
     @classmethod
     def of(cls, replay: Replay[Any], log: StepLog) -> SavedView:
@@ -109,6 +114,35 @@ class SavedView:
     def nbytes(self) -> int:
         """Bytes of memory of its arrays."""
         return _nbytes(vars(self))
+
+    def priorities(self, slots: Ints, log: StepLog) -> Floats | None:
+        """Return the mean priorities of the steps in ``slots`` [n], as the view would; ``None``: it has none.
+
+        Steps that came since have the largest so far.
+        """
+        if self.sampler.get("kind") != Prioritized.__name__:
+            return None
+        values, largest = self.remembered.get("values"), self.remembered.get("max_priority")
+        alpha = self.sampler.get("alpha")
+        if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype != np.float64:
+            return None  # a damaged state, which begins anew when it is asked for
+        if not (isinstance(largest, float) and 0 < largest <= MAX_TD_ERROR and isinstance(alpha, float) and alpha <= 1):
+            return None
+        if self._by_slot is None:
+            known = values > 0
+            if self.uses is not None:
+                known[: len(self.uses)] |= self.uses[: len(known)] > 0  # steps that were used up count 0
+            whole = len(values) // log.stride * log.stride
+            self._by_slot = tuple(one[:whole].reshape(-1, log.stride).sum(axis=1) for one in (values, known))
+        masses, counts = self._by_slot
+        index, new = log.index, largest**alpha
+        there = slots[slots < min(len(masses), len(self.generation))]
+        kept = np.isin(slots, there[self.generation[there] == index.generation[there]])
+        mass, count = np.zeros(len(slots)), np.zeros(len(slots), np.int64)
+        mass[kept], count[kept] = masses[slots[kept]], counts[slots[kept]]
+        rows = np.maximum(index.rows[slots], 1)
+        means: Floats = (mass + np.maximum(rows - count, 0) * new) / rows
+        return means
 
     def differences(
         self, settings: dict[str, Any], sampler: dict[str, Any], max_times_sampled: int | None
