@@ -89,6 +89,10 @@ def test_single_values_by_their_place():
         ["agent.lr=1e-4", "training.steps=1e6", "agent.double=false", "evaluation.stop_reward=none", "env.name=A-v0"],
     )
     assert found == recipe.override(learning_rate=1e-4, steps=10**6, double=False, stop_reward=None, env="A-v0")
+    one = with_values(
+        recipe, ["evaluation.stop_reward=none"], evaluate_every=0
+    )  # with a reward to stop at it may not be
+    assert one.evaluation.evaluate_every == 0
     assert with_values(recipe, ["replay.capacity=10", "training.warmup_steps=10"]).replay.capacity == 10
 
 

@@ -118,7 +118,7 @@ def group_callback() -> Callable[..., None]:
             from sharpwave.training.recipes.files import read_recipe, with_values
 
             name, recipe = read_recipe(config, trust=trust)
-            train(name, with_values(recipe.override(**changes), set_values), out)
+            train(name, with_values(recipe, set_values, **changes), out)
         elif trust:
             ctx.fail("--trust is about the run that is given with --resume RUN, or the file of --config FILE")
         elif changes or out or config or set_values:
@@ -156,7 +156,7 @@ def recipe_command(name: str, recipe: Recipe) -> Any:
         # By name: click, of which typer has a copy of its own, has no enum to compare with.
         given = {key: value for key, value in values.items() if ctx.get_parameter_source(key).name == "COMMANDLINE"}  # type: ignore[union-attr]
         chosen = recipe if config is None else read_recipe(config, recipe, trust=trust)[1]
-        train(name, with_values(chosen.override(**given), set_values), out)
+        train(name, with_values(chosen, set_values, **given), out)
 
     annotations, defaults = dict(COMMON), dict(COMMON_DEFAULTS)
     for leaf in leaves(recipe):

@@ -86,13 +86,16 @@ def _yaml_loader() -> Any:
     return Loader
 
 
-def with_values(recipe: Recipe, assignments: Sequence[str]) -> Recipe:
+def with_values(recipe: Recipe, assignments: Sequence[str], **options: Any) -> Recipe:
     """Change settings by ``key=value``: "agent.lr=1e-4", "training.steps=1e6".
 
+    Args:
+        options: changes by the names of options, as :meth:`Recipe.override` takes them; all need to fit only together,
+            and an assignment is preferred.
     Raises:
         ValueError: not of this form, no such setting, or a value that does not fit.
     """
-    changes = {}
+    changes = recipe.paths(options)
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -133,12 +134,19 @@ class Recipe:
         Raises:
             ValueError: a name that is no setting, or a value that does not fit.
         """
+        return changed(self, self.paths(values))
+
+    def paths(self, values: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
+        """Return values by their settings' paths, given by the names of their options.
+
+        Raises:
+            ValueError: a name that is no setting, or a value of another kind.
+        """
         known = {leaf.name: leaf for leaf in leaves(self)}
         unknown = sorted(set(values) - set(known))
         if unknown:
             raise ValueError(f"unknown settings {', '.join(unknown)}; there are {', '.join(known)}")
-        paths = {known[name].path: checked(name, known[name].hint, value) for name, value in values.items()}
-        return changed(self, paths)
+        return {known[name].path: checked(name, known[name].hint, value) for name, value in values.items()}
 
     def to_table(self) -> dict[str, Any]:
         """Plain nested values by name, for JSON."""
