@@ -141,6 +141,12 @@ def test_the_flat_settings_of_version_1_are_translated(tmp_path):
         read_config(tmp_path)
 
 
+def test_a_name_that_leads_elsewhere_is_refused(tmp_path):
+    write_config(tmp_path, Config("../../elsewhere", load_recipe("cartpole"), "ab" * 16))
+    with pytest.raises(ValueError, match=r"recipe '\.\./\.\./elsewhere', expected a name"):
+        read_recipe(tmp_path / "config.json")
+
+
 def test_what_a_later_release_wrote_is_refused(tmp_path):
     values = {"version": 3, "run": "", "replay": "", "recipe": "pong", "settings": {}}
     (tmp_path / "config.json").write_text(sealed_json(values))

@@ -39,6 +39,8 @@ def read_recipe(path: Path, base: Recipe | None = None, *, trust: bool = False) 
         if "settings" in values:
             check_version(path, values)
             recipe = recipe_of(values)
+            if not re.fullmatch(r"\w[\w.-]*", name):  # the run's folder is named after it
+                raise ValueError(f"recipe {name!r}, expected a name of letters and digits")
         else:
             if base is None:
                 base = load_recipe(name) if named else Recipe()
