@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.log.open_segments import appended
+from sharpwave.log.growing_arrays import appended
 from sharpwave.memory.segment_index import SegmentIndex
 
 Ints = npt.NDArray[np.int64]

@@ -6,19 +6,17 @@ does not know the difference.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sharpwave.codecs.raw import RAW
-from sharpwave.codecs.registry import MIN_AUTO_BYTES
-from sharpwave.codecs.zstd import Zstd
 from sharpwave.format import segment
-from sharpwave.format.features import features_of
-from sharpwave.format.segment import FLAGS, REWARD, Column
+from sharpwave.format.segment import FLAGS, REWARD
 from sharpwave.log.episode_annotations import EpisodeAnnotations
+from sharpwave.log.growing_arrays import appended
 from sharpwave.log.row_kernels import (
     ENDED,
     WHOLE,
@@ -159,7 +157,7 @@ class Lanes:
         index.resident[slots] = True
 
     def fill(self, lane: int, header: segment.Header, arrays: Rows) -> None:
-        """Put the lane's last rows, from :meth:`pack_raw` and decoded, into its open segment, which is empty."""
+        """Put the lane's last rows, from :func:`.open_packing.pack_raw` and decoded, into its empty open segment."""
         index, slot = self.index, int(self.slots[lane])
         index.rows[slot], index.frames[slot], index.context[slot] = header.steps, header.frames, header.context
         index.first_step[slot] = header.first_step
@@ -371,46 +369,6 @@ class Lanes:
                 self.arena.memory, index.offset[FLAGS], index.rows, index.episode_step, counts, slots, every
             )
 
-    def pack(self, lane: int, columns: Sequence[Column], *, sealed: bool = True) -> tuple[bytes, list[int]]:
-        """The open segment's bytes, with its columns encoded as ``columns``, and where each of them begins.
-
-        Args:
-            sealed: they are those of a sealed segment, which knows nothing of the episode that begins behind it.
-        """
-        index, slot = self.index, int(self.slots[lane])
-        rows, frames, context = int(index.rows[slot]), int(index.frames[slot]), int(index.context[slot])
-        first = int(index.first_step[slot])
-        spec = self.layout.spec
-        return segment.pack(
-            spec.schema_hash,
-            self.first_lane + lane,
-            first,
-            rows,
-            frames,
-            context,
-            columns,
-            features=features_of(spec),
-            episode_step=int(index.episode_step[slot]),
-            metadata=self.annotations.pack(lane, first, rows, with_next=not sealed) if self.annotations else b"",
-        )
-
-    def pack_raw(self, lane: int) -> tuple[int, bytes]:
-        """The id and the bytes of a lane's open segment as far as it goes, without dictionaries. Where the successor of
-        its last step is known, that is its last frame, as in a sealed segment."""
-        slot = self.slots[lane]
-        self.index.frames[slot] += self.successor_known[lane]
-        try:
-            return self._pack_raw(lane)
-        finally:
-            self.index.frames[slot] -= self.successor_known[lane]
-
-    def _pack_raw(self, lane: int) -> tuple[int, bytes]:
-        columns = []
-        for size, data in zip(self.layout.sizes.tolist(), self.columns(lane), strict=True):
-            packed = Zstd().encode(data) if size >= MIN_AUTO_BYTES and len(data) else None
-            columns.append(Column(RAW if packed is None else Zstd.number, len(data), packed or data.tobytes()))
-        return self.index.segment_id(int(self.slots[lane])), self.pack(lane, columns, sealed=False)[0]
-
     def _column(self, c: int, slot: int, rows: int | None = None) -> Bytes:
         """An open segment's column as uint8 [rows, size], a view of the arena."""
         limit, size = self.layout.limits[c], int(self.layout.sizes[c])
@@ -427,17 +385,6 @@ def _as_bytes(rows: npt.NDArray[Any], count: int) -> Bytes:
     """C-contiguous rows [count, *shape] as uint8 [count, size], without a copy."""
     data: Bytes = rows.reshape(count, -1).view(np.uint8)
     return data
-
-
-def appended(array: npt.NDArray[Any], values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return ``array`` with ``values`` behind it. Memory grows by doubling; what came out last may go in again."""
-    count, total = len(array), len(array) + len(values)
-    memory = array.base if isinstance(array.base, np.ndarray) else array
-    if len(memory) < total:
-        memory = np.zeros(max(16, 2 * total), array.dtype)
-        memory[:count] = array
-    memory[count:total] = values
-    return memory[:total]
 
 
 def first_shares(lanes: Ints) -> npt.NDArray[np.int32]:

@@ -8,6 +8,7 @@ from sharpwave.disk.disk_tier import DiskTier
 from sharpwave.format import segment
 from sharpwave.format.segment import Column
 from sharpwave.log.admission import Admission
+from sharpwave.log.open_packing import pack
 from sharpwave.log.open_segments import Lanes
 from sharpwave.log.sealed_segments import Sealed
 from sharpwave.memory.segment_index import SegmentIndex
@@ -54,7 +55,7 @@ class Sealing:
                 as used, also where this raises.
         """
         self._sealed.encode(lane, self._opened.columns(lane), columns, places)
-        return self._opened.pack(lane, columns)
+        return pack(self._opened, lane, columns)
 
     def keep(
         self,

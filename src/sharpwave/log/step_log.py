@@ -19,6 +19,7 @@ from sharpwave.log.batch_memory import BatchMemory
 from sharpwave.log.column_encoder import ColumnEncoder
 from sharpwave.log.episode_breaks import write_down
 from sharpwave.log.inventory import Inventory
+from sharpwave.log.open_packing import pack_raw
 from sharpwave.log.open_segments import Lanes, Rows
 from sharpwave.log.sealed_segments import Sealed
 from sharpwave.log.sealing import Sealing
@@ -289,7 +290,7 @@ class StepLog:
             write_down(self, [before], release=True)  # with the frame that is there: what came next when it was sealed
 
     def refill_lane(self, lane: int, header: segment.Header, arrays: Rows) -> None:
-        """Put the lane's last rows, from :meth:`Lanes.pack_raw` and decoded, into its open segment."""
+        """Put the lane's last rows, from :func:`pack_raw` and decoded, into its open segment."""
         self.opened.fill(lane, header, arrays)
         self.inventory.held_steps += header.steps
 
@@ -375,7 +376,7 @@ class StepLog:
         """Write every open segment to disk as far as it goes, and how far its lane has come.  Raises: OSError."""
         for lane in range(self.lanes):
             if self.index.rows[self.opened.slots[lane]]:
-                id_, packed = self.opened.pack_raw(lane)
+                id_, packed = pack_raw(self.opened, lane)
                 if disk.has_tail(id_, packed):
                     continue  # and nothing is evicted for it
                 self.admission.make_room_on_disk(len(packed))

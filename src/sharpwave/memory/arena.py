@@ -86,7 +86,7 @@ class Arena:
         return len(self._live) * self.chunk_bytes
 
     def larger(self, reserve_bytes: int, head_bytes: int) -> Arena:
-        """An empty one that :meth:`become` moves this into.
+        """Return an empty arena that :meth:`become` moves this one into.
 
         Raises:
             MemoryError: the address space cannot be reserved.
@@ -108,11 +108,13 @@ class Arena:
             larger.memory[begin + shift : begin + shift + nbytes] = self.memory[begin : begin + nbytes]
             if hasattr(self._map, "madvise"):
                 self._map.madvise(mmap.MADV_DONTNEED, begin, self.chunk_bytes)
-        for name in ("_live", "_touched", "_opened"):
-            getattr(larger, name)[: self._fresh] = getattr(self, name)[: self._fresh]
-        for name in ("limit_bytes", "used_bytes", "_free", "_fresh", "_current", "_top", "_open", "_open_top"):
-            setattr(larger, name, getattr(self, name))
-        vars(self).update(vars(larger))
+        self._begin, self._map = larger._begin, larger._map
+        self.memory, self.floats, self.words = larger.memory, larger.floats, larger.words
+        used = slice(0, self._fresh)
+        larger._live[used], larger._touched[used] = self._live[used], self._touched[used]
+        larger._opened[used] = self._opened[used]
+        self._live, self._touched, self._opened = larger._live, larger._touched, larger._opened
+        self._huge_pages = larger._huge_pages
 
     @property
     def committed_bytes(self) -> int:

@@ -21,6 +21,13 @@ GENERATION_BITS = 21
 """Of ids that leave the 10 bits above for the number of a shard; a slot with a higher generation is used last."""
 
 
+BY_SLOT = (
+    "rows", "generation", "lane", "next", "previous", "gap", "context", "frames", "sealed", "begins", "offset", "codec",
+    "dictionary", "base", "nbytes", "resident", "region", "place", "first_step", "episode_step", "sparse",
+)  # fmt: skip
+"""Arrays of an index whose last axis is the slot."""
+
+
 class SegmentIndex:
     """Per-slot arrays. Untouched slots cost no memory: slots are handed out lowest first.
 
@@ -83,8 +90,8 @@ class SegmentIndex:
     @property
     def touched_bytes(self) -> int:
         """Bytes of memory in use."""
-        arrays: list[npt.NDArray[Any]] = [a for a in vars(self).values() if isinstance(a, np.ndarray)]
-        return sum(a.nbytes for a in arrays) * self.highest // self.slots + 8 * (len(self._returned) + len(self._worn))
+        nbytes: int = sum(getattr(self, name).nbytes for name in BY_SLOT)
+        return nbytes * self.highest // self.slots + 8 * (len(self._returned) + len(self._worn))
 
     def take(self) -> int | None:
         """The lowest free slot, emptied; ``None`` if all are in use."""
@@ -150,19 +157,21 @@ class SegmentIndex:
         self.latest_generation = max(first_generation, int(self.generation[: self.highest].max(initial=0)))
 
     def larger(self, slots: int) -> SegmentIndex:
-        """A copy with room for so many slots.  Raises: MemoryError."""
+        """Return a copy with room for so many slots.  Raises: MemoryError."""
         other = copy.copy(self)
-        for name, array in vars(self).items():
-            if isinstance(array, np.ndarray):
-                longer = np.zeros((*array.shape[:-1], slots), array.dtype)
-                longer[..., : self.highest] = array[..., : self.highest]
-                setattr(other, name, longer)
+        for name in BY_SLOT:
+            array: npt.NDArray[Any] = getattr(self, name)
+            longer = np.zeros((*array.shape[:-1], slots), array.dtype)
+            longer[..., : self.highest] = array[..., : self.highest]
+            setattr(other, name, longer)
         other.slots = slots
         return other
 
     def become(self, other: SegmentIndex) -> None:
         """Go on as one from :meth:`larger`. Raises nothing."""
-        vars(self).update(vars(other))
+        for name in BY_SLOT:
+            setattr(self, name, getattr(other, name))
+        self.slots = other.slots
 
     def ids(self, leaves: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Ids of the steps that live at ``leaves`` now."""

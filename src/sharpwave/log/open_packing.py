@@ -1,0 +1,52 @@
+"""A lane's open segment -> bytes: of the sealed segment that it becomes, or of its rows so far."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sharpwave.codecs.raw import RAW
+from sharpwave.codecs.registry import MIN_AUTO_BYTES
+from sharpwave.codecs.zstd import Zstd
+from sharpwave.format import segment
+from sharpwave.format.features import features_of
+from sharpwave.format.segment import Column
+from sharpwave.log.open_segments import Lanes
+
+
+def pack(opened: Lanes, lane: int, columns: Sequence[Column], *, sealed: bool = True) -> tuple[bytes, list[int]]:
+    """Return the open segment's bytes, with its columns encoded as ``columns``, and where each of them begins.
+
+    Args:
+        sealed: they are those of a sealed segment, which knows nothing of the episode that begins behind it.
+    """
+    index, spec, slot = opened.index, opened.layout.spec, int(opened.slots[lane])
+    first, rows, notes = int(index.first_step[slot]), int(index.rows[slot]), opened.annotations
+    return segment.pack(
+        spec.schema_hash,
+        opened.first_lane + lane,
+        first,
+        rows,
+        int(index.frames[slot]),
+        int(index.context[slot]),
+        columns,
+        features=features_of(spec),
+        episode_step=int(index.episode_step[slot]),
+        metadata=notes.pack(lane, first, rows, with_next=not sealed) if notes else b"",
+    )
+
+
+def pack_raw(opened: Lanes, lane: int) -> tuple[int, bytes]:
+    """Return the id and the bytes of a lane's open segment as far as it goes, without dictionaries.
+
+    Where the successor of its last step is known, that is its last frame, as in a sealed segment.
+    """
+    frames, slot = opened.index.frames, int(opened.slots[lane])
+    frames[slot] += opened.successor_known[lane]
+    try:
+        columns = []
+        for size, data in zip(opened.layout.sizes.tolist(), opened.columns(lane), strict=True):
+            packed = Zstd().encode(data) if size >= MIN_AUTO_BYTES and len(data) else None
+            columns.append(Column(RAW if packed is None else Zstd.number, len(data), packed or data.tobytes()))
+        return opened.index.segment_id(slot), pack(opened, lane, columns, sealed=False)[0]
+    finally:
+        frames[slot] -= opened.successor_known[lane]
