@@ -17,7 +17,7 @@ from sharpwave.native.interrupts import HANDLERS, Lock
 from sharpwave.persistence.settings import Settings
 from sharpwave.sampling.ordered import Fifo
 from sharpwave.spec import Spec
-from sharpwave.validation import MOST_LANES, checked_final, checked_rows
+from sharpwave.validation import MAX_LANES, checked_final, checked_rows
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,8 @@ class SegmentWriter:
         codec: str | Mapping[str, str] = "auto",
         segment_steps: int = 32,
     ) -> None:
-        if not isinstance(lanes, (int, np.integer)) or lanes < 1 or not 0 <= first_lane <= MOST_LANES - lanes:
-            raise ValueError(f"SegmentWriter: lanes={lanes!r} from {first_lane!r} on, expected 1 to {MOST_LANES}")
+        if not isinstance(lanes, (int, np.integer)) or lanes < 1 or not 0 <= first_lane <= MAX_LANES - lanes:
+            raise ValueError(f"SegmentWriter: lanes={lanes!r} from {first_lane!r} on, expected 1 to {MAX_LANES}")
         begins = np.zeros(lanes, np.int64) if first_steps is None else np.asarray(first_steps, np.int64)
         if begins.shape != (lanes,) or (begins < 0).any():
             raise ValueError(f"SegmentWriter: first_steps={first_steps!r}, expected {lanes} numbers of at least 0")

@@ -13,7 +13,7 @@ from sharpwave.sampling.limiters import Gate
 
 
 def account(log: StepLog, gate: Gate) -> dict[str, Any]:
-    """:meth:`sharpwave.Store.stats`, the lock held. Cost: O(segments)."""
+    """Return what :meth:`sharpwave.Store.stats` does, the lock held. Cost: O(segments)."""
     index = log.index
     sealed = np.flatnonzero(index.sealed[: index.highest] & (index.rows[: index.highest] > 0))
     pool, inventory = log.batches.pool, log.inventory
@@ -67,7 +67,7 @@ def account(log: StepLog, gate: Gate) -> dict[str, Any]:
 
 
 def _taken(log: StepLog) -> dict[str, int]:
-    """Memory that the log takes, by use, in bytes."""
+    """Return the memory that the log takes, by use, in bytes."""
     staging = log.lanes * log.layout.open_bytes
     used = log.sealed.nbytes if log.segment_cache is None else log.arena.used_bytes - staging
     return {

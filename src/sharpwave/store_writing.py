@@ -18,7 +18,7 @@ from sharpwave.log.step_log import StepLog
 from sharpwave.native.interrupts import Lock
 from sharpwave.sampling.limiters import Gate
 from sharpwave.spec import Spec
-from sharpwave.validation import checked_final, checked_lane, checked_rows, checked_steps, most_lanes
+from sharpwave.validation import checked_final, checked_lane, checked_rows, checked_steps, max_lanes
 from sharpwave.views.registry import Views
 
 MAX_BLOCK_S = 60.0
@@ -245,7 +245,7 @@ class StoreWriting:
     def _check_annotated(self, what: str, lane: Any, episode: bool) -> None:
         if lane is None and episode:
             raise ValueError(f"{what}: episode=True, expected the number of the episode's lane")
-        most = most_lanes(self._log.admission.capacity)
+        most = max_lanes(self._log.admission.capacity)
         if lane is not None and not (isinstance(lane, (int, np.integer)) and 0 <= lane < most):
             raise ValueError(f"{what}: lane {lane!r}, expected None or an integer from 0 to {most - 1}")
 

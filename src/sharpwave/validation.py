@@ -1,4 +1,4 @@
-"""What comes from outside is checked here, before anything is changed: errors say what came and what was expected."""
+"""Validation of what callers pass, before anything is changed: errors say what came and what was expected."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sharpwave.native.jit import njit
 from sharpwave.spec import TERMINATED, TRUNCATED, Spec
 
 _UNITS = {"": 1, "B": 1} | {f"{p}{u}": b**e for e, p in enumerate("KMGT", 1) for u, b in (("B", 1000), ("iB", 1024))}
-MOST_LANES = 1 << 20
+MAX_LANES = 1 << 20
 MAX_REWARD = float(np.finfo(np.float32).max)
 
 Rows = dict[str, npt.NDArray[Any]]
@@ -24,7 +24,7 @@ Steps = tuple[Rows, npt.NDArray[np.uint8], Rows | None, Rows | None]
 
 
 def parse_bytes(size: int | str, name: str = "ram") -> int:
-    """``"512MiB"``, ``"2GB"`` or a number of bytes -> bytes.  Raises: ValueError."""
+    """Convert ``"512MiB"``, ``"2GB"`` or a number of bytes to bytes.  Raises: ValueError."""
     if isinstance(size, (int, np.integer)) and not isinstance(size, bool):
         return int(size)
     found = re.fullmatch(r"\s*([0-9.]+)\s*([A-Za-z]*)\s*", size) if isinstance(size, str) else None
@@ -37,7 +37,7 @@ def parse_bytes(size: int | str, name: str = "ram") -> int:
 
 
 def checked_folder(name: str, path: Any) -> Path:
-    """``path`` as a ``Path``.  Raises: TypeError, ValueError: it names none; empty, it would be the current one."""
+    """Return ``path`` as a ``Path``.  Raises: TypeError, ValueError: it names none, or is empty."""
     if not isinstance(path, (str, os.PathLike)) or isinstance(found := os.fspath(path), bytes):
         raise TypeError(f"{name}: got {path!r}, expected the path of a folder as a string or pathlib.Path")
     if not found:
@@ -57,7 +57,7 @@ def checked_steps(
     next_obs: Any,
     extra: Mapping[str, npt.ArrayLike],
 ) -> Steps:
-    """Rows by field, flags uint8 [n], final and next observations by field. ``count`` is ``None`` for one step."""
+    """Return rows by field, flags uint8 [n], final and next observations by field. ``count``: ``None`` for one."""
     rows = {name: spec.fields[name].rows(name, value, count) for name, value in spec.split_obs(obs).items()}
     given = {"action": action, **extra}
     check_names(given, spec.step_names)
@@ -95,7 +95,7 @@ def checked_rows(
     next_obs: Any,
     extra: Mapping[str, npt.ArrayLike],
 ) -> tuple[npt.NDArray[np.int64], Steps]:
-    """Lane numbers int64 [rows], and :func:`checked_steps` of one step for each of them."""
+    """Return lane numbers int64 [rows], and :func:`checked_steps` of one step for each of them."""
     first = obs[next(iter(obs))] if isinstance(obs, Mapping) and obs else obs
     count = len(first) if np.ndim(first) else 0
     numbers = lane_numbers(lanes, count)
@@ -104,7 +104,7 @@ def checked_rows(
 
 
 def checked_final(spec: Spec, final_obs: Any) -> Rows:
-    """One final observation, [1, *shape] by field."""
+    """Return one final observation, [1, *shape] by field."""
     return _observations(spec, "final", final_obs, None)
 
 
@@ -116,9 +116,9 @@ def check_capacity(capacity: Any) -> int | None:
     return int(capacity)
 
 
-def most_lanes(capacity: int | None) -> int:
-    """Lanes that a store of that capacity has at most."""
-    return MOST_LANES if capacity is None else min(MOST_LANES, capacity // 2)
+def max_lanes(capacity: int | None) -> int:
+    """Return the lanes that a store of that capacity has at most."""
+    return MAX_LANES if capacity is None else min(MAX_LANES, capacity // 2)
 
 
 def check_names(given: Collection[str], expected: Collection[str]) -> None:
@@ -157,18 +157,18 @@ def _rewards(reward: npt.ArrayLike, count: int | None) -> npt.NDArray[np.float32
 
 
 @njit(nogil=True, cache=True)
-def all_within(values: npt.NDArray[Any], most: float) -> bool:
-    """Whether all are numbers from ``-most`` to ``most``. Cost: .4 us for 8; ``np.isfinite().all()`` takes 1.9."""
+def all_within(values: npt.NDArray[Any], limit: float) -> bool:
+    """Return whether all are in [``-limit``, ``limit``]. Cost: .4 us for 8; ``np.isfinite().all()`` takes 1.9."""
     sound = True
     for value in values:
-        sound &= abs(value) <= most  # False for NaN
+        sound &= abs(value) <= limit  # False for NaN
     return sound
 
 
 def checked_lane(call: str, lane: Any) -> npt.NDArray[np.int64]:
     """Return one lane's number as int64 [1].  Raises: ValueError."""
-    if not isinstance(lane, (int, np.integer)) or not 0 <= lane < MOST_LANES:
-        raise ValueError(f"{call}: lane {lane!r}, expected an integer from 0 to {MOST_LANES - 1}")
+    if not isinstance(lane, (int, np.integer)) or not 0 <= lane < MAX_LANES:
+        raise ValueError(f"{call}: lane {lane!r}, expected an integer from 0 to {MAX_LANES - 1}")
     return np.array([lane], np.int64)
 
 
@@ -178,8 +178,8 @@ def lane_numbers(lanes: npt.ArrayLike | None, count: int) -> npt.NDArray[np.int6
     array = np.asarray(lanes)
     if array.shape != (count,) or array.dtype.kind not in "iu":
         raise ValueError(f"lanes: got {_told(array)}, expected shape ({count},) of integers, one for each row of obs")
-    if count and (array.min() < 0 or array.max() >= MOST_LANES):
-        raise ValueError(f"lanes: got {array.min()}..{array.max()}, expected numbers from 0 to {MOST_LANES - 1}")
+    if count and (array.min() < 0 or array.max() >= MAX_LANES):
+        raise ValueError(f"lanes: got {array.min()}..{array.max()}, expected numbers from 0 to {MAX_LANES - 1}")
     if len(np.unique(array)) != count:
         raise ValueError(f"lanes: {array.tolist()} repeats a lane; a call appends one step to each")
     return array.astype(np.int64)

@@ -25,7 +25,7 @@ from sharpwave.memory.segment_index import SegmentIndex
 
 
 class Compaction:
-    """Copies records together, so that regions become free.
+    """Compaction of one store's regions: records are copied together, so that regions become free.
 
     Args:
         tables: dictionaries, by column.

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from sharpwave.validation import MOST_LANES
+from sharpwave.validation import MAX_LANES
 
 MAX_EPISODE_BYTES = 1 << 12
 """Of one episode's annotations, as JSON."""
@@ -120,8 +120,8 @@ class Annotations:
         if not isinstance(store, dict) or not isinstance(lanes, dict):
             raise ValueError("annotations, expected an object for the store and one for lanes")
         for number, values in lanes.items():
-            if not (number.isdecimal() and number == str(int(number)) and int(number) < MOST_LANES):
-                raise ValueError(f"annotations of lane {number[:20]!r}, expected a number below {MOST_LANES}")
+            if not (number.isdecimal() and number == str(int(number)) and int(number) < MAX_LANES):
+                raise ValueError(f"annotations of lane {number[:20]!r}, expected a number below {MAX_LANES}")
             if not isinstance(values, dict):
                 raise ValueError(f"annotations of lane {number}: {type(values).__name__}, expected an object")
         self.store, self.lanes = store, {int(number): values for number, values in lanes.items()}

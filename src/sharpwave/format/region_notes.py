@@ -16,14 +16,14 @@ import numpy.typing as npt
 from sharpwave.errors import DamagedError
 from sharpwave.format import segment
 from sharpwave.spec import TERMINATED, TRUNCATED, Spec
-from sharpwave.validation import MOST_LANES
+from sharpwave.validation import MAX_LANES
 
 Ints = npt.NDArray[np.int64]
 
 THRESHOLD = struct.Struct("<d")
 THRESHOLD_BYTES = THRESHOLD.size + 4
 ENDS = b"ENDS"
-MOST_ENDS_BYTES = len(ENDS) + 8 * MOST_LANES + 4
+MOST_ENDS_BYTES = len(ENDS) + 8 * MAX_LANES + 4
 _WHERE = struct.Struct("<QQI")  # lane, first_step, steps: in a segment's header
 _WHERE_AT = 16
 WHERE_BYTES = _WHERE_AT + _WHERE.size
@@ -56,7 +56,7 @@ def unpack_ends(payload: bytes | bytearray) -> Ints:
     body = payload[len(ENDS) : -4]
     if payload[: len(ENDS)] != ENDS or len(body) % 8:
         return np.zeros(0, np.int64)
-    ends = np.frombuffer(bytes(body), "<i8")[:MOST_LANES].astype(np.int64)
+    ends = np.frombuffer(bytes(body), "<i8")[:MAX_LANES].astype(np.int64)
     return np.where((ends >= 0) & (ends < segment.MOST_NUMBER), ends, 0)
 
 
@@ -73,14 +73,14 @@ class LaneEnds:
     """How far each lane's step numbers go, as region files show, and which file shows it.
 
     Args:
-        most_lanes: that the store could have; records of others are none of its own.
+        max_lanes: that the store could have; records of others are none of its own.
 
     Attributes:
         ends: int64 [lanes], the number behind the lane's last step of which there was ever a record.
     """
 
-    def __init__(self, most_lanes: int = MOST_LANES) -> None:
-        self._most = most_lanes
+    def __init__(self, max_lanes: int = MAX_LANES) -> None:
+        self._most = max_lanes
         self.ends: Ints = np.zeros(0, np.int64)
         self._regions = np.zeros(0, np.int64)
 

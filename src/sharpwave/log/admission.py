@@ -30,7 +30,7 @@ class Made(Enum):
 
 
 class Admission:
-    """Decides, before anything is committed, what is evicted for what comes, and evicts it.
+    """Judge of what comes: decides, before anything is committed, what is evicted for it, and evicts that.
 
     An error on the way leaves the store whole: what was evicted by then is gone, and nothing else has changed.
 

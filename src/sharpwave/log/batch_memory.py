@@ -19,7 +19,7 @@ KEPT_TRANSITIONS = 2048
 
 
 class BatchMemory:
-    """Lends blocks of memory to batches, as far as ``ram`` has room for them. No step is evicted for a batch.
+    """Lender of memory to batches, as far as ``ram`` has room for them. No step is evicted for a batch.
 
     Attributes:
         pool: blocks that are lent, or free for the next batch.

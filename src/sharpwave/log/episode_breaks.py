@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 def adjoins(log: StepLog, slot: int, following: int) -> bool:
-    """Whether the segment in ``following`` begins with the step behind the last one of that in ``slot``."""
+    """Return whether the segment in ``following`` begins with the step behind the last one of that in ``slot``."""
     index = log.index
     return bool(index.first_step[following] == index.first_step[slot] + index.rows[slot])
 
 
 def goes_on(log: StepLog, slot: int, following: int) -> bool:
-    """Whether the segment in ``following``, sealed or open, goes on with the episode that ``slot`` did not end."""
+    """Return whether the segment in ``following``, sealed or open, goes on with the episode open in ``slot``."""
     index = log.index
     if not adjoins(log, slot, following):
         return False

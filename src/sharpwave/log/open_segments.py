@@ -140,7 +140,7 @@ class Lanes:
             self.any_known = True
 
     def successor(self, lane: int) -> dict[int, Bytes] | None:
-        """A copy of what the lane's next step has to observe, [size] by column; ``None``: not known."""
+        """Return a copy of what the lane's next step has to observe, [size] by column; ``None``: not known."""
         if not self.successor_known[lane]:
             return None
         slot = int(self.slots[lane])
@@ -178,22 +178,20 @@ class Lanes:
         self.annotations.move(lane, int(self.steps[lane]), step)
         self.steps[lane] = self.index.first_step[self.slots[lane]] = step
 
-    def full(self, lanes: Ints, most_rows: int) -> list[int]:
-        """Places in ``lanes`` [n] of those whose segment takes no further step.
+    def full(self, lanes: Ints, max_rows: int) -> list[int]:
+        """Return the positions in ``lanes`` [n] of those whose segment takes no further step.
 
         Args:
-            most_rows: steps at which a segment counts as full.
+            max_rows: steps at which a segment counts as full.
         """
-        index, slots, most_frames = self.index, self.slots[lanes], self.layout.most_frames - 3
+        index, slots, max_frames = self.index, self.slots[lanes], self.layout.max_frames - 3
         crowded = self._crowded(lanes) if self.annotations or self.layout.sparse_columns else None
-        if crowded is None and not any_full(
-            index.rows, index.frames, slots, lanes, self.shares, most_rows, most_frames
-        ):
+        if crowded is None and not any_full(index.rows, index.frames, slots, lanes, self.shares, max_rows, max_frames):
             return []
-        reached = index.rows[slots].astype(np.int64) * WHOLE >= most_rows * self.shares[lanes].astype(np.int64)
+        reached = index.rows[slots].astype(np.int64) * WHOLE >= max_rows * self.shares[lanes].astype(np.int64)
         if crowded is not None:
             reached |= crowded
-        places: list[int] = np.flatnonzero(reached | (index.frames[slots] > most_frames)).tolist()
+        places: list[int] = np.flatnonzero(reached | (index.frames[slots] > max_frames)).tolist()
         return places
 
     def _crowded(self, lanes: Ints) -> npt.NDArray[np.bool_]:
@@ -206,7 +204,7 @@ class Lanes:
         return crowded
 
     def breaks(self, lanes: Ints, rows: Rows) -> list[int]:
-        """Places in ``lanes`` [n] where the coming step observes something else than its episode's going on would give.
+        """Return the positions in ``lanes`` [n] where the coming step observes something else than the known successor.
 
         Args:
             rows: the coming steps' observations by field [n, *shape].
@@ -318,7 +316,7 @@ class Lanes:
         count_frames(self.index.frames, slots)
 
     def ended(self, lane: int) -> bool:
-        """Whether the lane's next step begins an episode."""
+        """Return whether the lane's next step begins an episode."""
         slot = self.slots[lane]
         rows = self.index.rows[slot]
         return bool(self._column(FLAGS, slot)[rows - 1, 0] & ENDED if rows else self.index.begins[slot])
@@ -342,7 +340,7 @@ class Lanes:
         return found
 
     def columns(self, lane: int) -> list[Bytes]:
-        """The open segment's columns as far as it goes, uint8 [rows, size], views of the arena."""
+        """Return the open segment's columns as far as it goes, uint8 [rows, size], views of the arena."""
         slot = int(self.slots[lane])
         counts = dict.fromkeys(range(len(self.layout.names)), int(self.index.rows[slot]))
         counts |= dict.fromkeys(self.layout.obs_columns, int(self.index.frames[slot]))
@@ -370,19 +368,19 @@ class Lanes:
             )
 
     def _column(self, c: int, slot: int, rows: int | None = None) -> Bytes:
-        """An open segment's column as uint8 [rows, size], a view of the arena."""
+        """Return an open segment's column as uint8 [rows, size], a view of the arena."""
         limit, size = self.layout.limits[c], int(self.layout.sizes[c])
         begin = int(self.index.offset[c, slot])
         return self.arena.memory[begin : begin + limit * size].reshape(limit, size)[:rows]
 
 
 def _frames(rows: Mapping[int, npt.NDArray[Any]], count: int) -> dict[int, Bytes]:
-    """[count, *shape] as uint8 [count, size], by column."""
+    """Return [count, *shape] as uint8 [count, size], by column."""
     return {c: _as_bytes(np.ascontiguousarray(data), count) for c, data in rows.items()}
 
 
 def _as_bytes(rows: npt.NDArray[Any], count: int) -> Bytes:
-    """C-contiguous rows [count, *shape] as uint8 [count, size], without a copy."""
+    """Return C-contiguous rows [count, *shape] as uint8 [count, size], without a copy."""
     data: Bytes = rows.reshape(count, -1).view(np.uint8)
     return data
 

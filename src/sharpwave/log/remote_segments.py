@@ -16,7 +16,7 @@ from sharpwave.log.episode_breaks import write_down
 from sharpwave.log.row_kernels import ENDED
 from sharpwave.log.step_log import StepLog
 from sharpwave.spec import START
-from sharpwave.validation import MOST_LANES
+from sharpwave.validation import MAX_LANES
 
 
 def take_in(log: StepLog, packed: bytes, dictionaries: Mapping[int, bytes]) -> tuple[int, Header]:
@@ -40,10 +40,10 @@ def take_in(log: StepLog, packed: bytes, dictionaries: Mapping[int, bytes]) -> t
         if column.dictionary and key_of(dictionaries[column.dictionary]) != column.dictionary:
             raise DamagedError(f"segment: dictionary {column.dictionary:016x} is not what its key says")
     too_many = any(column.rows > most for column, most in zip(header.placed, log.layout.limits, strict=True))
-    if header.steps > log.stride or too_many or header.lane >= MOST_LANES:
+    if header.steps > log.stride or too_many or header.lane >= MAX_LANES:
         raise DamagedError(
             f"segment: {header.steps} steps, {header.frames} frames of lane {header.lane}; expected at most "
-            f"{log.stride} (segment_steps=), {log.layout.most_frames} and {MOST_LANES - 1}"
+            f"{log.stride} (segment_steps=), {log.layout.max_frames} and {MAX_LANES - 1}"
         )
     capacity = log.admission.capacity
     if capacity is not None and header.steps > capacity:
@@ -109,7 +109,7 @@ def settle(log: StepLog) -> None:
 
 
 def settle_lane(log: StepLog, lane: int) -> bool:
-    """:func:`settle` for one lane. Whether an episode was under way."""
+    """Do as :func:`settle` for one lane; return whether an episode was under way."""
     opened = int(log.opened.slots[lane])
     before = int(log.index.previous[opened])
     # Beside these, an open segment that is empty and begins an episode lies behind the end of one.
@@ -153,7 +153,7 @@ def _check_order(log: StepLog, header: Header, packed: bytes) -> int:
 
 
 def _places(log: StepLog, header: Header, dictionaries: Mapping[int, bytes]) -> list[int] | None:
-    """Where the columns' dictionaries are in the log's tables, counted as used; ``None`` if a table is full."""
+    """Return where the columns' dictionaries are in the log's tables, counted as used; ``None`` if a table is full."""
     places: list[int] = []
     for table, column in zip(log.tables, header.placed, strict=True):
         place = table.add(dictionaries[column.dictionary]) if column.dictionary else 0
@@ -165,7 +165,7 @@ def _places(log: StepLog, header: Header, dictionaries: Mapping[int, bytes]) -> 
 
 
 def _unshared(packed: bytes, log: StepLog, dictionary: Callable[[int], bytes]) -> bytes:
-    """The same segment with columns as they come, for want of places for dictionaries."""
+    """Return the same segment with columns as they come, for want of places for dictionaries."""
     header, arrays = segment.unpack(packed, log.spec, dictionary, limit=2 * log.layout.chunk_bytes)
     columns = [Column(RAW, len(rows), np.ascontiguousarray(rows).tobytes()) for rows in arrays.values()]
     return segment.pack_again(header, header.steps, header.frames, columns)

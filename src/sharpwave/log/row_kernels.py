@@ -39,7 +39,7 @@ def write_other_rows(
     rows: Bytes,
     skip: Bytes,
 ) -> None:
-    """As :func:`write_rows`, but for the rows i where ``skip[i]`` is not 0."""
+    """Do as :func:`write_rows`, but not for the rows i where ``skip[i]`` is not 0."""
     count, size = rows.shape
     for i in range(count):
         if not skip[i]:
@@ -106,7 +106,7 @@ def commit_rows(
 
 @njit(nogil=True, cache=True)
 def any_ended(flags: Bytes) -> bool:
-    """Whether any of so many steps ended its episode. Cost: .2 us; ``(flags & ENDED).any()`` takes 2 us."""
+    """Return whether any of so many steps ended its episode. Cost: .2 us; ``(flags & ENDED).any()`` takes 2 us."""
     ended = False
     for flag in flags:
         ended |= flag & ENDED != 0
@@ -115,7 +115,7 @@ def any_ended(flags: Bytes) -> bool:
 
 @njit(nogil=True, cache=True)
 def count_frames(frames: npt.NDArray[np.int32], slots: npt.NDArray[np.int32]) -> None:
-    """One more in each of ``slots``, which are distinct."""
+    """Count one more in each of ``slots``, which are distinct."""
     for slot in slots:
         frames[slot] += 1
 
@@ -127,12 +127,12 @@ def any_full(
     slots: npt.NDArray[np.int32],
     lanes: Ints,
     shares: npt.NDArray[np.int32],
-    most: int,
-    most_frames: int,
+    max_rows: int,
+    max_frames: int,
 ) -> bool:
-    """Whether any of ``lanes`` [n] takes no further step in its ``slots`` [n]: see :meth:`Lanes.full`."""
+    """Return whether any of ``lanes`` [n] takes no further step in its ``slots`` [n]: see :meth:`Lanes.full`."""
     for i in range(slots.size):
         slot = slots[i]
-        if rows[slot] * WHOLE >= most * np.int64(shares[lanes[i]]) or frames[slot] > most_frames:
+        if rows[slot] * WHOLE >= max_rows * np.int64(shares[lanes[i]]) or frames[slot] > max_frames:
             return True
     return False

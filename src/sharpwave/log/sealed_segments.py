@@ -30,7 +30,7 @@ class Place(NamedTuple):
 
 
 class Sealed:
-    """Puts segments into the arena, and takes them out. Knows nothing of which are kept.
+    """Sealed segments: their bytes, what the index says of them, their dictionaries. Knows nothing of which are kept.
 
     Args:
         disk: where the segments lie, if there is one.

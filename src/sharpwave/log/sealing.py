@@ -16,7 +16,7 @@ from sharpwave.sampling.retention import Newcomer, Retention
 
 
 class Sealing:
-    """Seals segments; those that are not kept stay open until their lane goes on."""
+    """Sealer of open segments; those that are not kept stay open until their lane goes on."""
 
     def __init__(
         self,

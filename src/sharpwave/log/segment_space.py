@@ -37,8 +37,8 @@ class SegmentSpace:
         self, layout: Layout, capacity: int | None, ram: int | None, disk: DiskTier | None, slots: int, in_order: bool
     ) -> None:
         self.layout = layout
-        reserve, most_slots = layout.room(capacity, ram, None if disk is None else disk.budget.limit_bytes)
-        slots = max(slots, most_slots)
+        reserve, max_slots = layout.room(capacity, ram, None if disk is None else disk.budget.limit_bytes)
+        slots = max(slots, max_slots)
         chunk_bytes = layout.chunk_bytes if disk is None else cache_chunk_bytes(layout.chunk_bytes, ram)
         self.arena = Arena(reserve, chunk_bytes, slots * layout.spine_bytes, huge_pages=ram is None)
         self.index = SegmentIndex(slots, layout.stride, len(layout.names), len(layout.sparse_columns))
@@ -94,7 +94,7 @@ class SegmentSpace:
         arena = self.arena
         if self._free_whole_chunks:
             return arena.allocate(nbytes)
-        self._close_up(arena.emptiest(nbytes, most=0.5))
+        self._close_up(arena.emptiest(nbytes, max_share=0.5))
         base = arena.allocate(nbytes)
         if base is None:
             self._close_up(arena.emptiest(nbytes))

@@ -24,12 +24,12 @@ _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" el
 
 
 def rounded(nbytes: int, unit: int) -> int:
-    """``nbytes`` up to a multiple of ``unit``."""
+    """Round ``nbytes`` up to a multiple of ``unit``."""
     return -(-nbytes // unit) * unit
 
 
 class Arena:
-    """Allocates byte ranges in :attr:`memory`.
+    """Allocator of byte ranges in :attr:`memory`.
 
     Args:
         reserve_bytes: address space to reserve; bounds what can ever be held.
@@ -122,7 +122,7 @@ class Arena:
         return int(self._touched[: self._fresh].sum())
 
     def allocate(self, nbytes: int) -> int | None:
-        """Offset of ``nbytes`` (at most a chunk) aligned to 8; ``None`` where the limit or the space is used up."""
+        """Return the offset of ``nbytes`` (at most a chunk), a multiple of 8; ``None`` if limit or space is used up."""
         nbytes = rounded(nbytes, ALIGNMENT)
         assert 0 < nbytes <= self.chunk_bytes, (nbytes, self.chunk_bytes)
         top = self._top + nbytes
@@ -139,15 +139,15 @@ class Arena:
         return offset
 
     def allocate_some(self, nbytes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Offsets of the first of several ranges ([n], n > 0), as many as one chunk has room for; none as above."""
+        """Return offsets of the first of several ranges ([n], n > 0), as many as fit in one chunk; none as above."""
         first = self.allocate(int(nbytes[0]))
         if first is None:
             return np.empty(0, np.int64)
         spaces = -(-nbytes // ALIGNMENT) * ALIGNMENT
         ends = np.cumsum(spaces[1:])
         spare = max(0, self.limit_bytes - self.committed_bytes) // PAGE * PAGE
-        most = min(self.chunk_bytes, int(self._touched[self._current]) + spare)
-        count = int(np.searchsorted(ends, most - self._top, side="right"))
+        end = min(self.chunk_bytes, int(self._touched[self._current]) + spare)
+        count = int(np.searchsorted(ends, end - self._top, side="right"))
         if count:
             self._top += int(ends[count - 1])
             self._grow(self._current, self._top, int(ends[count - 1]))
@@ -155,8 +155,8 @@ class Arena:
         return offsets
 
     def reserve(self, nbytes: int, count: int) -> npt.NDArray[np.int64]:
-        """Offsets of ``count`` ranges of ``nbytes`` (at most a chunk, a multiple of 8) for rows still being written;
-        fewer where the limit or the space is used up.
+        """Return offsets of ``count`` ranges of ``nbytes`` (at most a chunk, a multiple of 8) for rows still being
+        written; fewer where the limit or the space is used up.
 
         They lie in chunks of their own, many to a chunk, so that they keep nothing else from being let go.
         """
@@ -200,11 +200,11 @@ class Arena:
             self._open_top -= nbytes
 
     def chunk_of(self, offset: Any) -> Any:
-        """Number of the chunk that a range lies in; offsets may be an array."""
+        """Return the number of the chunk that a range lies in; offsets may be an array."""
         return (offset - self._begin) // self.chunk_bytes
 
     def begin_of(self, chunk: int) -> int:
-        """Offset of a chunk."""
+        """Return the offset of a chunk."""
         return self._begin + chunk * self.chunk_bytes
 
     @property
@@ -214,24 +214,26 @@ class Arena:
 
     @property
     def current(self) -> int:
-        """Number of the chunk that ranges are cut from now; -1 before the first."""
+        """Return the number of the chunk that ranges are cut from now; -1 before the first."""
         return self._current
 
-    def emptiest(self, nbytes: int, most: float = 1.0) -> int | None:
-        """Where the current chunk has no room for ``nbytes``: the one with the most committed memory to spare that
-        would have room if it were closed up, at most the share ``most`` of it in use; ``None`` if there is none."""
+    def emptiest(self, nbytes: int, max_share: float = 1.0) -> int | None:
+        """Return the chunk to close up for ``nbytes``, if the current one has no room for them; ``None`` if none has.
+
+        It is the one with the most committed memory to spare, of those of which at most ``max_share`` is in use.
+        """
         nbytes = rounded(nbytes, ALIGNMENT)
         top = self._top + nbytes
         if self._current >= 0 and top <= self.chunk_bytes and self._may_commit(self._current, top):
             return None
         live = self._live[: self._fresh]
         sealed = (live > 0) & ~self._opened[: self._fresh]
-        spare = np.where(sealed & (live <= most * self.chunk_bytes), self._touched[: self._fresh] - live, 0)
+        spare = np.where(sealed & (live <= max_share * self.chunk_bytes), self._touched[: self._fresh] - live, 0)
         chunk = int(np.argmax(spare)) if spare.size else 0
         return chunk if spare.size and spare[chunk] >= nbytes else None
 
     def loosest(self) -> int | None:
-        """The chunk in use that has most pages to give back once it is closed up; ``None`` if none has any."""
+        """Return the chunk in use that has most pages to give back once it is closed up; ``None`` if none has any."""
         live = self._live[: self._fresh]
         sealed = (live > 0) & ~self._opened[: self._fresh]
         spare = np.where(sealed, self._touched[: self._fresh] - (live + PAGE - 1) // PAGE * PAGE, 0)

@@ -54,7 +54,7 @@ class _Lease(weakref.ref[npt.NDArray[Any]]):
 
 
 def _memory(nbytes: int) -> Any:
-    """An object with a buffer of so many bytes, zeros.  Raises: MemoryError."""
+    """Return an object with a buffer of so many bytes, zeros.  Raises: MemoryError."""
     try:
         if nbytes < SMALL:
             return bytearray(nbytes)
@@ -112,7 +112,7 @@ class Pool:
                 self._free[size] = [block]
 
     def missing(self, sizes: Sequence[int]) -> int:
-        """Bytes of memory that :meth:`lend` would have to ask the system for.
+        """Return the bytes of memory that :meth:`lend` would have to ask the system for.
 
         Args:
             sizes: as :func:`block_size` gives them.
@@ -121,7 +121,7 @@ class Pool:
         return sum(size * max(0, sizes.count(size) - len(self._free.get(size, ()))) for size in set(sizes))
 
     def lend(self, size: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[Block, npt.NDArray[Any]]:
-        """A block, and an array of that shape over it, of any content, by which it is held.
+        """Return a block, and an array of that shape over it, of any content, by which it is held.
 
         Args:
             size: as :func:`block_size` gives it, of at least the array's bytes.
@@ -166,5 +166,5 @@ class Pool:
 
 
 def block_size(nbytes: int) -> int:
-    """Bytes of the block that holds so many."""
+    """Return the bytes of the block that holds so many."""
     return rounded(max(nbytes, 1), 64 if nbytes < SMALL else PAGE)

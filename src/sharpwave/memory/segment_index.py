@@ -94,7 +94,7 @@ class SegmentIndex:
         return nbytes * self.highest // self.slots + 8 * (len(self._returned) + len(self._worn))
 
     def take(self) -> int | None:
-        """The lowest free slot, emptied; ``None`` if all are in use."""
+        """Return the lowest free slot, emptied; ``None`` if all are in use."""
         if self._returned:
             slot = heapq.heappop(self._returned)
         elif self.highest < self.slots:
@@ -125,7 +125,7 @@ class SegmentIndex:
         return bool(self.generation[slot] >= 1 << GENERATION_BITS > self.first_generation)
 
     def link(self, slot: int, following: int) -> None:
-        """The lane of ``slot`` goes on in ``following``."""
+        """Let the lane of ``slot`` go on in ``following``."""
         self.next[slot], self.previous[following] = following, slot
 
     def unlink(self, slot: int) -> None:
@@ -174,10 +174,10 @@ class SegmentIndex:
         self.slots = other.slots
 
     def ids(self, leaves: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Ids of the steps that live at ``leaves`` now."""
+        """Return the ids of the steps that live at ``leaves`` now."""
         ids: npt.NDArray[np.int64] = (self.generation[leaves // self.stride] << LEAF_BITS) | leaves
         return ids
 
     def segment_id(self, slot: int) -> int:
-        """Id of the first step of the segment in ``slot``."""
+        """Return the id of the first step of the segment in ``slot``."""
         return int(self.generation[slot]) << LEAF_BITS | slot * self.stride

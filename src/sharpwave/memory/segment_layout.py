@@ -26,10 +26,10 @@ class Layout:
 
     Attributes:
         spec: what a step is.
-        stride: most steps in a segment. ``most_frames``: most rows of an observation's column.
+        stride: steps in a segment, at most. ``max_frames``: rows of an observation's column.
         names: of the columns: flags, reward and the fields.
         sizes: int64 [columns], bytes of a row.
-        limits: most rows, by column.
+        limits: rows, at most, by column.
         obs_columns, step_columns, sparse_columns: numbers of those with a row a frame, of the fields with a row a step,
             and of sparse fields. ``every``: of the latter.
         column_starts: int64 [columns], where an open segment's columns begin in its part of the arena.
@@ -39,7 +39,7 @@ class Layout:
 
     spec: Spec
     stride: int
-    most_frames: int
+    max_frames: int
     names: tuple[str, ...]
     sizes: Ints
     limits: tuple[int, ...]
@@ -63,7 +63,7 @@ class Layout:
     def room(
         self, capacity: int | None, ram: int | None, disk_limit: int | None, lanes: int = 0, rows: int | None = None
     ) -> tuple[int, int]:
-        """Bytes of address space and slots that the limits (``None``: none) and so many lanes call for.
+        """Return the bytes of address space and slots that the limits (``None``: none) and so many lanes call for.
 
         Args:
             rows: steps at which their segments are sealed; ``None``: the stride.
@@ -80,12 +80,12 @@ class Layout:
         return reserve, min(slots, LEAF_MASK // self.stride)
 
     def open_chunks(self, lanes: int, chunk_bytes: int) -> int:
-        """Chunks of ``chunk_bytes`` that the open segments of so many lanes fill."""
+        """Return the chunks of ``chunk_bytes`` that the open segments of so many lanes fill."""
         return -(-lanes // (chunk_bytes // self.open_bytes))
 
 
-def most_rows(spec: Spec, stride: int) -> int:
-    """Most rows of an observation's column in a segment of ``stride`` steps: its frames."""
+def max_rows(spec: Spec, stride: int) -> int:
+    """Return the most rows of an observation's column in a segment of ``stride`` steps: its frames."""
     return spec.context + stride + max(3, stride // 8)
 
 
@@ -98,8 +98,8 @@ def max_sparse_rows(stride: int, every: int) -> int:
 
 
 def column_limits(spec: Spec, stride: int) -> tuple[int, ...]:
-    """Most rows of each column in a segment of ``stride`` steps: of flags, rewards and the fields."""
-    frames = most_rows(spec, stride)
+    """Return the most rows of each column in a segment of ``stride`` steps: of flags, rewards and the fields."""
+    frames = max_rows(spec, stride)
     limits = [
         frames if name in spec.obs_names else stride if field.every is None else max_sparse_rows(stride, field.every)
         for name, field in spec.fields.items()
@@ -108,24 +108,24 @@ def column_limits(spec: Spec, stride: int) -> tuple[int, ...]:
 
 
 def max_segment_bytes(spec: Spec, stride: int) -> int:
-    """Most bytes of a segment's rows, decoded."""
+    """Return the most bytes of a segment's rows, decoded."""
     sizes = (1, 4, *(field.row_bytes for field in spec.fields.values()))
     return sum(rows * size for rows, size in zip(column_limits(spec, stride), sizes, strict=True))
 
 
 def layout_of(spec: Spec, stride: int, on_disk: bool) -> Layout:
-    """The layout of segments of ``stride`` steps, in a store with a disk or without."""
+    """Return the layout of segments of ``stride`` steps, in a store with a disk or without."""
     names = ("flags", "reward", *spec.fields)
     sizes = np.array([1, 4, *(field.row_bytes for field in spec.fields.values())], np.int64)
     obs_columns = [names.index(name) for name in spec.obs_names]
-    most_frames = most_rows(spec, stride)
+    max_frames = max_rows(spec, stride)
     limits = column_limits(spec, stride)
     starts = np.cumsum([0, *(rounded(n * int(size), 64) for n, size in zip(limits, sizes, strict=True))])
     overhead = segment.HEADER.size + 64 * len(names) + MAX_METADATA_BYTES
     return Layout(
         spec=spec,
         stride=stride,
-        most_frames=most_frames,
+        max_frames=max_frames,
         names=names,
         sizes=sizes,
         limits=limits,

@@ -29,13 +29,13 @@ from sharpwave.format.checkpoint_state import STATE, read_state
 from sharpwave.format.metadata import MAX_METADATA_BYTES
 from sharpwave.format.region import DICTIONARY, HEADER, TAIL, Damage, Identity, Record, Region, read_region
 from sharpwave.format.segment import Header
-from sharpwave.memory.segment_layout import column_limits, max_segment_bytes, most_rows
+from sharpwave.memory.segment_layout import column_limits, max_rows, max_segment_bytes
 from sharpwave.native.directory import IrregularError, kind_of
 from sharpwave.persistence.recovery import newest
 from sharpwave.persistence.settings import Settings
 from sharpwave.sampling.protocol import checked_array
 from sharpwave.spec import Spec
-from sharpwave.validation import most_lanes
+from sharpwave.validation import max_lanes
 
 Progress = Callable[[int], None]
 """Told how many bytes were read since it was called last."""
@@ -64,9 +64,9 @@ class Described:
     annotations: Annotations
 
     @property
-    def most_frames(self) -> int:
+    def max_frames(self) -> int:
         """The most frames that a segment holds."""
-        return most_rows(self.spec, self.segment_steps)
+        return max_rows(self.spec, self.segment_steps)
 
     @property
     def most_bytes(self) -> int:
@@ -250,7 +250,7 @@ class Reader:
     def _check_header(self, payload: bytes, described: Described, fewest: int) -> None:
         """Whether what a segment says of itself fits its store and its region.  Raises: DamagedError."""
         header = segment.parse(payload, described.spec)
-        steps, frames = described.segment_steps, described.most_frames
+        steps, frames = described.segment_steps, described.max_frames
         if not fewest <= header.steps <= steps or not header.context <= header.frames <= frames:
             raise DamagedError(
                 f"{header.steps:,} steps, {header.frames:,} frames, {header.context:,} of them context; "
@@ -261,7 +261,7 @@ class Reader:
             raise DamagedError(
                 f"columns of {[column.rows for column in header.placed]} rows, expected at most {limits}"
             )
-        if header.lane >= most_lanes(described.limits["capacity"]):
+        if header.lane >= max_lanes(described.limits["capacity"]):
             raise DamagedError(f"lane {header.lane:,}, and the capacity is {described.limits['capacity']} steps")
         for column, placed in enumerate(header.placed):
             if placed.dictionary and (column, placed.dictionary) not in self._dictionaries:

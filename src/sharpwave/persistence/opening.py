@@ -39,7 +39,7 @@ from sharpwave.persistence.checkpoint import WAIT_S, copy_file
 from sharpwave.persistence.lifetime import flush
 from sharpwave.persistence.recovery import Recovery, adopt_all, highest_slot, set_aside
 from sharpwave.persistence.settings import LIMITS, Settings
-from sharpwave.validation import most_lanes
+from sharpwave.validation import max_lanes
 
 NO_STATE = (KeyError, TypeError, ValueError, IndexError, OverflowError, RecursionError)
 """What reading a state raises that is none."""
@@ -277,7 +277,7 @@ def _filled(
             if disk is not None:
                 disk.held.clear()
     log = _log(settings, disk, slots)
-    report = adopt_all(log, regions, records, damages, disk, most_lanes(left.manifest["capacity"]))
+    report = adopt_all(log, regions, records, damages, disk, max_lanes(left.manifest["capacity"]))
     report.damages += [wrong] if wrong else []
     return log, report, {}
 

@@ -36,7 +36,7 @@ from sharpwave.memory.segment_index import LEAF_BITS, LEAF_MASK
 from sharpwave.native.directory import Directory
 from sharpwave.sampling.retention import Reservoir
 from sharpwave.spec import TERMINATED, TRUNCATED, Spec
-from sharpwave.validation import MOST_LANES
+from sharpwave.validation import MAX_LANES
 
 ENDED = TERMINATED | TRUNCATED
 
@@ -83,7 +83,7 @@ def adopt_all(
     found: Found,
     damages: list[Damage],
     disk: DiskTier | None,
-    most_lanes: int = MOST_LANES,
+    max_lanes: int = MAX_LANES,
 ) -> Recovery:
     """Put every whole segment into the empty ``log``; with a ``disk`` they stay there until they are sampled.
 
@@ -92,13 +92,13 @@ def adopt_all(
 
     Args:
         damages: segments that are damaged are added.
-        most_lanes: that the store could have.
+        max_lanes: that the store could have.
 
     Raises:
         OSError: a file cannot be written; then nothing is deleted or moved.
         ValueError, MemoryError: the capacity, or ``ram``, is too small for the lanes.
     """
-    adoption = Adoption(log, regions, found, damages, disk, most_lanes)
+    adoption = Adoption(log, regions, found, damages, disk, max_lanes)
     if isinstance(log.retention, Reservoir):
         log.retention.threshold = _threshold(regions, found)
     for versions in ranked(found, log.stride):
@@ -127,16 +127,14 @@ def _threshold(regions: RegionFiles, found: Found) -> float:
     return threshold
 
 
-def lane_ends(
-    spec: Spec, regions: RegionFiles, found: Found, most_bytes: int, most_lanes: int = MOST_LANES
-) -> LaneEnds:
+def lane_ends(spec: Spec, regions: RegionFiles, found: Found, most_bytes: int, max_lanes: int = MAX_LANES) -> LaneEnds:
     """How far the lanes' step numbers have come, by every record that is whole: those that were replaced or let go
     among them. Cost: a read of the header of each.
 
     Args:
         most_bytes: of a segment; a tail that has more is none of the store's own, and is not read.
     """
-    ends = LaneEnds(most_lanes)
+    ends = LaneEnds(max_lanes)
     for number, record in found:
         if record.kind == TAIL and record.nbytes > most_bytes:
             continue
@@ -228,10 +226,10 @@ class Adoption:
         found: Found,
         damages: list[Damage],
         disk: DiskTier | None,
-        most_lanes: int = MOST_LANES,
+        max_lanes: int = MAX_LANES,
     ) -> None:
         self.log, self.regions, self.damages, self.disk = log, regions, damages, disk
-        self._most_lanes = most_lanes
+        self._most_lanes = max_lanes
         self.report = Recovery()
         self.full = self.damaged = False
         self.broken: set[int] = set()
@@ -242,7 +240,7 @@ class Adoption:
         self._most_slots = _most_slots(found)
         self._read: dict[int, bytes] = {}  # dictionaries, by key
         self._lanes: dict[int, list[int]] = {}
-        self._ends = lane_ends(log.spec, regions, found, log.layout.chunk_bytes, most_lanes)
+        self._ends = lane_ends(log.spec, regions, found, log.layout.chunk_bytes, max_lanes)
         if disk is not None:
             disk.ends = self._ends
 
@@ -271,10 +269,10 @@ class Adoption:
             if not data:
                 return False
         header = segment.check(memoryview(data), log.spec, self._dictionary)
-        if header.steps > log.stride or header.frames > log.layout.most_frames or header.lane >= self._most_lanes:
+        if header.steps > log.stride or header.frames > log.layout.max_frames or header.lane >= self._most_lanes:
             raise DamagedError(
                 f"{header.steps} steps, {header.frames} frames of lane {header.lane}; expected at most {log.stride}, "
-                f"{log.layout.most_frames} and {self._most_lanes - 1}"
+                f"{log.layout.max_frames} and {self._most_lanes - 1}"
             )
         self._check_limits(header)
         shared = [self._dictionary(column.dictionary) for column in header.placed]
@@ -328,7 +326,7 @@ class Adoption:
             header, arrays = segment.unpack(memoryview(data), log.spec, self._dictionary, limit=log.layout.chunk_bytes)
             segment.check_rows(header, log.spec, arrays["flags"], sealed=False)
             self._check_limits(header)
-            if header.steps > log.stride or header.frames > log.layout.most_frames or header.context > log.spec.context:
+            if header.steps > log.stride or header.frames > log.layout.max_frames or header.context > log.spec.context:
                 raise DamagedError(f"{header.steps} steps, {header.frames} frames in an open segment")
         except DamagedError as error:
             self._note(number, record, error)

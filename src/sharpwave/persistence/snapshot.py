@@ -20,7 +20,7 @@ from sharpwave.memory.segment_index import LEAF_BITS, LEAF_MASK
 from sharpwave.persistence.recovery import Adoption, Recovery
 from sharpwave.sampling.protocol import checked_array
 from sharpwave.spec import TRUNCATED
-from sharpwave.validation import MOST_LANES
+from sharpwave.validation import MAX_LANES
 
 Ints = npt.NDArray[np.int64]
 
@@ -76,7 +76,7 @@ def checked(state: Any, stride: int) -> dict[str, Any]:
     for name, limit in numbers.items():
         if type(state.get(name)) is not int or not 0 <= state[name] < limit:
             raise ValueError(f"{name} {state.get(name)!r}, expected an integer from 0 below {limit}")
-    if len(state["open_slots"]) > MOST_LANES or len(state["generation"]) > LEAF_MASK // stride:
+    if len(state["open_slots"]) > MAX_LANES or len(state["generation"]) > LEAF_MASK // stride:
         raise ValueError(
             f"{len(state['open_slots']):,} lanes, {len(state['generation']):,} slots: no store has so many"
         )
