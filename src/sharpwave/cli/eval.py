@@ -30,11 +30,10 @@ def evaluate(
     """Play episodes with a run's best weights, held fixed, and say every score."""
     import statistics
 
-    from rich.console import Console
-
+    from sharpwave.cli.stream import console as standard_output
     from sharpwave.training.evaluation import evaluate as play
 
-    console = Console()
+    console = standard_output()
     state: dict[str, Any]
     state, scores = play(run, episodes, epsilon, seed, device, video, checkpoint, trust=trust)
     console.print(
