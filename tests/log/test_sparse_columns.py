@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sharpwave as sw
-from sharpwave.format.sparse_rows import sparse_rows
-from sharpwave.log.sparse_columns import locate_sparse, sparse_row, step_number
+from sharpwave.format.row_counts import sparse_rows
+from sharpwave.log.sparse_kernels import locate_sparse, sparse_row, step_number
 from sharpwave.memory.segment_layout import max_sparse_rows
 from sharpwave.offline.episodes import survey
 from sharpwave.offline.verify import check

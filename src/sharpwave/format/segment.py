@@ -23,8 +23,8 @@ from sharpwave.codecs.registry import by_number
 from sharpwave.errors import DamagedError, NewerVersionError, UnknownCodecError
 from sharpwave.format.features import check_required
 from sharpwave.format.metadata import MAX_METADATA_BYTES, pack_metadata, read_metadata
-from sharpwave.format.sparse_rows import sparse_rows
-from sharpwave.spec import START, TERMINATED, TRUNCATED, Spec
+from sharpwave.format.row_counts import UNKNOWN, check_rows
+from sharpwave.spec import START, Spec
 
 MAGIC = b"SWSG"
 VERSION = 2
@@ -37,8 +37,6 @@ COLUMN_OFFSET = 8
 """Where in a column's entry its offset stands, and behind that its bytes."""
 CHECKSUM = struct.Struct("<I")
 ALIGNMENT = 8
-UNKNOWN = (1 << 64) - 1
-"""Stands for the number in its episode of a first step that a segment of version 1 does not tell."""
 
 MOST_STEPS = 1 << 16
 ROOM = 1 << 20
@@ -346,36 +344,6 @@ def _check_episode(header: Header, flags: npt.NDArray[np.uint8]) -> None:
     if header.steps and flags[0] & START and header.known_episode_step > 0:
         raise DamagedError(f"segment: its first step begins an episode, and is step {header.episode_step} of it")
     read_metadata(header.metadata, header.steps)
-
-
-def check_rows(header: Header, spec: Spec, flags: npt.NDArray[np.uint8], *, sealed: bool) -> None:
-    """Refuse columns that lack a row, or have one too many: frames for a step, for the end of an episode or for the
-    last successor; values of a sparse field.  Raises: DamagedError.
-    """
-    for column, field in zip(header.placed[FIRST_FIELD:], spec.fields.values(), strict=True):
-        if field.every is None:
-            continue
-        if header.episode_step == UNKNOWN:
-            raise DamagedError("segment: the number of its first step in its episode is not known")
-        expected = sparse_rows(flags, header.episode_step, field.every)
-        if column.rows != expected:
-            raise DamagedError(f"segment: {column.rows:,} rows of a sparse field, expected {expected:,}")
-    _check_frames(header, flags, sealed)
-
-
-def _check_frames(header: Header, flags: npt.NDArray[np.uint8], sealed: bool) -> None:
-    if not header.steps:
-        if sealed:
-            raise DamagedError("segment: 0 steps, expected at least 1")
-        if header.frames - header.context not in (0, 1):
-            raise DamagedError(f"{header.frames:,} frames, expected {header.context:,} of context, and one at most")
-        return
-    ended = flags & (TERMINATED | TRUNCATED) != 0
-    goes_on = not ended[-1]
-    expected = header.context + header.steps + int(ended.sum()) + goes_on
-    # What comes after an open segment may not be known yet.
-    if header.frames != expected and (sealed or header.frames != expected - goes_on):
-        raise DamagedError(f"{header.frames:,} frames, expected {expected:,} for its steps and ends of episodes")
 
 
 def unpack(

@@ -6,7 +6,7 @@ does not know the difference.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -22,13 +22,14 @@ from sharpwave.log.row_kernels import (
     WHOLE,
     any_ended,
     any_full,
+    as_bytes,
     commit_rows,
     count_frames,
     mark_different,
     write_other_rows,
     write_rows,
 )
-from sharpwave.log.sparse_columns import count_sparse_rows, write_sparse_rows
+from sharpwave.log.sparse_columns import SparseColumns
 from sharpwave.memory.arena import Arena
 from sharpwave.memory.segment_index import SegmentIndex
 from sharpwave.memory.segment_layout import Layout
@@ -52,7 +53,7 @@ class Lanes:
             segments of lanes differ, so that lanes that are written to in step are not sealed in the same call; but
             not where ``staggered`` is False.
         first_lane: what segments call lane 0.
-        annotations: of the episodes in open segments.
+        annotations: of the episodes in open segments. ``sparse``: the columns of sparse fields.
     """
 
     def __init__(self, layout: Layout, arena: Arena, index: SegmentIndex) -> None:
@@ -65,6 +66,7 @@ class Lanes:
         self._staging = np.zeros(0, np.int64)  # where each lane's rows lie, counted from the arena's first chunk
         self.first_lane = 0
         self.annotations = EpisodeAnnotations()
+        self.sparse = SparseColumns(layout, arena, index)
         self.staggered = True
 
     def __len__(self) -> int:
@@ -185,7 +187,7 @@ class Lanes:
             max_rows: steps at which a segment counts as full.
         """
         index, slots, max_frames = self.index, self.slots[lanes], self.layout.max_frames - 3
-        crowded = self._crowded(lanes) if self.annotations or self.layout.sparse_columns else None
+        crowded = self._crowded(lanes) if self.annotations or self.sparse else None
         if crowded is None and not any_full(index.rows, index.frames, slots, lanes, self.shares, max_rows, max_frames):
             return []
         reached = index.rows[slots].astype(np.int64) * WHOLE >= max_rows * self.shares[lanes].astype(np.int64)
@@ -196,8 +198,7 @@ class Lanes:
 
     def _crowded(self, lanes: Ints) -> npt.NDArray[np.bool_]:
         """Return whose open segments have no room for a sparse field's value, or for annotations: bool [n]."""
-        limits = np.array([[self.layout.limits[c]] for c in self.layout.sparse_columns], np.int32).reshape(-1, 1)
-        crowded = np.asarray((self.index.sparse[:, self.slots[lanes]] >= limits).any(axis=0))
+        crowded = self.sparse.full(self.slots[lanes])
         if self.annotations:
             ends = self.steps[lanes].tolist()
             crowded |= [self.annotations.crowded(*one) for one in zip(lanes.tolist(), ends, strict=True)]
@@ -212,7 +213,7 @@ class Lanes:
         compared, different = self.successor_known[lanes], np.zeros(len(lanes), np.uint8)
         slots, index = self.slots[lanes], self.index
         for c in self.layout.obs_columns:
-            data = _as_bytes(rows[self.layout.names[c]], len(lanes))
+            data = as_bytes(rows[self.layout.names[c]], len(lanes))
             mark_different(self.arena.memory, index.offset[c], index.frames, slots, data, compared, different)
         places: list[int] = np.flatnonzero(different).tolist()
         return places
@@ -232,15 +233,15 @@ class Lanes:
         slots, count, names = self.slots[lanes], len(lanes), layout.names
         there = self.successor_known[lanes] if self.any_known else None
         for c in layout.obs_columns:
-            data = _as_bytes(rows[names[c]], count)
+            data = as_bytes(rows[names[c]], count)
             if there is None:
                 write_rows(memory, index.offset[c], index.frames, slots, data)
             else:
                 write_other_rows(memory, index.offset[c], index.frames, slots, data, there)
         for c in layout.step_columns:
-            write_rows(memory, index.offset[c], index.rows, slots, _as_bytes(rows[names[c]], count))
-        if layout.sparse_columns:
-            self._write_sparse(slots, rows)
+            write_rows(memory, index.offset[c], index.rows, slots, as_bytes(rows[names[c]], count))
+        if self.sparse:
+            self.sparse.write(slots, rows)
         final_frames: dict[int, Bytes] = {}
         if any_ended(flags):
             ended = (flags & ENDED) != 0
@@ -258,8 +259,8 @@ class Lanes:
             memory, floats, index.offset[FLAGS], index.offset[REWARD], index.rows, index.frames, index.begins,
             self.steps, slots, lanes, flags, rows["reward"],
         )  # fmt: skip
-        if layout.sparse_columns:
-            self._count_sparse(slots)
+        if self.sparse:
+            self.sparse.count(slots)
         if final_frames:
             self._add_frames(final_slots, final_frames)
         if nexts is not None:
@@ -294,7 +295,7 @@ class Lanes:
         began = self._column(FLAGS, slot)[index.rows[slot] - 1, 0] & START
         index.rows[slot] -= 1
         index.frames[slot] -= 1
-        self._count_sparse(self.slots[[lane]])
+        self.sparse.count(self.slots[[lane]])
         self.steps[lane] -= 1
         if began:
             self.annotations.drop(lane, int(self.steps[lane]))
@@ -334,7 +335,7 @@ class Lanes:
             first = int(self.index.context[slot] + starts[-1] + np.count_nonzero(flags[: starts[-1]] & ENDED))
         keep = min(self.layout.spec.context, frames - first)
         found = {c: self._column(c, slot, frames)[frames - keep :].copy() for c in self.layout.obs_columns}
-        for c, counts, every in self._sparse():
+        for c, counts, every in self.sparse.columns():
             if self.next_episode_step(slot) % every:
                 found[c] = self._column(c, slot, counts[slot])[-1:].copy()
         return found
@@ -344,28 +345,8 @@ class Lanes:
         slot = int(self.slots[lane])
         counts = dict.fromkeys(range(len(self.layout.names)), int(self.index.rows[slot]))
         counts |= dict.fromkeys(self.layout.obs_columns, int(self.index.frames[slot]))
-        counts |= {c: int(rows[slot]) for c, rows, _ in self._sparse()}
+        counts |= self.sparse.rows(slot)
         return [self._column(c, slot, rows) for c, rows in counts.items()]
-
-    def _sparse(self) -> Iterable[tuple[int, npt.NDArray[np.int32], int]]:
-        """Return the columns of sparse fields, how many rows each has by slot, and of which steps."""
-        return zip(self.layout.sparse_columns, self.index.sparse, self.layout.every, strict=True)
-
-    def _write_sparse(self, slots: npt.NDArray[np.int32], rows: Rows) -> None:
-        index = self.index
-        for c, counts, every in self._sparse():
-            data = _as_bytes(rows[self.layout.names[c]], len(slots))
-            write_sparse_rows(
-                self.arena.memory, index.offset[c], index.offset[FLAGS], index.rows, index.begins, index.episode_step,
-                counts, slots, data, every,
-            )  # fmt: skip
-
-    def _count_sparse(self, slots: npt.NDArray[np.int32]) -> None:
-        index = self.index
-        for _, counts, every in self._sparse():
-            count_sparse_rows(
-                self.arena.memory, index.offset[FLAGS], index.rows, index.episode_step, counts, slots, every
-            )
 
     def _column(self, c: int, slot: int, rows: int | None = None) -> Bytes:
         """Return an open segment's column as uint8 [rows, size], a view of the arena."""
@@ -376,13 +357,7 @@ class Lanes:
 
 def _frames(rows: Mapping[int, npt.NDArray[Any]], count: int) -> dict[int, Bytes]:
     """Return [count, *shape] as uint8 [count, size], by column."""
-    return {c: _as_bytes(np.ascontiguousarray(data), count) for c, data in rows.items()}
-
-
-def _as_bytes(rows: npt.NDArray[Any], count: int) -> Bytes:
-    """Return C-contiguous rows [count, *shape] as uint8 [count, size], without a copy."""
-    data: Bytes = rows.reshape(count, -1).view(np.uint8)
-    return data
+    return {c: as_bytes(np.ascontiguousarray(data), count) for c, data in rows.items()}
 
 
 def first_shares(lanes: Ints) -> npt.NDArray[np.int32]:

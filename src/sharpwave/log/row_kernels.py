@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -15,6 +17,12 @@ Ints = npt.NDArray[np.int64]
 ENDED = TERMINATED | TRUNCATED
 WHOLE = 1 << 16
 """The share of a segment's steps after which it is sealed, of all but a lane's first."""
+
+
+def as_bytes(rows: npt.NDArray[Any], count: int) -> Bytes:
+    """Return C-contiguous rows [count, *shape] as uint8 [count, size], without a copy."""
+    data: Bytes = rows.reshape(count, -1).view(np.uint8)
+    return data
 
 
 @njit(nogil=True, cache=True)

@@ -1,122 +1,57 @@
-"""Kernels for the columns of sparse fields, which keep the values of steps 0, k, 2k, ... of each episode.
-
-Which row is a step's follows from the segment's flags and from the number of its first step in its episode:
-:mod:`sharpwave.format.sparse_rows` says how many there are.
-"""
+"""The columns of sparse fields in open segments."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.native.jit import njit
-from sharpwave.native.memory_ops import load_word
-from sharpwave.spec import START, TERMINATED, TRUNCATED
+from sharpwave.format.segment import FLAGS
+from sharpwave.log.row_kernels import as_bytes
+from sharpwave.log.sparse_kernels import count_sparse_rows, write_sparse_rows
+from sharpwave.memory.arena import Arena
+from sharpwave.memory.segment_index import SegmentIndex
+from sharpwave.memory.segment_layout import Layout
 
-Bytes = npt.NDArray[np.uint8]
-Ints = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
 
-ENDED = TERMINATED | TRUNCATED
-STARTS, NO_START = np.uint64(START * 0x0101010101010101), np.uint64(0)
-"""The flags that begin episodes, in each of eight steps."""
 
+class SparseColumns:
+    """Writes and counts the rows of sparse fields; false where a store has none."""
 
-@njit(nogil=True, cache=True)
-def step_number(memory: Bytes, flags: int, first: int, row: int) -> int:
-    """Return the number in its episode of the step in ``row``.
+    def __init__(self, layout: Layout, arena: Arena, index: SegmentIndex) -> None:
+        self._layout, self._arena, self._index = layout, arena, index
+        self._limits = np.array([layout.limits[c] for c in layout.sparse_columns], np.int32).reshape(-1, 1)
 
-    Args:
-        flags: where the segment's flags begin. ``first``: the number of its first step.
+    def __bool__(self) -> bool:
+        return bool(self._layout.sparse_columns)
 
-    Cost: 20 ns for 128 steps.
-    """
-    r = row
-    while r >= 0:
-        if r >= 8 and load_word(memory, flags + r - 7) & STARTS == NO_START:
-            r -= 8
-            continue
-        if memory[flags + r] & START:
-            return row - r
-        r -= 1
-    return first + row
+    def columns(self) -> Iterable[tuple[int, Int32s, int]]:
+        """Return their numbers, how many rows each has by slot, and of which steps it keeps values."""
+        return zip(self._layout.sparse_columns, self._index.sparse, self._layout.every, strict=True)
 
+    def rows(self, slot: int) -> dict[int, int]:
+        """Return how many rows each has in ``slot``, by column."""
+        return {c: int(counts[slot]) for c, counts, _ in self.columns()}
 
-@njit(nogil=True, cache=True)
-def sparse_row(memory: Bytes, flags: int, first: int, row: int, every: int) -> int:
-    """Return the row of the step in ``row`` in a column that keeps every ``every``-th step of each episode: that of
-    its own value, or else of the last one before it that is kept. Arguments as :func:`step_number`.
-    """
-    before = begin = 0  # rows of earlier episodes, and the row in which the present one begins
-    number = first
-    r = 1
-    while r <= row:
-        if r + 7 <= row and load_word(memory, flags + r) & STARTS == NO_START:
-            r += 8
-            continue
-        if memory[flags + r] & START:
-            before += (number + r - begin - 1) // every - number // every + 1
-            begin, number = r, 0
-        r += 1
-    return before + (number + row - begin) // every - number // every
+    def full(self, slots: Int32s) -> npt.NDArray[np.bool_]:
+        """Return in which of ``slots`` [n] one has no room for another value."""
+        return np.asarray((self._index.sparse[:, slots] >= self._limits).any(axis=0))
 
+    def write(self, slots: Int32s, rows: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Write the values of the coming steps of ``slots`` [n], by field [n, *shape], where they are kept."""
+        index = self._index
+        for c, counts, every in self.columns():
+            data = as_bytes(rows[self._layout.names[c]], len(slots))
+            write_sparse_rows(
+                self._arena.memory, index.offset[c], index.offset[FLAGS], index.rows, index.begins, index.episode_step,
+                counts, slots, data, every,
+            )  # fmt: skip
 
-@njit(nogil=True, cache=True)
-def locate_sparse(
-    memory: Bytes, flags_offset: Ints, episode_step: Ints, slots: Ints, rows: Ints, every: int, places: Ints
-) -> None:
-    """Put the rows of a sparse column where the values of steps lie, in ``rows`` [n] of ``slots`` [n], into ``places``.
-
-    Args:
-        flags_offset, episode_step: by slot.
-    """
-    for i in range(slots.size):
-        slot = slots[i]
-        places[i] = sparse_row(memory, flags_offset[slot], episode_step[slot], rows[i], every)
-
-
-@njit(nogil=True, cache=True)
-def write_sparse_rows(
-    memory: Bytes,
-    offset: Ints,
-    flags_offset: Ints,
-    rows: Int32s,
-    begins: Bytes,
-    episode_step: Ints,
-    counts: Int32s,
-    slots: Int32s,
-    data: Bytes,
-    every: int,
-) -> None:
-    """Write row i of ``data`` [n, size] behind the ``counts`` rows of slot i's column, if its step's value is kept.
-
-    The steps are those that come next; nothing is counted (:func:`count_sparse_rows`).
-    """
-    size = data.shape[1]
-    for i in range(slots.size):
-        slot = slots[i]
-        row, flags = int(rows[slot]), flags_offset[slot]
-        if row == 0:
-            number = np.int64(0) if begins[slot] else episode_step[slot]
-        elif memory[flags + row - 1] & ENDED:
-            number = np.int64(0)
-        else:
-            number = np.int64(step_number(memory, flags, episode_step[slot], row - 1) + 1)
-        if number % every == 0:
-            start = offset[slot] + np.int64(counts[slot]) * size
-            target, source = memory[start : start + size], data[i]
-            for k in range(size):  # over slices: an index with an offset may be negative, and is not vectorised
-                target[k] = source[k]
-
-
-@njit(nogil=True, cache=True)
-def count_sparse_rows(
-    memory: Bytes, flags_offset: Ints, rows: Int32s, episode_step: Ints, counts: Int32s, slots: Int32s, every: int
-) -> None:
-    """Count the rows that the columns of ``slots`` have by their steps."""
-    for slot in slots:
-        if rows[slot] == 0:
-            counts[slot] = episode_step[slot] % every != 0
-        else:
-            last = int(rows[slot]) - 1
-            counts[slot] = sparse_row(memory, flags_offset[slot], episode_step[slot], last, every) + 1
+    def count(self, slots: Int32s) -> None:
+        """Count the rows that ``slots`` [n] have by their steps."""
+        index, memory = self._index, self._arena.memory
+        for _, counts, every in self.columns():
+            count_sparse_rows(memory, index.offset[FLAGS], index.rows, index.episode_step, counts, slots, every)

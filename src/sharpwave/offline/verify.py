@@ -10,7 +10,7 @@ from sharpwave.disk.store_folder import FOLDER, MANIFEST, QUARANTINE
 from sharpwave.errors import DamagedError
 from sharpwave.escaping import escaped
 from sharpwave.format.region import DICTIONARY, NOTE, TAIL, Damage
-from sharpwave.format.segment import check_rows
+from sharpwave.format.row_counts import check_rows
 from sharpwave.offline.scan import (
     Described,
     Progress,

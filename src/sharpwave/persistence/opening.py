@@ -35,9 +35,10 @@ from sharpwave.log.step_log import StepLog
 from sharpwave.native.directory import Directory
 from sharpwave.native.files import Files
 from sharpwave.persistence import snapshot
+from sharpwave.persistence.adoption import Recovery
 from sharpwave.persistence.checkpoint import WAIT_S, copy_file
 from sharpwave.persistence.lifetime import flush
-from sharpwave.persistence.recovery import Recovery, adopt_all, highest_slot, set_aside
+from sharpwave.persistence.recovery import adopt_all, highest_slot, set_aside
 from sharpwave.persistence.settings import LIMITS, Settings
 from sharpwave.validation import max_lanes
 

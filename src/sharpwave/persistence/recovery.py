@@ -5,76 +5,26 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
-import numpy as np
-
-from sharpwave.codecs.raw import RAW
-from sharpwave.codecs.registry import max_dictionary_bytes
 from sharpwave.disk.disk_tier import DiskTier
 from sharpwave.disk.ownership import is_of, unfinished
 from sharpwave.disk.region_files import RegionFiles
 from sharpwave.disk.store_folder import QUARANTINE
-from sharpwave.errors import DamagedError
-from sharpwave.format import segment
-from sharpwave.format.region import DICTIONARY, NOTE, SEGMENT, TAIL, Damage, Record
-from sharpwave.format.region_notes import (
-    MOST_ENDS_BYTES,
-    THRESHOLD_BYTES,
-    WHERE_BYTES,
-    LaneEnds,
-    tail_end,
-    unpack_ends,
-    unpack_threshold,
-)
-from sharpwave.format.segment import FIRST_FIELD, FLAGS, REWARD, Column
-from sharpwave.format.sparse_rows import sparse_rows
-from sharpwave.log.episode_breaks import adjoins, goes_on, write_down
+from sharpwave.format.region import NOTE, SEGMENT, TAIL, Damage, Record
+from sharpwave.format.region_notes import THRESHOLD_BYTES, unpack_threshold
 from sharpwave.log.step_log import StepLog
 from sharpwave.memory.segment_index import LEAF_BITS, LEAF_MASK
 from sharpwave.native.directory import Directory
+from sharpwave.persistence.adoption import Adoption, Found, Recovery, max_slots
 from sharpwave.sampling.retention import Reservoir
-from sharpwave.spec import TERMINATED, TRUNCATED, Spec
 from sharpwave.validation import MAX_LANES
-
-ENDED = TERMINATED | TRUNCATED
-
-Found = Sequence[tuple[int, Record]]
-
-
-@dataclass
-class Recovery:
-    """What opening a store found.
-
-    Attributes:
-        segments, steps: that came back.
-        cut_steps: flushed steps that were the last of an episode that went on; they cannot be learned from, because
-            what came after them is not known. Their observation is the final one of the step before.
-        damages: bytes that were set aside, each with its file, its offset and what was expected.
-        differences: limits that are other than they were, and what that costs.
-        views: names of the checkpoint's views that :meth:`sharpwave.Store.transitions` was not asked for yet. They are
-            kept for the next checkpoint.
-    """
-
-    segments: int = 0
-    steps: int = 0
-    cut_steps: int = 0
-    damages: list[str] = field(default_factory=list)
-    differences: list[str] = field(default_factory=list)
-    views: list[str] = field(default_factory=list)
 
 
 def highest_slot(found: Found, stride: int) -> int:
     """The highest slot that a record's id names, of those that a store can have come to; -1 without any."""
     slots = ((record.id & LEAF_MASK) // stride for _, record in found if record.kind in (SEGMENT, TAIL))
-    most = _most_slots(found)
+    most = max_slots(found)
     return max((slot for slot in slots if slot < most), default=-1)
-
-
-def _most_slots(found: Found) -> int:
-    """More slots than this no store has come to: tables of slots must not grow with what a damaged id says."""
-    return (1 << 22) + 64 * len(found)
 
 
 def adopt_all(
@@ -125,33 +75,6 @@ def _threshold(regions: RegionFiles, found: Found) -> float:
                 regions.read(number, record.offset, memoryview(content))
                 threshold = min(threshold, unpack_threshold(content))
     return threshold
-
-
-def lane_ends(spec: Spec, regions: RegionFiles, found: Found, most_bytes: int, max_lanes: int = MAX_LANES) -> LaneEnds:
-    """How far the lanes' step numbers have come, by every record that is whole: those that were replaced or let go
-    among them. Cost: a read of the header of each.
-
-    Args:
-        most_bytes: of a segment; a tail that has more is none of the store's own, and is not read.
-    """
-    ends = LaneEnds(max_lanes)
-    for number, record in found:
-        if record.kind == TAIL and record.nbytes > most_bytes:
-            continue
-        whole = record.kind == TAIL or record.kind == NOTE
-        size = record.nbytes if whole else min(record.nbytes, WHERE_BYTES)
-        if record.kind == DICTIONARY or (record.kind == NOTE and not THRESHOLD_BYTES < size <= MOST_ENDS_BYTES):
-            continue
-        content = bytearray(size)
-        with contextlib.suppress(OSError):
-            regions.read(number, record.offset, memoryview(content))
-            if record.kind == NOTE:
-                ends.reach_all(unpack_ends(content), number)
-            elif record.kind == TAIL:
-                ends.reach(*tail_end(content, spec), number)
-            elif size == WHERE_BYTES:
-                ends.reach_by(memoryview(content), number)
-    return ends
 
 
 def newest(found: Found, stride: int) -> list[tuple[int, Record]]:
@@ -205,235 +128,3 @@ def _free_name(directory: Directory, name: str) -> str:
     """``name``, or with a number behind it where something has it already."""
     names = (name if n == 0 else f"{name}.{n}" for n in itertools.count())
     return next(one for one in names if directory.status(one) is None)
-
-
-class Adoption:
-    """Takes segments in that lie in ``regions``, as the records ``found`` say.
-
-    Args:
-        damages: segments that are damaged are added.
-        disk: the log's, which has the regions; ``None``: the log keeps segments in memory.
-
-    Attributes:
-        full: a segment did not fit into memory.  damaged: the last one that was tried was.
-        broken: slots of segments whose episode was broken off behind them, which their bytes do not say.
-    """
-
-    def __init__(
-        self,
-        log: StepLog,
-        regions: RegionFiles,
-        found: Found,
-        damages: list[Damage],
-        disk: DiskTier | None,
-        max_lanes: int = MAX_LANES,
-    ) -> None:
-        self.log, self.regions, self.damages, self.disk = log, regions, damages, disk
-        self._most_lanes = max_lanes
-        self.report = Recovery()
-        self.full = self.damaged = False
-        self.broken: set[int] = set()
-        self._dictionaries = {record.id: (number, record) for number, record in found if record.kind == DICTIONARY}
-        generations = [region.generation for region in regions.regions.values()]
-        generations += [record.id >> LEAF_BITS for _, record in found if record.kind != DICTIONARY]
-        self._generation = max(generations, default=-1) + 1  # above all that were ever given out
-        self._most_slots = _most_slots(found)
-        self._read: dict[int, bytes] = {}  # dictionaries, by key
-        self._lanes: dict[int, list[int]] = {}
-        self._ends = lane_ends(log.spec, regions, found, log.layout.chunk_bytes, max_lanes)
-        if disk is not None:
-            disk.ends = self._ends
-
-    def try_adopt(self, number: int, record: Record) -> bool:
-        """Take a segment in. False: it is damaged, which is noted, or there is no room, or nothing in it.
-
-        Raises:
-            OSError: it cannot be written anew, where it was open.
-        """
-        self.damaged = False
-        try:
-            return self._adopt(number, record)
-        except DamagedError as error:
-            self._note(number, record, error)
-            self.damaged = True
-            return False
-
-    def _adopt(self, number: int, record: Record) -> bool:
-        log, index = self.log, self.log.index
-        slot, row = divmod(record.id & LEAF_MASK, log.stride)
-        if row or slot >= min(index.slots, self._most_slots):
-            raise DamagedError(f"no id of a segment of {log.stride} steps")
-        data: bytes | bytearray = self._segment(number, record)
-        if record.kind != SEGMENT:
-            data = self._ended(data)
-            if not data:
-                return False
-        header = segment.check(memoryview(data), log.spec, self._dictionary)
-        if header.steps > log.stride or header.frames > log.layout.max_frames or header.lane >= self._most_lanes:
-            raise DamagedError(
-                f"{header.steps} steps, {header.frames} frames of lane {header.lane}; expected at most {log.stride}, "
-                f"{log.layout.max_frames} and {self._most_lanes - 1}"
-            )
-        self._check_limits(header)
-        shared = [self._dictionary(column.dictionary) for column in header.placed]
-        places: list[int] = []
-        for c, one in enumerate(shared):
-            place = log.tables[c].add(one) if one else 0
-            if place is None:
-                for table, taken in zip(log.tables, places, strict=False):
-                    table.drop(taken)
-                raise DamagedError(f"column {c} needs a dictionary, and 255 others are in use")
-            places.append(place)
-        needed = {
-            (c, column.dictionary): one for c, (column, one) in enumerate(zip(header.placed, shared, strict=True))
-        }
-        needed = {key: one for key, one in needed.items() if one}
-        offset = record.offset
-        if self.disk is not None and (record.kind != SEGMENT or needed.keys() - self.regions.regions[number].keys):
-            # Rows of an open segment; or a dictionary lies in another region only, which may go before this one.
-            number, offset = self.disk.write(SEGMENT, record.id, bytes(data), self._generation, needed)
-        index.codec[:, slot] = [column.codec for column in header.placed]
-        index.dictionary[:, slot] = places
-        index.offset[:, slot] = [column.offset for column in header.placed]
-        index.rows[slot], index.frames[slot], index.context[slot] = header.steps, header.frames, header.context
-        index.lane[slot], index.first_step[slot] = header.lane, header.first_step
-        index.episode_step[slot] = header.known_episode_step
-        index.sparse[:, slot] = [header.placed[c].rows for c in log.layout.sparse_columns]
-        index.generation[slot] = record.id >> LEAF_BITS
-        index.nbytes[slot], index.region[slot], index.place[slot] = len(data), number, offset
-        if not log.adopt(slot, np.frombuffer(data, np.uint8)):
-            log.sealed.drop_dictionaries(index.dictionary[:, slot])
-            self.full = True
-            return False
-        if self.disk is not None:
-            self.disk.held.hold(number, len(data))
-        self._lanes.setdefault(header.lane, []).append(slot)
-        self.report.segments += 1
-        self.report.steps += header.steps
-        return True
-
-    def _check_limits(self, header: segment.Header) -> None:
-        limits = self.log.layout.limits
-        if any(column.rows > most for column, most in zip(header.placed, limits, strict=True)):
-            rows = [column.rows for column in header.placed]
-            raise DamagedError(f"columns of {rows} rows, expected at most {list(limits)}")
-
-    def open_rows(self, number: int, record: Record) -> tuple[segment.Header | None, dict[str, np.ndarray[Any, Any]]]:
-        """An open segment's rows, decoded; or ``None``: it is damaged, which is noted."""
-        log = self.log
-        try:
-            data = self._segment(number, record)
-            header, arrays = segment.unpack(memoryview(data), log.spec, self._dictionary, limit=log.layout.chunk_bytes)
-            segment.check_rows(header, log.spec, arrays["flags"], sealed=False)
-            self._check_limits(header)
-            if header.steps > log.stride or header.frames > log.layout.max_frames or header.context > log.spec.context:
-                raise DamagedError(f"{header.steps} steps, {header.frames} frames in an open segment")
-        except DamagedError as error:
-            self._note(number, record, error)
-            return None, {}
-        return header, arrays
-
-    def _note(self, number: int, record: Record, error: DamagedError) -> None:
-        what = f"segment {record.id}: {str(error).removeprefix('segment: ')}"
-        self.damages.append(Damage(self.regions.regions[number].path, record.offset, record.nbytes, what, record.id))
-
-    def link(self) -> None:
-        """Chain the lanes' segments, open new ones behind them, and free every other slot."""
-        log, index = self.log, self.log.index
-        used = {slot for slots in self._lanes.values() for slot in slots}
-        index.restore(used, self._generation)
-        ends = self._ends.ends
-        log.open_lanes(max([*self._lanes, int(ends.nonzero()[0].max(initial=-1))], default=-1) + 1)
-        for lane, slots in self._lanes.items():
-            slots.sort(key=lambda slot: int(index.first_step[slot]))
-            for slot, following in zip(slots, [*slots[1:], -1], strict=True):
-                broken = following < 0 or not goes_on(log, slot, following)
-                # A gap in the steps' numbers is in the bytes already, and may lie behind every segment of a reservoir.
-                if broken and log.sealed.truncate(slot) and (following < 0 or adjoins(log, slot, following)):
-                    self.broken.add(slot)
-            log.inventory.chain(lane, slots, int(log.opened.slots[lane]))
-            self._number(slots)
-        for lane, end in enumerate(ends[: log.lanes].tolist()):
-            log.begin_at(lane, end)
-        write_down(log, sorted(self.broken))
-
-    def link_lanes(self) -> None:
-        """Chain the lanes' segments before their open ones, which are there already."""
-        for lane, slots in self._lanes.items():
-            slots.sort(key=lambda slot: int(self.log.index.first_step[slot]))
-            self.log.inventory.chain(lane, slots, int(self.log.opened.slots[lane]))
-            self._number([*slots, int(self.log.opened.slots[lane])])
-            for slot, following in zip(slots, [*slots[1:], int(self.log.opened.slots[lane])], strict=True):
-                self.log.index.gap[slot] = not adjoins(self.log, slot, following)
-                if self.log.index.gap[slot]:
-                    self.broken.discard(slot)
-                elif not goes_on(self.log, slot, following) and self.log.sealed.truncate(slot):
-                    self.broken.add(slot)
-        opened = self.log.opened.slots
-        self.log.index.episode_step[opened] = np.maximum(self.log.index.episode_step[opened], 0)
-        write_down(self.log, sorted(self.broken))
-
-    def _number(self, slots: list[int]) -> None:
-        """Number the steps of episodes where segments of version 1, in their order, do not say which they hold."""
-        numbers = self.log.index.episode_step
-        for before, slot in zip([-1, *slots], slots, strict=False):
-            if numbers[slot] < 0:
-                going_on = before >= 0 and goes_on(self.log, before, slot)
-                numbers[slot] = self.log.opened.next_episode_step(before) if going_on else 0
-
-    def _segment(self, number: int, record: Record) -> bytearray:
-        if record.nbytes > self.log.layout.chunk_bytes:
-            raise DamagedError(f"{record.nbytes:,} bytes, expected at most {self.log.layout.chunk_bytes:,}")
-        return self._content(number, record)
-
-    def _content(self, number: int, record: Record) -> bytearray:
-        out = bytearray(record.nbytes)
-        try:
-            self.regions.read(number, record.offset, memoryview(out))
-        except OSError as error:
-            raise DamagedError(f"cannot be read: {error}") from error
-        return out
-
-    def _dictionary(self, key: int) -> bytes:
-        """Raises: KeyError: there is none.  DamagedError: it is not as a store makes them."""
-        if key and key not in self._read:
-            number, record = self._dictionaries[key]
-            most = max_dictionary_bytes(int(self.log.layout.sizes.max()))
-            if record.nbytes > most:
-                raise DamagedError(f"dictionary {key:016x} has {record.nbytes:,} bytes, expected at most {most:,}")
-            self._read[key] = bytes(self._content(number, record))
-        return self._read[key] if key else b""
-
-    def _ended(self, data: bytes | bytearray) -> bytes:
-        """An open segment's rows as a sealed segment: without the last step, if its episode went on."""
-        limit = self.log.layout.chunk_bytes
-        header, arrays = segment.unpack(memoryview(data), self.log.spec, self._dictionary, limit=limit)
-        segment.check_rows(header, self.log.spec, arrays["flags"], sealed=False)
-        flags = arrays["flags"].copy()
-        steps, frames = header.steps, header.frames
-        if steps and frames > header.context + steps + np.count_nonzero(flags & ENDED):
-            flags[-1] |= TRUNCATED  # its successor was known
-        if steps and not flags[-1] & ENDED:
-            steps -= 1
-            self.report.cut_steps += 1
-            if steps and not flags[steps - 1] & ENDED:
-                flags[steps - 1] |= TRUNCATED  # the last frame was its successor's: now it is the final one
-            else:
-                frames -= 1
-        if steps == 0:
-            return b""
-        arrays["flags"] = flags
-        columns: list[Column] = []
-        for name in self.log.layout.names:
-            rows: np.ndarray[Any, Any] = arrays[name][: self._rows_left(name, header, flags[:steps], frames)]
-            columns.append(Column(RAW, len(rows), rows.tobytes()))
-        assert (FLAGS, REWARD, FIRST_FIELD) == (0, 1, 2)
-        return segment.pack_again(header, steps, frames, columns)
-
-    def _rows_left(self, name: str, header: segment.Header, flags: np.ndarray[Any, Any], frames: int) -> int:
-        """Return how many rows a column has once the segment has the steps of ``flags`` only."""
-        spec = self.log.spec
-        if name in spec.obs_names:
-            return frames
-        every = spec.fields[name].every if name in spec.sparse_names else None
-        return len(flags) if every is None else sparse_rows(flags, header.episode_step, every)

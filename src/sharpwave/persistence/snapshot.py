@@ -17,7 +17,7 @@ from sharpwave.log.open_packing import pack_raw
 from sharpwave.log.row_kernels import WHOLE
 from sharpwave.log.step_log import StepLog
 from sharpwave.memory.segment_index import LEAF_BITS, LEAF_MASK
-from sharpwave.persistence.recovery import Adoption, Recovery
+from sharpwave.persistence.adoption import Adoption, Recovery
 from sharpwave.sampling.protocol import checked_array
 from sharpwave.spec import TRUNCATED
 from sharpwave.validation import MAX_LANES

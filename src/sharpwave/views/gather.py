@@ -15,7 +15,7 @@ from sharpwave.codecs.raw import RAW
 from sharpwave.codecs.registry import GATHER, kernels, name_of
 from sharpwave.errors import DamagedError
 from sharpwave.format.segment import FIRST_FIELD, FLAGS, payload_ends
-from sharpwave.log.sparse_columns import locate_sparse
+from sharpwave.log.sparse_kernels import locate_sparse
 from sharpwave.memory.arena import Arena
 from sharpwave.memory.segment_index import SegmentIndex
 from sharpwave.spec import Field

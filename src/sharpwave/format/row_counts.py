@@ -1,0 +1,67 @@
+"""How many rows the columns of a segment have: what its flags call for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.errors import DamagedError
+from sharpwave.spec import START, TERMINATED, TRUNCATED, Spec
+
+if TYPE_CHECKING:
+    from sharpwave.format.segment import Header
+
+UNKNOWN = (1 << 64) - 1
+"""Stands for the number in its episode of a first step that a segment of version 1 does not tell."""
+
+
+def sparse_rows(flags: npt.NDArray[np.uint8], episode_step: int, every: int) -> int:
+    """Return the rows of a column that keeps every ``every``-th step of each episode.
+
+    Beside those of the segment's own steps that is the last one kept before its first step, where that is not kept
+    itself. So the row of a step is the last one up to it, and no step needs another segment.
+
+    Args:
+        flags: uint8 [steps], of the segment.
+        episode_step: number of its first step in its episode.
+    """
+    if not len(flags):
+        return int(episode_step % every != 0)
+    begins = np.flatnonzero(flags & START)
+    begins = begins if begins.size and begins[0] == 0 else np.concatenate([[0], begins])
+    first = np.zeros(len(begins), np.int64)
+    first[0] = 0 if flags[0] & START else episode_step
+    lengths = np.diff(np.concatenate([begins, [len(flags)]]))
+    return int(((first + lengths - 1) // every - first // every + 1).sum())
+
+
+def check_rows(header: Header, spec: Spec, flags: npt.NDArray[np.uint8], *, sealed: bool) -> None:
+    """Refuse columns that lack a row, or have one too many: frames for a step, for the end of an episode or for the
+    last successor; values of a sparse field.  Raises: DamagedError.
+    """
+    for column, field in zip(header.placed[-len(spec.fields) :], spec.fields.values(), strict=True):
+        if field.every is None:
+            continue
+        if header.episode_step == UNKNOWN:
+            raise DamagedError("segment: the number of its first step in its episode is not known")
+        expected = sparse_rows(flags, header.episode_step, field.every)
+        if column.rows != expected:
+            raise DamagedError(f"segment: {column.rows:,} rows of a sparse field, expected {expected:,}")
+    _check_frames(header, flags, sealed)
+
+
+def _check_frames(header: Header, flags: npt.NDArray[np.uint8], sealed: bool) -> None:
+    if not header.steps:
+        if sealed:
+            raise DamagedError("segment: 0 steps, expected at least 1")
+        if header.frames - header.context not in (0, 1):
+            raise DamagedError(f"{header.frames:,} frames, expected {header.context:,} of context, and one at most")
+        return
+    ended = flags & (TERMINATED | TRUNCATED) != 0
+    goes_on = not ended[-1]
+    expected = header.context + header.steps + int(ended.sum()) + goes_on
+    # What comes after an open segment may not be known yet.
+    if header.frames != expected and (sealed or header.frames != expected - goes_on):
+        raise DamagedError(f"{header.frames:,} frames, expected {expected:,} for its steps and ends of episodes")
