@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 from pathlib import Path
@@ -14,7 +15,7 @@ import sharpwave as sw
 from sharpwave.format.annotations import MAX_EPISODE_BYTES, MAX_STORE_BYTES
 from sharpwave.offline.episodes import survey
 from sharpwave.offline.verify import check
-from tests.support.faults import SPEC, frame, killed
+from tests.support.faults import CUTS, ERRORS, KINDS, SPEC, Died, Faulty, frame, killed, on
 
 
 def play(store: Any, count: int, *, lane: int = 0, begin: int = 0, length: int = 7, note: bool = True) -> None:
@@ -260,3 +261,49 @@ def test_a_recorder_says_which_environment_and_seed_a_lane_has() -> None:
     several = sw.Recorder(gym.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync"), store)
     several.reset(seed=[5, 6])
     assert [store.annotations(lane)["seed"] for lane in (0, 1)] == [5, 6]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_flush_acknowledged_is_there_whatever_comes_of_any_later_operation(kind: str, tmp_path: Path) -> None:
+    """Of the store, of a lane and of the episode under way; each round says something newer of all three."""
+    at = 1
+    while True:
+        folder, files, acknowledged, store = tmp_path / str(at), Faulty(at, kind, seed=at), -1, None
+        try:
+            with on(files):
+                for attempt in range(2):
+                    with contextlib.suppress(OSError):
+                        store = sw.Store(SPEC, capacity=40, disk=folder / str(attempt), segment_steps=4)
+                        break
+                assert store is not None
+                folder = store._log.disk.folder  # type: ignore[union-attr]
+                for number in range(6):
+                    for lane, episode in ((None, False), (0, False), (0, True)):
+                        store.annotate(lane, {"round": number}, episode=episode)
+                    for serial in range(6 * number, 6 * number + 6):
+                        step = {"obs": frame(serial), "action": 0, "reward": 0, "serial": serial}
+                        with contextlib.suppress(OSError):
+                            store.append(**step, terminated=False, truncated=False)
+                    with contextlib.suppress(OSError):
+                        store.flush()
+                        acknowledged = number
+                store.close()
+        except Died:
+            if store is not None:
+                with contextlib.suppress(Died):
+                    killed(store)
+        except OSError:  # of closing, once
+            pass
+        if kind in CUTS and store is not None:
+            files.cut_power(folder)
+        if acknowledged >= 0:
+            with on(Faulty()), sw.Store.open(folder) as again:
+                assert again.annotations()["round"] >= acknowledged
+                assert again.annotations(0)["round"] >= acknowledged
+                ids = again.transitions().sampleable_ids()
+                said = [one["round"] for one in again.annotations_of(ids)]
+                assert said == sorted(said) and said[-1] >= acknowledged
+        if files.count < at:
+            break
+        at += 1 if kind in ERRORS else 3
+    assert at > 40
