@@ -18,7 +18,7 @@ from sharpwave.log.step_log import StepLog
 from sharpwave.native.interrupts import Lock
 from sharpwave.sampling.limiters import Gate
 from sharpwave.spec import Spec
-from sharpwave.validation import checked_final, checked_lane, checked_rows, checked_steps, max_lanes
+from sharpwave.validation import checked_final, checked_lane, checked_rows, checked_steps, highest, max_lanes
 from sharpwave.views.registry import Views
 
 MAX_BLOCK_S = 60.0
@@ -263,7 +263,7 @@ class StoreWriting:
                 for lane in self._fed.intersection(lanes.tolist()):
                     self._settle(lane)
             if len(lanes):
-                self._log.open_lanes(int(lanes.max()) + 1)
+                self._log.open_lanes(highest(lanes) + 1)
                 self._log.write(lanes, flags, rows, finals, nexts)
 
         self._change(write, len(lanes), timeout)

@@ -65,13 +65,14 @@ def checked_steps(
         rows[name] = spec.fields[name].rows(name, value, count)
     rows["reward"] = _rewards(reward, count)
     te, tr = _flags("terminated", terminated, count), _flags("truncated", truncated, count)
-    flags = te.view(np.uint8) * np.uint8(TERMINATED) | tr.view(np.uint8) * np.uint8(TRUNCATED)
+    flags = np.empty(len(te), np.uint8)
+    unfinished = join_flags(te, tr, flags)
     nexts = None if next_obs is None else _observations(spec, "next", next_obs, count)
     if final_obs is not None and flags.any():
         return rows, flags, _observations(spec, "final", final_obs, count), nexts
-    if final_obs is None and nexts is None and (tr & ~te).any():
+    if final_obs is None and nexts is None and unfinished >= 0:
         raise ValueError(
-            f"final_obs: row {int(np.argmax(tr & ~te))} is truncated, expected the observation after that step as "
+            f"final_obs: row {unfinished} is truncated, expected the observation after that step as "
             "final_obs; learning bootstraps from it (Gymnasium: info['final_obs'], or the step's own obs where the "
             "reset is separate)"
         )
@@ -163,6 +164,31 @@ def all_within(values: npt.NDArray[Any], limit: float) -> bool:
     for value in values:
         sound &= abs(value) <= limit  # False for NaN
     return sound
+
+
+@njit(nogil=True, cache=True)
+def join_flags(
+    terminated: npt.NDArray[np.bool_], truncated: npt.NDArray[np.bool_], flags: npt.NDArray[np.uint8]
+) -> int:
+    """Fill ``flags`` [n] with the bits of both; return the first row that is truncated and not terminated, or -1.
+
+    Cost: .5 us for 8; in numpy 8 us.
+    """
+    found = -1
+    for i in range(flags.size):
+        flags[i] = (TERMINATED if terminated[i] else 0) | (TRUNCATED if truncated[i] else 0)
+        if found < 0 and truncated[i] and not terminated[i]:
+            found = i
+    return found
+
+
+@njit(nogil=True, cache=True)
+def highest(lanes: npt.NDArray[np.int64]) -> int:
+    """Return the highest of ``lanes``; -1 if there is none. Cost: .3 us for 8; ``lanes.max()`` takes 2.5."""
+    found = -1
+    for lane in lanes:
+        found = max(found, lane)
+    return found
 
 
 def checked_lane(call: str, lane: Any) -> npt.NDArray[np.int64]:

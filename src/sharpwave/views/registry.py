@@ -175,8 +175,11 @@ class Views(LogListener):
 
     def append_waits(self, steps: int) -> str | None:
         """Return what so many steps must wait for."""
-        reasons = (view.source.append_waits(steps) for view in self)
-        return next((reason for reason in reasons if reason is not None), None)
+        for view in self:
+            reason = view.source.append_waits(steps)
+            if reason is not None:
+                return reason
+        return None
 
     def check_capacity(self, capacity: int | None) -> None:
         """Raises: ValueError: a limiter could never be satisfied by a store of that size."""
