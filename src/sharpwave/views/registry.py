@@ -44,7 +44,8 @@ class Views(LogListener):
     """
 
     def __init__(self, log: StepLog, lock: Any, gate: Gate, seed: int, life: object) -> None:
-        self._log, self._lock, self._gate, self._seed, self._life = log, lock, gate, seed, life
+        self._log, self._lock, self._gate, self._seed = log, lock, gate, seed
+        self._life = weakref.ref(life)  # the log keeps these views, and a store ends with its life
         self._made = 0
         self.unclaimed: list[str] = []
         self._saved: dict[str, tuple[int, SavedView]] = {}  # by name, with the number that the view gets; those are < 0
@@ -131,7 +132,7 @@ class Views(LogListener):
             self.unclaimed.remove(name)
             if problem is None and (max_times_sampled is not None or sampler.state()):
                 self._claimed.add(name)
-        replay.life = self._life
+        replay.life = self._life()
         self._views[number] = weakref.KeyedRef(replay, self._dropped.append, number)
         self._views = dict(sorted(self._views.items()))
         self._made += 1
