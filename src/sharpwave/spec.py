@@ -27,7 +27,7 @@ RESERVED = {"reward", "terminated", "truncated", "flags", "final_obs", "lanes", 
 }
 
 
-MOST_DIMENSIONS, MOST_VALUE_BYTES, MOST_FIELDS = 16, 1 << 30, 1024
+MAX_DIMENSIONS, MAX_VALUE_BYTES, MAX_FIELDS = 16, 1 << 30, 1024
 MAX_EVERY = 1 << 20
 _DTYPES = re.compile("bool|u?int(8|16|32|64)|float(16|32|64|96|128)")
 """Of the names that NumPy knows, those that ``Spec.to_json`` writes."""
@@ -79,10 +79,10 @@ class Field:
             raise ValueError(f"Field: every {self.every!r} must be None or an integer from 1 to {MAX_EVERY:,}")
         if self.every is not None and self.stack is not None:
             raise ValueError(f"Field: every={self.every} and stack={self.stack}; every frame of a stack is needed")
-        if len(shape) > MOST_DIMENSIONS or math.prod(map(int, shape)) * dtype.itemsize > MOST_VALUE_BYTES:
+        if len(shape) > MAX_DIMENSIONS or math.prod(map(int, shape)) * dtype.itemsize > MAX_VALUE_BYTES:
             raise ValueError(
-                f"Field: a value of shape {shape!r} and {dtype} is too large; expected at most {MOST_DIMENSIONS} "
-                f"dimensions and {MOST_VALUE_BYTES >> 20} MiB"
+                f"Field: a value of shape {shape!r} and {dtype} is too large; expected at most {MAX_DIMENSIONS} "
+                f"dimensions and {MAX_VALUE_BYTES >> 20} MiB"
             )
         object.__setattr__(self, "shape", tuple(int(n) for n in shape))
         object.__setattr__(self, "stack", None if self.stack is None else int(self.stack))
@@ -176,8 +176,8 @@ class Spec:
             if name.split(".")[0] == "obs":
                 raise ValueError(f"Spec: field {name!r} would count as an observation; choose another name")
             fields[name] = field
-        if len(fields) > MOST_FIELDS:
-            raise ValueError(f"Spec: {len(fields):,} fields, expected at most {MOST_FIELDS:,}; join some in one array")
+        if len(fields) > MAX_FIELDS:
+            raise ValueError(f"Spec: {len(fields):,} fields, expected at most {MAX_FIELDS:,}; join some in one array")
         for name, field in fields.items():
             if not isinstance(field, Field):
                 raise TypeError(f"Spec: {name} is {field!r}, expected a sharpwave.Field")
@@ -224,7 +224,7 @@ class Spec:
         return sum(field.row_bytes for field in self.fields.values()) + 4 + 1
 
     def to_json(self) -> str:
-        """The schema as canonical JSON: what a segment's schema hash is computed from. Codecs are no part of it."""
+        """Return the schema as canonical JSON, without codecs: what a segment's schema hash is computed from."""
         fields = {
             name: {"shape": field.shape, "dtype": field.dtype, "stack": field.stack, "pad": field.pad}
             | ({} if field.every is None else {"every": field.every})
@@ -262,7 +262,7 @@ class Spec:
         return int.from_bytes(hashlib.blake2b(self.to_json().encode(), digest_size=8).digest(), "little")
 
     def split_obs(self, obs: Any, what: str = "obs") -> dict[str, Any]:
-        """An observation as the user holds it -> its arrays by flat field name."""
+        """Return the arrays of an observation as the user holds it, by flat field name."""
         if not self.dict_obs:
             return {"obs": obs}
         keys = [name[4:] for name in self.obs_names]
@@ -277,14 +277,14 @@ class Spec:
 
 
 def _dict(what: str, value: Any) -> dict[str, Any]:
-    """A JSON object.  Raises: ValueError."""
+    """Return a JSON object.  Raises: ValueError."""
     if not isinstance(value, dict):
         raise ValueError(f"{what}: {type(value).__name__}, expected an object")
     return value
 
 
 def _field(name: str, value: Any) -> Field:
-    """A field, of whatever was parsed.  Raises: ValueError, TypeError."""
+    """Make a field of whatever was parsed.  Raises: ValueError, TypeError."""
     said = {"codec": None, "every": None, **_dict(f"field {name!r}", value)}
     if said.keys() != {"shape", "dtype", "stack", "pad", "codec", "every"}:
         raise ValueError(f"field {name!r}: {sorted(said)}, expected a shape, a dtype, a stack and a pad")

@@ -36,7 +36,7 @@ def region(monkeypatch: pytest.MonkeyPatch) -> int:
     nbytes = 2048
     for name in ("REGION_BYTES", "MIN_REGION_BYTES"):
         monkeypatch.setattr(disk_module, name, nbytes)
-    monkeypatch.setattr(settings_module, "SMALLEST_DISK", nbytes)
+    monkeypatch.setattr(settings_module, "MIN_DISK_BYTES", nbytes)
     monkeypatch.setattr(store_module, "Files", Unsynced)
     return nbytes
 

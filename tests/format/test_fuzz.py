@@ -209,7 +209,7 @@ def store_with(folder: Path, kind: int, id_: int, payload: bytes, sequence: int 
     regions = RegionFiles(folder / "regions", identity, 1 << 16, Files())
     open_regions(regions)
     regions.sequence = sequence
-    with mock.patch.multiple(regions_module, MOST_SEQUENCE=1 << 64, MOST_ID=1 << 64):  # no store writes beyond these
+    with mock.patch.multiple(regions_module, MAX_SEQUENCE=1 << 64, MAX_ID=1 << 64):  # no store writes beyond these
         regions.append(kind, id_, payload, 0, {(2, key_of(REFERENCE)): REFERENCE})
     regions.close()
     return folder

@@ -141,7 +141,7 @@ def test_opening_and_verify_agree_on_what_a_manifest_may_say(tmp_path: Path) -> 
 # numbers at the end of their range
 
 
-GENERATION, SEQUENCE, STEP = records.MOST_GENERATION, records.MOST_SEQUENCE, segment.MOST_NUMBER
+GENERATION, SEQUENCE, STEP = records.MAX_GENERATION, records.MAX_SEQUENCE, segment.MAX_NUMBER
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ SPEC = sw.Spec(obs=sw.Field((16,), "uint8"), action=sw.Field((), "int64"))
 def small_regions(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("REGION_BYTES", "MIN_REGION_BYTES"):
         monkeypatch.setattr(disk_module, name, REGION)
-    monkeypatch.setattr(settings_module, "SMALLEST_DISK", REGION)
+    monkeypatch.setattr(settings_module, "MIN_DISK_BYTES", REGION)
     monkeypatch.setattr(clutter, "MIN_COPY_BYTES", REGION // 4)
     monkeypatch.setattr(store_module, "Files", Unsynced)
 

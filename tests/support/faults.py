@@ -245,7 +245,7 @@ def on(files: Files) -> Iterator[None]:
         mock.patch.object(store_module, "Files", lambda: files),
         mock.patch.object(disk_module, "REGION_BYTES", REGION_BYTES),
         mock.patch.object(disk_module, "MIN_REGION_BYTES", REGION_BYTES),
-        mock.patch.object(settings_module, "SMALLEST_DISK", REGION_BYTES),
+        mock.patch.object(settings_module, "MIN_DISK_BYTES", REGION_BYTES),
         mock.patch.object(regions_module, "FIRST_EXTENT", REGION_BYTES // 4),
         mock.patch.object(regions_module, "MAX_EXTENT", REGION_BYTES // 2),
     ):

@@ -36,9 +36,9 @@ from sharpwave.format.region import (
     DICTIONARY,
     HEADER,
     MAGIC,
-    MOST_GENERATION,
-    MOST_NUMBER,
-    MOST_SEQUENCE,
+    MAX_GENERATION,
+    MAX_NUMBER,
+    MAX_SEQUENCE,
     RECORD,
     RECORD_MAGIC,
     SEGMENT,
@@ -64,7 +64,7 @@ METADATA += [
 
 NUMBERS = [0, 1, 2, 3, 7, 8, 127, 255, 256, 65535, 65536, 2**20 - 1, 2**20, 2**30 - 1, 2**30, 2**31 - 1, 2**31]
 NUMBERS += [2**32 - 1, 2**32, 2**53, 2**62 - 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1]
-NUMBERS += [one - k for one in (MOST_NUMBER, MOST_GENERATION, MOST_SEQUENCE, segment.MOST_NUMBER) for k in (1, 2, 1100)]
+NUMBERS += [one - k for one in (MAX_NUMBER, MAX_GENERATION, MAX_SEQUENCE, segment.MAX_NUMBER) for k in (1, 2, 1100)]
 OTHERS = [
     None,
     True,

@@ -18,7 +18,7 @@ from sharpwave.disk.read_pool import BASE, COLUMNS, DESCRIPTOR, DIRECT, NBYTES, 
 from sharpwave.disk.region_files import RegionFiles
 from sharpwave.disk.store_folder import ANEW, FOLDER, Hold, write_manifest
 from sharpwave.errors import StoreInUseError
-from sharpwave.format.region import MOST_GENERATION, NOTE, SEGMENT, TAIL, Identity, checksum_of
+from sharpwave.format.region import MAX_GENERATION, NOTE, SEGMENT, TAIL, Identity, checksum_of
 from sharpwave.format.region_notes import THRESHOLD_BYTES, LaneEnds, Note, pack_ends, pack_threshold
 from sharpwave.memory.segment_index import LEAF_BITS
 from sharpwave.native.directory import Directory
@@ -221,7 +221,7 @@ class DiskTier:
         before = self._note
         if not always and threshold >= before.threshold and generation <= before.generation:
             return
-        generation = min(generation + GENERATIONS, MOST_GENERATION - 1)
+        generation = min(generation + GENERATIONS, MAX_GENERATION - 1)
         region, _ = self.write(NOTE, generation << LEAF_BITS, pack_threshold(threshold), generation, {})
         self._note = Note(region, threshold, generation)
 
@@ -233,7 +233,7 @@ class DiskTier:
         if ends is not None and not self.ends.behind(ends):
             return
         merged = self.ends.joined(np.zeros(0, np.int64) if ends is None else ends)
-        generation = min(self._claims.latest_generation, MOST_GENERATION - 1)
+        generation = min(self._claims.latest_generation, MAX_GENERATION - 1)
         region, _ = self.write(NOTE, generation << LEAF_BITS, pack_ends(merged), generation, {})
         self.ends.reach_all(merged, region)
 
@@ -267,7 +267,7 @@ class DiskTier:
         sequence: int | None = None,
     ) -> tuple[int, int]:
         """Write a record that does not count as held yet; returns its region and offset.  Raises: OSError."""
-        most = min(generation + GENERATIONS, MOST_GENERATION - 1)
+        most = min(generation + GENERATIONS, MAX_GENERATION - 1)
         region, offset = self.regions.append(kind, id_, payload, most, dictionaries, sequence)
         if kind == SEGMENT:
             self.ends.reach_by(payload, region)

@@ -26,10 +26,10 @@ from sharpwave.format.region import (
     FIRST,
     HEADER,
     MAGIC,
-    MOST_GENERATION,
-    MOST_ID,
-    MOST_NUMBER,
-    MOST_SEQUENCE,
+    MAX_GENERATION,
+    MAX_ID,
+    MAX_NUMBER,
+    MAX_SEQUENCE,
     RECORD,
     RECORD_MAGIC,
     VERSION,
@@ -266,8 +266,8 @@ class RegionFiles:
         while self.directory.status(f"{self.next_number:012d}.region"):  # another's, or it could not be deleted
             self.next_number += 1
         number, me, size = self.next_number, self.identity, max(self.region_bytes, need)
-        generation = min(generation, MOST_GENERATION - 1)  # behind it no id is written any more
-        if number >= MOST_NUMBER:
+        generation = min(generation, MAX_GENERATION - 1)  # behind it no id is written any more
+        if number >= MAX_NUMBER:
             raise OverflowError(f"{self.directory.path}: region {number}: this store's numbers are used up")
         name, partial = f"{number:012d}.region", partial_name(number, me)
         body = HEADER.pack(MAGIC, VERSION, 0, number, size, me.schema, me.store, generation, 0, 0)[:-4]
@@ -315,7 +315,7 @@ class RegionFiles:
         self, region: Region, kind: int, id_: int, column: int, payload: bytes, sequence: int | None = None
     ) -> int:
         number = self.sequence if sequence is None else sequence
-        if number >= MOST_SEQUENCE or (kind != DICTIONARY and id_ >= MOST_ID):
+        if number >= MAX_SEQUENCE or (kind != DICTIONARY and id_ >= MAX_ID):
             raise OverflowError(f"{region.path}: record {number}, id {id_}: this store's numbers are used up")
         body = RECORD.pack(RECORD_MAGIC, kind, len(payload), id_, number, column, 0)[:-4]
         offset = region.used + RECORD.size

@@ -89,7 +89,7 @@ def merge(before: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any
 
 
 def is_plain(value: Any, depth: int) -> bool:
-    """Whether parsed JSON is nested in at most ``depth`` levels, and all its numbers are finite."""
+    """Return whether parsed JSON is nested in at most ``depth`` levels, and all its numbers are finite."""
     if isinstance(value, float):
         return math.isfinite(value)
     if not isinstance(value, (list, dict)):
@@ -164,6 +164,6 @@ class Annotations:
 
 
 def _size(values: dict[str, Any]) -> int:
-    """Bytes that values take in ``store.json``, three levels deep; none where there are none."""
+    """Return the bytes that values take in ``store.json``, three levels deep; none where there are none."""
     text = json.dumps(values, indent=1) if values else ""
     return len(text) + 4 * (text.count("\n") + 1) + 16 if values else 0

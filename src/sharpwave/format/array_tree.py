@@ -26,7 +26,7 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 VERSION = 2
 """1 has no comment at the zip's end, and so neither a version nor a checksum of the whole file."""
 TREE = "tree"
-MOST_ARRAYS, TREE_BYTES = 1 << 16, 16 << 20
+MAX_ARRAYS, TREE_BYTES = 1 << 16, 16 << 20
 """Arrays of a file, and bytes of JSON. Each view has a few arrays, each batch drawn ahead three."""
 
 _COMMENT = "sharpwave tree {:d} crc32 {:08x}"
@@ -85,7 +85,7 @@ def read(descriptor: int) -> dict[str, Any]:
 
 
 def _plain(value: Any, arrays: Arrays) -> Any:
-    """The same as JSON has it, with names of arrays, which are added to ``arrays``."""
+    """Return a tree as JSON has it, with names of arrays, which are added to ``arrays``."""
     if isinstance(value, np.ndarray):
         name = f"a{len(arrays)}"
         arrays[name] = value
@@ -127,7 +127,7 @@ def _check_end(descriptor: int, size: int) -> None:
 
 
 def _members(descriptor: int, size: int) -> dict[str, _Member]:
-    """The arrays by name, as they stand one behind the other from the file's beginning."""
+    """Return the arrays by name, as they stand one behind the other from the file's beginning."""
     members: dict[str, _Member] = {}
     at = 0
     while True:
@@ -146,7 +146,7 @@ def _members(descriptor: int, size: int) -> dict[str, _Member]:
             number, follow, nbytes, packed = _ZIP64.unpack(extra)
             if (number, follow) == (1, 16) and packed == nbytes <= size - begin:
                 known = re.fullmatch(rb"([a-z0-9]{1,20})\.npy", name)
-                if known is None or known[1].decode() in members or len(members) >= MOST_ARRAYS:
+                if known is None or known[1].decode() in members or len(members) >= MAX_ARRAYS:
                     raise DamagedError(f"byte {at:,}: an array of no name, of one that comes twice, or one too many")
                 members[known[1].decode()] = _Member(begin, nbytes, checksum)
                 at = begin + nbytes
@@ -155,7 +155,7 @@ def _members(descriptor: int, size: int) -> dict[str, _Member]:
 
 
 def _array(descriptor: int, member: _Member) -> np.ndarray[Any, Any]:
-    """An array whose shape needs just the bytes that are there."""
+    """Read an array whose shape needs just the bytes that are there."""
     begin, nbytes, checksum = member
     if _checksum(descriptor, begin, begin + nbytes) != checksum:
         raise DamagedError(f"byte {begin:,}: an array whose checksum does not hold")

@@ -31,12 +31,12 @@ SEGMENT, DICTIONARY, TAIL, END, NOTE = 1, 2, 3, 4, 5
 nothing follows, and the file may end here; which of a reservoir's segments have left."""
 ALIGNMENT = 8
 ROOM = 1 << 20
-MOST_NUMBER, MOST_GENERATION, MOST_SEQUENCE = (1 << 31) - ROOM, (1 << 30) - ROOM, (1 << 62) - ROOM
-MOST_ID = MOST_GENERATION << 32
+MAX_NUMBER, MAX_GENERATION, MAX_SEQUENCE = (1 << 31) - ROOM, (1 << 30) - ROOM, (1 << 62) - ROOM
+MAX_ID = MAX_GENERATION << 32
 """Region numbers, generations, sequence numbers and ids lie below these; a file that says otherwise is damaged, and
 nothing is written that would be. ``ROOM``: what is counted on in memory meanwhile fits into its integers."""
 FIRST = -(-HEADER.size // ALIGNMENT) * ALIGNMENT
-MOST_PAYLOAD = 1 << 30
+MAX_PAYLOAD_BYTES = 1 << 30
 """Bytes of a record's payload."""
 _STRIDE, _SHORT_STRIDE = 1 << 20, 1 << 12
 """Bytes that are read of a file at a time."""
@@ -121,7 +121,7 @@ class Region:
 
 
 def space(nbytes: int) -> int:
-    """Bytes that a record takes whose payload has ``nbytes``."""
+    """Return the bytes that a record takes whose payload has ``nbytes``."""
     return -(-(RECORD.size + nbytes) // ALIGNMENT) * ALIGNMENT
 
 
@@ -164,8 +164,8 @@ def _read_region(
         elif identity is not None and (schema, store) != (identity.schema, identity.store):
             expected = f"{identity.store.hex()}, {identity.schema:016x}"
             what = f"region of store {store.hex()}, schema {schema:016x}; expected {expected}"
-        elif number >= MOST_NUMBER or generation >= MOST_GENERATION:
-            what = f"region {number}, generation {generation}: no store counts so far"
+        elif number >= MAX_NUMBER or generation >= MAX_GENERATION:
+            what = f"region {number}, generation {generation}: beyond {MAX_NUMBER:,} and {MAX_GENERATION:,}"
     if what:
         os.close(descriptor)
         return None, [], [Damage(path, 0, size, what)]
@@ -190,12 +190,12 @@ def _read_region(
 
 
 def checksum_of(packed: bytes) -> int:
-    """The CRC-32 at the end of a header, a segment or a tail."""
+    """Return the CRC-32 at the end of a header, a segment or a tail."""
     return int.from_bytes(packed[-4:], "little")
 
 
 def _scan(path: Path, descriptor: int, size: int) -> Iterator[Record | Damage]:
-    """Records in their order, and what lies between them that is neither a record nor unused."""
+    """Yield records in their order, and what lies between them that is neither a record nor unused."""
     at, lost_from, unread = FIRST, -1, max_read_bytes(descriptor)
     lost = "bytes that are no record"
     while at + RECORD.size <= size:
@@ -217,13 +217,13 @@ def _scan(path: Path, descriptor: int, size: int) -> Iterator[Record | Damage]:
             return
         begin, end = at + RECORD.size, at + RECORD.size + nbytes
         unread -= space(nbytes)
-        if nbytes > MOST_PAYLOAD or unread < 0:
+        if nbytes > MAX_PAYLOAD_BYTES or unread < 0:
             what = f"a record of {nbytes:,} bytes, in a file of {size:,} that has not so many"
             yield Damage(path, at, size - at, what, id_)
             return
         wrong = _wrong(path, descriptor, kind, id_, begin, end)
-        if sequence >= MOST_SEQUENCE or (kind != DICTIONARY and id_ >= MOST_ID):
-            wrong = wrong or f"record {sequence}, id {id_}: no store counts so far"
+        if sequence >= MAX_SEQUENCE or (kind != DICTIONARY and id_ >= MAX_ID):
+            wrong = wrong or f"record {sequence}, id {id_}: beyond the format's limits"
         padding = os.pread(descriptor, at + space(nbytes) - end, end)
         if not wrong and any(padding):
             yield Damage(path, end, len(padding), "padding that is not zero")
@@ -239,7 +239,7 @@ def _scan(path: Path, descriptor: int, size: int) -> Iterator[Record | Damage]:
 
 
 def _wrong(path: Path, descriptor: int, kind: int, id_: int, begin: int, end: int) -> str:
-    """What is wrong with a payload, or nothing. It is read in parts: a record may claim any size."""
+    """Return what is wrong with a payload, or "". It is read in parts: a record may claim any size."""
     if kind == DICTIONARY:
         digest = hashlib.blake2b(digest_size=KEY_BYTES)
         for part in _parts(descriptor, begin, end):
@@ -267,7 +267,7 @@ def _parts(descriptor: int, begin: int, end: int) -> Iterator[bytes]:
 
 
 def _next_record(descriptor: int, begin: int, size: int) -> int:
-    """The next place that may be a record's beginning, or ``size``."""
+    """Return the next offset at which a record may begin, or ``size``."""
     at, stride = begin, _SHORT_STRIDE  # short at first: a file full of false beginnings is read only some times over
     while at < size:
         if (data := next_data(descriptor, at)) < 0:

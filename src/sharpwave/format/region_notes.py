@@ -23,7 +23,7 @@ Ints = npt.NDArray[np.int64]
 THRESHOLD = struct.Struct("<d")
 THRESHOLD_BYTES = THRESHOLD.size + 4
 ENDS = b"ENDS"
-MOST_ENDS_BYTES = len(ENDS) + 8 * MAX_LANES + 4
+MAX_ENDS_BYTES = len(ENDS) + 8 * MAX_LANES + 4
 _WHERE = struct.Struct("<QQI")  # lane, first_step, steps: in a segment's header
 _WHERE_AT = 16
 WHERE_BYTES = _WHERE_AT + _WHERE.size
@@ -39,12 +39,12 @@ class Note(NamedTuple):
 
 
 def pack_threshold(threshold: float) -> bytes:
-    """The payload that :func:`unpack_threshold` reads."""
+    """Return the payload that :func:`unpack_threshold` reads."""
     return _checked(THRESHOLD.pack(threshold))
 
 
 def unpack_threshold(payload: bytes | bytearray) -> float:
-    """A note's threshold; 1, which says nothing, of a note of the other kind or with a number that is none."""
+    """Return a note's threshold; 1, which says nothing, of another kind of note or an impossible number."""
     if len(payload) != THRESHOLD_BYTES:
         return 1.0
     (threshold,) = THRESHOLD.unpack_from(payload)
@@ -52,16 +52,16 @@ def unpack_threshold(payload: bytes | bytearray) -> float:
 
 
 def unpack_ends(payload: bytes | bytearray) -> Ints:
-    """int64 [lanes] of a note of that kind; none of the other."""
+    """Return int64 [lanes] of a note of that kind; an empty array of the other."""
     body = payload[len(ENDS) : -4]
     if payload[: len(ENDS)] != ENDS or len(body) % 8:
         return np.zeros(0, np.int64)
     ends = np.frombuffer(bytes(body), "<i8")[:MAX_LANES].astype(np.int64)
-    return np.where((ends >= 0) & (ends < segment.MOST_NUMBER), ends, 0)
+    return np.where((ends >= 0) & (ends < segment.MAX_NUMBER), ends, 0)
 
 
 def pack_ends(ends: Ints) -> bytes:
-    """The payload that :func:`unpack_ends` reads."""
+    """Return the payload that :func:`unpack_ends` reads."""
     return _checked(ENDS + ends[: int(ends.nonzero()[0].max(initial=-1)) + 1].astype("<i8").tobytes())
 
 
@@ -85,7 +85,7 @@ class LaneEnds:
         self._regions = np.zeros(0, np.int64)
 
     def reach(self, lane: int, end: int, region: int) -> None:
-        """A record in ``region`` shows that the lane has come to ``end``.  Cost: O(1)."""
+        """Note that a record in ``region`` shows that the lane has come to ``end``.  Cost: O(1)."""
         if lane >= self._most:
             return
         if lane >= len(self.ends):
@@ -96,27 +96,27 @@ class LaneEnds:
             self.ends[lane], self._regions[lane] = end, region
 
     def reach_by(self, packed: bytes | memoryview, region: int) -> None:
-        """A sealed segment lies in ``region``, whose bytes these are."""
+        """Note what a sealed segment in ``region`` shows, which begins with these bytes."""
         lane, first, steps = _WHERE.unpack_from(packed, _WHERE_AT)
-        if first < segment.MOST_NUMBER and steps <= segment.MOST_STEPS:
+        if first < segment.MAX_NUMBER and steps <= segment.MAX_STEPS:
             self.reach(lane, first + steps, region)
 
     def reach_all(self, ends: Ints, region: int) -> None:
-        """A note in ``region`` says so of all lanes."""
+        """Note what a note in ``region`` says of all lanes."""
         for lane in np.flatnonzero(ends).tolist():
             self.reach(lane, int(ends[lane]), region)
 
     def rest_on(self, regions: list[int]) -> bool:
-        """Whether without those files it would not be known of some lane."""
+        """Return whether without those files it would not be known of some lane."""
         return bool(np.isin(self._regions, regions).any())
 
     def behind(self, ends: Ints) -> bool:
-        """Whether some lane has come further: int64 [lanes]."""
+        """Return whether some lane has come further: int64 [lanes]."""
         known = self.ends[: len(ends)]
         return bool((ends[: len(known)] > known).any() or ends[len(known) :].any())
 
     def joined(self, ends: Ints) -> Ints:
-        """The further of what is known and of ``ends`` [lanes], by lane."""
+        """Return the further of what is known and of ``ends`` [lanes], by lane."""
         merged = np.zeros(max(len(self.ends), len(ends)), np.int64)
         merged[: len(self.ends)] = self.ends
         merged[: len(ends)] = np.maximum(merged[: len(ends)], ends)
@@ -128,7 +128,7 @@ def _none(key: int) -> bytes:
 
 
 def tail_end(payload: bytes | bytearray, spec: Spec) -> tuple[int, int]:
-    """The lane of an open segment's rows, and the number behind the last of them that an opening keeps."""
+    """Return the lane of an open segment's rows, and the number behind the last that an opening keeps."""
     try:
         header, arrays = segment.unpack(memoryview(payload), spec, _none, only=("flags",))
         flags = arrays["flags"]

@@ -38,9 +38,9 @@ COLUMN_OFFSET = 8
 CHECKSUM = struct.Struct("<I")
 ALIGNMENT = 8
 
-MOST_STEPS = 1 << 16
+MAX_STEPS = 1 << 16
 ROOM = 1 << 20
-MOST_NUMBER = (1 << 62) - ROOM
+MAX_NUMBER = (1 << 62) - ROOM
 """Steps in a segment; lanes and numbers of steps lie below it. What a file says is believed up to a limit that leaves
 room to count on from there; nothing is written beyond it, as it would not be read again."""
 DECODED_BYTES = 1 << 30
@@ -125,7 +125,7 @@ def pack(
     Raises:
         OverflowError: steps of such numbers could not be read again.
     """
-    if first_step + steps > MOST_NUMBER:
+    if first_step + steps > MAX_NUMBER:
         raise OverflowError(f"segment: step {first_step:,} of lane {lane}: the numbers of this lane are used up")
     offset = HEADER.size + COLUMN.size * len(columns) + len(metadata)
     table: list[bytes] = []
@@ -185,7 +185,7 @@ def payload_ends(memory: npt.NDArray[np.uint8], bases: npt.NDArray[np.int64], co
 
 
 def version_of(data: bytes | bytearray | memoryview) -> int:
-    """The format version of a segment that begins like ``data``: it stands there in every version."""
+    """Return the format version of a segment that begins like ``data``: it stands there in every version."""
     return int.from_bytes(data[len(MAGIC) : len(MAGIC) + 2], "little")
 
 
@@ -234,10 +234,10 @@ def parse(data: bytes | memoryview | npt.NDArray[np.uint8], spec: Spec) -> Heade
         raise DamagedError(f"segment: {count} columns, expected {FIRST_FIELD + len(spec.fields)}")
     if metadata_bytes > MAX_METADATA_BYTES:
         raise DamagedError(f"segment: {metadata_bytes:,} bytes of metadata, expected at most {MAX_METADATA_BYTES:,}")
-    if steps > MOST_STEPS or max(lane, first_step + steps) > MOST_NUMBER or MOST_NUMBER < number != UNKNOWN:
+    if steps > MAX_STEPS or max(lane, first_step + steps) > MAX_NUMBER or MAX_NUMBER < number != UNKNOWN:
         raise DamagedError(
             f"segment: {steps:,} steps from step {first_step:,} of lane {lane:,} on, step {number:,} of its episode; "
-            f"expected numbers up to {MOST_NUMBER:,}"
+            f"expected numbers up to {MAX_NUMBER:,}"
         )
     metadata = bytes(data[begin - metadata_bytes : begin])
     placed = []
@@ -253,7 +253,7 @@ def parse(data: bytes | memoryview | npt.NDArray[np.uint8], spec: Spec) -> Heade
 
 
 def _rows(spec: Spec, steps: int, frames: int) -> list[range]:
-    """How many rows each column may have."""
+    """Return how many rows each column may have."""
     dense, observed, sparse = range(steps, steps + 1), range(frames, frames + 1), range(steps + 2)
     kinds = dict.fromkeys(spec.obs_names, observed) | dict.fromkeys(spec.sparse_names, sparse)
     return [dense] * FIRST_FIELD + [kinds.get(name, dense) for name in spec.fields]
@@ -287,7 +287,7 @@ def _shared(name: str, key: int, dictionary: Callable[[int], bytes]) -> bytes:
 
 
 def check(data: bytes | memoryview | npt.NDArray[np.uint8], spec: Spec, dictionary: Callable[[int], bytes]) -> Header:
-    """Whether a sealed segment, wherever it comes from, can be sampled in place, where nothing is checked any more.
+    """Check that a sealed segment of any origin can be sampled in place, where nothing is checked any more.
 
     Beyond :func:`parse`: that flags and rewards are raw, that there is a frame for every step and every end, that the
     metadata can be read, and that each payload's rows lie within it
@@ -318,7 +318,7 @@ def check(data: bytes | memoryview | npt.NDArray[np.uint8], spec: Spec, dictiona
 def verify(
     data: bytes | memoryview | npt.NDArray[np.uint8], spec: Spec, dictionary: Callable[[int], bytes]
 ) -> tuple[Header, npt.NDArray[np.uint8]]:
-    """Whether a segment, or an open one's rows, can be decoded, row by row: its header and its flags.
+    """Decode a segment, or an open one's rows, row by row; return its header and its flags.
 
     Raises:
         DamagedError: naming what is wrong and what was expected.

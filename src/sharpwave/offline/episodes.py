@@ -129,7 +129,7 @@ class Shown:
 
 
 def survey(folder: Path, progress: Callable[[int], Progress] = lambda total: lambda nbytes: None) -> Survey:
-    """What a store's folder holds: every checksum is verified, and flags and rewards are decoded.
+    """Return what a store's folder holds: every checksum is verified, and flags and rewards are decoded.
 
     Raises:
         FileNotFoundError: no store there.  DamagedError: ``store.json`` is not what a store writes.
@@ -210,7 +210,7 @@ class _Piece(NamedTuple):
 def _pieces(
     flags: npt.NDArray[np.uint8], reward: npt.NDArray[np.float32], said: Mapping[int, Mapping[str, Any]]
 ) -> list[_Piece]:
-    """A segment's steps, cut where an episode begins and behind one that has ended."""
+    """Return a segment's steps, cut where an episode begins and behind one that has ended."""
     cut = flags & START != 0
     cut[1:] |= flags[:-1] & ENDED != 0
     cut[0] = True
@@ -236,7 +236,7 @@ class _Episodes:
         self._annotations: dict[str, Any] = {}
 
     def add(self, one: Segment, pieces: list[_Piece]) -> None:
-        """The lane's next segment."""
+        """Add the lane's next segment."""
         first = one.header.first_step
         if first != self._next:
             self._close("unfinished")
@@ -260,13 +260,13 @@ class _Episodes:
         self._first = -1
 
     def close(self) -> list[Episode]:
-        """All episodes; the last one may go on."""
+        """Return all episodes; the last one may go on."""
         self._close("unfinished")
         return self.episodes
 
 
 def frames(result: Survey, episode: Episode, name: str, wanted: npt.NDArray[np.int64]) -> Iterator[Shown]:
-    """What field ``name`` of the observation was at steps of an episode.
+    """Yield what field ``name`` of the observation was at steps of an episode.
 
     Args:
         wanted: rising numbers, 0 for the episode's first step; ``episode.steps`` is the final observation, if the
@@ -303,7 +303,7 @@ class _Rows:
         self._reader: Reader | None = None
 
     def of(self, one: Segment) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32], npt.NDArray[Any]]:
-        """Flags, rewards and the field's rows."""
+        """Return a segment's flags, rewards and rows of the field."""
         try:
             if self._reader is None or self._reader.path != one.path:
                 self.close()

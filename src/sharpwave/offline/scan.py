@@ -110,7 +110,7 @@ class Chain:
 
 
 def describe(folder: Path) -> Described:
-    """What a folder's ``store.json`` says.
+    """Return what a folder's ``store.json`` says.
 
     Raises:
         FileNotFoundError: no store there.  DamagedError: not what a store writes.
@@ -124,13 +124,13 @@ def describe(folder: Path) -> Described:
 
 
 def is_store(folder: Path) -> bool:
-    """Whether a store has been there: with ``store.json``, or with region files and without."""
+    """Return whether a store has been there: with ``store.json``, or with region files and without."""
     return os.path.lexists(folder / MANIFEST) or bool(region_files(folder))
 
 
 def part_of(folder: Path) -> Path:
-    """Where a folder's regions lie, and the state beside them if it is a checkpoint: what ``store.json`` names, or else
-    what is there."""
+    """Return where a folder's regions lie, and the state beside them of a checkpoint: what ``store.json`` names, or
+    else what is there."""
     try:
         number = int(read_manifest(folder).get("checkpoint", 0))
         return folder / str(number) if number else folder
@@ -143,14 +143,14 @@ def part_of(folder: Path) -> Path:
 
 
 def region_files(folder: Path) -> list[Path]:
-    """The folder's region files, oldest first, and what else has such a name."""
+    """Return the folder's region files, oldest first, and what else has such a name."""
     if irregular_folders(folder):
         return []
     return sorted((part_of(folder) / FOLDER).glob("*.region"))
 
 
 def irregular_folders(folder: Path) -> list[Damage]:
-    """What stands in place of the folders that regions lie in: links are not followed."""
+    """Return what stands in place of the folders that regions lie in: links are not followed."""
     part = part_of(folder)
     for path in dict.fromkeys((part, part / FOLDER)):
         if path != folder and os.path.lexists(path):
@@ -161,7 +161,7 @@ def irregular_folders(folder: Path) -> list[Damage]:
 
 
 def checkpoint_ids(folder: Path) -> set[int] | None:
-    """Ids of the segments that a checkpoint holds; those beside them in its files had left. ``None``: it is none.
+    """Return ids of the segments that a checkpoint holds, others in its files being evicted; ``None``: it is none.
 
     Raises:
         DamagedError: its state is not as it was written.
@@ -177,7 +177,7 @@ def checkpoint_ids(folder: Path) -> set[int] | None:
 
 
 def strangers(folder: Path) -> list[Path]:
-    """What lies in a store's folder and is no part of the store; files that recovery set aside among it."""
+    """Return what lies in a store's folder and is no part of it; files that recovery set aside among it."""
     part = part_of(folder)
     known = {MANIFEST, LOCK, QUARANTINE, FOLDER if part == folder else part.name}
     found = [path for path in folder.glob("*") if path.name not in known]
@@ -190,7 +190,7 @@ def strangers(folder: Path) -> list[Path]:
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file; 0 for one that has gone."""
+    """Return the bytes of a file; 0 for one that is gone."""
     try:
         found = path.lstat()
     except OSError:
@@ -243,12 +243,12 @@ class Reader:
         self.close()
 
     def payload(self, record: Record) -> bytes:
-        """A record's content.  Raises: OSError."""
+        """Return a record's content.  Raises: OSError."""
         assert self.region is not None
         return os.pread(self.region.descriptor, record.nbytes, record.offset)
 
     def _check_header(self, payload: bytes, described: Described, fewest: int) -> None:
-        """Whether what a segment says of itself fits its store and its region.  Raises: DamagedError."""
+        """Check that a segment's header fits its store and its region.  Raises: DamagedError."""
         header = segment.parse(payload, described.spec)
         steps, frames = described.segment_steps, described.max_frames
         if not fewest <= header.steps <= steps or not header.context <= header.frames <= frames:
@@ -270,12 +270,12 @@ class Reader:
                 )
 
     def verify(self, record: Record, described: Described) -> tuple[Header, npt.NDArray[np.uint8]]:
-        """A segment's header and flags, every row of it having been decoded.  Raises: DamagedError."""
+        """Decode every row of a segment; return its header and flags.  Raises: DamagedError."""
         payload = self._checked(record, described)
         return segment.verify(payload, described.spec, lambda key: self._dictionary(key, described))
 
     def _checked(self, record: Record, described: Described) -> bytes:
-        """A segment's bytes, if what it says of itself could be held in memory.  Raises: DamagedError."""
+        """Return a segment's bytes, if what it says of itself could be held in memory.  Raises: DamagedError."""
         if record.nbytes > described.most_bytes:
             raise DamagedError(f"{record.nbytes:,} bytes, expected at most {described.most_bytes:,}")
         payload = self.payload(record)
@@ -283,7 +283,7 @@ class Reader:
         return payload
 
     def _dictionary(self, key: int, described: Described) -> bytes:
-        """Raises: KeyError: this region does not hold it.  DamagedError."""
+        """Return a dictionary.  Raises: KeyError: this region does not hold it.  DamagedError."""
         record = self._keys[key]
         if record.nbytes > described.dictionary_bytes:
             raise DamagedError(f"dictionary {key:016x} has {record.nbytes:,} bytes, expected at most "
@@ -293,7 +293,7 @@ class Reader:
     def unpack(
         self, record: Record, described: Described, only: Collection[str] | None = None
     ) -> tuple[Header, dict[str, npt.NDArray[Any]]]:
-        """A segment decoded, or some of its columns.
+        """Decode a segment, or some of its columns.
 
         Raises: DamagedError, also where what it says of itself could never be held in memory.
         """
@@ -309,13 +309,13 @@ class Reader:
 
 
 def damage_of(reader: Reader, record: Record, error: Exception) -> Damage:
-    """What is wrong with a segment whose checksum holds."""
+    """Return what is wrong with a segment whose checksum holds."""
     text = str(error).removeprefix("segment: ")
     return Damage(reader.path, record.offset, record.nbytes, f"segment {record.id}: {text}", record.id)
 
 
 def misnamed(reader: Reader) -> list[Damage]:
-    """Damage where a file's name is not that of the region in it: a copy, or one that was renamed."""
+    """Return damage where a file's name is not that of the region in it: a copy, or one that was renamed."""
     region = reader.region
     if region is None or reader.path.stem == f"{region.number:012d}":
         return []
@@ -323,7 +323,7 @@ def misnamed(reader: Reader) -> list[Damage]:
 
 
 def readers(folder: Path, identity: Identity | None) -> Iterator[Reader | Damage]:
-    """Every region file of a folder, open one at a time; or why it cannot be read. Those that have gone are no more."""
+    """Yield every region file of a folder, open one at a time; or why it cannot be read. Missing ones are skipped."""
     paths = region_files(folder)
     for path in paths:
         try:
@@ -339,7 +339,7 @@ def readers(folder: Path, identity: Identity | None) -> Iterator[Reader | Damage
 
 
 def chains(found: Collection[tuple[int, Segment]], stride: int) -> dict[int, Chain]:
-    """By lane, the segments that count; of those of one slot only one does (``recovery.newest``)."""
+    """Return the segments that count, by lane; of those of one slot only one does (``recovery.newest``)."""
     by_place = {(file, one.record): one for file, one in found}
     lanes: dict[int, list[Segment]] = {}
     for file, record in newest([(file, one.record) for file, one in found], stride):
@@ -366,7 +366,7 @@ def _chain(segments: list[Segment]) -> Chain:
 
 
 def that_count(folder: Path, found: list[tuple[int, Segment]], damages: list[Damage]) -> list[tuple[int, Segment]]:
-    """What a checkpoint holds of the segments found; all, where it is none. What is wrong goes to ``damages``."""
+    """Return the found segments that a checkpoint holds; all, where it is none. Damage goes to ``damages``."""
     try:
         ids = checkpoint_ids(folder)
     except (OSError, DamagedError) as error:

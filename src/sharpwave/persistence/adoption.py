@@ -17,7 +17,7 @@ from sharpwave.errors import DamagedError
 from sharpwave.format import segment
 from sharpwave.format.region import DICTIONARY, NOTE, SEGMENT, TAIL, Damage, Record
 from sharpwave.format.region_notes import (
-    MOST_ENDS_BYTES,
+    MAX_ENDS_BYTES,
     THRESHOLD_BYTES,
     WHERE_BYTES,
     LaneEnds,
@@ -77,7 +77,7 @@ def lane_ends(spec: Spec, regions: RegionFiles, found: Found, most_bytes: int, m
             continue
         whole = record.kind == TAIL or record.kind == NOTE
         size = record.nbytes if whole else min(record.nbytes, WHERE_BYTES)
-        if record.kind == DICTIONARY or (record.kind == NOTE and not THRESHOLD_BYTES < size <= MOST_ENDS_BYTES):
+        if record.kind == DICTIONARY or (record.kind == NOTE and not THRESHOLD_BYTES < size <= MAX_ENDS_BYTES):
             continue
         content = bytearray(size)
         with contextlib.suppress(OSError):
@@ -203,7 +203,7 @@ class Adoption:
             raise DamagedError(f"columns of {rows} rows, expected at most {list(limits)}")
 
     def open_rows(self, number: int, record: Record) -> tuple[segment.Header | None, dict[str, np.ndarray[Any, Any]]]:
-        """An open segment's rows, decoded; or ``None``: it is damaged, which is noted."""
+        """Return an open segment's rows, decoded; or ``None``: it is damaged, which is noted."""
         log = self.log
         try:
             data = self._segment(number, record)
@@ -279,7 +279,7 @@ class Adoption:
         return out
 
     def _dictionary(self, key: int) -> bytes:
-        """Raises: KeyError: there is none.  DamagedError: it is not as a store makes them."""
+        """Read a dictionary.  Raises: KeyError: there is none.  DamagedError: it is not as a store makes them."""
         if key and key not in self._read:
             number, record = self._dictionaries[key]
             most = max_dictionary_bytes(int(self.log.layout.sizes.max()))
@@ -289,7 +289,7 @@ class Adoption:
         return self._read[key] if key else b""
 
     def _ended(self, data: bytes | bytearray) -> bytes:
-        """An open segment's rows as a sealed segment: without the last step, if its episode went on."""
+        """Return an open segment's rows as a sealed segment: without the last step, if its episode went on."""
         limit = self.log.layout.chunk_bytes
         header, arrays = segment.unpack(memoryview(data), self.log.spec, self._dictionary, limit=limit)
         check_rows(header, self.log.spec, arrays["flags"], sealed=False)

@@ -89,7 +89,7 @@ def save(
 
 
 def _check_place(folder: Path, log: StepLog) -> None:
-    """Raises: FileExistsError: the folder is the store's own, or lies in one."""
+    """Check where a checkpoint goes.  Raises: FileExistsError: the folder is the store's own, or lies in one."""
     if log.disk is not None and folder.exists() and log.disk.directory.is_at(folder):
         raise FileExistsError(f"checkpoint: {folder} is the store's own folder; give another one")
     check_apart(folder)
@@ -145,7 +145,7 @@ def _trim() -> None:
 
 
 def _manifest(directory: Directory) -> dict[str, Any]:
-    """What ``store.json`` says of the checkpoint in a folder; its number is 0 if there is none."""
+    """Return what ``store.json`` says of the checkpoint in a folder; its number is 0 if there is none."""
     try:
         manifest = read_manifest(directory)
     except FileNotFoundError:
@@ -158,7 +158,7 @@ def _manifest(directory: Directory) -> dict[str, Any]:
 
 
 def copy_file(source: int, folder: Directory, name: str, files: Files) -> None:
-    """A copy of an open file, which could not get a second name.  Raises: OSError."""
+    """Copy an open file, which could not get a second name.  Raises: OSError."""
     target = files.open(folder, name)
     try:
         content, at = memoryview(bytearray(COPIED)), 0
@@ -198,7 +198,7 @@ class Copying(LogListener):
             self.log.copying = None
 
     def waits(self) -> str | None:
-        """Why nothing may be appended now, which might evict: too many copies of evicted segments are not written."""
+        """Return why nothing may be appended now, which might evict: too many copies are not written yet."""
         if self._rescued_bytes <= AT_A_TIME:
             return None
         return (
@@ -239,7 +239,7 @@ class Copying(LogListener):
             self._regions.append(TAIL, id_, content, id_ >> 32, {})
 
     def _take(self) -> list[Packed]:
-        """Some of them; none if all are done."""
+        """Return some of them; none if all are done."""
         some, self._rescued, self._rescued_bytes = self._rescued, [], 0
         size = 0
         while self._slots and size < AT_A_TIME:

@@ -17,7 +17,7 @@ _forks = threading.local()
 
 
 def watch(log: StepLog, lock: Any) -> None:
-    """See to it that a fork finds ``log`` between two changes, and lets go its files in the child.
+    """Let forks find ``log`` between two changes, and close its files in the child.
 
     Args:
         lock: held by whoever changes the log; reentrant.

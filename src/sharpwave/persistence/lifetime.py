@@ -26,7 +26,7 @@ class Life:
         self._end = weakref.finalize(self, _end, log, lock, os.getpid())
 
     def over(self) -> None:
-        """The store was closed."""
+        """Note that the store was closed."""
         self._end.detach()
 
 
@@ -42,7 +42,7 @@ def flush(log: StepLog) -> None:
 
 
 def close(log: StepLog) -> None:
-    """Flush, and let the folder go in any case. The lock is held.
+    """Flush, and release the folder in any case. The lock is held.
 
     Raises:
         OSError: saying what could not be written, and is lost.

@@ -67,7 +67,7 @@ class Left:
     @classmethod
     @contextlib.contextmanager
     def read(cls, folder: Path, disk: Path | None) -> Iterator[Left]:
-        """While inside nobody replaces the checkpoint.
+        """Read what lies in a folder; nobody replaces the checkpoint meanwhile.
 
         Raises:
             FileNotFoundError, DamagedError, StoreInUseError, OSError.
@@ -115,7 +115,7 @@ class Left:
         return Identity(bytes.fromhex(self.manifest["store"]), self.manifest["schema"])
 
     def part(self) -> Directory:
-        """The checkpoint's numbered folder, opened."""
+        """Open the checkpoint's numbered folder."""
         return self.directory.directory(str(self.checkpoint))
 
     def link(self, disk: DiskTier, files: Files) -> None:
@@ -150,7 +150,7 @@ class Left:
 def begin(
     settings: Settings, folder: Path | None, left: Left | None, files: Files
 ) -> tuple[StepLog, Recovery | None, States]:
-    """A log, what opening found, and the states of views by their number.
+    """Return a log, what opening found, and the states of views by their number.
 
     Args:
         folder: of the store on disk; ``None``: in memory.
@@ -194,7 +194,7 @@ def begin(
 
 
 def _check_target(folder: Directory, left: Left | None) -> None:
-    """See to it that a folder is one for the store: new or empty, or the one that is opened.
+    """Check that a folder is one for the store: new or empty, or the one that is opened.
 
     Raises:
         FileExistsError: it holds a store, or something else.  StoreInUseError: it has changed meanwhile.
@@ -284,7 +284,7 @@ def _filled(
 
 
 def _numbered(views: Any) -> States:
-    """What a file says of views, by their number.  Raises: ValueError."""
+    """Return what a file says of views, by their number.  Raises: ValueError."""
     if not isinstance(views, dict) or not all(
         re.fullmatch("[0-9]{1,9}", number) and isinstance(view, dict) for number, view in views.items()
     ):

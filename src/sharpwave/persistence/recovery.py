@@ -21,7 +21,7 @@ from sharpwave.validation import MAX_LANES
 
 
 def highest_slot(found: Found, stride: int) -> int:
-    """The highest slot that a record's id names, of those that a store can have come to; -1 without any."""
+    """Return the highest slot that a record's id names, of those that a store can have come to; -1 without any."""
     slots = ((record.id & LEAF_MASK) // stride for _, record in found if record.kind in (SEGMENT, TAIL))
     most = max_slots(found)
     return max((slot for slot in slots if slot < most), default=-1)
@@ -66,7 +66,7 @@ def adopt_all(
 
 
 def _threshold(regions: RegionFiles, found: Found) -> float:
-    """The lowest that a reservoir noted: it only ever sinks."""
+    """Return the lowest that a reservoir noted: it only ever sinks."""
     threshold = 1.0
     for number, record in found:
         if record.kind == NOTE and record.nbytes == THRESHOLD_BYTES:
@@ -78,7 +78,7 @@ def _threshold(regions: RegionFiles, found: Found) -> float:
 
 
 def newest(found: Found, stride: int) -> list[tuple[int, Record]]:
-    """Of every slot the record that counts, in the order of their writing; rows of open segments are the newest."""
+    """Return of every slot the record that counts, in the order of writing; rows of open segments come last."""
     return [versions[0] for versions in ranked(found, stride)]
 
 
@@ -95,8 +95,8 @@ def ranked(found: Found, stride: int) -> list[list[tuple[int, Record]]]:
 
 
 def _rank(record: Record) -> tuple[int, bool, int]:
-    """Of one slot's records the one with the latest generation counts; a sealed segment before its rows so far. Copies
-    have the same rank: any will do."""
+    """Rank a record among its slot's: the one with the latest generation counts; a sealed segment before its rows so
+    far. Copies have the same rank: any will do."""
     return record.id >> LEAF_BITS, record.kind == SEGMENT, record.sequence
 
 
@@ -125,6 +125,6 @@ def set_aside(disk: DiskTier, damages: Sequence[Damage]) -> None:
 
 
 def _free_name(directory: Directory, name: str) -> str:
-    """``name``, or with a number behind it where something has it already."""
+    """Return ``name``, or with a number behind it where something has it already."""
     names = (name if n == 0 else f"{name}.{n}" for n in itertools.count())
     return next(one for one in names if directory.status(one) is None)

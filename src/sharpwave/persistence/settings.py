@@ -20,12 +20,12 @@ from sharpwave.sampling.retention import LowestPriority, Reservoir, Retention
 from sharpwave.spec import Spec
 from sharpwave.validation import check_capacity, parse_bytes
 
-SMALLEST_RAM = 4 << 20
-SMALLEST_DISK = 16 << 20
+MIN_RAM_BYTES = 4 << 20
+MIN_DISK_BYTES = 16 << 20
 ON_FULL = ("raise", "block", "drop_oldest", "drop_newest")
 LIMITS = ("capacity", "ram", "disk_limit")
 RETENTIONS: dict[str, Any] = {kind.__name__: kind for kind in (Fifo, LowestPriority, Reservoir)}
-MOST_SEGMENT_BYTES = 1 << 30
+MAX_SEGMENT_BYTES = 1 << 30
 """Of a segment's rows, decoded."""
 
 
@@ -59,7 +59,7 @@ class Settings:
         seed: Any,
         segment_steps: Any,
     ) -> Settings:
-        """Raises: ValueError, TypeError: naming the argument."""
+        """Check arguments.  Raises: ValueError, TypeError: naming the argument."""
         if not isinstance(spec, Spec):
             raise TypeError(f"Store: spec is {spec!r}, expected a sharpwave.Spec")
         if on_full not in ON_FULL:
@@ -88,12 +88,12 @@ class Settings:
         return None if self.capacity is None else self.capacity * self.spec.step_bytes
 
     def limited(self, capacity: Any, ram: Any, disk_limit: Any) -> Settings:
-        """The same with other limits.  Raises: ValueError: naming the argument."""
+        """Return the same with other limits.  Raises: ValueError: naming the argument."""
         found: dict[str, Any] = {**checked_limits(capacity, ram, disk_limit, self.on_disk)}
         return replace(self, **found)
 
     def manifest(self) -> dict[str, Any]:
-        """What :meth:`from_manifest` needs, as JSON has it."""
+        """Return what :meth:`from_manifest` needs, as JSON has it."""
         return {
             "schema": self.spec.schema_hash,
             "spec": self.spec.description(),
@@ -110,7 +110,7 @@ class Settings:
 
     @classmethod
     def from_manifest(cls, folder: Path, manifest: Mapping[str, Any], on_disk: bool, **given: Any) -> Settings:
-        """What ``store.json`` says, but for what is ``given`` and not ``None``.
+        """Return what ``store.json`` says, but for what is ``given`` and not ``None``.
 
         Raises:
             DamagedError: not what a store writes.  ValueError: what is given.
@@ -123,7 +123,7 @@ class Settings:
 
     @classmethod
     def said(cls, folder: Path, manifest: Mapping[str, Any]) -> Settings:
-        """Just what ``store.json`` says: whoever reads it, reads it here.
+        """Return just what ``store.json`` says: whoever reads it, reads it here.
 
         Raises:
             DamagedError: not what a store writes.  UnknownCodecError.
@@ -158,14 +158,14 @@ class Settings:
 
 
 def _retention(described: dict[str, Any]) -> Retention:
-    """Raises: ValueError, TypeError: no settings of that retention."""
+    """Make a retention.  Raises: ValueError, TypeError: no settings of that retention."""
     settings = dict(described)
     made: Retention = RETENTIONS[settings.pop("kind")](**settings)
     return made
 
 
 def checked_limits(capacity: Any, ram: Any, disk_limit: Any, on_disk: bool) -> dict[str, int | None]:
-    """Numbers by name.  Raises: ValueError: naming the argument, or because there is no limit."""
+    """Return numbers by name.  Raises: ValueError: naming the argument, or because there is no limit."""
     found = {
         "capacity": check_capacity(capacity),
         "ram": None if ram is None else parse_bytes(ram),
@@ -176,12 +176,12 @@ def checked_limits(capacity: Any, ram: Any, disk_limit: Any, on_disk: bool) -> d
         raise ValueError(
             f"Store: give capacity= (steps), {limit} (bytes) or both; without either it would never be full"
         )
-    if found["disk_limit"] is not None and (not on_disk or found["disk_limit"] < SMALLEST_DISK):
+    if found["disk_limit"] is not None and (not on_disk or found["disk_limit"] < MIN_DISK_BYTES):
         raise ValueError(
-            f"Store: disk_limit={disk_limit!r}, expected at least {SMALLEST_DISK >> 20} MiB, and a folder as disk="
+            f"Store: disk_limit={disk_limit!r}, expected at least {MIN_DISK_BYTES >> 20} MiB, and a folder as disk="
         )
-    if found["ram"] is not None and found["ram"] < SMALLEST_RAM:
-        raise ValueError(f"Store: ram={ram!r}, expected at least {SMALLEST_RAM >> 20} MiB")
+    if found["ram"] is not None and found["ram"] < MIN_RAM_BYTES:
+        raise ValueError(f"Store: ram={ram!r}, expected at least {MIN_RAM_BYTES >> 20} MiB")
     return found
 
 
@@ -189,10 +189,10 @@ def _stride(spec: Spec, segment_steps: Any, limits: Mapping[str, int | None], on
     if segment_steps is not None:
         if not isinstance(segment_steps, (int, np.integer)) or not 1 <= segment_steps <= 65536:
             raise ValueError(f"Store: segment_steps={segment_steps!r}, expected an integer from 1 to 65536")
-        if max_segment_bytes(spec, int(segment_steps)) > MOST_SEGMENT_BYTES:
+        if max_segment_bytes(spec, int(segment_steps)) > MAX_SEGMENT_BYTES:
             raise ValueError(
                 f"Store: segment_steps={segment_steps}, {spec.step_bytes:,} bytes each; a segment may have "
-                f"{MOST_SEGMENT_BYTES >> 20:,} MiB; lower it"
+                f"{MAX_SEGMENT_BYTES >> 20:,} MiB; lower it"
             )
         return int(segment_steps)
     stride = DISK_STRIDE if on_disk else DEFAULT_STRIDE
@@ -200,7 +200,7 @@ def _stride(spec: Spec, segment_steps: Any, limits: Mapping[str, int | None], on
         stride = min(stride, capacity // 16)
     if (ram := limits["ram"]) is not None:
         stride = min(stride, ram // 64 // spec.step_bytes)
-    while stride > 1 and max_segment_bytes(spec, stride) > MOST_SEGMENT_BYTES:
+    while stride > 1 and max_segment_bytes(spec, stride) > MAX_SEGMENT_BYTES:
         stride //= 2
     return max(1, stride)
 

@@ -11,8 +11,8 @@ import numpy.typing as npt
 from sharpwave.disk.disk_tier import DiskTier
 from sharpwave.disk.region_files import RegionFiles
 from sharpwave.errors import DamagedError
-from sharpwave.format.region import MOST_GENERATION, MOST_ID, ROOM, SEGMENT, TAIL, Damage, Record
-from sharpwave.format.segment import FLAGS, MOST_NUMBER
+from sharpwave.format.region import MAX_GENERATION, MAX_ID, ROOM, SEGMENT, TAIL, Damage, Record
+from sharpwave.format.segment import FLAGS, MAX_NUMBER
 from sharpwave.log.open_packing import pack_raw
 from sharpwave.log.row_kernels import WHOLE
 from sharpwave.log.step_log import StepLog
@@ -28,7 +28,7 @@ COUNTS = ("total_steps", "evicted_steps", "evicted_segments", "dropped_steps")
 
 
 def capture(log: StepLog) -> dict[str, Any]:
-    """What :func:`restore` needs beside the segments ``ids`` and :func:`tails`, as copies: 30 bytes a segment."""
+    """Return what :func:`restore` needs beside the segments ``ids`` and :func:`tails`: 30 bytes a segment."""
     index, highest = log.index, log.index.highest
     order = log.retention.order()
     slots = order["slots"]
@@ -49,7 +49,7 @@ def capture(log: StepLog) -> dict[str, Any]:
 
 
 def tails(log: StepLog) -> list[tuple[int, bytes]]:
-    """Ids and bytes of the open segments that have rows, frames of the episode that goes on, or annotations.
+    """Return ids and bytes of the open segments that have rows, frames of the episode that goes on, or annotations.
 
     Cost: packing every lane's open segment.
     """
@@ -60,19 +60,19 @@ def tails(log: StepLog) -> list[tuple[int, bytes]]:
 
 
 def checked(state: Any, stride: int) -> dict[str, Any]:
-    """What a file says a log was, in which every number is one that a log could have.
+    """Check what a file says a log was, in which every number is one that a log could have.
 
     Raises:
         ValueError: not what :func:`capture` gives.
     """
     if not isinstance(state, dict) or not isinstance(state.get("retention"), dict):
         raise ValueError(f"log: {type(state).__name__}, expected a dict with the retention's")
-    most = {"generation": MOST_GENERATION + ROOM, "open_rows": stride + 1, "lane_steps": MOST_NUMBER, "ids": MOST_ID}
+    most = {"generation": MAX_GENERATION + ROOM, "open_rows": stride + 1, "lane_steps": MAX_NUMBER, "ids": MAX_ID}
     for name in ("generation", "ids", "open_slots", "open_rows", "lane_steps"):
         array = checked_array(state, name, np.int64)
         if array.size and not 0 <= array.min() <= array.max() < most.get(name, LEAF_MASK):
             raise ValueError(f"{name} from {array.min()} to {array.max()}, expected from 0 below {most.get(name)}")
-    numbers = {"first_generation": MOST_GENERATION + ROOM, **dict.fromkeys(COUNTS, MOST_NUMBER)}
+    numbers = {"first_generation": MAX_GENERATION + ROOM, **dict.fromkeys(COUNTS, MAX_NUMBER)}
     for name, limit in numbers.items():
         if type(state.get(name)) is not int or not 0 <= state[name] < limit:
             raise ValueError(f"{name} {state.get(name)!r}, expected an integer from 0 below {limit}")
@@ -84,7 +84,7 @@ def checked(state: Any, stride: int) -> dict[str, Any]:
 
 
 def slots_needed(state: dict[str, Any]) -> int:
-    """Slots that were in use."""
+    """Return how many slots were in use."""
     return len(state["generation"])
 
 
@@ -164,8 +164,8 @@ def _open_lanes(adoption: Adoption, state: dict[str, Any], opened: Ints, found: 
         raise ValueError("lanes and their open segments are not the same number")
     if count and not 0 < shares.min() <= shares.max() <= WHOLE:
         raise ValueError(f"open_shares from {shares.min()} to {shares.max()}, expected 1 to {WHOLE}")
-    if count and not -1 <= numbers.min() <= numbers.max() < MOST_NUMBER:
-        raise ValueError(f"open_episode_steps from {numbers.min()} to {numbers.max()}, expected 0 to {MOST_NUMBER}")
+    if count and not -1 <= numbers.min() <= numbers.max() < MAX_NUMBER:
+        raise ValueError(f"open_episode_steps from {numbers.min()} to {numbers.max()}, expected 0 to {MAX_NUMBER}")
     if not count:
         return
     numbers = np.where(begins, 0, numbers)

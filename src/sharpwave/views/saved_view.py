@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.format.segment import MOST_NUMBER
+from sharpwave.format.segment import MAX_NUMBER
 from sharpwave.sampling.prioritized import Prioritized
 from sharpwave.sampling.protocol import MAX_TD_ERROR, checked_array, described
 from sharpwave.views.prefetch import checked
@@ -183,8 +183,8 @@ def _nbytes(tree: Any) -> int:
 
 def _count(state: dict[str, Any], name: str) -> int:
     """Return a number of steps or samples; ratios of them are floats.  Raises: ValueError."""
-    if type(count := state.get(name)) is not int or not 0 <= count < MOST_NUMBER:
-        raise ValueError(f"{name} of another kind, expected an integer from 0 below {MOST_NUMBER}")
+    if type(count := state.get(name)) is not int or not 0 <= count < MAX_NUMBER:
+        raise ValueError(f"{name} of another kind, expected an integer from 0 below {MAX_NUMBER}")
     return count
 
 
