@@ -46,7 +46,7 @@ class Store(StoreWriting):
             "512MiB". A full store evicts its oldest segments. Batches that the caller holds count, up to half of
             ``ram``; one that does not fit is refused (MemoryError), no step is evicted for it. Room for 2,048
             transitions (at most that half) is kept for batches; beyond that they get, and keep, what steps have not
-            taken yet. With a disk nothing is kept: cached segments give way.
+            taken yet. With a disk nothing is kept: segments are uncached for them.
         disk: a new or empty folder, where every sealed segment is written; ``ram`` then bounds what is cached of it.
             Needs ``capacity`` or ``disk_limit``.
         disk_limit: limit in bytes of files in that folder: a number, or "50GiB".

@@ -236,7 +236,7 @@ class StoreWriting:
         A segment knows what was said before it was sealed.
 
         Raises:
-            KeyError: an id that has left.  DamagedError: a segment that cannot be read.
+            KeyError: the id of an evicted step.  DamagedError: a segment that cannot be read.
         """
         with self._lock:
             self._log.check_open()

@@ -91,7 +91,7 @@ class BatchMemory:
         arena.trim()
         need = pool.missing(sizes) + work_bytes
         if need > self._room_bytes(ram):
-            self._admission.fit_memory()  # steps give way for what index and samplers have grown by, not for a batch
+            self._admission.fit_memory()  # evicts for what index and samplers have grown by, not for a batch
         room = self._room_bytes(ram)
         if need > room:
             raise MemoryError(
@@ -105,7 +105,7 @@ class BatchMemory:
     def _room_bytes(self, ram: int) -> int:
         """Return the bytes of memory that batches may take beyond what they have."""
         space = self._space
-        cached = space.segment_cache is not None  # then sealed segments give way
+        cached = space.segment_cache is not None  # then sealed segments are uncached for it
         segment_bytes = self._min_segment_bytes() if cached else space.arena.committed_bytes
         return self._ledger.batch_room_bytes(ram, segment_bytes)
 

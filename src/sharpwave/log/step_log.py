@@ -357,7 +357,7 @@ class StepLog:
         if not kept:
             try:
                 self.admission.drop(slot)
-            except BaseException:  # an interrupt, or no memory: it goes all the same, its bytes are written over now
+            except BaseException:  # an interrupt, or no memory: its bytes are written over now all the same
                 self.admission.drop(slot)
                 raise
 

@@ -158,7 +158,7 @@ class Arena:
         """Return offsets of ``count`` ranges of ``nbytes`` (at most a chunk, a multiple of 8) for rows still being
         written; fewer where the limit or the space is used up.
 
-        They lie in chunks of their own, many to a chunk, so that they keep nothing else from being let go.
+        They lie in chunks of their own, many to a chunk, so that no other chunk stays for their sake.
         """
         assert 0 < nbytes <= self.chunk_bytes and nbytes % ALIGNMENT == 0, (nbytes, self.chunk_bytes)
         offsets = np.empty(count, np.int64)

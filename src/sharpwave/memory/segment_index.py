@@ -36,7 +36,7 @@ class SegmentIndex:
         generation: int64 [slots], how many segments the slot has held before.
         lane, next, previous: int32 [slots], whose segment it is and the slots of the lane's following one that is held
             (-1: none yet) and of the one before (-1: none).
-        gap: uint8 [slots], whether steps between the segment and the following one have left.
+        gap: uint8 [slots], whether steps between the segment and the following one were evicted.
         sparse: int32 [sparse columns, slots], rows of the columns of sparse fields.
         context, frames: int32 [slots], rows of the observation's columns before the first step, and in all.
         sealed, begins: uint8 [slots], whether the segment is sealed, and whether its first step begins an episode.

@@ -34,7 +34,7 @@ class Layout:
             and of sparse fields. ``every``: of the latter.
         column_starts: int64 [columns], where an open segment's columns begin in its part of the arena.
         open_bytes: of an open segment. ``chunk_bytes``: of a chunk of the arena; no sealed segment takes more.
-        spine_bytes: of flags and rewards that stay in memory where the segment leaves it; 0 without a disk.
+        spine_bytes: of flags and rewards, which stay in memory where the segment is uncached; 0 without a disk.
     """
 
     spec: Spec
