@@ -55,20 +55,26 @@ def test_errors_teach(here, arguments, message):
     assert result.code == 2 and message in result.text and "Traceback" not in result.text
 
 
-def test_torch_is_not_needed_for_help_or_plan():
-    """A recipe's own help comes with its algorithm's file, which has settings and network in one."""
-    code = """
+def test_torch_is_not_needed_for_help_settings_or_plan(tmp_path):
+    (tmp_path / "wrong.toml").write_text('recipe = "pong"\n[agent]\nlr = -1.0\n')
+    code = f"""
 import sys
 sys.modules["torch"] = None
 from sharpwave.cli import main
-for arguments in (["--help"], ["train", "--help"], ["plan", "--env", "pong", "--steps", "200"]):
+for arguments, code in (
+    (["--help"], 0),
+    (["train", "pong", "--help"], 0),
+    (["plan", "--env", "pong", "--steps", "200"], 0),
+    (["train", "--config", {str(tmp_path / "wrong.toml")!r}], 2),
+):
     try:
         main(arguments)
     except SystemExit as ended:
-        assert not ended.code, ended.code
+        assert (ended.code or 0) == code, ended.code
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+    assert "--learning-rate: got -1.0, expected above 0" in done.stderr
 
 
 def test_a_missing_package_is_named_with_what_to_install():

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
-@torch.no_grad()
 def move_towards(follower: nn.Module, source: nn.Module, share: float) -> None:
     """follower <- follower + share * (source - follower), in place; a share of 1 copies.
 
@@ -16,16 +17,19 @@ def move_towards(follower: nn.Module, source: nn.Module, share: float) -> None:
     Args:
         source: a network of the same shape.  share: from 0 to 1.
     """
+    import torch
+
     if not 0.0 <= share <= 1.0:
         raise ValueError(f"share: got {share}, expected from 0 to 1")
     pairs: list[tuple[Tensor, Tensor]] = [*zip(follower.parameters(), source.parameters(), strict=True)]
     pairs += zip(follower.buffers(), source.buffers(), strict=True)
     copied = [(own, other) for own, other in pairs if share == 1.0 or not own.is_floating_point()]
     mixed = [(own, other) for own, other in pairs if share != 1.0 and own.is_floating_point()]
-    if copied:
-        torch._foreach_copy_(_column(copied, 0), _column(copied, 1))
-    if mixed:
-        torch._foreach_lerp_(_column(mixed, 0), _column(mixed, 1), share)
+    with torch.no_grad():
+        if copied:
+            torch._foreach_copy_(_column(copied, 0), _column(copied, 1))
+        if mixed:
+            torch._foreach_lerp_(_column(mixed, 0), _column(mixed, 1), share)
 
 
 def _column(pairs: list[tuple[Tensor, Tensor]], index: int) -> list[Tensor]:

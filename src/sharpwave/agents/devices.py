@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 PRECISIONS = ("auto", "float32", "bfloat16")
 
@@ -16,6 +17,8 @@ def pick_device(name: torch.device | str) -> torch.device:
     Raises:
         ValueError: a name torch does not know, or CUDA asked for where there is none.
     """
+    import torch
+
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -29,6 +32,8 @@ def pick_device(name: torch.device | str) -> torch.device:
 
 def pick_precision(name: str, device: torch.device) -> str:
     """Resolve "auto" to bfloat16 on a CPU that has matrix instructions for it (AMX, AVX512-BF16), else to float32."""
+    import torch
+
     if name != "auto":
         return name
     checks = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
@@ -38,4 +43,6 @@ def pick_precision(name: str, device: torch.device) -> str:
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
     """Let networks compute in ``precision`` while inside."""
+    import torch
+
     return torch.autocast(device.type, dtype=torch.bfloat16) if precision == "bfloat16" else nullcontext()

@@ -1,5 +1,7 @@
 """Deep Q-network: double, dueling, n-step and prioritized learning as options. The model for every algorithm here:
 settings, network, loss, act, learn, from top to bottom; shared pieces lie in the modules beside it.
+
+Torch is imported where it computes, so that help and the checks of settings need not wait for it, nor have it.
 """
 
 from __future__ import annotations
@@ -9,27 +11,27 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from gymnasium.spaces import Discrete
-from torch import Tensor, nn
 
+from sharpwave.agents.architectures import NETWORKS
 from sharpwave.agents.averaging import move_towards
 from sharpwave.agents.devices import PRECISIONS, autocast, pick_device, pick_precision
 from sharpwave.agents.exploration import EpsilonGreedy, epsilon_greedy
-from sharpwave.agents.heads import QHead, QNetwork
-from sharpwave.agents.inputs import DictInputs, FrameInputs, inputs_for
 from sharpwave.agents.losses import double_q_targets, huber, q_targets, squared
 from sharpwave.agents.modules import load_optimizer, load_tensors, optimizer_tensors, tensors_of, to_tensors
 from sharpwave.agents.priorities import NStepErrors
 from sharpwave.agents.protocol import Acted, Agent, Learned, Obs, Spaces, space_text
 from sharpwave.agents.replay import TransitionsSettings
 from sharpwave.agents.schedules import linear
-from sharpwave.agents.torsos import NETWORKS, torso_for
 from sharpwave.configuration import check, expect, setting
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
 
 LEARNING, NETWORK = "Learning", "Network"
 
@@ -112,6 +114,8 @@ class DQN(Agent):
     def __init__(
         self, spaces: Spaces, settings: DQNSettings | None = None, device: torch.device | str = "cpu", seed: Any = 0
     ) -> None:
+        from sharpwave.agents.inputs import inputs_for
+
         if not isinstance(spaces.action, Discrete):
             raise ValueError(f"dqn needs Discrete actions; {spaces.env} has {space_text(spaces.action)}")
         self.spaces, self.settings = spaces, settings or DQNSettings()
@@ -131,6 +135,9 @@ class DQN(Agent):
 
     def network(self) -> nn.Module:
         """Make a fresh network: what ``inputs`` give -> Q [B, A]."""
+        from sharpwave.agents.heads import QHead, QNetwork
+        from sharpwave.agents.torsos import torso_for
+
         settings = self.settings
         torso = torso_for(self.spaces.observation, settings.network, settings.hidden_units)
         return QNetwork(torso, QHead(torso.features, settings.hidden_units, self.num_actions, settings.dueling))
@@ -138,6 +145,8 @@ class DQN(Agent):
     @cached_property
     def optimizer(self) -> torch.optim.Optimizer:
         """Adam over the online network; made on first use, because torch takes a second to load what it needs."""
+        import torch
+
         return torch.optim.Adam(self.online.parameters(), lr=self.settings.lr, eps=self.settings.adam_eps, fused=True)
 
     # act
@@ -145,7 +154,6 @@ class DQN(Agent):
     def begin(self, lanes: int, first_lane: int = 0, of_lanes: int | None = None) -> DQNState:
         return DQNState(slice(first_lane, first_lane + lanes), of_lanes or first_lane + lanes)
 
-    @torch.inference_mode()
     def act(self, obs: Obs, state: DQNState, step: int, explore: bool = True) -> Acted:
         epsilons = self.settings.exploration.epsilons(step, state.of)[state.lanes] if explore else None
         if epsilons is not None and epsilons.min() >= 1.0 and not self._keeps_values:
@@ -158,14 +166,15 @@ class DQN(Agent):
         values = q.float().cpu().numpy() if q is not None and self._keeps_values else None
         return Acted(chosen + self._first_action, state._replace(chosen=chosen, values=values))
 
-    @torch.inference_mode()
     def values(self, obs: Obs) -> npt.NDArray[np.float32]:
         """Return Q of the online network, float32 [N, A], for observations [N, ...]."""
         q: npt.NDArray[np.float32] = self._q(obs).float().cpu().numpy()
         return q
 
     def _q(self, obs: Obs) -> Tensor:
-        with self.autocast():
+        import torch
+
+        with torch.inference_mode(), self.autocast():
             q: Tensor = self.online(self.inputs(to_tensors(obs, self.device)))
         return q
 
@@ -189,11 +198,15 @@ class DQN(Agent):
         return self.FIRST_LOOK if self.settings.standardize else 0
 
     def prepare(self, batch: Any) -> None:
+        from sharpwave.agents.inputs import DictInputs, FrameInputs
+
         if isinstance(self.inputs, (FrameInputs, DictInputs)):
             self.inputs.standardize(batch.obs)
 
     def loss(self, batch: Any) -> tuple[Tensor, Tensor]:
         """Compute the weighted mean of the items' losses, and their TD errors, unweighted, float32 [B]."""
+        import torch
+
         settings = self.settings
         with self.autocast():
             # First: autocast may reuse weights it rounded in a pass without gradient, and those carry none.
@@ -213,6 +226,8 @@ class DQN(Agent):
         return (batch.weights * losses).mean(), td_error.detach()
 
     def learn(self, batch: Any, step: int) -> Learned:
+        from torch.nn.utils import clip_grad_norm_
+
         settings = self.settings
         if settings.target_tau == 0 and step // settings.target_every > self._targets_copied:
             self._targets_copied = step // settings.target_every
@@ -223,7 +238,7 @@ class DQN(Agent):
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         if settings.max_grad_norm > 0:
-            nn.utils.clip_grad_norm_(self.online.parameters(), settings.max_grad_norm)
+            clip_grad_norm_(self.online.parameters(), settings.max_grad_norm)
         self.optimizer.step()
         if settings.target_tau > 0:
             move_towards(self.target, self.online, settings.target_tau)

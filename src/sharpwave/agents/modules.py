@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
 
 
 def tensors_of(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
@@ -43,6 +46,8 @@ def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tenso
     Raises:
         ValueError: of other parameters.
     """
+    import torch
+
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
@@ -58,6 +63,8 @@ def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tenso
 
 def to_tensors(obs: object, device: torch.device) -> object:
     """An array, or a dict of arrays, as tensors on ``device``."""
+    import torch
+
     if isinstance(obs, dict):
         return {name: to_tensors(one, device) for name, one in obs.items()}
     array: npt.NDArray[np.generic] = np.ascontiguousarray(obs)

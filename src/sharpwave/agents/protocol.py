@@ -5,15 +5,17 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from gymnasium.spaces import Box, Space
-from torch import Tensor
 
 from sharpwave.spec import Field
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 Obs = Any
 """Observations as an environment gives them: an array [lanes, ...], or a dict of arrays."""

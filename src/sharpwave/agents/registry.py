@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 AGENTS: dict[str, str | type[Agent]] = {
     "dqn": "sharpwave.agents.dqn:DQN",
 }
-"""The class of each algorithm, or where it is found: importing one imports torch."""
+"""The class of each algorithm, or where it is found: imported when it is asked for."""
 
 GROUP = "sharpwave.agents"
 """Entry points of other packages that are algorithms: ``mine = "my_package.agents:Mine"``."""

@@ -24,7 +24,7 @@ WITH_RESUME = "With --resume or --config"
 
 
 class RecipeGroup(TyperGroup):
-    """Group of the recipes' commands. A recipe is imported, and torch with it, when its command is run."""
+    """Group of the recipes' commands. A recipe is imported when its command is run."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Names of all recipes."""

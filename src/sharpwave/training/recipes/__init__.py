@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sharpwave.agents.registry import kinds
 
-if TYPE_CHECKING:  # agents' settings come with torch, which takes seconds to import
+if TYPE_CHECKING:
     from sharpwave.training.recipes.recipe import Recipe
 
 RECIPES: dict[str, str] = {
