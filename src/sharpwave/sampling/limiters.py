@@ -1,4 +1,4 @@
-"""How far writing and sampling may run ahead of each other, and where the one that is ahead waits."""
+"""Rate limiters: bound samples against inserts, and the gate at which the side that is ahead waits."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ import numpy as np
 from sharpwave.errors import LimiterTimeoutError
 
 DEFAULT_TIMEOUT_S = 60.0
-"""How long ``sample``, ``append`` and ``extend`` wait where they are not told."""
+"""How long ``sample``, ``append`` and ``extend`` wait by default."""
 LOOK_S = 0.5
-"""A wait looks again after so long even if nobody called, because a view that nobody holds any more limits nothing."""
+"""Waiting threads check again this often unasked: a view that was garbage-collected limits nothing and wakes nobody."""
 
 
 @dataclass(frozen=True)
 class Cursor:
-    """Where a view stands.
+    """Progress of a view: inserts, samples, and steps that can be sampled.
 
     Attributes:
-        inserts: steps held when the view was made, and appended since.
-        samples: transitions given out.
+        inserts: steps held when the view was made, plus those appended since.
+        samples: transitions drawn.
         size: steps that can be sampled now.
-        uses: how often they can be sampled in all; infinite without ``max_times_sampled``.
+        uses: how often those can be sampled in total; infinite without ``max_times_sampled``.
     """
 
     inserts: int
@@ -40,21 +40,28 @@ class Cursor:
 
 
 class Limiter(Protocol):
-    """Says whether a view's next batch, or the store's next steps, must wait. Keeps no state: that is the cursor."""
+    """Rate limiter: decides whether a view's next batch, or the store's next steps, must wait.
+
+    Stateless: the counts are in the cursor.
+    """
 
     def check(self, capacity: int | None, max_times_sampled: int | None) -> None:
-        """Raises: ValueError where that store and view can never satisfy it."""
+        """Refuse a store and view with which the limiter can never be satisfied.  Raises: ValueError."""
 
     def sample_waits(self, batch_size: int, cursor: Cursor) -> str | None:
-        """What a batch waits for, and who has to move; ``None`` if it need not.  Raises: ValueError if it never may."""
+        """Return what a batch must wait for, and which side must act; ``None`` if it need not wait.
+
+        Raises:
+            ValueError: it would wait forever.
+        """
 
     def append_waits(self, steps: int, cursor: Cursor) -> str | None:
-        """What an append of so many steps waits for, as above."""
+        """Return what an append of ``steps`` steps must wait for, as ``sample_waits``."""
 
 
 @dataclass(frozen=True)
 class MinSize:
-    """No sampling below ``size`` steps that can be sampled. Writing never waits."""
+    """Limiter that blocks sampling while fewer than ``size`` steps can be sampled. Writing never waits."""
 
     size: int
 
@@ -62,31 +69,32 @@ class MinSize:
         _positive(self, "size", self.size)
 
     def check(self, capacity: int | None, max_times_sampled: int | None) -> None:
-        """The store must hold so many."""
+        """Require a store that holds ``size`` steps."""
         _fits(self, "size", self.size, capacity)
 
     def sample_waits(self, batch_size: int, cursor: Cursor) -> str | None:
-        """Until ``size`` is reached."""
+        """Wait until ``size`` steps can be sampled."""
         if cursor.size >= self.size:
             return None
         return f"the writer has to append until {self.size} steps can be sampled"
 
     def append_waits(self, steps: int, cursor: Cursor) -> str | None:
-        """Never."""
+        """Return None: writing never waits."""
         return None
 
 
 @dataclass(frozen=True)
 class SamplesPerInsert:
-    """Holds ``samples - ratio * (inserts - min_size)`` within ``error_buffer`` of 0, as Reverb's SampleToInsertRatio.
+    """Limiter of the sample-to-insert ratio, like Reverb's SampleToInsertRatio.
 
-    No sampling below ``min_size`` steps that can be sampled; until then writing does not wait. Each step of a batch is
-    a sample, each step appended an insert. Batches of B and appends of R rows never wait for each other as long as
+    Keeps ``samples - ratio * (inserts - min_size)`` within ``error_buffer`` of 0. No sampling while fewer than
+    ``min_size`` steps can be sampled; until then writing does not wait. Each step of a batch is a sample, each step
+    appended an insert. Batches of B and appends of R rows never wait for each other as long as
     ``B + ratio * R <= 2 * error_buffer``.
 
     Args:
         ratio: samples for each step appended, positive.
-        min_size: steps that can be sampled before sampling begins.
+        min_size: steps that must be there to be sampled before sampling begins.
         error_buffer: how many samples either side may be ahead, at least ``max(1, ratio)``.
 
     Raises:
@@ -108,7 +116,7 @@ class SamplesPerInsert:
             )
 
     def check(self, capacity: int | None, max_times_sampled: int | None) -> None:
-        """The store must hold ``min_size``; steps must have as many uses as ``ratio`` asks for."""
+        """Require a store that holds ``min_size`` steps, and as many uses of a step as ``ratio`` asks for."""
         _fits(self, "min_size", self.min_size, capacity)
         if max_times_sampled is not None and max_times_sampled < self.ratio:
             raise ValueError(
@@ -116,14 +124,14 @@ class SamplesPerInsert:
             )
 
     def _ahead(self, cursor: Cursor) -> float:
-        """How many samples the writer is ahead."""
+        """Return by how many samples writing is ahead."""
         return self.ratio * (cursor.inserts - self.min_size) - cursor.samples
 
     def sample_waits(self, batch_size: int, cursor: Cursor) -> str | None:
-        """While it would be ahead by more than ``error_buffer``."""
+        """Wait while the batch would put sampling ahead by more than ``error_buffer`` samples."""
         if batch_size > 2 * self.error_buffer:
             raise ValueError(
-                f"sample: batch_size={batch_size} exceeds the room of {self}, {2 * self.error_buffer:g} samples; "
+                f"sample: batch_size={batch_size} exceeds the {2 * self.error_buffer:g} samples that {self} admits; "
                 f"raise error_buffer= to more than {batch_size / 2:g}"
             )
         if cursor.size < self.min_size:
@@ -135,10 +143,10 @@ class SamplesPerInsert:
         return f"{batch_size} samples more need {steps} more steps: the writer has to append; {self._bounds(cursor)}"
 
     def append_waits(self, steps: int, cursor: Cursor) -> str | None:
-        """While it would be ahead by more than ``error_buffer``."""
+        """Wait while the steps would put writing ahead by more than ``error_buffer`` samples."""
         if steps * self.ratio > 2 * self.error_buffer:
             raise ValueError(
-                f"extend: {steps} steps at once exceed the room of {self}, {2 * self.error_buffer:g} samples; "
+                f"extend: {steps} steps at once exceed the {2 * self.error_buffer:g} samples that {self} admits; "
                 f"raise error_buffer= to more than {steps * self.ratio / 2:g}"
             )
         missing = self._ahead(cursor) + steps * self.ratio - self.error_buffer
@@ -155,12 +163,12 @@ class SamplesPerInsert:
 
 @dataclass(frozen=True)
 class Queue:
-    """Writing waits while ``size`` steps wait to be sampled; sampling waits for a whole batch.
+    """Limiter that bounds the steps waiting to be sampled to ``size``; sampling waits for a whole batch.
 
-    For views with ``max_times_sampled``: with that and ``Fifo`` each step is learned from so often, in order, and
-    none is dropped, if the store's capacity exceeds ``size`` by a few segments a lane. Steps whose successor is not
-    known yet do not count; an episode's end may make several known at once, so ``size`` may be exceeded by up to
-    ``n_step`` for each lane.
+    For views with ``max_times_sampled``: with that and ``Fifo`` every step is sampled so many times, in order, and none
+    is dropped, provided the store's capacity exceeds ``size`` by a few segments a lane. Steps whose n-step return is
+    not known yet do not count; the end of an episode may make several known at once, so ``size`` may be exceeded by up
+    to ``n_step`` steps a lane.
     """
 
     size: int
@@ -169,35 +177,39 @@ class Queue:
         _positive(self, "size", self.size)
 
     def check(self, capacity: int | None, max_times_sampled: int | None) -> None:
-        """The store must hold so many, and the view take them away."""
+        """Require a store that holds ``size`` steps, and a view that retires steps after some uses."""
         _fits(self, "size", self.size, capacity)
         if max_times_sampled is None:
-            raise ValueError(f"transitions: {self} needs max_times_sampled=, else it would stay full for ever")
+            raise ValueError(
+                f"transitions: {self} needs max_times_sampled=; without it the queue would stay full forever"
+            )
 
     def sample_waits(self, batch_size: int, cursor: Cursor) -> str | None:
-        """Never by itself: the view waits until it has the steps."""
+        """Return None: the view itself waits for a whole batch."""
         return None
 
     def append_waits(self, steps: int, cursor: Cursor) -> str | None:
-        """While there is no room."""
+        """Wait while the steps do not fit into the queue."""
         if steps > self.size:
-            raise ValueError(f"extend: {steps} steps at once do not fit into {self}; raise size=")
+            raise ValueError(
+                f"extend: {steps} steps at once do not fit into {self}; append fewer at a time, or raise size="
+            )
         if cursor.size + steps <= self.size:
             return None
-        return f"{steps} steps more find room for {max(0, self.size - cursor.size)}: the learner has to sample"
+        return f"{steps} more steps, room for {max(0, self.size - cursor.size)}: the learner has to sample"
 
 
 Side = Literal["append", "sample"]
 
 
 class Gate:
-    """Where the threads of one store wait for each other.
+    """Condition on which the threads of one store wait for each other.
 
     Args:
-        lock: the store's; a wait lets it go.
+        lock: the store's; released while waiting.
 
     Attributes:
-        waits, seconds: how often, and how long in all, either side waited.
+        waits, seconds: how often, and how long in total, either side waited.
     """
 
     def __init__(self, lock: Any) -> None:
@@ -207,15 +219,15 @@ class Gate:
         self.seconds: dict[Side, float] = {"append": 0.0, "sample": 0.0}
 
     def notify(self) -> None:
-        """Something changed: whoever waits looks again. The lock is held."""
+        """Wake the waiting threads, which check again. The caller holds the lock."""
         if self._waiting:
             self._changed.notify_all()
 
     def wait(self, side: Side, waits: Callable[[], str | None], timeout: float | None) -> None:
-        """Return once ``waits`` gives ``None``, with the lock held throughout since.
+        """Wait until ``waits()`` is ``None``; the lock is held from that check on.
 
         Raises:
-            LimiterTimeoutError: saying what it still waits for.  ValueError: ``timeout`` is no number of seconds.
+            LimiterTimeoutError: naming what it still waits for.  ValueError: ``timeout`` is not a number of seconds.
         """
         seconds = check_timeout(side, timeout)
         reason = waits()
@@ -237,7 +249,7 @@ class Gate:
 
 
 def check_timeout(side: str, timeout: float | None) -> float:
-    """Seconds to wait.  Raises: ValueError."""
+    """Return ``timeout`` in seconds, by default ``DEFAULT_TIMEOUT_S``.  Raises: ValueError."""
     if timeout is None:
         return DEFAULT_TIMEOUT_S
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float, np.number)) or not 0 <= timeout < math.inf:
@@ -256,4 +268,7 @@ def _positive(limiter: Limiter, name: str, value: Any, whole: bool = True) -> No
 
 def _fits(limiter: Limiter, name: str, value: int, capacity: int | None) -> None:
     if capacity is not None and value > capacity:
-        raise ValueError(f"transitions: {limiter} waits for {name}={value} steps, the store's capacity is {capacity}")
+        raise ValueError(
+            f"transitions: {limiter} waits for {name}={value} steps, the store's capacity is {capacity}; "
+            f"lower {name}= or raise capacity="
+        )

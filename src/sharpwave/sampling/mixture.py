@@ -17,9 +17,9 @@ class Mixture:
     """Sampler that shares each batch among several: ``Mixture([(0.75, Prioritized()), (0.25, Uniform())])``.
 
     Of a batch of n a sampler of share s draws s n items, rounded at random so that this holds on average. An item's
-    probability is the mixture's, ``sum_k s_k P_k``, whichever sampler drew it, and the weights are of that.
-    A ``Fifo`` or ``Lifo`` that draws m items counts as 1/m for each of them and as 0 for all others; what the
-    parts draw is shuffled together.
+    probability is the mixture's, ``sum_k s_k P_k``, whichever sampler drew it, and importance weights follow from that.
+    A ``Fifo`` or ``Lifo`` that draws m items has probability 1/m for each of them and 0 for all others. The samplers'
+    items are shuffled together.
 
     Args:
         parts: (share, sampler); shares are positive, and divided by their sum.
@@ -48,15 +48,15 @@ class Mixture:
             if not isinstance(share, (int, float, np.floating)) or not 0 < share < math.inf:
                 raise ValueError(f"Mixture: share {share!r} of {part[1]!r}, expected a positive, finite number")
         if len({id(sampler) for _, sampler in self.parts}) < len(self.parts):
-            raise ValueError("Mixture: one sampler twice; make a new one for each part")
+            raise ValueError("Mixture: the same sampler object twice; make a new one for each part")
         shares = np.array([share for share, _ in self.parts], np.float64)
         self._shares = shares / shares.sum()
         self._samplers = [sampler for _, sampler in self.parts]
-        self._inserted = 0  # parts that have what is being inserted
+        self._inserted = 0  # parts that hold the items of an insert that was interrupted
 
     @property
     def in_order(self) -> bool:
-        """Whether the order of insertions counts for any part."""
+        """Whether the order of insertions matters to any part."""
         return any(sampler.in_order for sampler in self._samplers)
 
     def bind(self, groups: int, group_size: int) -> None:
@@ -70,7 +70,7 @@ class Mixture:
             sampler.grow(groups)
 
     def insert(self, groups: Ints, begins: Ints, ends: Ints) -> None:
-        """Insert into every part. A call that raised is repeated, and goes on with the part that had no memory."""
+        """Insert into every part. Repeating a call that raised continues with the part that ran out of memory."""
         while self._inserted < len(self._samplers):
             self._samplers[self._inserted].insert(groups, begins, ends)
             self._inserted += 1
@@ -92,13 +92,13 @@ class Mixture:
         try:
             for sampler in self._samplers:
                 undos.append(sampler.exclude(items))
-        except BaseException:  # no memory: it is excluded from all parts or from none
+        except BaseException:  # out of memory: items are excluded from all parts or from none
             undo()
             raise
         return undo
 
     def draw(self, draw: Draw, rng: np.random.Generator) -> None:
-        """Cost: the parts' together, and each part's look-up of the others' items."""
+        """Draw from every part. Cost: the parts' together, and each part's look-up of the others' items."""
         count = len(draw.items)
         ends = np.floor(np.cumsum(self._shares) * count + rng.random()).astype(np.int64)
         ends[-1] = count
@@ -106,7 +106,7 @@ class Mixture:
         for sampler, end in zip(self._samplers, np.minimum(ends, count).tolist(), strict=True):
             if end > begin:
                 sampler.draw(draw.part(begin, end), rng)
-            elif sampler.in_order:  # the item that would have been next, for the probabilities
+            elif sampler.in_order:  # draws the next item, for the probabilities
                 sampler.draw(self._one, rng)
             begin = end
         draw.probabilities[:] = self.probabilities(draw.items)
@@ -135,7 +135,9 @@ class Mixture:
         """Restore every part."""
         parts = state.get("parts")
         if not isinstance(parts, list) or len(parts) != len(self._samplers):
-            raise ValueError(f"Mixture: state of {len(self._samplers)} parts expected")
+            raise ValueError(
+                f"Mixture: got state {state.get('parts')!r:.80}, expected that of {len(self._samplers)} parts"
+            )
         for sampler, part in zip(self._samplers, parts, strict=True):
             sampler.restore(part)
 

@@ -14,7 +14,7 @@ from sharpwave.sampling.protocol import Draw, Floats, Ints, check_unbound, check
 from sharpwave.sampling.retention import Newcomer, Priorities
 
 SLACK = 1024
-"""Entries that have gone may outnumber those that are there by this many before the order is closed up."""
+"""Removed entries may outnumber those that remain by this many before the order is compacted."""
 
 
 @njit(nogil=True, cache=True)
@@ -29,7 +29,7 @@ def _append(order: Ints, place: Ints, tail: int, group_size: int, groups: Ints, 
 
 @njit(nogil=True, cache=True)
 def _drop(order: Ints, place: Ints, begin: int, end: int) -> int:
-    """Remove the items ``begin <= i < end``; returns how many of them were there."""
+    """Remove the items ``begin <= i < end``; return how many of them were present."""
     count = 0
     for item in range(begin, end):
         if place[item] > 0:
@@ -41,7 +41,7 @@ def _drop(order: Ints, place: Ints, begin: int, end: int) -> int:
 
 @njit(nogil=True, cache=True)
 def _close_up(order: Ints, place: Ints, head: int, tail: int) -> int:
-    """Move what is there to the front; returns the new tail."""
+    """Move remaining entries to the front; return the new tail."""
     count = 0
     for at in range(head, tail):
         item = order[at]
@@ -54,7 +54,7 @@ def _close_up(order: Ints, place: Ints, head: int, tail: int) -> int:
 
 @njit(nogil=True, cache=True)
 def _ends(order: Ints, head: int, tail: int) -> tuple[int, int]:
-    """Narrow head and tail to items that are there."""
+    """Narrow head and tail to items that are present."""
     while head < tail and order[head] < 0:
         head += 1
     while head < tail and order[tail - 1] < 0:
@@ -64,7 +64,7 @@ def _ends(order: Ints, head: int, tail: int) -> tuple[int, int]:
 
 @njit(nogil=True, cache=True)
 def _take(order: Ints, at: int, end: int, step: int, items: Ints) -> None:
-    """Take the first items from ``at`` on to before ``end``; from the first again where there are fewer."""
+    """Copy items from position ``at`` on, up to before ``end``, into ``items``; begin again where there are fewer."""
     found = 0
     while found < items.size and at != end:
         if order[at] >= 0:
@@ -84,7 +84,7 @@ class _InOrder:
     _order: Ints | None = field(default=None, init=False, repr=False)
 
     def bind(self, groups: int, group_size: int) -> None:
-        """Make two arrays, which take memory as they fill: items in order, and each item's position there, from 1."""
+        """Allocate items in order, and each item's position there, from 1. Pages take memory as they fill."""
         check_unbound(self, self._order)
         self._order = np.zeros(2 * groups * group_size + SLACK, np.int64)
         self._place = np.zeros(groups * group_size, np.int64)
@@ -93,13 +93,13 @@ class _InOrder:
         self._drawn = np.empty(0, np.int64)
 
     def grow(self, groups: int) -> None:
-        """Cost: O(items)."""
+        """Enlarge both arrays. Cost: O(items)."""
         assert self._order is not None
         self._order = extended(self._order, 2 * groups * self._group_size + SLACK)
         self._place = extended(self._place, groups * self._group_size)
 
     def insert(self, groups: Ints, begins: Ints, ends: Ints) -> None:
-        """Cost: O(items), spread over the calls."""
+        """Append items to the order. Cost: O(items), spread over the calls."""
         assert self._order is not None
         coming = int((ends - begins).sum())
         if self._tail - self._head > 2 * self._count + SLACK or self._tail + coming > len(self._order):
@@ -110,12 +110,12 @@ class _InOrder:
         self._highest = max(self._highest, self._tail)
 
     def remove(self, group: int) -> None:
-        """Cost: O(group_size)."""
+        """Remove a group's items. Cost: O(group_size)."""
         assert self._order is not None
         self._count -= _drop(self._order, self._place, group * self._group_size, (group + 1) * self._group_size)
 
     def exclude(self, items: Ints) -> Callable[[], None]:
-        """Cost: O(n)."""
+        """Remove items from the order. Cost: O(n)."""
         assert self._order is not None
         order, items, places, ends = self._order, items.copy(), self._place[items], (self._head, self._tail)
         order[places - 1] = -1
@@ -138,18 +138,18 @@ class _InOrder:
             _take(order, self._tail - 1, self._head - 1, -1, draw.items)
         else:
             _take(order, self._head, self._tail, 1, draw.items)
-        self._drawn = draw.items[: self._count]  # as long as the draw's memory is not used again
+        self._drawn = draw.items[: self._count]  # valid until the draw's memory is reused
         draw.probabilities.fill(1.0 / len(self._drawn))
 
     def probabilities(self, items: Ints) -> Floats:
-        """Return 1/n for what the last draw of n took, 0 for the rest."""
+        """Return 1/n for the n items of the last draw, 0 for the rest."""
         return np.isin(items, self._drawn) / len(self._drawn)
 
     def update(self, items: Ints, td_error: Floats) -> None:
         """Do nothing: there are no priorities."""
 
     def settings(self) -> dict[str, Any]:
-        """Return nothing: there are none."""
+        """Return an empty dict: there are no settings."""
         return {}
 
     def state(self) -> dict[str, Any]:
@@ -159,12 +159,12 @@ class _InOrder:
         return {"order": order[order >= 0]}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Cost: O(items)."""
+        """Restore the order. Cost: O(items)."""
         assert self._order is not None
         before, there = checked_array(state, "order", np.int64), self.state()["order"]
         before = before[np.isin(before, there)]
         if len(np.unique(before)) < len(before):
-            raise ValueError(f"{type(self).__name__}: an item that comes twice")
+            raise ValueError(f"{type(self).__name__}: state: order names an item twice, expected each at most once")
         order = np.concatenate([before, there[~np.isin(there, before)]])
         self._order[: len(order)] = order
         self._place[order] = np.arange(1, len(order) + 1)
@@ -178,22 +178,22 @@ class _InOrder:
 
 @dataclass
 class Fifo(_InOrder):
-    """The oldest first: as a sampler the items, as a retention the segments.
+    """First in, first out: as a sampler the oldest items, as a retention the oldest segment.
 
-    ``transitions(sampler=Fifo())``: a batch of n is the n steps that could be sampled first, oldest first, and from the
-    oldest again where there are fewer. It does not remember what it gave out: the next batch is the same, unless
-    ``max_times_sampled`` took the steps away. ``probabilities`` 1/n, ``weights`` 1.
+    ``transitions(sampler=Fifo())``: a batch of n is the n steps that became sampleable first, oldest first; where there
+    are fewer, it starts again at the oldest. The sampler keeps no record of what it drew: the next batch is the same,
+    unless ``max_times_sampled`` retired the steps. ``probabilities`` 1/n, ``weights`` 1.
 
-    ``Store(retention=Fifo())``: the segment that was sealed first is evicted first.
+    ``Store(retention=Fifo())``: evicts the segment that was sealed first.
 
-    Steps are in the order in which they became known to the view: with every call that appends, by lane within it; what
-    was there when the view was made comes first, lane by lane.
+    Steps are in the order in which they became sampleable: by call, and by lane within a call; those held when the view
+    was made come first, lane by lane.
     """
 
     _segments: deque[int] = field(default_factory=deque, init=False, repr=False)
 
     def draw(self, draw: Draw, rng: np.random.Generator) -> None:
-        """Cost: O(n), and what has left in between."""
+        """Draw the oldest items. Cost: O(n + items removed since)."""
         self._take(draw, newest=False)
 
     # as a retention
@@ -203,7 +203,7 @@ class Fifo(_InOrder):
         return True
 
     def add(self, slot: int, id_: int) -> None:
-        """Cost: O(1)."""
+        """Append a segment. Cost: O(1)."""
         self._segments.append(slot)
 
     def choose(self, newcomer: Newcomer | None, priorities: Priorities) -> int:
@@ -211,7 +211,7 @@ class Fifo(_InOrder):
         return self._segments.popleft()
 
     def discard(self, slot: int) -> None:
-        """Cost: O(1)."""
+        """Remove a segment. Cost: O(1)."""
         self._segments.remove(slot)
 
     def order(self) -> dict[str, Any]:
@@ -219,7 +219,7 @@ class Fifo(_InOrder):
         return {"slots": np.array(self._segments, np.int64)}
 
     def restore_order(self, order: dict[str, Any]) -> None:
-        """Cost: O(segments)."""
+        """Restore the order. Cost: O(segments)."""
         self._segments = deque(checked_array(order, "slots", np.int64).tolist())
 
     def __len__(self) -> int:
@@ -228,8 +228,8 @@ class Fifo(_InOrder):
 
 @dataclass
 class Lifo(_InOrder):
-    """The newest first: a batch of n is the n steps that could be sampled last, newest first; else as ``Fifo``."""
+    """Last in, first out: a batch of n is the n steps that became sampleable last, newest first; else as ``Fifo``."""
 
     def draw(self, draw: Draw, rng: np.random.Generator) -> None:
-        """Cost: O(n), and what has left in between."""
+        """Draw the newest items. Cost: O(n + items removed since)."""
         self._take(draw, newest=True)

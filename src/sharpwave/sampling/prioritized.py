@@ -21,7 +21,7 @@ from sharpwave.sampling.protocol import (
 from sharpwave.sampling.sum_tree import SumTree, _refresh, _set_run
 
 MIN_EPS, MAX_EPS = 1e-100, 1e30
-"""The share of the smallest priority in a sum of all stays above 0."""
+"""Smallest ``eps``: the share of the smallest priority in a sum of all stays above 0."""
 
 
 @njit(nogil=True, cache=True)
@@ -36,7 +36,7 @@ def _set_runs(
 def _set_priorities(
     nodes: Floats, starts: Ints, items: Ints, td_error: Floats, eps: float, alpha: float, ascending: Ints
 ) -> float:
-    """Set ``items`` [n] to ``p^alpha`` where ``p = |td_error| + eps``; returns the largest p.
+    """Set ``items`` [n] to ``p^alpha`` where ``p = |td_error| + eps``; return the largest p.
 
     Args:
         ascending: the same items, sorted; overwritten.
@@ -82,34 +82,34 @@ class Prioritized:
         if not (isinstance(self.eps, (int, float, np.floating)) and MIN_EPS <= self.eps <= MAX_EPS):
             raise ValueError(
                 f"Prioritized: eps={self.eps!r}, expected a number from {MIN_EPS:g} to {MAX_EPS:g}; with 0 an item of "
-                "TD error 0 would never be drawn again"
+                "TD error 0 would never be sampled again"
             )
 
     def bind(self, groups: int, group_size: int) -> None:
-        """Make a tree over items."""
+        """Allocate a tree over items."""
         check_unbound(self, self._tree)
         self._tree = SumTree(groups * group_size)
         self._group_size = group_size
 
     def grow(self, groups: int) -> None:
-        """Cost: O(items)."""
+        """Enlarge the tree. Cost: O(items)."""
         assert self._tree is not None
         self._tree = self._tree.grown(groups * self._group_size)
 
     def insert(self, groups: Ints, begins: Ints, ends: Ints) -> None:
-        """Cost: O(items + runs log8 leaves)."""
+        """Add items with the largest priority so far. Cost: O(items + runs log8 leaves)."""
         assert self._tree is not None
         tree, value = self._tree, self.max_priority**self.alpha
         _set_runs(tree.nodes, tree.starts, self._group_size, groups, begins, ends, value)
         tree.touch(int(groups.max() + 1) * self._group_size)
 
     def remove(self, group: int) -> None:
-        """Cost: O(group_size + log8 leaves)."""
+        """Set a group's priorities to 0. Cost: O(group_size + log8 leaves)."""
         assert self._tree is not None
         self._tree.set_run(group * self._group_size, (group + 1) * self._group_size, 0.0)
 
     def exclude(self, items: Ints) -> Callable[[], None]:
-        """Cost: O(n log8 leaves)."""
+        """Set the items' priorities to 0. Cost: O(n log8 leaves)."""
         assert self._tree is not None
         tree, items = self._tree, items.copy()
         values = tree.get(items)
@@ -117,7 +117,7 @@ class Prioritized:
         return lambda: tree.set(items, values)
 
     def draw(self, draw: Draw, rng: np.random.Generator) -> None:
-        """Cost: O(n log8 leaves)."""
+        """Draw in proportion to ``p^alpha``, stratified. Cost: O(n log8 leaves)."""
         assert self._tree is not None
         rng.random(out=draw.uniforms)
         self._tree.draw(draw.uniforms, draw.items, draw.probabilities, draw.rest)
@@ -134,7 +134,7 @@ class Prioritized:
         return self._tree.sums(groups, self._group_size)
 
     def update(self, items: Ints, td_error: Floats) -> None:
-        """Cost: O(n log8 leaves)."""
+        """Set the items' priorities. Cost: O(n log8 leaves)."""
         assert self._tree is not None
         if items.size:
             tree, ascending = self._tree, np.sort(items)
@@ -148,19 +148,19 @@ class Prioritized:
         return {"alpha": float(self.alpha), "eps": float(self.eps)}
 
     def state(self) -> dict[str, Any]:
-        """Return ``values`` float64 [items], p^alpha, 0 for absent ones, and ``max_priority``."""
+        """Return ``values`` float64 [items], p^alpha or 0 for absent items, and ``max_priority``."""
         assert self._tree is not None
         return {"max_priority": self.max_priority, "values": self._tree.leaves.copy()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Cost: O(items)."""
+        """Restore priorities. Cost: O(items)."""
         assert self._tree is not None
         values, largest = checked_array(state, "values", np.float64), state.get("max_priority")
         most = MAX_TD_ERROR + MAX_EPS
         if not isinstance(largest, float) or not MIN_EPS <= largest <= most:
             raise ValueError(f"Prioritized: max_priority {largest!r}, expected a number from {MIN_EPS:g} to {most:g}")
         if not ((values == 0) | (values >= MIN_EPS) & (values <= most)).all():
-            raise ValueError(f"Prioritized: a priority that is neither 0 nor from {MIN_EPS:g} to {most:g}")
+            raise ValueError(f"Prioritized: state: values, expected each 0, or from {MIN_EPS:g} to {most:g}")
         there = np.flatnonzero(self._tree.leaves)
         before = np.zeros(len(self._tree.leaves))
         before[: len(values)] = values[: len(before)]

@@ -1,4 +1,4 @@
-"""What a sampler is: it chooses items by their numbers, and knows neither steps nor frames."""
+"""Protocol of samplers: a sampler chooses items by their numbers, and knows neither steps nor frames."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 MAX_TD_ERROR = float(np.finfo(np.float32).max)
-"""Sums of as many priorities as there can be items stay far from what float64 can hold."""
+"""Largest ``|td_error|``: a sum of as many priorities as there can be items stays within float64."""
 
 
 @dataclass
 class Draw:
-    """Memory of one draw, used again for the next.
+    """Arrays of one draw, reused by the next.
 
     Attributes:
         items: int64 [n].
         probabilities: float64 [n].  weights: float32 [n].
-        rest, uniforms: float64 [n], for the sampler to work in.
+        rest, uniforms: float64 [n], the sampler's working memory.
     """
 
     items: Ints
@@ -49,17 +49,17 @@ class Draw:
 
 
 class Sampler(Protocol):
-    """Chooses items for one view.
+    """Strategy that chooses the items of one view.
 
-    Items are integers in groups of equal size: item k of group g is ``g * group_size + k``. What an item is, is the
-    view's matter. Those of a group are inserted in order, from its first on, and removed with it; some may be excluded
-    before. A sampler is constructed with its settings, and given its size by ``bind``.
+    Items are integers in groups of equal size: item k of group g is ``g * group_size + k``. What an item stands for is
+    the view's concern. A group's items are inserted in order, from the first on, and removed together; some may be
+    excluded before. A sampler is constructed with its settings, and given its size by ``bind``.
 
     Attributes:
         beta: exponent of the importance weights where ``sample(beta=)`` gives none; 0: all weights are 1.
-        in_order: whether the order of insertions counts: then the view follows the store with every step appended.
-        keeps_order: whether the order of drawn items means something. Otherwise the view shuffles them, so that each
-            part of a batch is like a smaller batch.
+        in_order: whether the order of insertions matters; if so, the view follows the store with every step appended.
+        keeps_order: whether the order of drawn items matters. Otherwise the view shuffles them, so that every part of a
+            batch is distributed like a smaller batch.
     """
 
     @property
@@ -72,45 +72,45 @@ class Sampler(Protocol):
     def keeps_order(self) -> bool: ...
 
     def bind(self, groups: int, group_size: int) -> None:
-        """Make room for so many groups, all empty.  Raises: ValueError: bound already."""
+        """Allocate memory for ``groups`` groups, all empty.  Raises: ValueError: bound already."""
 
     def grow(self, groups: int) -> None:
-        """Make room for so many groups, more than before; nothing else changes."""
+        """Enlarge to ``groups`` groups, more than before; items and priorities stay."""
 
     def insert(self, groups: Ints, begins: Ints, ends: Ints) -> None:
-        """Add items ``begins[i] <= k < ends[i]`` of ``groups[i]``."""
+        """Insert the items ``begins[i] <= k < ends[i]`` of ``groups[i]``."""
 
     def remove(self, group: int) -> None:
-        """Remove all items of a group, excluded ones included; it may be empty."""
+        """Remove all items of a group, excluded ones included; the group may be empty."""
 
     def exclude(self, items: Ints) -> Callable[[], None]:
-        """Remove distinct items, which are there, before their group.
+        """Remove distinct items, all present, ahead of their group.
 
-        Returns what undoes just that, as long as nothing else was called meanwhile but ``draw`` and further calls
-        of this, undone in reverse.
+        Returns a function that undoes this, as long as nothing else was called in between but ``draw`` and further
+        calls of ``exclude``, undone in reverse.
         """
 
     def draw(self, draw: Draw, rng: np.random.Generator) -> None:
-        """Fill ``draw.items`` and ``draw.probabilities``. At least one item is there."""
+        """Fill ``draw.items`` and ``draw.probabilities``. At least one item is present."""
 
     def probabilities(self, items: Ints) -> Floats:
-        """Return with which the last ``draw`` drew each of ``items``, which are there: float64 [n]."""
+        """Return the probability with which the last ``draw`` drew each of ``items``, all present: float64 [n]."""
 
     def update(self, items: Ints, td_error: Floats) -> None:
-        """Change the priorities of items that are there; of repeated ones the last wins."""
+        """Update the priorities of items, all present; of repeated ones the last wins."""
 
     def settings(self) -> dict[str, Any]:
-        """Return what ``state`` depends on, as JSON has it: only a sampler of the same class and settings takes
+        """Return the JSON values that ``state`` depends on; only a sampler of the same class and settings restores
         it."""
 
     def state(self) -> dict[str, Any]:
         """Return what ``restore`` needs: copies of arrays, numbers, strings, lists and dicts of those."""
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take the ``state`` of another of the same class and settings.
+        """Restore the ``state`` of a sampler of the same class and settings.
 
-        Items that were there then and are there now are drawn as that one would draw them; those that are there now
-        alone are as just inserted; those of then alone are ignored. Raises: ValueError: no such state.
+        Items present both then and now are drawn as that sampler would draw them; items present only now are as newly
+        inserted; items present only then are ignored. Raises: ValueError: not such a state.
         """
 
     @property
@@ -122,8 +122,8 @@ METHODS = tuple(name for name in vars(Sampler) if not name.startswith("_"))
 
 
 def check_sampler(argument: str, sampler: Any) -> None:
-    """Raises: TypeError: naming what it lacks."""
-    there = dir(sampler)  # which calls no property of one that has no memory yet
+    """Refuse what lacks an attribute of a sampler.  Raises: TypeError: naming it."""
+    there = dir(sampler)  # evaluates no property: an unbound sampler has no memory yet
     missing = [name for name in METHODS if name not in there]
     if isinstance(sampler, type) or len(missing) == len(METHODS):
         raise TypeError(f"{argument}={sampler!r}, expected a sampler such as sharpwave.Uniform() or Prioritized(...)")
@@ -132,26 +132,26 @@ def check_sampler(argument: str, sampler: Any) -> None:
 
 
 def check_unbound(sampler: object, bound: object) -> None:
-    """Raises: ValueError where ``bound``, the sampler's memory, is there already."""
+    """Refuse a sampler whose memory, ``bound``, is allocated already.  Raises: ValueError."""
     if bound is not None:
         name = type(sampler).__name__
         raise ValueError(f"sampler: this {name}() serves a view already; make a new one for each view")
 
 
 def check_exponents(sampler: object, **values: float) -> None:
-    """Raises: ValueError naming the value that is no number from 0 to 1."""
+    """Refuse a value that is not a number from 0 to 1.  Raises: ValueError: naming it."""
     for name, value in values.items():
         if not (isinstance(value, (int, float, np.floating)) and 0 <= value <= 1):
             raise ValueError(f"{type(sampler).__name__}: {name}={value!r}, expected a number from 0 to 1")
 
 
 def described(sampler: Sampler) -> dict[str, Any]:
-    """Return a sampler's class and settings, as JSON has them."""
+    """Return a sampler's class and settings as JSON values."""
     return {"kind": type(sampler).__name__, **sampler.settings()}
 
 
 def checked_array(state: Any, name: str, dtype: type) -> npt.NDArray[Any]:
-    """Return the one-dimensional array of that name.  Raises: ValueError if there is none."""
+    """Return the one-dimensional array ``name`` of a state.  Raises: ValueError: there is none."""
     array = state.get(name) if isinstance(state, dict) else None
     if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype != dtype:
         raise ValueError(f"state: {name} is {type(array).__name__}, expected an array of {np.dtype(dtype)}")
@@ -159,7 +159,7 @@ def checked_array(state: Any, name: str, dtype: type) -> npt.NDArray[Any]:
 
 
 def extended(array: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
-    """Return a copy with zeros behind it, which take no memory until they are written to."""
+    """Return a copy, extended with zeros that take no memory until they are written to."""
     longer = np.zeros(size, array.dtype)
     used = np.flatnonzero(array)
     end = int(used[-1]) + 1 if used.size else 0
@@ -169,7 +169,7 @@ def extended(array: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
 
 @njit(nogil=True, cache=True)
 def shuffle(uniforms: Floats, items: Ints, probabilities: Floats) -> None:
-    """Put a draw's items into an order that ``uniforms`` [n] choose, each equally likely (Fisher and Yates)."""
+    """Shuffle a draw by ``uniforms`` [n]: every order is equally likely (Fisher and Yates)."""
     for i in range(items.size - 1, 0, -1):
         k = int(uniforms[i] * (i + 1))
         items[i], items[k] = items[k], items[i]
@@ -178,7 +178,7 @@ def shuffle(uniforms: Floats, items: Ints, probabilities: Floats) -> None:
 
 @njit(nogil=True, cache=True)
 def importance_weights(probabilities: Floats, beta: float, weights: npt.NDArray[np.float32]) -> None:
-    """Compute ``(N P_i)^-beta`` over the batch's largest, into ``weights`` [n] (Schaul et al. 2016, section 3.4)."""
+    """Compute ``(N P_i)^-beta``, divided by the batch's largest, into ``weights`` [n] (Schaul et al. 2016, 3.4)."""
     lowest = probabilities.min()
     for i in range(weights.size):  # (N P_i)^-beta / max_j (N P_j)^-beta = (min_j P_j / P_i)^beta
         weights[i] = (lowest / probabilities[i]) ** beta

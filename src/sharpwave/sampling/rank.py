@@ -29,7 +29,7 @@ def _put(heap: Ints, place: Ints, at: int, item: int) -> None:
 
 @njit(nogil=True, cache=True)
 def _settle(heap: Ints, place: Ints, priority: Floats, count: int, at: int) -> None:
-    """Move the item at ``at`` up or down to where it belongs; above others of its priority."""
+    """Move the item at ``at`` up or down to its position in the heap, above others of the same priority."""
     item = heap[at]
     value = priority[item]
     while at > 0 and priority[heap[(at - 1) >> 1]] <= value:
@@ -58,7 +58,7 @@ def _add(
     ends: Ints,
     value: float,
 ) -> int:
-    """Add the items of runs, with priority ``value``; returns the new count."""
+    """Add the items of runs, with priority ``value``; return the new count."""
     for i in range(groups.size):
         for item in range(groups[i] * group_size + begins[i], groups[i] * group_size + ends[i]):
             priority[item] = value
@@ -70,14 +70,14 @@ def _add(
 
 @njit(nogil=True, cache=True)
 def _drop(heap: Ints, place: Ints, priority: Floats, count: int, items: Ints) -> int:
-    """Remove those of ``items`` that are there; returns the new count."""
+    """Remove those of ``items`` that are present; return the new count."""
     for item in items:
         at = place[item] - 1
         if at < 0:
             continue
         place[item] = 0
         count -= 1
-        if at < count:  # the last takes its place
+        if at < count:  # the last item takes its position
             _put(heap, place, at, heap[count])
             _settle(heap, place, priority, count, at)
     return count
@@ -111,11 +111,11 @@ def _draw(heap: Ints, mass: Floats, count: int, uniforms: Floats, items: Ints, p
 class RankPrioritized:
     """Sampler by ranked priorities (Schaul et al. 2016, section 3.3): ``P = (1 / rank)^alpha / sum``.
 
-    An item's rank is its place in a heap by ``|td_error|``, the largest first, which is sorted anew once as many items
-    were added, updated or removed as there are: until then ranks are approximate, as in the paper (appendix B.2.1),
-    while the largest is always first. New items get the largest priority so far and come before others of the same.
-    Draws are stratified: one item from each of n equal ranges of the sum, in any order; the weights are of the
-    probabilities that were drawn with.
+    An item's rank is its position in a heap by ``|td_error|``, the largest first. The heap is sorted again once as many
+    items were added, updated or removed as it holds: until then ranks are approximate, as in the paper (appendix
+        B.2.1), but the largest is always first. New items get the largest priority so far and rank before others of the
+        same priority. Draws are stratified: one item from each of n equal ranges of the sum, in any order; the weights
+        follow from the probabilities of the draw.
 
     Args:
         alpha: how much the rank counts, 0 (uniform) to 1; paper .7.
@@ -136,7 +136,7 @@ class RankPrioritized:
         check_exponents(self, alpha=self.alpha, beta=self.beta)
 
     def bind(self, groups: int, group_size: int) -> None:
-        """Make a heap of items, and an array of each item's position there, from 1."""
+        """Allocate a heap of items, and an array of each item's position there, from 1."""
         check_unbound(self, self._heap)
         self._heap = np.zeros(groups * group_size, np.int64)
         self._place = np.zeros(groups * group_size, np.int64)
@@ -146,17 +146,17 @@ class RankPrioritized:
         self._count = self._changes = self._highest = 0
 
     def grow(self, groups: int) -> None:
-        """Cost: O(items)."""
+        """Enlarge the arrays. Cost: O(items)."""
         assert self._heap is not None
         for name in ("_heap", "_place", "_priority"):
             setattr(self, name, extended(getattr(self, name), groups * self._group_size))
 
     def insert(self, groups: Ints, begins: Ints, ends: Ints) -> None:
-        """Cost: O(items log2 count)."""
+        """Add items with the largest priority so far. Cost: O(items log2 count)."""
         assert self._heap is not None
         before, group_size = self._count, self._group_size
         count = before + int((ends - begins).sum())
-        if count >= len(self._mass):  # first: without it the heap must not be larger
+        if count >= len(self._mass):  # first: the heap must not outgrow it
             ranks = np.arange(1, min(2 * count, len(self._heap)) + 1)
             self._mass = np.concatenate([[0.0], np.cumsum(ranks**-self.alpha)])
         self._count = _add(
@@ -166,11 +166,11 @@ class RankPrioritized:
         self._highest = max(self._highest, int(groups.max() + 1) * group_size)
 
     def remove(self, group: int) -> None:
-        """Cost: O(group_size log2 count)."""
+        """Remove a group's items. Cost: O(group_size log2 count)."""
         self._drop(np.arange(group * self._group_size, (group + 1) * self._group_size))
 
     def exclude(self, items: Ints) -> Callable[[], None]:
-        """Cost: O(n log2 count)."""
+        """Remove items from the heap. Cost: O(n log2 count)."""
         items, priorities = items.copy(), self._priority[items]
         self._drop(items)
 
@@ -199,7 +199,7 @@ class RankPrioritized:
         self._changes += before - self._count
 
     def draw(self, draw: Draw, rng: np.random.Generator) -> None:
-        """Cost: O(n log2 count), and O(log2 count) for every change since, to sort."""
+        """Draw by rank, stratified. Cost: O(n log2 count), and O(log2 count) a change since the last sort."""
         assert self._heap is not None
         if self._changes >= self._count:
             there = self._heap[: self._count]
@@ -216,7 +216,7 @@ class RankPrioritized:
         return masses
 
     def update(self, items: Ints, td_error: Floats) -> None:
-        """Cost: O(n log2 count)."""
+        """Set the items' priorities. Cost: O(n log2 count)."""
         assert self._heap is not None
         if items.size:
             priorities = np.abs(td_error)
@@ -236,13 +236,16 @@ class RankPrioritized:
         return {"max_priority": self.max_priority, "changes": self._changes, "heap": heap, "priorities": priorities}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Cost: O(items), and O(items log2 items) if some are not the same."""
+        """Restore the heap. Cost: O(items); O(items log2 items) where items differ."""
         assert self._heap is not None
         heap, priorities = checked_array(state, "heap", np.int64), checked_array(state, "priorities", np.float64)
         largest, changes = state.get("max_priority"), state.get("changes")
         sound = (priorities >= 0) & (priorities <= MAX_TD_ERROR)
         if len(heap) != len(priorities) or len(np.unique(heap)) < len(heap) or not sound.all():
-            raise ValueError("RankPrioritized: no heap of items and their priorities")
+            raise ValueError(
+                f"RankPrioritized: state: heap of {len(heap)} items, {len(priorities)} priorities; "
+                f"expected distinct items, each with a priority from 0 to {MAX_TD_ERROR:g}"
+            )
         if not isinstance(largest, float) or not 0 < largest <= MAX_TD_ERROR:
             raise ValueError(f"RankPrioritized: max_priority {largest!r}, expected a number up to {MAX_TD_ERROR:g}")
         if not isinstance(changes, int) or changes < 0:
@@ -255,7 +258,7 @@ class RankPrioritized:
         if same.all() and len(heap) == len(now):
             now[:] = heap
             self._changes = changes
-        else:  # to be sorted anew
+        else:  # sorted again
             now[:] = np.concatenate([now[~np.isin(now, heap)], heap[same]])
             now[:] = now[np.argsort(-self._priority[now], kind="stable")]
             self._changes = 0

@@ -1,4 +1,4 @@
-"""Retention: which sealed segments a full store evicts."""
+"""Retention policies: which sealed segment a full store evicts."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ import numpy as np
 from sharpwave.sampling.protocol import Floats, Ints, checked_array
 
 Priorities = Callable[[Ints], Floats | None]
-"""Mean priorities of the steps in slots [n]; ``None`` where no step has one."""
+"""Mean priorities of the steps in slots [n]; ``None`` where no step has a priority."""
 
 
 class Newcomer(NamedTuple):
-    """A segment that is to be kept: the slot it is in, and the id of its first step."""
+    """New segment: its slot, and the id of its first step."""
 
     slot: int
     id: int
 
 
 class Retention(Protocol):
-    """Keeps account of the sealed segments, by slot, and chooses among them. A store works with a copy of its own."""
+    """Policy that keeps account of sealed segments, by slot, and chooses which to evict. A store works on its own
+    copy."""
 
     @property
     def in_order(self) -> bool:
-        """Whether segments are evicted in the order in which they came."""
+        """Whether segments are evicted in the order in which they were added."""
 
     @property
     def threshold(self) -> float:
-        """Where segments have keys in [0, 1): those whose keys are not below this were evicted. Else 1."""
+        """Threshold of segments' keys, in [0, 1): those with a key at or above it were evicted. 1 without keys."""
 
     def admits(self, id_: int) -> bool:
-        """Return whether the segment whose first step has ``id_`` is kept as long as there is room."""
+        """Return whether the segment whose first step is ``id_`` is kept while there is room."""
 
     def add(self, slot: int, id_: int) -> None:
-        """Count a segment that ``admits`` admits as held."""
+        """Add a segment that ``admits`` accepts."""
 
     def choose(self, newcomer: Newcomer | None, priorities: Priorities) -> int:
-        """Return the slot whose segment is to be evicted, which counts as held no more; at least one is held.
+        """Remove and return the slot whose segment is to be evicted; at least one segment is held.
 
         Args:
-            newcomer: an admitted segment that is not held yet. If it is to go rather than any that is held, its slot
-                is returned.
+            newcomer: an accepted segment that was not added yet; its slot is returned if it is to be evicted itself.
             priorities: of the steps in slots, by the views.
         """
 
@@ -53,13 +53,13 @@ class Retention(Protocol):
         """Undo the last ``add``."""
 
     def settings(self) -> dict[str, Any]:
-        """Return its constructor's arguments, as JSON has them."""
+        """Return the constructor's arguments as JSON values."""
 
     def order(self) -> dict[str, Any]:
-        """Return what ``restore_order`` needs: ``slots`` int64 [segments], and what else it remembers."""
+        """Return the state for ``restore_order``: ``slots`` int64 [segments], and whatever else it needs."""
 
     def restore_order(self, order: dict[str, Any]) -> None:
-        """Go on as the one whose ``order`` it was; called before anything else.  Raises: ValueError."""
+        """Restore the state that ``order`` returned; called before anything else.  Raises: ValueError."""
 
     def __len__(self) -> int:
         """Return the number of segments held."""
@@ -67,16 +67,17 @@ class Retention(Protocol):
 
 @dataclass
 class Reservoir:
-    """Holds every segment that was ever sealed with the same probability: of n with k/n, where k are held.
+    """Reservoir sampling of segments: of n sealed segments each is held with the same probability, k/n for k held.
 
-    Each has a random key; the store holds those below a threshold, which sinks to the largest key held whenever room
-    is needed. So a segment may be evicted as soon as it is sealed. This is Vitter's reservoir (1985) for any k, drawn
-    as bottom-k sampling. Steps whose n-step return reaches into an evicted segment cannot be sampled any more.
+    Each segment has a random key; the store holds those below a threshold, which drops to the largest key held whenever
+    room is needed. So a segment may be evicted as soon as it is sealed. This is Vitter's reservoir (1985) for any k, as
+    bottom-k sampling. Steps whose n-step return reaches into an evicted segment can no longer be sampled.
 
-    A key is a hash of the seed and of the segment's id, which no other segment ever has. So a store on disk that was
-    not closed needs nothing but the threshold to know which of the segments in its files had been evicted. The
-    threshold is written down before a segment is rejected, and before a file is deleted: whatever older one a crash
-    leaves, each segment whose key is below it is there, and none of the others is taken back.
+    A key is a hash of the seed and of the segment's id, which is never reused. So a store on disk that was not closed
+    needs only the threshold to know which segments of its files had been evicted. The threshold is written down before
+    a
+    segment is rejected, and before a file is deleted: whichever older one a crash leaves, every segment with a key
+        below it is there, and no other is restored.
 
     Args:
         seed: of the keys.
@@ -100,15 +101,15 @@ class Reservoir:
         return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
 
     def admits(self, id_: int) -> bool:
-        """Return whether its key is below the threshold."""
+        """Return whether the segment's key is below the threshold."""
         return self.key(id_) < self.threshold
 
     def add(self, slot: int, id_: int) -> None:
-        """Cost: O(log segments)."""
+        """Add a segment. Cost: O(log segments)."""
         heapq.heappush(self._heap, (-self.key(id_), slot))
 
     def choose(self, newcomer: Newcomer | None, priorities: Priorities) -> int:
-        """Choose the largest key. Cost: O(log segments)."""
+        """Choose the segment of the largest key. Cost: O(log segments)."""
         if newcomer is not None and (key := self.key(newcomer.id)) > -self._heap[0][0]:
             self.threshold = key
             return newcomer.slot
@@ -117,7 +118,7 @@ class Reservoir:
         return slot
 
     def discard(self, slot: int) -> None:
-        """Cost: O(segments)."""
+        """Remove a segment. Cost: O(segments)."""
         self._heap = [entry for entry in self._heap if entry[1] != slot]
         heapq.heapify(self._heap)
 
@@ -126,7 +127,7 @@ class Reservoir:
         return {"seed": int(self.seed)}
 
     def order(self) -> dict[str, Any]:
-        """Return ``slots`` with their keys, and the threshold."""
+        """Return ``slots``, their keys, and the threshold."""
         heap = sorted(self._heap)
         return {
             "slots": np.array([slot for _, slot in heap], np.int64),
@@ -135,9 +136,9 @@ class Reservoir:
         }
 
     def restore_order(self, order: dict[str, Any]) -> None:
-        """Cost: O(segments)."""
+        """Restore segments, keys and threshold. Cost: O(segments)."""
         slots, keys = checked_array(order, "slots", np.int64), checked_array(order, "keys", np.float64)
-        self._heap = list(zip(keys.tolist(), slots.tolist(), strict=True))  # in order, and so a heap
+        self._heap = list(zip(keys.tolist(), slots.tolist(), strict=True))  # sorted, and so a heap
         self.threshold = float(order["threshold"])
 
     def __len__(self) -> int:
@@ -146,14 +147,14 @@ class Reservoir:
 
 @dataclass
 class LowestPriority:
-    """Evicts the segment whose steps have the lowest priority (``p^alpha``) on average, of equal ones the oldest.
+    """Retention that evicts the segment of the lowest mean priority (``p^alpha``), of equal ones the oldest.
 
     By the priorities of the store's first view with ``Prioritized``; without one, it evicts the oldest. Steps that were
     sampled ``max_times_sampled`` times count 0; a segment none of whose steps can be sampled yet is kept longest. Steps
-    whose n-step return reaches into an evicted segment cannot be sampled any more.
+    whose n-step return reaches into an evicted segment can no longer be sampled.
 
-    On disk, evicted segments whose files are still there come back when the store is opened after its process ended,
-    and priorities do not: the oldest are evicted, until a view has new ones. A checkpoint keeps both.
+    On disk, evicted segments whose files are still there are restored when the store is opened after a crash, and
+    priorities are not: the oldest are evicted, until a view has new ones. A checkpoint keeps both.
     """
 
     in_order: ClassVar[bool] = False
@@ -161,15 +162,15 @@ class LowestPriority:
     _slots: dict[int, None] = field(default_factory=dict, init=False, repr=False)
 
     def admits(self, id_: int) -> bool:
-        """Return True: what a segment's steps are worth shows beside the others."""
+        """Return True: a segment's priority is known only beside the others'."""
         return True
 
     def add(self, slot: int, id_: int) -> None:
-        """Cost: O(1)."""
+        """Add a segment as the newest. Cost: O(1)."""
         self._slots[slot] = None
 
     def choose(self, newcomer: Newcomer | None, priorities: Priorities) -> int:
-        """Choose the lowest mean priority. Cost: O(segments); with ``Prioritized`` 0.1 us a segment."""
+        """Choose the segment of the lowest mean priority. Cost: O(segments); with ``Prioritized`` 0.1 us a segment."""
         slots = np.fromiter(self._slots, np.int64, len(self._slots))
         if newcomer is not None:
             slots = np.append(slots, newcomer.slot)  # the newest
@@ -179,11 +180,11 @@ class LowestPriority:
         return slot
 
     def discard(self, slot: int) -> None:
-        """Cost: O(1)."""
+        """Remove a segment. Cost: O(1)."""
         del self._slots[slot]
 
     def settings(self) -> dict[str, Any]:
-        """Return nothing: there are none."""
+        """Return an empty dict: there are no settings."""
         return {}
 
     def order(self) -> dict[str, Any]:
@@ -191,7 +192,7 @@ class LowestPriority:
         return {"slots": np.fromiter(self._slots, np.int64, len(self._slots))}
 
     def restore_order(self, order: dict[str, Any]) -> None:
-        """Cost: O(segments)."""
+        """Restore the segments and their order. Cost: O(segments)."""
         self._slots = dict.fromkeys(checked_array(order, "slots", np.int64).tolist())
 
     def __len__(self) -> int:

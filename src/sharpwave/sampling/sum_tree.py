@@ -67,10 +67,10 @@ def _set_run(nodes: Floats, starts: Ints, begin: int, end: int, value: float) ->
 
 @njit(nogil=True, cache=True)
 def _draw(nodes: Floats, starts: Ints, uniforms: Floats, leaves: Ints, values: Floats, rest: Floats) -> None:
-    """Leaf i of ``leaves`` is the one where the running sum passes ``(i + uniforms[i]) / n`` of the total.
+    """Draw n leaves: leaf i is where the running sum passes ``(i + uniforms[i]) / n`` of the total.
 
-    ``values`` receives the leaves' values, ``rest`` what of the drawn sum lies inside the leaf, in [0, value).
-    A level is walked by all items before the next, whose cache lines are asked for meanwhile.
+    ``values`` receives the leaves' values, ``rest`` how far the drawn sum reaches into the leaf, in [0, value).
+    All items descend one level before any descends the next, whose cache lines are prefetched meanwhile.
     """
     count = leaves.size
     total = nodes[0]
@@ -150,16 +150,16 @@ class SumTree:
             self.touch(end)
 
     def touch(self, highest: int) -> None:
-        """Note that leaves below ``highest`` are in memory."""
+        """Count leaves below ``highest`` as in memory."""
         self._highest = max(self._highest, highest)
 
     def get(self, leaves: Ints) -> Floats:
-        """Values of ``leaves``."""
+        """Return the values of ``leaves``."""
         values: Floats = self.nodes[self.starts[-1] + leaves]
         return values
 
     def grown(self, size: int) -> SumTree:
-        """One of more leaves, with the values of this."""
+        """Return a larger tree with the same values."""
         larger = SumTree(size)
         larger.set(np.arange(self._highest), self.leaves)
         return larger
@@ -170,7 +170,7 @@ class SumTree:
         return self.nodes[self.starts[-1] : self.starts[-1] + self._highest]
 
     def sums(self, runs: Ints, length: int) -> Floats:
-        """Sums of the leaves ``run * length <= i < (run + 1) * length``.
+        """Return the sums of the leaves ``run * length <= i < (run + 1) * length``.
 
         Cost: O(runs * length / 8^k), where 8^k divides ``length``.
         """
@@ -187,7 +187,7 @@ class SumTree:
 
         Args:
             uniforms: float64 [n] in [0, 1), one a range.
-            leaves, values, rest: [n], receive the drawn leaf, its value, and the place drawn inside it, in [0, value).
+            leaves, values, rest: [n], receive the drawn leaf, its value, and the point drawn inside it, in [0, value).
 
         A leaf of value 0 is never drawn. The total must be positive. Cost: O(n log8 size).
         """

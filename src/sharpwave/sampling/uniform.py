@@ -27,7 +27,7 @@ def _draw_items(
 
 @njit(nogil=True, cache=True)
 def _skip_excluded(items: Ints, excluded: npt.NDArray[np.uint8], group_size: int) -> None:
-    """Map items numbered among those that are left of their group to the items themselves."""
+    """Map numbers among a group's items that are not excluded to the items themselves."""
     for i in range(items.size):
         item = items[i] // group_size * group_size
         before = items[i] - item
@@ -50,7 +50,7 @@ class Uniform:
     _tree: SumTree | None = field(default=None, init=False, repr=False)
 
     def bind(self, groups: int, group_size: int) -> None:
-        """Make a tree over groups, whose values count their items: far smaller than a tree over items."""
+        """Allocate a tree over groups, whose values count their items: far smaller than a tree over items."""
         check_unbound(self, self._tree)
         self._tree = SumTree(groups)
         self._group_size = group_size
@@ -58,24 +58,24 @@ class Uniform:
         self._any_excluded = False
 
     def grow(self, groups: int) -> None:
-        """Cost: O(groups)."""
+        """Enlarge the tree. Cost: O(groups)."""
         assert self._tree is not None
         self._tree, self._excluded = self._tree.grown(groups), extended(self._excluded, groups * self._group_size)
 
     def insert(self, groups: Ints, begins: Ints, ends: Ints) -> None:
-        """Cost: O(runs log8 groups)."""
+        """Add to the groups' counts. Cost: O(runs log8 groups)."""
         assert self._tree is not None
         self._tree.set(groups, self._tree.get(groups) + (ends - begins))
 
     def remove(self, group: int) -> None:
-        """Cost: O(log8 groups)."""
+        """Set a group's count to 0. Cost: O(log8 groups)."""
         assert self._tree is not None
         self._tree.set_run(group, group + 1, 0.0)
         if self._any_excluded:
             self._excluded[group * self._group_size : (group + 1) * self._group_size] = 0
 
     def exclude(self, items: Ints) -> Callable[[], None]:
-        """Cost: O(n log8 groups)."""
+        """Mark items excluded and lower their groups' counts. Cost: O(n log8 groups)."""
         items, self._any_excluded = items.copy(), True
         self._count(items, excluded=True)
         return lambda: self._count(items, excluded=False)
@@ -87,7 +87,7 @@ class Uniform:
         self._tree.set(groups, self._tree.get(groups) + (-counts if excluded else counts))
 
     def draw(self, draw: Draw, rng: np.random.Generator) -> None:
-        """Cost: O(n log8 groups), and 0.1 us an item once items were excluded."""
+        """Draw items equally often, stratified. Cost: O(n log8 groups), and 0.1 us an item once items were excluded."""
         tree = self._tree
         assert tree is not None
         rng.random(out=draw.uniforms)
@@ -96,7 +96,7 @@ class Uniform:
             _skip_excluded(draw.items, self._excluded, self._group_size)
 
     def probabilities(self, items: Ints) -> Floats:
-        """Return 1/N for each."""
+        """Return 1/N for every item."""
         assert self._tree is not None
         return np.full(len(items), 1.0 / self._tree.total)
 
@@ -104,15 +104,15 @@ class Uniform:
         """Do nothing: there are no priorities."""
 
     def settings(self) -> dict[str, Any]:
-        """Return nothing: there are none."""
+        """Return an empty dict: there are no settings."""
         return {}
 
     def state(self) -> dict[str, Any]:
-        """Return nothing: all items are alike."""
+        """Return an empty dict: all items are alike."""
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Do nothing."""
+        """Do nothing: there is no state."""
 
     @property
     def nbytes(self) -> int:
