@@ -1,7 +1,7 @@
-"""Codec ``delta``: a frame as patches over a background that the column's frames have in common.
+"""Codec ``delta``: frames as patches over a background common to the column's frames.
 
-Payload: uint32 offsets [n + 2], then patches (:mod:`sharpwave.codecs.delta_kernels`): those that turn the reference
-row, which is the dictionary, into the column's background, then those that turn the background into each row.
+Payload: uint32 offsets [n + 2], then patches (:mod:`sharpwave.codecs.delta_kernels`): first those that turn the
+reference row, which is the dictionary, into the column's background, then those that turn the background into each row.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Bytes = npt.NDArray[np.uint8]
 
 @njit(nogil=True, cache=True)
 def _gather(window: Window) -> None:
-    """Decode a window's rows, the last one first: the first row's place holds the background meanwhile."""
+    """Decode a window's rows, the last one first: the first row's memory holds the background meanwhile."""
     length, size = window.out.shape
     table, packed = window.begin >> 2, window.begin + 4 * (window.rows + 2)
     memory, words, line, out = window.memory, window.words, window.line, window.out
@@ -45,7 +45,7 @@ def _gather(window: Window) -> None:
 
 @njit(nogil=True, cache=True)
 def _prefetch(window: Window) -> None:
-    """Ask for the patches of a window; its offsets must be in cache by now, or this waits for them."""
+    """Prefetch a window's patches. Its offsets must be in cache already, or this call waits for them."""
     memory, words = window.memory, window.words
     entries = (window.begin >> 2) + 1
     packed = window.begin + 4 * (window.rows + 2)
@@ -67,11 +67,11 @@ def _prefetch_at(address: int) -> int:
 
 
 class Delta(Codec):
-    """Patches over a background.
+    """Codec of patches over a background.
 
-    ``auto`` takes it where it leaves at most half of a row: a byte of patches takes some 8 ns to paint, and beyond that
-    batches take several times as long for little (``counts`` in benchmarks/codec_sizes.py). It decodes several times
-    faster than zstd, so it may take three times the bytes.
+    ``auto`` takes it where it leaves at most half of a row: a byte of patches takes some 8 ns to paint, so larger
+    payloads slow batches down several times for little gain (``counts`` in benchmarks/codec_sizes.py). It decodes
+    several times faster than zstd, so it may take three times the bytes.
     """
 
     name, number = "delta", 2
@@ -79,26 +79,29 @@ class Delta(Codec):
     fused = Fused(_gather_at, _prefetch_at)
 
     def max_dictionary_bytes(self, size: int) -> int:
-        """Return the size of a row: the dictionary is one."""
+        """Return the size of a row: the dictionary is one row."""
         return size
 
     def train(self, rows: Bytes) -> bytes:
-        """Return a reference row: by byte, the value that most rows have."""
+        """Return a reference row: at each byte, the value of most rows."""
         return kernels.majority(rows).tobytes()
 
     def encode(self, rows: Bytes, dictionary: bytes = b"", line_bytes: int = 0) -> bytes | None:
-        """Patch a background, and each row. Without a dictionary the reference is zeros. Cost: 1 to 3 us for 7 KB."""
+        """Encode the background and each row as patches. Without a dictionary the reference is zeros.
+
+        Cost: 1 to 3 us for 7 KB.
+        """
         return _encode(rows, dictionary, line_bytes, _scratch(*rows.shape))
 
     def check(self, column: Packed) -> None:
-        """Check the offsets and that patches stay within rows. Cost: 5 us a column, and 20 ns a row of a game."""
+        """Check the offsets, and that patches stay within rows. Cost: 5 us a column, and 20 ns a row of a game."""
         offsets, packed = self._offsets(column)
         wrong = kernels.fits(packed, offsets, column.line_bytes, column.size)
         if wrong >= 0:
             raise DamagedError(f"delta column, row {wrong - 1}: a patch reaches outside the row")
 
     def verify(self, column: Packed) -> None:
-        """Check the patches: all that fit can be painted."""
+        """Check the patches: any that stay within the row can be painted."""
         self.check(column)
 
     def decode_row(self, column: Packed, row: int) -> Bytes:

@@ -24,17 +24,19 @@ Bytes = npt.NDArray[np.uint8]
 
 MAX_WIDTH, MAX_HEIGHT, MAX_SKIP = 16, 8, 32767
 GAP = 2
-"""Equal bytes that a patch bridges rather than end (2: 49.7 bytes a frame of Pong, 3: 50.5)."""
+"""Run of equal bytes that a patch includes rather than ends at (2: 49.7 bytes a frame of Pong, 3: 50.5)."""
 
 
 EVERY_BYTE = np.uint64(0x0101010101010101)
 MASKS = np.array([(1 << 8 * width) - 1 for width in range(9)], np.uint64)
-"""The lowest ``width`` bytes of a word."""
+"""Mask of the lowest ``width`` bytes of a word."""
 
 
 @njit(nogil=True, cache=True)
 def majority(frames: Bytes) -> Bytes:
-    """Return, per byte, the value that most of ``frames`` [n, size] hold (Boyer-Moore vote; exact where one has > n/2).
+    """Return, byte by byte, the value that most of ``frames`` [n, size] hold (Boyer-Moore vote).
+
+    Exact where a value has a majority.
 
     Cost: one pass, 0.35 us a frame of 7 KB.
     """
@@ -53,13 +55,14 @@ def majority(frames: Bytes) -> Bytes:
 
 @njit(nogil=True, cache=True)
 def largest_patch_bytes(size: int) -> int:
-    """Bound the encoded bytes of one frame: each patch covers at least one byte and costs at most 2 + 1 + width."""
+    """Return an upper bound of a frame's encoded bytes: each patch covers a byte or more and costs up to 2 + 1 +
+    width."""
     return 4 * size + 2 * (size // MAX_SKIP) + 16
 
 
 @njit(nogil=True, cache=True)
 def encode_frame(frame: Bytes, canvas: Bytes, line: int, out: Bytes) -> int:
-    """Write the patches that turn ``canvas`` into ``frame``; returns the bytes written to ``out``.
+    """Write the patches that turn ``canvas`` into ``frame`` to ``out``; return how many bytes.
 
     ``canvas`` [size] holds the reference and is painted until it equals ``frame`` [size]. ``line`` is the distance from
     a byte to the one below, 0 for none. Cost: 1 to 3 us for 7 KB.
@@ -136,7 +139,8 @@ def encode_frame(frame: Bytes, canvas: Bytes, line: int, out: Bytes) -> int:
 
 @njit(nogil=True, cache=True)
 def paint(data: Bytes, cursor: int, stop: int, line: int, out: Bytes) -> bool:
-    """Apply the patches ``data[cursor:stop]`` to ``out`` [size] in place. False if they do not fit it (damaged data).
+    """Apply the patches ``data[cursor:stop]`` to ``out`` [size] in place; return False if they do not fit (damaged
+    data).
 
     Cost: some 10 ns a patch: a line is one or two masked words, because short loops cost several times their stores.
     """
@@ -192,7 +196,7 @@ def paint(data: Bytes, cursor: int, stop: int, line: int, out: Bytes) -> bool:
 
 @njit(nogil=True, cache=True)
 def fits(data: Bytes, offsets: npt.NDArray[np.int64], line: int, size: int) -> int:
-    """Return the first entry ``data[offsets[i]:offsets[i + 1]]`` whose patches do not fit ``size`` bytes; -1: none.
+    """Return the first entry ``data[offsets[i]:offsets[i + 1]]`` whose patches do not fit ``size`` bytes, or -1.
 
     ``offsets`` rise from 0 to at most ``data.size``. Agrees with :func:`paint`; cost: 4 ns a patch.
     """
@@ -226,8 +230,8 @@ def fits(data: Bytes, offsets: npt.NDArray[np.int64], line: int, size: int) -> i
 def encode_column(frames: Bytes, reference: Bytes, line: int, out: Bytes, offsets: npt.NDArray[np.uint32]) -> int:
     """Encode ``frames`` [n, size]: entry 0 patches ``reference`` into the column's own background, then n frames.
 
-    ``offsets`` [n + 2] receives where each entry begins in ``out``. Returns the bytes written, or -1 where ``out`` was
-    about to overflow (the column is not worth encoding).
+    ``offsets`` [n + 2] receives the offset of each entry in ``out``. Returns the bytes written, or -1 where ``out``
+    would overflow (the column is not worth encoding).
     """
     count, size = frames.shape
     background = majority(frames)

@@ -1,4 +1,4 @@
-"""Dictionaries that encoded columns share: stored once, referred to by the hash of their content."""
+"""Dictionaries shared by encoded columns: stored once, referred to by a hash of their content."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from sharpwave.codecs.protocol import Decoder
 from sharpwave.codecs.registry import by_number
 
 PLACES = 256
-"""Dictionaries of one field that can live at a time; place 0 is "none"."""
+"""Places of one field's dictionaries; place 0 stands for "none"."""
 KEY_BYTES = 8
 
 
 def key_of(data: bytes) -> int:
-    """Return the key by which segments refer to a dictionary: 8 bytes of its BLAKE2b; 0 for the empty one."""
+    """Return a dictionary's key in segments: 8 bytes of its BLAKE2b; 0 for the empty one."""
     return int.from_bytes(hashlib.blake2b(data, digest_size=KEY_BYTES).digest(), "little") if data else 0
 
 
 class DictionaryTable:
-    """The dictionaries of one field, counted by use and dropped with the last reference from a segment.
+    """Reference-counted dictionaries of one field; the last segment's release frees a dictionary.
 
     Attributes:
-        references: uint8 [places, row_bytes]; by place, dictionaries as long as a row, where fused kernels read them.
+        references: uint8 [places, row_bytes]; dictionaries as long as a row, by place, where fused kernels read them.
             Place 0 is all zeros. Pages of unused places are never touched.
     """
 
@@ -36,12 +36,12 @@ class DictionaryTable:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that live dictionaries take, with the kernels' copies and with decoders."""
+        """Bytes of live dictionaries, with the kernels' copies and the decoders."""
         decoders = sum(by_number(codec).decoder_bytes for codec, _ in self._decoders)
         return sum(len(data) for data in self._data) + self.references.shape[1] * len(self._place) + decoders
 
     def add(self, data: bytes) -> int | None:
-        """Return the place of ``data``, counted as used once more; ``None`` if all places are taken."""
+        """Take a reference to the dictionary ``data``; return its place, or ``None`` if all are taken."""
         key = key_of(data)
         place = self._place.get(key)
         if place is None:
@@ -56,12 +56,12 @@ class DictionaryTable:
         return place
 
     def use(self, place: int) -> None:
-        """Count one more user. Place 0 is not counted."""
+        """Take another reference. Place 0 is not counted."""
         if place:
             self._uses[place] += 1
 
     def drop(self, place: int) -> None:
-        """Count one user less; without users the place is free."""
+        """Release a reference; the last one frees the place."""
         if place == 0:
             return
         self._uses[place] -= 1
@@ -72,14 +72,14 @@ class DictionaryTable:
                 del self._decoders[codec, place]
 
     def data(self, place: int) -> bytes:
-        """Return the content of the dictionary at ``place``."""
+        """Return the content of the dictionary at a place."""
         return self._data[place]
 
     def decoder(self, codec: int, place: int, line_bytes: int) -> Decoder:
-        """Return a codec's decoder with the dictionary at ``place``, kept while the dictionary lives.
+        """Return a codec's decoder with the dictionary at a place, kept while the dictionary lives.
 
         Raises:
-            DamagedError: the dictionary is none of that codec's.
+            DamagedError: the codec cannot use the dictionary.
         """
         if (codec, place) not in self._decoders:
             size = self.references.shape[1]

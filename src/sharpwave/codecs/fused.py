@@ -1,4 +1,4 @@
-"""Fused kernels: a codec's own decoding, called from the compiled loop that fills a batch."""
+"""Fused kernels: a codec's decoding, called from the compiled loop that fills a batch."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ Ints = npt.NDArray[np.int64]
 
 WINDOW_WORDS = 12
 MEMORY, MEMORY_BYTES, BEGIN, ROWS, DICTIONARY, SIZE, LINE, ZEROS, NEWEST, FIRST, OUT, LENGTH = range(WINDOW_WORDS)
-"""What the words say whose address a fused kernel is called with: numbers, and addresses of arrays."""
+"""Words at the address that a fused kernel receives: numbers, and addresses of arrays."""
 
 
 class Window(NamedTuple):
-    """Rows ``newest - W + 1`` to ``newest`` of one column, and where they go.
+    """Rows ``newest - W + 1`` to ``newest`` of one column, and the memory for them.
 
     Attributes:
         memory, words: the arena as uint8 and as uint32.
-        begin: of the column's payload in ``memory``; a multiple of 8.
-        rows: the column has.
+        begin: offset of the column's payload in ``memory``; a multiple of 8.
+        rows: number of rows in the column.
         dictionary: uint8 [size]; zeros where the column has none, or one that is not as long as a row.
         line: bytes from a pixel to the one below, 0 for none.
-        zeros: whether rows before ``first`` are zeros; else they are row ``first`` again.
-        out: uint8 [W, size]. A prefetch is called without it: it has no rows.
+        zeros: whether rows before ``first`` are zeros; else they repeat row ``first``.
+        out: uint8 [W, size]. Empty for a prefetch.
     """
 
     memory: Bytes
@@ -49,13 +49,14 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True)
 class Fused:
-    """A codec's kernels. Each takes the address of a window's words (:func:`read_window`) and returns 0.
+    """Kernels of a codec. Each takes the address of a window's words (:func:`read_window`) and returns 0.
 
     They may rely on :meth:`Codec.check`. They are plain functions, compiled when the first batch is sampled.
 
     Attributes:
-        gather: decode the window's rows.
-        prefetch: ask for the memory that ``gather`` will read, some items ahead; the payload's beginning is in cache.
+        gather: decodes the window's rows.
+        prefetch: prefetches the memory that ``gather`` will read, some items ahead; the payload's beginning is in
+            cache.
     """
 
     gather: Callable[[int], int]

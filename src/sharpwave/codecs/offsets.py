@@ -1,4 +1,4 @@
-"""A payload's offset table: where each entry begins in the bytes behind the table."""
+"""Offset table of a payload: where each entry begins in the bytes after the table."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def read_offsets(name: str, payload: bytes | memoryview | Bytes, entries: int) -> tuple[npt.NDArray[np.int64], Bytes]:
-    """Return a table of ``entries`` little-endian uint32 as int64, and the bytes behind it, which it counts from.
+    """Return a table of ``entries`` little-endian uint32 as int64, and the bytes after it, to which its offsets refer.
 
     Raises:
-        DamagedError: naming the codec: the table does not rise from 0 to the end.
+        DamagedError: the offsets do not rise from 0 to the payload's end; begins with the codec's ``name``.
     """
     data = np.frombuffer(payload, np.uint8)
     if data.size < 4 * entries:

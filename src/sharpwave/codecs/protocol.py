@@ -1,4 +1,4 @@
-"""What a codec is: how one field's rows become a payload, and any single row comes back."""
+"""Protocol of codecs: a codec packs one field's rows into a payload, and unpacks any single row."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A packed column: everything that decoding it takes.
+    """Packed column with everything needed to decode it.
 
     Attributes:
-        payload: what ``Codec.encode`` returned.
-        count, size: rows, and bytes of each.
-        dictionary: what the rows were encoded with.
+        payload: bytes from ``Codec.encode``.
+        count, size: number of rows, and bytes of each.
+        dictionary: dictionary that the rows were encoded with.
         line_bytes: bytes from a pixel to the one below (``Field.line_bytes``); 0: nothing lies below another.
     """
 
@@ -36,12 +36,12 @@ class Packed:
 
 @dataclass(frozen=True)
 class Competition:
-    """When ``codec="auto"`` takes a codec.
+    """Conditions on which ``codec="auto"`` takes a codec.
 
     Attributes:
-        max_share: of the rows' bytes that a payload may take.
-        min_saved_bytes: saved per row.
-        preference: the codec may take this many times the bytes of another whose preference is 1.
+        max_share: largest payload, as a share of the rows' bytes.
+        min_saved_bytes: bytes to save per row.
+        preference: how many times the bytes the codec may take of another whose preference is 1.
     """
 
     max_share: float
@@ -50,17 +50,17 @@ class Competition:
 
 
 class Codec(ABC):
-    """A way to pack a column: rows of bytes in, one payload out, every row decodable on its own.
+    """Way to pack a column: rows of bytes in, one payload out, every row decodable on its own.
 
-    A codec is stateless: what is worth keeping between calls is in the encoders and decoders that it makes. To add one,
-    write a subclass and pass an instance to ``sharpwave.codecs.registry.register``; the conformance suite is
-    ``sharpwave.testing.codec``.
+    A codec is stateless: whatever is worth keeping between calls lives in its encoders and decoders. To add one, write
+        a subclass and pass an instance to ``sharpwave.codecs.registry.register``; the conformance suite is
+        ``sharpwave.testing.codec``.
 
     Attributes:
         name: as in ``Field(codec=)`` and in ``store.json``.
-        number: as in a segment's column table: 0 to 127 are Sharpwave's own, 128 to 255 are for others.
-        competition: when ``codec="auto"`` takes it; ``None``: only where it is asked for by name.
-        decoder_bytes: memory that a decoder takes beside its dictionary.
+        number: as in a segment's column table: 0 to 127 are reserved for Sharpwave, 128 to 255 are for others.
+        competition: conditions on which ``codec="auto"`` takes it; ``None``: only by name.
+        decoder_bytes: memory of a decoder beside its dictionary.
         fused: kernels that decode rows in compiled code; ``None``: rows are decoded by ``decoder``.
     """
 
@@ -71,11 +71,11 @@ class Codec(ABC):
     fused: ClassVar[Fused | None] = None
 
     def max_dictionary_bytes(self, size: int) -> int:
-        """Return the largest dictionary that rows of ``size`` bytes are encoded with; 0: the codec takes none."""
+        """Return the size of the largest dictionary for rows of ``size`` bytes; 0: the codec takes none."""
         return 0
 
     def train(self, rows: Bytes) -> bytes:
-        """Return a dictionary for rows that look like ``rows`` uint8 [n, size]; ``b""``: none, or too few rows."""
+        """Return a dictionary for rows like ``rows`` uint8 [n, size]; ``b""``: none, or too few rows."""
         return b""
 
     @abstractmethod
@@ -84,7 +84,7 @@ class Codec(ABC):
 
     @abstractmethod
     def check(self, column: Packed) -> None:
-        """Check what ``decode_rows`` and fused kernels rely on without looking again.
+        """Check what ``decode_rows`` and fused kernels rely on without a check of their own.
 
         Raises:
             DamagedError: naming what is wrong and what was expected.
@@ -95,7 +95,7 @@ class Codec(ABC):
         """Decode one row of a column that passed ``check``.
 
         Raises:
-            DamagedError: the payload does not hold it, which a check need not find.
+            DamagedError: the payload does not hold the row; ``check`` need not find this.
         """
 
     def verify(self, column: Packed) -> None:
@@ -108,7 +108,7 @@ class Codec(ABC):
         """Decode all rows: uint8 [count, size].
 
         Raises:
-            DamagedError: the payload does not hold them. No input does anything else, nor takes more memory than
+            DamagedError: the payload does not hold them. No input raises anything else, or takes more memory than
                 ``count * size`` bytes beside the payload and a row.
         """
         self.check(column)
@@ -118,20 +118,21 @@ class Codec(ABC):
         return rows
 
     def memorized_bytes(self, payload: bytes, count: int) -> int:
-        """Return the bytes that a payload lacks because its dictionary was trained on every other one of its rows."""
+        """Return the bytes that a payload saves only because its dictionary was trained on every other one of its
+        rows."""
         return 0
 
     def encoder(self, size: int, line_bytes: int, max_rows: int) -> Encoder:
-        """Make an encoder of columns with at most ``max_rows`` rows of ``size`` bytes."""
+        """Return an encoder of columns with at most ``max_rows`` rows of ``size`` bytes."""
         return Encoder(self, line_bytes)
 
     def decoder(self, dictionary: bytes, size: int, line_bytes: int) -> Decoder:
-        """Make a decoder of single rows.  Raises: DamagedError: the dictionary is none of this codec's."""
+        """Return a decoder of single rows.  Raises: DamagedError: the codec cannot use the dictionary."""
         return Decoder(self, dictionary, size, line_bytes)
 
 
 class Encoder:
-    """Packs the columns of one field. A codec that reuses memory between columns overrides it."""
+    """Encoder of one field's columns. A codec that reuses memory between columns overrides it."""
 
     def __init__(self, codec: Codec, line_bytes: int) -> None:
         self._codec, self._line_bytes = codec, line_bytes
@@ -142,15 +143,15 @@ class Encoder:
         return 0
 
     def encode(self, rows: Bytes, dictionary: bytes) -> bytes | None:
-        """Return what ``Codec.encode`` does."""
+        """Encode as ``Codec.encode`` does."""
         return self._codec.encode(rows, dictionary, self._line_bytes)
 
     def keep_only(self, dictionaries: Collection[bytes]) -> None:
-        """Forget what belongs to other dictionaries than these."""
+        """Free what is kept for other dictionaries than these."""
 
 
 class Decoder:
-    """Decodes single rows of columns in memory that share a dictionary."""
+    """Decoder of single rows of columns in memory that share a dictionary."""
 
     def __init__(self, codec: Codec, dictionary: bytes, size: int, line_bytes: int) -> None:
         self._codec, self._dictionary, self._size, self._line_bytes = codec, dictionary, size, line_bytes
@@ -161,8 +162,8 @@ class Decoder:
         """Decode ``rows`` [n, W] of the columns in ``memory[begins[i] : ends[i]]`` into ``out[items]``.
 
         Args:
-            counts: of each column's rows.
-            out: uint8 [B, W, size], of which ``items`` [n] are written to.
+            counts: number of rows of each column.
+            out: uint8 [B, W, size], of which ``items`` [n] are written.
 
         Raises:
             DamagedError: a payload does not hold its rows.

@@ -1,4 +1,4 @@
-"""Codec ``raw``: the rows as they are. Open segments and whatever does not pack are kept so.
+"""Codec ``raw``: rows as they are, for open segments and for columns that do not compress.
 
 The one codec that kernels know by its number: they copy its rows themselves.
 """
@@ -17,12 +17,12 @@ RAW = 0
 
 
 class Raw(Codec):
-    """Rows, one behind the other."""
+    """Codec that concatenates rows."""
 
     name, number = "raw", RAW
 
     def encode(self, rows: Bytes, dictionary: bytes = b"", line_bytes: int = 0) -> bytes:
-        """Return the rows' bytes."""
+        """Concatenate the rows' bytes."""
         return rows.tobytes()
 
     def check(self, column: Packed) -> None:

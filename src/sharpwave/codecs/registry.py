@@ -1,4 +1,4 @@
-"""The codecs there are, by name and by number, and which of them ``codec="auto"`` chooses from.
+"""Registry of codecs, by name and by number, and of those that ``codec="auto"`` chooses from.
 
 ===== ====== ================================ ===========================================================
 codec number dictionary                       payload
@@ -30,7 +30,8 @@ from sharpwave.native.function_pointers import address_of
 NUMBERS = 256
 """Codec numbers that a store can tell apart."""
 MIN_AUTO_BYTES = 32
-"""Rows smaller than this are kept raw under ``codec="auto"``: an offset and a frame header would eat the gain."""
+"""Rows smaller than this stay raw under ``codec="auto"``: an offset and a frame header would cost more than is
+saved."""
 GATHER, PREFETCH = 0, 1
 
 _by_name: dict[str, Codec] = {}
@@ -39,14 +40,17 @@ _kernels = np.zeros((2, NUMBERS), np.int64)
 
 
 def register(codec: Codec) -> None:
-    """Make a codec known to stores of this process; whoever reads what they wrote must do the same.
+    """Make a codec known to stores of this process. Whoever reads their data must register it, too.
 
     Raises:
-        ValueError: its name or its number is taken, or none that a codec can have.
+        ValueError: its name or number is taken or invalid.
     """
     name, number = codec.name, codec.number
     if not name.isidentifier() or name == "auto" or not 0 <= number < NUMBERS:
-        raise ValueError(f"codec {name!r}, number {number}: expected an identifier, not 'auto', and 0 to {NUMBERS - 1}")
+        raise ValueError(
+            f"codec {name!r}, number {number}: expected an identifier other than 'auto', and a number "
+            f"from 0 to {NUMBERS - 1}"
+        )
     if name in _by_name or number in _by_number:
         other = _by_name.get(name) or _by_number[number]
         raise ValueError(f"codec {name!r}, number {number}: taken by {other.name!r}, number {other.number}; use others")
@@ -54,7 +58,7 @@ def register(codec: Codec) -> None:
 
 
 def unregister(name: str) -> None:
-    """Forget a codec. Stores that hold columns of it must have been closed.  Raises: ValueError: there is none."""
+    """Remove a codec. Stores with columns of it must have been closed.  Raises: ValueError: unknown."""
     codec = by_name(name)
     del _by_name[codec.name], _by_number[codec.number]
     _kernels[:, codec.number] = 0
@@ -70,21 +74,21 @@ def codec_choice(name: Any, where: str) -> str:
     if not isinstance(name, str) or not is_known(name):
         known = ", ".join(repr(one) for one in ("auto", *reversed(_by_name)))
         raise ValueError(
-            f"{where}: codec {name!r}, expected one of {known}; one of your own is registered first "
+            f"{where}: codec {name!r}, expected one of {known}; register a codec of your own first "
             "(sharpwave.codecs.registry.register)"
         )
     return name
 
 
 def by_name(name: str) -> Codec:
-    """Return the codec of that name.  Raises: ValueError: there is none."""
+    """Return the codec of that name.  Raises: ValueError: unknown."""
     if name not in _by_name:
         raise ValueError(f"codec {name!r}, expected one of {', '.join(map(repr, _by_name))}")
     return _by_name[name]
 
 
 def by_number(number: int) -> Codec:
-    """Return the codec of that number.  Raises: UnknownCodecError: there is none."""
+    """Return the codec of that number.  Raises: UnknownCodecError: unknown."""
     if number not in _by_number:
         known = ", ".join(f"{one.number} ({one.name})" for one in _by_number.values())
         raise UnknownCodecError(f"codec number {number}, expected one of {known}")
@@ -92,12 +96,13 @@ def by_number(number: int) -> Codec:
 
 
 def name_of(number: int) -> str:
-    """Return the name of the codec of that number, or the number where there is none."""
+    """Return the name of the codec of that number, or the number if unknown."""
     return _by_number[number].name if number in _by_number else str(number)
 
 
 def candidates(row_bytes: int) -> tuple[Codec, ...]:
-    """Return the codecs that ``codec="auto"`` chooses from for such rows. Raw is no candidate: it is what is left."""
+    """Return the codecs that ``codec="auto"`` chooses from for such rows, besides raw, which remains if none
+    qualifies."""
     if row_bytes < MIN_AUTO_BYTES:
         return ()
     competing = [(codec, codec.competition) for codec in _by_number.values()]
@@ -110,9 +115,9 @@ def max_dictionary_bytes(row_bytes: int) -> int:
 
 
 def kernels() -> npt.NDArray[np.int64]:
-    """Return int64 [2, NUMBERS], the addresses of fused kernels by GATHER or PREFETCH and number; 0: there is none.
+    """Return int64 [2, NUMBERS], the addresses of fused kernels by GATHER or PREFETCH and number; 0: none.
 
-    It is one array, in which a codec's entries come and go. Compiles what is not compiled yet.
+    Always the same array, updated as codecs are registered. Compiles what is not compiled yet.
     """
     for codec in _by_number.values():
         if codec.fused is not None and not _kernels[GATHER, codec.number]:

@@ -1,7 +1,7 @@
-"""Codec ``zstd``: a zstd frame a row, with a dictionary of strings that the rows have in common.
+"""Codec ``zstd``: one zstd frame a row, with a dictionary of strings common to the rows.
 
-Payload: uint32 offsets [n + 1], then one frame a row. Packs almost anything; decoding takes some 2 us a row, however
-small, and 3 more for each KiB.
+Payload: uint32 offsets [n + 1], then one frame a row. Compresses almost anything; decoding a row takes some 2 us,
+however small, and 3 more for each KiB.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ Ints = npt.NDArray[np.int64]
 LEVEL = 1
 MAX_DICTIONARY_BYTES = 16 * 1024
 MIN_SAVED_BYTES = 512
-"""Take zstd only where it saves so much a row. A row takes 2 us to decompress, however small, and about 3 more for each
-KiB; one that is kept raw is copied in a tenth of that (``counts`` in benchmarks/codec_sizes.py)."""
+"""Savings a row below which zstd is not taken. A row takes 2 us to decompress, however small, and about 3 more for each
+KiB; copying a raw one takes a tenth of that (``counts`` in benchmarks/codec_sizes.py)."""
 
 
 class Zstd(Codec):
-    """Rows compressed one by one, at level 1."""
+    """Codec that compresses rows one by one, at level 1."""
 
     name, number = "zstd", 1
     competition = Competition(max_share=0.7, min_saved_bytes=MIN_SAVED_BYTES)
@@ -39,7 +39,7 @@ class Zstd(Codec):
         return MAX_DICTIONARY_BYTES
 
     def train(self, rows: Bytes) -> bytes:
-        """Return strings that rows have in common; ``b""`` for rows too few or too small to tell."""
+        """Return strings common to the rows; ``b""`` where rows are too few or too small to tell."""
         # zstd's trainer divides by zero or reads out of bounds on samples that are too few or too small.
         if len(rows) < 8 or rows.shape[1] < 16 or rows.nbytes < 4096:
             return b""
@@ -48,7 +48,7 @@ class Zstd(Codec):
         settings = {"k": max(16, size // 4), "d": 8, "f": 16, "accel": 1}
         try:
             return zstandard.train_dictionary(size, [row.tobytes() for row in rows], level=LEVEL, **settings).as_bytes()
-        except zstandard.ZstdError:  # nothing common was found
+        except zstandard.ZstdError:  # no common strings
             return b""
 
     def encode(self, rows: Bytes, dictionary: bytes = b"", line_bytes: int = 0) -> bytes | None:
@@ -56,7 +56,7 @@ class Zstd(Codec):
         return _encode(rows, _compressor(dictionary))
 
     def check(self, column: Packed) -> None:
-        """Check the offsets. Frames that hold something else than a row are found when they are decoded."""
+        """Check the offsets. Frames that hold anything but a row are found when they are decoded."""
         read_offsets(self.name, column.payload, column.count + 1)
 
     def verify(self, column: Packed) -> None:
@@ -77,16 +77,16 @@ class Zstd(Codec):
         return rows
 
     def memorized_bytes(self, payload: bytes, count: int) -> int:
-        """Return by how much the odd rows' frames are larger than the even ones', which the dictionary has seen."""
+        """Return by how much the odd rows' frames exceed the even ones', which the dictionary was trained on."""
         sizes = np.diff(np.frombuffer(payload, np.uint32, count + 1).astype(np.int64))
         return max(0, int(sizes[1::2].sum()) - int(sizes[::2].sum()))
 
     def encoder(self, size: int, line_bytes: int, max_rows: int) -> Encoder:
-        """Make an encoder that keeps a compressor for each dictionary."""
+        """Return an encoder that keeps a compressor for each dictionary."""
         return _Encoder(self, line_bytes)
 
     def decoder(self, dictionary: bytes, size: int, line_bytes: int) -> Decoder:
-        """Make a decoder that keeps its decompressor."""
+        """Return a decoder that keeps its decompressor."""
         return _Decoder(self, dictionary, size, line_bytes)
 
 
@@ -115,7 +115,7 @@ class _Decoder(Decoder):
         try:
             self._decompressor = _decompressor(dictionary)
         except zstandard.ZstdError as error:
-            raise DamagedError(f"no zstd dictionary: {error}") from error
+            raise DamagedError(f"dictionary of {len(dictionary):,} bytes, expected one of zstd: {error}") from error
 
     def decode_rows(
         self, memory: Bytes, begins: Ints, ends: Ints, counts: Ints, rows: Ints, out: Bytes, items: Ints
@@ -134,7 +134,7 @@ class _Decoder(Decoder):
                 source, decompressed_sizes=sizes.tobytes(), threads=-1
             )
         except zstandard.ZstdError as error:
-            raise DamagedError(f"zstd frames that hold no rows: {error}") from error
+            raise DamagedError(f"zstd column: frames do not hold rows: {error}") from error
         length = rows.shape[1]
         targets = (items[:, None] * length + np.arange(length)).reshape(-1).tolist()
         flat, frombuffer, uint8 = out.reshape(-1, self._size), np.frombuffer, np.uint8
@@ -143,7 +143,7 @@ class _Decoder(Decoder):
 
 
 def _compressor(dictionary: bytes) -> zstandard.ZstdCompressor:
-    """Make a compressor of rows: no size, checksum or dictionary number, which the segment's header has already."""
+    """Return a compressor of rows without size, checksum or dictionary number, which the segment records already."""
     shared = zstandard.ZstdCompressionDict(dictionary) if dictionary else None
     parameters = zstandard.ZstdCompressionParameters.from_level(
         LEVEL,
@@ -168,7 +168,7 @@ def _encode(rows: Bytes, compressor: zstandard.ZstdCompressor) -> bytes | None:
 
 
 def _rows(column: Packed, wanted: range) -> Iterator[bytes]:
-    """Yield those rows.  Raises: DamagedError."""
+    """Decompress and yield those rows.  Raises: DamagedError."""
     size = column.size
     offsets, packed = read_offsets(Zstd.name, column.payload, column.count + 1)
     decompressor = None
@@ -176,7 +176,7 @@ def _rows(column: Packed, wanted: range) -> Iterator[bytes]:
         try:
             decompressor = decompressor or _decompressor(column.dictionary)
             frame = packed[offsets[i] : offsets[i + 1]].tobytes()
-            if zstandard.frame_content_size(frame) not in (-1, size):  # it would be believed, and allocated
+            if zstandard.frame_content_size(frame) not in (-1, size):  # the library would trust it and allocate so much
                 raise DamagedError(f"zstd column, row {i}: a frame of another size, expected {size} bytes")
             row = decompressor.decompress(frame, max_output_size=size)
         except (zstandard.ZstdError, MemoryError) as error:

@@ -1,6 +1,6 @@
-"""Annotations: what a user says of a store, of a lane or of an episode, as JSON has it.
+"""Annotations: what a user records about a store, a lane or an episode, as JSON.
 
-Values are strings, numbers, booleans, ``None``, bytes, and lists and dicts of those. JSON has no bytes: they are kept
+Values are strings, numbers, booleans, ``None``, bytes, and lists and dicts of those. JSON has no bytes: they are stored
 as ``{"$bytes": BASE64}``; other keys that begin with ``$`` are reserved.
 """
 
@@ -17,11 +17,11 @@ import numpy as np
 from sharpwave.validation import MAX_LANES
 
 MAX_EPISODE_BYTES = 1 << 12
-"""Of one episode's annotations, as JSON."""
+"""Limit for one episode's annotations, as JSON."""
 MAX_STORE_BYTES = 1 << 19
-"""Of those of the store and of all its lanes, as ``store.json`` has them."""
+"""Limit for the annotations of the store and of all its lanes together, as in ``store.json``."""
 MAX_DEPTH = 8
-"""Of lists and dicts in one another."""
+"""Levels of nested lists and dicts."""
 _BYTES = "$bytes"
 _INTEGERS = range(-(1 << 63), 1 << 64)
 
@@ -64,13 +64,13 @@ def _encode(where: str, value: Any, depth: int) -> Any:
         return [_encode(f"{where}[{i}]", one, depth - 1) for i, one in enumerate(value)]
     for key in value:
         if not isinstance(key, str) or key.startswith("$"):
-            place = f" in {where}" if where else ""
-            raise ValueError(f"annotate: key {key!r}{place}, expected a string that does not begin with '$'")
+            inside = f" in {where}" if where else ""
+            raise ValueError(f"annotate: got key {key!r}{inside}, expected a string that does not begin with '$'")
     return {key: _encode(f"{where}.{key}".lstrip("."), one, depth - 1) for key, one in value.items()}
 
 
 def decode(value: Any) -> Any:
-    """Inverse of :func:`encode`. What is marked as bytes and is not stays as it is."""
+    """Return the values that :func:`encode` encoded. A ``$bytes`` value that is not base64 stays as it is."""
     if isinstance(value, list):
         return [decode(one) for one in value]
     if not isinstance(value, dict):
@@ -84,7 +84,7 @@ def decode(value: Any) -> Any:
 
 
 def merge(before: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``before`` with ``values`` by key, the later one counting; ``None`` takes a key away."""
+    """Return ``before`` updated by ``values``; ``None`` removes a key."""
     return {key: value for key, value in {**before, **values}.items() if value is not None}
 
 
@@ -102,23 +102,23 @@ class Annotations:
     """Annotations of a store and of its lanes.
 
     Attributes:
-        store: of the store itself. ``lanes``: by lane, of those that have any.
-        changed: since they were last written down; whoever writes them says so.
-        nbytes: of all of them, as ``store.json`` has them.
+        store: the store's own. ``lanes``: by lane, where there are any.
+        changed: whether they changed since they were last saved; whoever saves them resets it.
+        nbytes: size of all of them in ``store.json``.
     """
 
     def __init__(self, said: Any = None) -> None:
-        """Raises: ValueError: ``said`` is not from :meth:`manifest`."""
+        """Read what :meth:`manifest` returned; ``None``: no annotations.  Raises: ValueError: it is something else."""
         self.store: dict[str, Any] = {}
         self.lanes: dict[int, dict[str, Any]] = {}
         self.changed, self.nbytes = False, 0
         if said is None:
             return
         if not isinstance(said, dict) or said.keys() != {"store", "lanes"} or not is_plain(said, MAX_DEPTH + 2):
-            raise ValueError("annotations, expected those of the store and of lanes, of plain values")
+            raise ValueError("annotations: expected an object with 'store' and 'lanes', of plain values")
         store, lanes = said["store"], said["lanes"]
         if not isinstance(store, dict) or not isinstance(lanes, dict):
-            raise ValueError("annotations, expected an object for the store and one for lanes")
+            raise ValueError("annotations: expected an object for 'store' and one for 'lanes'")
         for number, values in lanes.items():
             if not (number.isdecimal() and number == str(int(number)) and int(number) < MAX_LANES):
                 raise ValueError(f"annotations of lane {number[:20]!r}, expected a number below {MAX_LANES}")
@@ -128,10 +128,10 @@ class Annotations:
         self.nbytes = sum(map(_size, (store, *lanes.values())))
 
     def update(self, lane: int | None, values: Any) -> None:
-        """Add to, or replace by key, what was said of a lane, or (``None``) of the store.
+        """Add to, or replace by key, the annotations of a lane, or (``None``) of the store.
 
         Raises:
-            TypeError, ValueError: as :func:`encode`, or there is too much; then nothing changed.
+            TypeError, ValueError: as :func:`encode`, or beyond the limit; nothing changed.
         """
         before = self.of(lane)
         merged = merge(before, encode(values))
@@ -152,11 +152,11 @@ class Annotations:
         self.nbytes, self.changed = nbytes, True
 
     def of(self, lane: int | None) -> dict[str, Any]:
-        """Return what was said of a lane, or (``None``) of the store, encoded."""
+        """Return the annotations of a lane, or (``None``) of the store, encoded."""
         return self.store if lane is None else self.lanes.get(lane, {})
 
     def manifest(self) -> dict[str, Any]:
-        """Return what ``store.json`` says of them: nothing, where there are none."""
+        """Return the entry of ``store.json``; an empty dict without annotations."""
         if not self.store and not self.lanes:
             return {}
         lanes = {str(lane): self.lanes[lane] for lane in sorted(self.lanes)}
@@ -164,6 +164,6 @@ class Annotations:
 
 
 def _size(values: dict[str, Any]) -> int:
-    """Return the bytes that values take in ``store.json``, three levels deep; none where there are none."""
+    """Return the bytes that values take in ``store.json``, indented three levels; 0 for an empty dict."""
     text = json.dumps(values, indent=1) if values else ""
     return len(text) + 4 * (text.count("\n") + 1) + 16 if values else 0

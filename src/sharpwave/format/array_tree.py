@@ -1,8 +1,8 @@
 """A tree of arrays and numbers <-> one file: NumPy's format in an uncompressed zip, with checksums; no pickle.
 
-NumPy can read what is written here. What is read here may be anybody's, so it is not given to the zip module, which
-believes what a file says of itself: only what :func:`write` writes is accepted, and takes no more memory than the file
-has bytes.
+NumPy can read these files. A file that is read here may come from a stranger, so it does not go through the zip module,
+which trusts a file's own sizes: only what :func:`write` writes is accepted, and takes no more memory than the file has
+bytes.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from sharpwave.native.sparse_files import max_read_bytes
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 VERSION = 2
-"""1 has no comment at the zip's end, and so neither a version nor a checksum of the whole file."""
+"""Version 1 has no comment at the zip's end, and so neither a version nor a checksum of the whole file."""
 TREE = "tree"
 MAX_ARRAYS, TREE_BYTES = 1 << 16, 16 << 20
-"""Arrays of a file, and bytes of JSON. Each view has a few arrays, each batch drawn ahead three."""
+"""Limits for a file's arrays and for its JSON, in bytes. Each view has a few arrays, each prefetched batch three."""
 
 _COMMENT = "sharpwave tree {:d} crc32 {:08x}"
 _COMMENTED = re.compile(rb"sharpwave tree ([1-9][0-9]{0,8}) crc32 ([0-9a-f]{8})")
@@ -39,7 +39,7 @@ _STRIDE = 1 << 20
 
 
 class _Member(NamedTuple):
-    """Where an array's file lies in the zip."""
+    """An array's file inside the zip."""
 
     offset: int
     nbytes: int
@@ -53,7 +53,7 @@ def write(descriptor: int, tree: dict[str, Any]) -> None:
     with os.fdopen(descriptor, "wb", closefd=False) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as members:
         members.comment = _COMMENT.format(VERSION, 0).encode()
         for name, array in arrays.items():
-            with members.open(f"{name}.npy", "w", force_zip64=True) as member:  # without NumPy's copy of it
+            with members.open(f"{name}.npy", "w", force_zip64=True) as member:  # np.save would copy the array
                 header = np.lib.format.header_data_from_array_1_0(np.ascontiguousarray(array))
                 np.lib.format.write_array_header_1_0(member, header)
                 member.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
@@ -62,14 +62,14 @@ def write(descriptor: int, tree: dict[str, Any]) -> None:
 
 
 def read(descriptor: int) -> dict[str, Any]:
-    """Inverse of :func:`write`. Takes no more memory than the file has bytes, and 400 MB for a tree without arrays.
+    """Read a file that :func:`write` wrote, in no more memory than the file has bytes (without arrays: 400 MB).
 
     Raises:
-        DamagedError: not what it writes, or not as it was written.  NewerVersionError.  OSError.
+        DamagedError: not a tree, or damaged.  NewerVersionError.  OSError.
     """
     size = os.fstat(descriptor).st_size
     if size > max_read_bytes(descriptor):
-        raise DamagedError(f"{size:,} bytes, nearly all of them not there")
+        raise DamagedError(f"{size:,} bytes, nearly all of them a hole in a sparse file")
     _check_end(descriptor, size)
     members = _members(descriptor, size)
     if TREE not in members or members[TREE].nbytes > TREE_BYTES:
@@ -77,15 +77,15 @@ def read(descriptor: int) -> dict[str, Any]:
     try:
         tree = json.loads(_array(descriptor, members.pop(TREE)).tobytes())
         tree = _rich(tree, descriptor, members)
-    except (ValueError, RecursionError) as error:  # JSON's, and UnicodeDecodeError
+    except (ValueError, RecursionError) as error:  # from JSON, or UnicodeDecodeError
         raise DamagedError(str(error) or "JSON nested too deep") from error
     if not isinstance(tree, dict):
-        raise DamagedError("the tree is no dict")
+        raise DamagedError(f"the tree is a {type(tree).__name__}, expected a dict")
     return tree
 
 
 def _plain(value: Any, arrays: Arrays) -> Any:
-    """Return a tree as JSON has it, with names of arrays, which are added to ``arrays``."""
+    """Return a tree as JSON values, with names in place of arrays, which are added to ``arrays``."""
     if isinstance(value, np.ndarray):
         name = f"a{len(arrays)}"
         arrays[name] = value
@@ -98,7 +98,7 @@ def _plain(value: Any, arrays: Arrays) -> Any:
 
 
 def _rich(value: Any, descriptor: int, members: dict[str, _Member]) -> Any:
-    """Inverse of :func:`_plain`. Each array may be named once: so what is read is never more than is there."""
+    """Undo :func:`_plain`. Each array may be named only once, so that a file cannot demand more memory than it has."""
     if isinstance(value, list):
         return [_rich(one, descriptor, members) for one in value]
     if not isinstance(value, dict):
@@ -108,37 +108,37 @@ def _rich(value: Any, descriptor: int, members: dict[str, _Member]) -> Any:
         return {key: _rich(one, descriptor, members) for key, one in content.items()}
     if kind == "array" and isinstance(content, str) and content in members:
         return _array(descriptor, members.pop(content))
-    raise DamagedError(f"{kind[:20]!r} of the tree is neither a dict nor an array that is there, or comes twice")
+    raise DamagedError(f"{kind[:20]!r} in the tree, expected a dict, or an array of the file, each at most once")
 
 
 def _check_end(descriptor: int, size: int) -> None:
-    """Look at the zip's last bytes: a comment with the version and the file's checksum; none in version 1."""
+    """Check the comment at the zip's end: the version and the file's checksum; version 1 has none."""
     tail = os.pread(descriptor, 64, max(0, size - 64))
     commented = _COMMENTED.search(tail)
     if commented is None or commented.end() != len(tail):
         if size < _END.size or _END.unpack(tail[-_END.size :])[::7] != (b"PK\5\6", 0):
-            raise DamagedError("no end of a zip, or a damaged one")
+            raise DamagedError("the end of a zip is missing or damaged")
         return
     found, stored = _checksum(descriptor, 0, size - 8), int(commented[2], 16)
     if found != stored:
         raise DamagedError(f"checksum {found:08x}, expected {stored:08x}")
     if int(commented[1]) > VERSION:
-        raise NewerVersionError(f"version {int(commented[1])} of a tree of arrays, this release reads up to {VERSION}")
+        raise NewerVersionError(f"array tree version {int(commented[1])}, this release reads up to {VERSION}")
 
 
 def _members(descriptor: int, size: int) -> dict[str, _Member]:
-    """Return the arrays by name, as they stand one behind the other from the file's beginning."""
+    """Return the arrays by name, in the order of the file."""
     members: dict[str, _Member] = {}
     at = 0
     while True:
         head = os.pread(descriptor, _MEMBER.size + 255 + _ZIP64.size, at)
-        if head[:4] == b"PK\1\2":  # the zip's directory, which says the same once more
+        if head[:4] == b"PK\1\2":  # the zip's directory, which repeats all this
             return members
         if len(head) < _MEMBER.size:
-            raise DamagedError(f"byte {at:,}: no array begins there")
+            raise DamagedError(f"byte {at:,}: expected the beginning of an array")
         magic, _, flags, method, _, _, checksum, packed, nbytes, name_bytes, extra_bytes = _MEMBER.unpack_from(head)
         if (magic, flags, method, extra_bytes) != (b"PK\3\4", 0, 0, _ZIP64.size) or name_bytes > 255:
-            raise DamagedError(f"byte {at:,}: no array begins there")
+            raise DamagedError(f"byte {at:,}: expected the beginning of an array")
         name = head[_MEMBER.size : _MEMBER.size + name_bytes]
         extra = head[_MEMBER.size + name_bytes : _MEMBER.size + name_bytes + extra_bytes]
         begin = at + _MEMBER.size + name_bytes + extra_bytes
@@ -147,28 +147,30 @@ def _members(descriptor: int, size: int) -> dict[str, _Member]:
             if (number, follow) == (1, 16) and packed == nbytes <= size - begin:
                 known = re.fullmatch(rb"([a-z0-9]{1,20})\.npy", name)
                 if known is None or known[1].decode() in members or len(members) >= MAX_ARRAYS:
-                    raise DamagedError(f"byte {at:,}: an array of no name, of one that comes twice, or one too many")
+                    raise DamagedError(
+                        f"byte {at:,}: an array with a bad or repeated name, or more than {MAX_ARRAYS:,} arrays"
+                    )
                 members[known[1].decode()] = _Member(begin, nbytes, checksum)
                 at = begin + nbytes
                 continue
-        raise DamagedError(f"byte {at:,}: an array of no size that the file has")
+        raise DamagedError(f"byte {at:,}: an array's sizes contradict the file's {size:,} bytes")
 
 
 def _array(descriptor: int, member: _Member) -> np.ndarray[Any, Any]:
-    """Read an array whose shape needs just the bytes that are there."""
+    """Read an array whose shape and bytes agree."""
     begin, nbytes, checksum = member
     if _checksum(descriptor, begin, begin + nbytes) != checksum:
-        raise DamagedError(f"byte {begin:,}: an array whose checksum does not hold")
+        raise DamagedError(f"byte {begin:,}: an array does not match its checksum")
     magic = os.pread(descriptor, 10, begin)
     length = int.from_bytes(magic[8:], "little")
     header = _HEADER.fullmatch(os.pread(descriptor, min(length, 512), begin + 10))
     if magic[:8] != b"\x93NUMPY\1\0" or length > 512 or header is None:
-        raise DamagedError(f"byte {begin:,}: no array as NumPy writes them, of plain numbers")
+        raise DamagedError(f"byte {begin:,}: expected a header as NumPy writes it, for an array of plain numbers")
     dtype = np.dtype(header[1].decode())
     shape = tuple(int(n) for n in header[2].decode().replace(" ", "").split(",") if n)
     content = np.empty(nbytes - 10 - length, np.uint8)
     if len(shape) > 8 or max(shape, default=0) > 1 << 62 or math.prod(shape) * dtype.itemsize != content.size:
-        raise DamagedError(f"byte {begin:,}: an array of another shape than its {content.size:,} bytes have")
+        raise DamagedError(f"byte {begin:,}: array of shape {shape} {dtype}, but {content.size:,} bytes")
     for at in range(0, content.size, _STRIDE):
         part = os.pread(descriptor, min(_STRIDE, content.size - at), begin + 10 + length + at)
         content[at : at + len(part)] = np.frombuffer(part, np.uint8)

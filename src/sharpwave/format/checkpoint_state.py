@@ -1,4 +1,4 @@
-"""A checkpoint's ``state.npz``: all that a store is beside its segments, as a tree of arrays."""
+"""A checkpoint's ``state.npz``: all state of a store but its segments, as a tree of arrays."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sharpwave.native.directory import Directory, open_file
 from sharpwave.native.files import Files
 
 STATE = "state.npz"
-"""Its name in a checkpoint."""
+"""File name in a checkpoint's folder."""
 
 
 def write_state(directory: Directory, name: str, tree: dict[str, Any], files: Files) -> None:
@@ -26,20 +26,20 @@ def write_state(directory: Directory, name: str, tree: dict[str, Any], files: Fi
 
 
 def read_state(path: Path, directory: Directory | None = None) -> dict[str, Any]:
-    """Inverse of :func:`write_state`. Takes no more memory than the file has bytes (see :func:`array_tree.read`).
+    """Read a file that :func:`write_state` wrote, in no more memory than it has bytes (see :func:`array_tree.read`).
 
     Args:
-        directory: where the file is reached from; by default from ``path``.
+        directory: folder to open the file from; by default ``path``'s.
 
     Raises:
-        DamagedError: not what it writes, or not as it was written.  NewerVersionError.
-        IrregularError: no regular file.  OSError.
+        DamagedError: not a checkpoint's state, or damaged.  NewerVersionError.
+        IrregularError: not a regular file.  OSError.
     """
     descriptor = open_file(path) if directory is None else directory.open_file(path.name)
     try:
         return array_tree.read(descriptor)
     except DamagedError as error:
-        raise DamagedError(f"{path}: not a checkpoint's state, or not as it was written ({error})") from error
+        raise DamagedError(f"{path}: not a checkpoint's state, or damaged ({error})") from error
     except NewerVersionError as error:
         raise NewerVersionError(f"{path}: {error.what}") from error
     finally:

@@ -1,7 +1,7 @@
-"""Feature flags: what a reader must know beyond the version of the format, and what it may pass over.
+"""Feature flags: what a reader must know beyond the format's version, and what it may ignore.
 
-A segment's header has a word of 64 bits: a reader refuses a segment with any of the lower 32 that it does not know, and
-ignores the upper ones. ``store.json`` names the required ones under ``requires``, so that the refusal can name them.
+A segment's header has a word of 64 bits: a reader refuses a segment with an unknown bit among the lower 32, and ignores
+the upper 32. ``store.json`` names the required features under ``requires``, so that the refusal can name them.
 """
 
 from __future__ import annotations
@@ -12,34 +12,38 @@ from sharpwave.errors import NewerVersionError
 from sharpwave.spec import Spec
 
 REQUIRED = (1 << 32) - 1
-"""The bits of features without which a segment would be misread."""
+"""Bits of features without which a segment would be misread."""
 SPARSE_FIELDS = 1 << 0
 """Some columns have fewer rows than steps."""
 NAMES = {SPARSE_FIELDS: "sparse fields"}
-"""As ``store.json`` has them."""
+"""Names in ``store.json``."""
 
 
 def features_of(spec: Spec) -> int:
-    """Return the word of every segment of a store with this schema."""
+    """Return the feature word of every segment of a store with this schema."""
     return SPARSE_FIELDS if spec.sparse_names else 0
 
 
 def required_names(spec: Spec) -> list[str]:
-    """Return what a reader of such a store must know, by name."""
+    """Return the names of the features that a reader of such a store must know."""
     word = features_of(spec)
     return [name for bit, name in NAMES.items() if bit & REQUIRED and word & bit]
 
 
 def check_required(word: int, what: str) -> None:
-    """Refuse a word with a required feature that this release does not know.  Raises: NewerVersionError."""
+    """Refuse a word with a required feature unknown to this release.  Raises: NewerVersionError."""
     unknown = word & REQUIRED & ~sum(NAMES)
     if unknown:
         bits = ", ".join(str(bit) for bit in range(32) if unknown >> bit & 1)
-        raise NewerVersionError(f"{what}: requires the feature of bit {bits}, which this release does not know")
+        raise NewerVersionError(
+            f"{what}: requires the feature of bit {bits}, which this release does not know; read it with a newer one"
+        )
 
 
 def check_names(names: Iterable[str], what: str) -> None:
-    """Refuse names among which one is not known.  Raises: NewerVersionError."""
+    """Refuse a name unknown to this release.  Raises: NewerVersionError."""
     unknown = [name for name in names if name not in NAMES.values()]
     if unknown:
-        raise NewerVersionError(f"{what}: requires {unknown[0]!r}, which this release does not know")
+        raise NewerVersionError(
+            f"{what}: requires {unknown[0]!r}, which this release does not know; read it with a newer one"
+        )

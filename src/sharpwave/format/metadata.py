@@ -1,4 +1,4 @@
-"""A segment's metadata: annotations of the episodes in it, and what there is to say of its columns, as JSON."""
+"""A segment's metadata, as JSON: annotations of the episodes in it, and notes on its columns."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from sharpwave.errors import DamagedError
 from sharpwave.format.annotations import MAX_DEPTH, is_plain
 
 MAX_METADATA_BYTES = 1 << 14
-"""Of one segment, as JSON."""
+"""Limit for one segment, as JSON."""
 
 Episodes = Sequence[tuple[int, Mapping[str, Any]]]
 """Annotations of the episodes in a segment, each with the row of the episode's first step there."""
 
 
 class Metadata(NamedTuple):
-    """What a segment's metadata says: of episodes, as :data:`Episodes`; of columns by their name; and, in an open
-    segment, of the episode that begins behind it."""
+    """Contents of a segment's metadata: annotations of episodes; notes on columns, by name; and, in an open segment,
+    annotations of the episode that begins after it."""
 
     episodes: tuple[tuple[int, dict[str, Any]], ...] = ()
     columns: Mapping[str, dict[str, Any]] = {}
@@ -30,7 +30,7 @@ def pack_metadata(
     columns: Mapping[str, Mapping[str, Any]] | None = None,
     following: Mapping[str, Any] | None = None,
 ) -> bytes:
-    """Return the JSON that :func:`read_metadata` reads; no bytes where there is nothing to say."""
+    """Return the JSON that :func:`read_metadata` reads; no bytes where there is no metadata."""
     said: dict[str, Any] = {}
     if episodes:
         said["episodes"] = [[row, dict(values)] for row, values in episodes]
@@ -42,10 +42,11 @@ def pack_metadata(
 
 
 def read_metadata(packed: bytes, steps: int) -> Metadata:
-    """Inverse of :func:`pack_metadata`, for a segment of so many steps. Keys that it does not know are passed over.
+    """Parse the metadata of a segment of ``steps`` steps. Unknown keys are ignored.
 
     Raises:
-        DamagedError: naming what is wrong. No input does anything else, nor takes more memory than 100 times its bytes.
+        DamagedError: naming what is wrong. No input raises anything else, or takes more than 100 times its bytes of
+            memory.
     """
     if not packed:
         return Metadata()
@@ -54,7 +55,7 @@ def read_metadata(packed: bytes, steps: int) -> Metadata:
     except (ValueError, RecursionError) as error:
         raise DamagedError(f"segment: metadata: {error or 'nested too deep'}") from error
     if not isinstance(said, dict) or not is_plain(said, MAX_DEPTH + 3):
-        raise DamagedError("segment: metadata is no object of plain values, or nested too deep")
+        raise DamagedError("segment: metadata: expected an object of plain values, not nested too deep")
     episodes, columns = said.get("episodes", []), said.get("columns", {})
     if not isinstance(columns, dict) or not all(isinstance(values, dict) for values in columns.values()):
         raise DamagedError("segment: metadata: columns, expected an object for each")

@@ -1,4 +1,4 @@
-"""A region file and its records: what their bytes are, and how they are found again in a file that may be damaged.
+"""Region files and their records: their bytes, and how to find records again in a file that may be damaged.
 
 ``docs/format.md`` specifies the bytes.
 """
@@ -24,27 +24,27 @@ from sharpwave.native.sparse_files import max_read_bytes, next_data
 
 MAGIC, VERSION = b"SWREGION", 1
 HEADER = struct.Struct("<8sIIQQQ16sQII")  # magic, version, 0, number, size, schema, store, generation, 0, CRC-32; 72
-RECORD = struct.Struct("<4sIQQQII")  # magic, kind, nbytes, id, sequence, column, CRC-32 of what stands before it; 40
+RECORD = struct.Struct("<4sIQQQII")  # magic, kind, nbytes, id, sequence, column, CRC-32 of the bytes before it; 40
 RECORD_MAGIC = b"SWRC"
 SEGMENT, DICTIONARY, TAIL, END, NOTE = 1, 2, 3, 4, 5
 """Kinds of records: a sealed segment; a dictionary; an open segment's rows so far, which a later record replaces;
-nothing follows, and the file may end here; which of a reservoir's segments have left."""
+the end mark of a file; a note, such as a reservoir's threshold."""
 ALIGNMENT = 8
 ROOM = 1 << 20
 MAX_NUMBER, MAX_GENERATION, MAX_SEQUENCE = (1 << 31) - ROOM, (1 << 30) - ROOM, (1 << 62) - ROOM
 MAX_ID = MAX_GENERATION << 32
-"""Region numbers, generations, sequence numbers and ids lie below these; a file that says otherwise is damaged, and
-nothing is written that would be. ``ROOM``: what is counted on in memory meanwhile fits into its integers."""
+"""Region numbers, generations, sequence numbers and ids lie below these; a file with larger ones is damaged, and none
+are ever written. ``ROOM``: what is counted in memory meanwhile still fits its integers."""
 FIRST = -(-HEADER.size // ALIGNMENT) * ALIGNMENT
 MAX_PAYLOAD_BYTES = 1 << 30
-"""Bytes of a record's payload."""
+"""Limit for a record's payload."""
 _STRIDE, _SHORT_STRIDE = 1 << 20, 1 << 12
-"""Bytes that are read of a file at a time."""
+"""Bytes read from a file at a time."""
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Which store a region belongs to: its random 16 bytes, and its schema's hash."""
+    """Store that a region belongs to: its random 16 bytes, and its schema's hash."""
 
     store: bytes
     schema: int
@@ -52,7 +52,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class Record:
-    """A record that was found whole. ``offset`` and ``nbytes`` are of the payload in its file."""
+    """Record found intact. ``offset`` and ``nbytes`` are of the payload in its file."""
 
     kind: int
     id: int
@@ -64,7 +64,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Damage:
-    """Bytes of a region that are not what was written there: ``nbytes`` from ``offset`` on; ``id`` -1: unknown."""
+    """Damaged part of a region: ``nbytes`` bytes from ``offset`` on; ``id`` -1: unknown."""
 
     path: Path
     offset: int
@@ -78,14 +78,14 @@ class Damage:
 
 @dataclass
 class Region:
-    """One file. ``used`` is where the next record goes, ``size`` how large the file is on disk.
+    """Region file. ``used`` is where the next record goes, ``size`` how large the file is on disk.
 
     Attributes:
-        synced: all before it is on disk.
-        spoiled: up to here may lie what a write left that failed.
-        unsure: a sync failed. The system may count as written what it could not write, and say so of the next sync.
-        shared: bytes that its dictionaries take.
-        allocated: bytes that it takes of the disk; what lies behind, up to ``size``, is a hole.
+        synced: everything before this offset is on disk.
+        spoiled: a failed write may have left bytes up to this offset.
+        unsure: a sync failed: the system may since count as written what it could not write, and report success.
+        shared: bytes of the dictionaries in it.
+        allocated: bytes of disk space in use; the rest, up to ``size``, is a hole.
     """
 
     path: Path
@@ -104,11 +104,11 @@ class Region:
 
     @cached_property
     def direct(self) -> int:
-        """The file for reads past the system's memory; -1: there are none. See :func:`direct.open_direct`."""
+        """Descriptor for reads that bypass the page cache; -1: unavailable. See :func:`direct.open_direct`."""
         return open_direct(self.descriptor)
 
     def park(self) -> None:
-        """Close the file for now: ``descriptor`` is -1 until it is opened again."""
+        """Close the file until it is opened again; ``descriptor`` is -1 meanwhile."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
         self.descriptor = -1
@@ -121,7 +121,7 @@ class Region:
 
 
 def space(nbytes: int) -> int:
-    """Return the bytes that a record takes whose payload has ``nbytes``."""
+    """Return the bytes that a record with a payload of ``nbytes`` takes."""
     return -(-(RECORD.size + nbytes) // ALIGNMENT) * ALIGNMENT
 
 
@@ -130,15 +130,15 @@ def read_region(
 ) -> tuple[Region | None, list[Record], list[Damage]]:
     """Open a region's file for reading and find its records; ``None`` where its header cannot be trusted.
 
-    Every record's own checksum is verified, and every payload's: a segment's CRC-32, a dictionary's key.
+    Every record's checksum is verified, and every payload's: a segment's CRC-32, a dictionary's key.
 
     Args:
-        directory: where the file is reached from; by default from ``path``.
+        directory: folder to open the file from; by default ``path``'s.
 
     Raises:
-        IrregularError: no regular file.  OSError.
+        IrregularError: not a regular file.  OSError.
     """
-    # Nothing is ever appended to a file that another process left.
+    # A file that another process left is never appended to.
     descriptor = open_file(path) if directory is None else directory.open_file(path.name)
     try:
         return _read_region(path, descriptor, identity)
@@ -158,14 +158,14 @@ def _read_region(
     else:
         _, version, _, number, said, schema, store, generation, _, _ = HEADER.unpack(header)
         if version > VERSION:
-            raise NewerVersionError(f"{path}: region format version {version}, this release reads {VERSION}")
+            raise NewerVersionError(f"{path}: region format version {version}, this release reads up to {VERSION}")
         if version != VERSION:
             what = f"region format version {version}, expected {VERSION}"
         elif identity is not None and (schema, store) != (identity.schema, identity.store):
             expected = f"{identity.store.hex()}, {identity.schema:016x}"
             what = f"region of store {store.hex()}, schema {schema:016x}; expected {expected}"
         elif number >= MAX_NUMBER or generation >= MAX_GENERATION:
-            what = f"region {number}, generation {generation}: beyond {MAX_NUMBER:,} and {MAX_GENERATION:,}"
+            what = f"region {number}, generation {generation}; expected below {MAX_NUMBER:,} and {MAX_GENERATION:,}"
     if what:
         os.close(descriptor)
         return None, [], [Damage(path, 0, size, what)]
@@ -190,12 +190,12 @@ def _read_region(
 
 
 def checksum_of(packed: bytes) -> int:
-    """Return the CRC-32 at the end of a header, a segment or a tail."""
+    """Return the CRC-32 at the end of a packed header, segment or tail."""
     return int.from_bytes(packed[-4:], "little")
 
 
 def _scan(path: Path, descriptor: int, size: int) -> Iterator[Record | Damage]:
-    """Yield records in their order, and what lies between them that is neither a record nor unused."""
+    """Yield records in order, and the bytes between them that are neither a record nor unused."""
     at, lost_from, unread = FIRST, -1, max_read_bytes(descriptor)
     lost = "bytes that are no record"
     while at + RECORD.size <= size:
@@ -245,7 +245,7 @@ def _wrong(path: Path, descriptor: int, kind: int, id_: int, begin: int, end: in
         for part in _parts(descriptor, begin, end):
             digest.update(part)
         key = int.from_bytes(digest.digest(), "little") if end > begin else 0
-        return "" if key == id_ else f"dictionary {id_:016x} does not have the content of its key"
+        return "" if key == id_ else f"dictionary {id_:016x}: its content has the key {key:016x}"
     if kind == END and begin == end:
         return ""
     if kind not in (SEGMENT, TAIL, NOTE):
@@ -267,8 +267,8 @@ def _parts(descriptor: int, begin: int, end: int) -> Iterator[bytes]:
 
 
 def _next_record(descriptor: int, begin: int, size: int) -> int:
-    """Return the next offset at which a record may begin, or ``size``."""
-    at, stride = begin, _SHORT_STRIDE  # short at first: a file full of false beginnings is read only some times over
+    """Return the next offset at which a record may begin, or ``size`` if there is none."""
+    at, stride = begin, _SHORT_STRIDE  # short at first: false beginnings cost few reads of the file
     while at < size:
         if (data := next_data(descriptor, at)) < 0:
             break

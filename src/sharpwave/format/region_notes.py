@@ -1,7 +1,7 @@
-"""Notes in region files: what a later opening must know, and cannot tell from the segments that are there by then.
+"""Notes in region files: what opening a store must know, and can no longer read from the segments on disk.
 
-One kind holds a reservoir's threshold; its id says how high the generations of ids have come. The other holds, lane by
-lane, how far the numbers of steps have come; it is written before the last record that shows it goes.
+One kind holds a reservoir's threshold; its id is the highest generation of ids so far. The other holds, lane by lane,
+the end of the step numbers in use; it is written before the last record that shows one of them is deleted.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ MAX_ENDS_BYTES = len(ENDS) + 8 * MAX_LANES + 4
 _WHERE = struct.Struct("<QQI")  # lane, first_step, steps: in a segment's header
 _WHERE_AT = 16
 WHERE_BYTES = _WHERE_AT + _WHERE.size
-"""Of a segment's beginning, in every version: up to where it says whose steps it holds."""
+"""Bytes at a segment's beginning, in every version, up to its lane and step numbers."""
 
 
 class Note(NamedTuple):
-    """What was noted last of ids and of a reservoir, and the region where it is written (-1: nowhere)."""
+    """Latest note of ids and of a reservoir, and the region that holds it (-1: none)."""
 
     region: int = -1
     threshold: float = 1.0
@@ -44,7 +44,7 @@ def pack_threshold(threshold: float) -> bytes:
 
 
 def unpack_threshold(payload: bytes | bytearray) -> float:
-    """Return a note's threshold; 1, which says nothing, of another kind of note or an impossible number."""
+    """Return a note's threshold; 1, which evicts nothing, for another kind of note or an impossible number."""
     if len(payload) != THRESHOLD_BYTES:
         return 1.0
     (threshold,) = THRESHOLD.unpack_from(payload)
@@ -52,7 +52,7 @@ def unpack_threshold(payload: bytes | bytearray) -> float:
 
 
 def unpack_ends(payload: bytes | bytearray) -> Ints:
-    """Return int64 [lanes] of a note of that kind; an empty array of the other."""
+    """Return int64 [lanes] from a note of step numbers; an empty array from the other kind."""
     body = payload[len(ENDS) : -4]
     if payload[: len(ENDS)] != ENDS or len(body) % 8:
         return np.zeros(0, np.int64)
@@ -70,13 +70,13 @@ def _checked(body: bytes) -> bytes:
 
 
 class LaneEnds:
-    """How far each lane's step numbers go, as region files show, and which file shows it.
+    """Ends of all lanes' step numbers, as region files show them, and which file shows each.
 
     Args:
-        max_lanes: that the store could have; records of others are none of its own.
+        max_lanes: limit of the store; records of lanes beyond it are not its own.
 
     Attributes:
-        ends: int64 [lanes], the number behind the lane's last step of which there was ever a record.
+        ends: int64 [lanes], the number after the lane's last step of which there ever was a record.
     """
 
     def __init__(self, max_lanes: int = MAX_LANES) -> None:
@@ -85,7 +85,7 @@ class LaneEnds:
         self._regions = np.zeros(0, np.int64)
 
     def reach(self, lane: int, end: int, region: int) -> None:
-        """Note that a record in ``region`` shows that the lane has come to ``end``.  Cost: O(1)."""
+        """Note that a record in ``region`` shows a lane's steps up to before ``end``.  Cost: O(1)."""
         if lane >= self._most:
             return
         if lane >= len(self.ends):
@@ -96,27 +96,27 @@ class LaneEnds:
             self.ends[lane], self._regions[lane] = end, region
 
     def reach_by(self, packed: bytes | memoryview, region: int) -> None:
-        """Note what a sealed segment in ``region`` shows, which begins with these bytes."""
+        """Note the end that a sealed segment in ``region`` shows; ``packed`` is its beginning."""
         lane, first, steps = _WHERE.unpack_from(packed, _WHERE_AT)
         if first < segment.MAX_NUMBER and steps <= segment.MAX_STEPS:
             self.reach(lane, first + steps, region)
 
     def reach_all(self, ends: Ints, region: int) -> None:
-        """Note what a note in ``region`` says of all lanes."""
+        """Note the ends of all lanes that a note in ``region`` holds."""
         for lane in np.flatnonzero(ends).tolist():
             self.reach(lane, int(ends[lane]), region)
 
     def rest_on(self, regions: list[int]) -> bool:
-        """Return whether without those files it would not be known of some lane."""
+        """Return whether some lane's end is known from those files alone."""
         return bool(np.isin(self._regions, regions).any())
 
     def behind(self, ends: Ints) -> bool:
-        """Return whether some lane has come further: int64 [lanes]."""
+        """Return whether some lane has an end beyond that in ``ends`` int64 [lanes]."""
         known = self.ends[: len(ends)]
         return bool((ends[: len(known)] > known).any() or ends[len(known) :].any())
 
     def joined(self, ends: Ints) -> Ints:
-        """Return the further of what is known and of ``ends`` [lanes], by lane."""
+        """Return the larger end of each lane, of those known and of ``ends`` [lanes]."""
         merged = np.zeros(max(len(self.ends), len(ends)), np.int64)
         merged[: len(self.ends)] = self.ends
         merged[: len(ends)] = np.maximum(merged[: len(ends)], ends)
@@ -128,7 +128,7 @@ def _none(key: int) -> bytes:
 
 
 def tail_end(payload: bytes | bytearray, spec: Spec) -> tuple[int, int]:
-    """Return the lane of an open segment's rows, and the number behind the last that an opening keeps."""
+    """Return the lane of an open segment's rows, and the number after the last step that opening the store keeps."""
     try:
         header, arrays = segment.unpack(memoryview(payload), spec, _none, only=("flags",))
         flags = arrays["flags"]

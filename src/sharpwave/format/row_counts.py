@@ -1,4 +1,4 @@
-"""How many rows the columns of a segment have: what its flags call for."""
+"""Row counts of a segment's columns, as its flags determine them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from sharpwave.format.segment import Header
 
 UNKNOWN = (1 << 64) - 1
-"""Stands for the number in its episode of a first step that a segment of version 1 does not tell."""
+"""Episode step of a segment of version 1, which does not record it."""
 
 
 def sparse_rows(flags: npt.NDArray[np.uint8], episode_step: int, every: int) -> int:
     """Return the rows of a column that keeps every ``every``-th step of each episode.
 
-    Beside those of the segment's own steps that is the last one kept before its first step, where that is not kept
-    itself. So the row of a step is the last one up to it, and no step needs another segment.
+    Beside the segment's own kept steps it has the last one kept before its first step, unless that step is kept itself.
+    So the row of a step is the last one up to it, and no step needs another segment.
 
     Args:
-        flags: uint8 [steps], of the segment.
+        flags: uint8 [steps].
         episode_step: number of its first step in its episode.
     """
     if not len(flags):
@@ -38,14 +38,16 @@ def sparse_rows(flags: npt.NDArray[np.uint8], episode_step: int, every: int) -> 
 
 
 def check_rows(header: Header, spec: Spec, flags: npt.NDArray[np.uint8], *, sealed: bool) -> None:
-    """Refuse columns that lack a row, or have one too many: frames for a step, for the end of an episode or for the
-    last successor; values of a sparse field.  Raises: DamagedError.
+    """Refuse columns with a row too few or too many: frames of a step, of an episode's end or of the last successor;
+    values of a sparse field.  Raises: DamagedError.
     """
     for column, field in zip(header.placed[-len(spec.fields) :], spec.fields.values(), strict=True):
         if field.every is None:
             continue
         if header.episode_step == UNKNOWN:
-            raise DamagedError("segment: the number of its first step in its episode is not known")
+            raise DamagedError(
+                "segment: episode_step is unknown, expected that of its first step: it has sparse fields"
+            )
         expected = sparse_rows(flags, header.episode_step, field.every)
         if column.rows != expected:
             raise DamagedError(f"segment: {column.rows:,} rows of a sparse field, expected {expected:,}")
@@ -57,11 +59,13 @@ def _check_frames(header: Header, flags: npt.NDArray[np.uint8], sealed: bool) ->
         if sealed:
             raise DamagedError("segment: 0 steps, expected at least 1")
         if header.frames - header.context not in (0, 1):
-            raise DamagedError(f"{header.frames:,} frames, expected {header.context:,} of context, and one at most")
+            raise DamagedError(
+                f"{header.frames:,} frames, expected {header.context:,} of context, and at most one more"
+            )
         return
     ended = flags & (TERMINATED | TRUNCATED) != 0
     goes_on = not ended[-1]
     expected = header.context + header.steps + int(ended.sum()) + goes_on
-    # What comes after an open segment may not be known yet.
+    # The successor of an open segment's last step may not be known yet.
     if header.frames != expected and (sealed or header.frames != expected - goes_on):
         raise DamagedError(f"{header.frames:,} frames, expected {expected:,} for its steps and ends of episodes")

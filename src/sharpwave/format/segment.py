@@ -1,7 +1,7 @@
-"""The one byte format: a run of one lane's consecutive steps, columnar, encoded, checksummed.
+"""The segment: a run of one lane's consecutive steps, columnar, encoded, checksummed.
 
-The same bytes lie in the arena, on disk and on the wire. ``docs/format.md`` specifies them; this module is the
-specification's executable twin. All functions are pure.
+The same bytes lie in the arena, on disk and on the wire. ``docs/format.md`` specifies them; this module implements
+the specification. All functions are pure.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from sharpwave.spec import START, Spec
 MAGIC = b"SWSG"
 VERSION = 2
 HEADER = struct.Struct("<4sHHQQQIIIIQQQ")
-"""72 bytes: magic, version, columns, then the fields of Header; in version 1 the first 56, without metadata."""
+"""72 bytes: magic, version, columns, then the fields of Header; version 1 has the first 56, without metadata."""
 _FEATURES = 11
 HEADER_BYTES = {1: 56, VERSION: HEADER.size}
 COLUMN = struct.Struct("<IIQQQ")  # 32 bytes; codec, rows, offset, nbytes, dictionary
 COLUMN_OFFSET = 8
-"""Where in a column's entry its offset stands, and behind that its bytes."""
+"""Offsets, in a column's entry, of the payload's offset and of its size."""
 CHECKSUM = struct.Struct("<I")
 ALIGNMENT = 8
 
 MAX_STEPS = 1 << 16
 ROOM = 1 << 20
 MAX_NUMBER = (1 << 62) - ROOM
-"""Steps in a segment; lanes and numbers of steps lie below it. What a file says is believed up to a limit that leaves
-room to count on from there; nothing is written beyond it, as it would not be read again."""
+"""Limits: steps in a segment; lanes and step numbers. They leave room to count on from what a file says; nothing is
+written beyond them, as it could not be read again."""
 DECODED_BYTES = 1 << 30
-"""What :func:`unpack` decodes at most, unless it is told otherwise."""
+"""Default limit of the bytes that :func:`unpack` decodes."""
 
 FLAGS, REWARD, FIRST_FIELD = 0, 1, 2
 """Column numbers: flags (uint8), reward (float32), then the spec's fields in their order."""
@@ -52,7 +52,7 @@ FLAGS, REWARD, FIRST_FIELD = 0, 1, 2
 
 @dataclass(frozen=True)
 class Column:
-    """One packed column: ``rows`` rows in ``payload``, and the key of the dictionary it refers to (0: none)."""
+    """Packed column: ``rows`` rows in ``payload``, and the key of the dictionary it refers to (0: none)."""
 
     codec: int
     rows: int
@@ -62,7 +62,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Placed:
-    """Where a column lies in a segment's bytes."""
+    """Column's location in a segment's bytes."""
 
     codec: int
     rows: int
@@ -73,11 +73,11 @@ class Placed:
 
 @dataclass(frozen=True)
 class Header:
-    """What a segment says of itself.
+    """Parsed header of a segment.
 
     Attributes:
         schema: ``Spec.schema_hash`` of the store that wrote it.
-        lane, first_step: whose steps these are, and the lane's number of the first of them, counted from 0.
+        lane, first_step: the lane of the steps, and the lane's number of the first of them, counted from 0.
         steps: number of steps, and rows of every column but those of observations and of sparse fields.
         frames: rows of the observation's columns: ``context`` frames before the first step, one frame a step, the final
             observation after each step that ended an episode, and the successor's frame after the last step if it
@@ -103,7 +103,7 @@ class Header:
 
     @property
     def known_episode_step(self) -> int:
-        """``episode_step``, or -1 where it is not known."""
+        """``episode_step``, or -1 where unknown."""
         return -1 if self.episode_step == UNKNOWN else self.episode_step
 
 
@@ -120,13 +120,16 @@ def pack(
     episode_step: int = UNKNOWN,
     metadata: bytes = b"",
 ) -> tuple[bytes, list[int]]:
-    """Put packed columns together: a segment's bytes, and where in them each column's payload begins.
+    """Assemble packed columns: return a segment's bytes, and the offset of each column's payload in them.
 
     Raises:
-        OverflowError: steps of such numbers could not be read again.
+        OverflowError: the step numbers exceed the limit, and could not be read again.
     """
     if first_step + steps > MAX_NUMBER:
-        raise OverflowError(f"segment: step {first_step:,} of lane {lane}: the numbers of this lane are used up")
+        raise OverflowError(
+            f"segment: {steps:,} steps from step {first_step:,} of lane {lane} on: beyond the limit of {MAX_NUMBER:,}, "
+            "the lane's numbers are used up"
+        )
     offset = HEADER.size + COLUMN.size * len(columns) + len(metadata)
     table: list[bytes] = []
     parts, begins = [metadata], []
@@ -145,9 +148,9 @@ def pack(
 
 
 def pack_again(header: Header, steps: int, frames: int, columns: Sequence[Column]) -> bytes:
-    """Return a segment's bytes with its columns packed anew, of which it keeps the first ``steps`` and ``frames``.
+    """Repack a segment with new columns that keep its first ``steps`` steps and ``frames`` frames; return its bytes.
 
-    Annotations of episodes of which no step is left are dropped.
+    Annotations of episodes without a remaining step are dropped.
     """
     said = read_metadata(header.metadata, header.steps)
     episodes = [(row, values) for row, values in said.episodes if row < steps]
@@ -166,7 +169,7 @@ def pack_again(header: Header, steps: int, frames: int, columns: Sequence[Column
 
 
 def seal_again(data: npt.NDArray[np.uint8]) -> None:
-    """Write the checksum of a whole segment's bytes, in which something was changed, in place."""
+    """Recompute, in place, the checksum of a whole segment's bytes after a change."""
     data[-CHECKSUM.size :] = np.frombuffer(CHECKSUM.pack(zlib.crc32(data[: -CHECKSUM.size].data)), np.uint8)
 
 
@@ -175,8 +178,8 @@ def _view(data: bytes | memoryview | npt.NDArray[np.uint8]) -> memoryview:
 
 
 def payload_ends(memory: npt.NDArray[np.uint8], bases: npt.NDArray[np.int64], column: int) -> npt.NDArray[np.int64]:
-    """Return where a column's payload ends in each of the segments that lie at ``bases`` [n] of ``memory``, counted
-    from the segment's beginning. Their column tables are believed."""
+    """Return where a column's payload ends in each of the segments at ``bases`` [n] of ``memory``, counted from the
+    segment's beginning. Their column tables must have been checked."""
     header_bytes = np.where(memory[bases + len(MAGIC)] == 1, HEADER_BYTES[1], HEADER_BYTES[VERSION])
     places = bases + header_bytes + (COLUMN.size * column + COLUMN_OFFSET)
     offset_and_nbytes = memory[places[:, None] + np.arange(16)].view("<i8")
@@ -185,12 +188,12 @@ def payload_ends(memory: npt.NDArray[np.uint8], bases: npt.NDArray[np.int64], co
 
 
 def version_of(data: bytes | bytearray | memoryview) -> int:
-    """Return the format version of a segment that begins like ``data``: it stands there in every version."""
+    """Return the format version of a segment that begins with ``data``: its offset is the same in every version."""
     return int.from_bytes(data[len(MAGIC) : len(MAGIC) + 2], "little")
 
 
 def check_version(data: bytes | memoryview, what: str) -> None:
-    """Refuse a segment that begins like ``data`` and needs a later release.  Raises: NewerVersionError."""
+    """Refuse a segment that begins with ``data`` and needs a later release.  Raises: NewerVersionError."""
     version = version_of(data)
     if version > VERSION:
         raise NewerVersionError(f"{what}: segment format version {version}, this release reads up to {VERSION}")
@@ -199,11 +202,11 @@ def check_version(data: bytes | memoryview, what: str) -> None:
 
 
 def parse(data: bytes | memoryview | npt.NDArray[np.uint8], spec: Spec) -> Header:
-    """Read and check a segment's header, column table and checksum. Payloads and metadata are left packed.
+    """Parse and check a segment's header, column table and checksum. Payloads and metadata stay packed.
 
     Raises:
-        DamagedError: naming what is wrong and what was expected.  NewerVersionError: also where it has a feature that
-            this release does not know.
+        DamagedError: naming what is wrong and what was expected.  NewerVersionError: also for a feature unknown to this
+            release.
     """
     data = _view(data)
     if len(data) < HEADER_BYTES[1] + CHECKSUM.size:
@@ -224,10 +227,10 @@ def parse(data: bytes | memoryview | npt.NDArray[np.uint8], spec: Spec) -> Heade
     if version == 1:
         metadata_bytes, number = 0, UNKNOWN
     if nbytes != len(data):
-        raise DamagedError(f"segment: the header says {nbytes} bytes, there are {len(data)}")
+        raise DamagedError(f"segment: {len(data)} bytes, expected {nbytes} as its header says")
     if schema != spec.schema_hash:
         raise DamagedError(
-            f"segment: schema {schema:016x}, expected {spec.schema_hash:016x}: written under another Spec"
+            f"segment: schema {schema:016x}, expected {spec.schema_hash:016x}: it was written under another Spec"
         )
     begin = table + COLUMN.size * count + metadata_bytes
     if count != FIRST_FIELD + len(spec.fields) or begin + CHECKSUM.size > nbytes:
@@ -253,7 +256,7 @@ def parse(data: bytes | memoryview | npt.NDArray[np.uint8], spec: Spec) -> Heade
 
 
 def _rows(spec: Spec, steps: int, frames: int) -> list[range]:
-    """Return how many rows each column may have."""
+    """Return the row counts that each column may have."""
     dense, observed, sparse = range(steps, steps + 1), range(frames, frames + 1), range(steps + 2)
     kinds = dict.fromkeys(spec.obs_names, observed) | dict.fromkeys(spec.sparse_names, sparse)
     return [dense] * FIRST_FIELD + [kinds.get(name, dense) for name in spec.fields]
@@ -270,7 +273,7 @@ def _size(shape: tuple[int, ...], dtype: str) -> int:
 
 @contextlib.contextmanager
 def _naming(name: str) -> Iterator[None]:
-    """Name the field in what a codec raises."""
+    """Prefix a codec's errors with the field's name."""
     try:
         yield
     except DamagedError as error:
@@ -283,15 +286,14 @@ def _shared(name: str, key: int, dictionary: Callable[[int], bytes]) -> bytes:
     try:
         return dictionary(key) if key else b""
     except KeyError as error:
-        raise DamagedError(f"segment: {name} refers to dictionary {key:016x}, not known here") from error
+        raise DamagedError(f"segment: {name} refers to dictionary {key:016x}, which is missing") from error
 
 
 def check(data: bytes | memoryview | npt.NDArray[np.uint8], spec: Spec, dictionary: Callable[[int], bytes]) -> Header:
-    """Check that a sealed segment of any origin can be sampled in place, where nothing is checked any more.
+    """Check that a sealed segment of any origin can be sampled in place, where nothing is checked again.
 
-    Beyond :func:`parse`: that flags and rewards are raw, that there is a frame for every step and every end, that the
-    metadata can be read, and that each payload's rows lie within it
-    (:meth:`Codec.check <sharpwave.codecs.protocol.Codec.check>`).
+    Beyond :func:`parse`: flags and rewards are raw, every step and every episode's end has a frame, the metadata can be
+    parsed, and each payload's rows lie within it (:meth:`Codec.check <sharpwave.codecs.protocol.Codec.check>`).
 
     Raises:
         DamagedError: naming what is wrong and what was expected.  NewerVersionError, UnknownCodecError.
@@ -318,12 +320,12 @@ def check(data: bytes | memoryview | npt.NDArray[np.uint8], spec: Spec, dictiona
 def verify(
     data: bytes | memoryview | npt.NDArray[np.uint8], spec: Spec, dictionary: Callable[[int], bytes]
 ) -> tuple[Header, npt.NDArray[np.uint8]]:
-    """Decode a segment, or an open one's rows, row by row; return its header and its flags.
+    """Decode a segment, sealed or open, row by row; return its header and its flags.
 
     Raises:
         DamagedError: naming what is wrong and what was expected.
 
-    Takes no more memory than one row and the dictionaries beside what it was given.
+    Takes no more memory than one row and the dictionaries beside its arguments.
     """
     header = parse(data, spec)
     view = _view(data)
@@ -340,9 +342,11 @@ def verify(
 
 
 def _check_episode(header: Header, flags: npt.NDArray[np.uint8]) -> None:
-    """Refuse a number of the first step, or metadata, that cannot be.  Raises: DamagedError."""
+    """Refuse an impossible ``episode_step`` or metadata.  Raises: DamagedError."""
     if header.steps and flags[0] & START and header.known_episode_step > 0:
-        raise DamagedError(f"segment: its first step begins an episode, and is step {header.episode_step} of it")
+        raise DamagedError(
+            f"segment: its first step begins an episode, expected episode_step 0, got {header.episode_step}"
+        )
     read_metadata(header.metadata, header.steps)
 
 
@@ -353,16 +357,16 @@ def unpack(
     only: Collection[str] | None = None,
     limit: int = DECODED_BYTES,
 ) -> tuple[Header, dict[str, npt.NDArray[Any]]]:
-    """Decode a whole segment: its header, and ``flags``, ``reward`` and every field as ``[rows, *shape]``.
+    """Decode a whole segment: return its header, and ``flags``, ``reward`` and every field as ``[rows, *shape]``.
 
     Args:
-        dictionary: key -> bytes of the dictionaries that its columns refer to; may raise KeyError.
+        dictionary: maps keys to bytes of the dictionaries that columns refer to; may raise KeyError.
         only: names of the columns to decode; ``None``: all.
-        limit: most bytes of decoded rows. Nothing larger is allocated, whatever ``data`` says, but for three times
-            the bytes of ``data`` and of the dictionaries.
+        limit: bound on the bytes of decoded rows. Nothing larger is allocated, whatever ``data`` says, except for three
+            times the bytes of ``data`` and of the dictionaries.
 
     Raises:
-        DamagedError: naming what is wrong and what was expected. No input does anything else.
+        DamagedError: naming what is wrong and what was expected. No input raises anything else.
     """
     header = parse(data, spec)
     view = _view(data)
@@ -373,7 +377,9 @@ def unpack(
         size = _size(shape, dtype)
         limit -= column.rows * size
         if limit < 0:
-            raise DamagedError(f"segment: {name}: {column.rows:,} rows of {size:,} bytes are beyond the limit")
+            raise DamagedError(
+                f"segment: {name}: {column.rows:,} rows of {size:,} bytes, expected at most {limit:,} bytes in all"
+            )
         shared = _shared(name, column.dictionary, dictionary)
         payload = view[column.offset : column.offset + column.nbytes]
         with _naming(name):

@@ -1,9 +1,9 @@
-"""The RAM tier: one flat piece of address space in which all encoded segments and all open rows lie.
+"""The RAM tier: one flat range of address space that holds all encoded segments and all open rows.
 
-The space is reserved at once and costs nothing until it is written to. It is handed out in chunks of equal size;
-segments are laid one behind the other into the current chunk, and a chunk whose last segment has gone is used again.
-Under FIFO retention this is a ring. Where segments leave in another order, chunks that are half empty are closed up and
-filled again.
+The space is reserved at once and costs nothing until it is written to. It is divided into chunks of equal size;
+segments are laid one behind the other into the current chunk, and a chunk whose last segment was freed is reused.
+Under FIFO retention this is a ring. Where segments are freed in another order, chunks that are half empty are compacted
+and refilled.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 PAGE = 4096
 HUGE = 64 << 20
-"""Arenas at least this large ask for huge pages (2 MiB), with which random reads take up to a quarter less time."""
+"""Smallest arena for which huge pages (2 MiB) are requested: random reads take up to a quarter less time with them."""
 ALIGNMENT = 8
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 
@@ -32,16 +32,16 @@ class Arena:
     """Allocator of byte ranges in :attr:`memory`.
 
     Args:
-        reserve_bytes: address space to reserve; bounds what can ever be held.
+        reserve_bytes: address space to reserve; bounds what the arena can ever hold.
         chunk_bytes: size of a chunk, and of the largest range; a multiple of the page size.
-        head_bytes: bytes before the first chunk that are the caller's own, and not counted here.
-        huge_pages: ask for them, where little is given back: what is written to beside it is committed with it.
+        head_bytes: bytes before the first chunk, the caller's own, and not counted here.
+        huge_pages: request them, where little is released again: they are committed as a whole.
 
     Attributes:
-        memory: uint8 [head_bytes + reserve_bytes], rounded up, what all offsets refer to.
+        memory: uint8 [head_bytes + reserve_bytes], rounded up; all offsets refer to it.
         floats, words: the same as float32 and as uint32.
-        used_bytes: bytes handed out and not freed.
-        limit_bytes: bytes of memory that may be committed (touched) at most; settable at any time.
+        used_bytes: bytes allocated and not freed.
+        limit_bytes: limit of the bytes of memory that are committed (touched); settable at any time.
 
     Raises:
         MemoryError: the address space cannot be reserved.
@@ -71,14 +71,14 @@ class Arena:
         self.floats, self.words = self.memory.view(np.float32), self.memory.view(np.uint32)
         self.limit_bytes = chunks * chunk_bytes
         self.used_bytes = 0
-        self._live = np.zeros(chunks, np.int64)  # bytes handed out in each chunk
+        self._live = np.zeros(chunks, np.int64)  # bytes allocated in each chunk
         self._touched = np.zeros(chunks, np.int64)  # highest byte ever written in each chunk since it was committed
         self._free: list[int] = []  # empty chunks whose memory is still committed
-        self._fresh = 0  # chunks from here on were never used
+        self._fresh = 0  # chunks from here on are unused so far
         self._current = -1
         self._top = 0
-        self._opened = np.zeros(chunks, np.bool_)  # chunks of ranges from :meth:`reserve`
-        self._open, self._open_top = -1, 0  # the one that these are cut from now
+        self._opened = np.zeros(chunks, np.bool_)  # chunks with ranges from :meth:`reserve`
+        self._open, self._open_top = -1, 0  # the one that the next of these are cut from
 
     @property
     def reserved_bytes(self) -> int:
@@ -86,7 +86,7 @@ class Arena:
         return len(self._live) * self.chunk_bytes
 
     def larger(self, reserve_bytes: int, head_bytes: int) -> Arena:
-        """Return an empty arena that :meth:`become` moves this one into.
+        """Return an empty arena for :meth:`become`.
 
         Raises:
             MemoryError: the address space cannot be reserved.
@@ -94,12 +94,12 @@ class Arena:
         return Arena(reserve_bytes, self.chunk_bytes, head_bytes, huge_pages=self._huge_pages)
 
     def become(self, larger: Arena, head_used: int) -> None:
-        """Go on as one from :meth:`larger`: what is here moves there, chunk by chunk. Raises nothing.
+        """Become one from :meth:`larger`: the contents move there, chunk by chunk. Raises nothing.
 
         Args:
-            head_used: bytes of the head that are copied.
+            head_used: bytes of the head to copy.
 
-        Cost: a copy of what is in memory. At no time is more than a chunk there twice.
+        Cost: a copy of the memory in use. At no time is more than a chunk held twice.
         """
         larger.memory[:head_used] = self.memory[:head_used]
         shift = larger._begin - self._begin
@@ -118,11 +118,12 @@ class Arena:
 
     @property
     def committed_bytes(self) -> int:
-        """Bytes that were written to and not given back to the system: what the arena costs in RAM."""
+        """Bytes written to and not released to the system: what the arena costs in RAM."""
         return int(self._touched[: self._fresh].sum())
 
     def allocate(self, nbytes: int) -> int | None:
-        """Return the offset of ``nbytes`` (at most a chunk), a multiple of 8; ``None`` if limit or space is used up."""
+        """Return the offset of ``nbytes`` (at most a chunk), a multiple of 8; ``None`` if limit or space is
+        exhausted."""
         nbytes = rounded(nbytes, ALIGNMENT)
         assert 0 < nbytes <= self.chunk_bytes, (nbytes, self.chunk_bytes)
         top = self._top + nbytes
@@ -139,7 +140,7 @@ class Arena:
         return offset
 
     def allocate_some(self, nbytes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return offsets of the first of several ranges ([n], n > 0), as many as fit in one chunk; none as above."""
+        """Return offsets of the first of several ranges ([n], n > 0), as many as fit into one chunk; none as above."""
         first = self.allocate(int(nbytes[0]))
         if first is None:
             return np.empty(0, np.int64)
@@ -156,9 +157,9 @@ class Arena:
 
     def reserve(self, nbytes: int, count: int) -> npt.NDArray[np.int64]:
         """Return offsets of ``count`` ranges of ``nbytes`` (at most a chunk, a multiple of 8) for rows still being
-        written; fewer where the limit or the space is used up.
+        written; fewer where the limit or the space is exhausted.
 
-        They lie in chunks of their own, many to a chunk, so that no other chunk stays for their sake.
+        They lie in chunks of their own, many to a chunk, so that they keep no other chunk in use.
         """
         assert 0 < nbytes <= self.chunk_bytes and nbytes % ALIGNMENT == 0, (nbytes, self.chunk_bytes)
         offsets = np.empty(count, np.int64)
@@ -182,7 +183,7 @@ class Arena:
         return offsets[:done]
 
     def free(self, offset: int, nbytes: int) -> None:
-        """Give back a range from :meth:`allocate` or from :meth:`reserve`."""
+        """Free a range from :meth:`allocate` or from :meth:`reserve`."""
         chunk = self.chunk_of(offset)
         nbytes = rounded(nbytes, ALIGNMENT)
         self.used_bytes -= nbytes
@@ -200,7 +201,7 @@ class Arena:
             self._open_top -= nbytes
 
     def chunk_of(self, offset: Any) -> Any:
-        """Return the number of the chunk that a range lies in; offsets may be an array."""
+        """Return the number of the chunk of a range; offsets may be an array."""
         return (offset - self._begin) // self.chunk_bytes
 
     def begin_of(self, chunk: int) -> int:
@@ -209,18 +210,18 @@ class Arena:
 
     @property
     def live(self) -> npt.NDArray[np.int64]:
-        """Bytes handed out in each chunk. [chunks]"""
+        """Bytes allocated in each chunk. [chunks]"""
         return self._live
 
     @property
     def current(self) -> int:
-        """Return the number of the chunk that ranges are cut from now; -1 before the first."""
+        """Return the number of the chunk that ranges are allocated in; -1 before the first."""
         return self._current
 
     def emptiest(self, nbytes: int, max_share: float = 1.0) -> int | None:
-        """Return the chunk to close up for ``nbytes``, if the current one has no room for them; ``None`` if none has.
+        """Return the chunk to compact for ``nbytes``, if the current one has no room for them; ``None`` if none serves.
 
-        It is the one with the most committed memory to spare, of those of which at most ``max_share`` is in use.
+        It is the chunk with the most committed memory to spare, of those with at most ``max_share`` in use.
         """
         nbytes = rounded(nbytes, ALIGNMENT)
         top = self._top + nbytes
@@ -233,7 +234,7 @@ class Arena:
         return chunk if spare.size and spare[chunk] >= nbytes else None
 
     def loosest(self) -> int | None:
-        """Return the chunk in use that has most pages to give back once it is closed up; ``None`` if none has any."""
+        """Return the chunk in use that frees most pages when compacted; ``None`` if none frees any."""
         live = self._live[: self._fresh]
         sealed = (live > 0) & ~self._opened[: self._fresh]
         spare = np.where(sealed, self._touched[: self._fresh] - (live + PAGE - 1) // PAGE * PAGE, 0)
@@ -241,27 +242,27 @@ class Arena:
         return chunk if spare.size and spare[chunk] > 0 else None
 
     def trim_tail(self) -> None:
-        """Give the memory of the current chunk back that lies behind what is in it."""
+        """Release the unused memory at the end of the current chunk to the system."""
         begin, end = rounded(self._top, PAGE), int(self._touched[self._current])
         if end > begin and hasattr(self._map, "madvise"):
             self._map.madvise(mmap.MADV_DONTNEED, self.begin_of(self._current) + begin, end - begin)
             self._touched[self._current] = begin
 
     def reopen(self, chunk: int) -> None:
-        """Go on with ``chunk``, all of whose ranges were moved to its beginning without holes."""
+        """Continue allocating in ``chunk``, all of whose ranges were moved to its beginning without holes."""
         previous, self._current, self._top = self._current, chunk, int(self._live[chunk])
         if previous not in (-1, chunk) and self._live[previous] == 0:
             self._free.append(previous)
 
     def trim(self) -> None:
-        """Give the memory of empty chunks back to the system."""
+        """Release the memory of empty chunks to the system."""
         for chunk in self._free:
             if self._touched[chunk] and hasattr(self._map, "madvise"):
                 self._map.madvise(mmap.MADV_DONTNEED, self.begin_of(chunk), self.chunk_bytes)
                 self._touched[chunk] = 0
 
     def _take(self, nbytes: int) -> int | None:
-        # Of the empty chunks the one that is most committed, so that memory touched once is used again.
+        # The empty chunk with most committed memory, so that memory touched once is reused.
         if self._free:
             best = max(range(len(self._free)), key=lambda i: self._touched[self._free[i]])
             if self._may_commit(self._free[best], nbytes):
@@ -279,7 +280,7 @@ class Arena:
     def _grow(self, chunk: int, top: int, nbytes: int) -> None:
         self.used_bytes += nbytes
         self._live[chunk] += nbytes
-        # A huge page is committed as a whole, and with it what of the chunk is not written to yet.
+        # A huge page is committed as a whole, and with it parts of the chunk that are unwritten so far.
         self._touched[chunk] = max(
             int(self._touched[chunk]), self.chunk_bytes if self._huge_pages else rounded(top, PAGE)
         )

@@ -1,4 +1,4 @@
-"""Memory of batches: lent block by block, and used again when the last array or tensor over a block is gone."""
+"""Memory of batches: lent in blocks, and reused once the last array or tensor over a block is gone."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ import numpy.typing as npt
 from sharpwave.memory.arena import PAGE, rounded
 
 Root = tuple[tuple[int, ...], np.dtype[Any]]
-"""Shape and dtype of the array that a block is lent as."""
+"""Shape and dtype of the array over a lent block."""
 SMALL = 1 << 16
-"""Blocks below this many bytes come from the heap: a page each, and a mapping, would be too much for a few hundred."""
+"""Smaller blocks come from the heap: a mapping, and at least a page, would be too much for a few hundred bytes."""
 HUGE = 4 << 20
-"""Blocks from this many bytes on ask for huge pages, as numpy's arrays do."""
+"""Blocks from this size on request huge pages, as numpy's arrays do."""
 SWEEP = 256
-"""After this many blocks were lent, those that were not needed since the last time are given back to the system."""
+"""Blocks lent between sweeps, each of which releases to the system the blocks unused since the last."""
 
 
 class Block:
-    """A piece of memory.
+    """Piece of memory.
 
     Attributes:
-        memory: an object with a buffer of ``nbytes``.
-        lent: how many blocks had been lent when this one was, last.
-        arrays: what the borrower keeps with it: arrays over ``memory`` itself, which are not counted as holding it, and
-            must not be handed out.
+        memory: object with a buffer of ``nbytes``.
+        lent: how many blocks had been lent when this one last was.
+        arrays: the borrower's arrays over ``memory`` itself; they do not count as holding the block, and must not be
+            handed out.
     """
 
     __slots__ = ("arrays", "lent", "memory", "nbytes")
@@ -45,7 +45,7 @@ class Block:
 
 
 class _Lease(weakref.ref[npt.NDArray[Any]]):
-    """A weak reference to the array that all arrays over ``block`` are views of."""
+    """Weak reference to the array on which all arrays over ``block`` are based."""
 
     __slots__ = ("block",)
     __hash__ = object.__hash__
@@ -54,7 +54,7 @@ class _Lease(weakref.ref[npt.NDArray[Any]]):
 
 
 def _memory(nbytes: int) -> Any:
-    """Return an object with a buffer of so many bytes, zeros.  Raises: MemoryError."""
+    """Return an object with a buffer of ``nbytes`` zeros.  Raises: MemoryError."""
     try:
         if nbytes < SMALL:
             return bytearray(nbytes)
@@ -66,27 +66,30 @@ def _memory(nbytes: int) -> Any:
                 memory.madvise(mmap.MADV_HUGEPAGE)
         return memory
     except (OSError, OverflowError, ValueError) as error:
-        raise MemoryError(f"sample: {nbytes:,} bytes for a batch are not to be had ({error})") from error
+        raise MemoryError(
+            f"sample: the system has no {nbytes:,} bytes for a batch ({error}); use a smaller batch_size, or let go of "
+            "batches"
+        ) from error
 
 
 class Pool:
     """Blocks of one store's batches.
 
-    A block is lent as an array; whatever is made of that - slices, other shapes, tensors - keeps it alive, and when the
-    last of them is gone, the block comes back. Memory that was touched once is so used again: fresh memory costs a page
-    fault for every 4 KiB, as much time as decoding into it.
+    A block is lent as an array; whatever derives from it - slices, reshaped arrays, tensors - keeps it alive, and when
+    the last is gone, the block returns. So memory that was touched once is reused: fresh memory costs a page fault for
+    every 4 KiB, as much time as decoding into it.
 
-    :meth:`lend` and what gives memory back take turns under the store's lock; arrays may die in any thread at any time.
+    :meth:`lend` and methods that release memory run under the store's lock; arrays may die in any thread at any time.
 
     Attributes:
-        held_bytes: of blocks that are lent, as far as :meth:`collect` has noticed. ``free_bytes``: of the others.
+        held_bytes: of blocks that are lent, as of the last :meth:`collect`. ``free_bytes``: of the others.
     """
 
     def __init__(self) -> None:
         self.held_bytes = self.free_bytes = 0
-        self._free: dict[int, list[Block]] = {}  # by size, the last one that came back last
+        self._free: dict[int, list[Block]] = {}  # by size, the latest to return last
         self._held: set[_Lease] = set()
-        # A lease goes here when its array dies, by a call that runs no Python: it may come in the midst of anything.
+        # A lease is appended when its array dies, by a call that runs no Python: it may happen at any instruction.
         self._returned: deque[_Lease] = deque()
         self._give_back = self._returned.append
         self._lent = self._swept = 0
@@ -97,7 +100,7 @@ class Pool:
         return self.held_bytes + self.free_bytes
 
     def collect(self) -> None:
-        """Take back the blocks that nobody holds any more. Cost: O(those)."""
+        """Take back the blocks that nobody holds any more. Cost: O(those blocks)."""
         returned = self._returned
         while returned:
             lease = returned.popleft()
@@ -112,19 +115,19 @@ class Pool:
                 self._free[size] = [block]
 
     def missing(self, sizes: Sequence[int]) -> int:
-        """Return the bytes of memory that :meth:`lend` would have to ask the system for.
+        """Return the bytes of memory that :meth:`lend` would have to request from the system.
 
         Args:
-            sizes: as :func:`block_size` gives them.
+            sizes: from :func:`block_size`.
         """
         self.collect()
         return sum(size * max(0, sizes.count(size) - len(self._free.get(size, ()))) for size in set(sizes))
 
     def lend(self, size: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[Block, npt.NDArray[Any]]:
-        """Return a block, and an array of that shape over it, of any content, by which it is held.
+        """Return a block, and an array of that shape over it, uninitialized, which holds the block.
 
         Args:
-            size: as :func:`block_size` gives it, of at least the array's bytes.
+            size: from :func:`block_size`, at least the array's bytes.
 
         Raises: MemoryError: the system has none.
         """
@@ -135,7 +138,7 @@ class Pool:
         else:
             block = Block(size)
         self.held_bytes += size
-        # The base of every view is this array, not what it lies in: numpy looks through arrays only.
+        # The base of every view is this array, not its memory: numpy only looks through arrays.
         root: npt.NDArray[Any] = np.ndarray(shape, dtype, block.memory)
         lease = _Lease(root, self._give_back)
         lease.block = block
@@ -146,7 +149,7 @@ class Pool:
         return block, root
 
     def trim(self) -> int:
-        """Give all memory that nobody holds back to the system; how many bytes that were."""
+        """Release all memory that nobody holds to the system; return how many bytes that were."""
         self.collect()
         freed = self.free_bytes
         self._free.clear()
@@ -154,7 +157,8 @@ class Pool:
         return freed
 
     def _sweep(self) -> None:
-        """Give back what was not needed since the last time: sizes that nobody asks for, or more than are in use."""
+        """Release blocks that were not needed since the last sweep: of sizes no longer used, or more than are in
+        use."""
         for size, blocks in list(self._free.items()):
             kept = [block for block in blocks if block.lent > self._swept]
             self.free_bytes -= size * (len(blocks) - len(kept))
@@ -166,5 +170,5 @@ class Pool:
 
 
 def block_size(nbytes: int) -> int:
-    """Return the bytes of the block that holds so many."""
+    """Return the size of the block for ``nbytes`` bytes."""
     return rounded(max(nbytes, 1), 64 if nbytes < SMALL else PAGE)

@@ -1,7 +1,7 @@
-"""Where every segment lies: the arrays beside the arena that sampling reads.
+"""The index of segments: arrays beside the arena that sampling reads.
 
 A slot holds one segment, open or sealed, of at most ``stride`` steps. The step in row r of slot s is *leaf*
-``s * stride + r``; its id is ``generation[s] << 32 | leaf``, so that an id is never used for a second step.
+``s * stride + r``; its id is ``generation[s] << 32 | leaf``, so that an id is never reused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Ints = npt.NDArray[np.int64]
 LEAF_BITS = 32
 LEAF_MASK = (1 << LEAF_BITS) - 1
 GENERATION_BITS = 21
-"""Of ids that leave the 10 bits above for the number of a shard; a slot with a higher generation is used last."""
+"""Bits of generations that leave the upper 10 of an id for a shard's number; slots beyond are used last."""
 
 
 BY_SLOT = (
@@ -29,27 +29,27 @@ BY_SLOT = (
 
 
 class SegmentIndex:
-    """Per-slot arrays. Untouched slots cost no memory: slots are handed out lowest first.
+    """Arrays by slot. Untouched slots cost no memory: the lowest free slot is taken first.
 
     Attributes:
         rows: int32 [slots], steps in the segment; 0 for a free slot.
         generation: int64 [slots], how many segments the slot has held before.
-        lane, next, previous: int32 [slots], whose segment it is and the slots of the lane's following one that is held
-            (-1: none yet) and of the one before (-1: none).
+        lane, next, previous: int32 [slots], the segment's lane, and the slots of the lane's following segment (-1: none
+            yet) and of the one before (-1: none), of those held.
         gap: uint8 [slots], whether steps between the segment and the following one were evicted.
         sparse: int32 [sparse columns, slots], rows of the columns of sparse fields.
-        context, frames: int32 [slots], rows of the observation's columns before the first step, and in all.
+        context, frames: int32 [slots], rows of the observation's columns before the first step, and in total.
         sealed, begins: uint8 [slots], whether the segment is sealed, and whether its first step begins an episode.
-        offset: int64 [columns, slots], where each column's payload begins in the arena.
+        offset: int64 [columns, slots], offset of each column's payload in the arena.
         codec: uint8 [columns, slots].
-        dictionary: int32 [columns, slots], the place of the column's dictionary in its field's table.
-        base, nbytes: int64 [slots], the sealed segment's place in the arena.
+        dictionary: int32 [columns, slots], place of the column's dictionary in its field's table.
+        base, nbytes: int64 [slots], the sealed segment's offset in the arena, and its size.
         resident: uint8 [slots], whether the segment lies in the arena; where it does not, ``offset`` of the fields'
             columns counts from the segment's beginning.
-        region, place: int32, int64 [slots], the sealed segment's place on disk, if there is one.
+        region, place: int32, int64 [slots], the sealed segment's region file, and its offset there, if it is on disk.
         first_step: int64 [slots], the lane's number of the first step.
         episode_step: int64 [slots], the number of the first step in its episode.
-        latest_generation: the highest of any id so far.
+        latest_generation: the highest generation of any id so far.
     """
 
     def __init__(self, slots: int, stride: int, columns: int, sparse: int = 0) -> None:
@@ -94,7 +94,7 @@ class SegmentIndex:
         return nbytes * self.highest // self.slots + 8 * (len(self._returned) + len(self._worn))
 
     def take(self) -> int | None:
-        """Return the lowest free slot, emptied; ``None`` if all are in use."""
+        """Take the lowest free slot and return it, reset; ``None`` if all are in use."""
         if self._returned:
             slot = heapq.heappop(self._returned)
         elif self.highest < self.slots:
@@ -115,21 +115,21 @@ class SegmentIndex:
     def give_back(self, slot: int) -> None:
         """Free a slot; ids of its steps are stale from now on."""
         self.rows[slot] = 0
-        # What came back after a crash may be older than what its slot held last.
+        # A segment restored after a crash may be older than the last one in its slot.
         self.generation[slot] = max(self.generation[slot] + 1, self.first_generation)
         self.latest_generation = max(self.latest_generation, int(self.generation[slot]))
         heapq.heappush(self._worn if self._is_worn(slot) else self._returned, slot)
 
     def _is_worn(self, slot: int) -> bool:
-        """Return whether ids of the slot's steps have no room for a shard's number, though there may be others."""
+        """Return whether ids of the slot's steps have no bits left for a shard's number, though other slots' may."""
         return bool(self.generation[slot] >= 1 << GENERATION_BITS > self.first_generation)
 
     def link(self, slot: int, following: int) -> None:
-        """Let the lane of ``slot`` go on in ``following``."""
+        """Link the segment in ``following`` as the lane's next after ``slot``."""
         self.next[slot], self.previous[following] = following, slot
 
     def unlink(self, slot: int) -> None:
-        """Take a slot that another follows out of its lane's chain."""
+        """Unlink a slot that another follows from its lane's chain."""
         before, following = self.previous[slot], self.next[slot]
         if before >= 0:
             self.next[before] = following
@@ -137,27 +137,27 @@ class SegmentIndex:
         self.previous[following] = before
 
     def chain(self, slots: list[int]) -> None:
-        """Make ``slots``, in their order, the beginning of a lane's chain."""
+        """Link ``slots``, in order, as the beginning of a lane's chain."""
         self.next[slots[:-1]] = slots[1:]
         self.previous[slots] = [-1, *slots[:-1]]
 
     def restore(self, used: set[int], first_generation: int, generation: Ints | None = None) -> None:
-        """Make ``used`` the slots in use, of those up to ``highest`` or what is more; all others are free.
+        """Mark exactly ``used`` as in use, among the slots up to ``highest`` or their maximum.
 
         Args:
-            first_generation: of the ids of steps in slots that were never used.
-            generation: int64 [highest], of those in the others; without it ``first_generation`` for all that are free.
+            first_generation: of ids in slots that were never used.
+            generation: int64 [highest], of the other free slots; by default ``first_generation``.
         """
         self.highest = max(self.highest, max(used, default=-1) + 1)
         free = [slot for slot in range(self.highest) if slot not in used]
         self.generation[free] = first_generation if generation is None else generation[free]
         self.first_generation = first_generation
-        self._returned = [slot for slot in free if not self._is_worn(slot)]  # in order, and so a heap
+        self._returned = [slot for slot in free if not self._is_worn(slot)]  # sorted, and so a heap
         self._worn = [slot for slot in free if self._is_worn(slot)]
         self.latest_generation = max(first_generation, int(self.generation[: self.highest].max(initial=0)))
 
     def larger(self, slots: int) -> SegmentIndex:
-        """Return a copy with room for so many slots.  Raises: MemoryError."""
+        """Return a copy with ``slots`` slots.  Raises: MemoryError."""
         other = copy.copy(self)
         for name in BY_SLOT:
             array: npt.NDArray[Any] = getattr(self, name)
@@ -168,13 +168,13 @@ class SegmentIndex:
         return other
 
     def become(self, other: SegmentIndex) -> None:
-        """Go on as one from :meth:`larger`. Raises nothing."""
+        """Become a copy from :meth:`larger`. Raises nothing."""
         for name in BY_SLOT:
             setattr(self, name, getattr(other, name))
         self.slots = other.slots
 
     def ids(self, leaves: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the ids of the steps that live at ``leaves`` now."""
+        """Return the ids of the steps at ``leaves`` now."""
         ids: npt.NDArray[np.int64] = (self.generation[leaves // self.stride] << LEAF_BITS) | leaves
         return ids
 

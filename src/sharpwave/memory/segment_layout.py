@@ -1,4 +1,4 @@
-"""Where the columns of an open segment lie, and how much room segments take: what follows from the spec alone."""
+"""Layout of segments, as the spec determines it: where an open one's columns lie, and how much memory they take."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from sharpwave.spec import Spec
 Ints = npt.NDArray[np.int64]
 
 DEFAULT_STRIDE, DISK_STRIDE = 128, 64
-"""Steps in a segment. An item sampled from disk is a read of its segment, of which it uses a few frames; shorter ones
-take more memory for the index."""
+"""Steps in a segment. Sampling an item from disk reads its whole segment for a few frames of it; shorter segments take
+more memory for the index."""
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """The geometry of a store's segments; made by :func:`layout_of`.
+    """Geometry of a store's segments; made by :func:`layout_of`.
 
     Attributes:
-        spec: what a step is.
-        stride: steps in a segment, at most. ``max_frames``: rows of an observation's column.
+        spec: schema of a step.
+        stride: limit of steps in a segment. ``max_frames``: limit of rows of an observation's column.
         names: of the columns: flags, reward and the fields.
         sizes: int64 [columns], bytes of a row.
-        limits: rows, at most, by column.
-        obs_columns, step_columns, sparse_columns: numbers of those with a row a frame, of the fields with a row a step,
-            and of sparse fields. ``every``: of the latter.
-        column_starts: int64 [columns], where an open segment's columns begin in its part of the arena.
-        open_bytes: of an open segment. ``chunk_bytes``: of a chunk of the arena; no sealed segment takes more.
-        spine_bytes: of flags and rewards, which stay in memory where the segment is uncached; 0 without a disk.
+        limits: limit of rows, by column.
+        obs_columns, step_columns, sparse_columns: numbers of the columns with a row a frame, of the fields with a row a
+            step, and of sparse fields. ``every``: of the latter.
+        column_starts: int64 [columns], offsets of an open segment's columns in its range of the arena.
+        open_bytes: of an open segment. ``chunk_bytes``: of a chunk of the arena, and of the largest sealed segment.
+        spine_bytes: of flags and rewards, which stay in memory while the segment is uncached; 0 without a disk.
     """
 
     spec: Spec
@@ -54,7 +54,7 @@ class Layout:
 
     @property
     def transition_bytes(self) -> int:
-        """Bytes that a batch takes for each transition, at most: two observations, the step's fields, numbers."""
+        """Upper bound of a batch's bytes for each transition: two observations, the step's fields, numbers."""
         fields = self.spec.fields
         return 108 + sum(
             field.row_bytes * (2 * field.frames if name in self.spec.obs_names else 1) for name, field in fields.items()
@@ -63,14 +63,14 @@ class Layout:
     def room(
         self, capacity: int | None, ram: int | None, disk_limit: int | None, lanes: int = 0, rows: int | None = None
     ) -> tuple[int, int]:
-        """Return the bytes of address space and slots that the limits (``None``: none) and so many lanes call for.
+        """Return the bytes of address space and the slots that the limits (``None``: none) and ``lanes`` lanes require.
 
         Args:
             rows: steps at which their segments are sealed; ``None``: the stride.
         """
         limit = disk_limit if self.spine_bytes else ram
         columns = len(self.names) - len(self.sparse_columns)
-        steps = LEAF_MASK if limit is None else limit // (columns * 4 + 16)  # no step takes less
+        steps = LEAF_MASK if limit is None else limit // (columns * 4 + 16)  # the least that a step takes
         steps = steps if capacity is None else min(capacity, steps)
         reserve = ram
         if reserve is None:
@@ -80,25 +80,26 @@ class Layout:
         return reserve, min(slots, LEAF_MASK // self.stride)
 
     def open_chunks(self, lanes: int, chunk_bytes: int) -> int:
-        """Return the chunks of ``chunk_bytes`` that the open segments of so many lanes fill."""
+        """Return the number of chunks of ``chunk_bytes`` that the open segments of ``lanes`` lanes fill."""
         return -(-lanes // (chunk_bytes // self.open_bytes))
 
 
 def max_rows(spec: Spec, stride: int) -> int:
-    """Return the most rows of an observation's column in a segment of ``stride`` steps: its frames."""
+    """Return the limit of rows of an observation's column in a segment of ``stride`` steps: its frames."""
     return spec.context + stride + max(3, stride // 8)
 
 
 def max_sparse_rows(stride: int, every: int) -> int:
-    """Most rows of a sparse field's column in a segment of ``stride`` steps; with so many it takes no further step.
+    """Return the row at which a sparse field's column seals its segment, of ``stride`` steps.
 
-    The context, the steps of a long episode, and some more for ends of episodes: in an open segment each takes memory.
+    Room for the context, for the steps of a long episode, and for some ends of episodes: each row takes memory in an
+    open segment.
     """
     return 2 + -(-stride // every) + max(3, stride // 8)
 
 
 def column_limits(spec: Spec, stride: int) -> tuple[int, ...]:
-    """Return the most rows of each column in a segment of ``stride`` steps: of flags, rewards and the fields."""
+    """Return the limit of rows of each column in a segment of ``stride`` steps: of flags, rewards and the fields."""
     frames = max_rows(spec, stride)
     limits = [
         frames if name in spec.obs_names else stride if field.every is None else max_sparse_rows(stride, field.every)
@@ -108,13 +109,13 @@ def column_limits(spec: Spec, stride: int) -> tuple[int, ...]:
 
 
 def max_segment_bytes(spec: Spec, stride: int) -> int:
-    """Return the most bytes of a segment's rows, decoded."""
+    """Return the limit of a segment's bytes, decoded."""
     sizes = (1, 4, *(field.row_bytes for field in spec.fields.values()))
     return sum(rows * size for rows, size in zip(column_limits(spec, stride), sizes, strict=True))
 
 
 def layout_of(spec: Spec, stride: int, on_disk: bool) -> Layout:
-    """Return the layout of segments of ``stride`` steps, in a store with a disk or without."""
+    """Return the layout of segments of ``stride`` steps, in a store with or without a disk."""
     names = ("flags", "reward", *spec.fields)
     sizes = np.array([1, 4, *(field.row_bytes for field in spec.fields.values())], np.int64)
     obs_columns = [names.index(name) for name in spec.obs_names]
@@ -136,7 +137,7 @@ def layout_of(spec: Spec, stride: int, on_disk: bool) -> Layout:
         column_starts=starts[:-1].astype(np.int64),
         open_bytes=int(starts[-1]),
         chunk_bytes=rounded(int(starts[-1]) + overhead, max(PAGE, 64 * 1024)),
-        # With a disk, flags and rewards of all segments lie before the chunks: which steps can be sampled, and their
+        # With a disk, flags and rewards of all segments lie before the chunks: sampleable steps, and their
         # returns, are known without reading.
         spine_bytes=rounded(5 * stride, ALIGNMENT) if on_disk else 0,
     )

@@ -10,12 +10,12 @@ from sharpwave.native.jit import njit
 from sharpwave.native.memory_ops import load_word
 
 LANES = 4
-"""Words that are worked on side by side, because a word's eight look-ups wait for those of the word before."""
+"""Words processed side by side: a word's eight look-ups depend on those of the word before."""
 Table = npt.NDArray[np.uint32]
 
 
 def _table() -> Table:
-    """Return uint32 [8 * LANES, 256]: a byte's CRC once that many zero bytes have followed it."""
+    """Return uint32 [8 * LANES, 256]: the CRC of a byte followed by that many zero bytes."""
     table = np.zeros((8 * LANES, 256), np.uint32)
     values: Table = np.arange(256, dtype=np.uint32)
     for _ in range(8):
@@ -32,7 +32,7 @@ TABLE = _table()
 
 @njit(nogil=True, cache=True, inline="always")
 def _word(table: Table, zeros: int, word: np.uint64) -> np.uint64:
-    """Return the CRC of a word's bytes with ``zeros`` bytes behind it."""
+    """Return the CRC of a word's bytes followed by ``zeros`` zero bytes."""
     low = np.uint64(0xFF)
     return np.uint64(
         table[zeros + 7, word & low]

@@ -1,8 +1,8 @@
-"""CRC-32 of long ranges by multiplying without carries, where the processor can: several times as fast as tables.
+"""CRC-32 of long ranges by carry-less multiplication, where the processor has it: several times as fast as tables.
 
 After V. Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction" (Intel, 2009): 64
-bytes are multiplied by a power of x that takes them 64 bytes further, where they are added to what stands there. What
-is left at the end are 16 bytes that have the same remainder as all that came before them.
+bytes are multiplied by a power of x that moves them 64 bytes further, and added to the bytes there. The last 16 bytes
+have the same remainder as all the bytes before them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from numba.extending import intrinsic
 from sharpwave.native.memory_ops import INTERPRETED
 
 BLOCK = 64
-"""Bytes that are worked on at once."""
+"""Bytes processed at once."""
 # x^n mod P, bits reflected, shifted by one: n = 512 + 32, 512 - 32, for four words; 128 + 32, 128 - 32, for one.
 _BY_FOUR = (0x154442BD4, 0x1C6E41596)
 _BY_ONE = (0x1751997D0, 0x0CCAA009E)
@@ -30,7 +30,7 @@ _BY_ONE = (0x1751997D0, 0x0CCAA009E)
 def _available() -> bool:
     try:
         return not INTERPRETED and bool(llvm.get_host_cpu_features().get("pclmul"))
-    except RuntimeError:  # a system that does not say
+    except RuntimeError:  # a system that cannot tell
         return False
 
 

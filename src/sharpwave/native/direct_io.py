@@ -1,7 +1,7 @@
-"""Reads from files in kernels: through the page cache where it holds the range, and past it where it does not.
+"""File reads in kernels: through the page cache where it holds the range, and directly where it does not.
 
 A read through the page cache fills pages, copies from them, and evicts others: on a fast disk that costs the processor
-more than the disk needs for the read. What was written lately is still in the page cache, and is read there. Asking
+more than the disk needs for the read. Data written lately is still in the page cache, and is read from there. Asking
 whether it is (``cachestat``) takes Linux 6.5; elsewhere, and on file systems without direct reads, all reads go through
 the page cache.
 """
@@ -26,10 +26,10 @@ Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 
 BLOCK = 4096
-"""Direct reads begin and end at multiples of this, in the file and in memory; disks ask for 512 or for this."""
+"""Alignment of direct reads, in the file and in memory; disks require 512 or this."""
 PAGE = mmap.PAGESIZE
 WINDOW = 128 << 10
-"""Bytes that are read at once, at most, into a window: direct reads need one that is aligned."""
+"""Largest read at once, into a window: direct reads need aligned memory."""
 _CACHESTAT = 451
 
 _pread: Any = types.ExternalFunction("pread", types.int64(types.int32, types.voidptr, types.uint64, types.int64))
@@ -39,14 +39,14 @@ _syscall: Any = types.ExternalFunction(
 
 
 def window() -> Bytes:
-    """Return uint8 [WINDOW], aligned; pages that are not read to cost no memory. For one thread."""
+    """Return uint8 [WINDOW], aligned, for one thread; pages that are never read into cost no memory."""
     return np.frombuffer(mmap.mmap(-1, WINDOW), np.uint8)
 
 
 def open_direct(descriptor: int) -> int:
-    """Return a second descriptor of an open file, for reads past the page cache; -1 where that cannot be done."""
+    """Return a second descriptor of an open file, for reads that bypass the page cache; -1 if impossible."""
     try:
-        # What was read just now is in memory, unless that of another file is meant, below this one (overlayfs).
+        # The bytes read just now must be in memory, unless another file was opened, below this one (overlayfs).
         if _can_ask() and any(os.pread(descriptor, 1, 0) and _cached(descriptor, 0, 1, window()) for _ in range(3)):
             return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
     except OSError:  # such as a file system without it; or too many open files
@@ -56,11 +56,11 @@ def open_direct(descriptor: int) -> int:
 
 @njit(nogil=True, cache=True)
 def read(descriptor: int, direct: int, offset: int, memory: Bytes, begin: int, end: int, window: Bytes) -> bool:
-    """Fill ``memory[begin:end]`` from ``offset`` of a file on; whether all came.
+    """Fill ``memory[begin:end]`` from ``offset`` of a file; return whether all of it was read.
 
     Args:
-        direct: as :func:`open_direct` gives it; -1: read through the system's memory.
-        window: see above.
+        direct: descriptor from :func:`open_direct`; -1: read through the page cache.
+        window: memory from :func:`window`.
     """
     if direct >= 0 and not _cached(descriptor, offset, end - begin, window):
         while begin < end:
@@ -95,18 +95,18 @@ def look(descriptor: int, direct: int, offset: int, nbytes: int, window: Bytes) 
 
 @njit(nogil=True, cache=True)
 def _cached(descriptor: int, offset: int, nbytes: int, window: Bytes) -> bool:
-    """Return whether the page cache holds all of a range. Pages are evicted at any time: the answer is advice."""
-    asked = window.view(np.int64)  # offset, bytes; then what comes, of which the first is the number of pages there
+    """Return whether the page cache holds all of a range. Pages are evicted at any time: the answer is a hint."""
+    asked = window.view(np.int64)  # offset, bytes; then the answer, whose first word is the number of cached pages
     asked[0], asked[1] = offset, nbytes
     answer = asked.ctypes.data + 2 * asked.itemsize
     if _syscall(_CACHESTAT, descriptor, asked.ctypes.data, answer, 0) != 0:
-        return True  # nothing is known of it
+        return True  # unknown
     return bool(asked[2] >= (offset + nbytes + PAGE - 1) // PAGE - offset // PAGE)
 
 
 @cache
 def _can_ask() -> bool:
-    """Return whether this system tells which of a file's pages it caches."""
+    """Return whether this system tells which of a file's pages are cached."""
     if INTERPRETED or sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
         return False
     descriptor = os.memfd_create("sharpwave")

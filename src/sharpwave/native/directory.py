@@ -1,4 +1,4 @@
-"""Folders held open: their files are reached from the descriptor, by name, and never through a link."""
+"""Folders held open: their files are opened relative to the descriptor, by name, and never through a link."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import weakref
 from pathlib import Path
 
 RELATIVE = os.open in os.supports_dir_fd and os.listdir in os.supports_fd
-"""Whether this system reaches files from a folder's descriptor; Windows does not: there paths are absolute."""
+"""Whether this system opens files relative to a folder's descriptor; Windows does not: there paths are absolute."""
 _UNFOLLOWED = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _READ = os.O_RDONLY | _UNFOLLOWED | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 _CREATE = os.O_RDWR | os.O_CREAT | _UNFOLLOWED | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
@@ -26,9 +26,9 @@ _KINDS = {
 
 
 class IrregularError(OSError):
-    """A name of the store's is a link, a FIFO, a device or a folder.
+    """File name of the store that belongs to a link, a FIFO, a device or a folder.
 
-    It is neither read nor changed; ``what`` says what it is.
+    Nothing is read or changed; ``what`` names the kind found and the one expected.
     """
 
     def __init__(self, path: Path, mode: int, expected: str = "a regular file") -> None:
@@ -37,12 +37,12 @@ class IrregularError(OSError):
 
 
 def kind_of(mode: int) -> str:
-    """Return the kind of a file, by its ``st_mode``, in words."""
+    """Return the kind of a file in words, from its ``st_mode``."""
     return _KINDS.get(stat.S_IFMT(mode), "no file")
 
 
 def check_positional_io() -> None:
-    """Check that the system reads and writes at positions of a file, as every folder needs.  Raises: OSError."""
+    """Refuse a system without reads and writes at an offset, which every folder needs.  Raises: OSError."""
     if not hasattr(os, "pread"):
         raise OSError(
             errno.ENOSYS,
@@ -55,8 +55,8 @@ class Directory:
     """Open folder: unaffected by chdir, by a rename, and by another folder at its path.
 
     Attributes:
-        path: where the folder was when it was opened, absolute; for messages only.
-        descriptor: -1 once it is closed.
+        path: absolute path when it was opened; for messages only.
+        descriptor: -1 once closed.
     """
 
     def __init__(self, path: Path, descriptor: int) -> None:
@@ -67,22 +67,22 @@ class Directory:
 
     @classmethod
     def open(cls, path: Path) -> Directory:
-        """Open the folder at a path of the user's, which may be a link to it.  Raises: OSError."""
+        """Open the folder at a user's path, which may be a link to it.  Raises: OSError."""
         check_positional_io()
         path = path.resolve()
         return cls(path, os.open(path, _FOLDER) if RELATIVE else -1)
 
     def is_at(self, path: Path) -> bool:
-        """Return whether it is the folder at a path."""
+        """Return whether ``path`` leads to this folder."""
         found = os.stat(path)
         mine = os.fstat(self.descriptor) if RELATIVE else os.stat(self.path)
         return os.path.samestat(found, mine)
 
     def directory(self, name: str) -> Directory:
-        """Open a folder in this one.
+        """Open a subfolder.
 
         Raises:
-            IrregularError: no folder.  OSError.
+            IrregularError: not a folder.  OSError.
         """
         found = self.status(name)
         if found is None:
@@ -93,7 +93,7 @@ class Directory:
         return Directory(self.path / name, os.open(target, _FOLDER | _UNFOLLOWED, dir_fd=base) if RELATIVE else -1)
 
     def close(self) -> None:
-        """Close it; closed already is no error."""
+        """Close the folder; a second call does nothing."""
         if self._end is not None:
             self._end()
         self.descriptor = -1
@@ -105,20 +105,20 @@ class Directory:
         self.close()
 
     def at(self, name: str) -> tuple[str | Path, int | None]:
-        """Return the path and ``dir_fd`` by which functions of :mod:`os` reach a file in it."""
+        """Return the path and ``dir_fd`` with which functions of :mod:`os` find a file of the folder."""
         assert name == os.path.basename(name) and name not in ("", ".", ".."), name
         if not RELATIVE:
             return self.path / name, None
         if self.descriptor < 0:
-            raise OSError(errno.EBADF, f"{self.path}: closed")
+            raise OSError(errno.EBADF, f"{self.path}: the folder was closed")
         return name, self.descriptor
 
     def names(self) -> list[str]:
-        """Return the names in it, sorted.  Raises: OSError."""
+        """Return the sorted names of its files and folders.  Raises: OSError."""
         return sorted(os.listdir(self.descriptor if RELATIVE else self.path))
 
     def status(self, name: str) -> os.stat_result | None:
-        """Return the status of a name, links not followed; ``None``: nothing has it."""
+        """Return the status of a name, without following links; ``None`` if there is none."""
         target, base = self.at(name)
         try:
             return os.stat(target, dir_fd=base, follow_symlinks=False)
@@ -126,7 +126,7 @@ class Directory:
             return None
 
     def is_file(self, name: str) -> bool:
-        """Return whether a regular file has the name."""
+        """Return whether the name is that of a regular file."""
         found = self.status(name)
         return found is not None and stat.S_ISREG(found.st_mode)
 
@@ -136,23 +136,23 @@ class Directory:
         return _opened(target, base, self.path / name, _READ)
 
     def open_or_make(self, name: str) -> int:
-        """Open a regular file for reading and writing; made if absent.  Raises: IrregularError; OSError."""
+        """Open a regular file for reading and writing; create it if absent.  Raises: IrregularError; OSError."""
         target, base = self.at(name)
         return _opened(target, base, self.path / name, _CREATE)
 
     def names_file(self, name: str, descriptor: int) -> bool:
-        """Return whether ``name`` still names an open file or folder."""
+        """Return whether ``name`` is still that of an open file or folder."""
         found = self.status(name)
         return found is not None and os.path.samestat(found, os.fstat(descriptor))
 
 
 def open_file(path: Path) -> int:
-    """Open the regular file at a path for reading.  Raises: IrregularError: something else is there.  OSError."""
+    """Open the regular file at a path for reading.  Raises: IrregularError: not a regular file.  OSError."""
     return _opened(path, None, path, _READ)
 
 
 def read_file(path: Path, directory: Directory | None = None, most: int = -1) -> bytes:
-    """Return a regular file's content, or its first ``most`` bytes; from ``directory``, if given.
+    """Return a regular file's content, or its first ``most`` bytes; found from ``directory``, if given.
 
     Raises: IrregularError; OSError.
     """
@@ -162,7 +162,7 @@ def read_file(path: Path, directory: Directory | None = None, most: int = -1) ->
 
 
 def _opened(target: str | Path, base: int | None, path: Path, flags: int) -> int:
-    """Look before opening: opening a FIFO or a device may block or have effects."""
+    """Check before opening: opening a FIFO or a device may block or have effects."""
     try:
         mode = os.stat(target, dir_fd=base, follow_symlinks=False).st_mode
         if not stat.S_ISREG(mode):
@@ -176,7 +176,7 @@ def _opened(target: str | Path, base: int | None, path: Path, flags: int) -> int
         if error.errno == errno.ELOOP:
             raise IrregularError(path, stat.S_IFLNK) from error
         raise
-    mode = os.fstat(descriptor).st_mode  # another one may have come in between
+    mode = os.fstat(descriptor).st_mode  # it may have been replaced in between
     if not stat.S_ISREG(mode):
         os.close(descriptor)
         raise IrregularError(path, mode)

@@ -1,4 +1,4 @@
-"""File operations in one place, so that a test can make each of them fail."""
+"""File operations, in one class so that a test can make each of them fail."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Files:
     """File operations of the operating system. Files are named by folder and name. All methods raise OSError."""
 
     def make_folder(self, path: Path) -> Directory:
-        """Open a folder; it, and those above it, are made if absent, with their names on disk."""
+        """Open a folder; create it and its parents if absent, and sync their names."""
         check_positional_io()
         path = path.absolute()
         absent = [one for one in (path, *path.parents) if not one.exists()]
@@ -28,7 +28,7 @@ class Files:
         return Directory.open(path)
 
     def make_directory(self, directory: Directory, name: str, *, new: bool = False) -> Directory:
-        """Open a folder in another one; made if absent. ``new``: one that exists is an error."""
+        """Open a subfolder; create it if absent. ``new``: refuse one that exists."""
         target, base = directory.at(name)
         try:
             os.mkdir(target, dir_fd=base)
@@ -45,25 +45,25 @@ class Files:
         return type(self).pread is Files.pread and hasattr(os, "pread") and not INTERPRETED
 
     def open(self, directory: Directory, name: str) -> int:
-        """Make a file and open it for reading and writing; one that exists, or a link, is an error."""
+        """Create a file and open it for reading and writing; one that exists, or a link, is an error."""
         target, base = directory.at(name)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
         return os.open(target, flags, 0o644, dir_fd=base)
 
     def open_again(self, directory: Directory, name: str, descriptor: int) -> int:
-        """Open a file, which is open for reading as ``descriptor``, for writing as well."""
+        """Open a file for writing that is open for reading as ``descriptor``."""
         target, base = directory.at(name)
         flags = os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
         other = os.open(target, flags, dir_fd=base)
         if not os.path.samestat(os.fstat(other), os.fstat(descriptor)):
             os.close(other)
-            raise OSError(errno.ESTALE, f"{directory.path / name}: replaced by another file meanwhile")
+            raise OSError(errno.ESTALE, f"{directory.path / name}: another file has replaced it since it was opened")
         return other
 
     def allocate(self, descriptor: int, offset: int, nbytes: int) -> None:
-        """Allocate ``nbytes`` of a file from ``offset`` on, which read as zeros, so that a full disk is noticed now.
+        """Allocate ``nbytes`` of a file from ``offset`` on, which read as zeros, so that a full disk shows now.
 
-        Where a file system cannot, a full disk is noticed when they are written.
+        On file systems without allocation a full disk shows when the bytes are written.
         """
         if hasattr(os, "posix_fallocate"):
             try:
@@ -77,7 +77,7 @@ class Files:
         os.ftruncate(descriptor, nbytes)
 
     def link(self, directory: Directory, name: str, target: Directory) -> bool:
-        """Link a file under the same name in another folder. False where file systems differ or have no links."""
+        """Link a file under the same name in another folder; return False between file systems, or without links."""
         source, base = directory.at(name)
         path, to = target.at(name)
         try:
@@ -89,7 +89,7 @@ class Files:
         return True
 
     def sync(self, directory: Directory, name: str) -> None:
-        """Return when the content of a file is on disk."""
+        """Sync a file's content to disk."""
         descriptor = directory.open_file(name)
         try:
             self.fsync(descriptor)
@@ -97,14 +97,14 @@ class Files:
             os.close(descriptor)
 
     def pwrite(self, descriptor: int, data: bytes | memoryview, offset: int) -> None:
-        """Write all of ``data``."""
+        """Write all of ``data`` at an offset."""
         view = memoryview(data)
         while view:
             done = os.pwrite(descriptor, view, offset)
             view, offset = view[done:], offset + done
 
     def pread(self, descriptor: int, out: memoryview, offset: int) -> int:
-        """Fill ``out``; returns the bytes read, fewer at the file's end."""
+        """Fill ``out``; return the number of bytes read, fewer at the file's end."""
         done = 0
         while done < len(out):
             got = os.preadv(descriptor, [out[done:]], offset + done)
@@ -114,22 +114,22 @@ class Files:
         return done
 
     def fsync(self, descriptor: int) -> None:
-        """Return when the file's content is on disk."""
+        """Sync an open file's content to disk."""
         if sys.platform == "darwin":
             os.fsync(descriptor)
         else:
             os.fdatasync(descriptor)
 
     def fsync_folder(self, directory: Directory) -> None:
-        """Return when the names in a folder are on disk."""
+        """Sync a folder's names to disk."""
         if directory.descriptor >= 0:
             os.fsync(directory.descriptor)
 
     def replace(self, directory: Directory, name: str, content: bytes | memoryview, partial: str) -> None:
-        """Write a file whole or not at all: as ``partial``, a name that nobody else uses, synced, renamed.
+        """Write a file atomically: as ``partial``, a name that nobody else uses, synced, then renamed.
 
-        A partial file of that name was left by a process that ended meanwhile, and is written anew. Whatever else has
-        either name is an error.
+        A regular file ``partial`` was left by a process that crashed, and is overwritten. Anything but a regular file
+        under either name is an error.
         """
         for one in (name, partial):
             found = directory.status(one)
@@ -152,19 +152,19 @@ class Files:
         self.fsync_folder(directory)
 
     def rename(self, directory: Directory, name: str, target: Directory, to: str) -> None:
-        """Rename a file, in the same folder or to another one, replacing a file of that name."""
+        """Rename a file within its folder or to another, replacing a file of that name."""
         source, base = directory.at(name)
         path, there = target.at(to)
         os.replace(source, path, src_dir_fd=base, dst_dir_fd=there)
 
     def unlink(self, directory: Directory, name: str) -> None:
-        """Delete a file; one that is gone is no error."""
+        """Delete a file; a missing one is no error."""
         target, base = directory.at(name)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(target, dir_fd=base)
 
     def remove_directory(self, directory: Directory, name: str) -> bool:
-        """Delete a folder if it is empty; False where it is not, and stays."""
+        """Delete a folder if it is empty; return False if it is not."""
         target, base = directory.at(name)
         try:
             os.rmdir(target, dir_fd=base)

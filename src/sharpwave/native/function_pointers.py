@@ -1,4 +1,4 @@
-"""Kernels that are called by address, so that one compiled loop can call functions it was not compiled with."""
+"""Kernels called by address, so that a compiled loop can call functions it was not compiled with."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ call: Callable[[int, int], int] = _call_in_python if INTERPRETED else _call  # t
 
 
 def address_of(function: Callable[[int], int]) -> int:
-    """Compile ``function``, which takes and returns an int64, and return its address, good for the process's life.
+    """Compile ``function``, which takes and returns an int64, and return its address, valid until the process ends.
 
-    What it has to be told beyond one number, it finds in an array whose address that number is.
+    For more than one argument, the number is the address of an array that holds them.
     """
     if INTERPRETED:
         _interpreted[id(function)] = function

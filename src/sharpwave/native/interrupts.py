@@ -1,7 +1,7 @@
-"""Ctrl-C waits until a store is whole again: a handler that raises in the midst of a change would leave half of it.
+"""Deferred signals: a handler such as Ctrl-C's that raises amid a change of the store would leave it half done.
 
-Python runs the handlers of signals between any two instructions of the main thread. A step that is interrupted there
-may have its frame stored and not its end, and what comes after it would be joined to the wrong frames.
+Python runs signal handlers between any two instructions of the main thread. A step interrupted there may have its frame
+stored and not its end, and the next step would be joined to the wrong frames.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ except ImportError:
     from signal import signal as set_handler
 
 DEFERRED = [int(getattr(signal, name)) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-"""What people end a loop with. Not timers: who sets one may want to know where something hangs."""
+"""Signals with which users end a loop. Not timers: who sets one may want to know where a program hangs."""
 
 
 class Handlers:
-    """The process's handlers of signals, deferred while its main thread, in which alone they run, changes a store.
+    """Signal handlers of the process, deferred while its main thread, where they run, changes a store.
 
-    A signal that comes a second time meanwhile is handled at once: something may hang.
+    A signal that arrives a second time meanwhile is handled at once: the program may hang.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Handlers:
         self._came: list[int] = []
 
     def defer(self, depth: int = 1) -> None:
-        """Defer handlers until :meth:`allow` was called as often as ``depth`` says. Until this returns they may raise.
+        """Defer handlers until :meth:`allow` has been called ``depth`` times. Handlers may raise until this returns.
 
         Cost: 2 us with the call of :meth:`allow`.
         """
@@ -50,23 +50,23 @@ class Handlers:
         if not self._depth:
             for number in DEFERRED:
                 handler = getsignal(number)
-                if handler is self._own:  # an interrupt came at this place the last time
+                if handler is self._own:  # an interrupt came right here the last time
                     continue
                 self._others.pop(number, None)
                 if callable(handler):
                     self._others[number] = handler
                     try:
                         set_handler(number, self._own)
-                    except ValueError:  # embedded, where another thread is the main one
+                    except ValueError:  # embedded: another thread is the main one
                         del self._others[number]
         self._depth += depth
 
     def allow(self) -> None:
-        """Undo one :meth:`defer`. After the outermost the handlers of signals that came meanwhile run."""
+        """Undo one :meth:`defer`. The outermost call runs the handlers of signals that arrived meanwhile."""
         if get_ident() != self._main or not self._depth:
             return
         self._depth -= 1
-        if not self._depth:  # from here on _later hands on what comes
+        if not self._depth:  # from here on _later passes signals on
             for number, handler in self._others.items():
                 set_handler(number, handler)
             while self._came:
@@ -74,7 +74,7 @@ class Handlers:
                 self._others[number](number, sys._getframe())
 
     def suspend(self) -> int:
-        """Undo every :meth:`defer`; returns the ``depth`` for going on."""
+        """Undo every :meth:`defer`; return the ``depth`` to restore."""
         if get_ident() != self._main or not self._depth:
             return 0
         depth, self._depth = self._depth, 1
@@ -82,7 +82,7 @@ class Handlers:
         return depth
 
     def forked(self) -> None:
-        """Start anew in a forked child, where the forking thread is the main one and no change is under way."""
+        """Reset after a fork: in the child, the forking thread is the main one, and no change is under way."""
         self._main = get_ident()
         self._came.clear()
         self.suspend()
@@ -102,13 +102,13 @@ if hasattr(os, "register_at_fork"):
 
 
 class Lock:
-    """A reentrant lock, under which the main thread is not interrupted unless it waits for a condition."""
+    """Reentrant lock; while the main thread holds it, it is not interrupted unless it waits for a condition."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """Do what ``threading.RLock`` does."""
+        """Acquire as ``threading.RLock`` does."""
         HANDLERS.defer()
         taken = False
         try:
@@ -119,7 +119,7 @@ class Lock:
         return taken
 
     def release(self) -> None:
-        """Do what ``threading.RLock`` does."""
+        """Release as ``threading.RLock`` does."""
         self._lock.release()
         HANDLERS.allow()
 
@@ -129,7 +129,7 @@ class Lock:
     def __exit__(self, *passing: object) -> None:
         self.release()
 
-    # What threading.Condition asks of a lock.
+    # Methods that threading.Condition calls on its lock.
 
     def _is_owned(self) -> bool:
         return self._lock._is_owned()  # type: ignore[attr-defined, no-any-return]

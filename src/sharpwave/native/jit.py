@@ -1,4 +1,4 @@
-"""Compilation of kernels, and the cache of their machine code from one process to the next."""
+"""Compilation of kernels, and the cache of machine code that processes share."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ PACKAGE = Path(__file__).parent.parent
 
 
 def njit(*, cache: bool = False, **options: Any) -> Callable[[Function], Function]:
-    """Apply :func:`numba.njit`, caching machine code only where there is a safe place for it."""
+    """Apply :func:`numba.njit`, caching machine code only in a safe folder."""
     compiled: Callable[[Function], Function] = numba.njit(cache=cache and CACHED, **options)
     return compiled
 
 
 def find_cache() -> bool:
-    """Find a cache for machine code: numba's own or a temporary folder of the user's; return whether there is one.
+    """Choose numba's own cache folder or a temporary one of the user's; return whether there is one.
 
-    numba raises where it finds no place, as with a home and a package that cannot be written to.
+    Numba raises where it finds none, as with a home and a package that are read-only.
     """
     if config.DISABLE_JIT or _writable(config.CACHE_DIR):  # type: ignore[attr-defined]
         return True
@@ -44,9 +44,9 @@ def find_cache() -> bool:
 def own_folder() -> Path | None:
     """Return a temporary folder that nobody else can write to or replace; ``None`` if there is none.
 
-    What lies there is loaded as code, so one that somebody else made, or may change, is not used.
+    Its files are loaded as code, so a folder that somebody else created, or may change, is not used.
     """
-    if not hasattr(os, "geteuid"):  # Windows: numba's own place is always there
+    if not hasattr(os, "geteuid"):  # Windows: numba's own folder always exists
         return None
     try:
         base = Path(tempfile.gettempdir())
@@ -62,7 +62,7 @@ def own_folder() -> Path | None:
 
 
 def _writable(folder: str | Path) -> bool:
-    """Return whether files can be made in a folder, which is made if absent."""
+    """Return whether files can be created in a folder, which is created if absent."""
     try:
         if not folder:
             return False

@@ -135,23 +135,23 @@ INTERPRETED: bool = config.DISABLE_JIT  # type: ignore[attr-defined]
 """Whether kernels run as plain Python (NUMBA_DISABLE_JIT=1)."""
 
 load_word: Callable[[Bytes, int], np.uint64] = _load_in_python if INTERPRETED else _load  # type: ignore[assignment]
-"""The word that begins at byte ``index``. Nothing is checked: ``index + 8 <= array.size``."""
+"""Load the word at byte ``index``. Nothing is checked: ``index + 8 <= array.size``."""
 
 store_word: Callable[[Bytes, int, np.uint64], None] = _store_in_python if INTERPRETED else _store  # type: ignore[assignment]
-"""Write the word from byte ``index`` on. Nothing is checked, as above."""
+"""Store a word at byte ``index``. Nothing is checked, as above."""
 
 copy: Callable[[Bytes, int, Bytes, int, int], None] = _copy_in_python if INTERPRETED else _copy  # type: ignore[assignment]
-"""``target[at : at + nbytes] = source[begin : begin + nbytes]``, which may not overlap: as fast as the system's
-``memcpy``, where a kernel's slices are copied byte by byte. Nothing is checked."""
+"""Copy: ``target[at : at + nbytes] = source[begin : begin + nbytes]``, which must not overlap. As fast as the
+system's ``memcpy``, where numba copies a slice byte by byte. Nothing is checked."""
 
 prefetch: Callable[[npt.NDArray[Any], int], None] = _prefetch_in_python if INTERPRETED else _prefetch  # type: ignore[assignment]
-"""Ask for the cache line of item ``index``, and do not wait. Any index will do: nothing is read."""
+"""Prefetch the cache line of item ``index`` without waiting. Any index will do: nothing is read."""
 
 fetch_add: Callable[[Words, int, int], int] = _fetch_add_in_python if INTERPRETED else _fetch_add  # type: ignore[assignment]
-"""Add to item ``index`` of int64s that several threads add to; returns what it was before. Orders all memory access."""
+"""Add to item ``index`` of int64s that threads share; return its value before. Orders all memory access."""
 
 exchange: Callable[[Words, int, int, int], bool] = _exchange_in_python if INTERPRETED else _exchange  # type: ignore[assignment]
-"""Set item ``index`` to ``desired`` if it is ``expected``; returns whether it was. Orders all memory access."""
+"""Set item ``index`` to ``desired`` if it is ``expected``; return whether it was. Orders all memory access."""
 
 pointer_to: Callable[[int], Any] = _pointer_to_in_python if INTERPRETED else _pointer_to  # type: ignore[assignment]
-"""A number -> a pointer, for :func:`numba.carray` and C's functions."""
+"""Convert an address to a pointer, for :func:`numba.carray` and C functions."""

@@ -1,4 +1,4 @@
-"""Sparse files: one of any size costs its writer nothing, so a reader must not pay for its holes."""
+"""Sparse files: a hole of any size costs its writer nothing, so reading it must be bounded."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import errno
 import os
 
 FREE_BYTES, TIMES = 64 << 20, 64
-"""Of a file at most this is read, plus so many times its data. Some file systems leave out written zeros, so a
+"""Bounds of reading a file: this many bytes, plus so many times its data. Some file systems do not store zeros, so a
 sound file may have holes."""
 
 
 def max_read_bytes(descriptor: int) -> int:
-    """Return the bytes of a file that are worth reading, holes included."""
+    """Return the bound of the bytes to read of a file, holes included."""
     return FREE_BYTES + TIMES * data_bytes(descriptor)
 
 
 def data_bytes(descriptor: int) -> int:
-    """Return the bytes of a file outside its holes, as far as the system knows. Cost: 1 us a run of data."""
+    """Return a file's bytes outside its holes, as far as the system tells. Cost: 1 us a run of data."""
     found = at = 0
     while (begin := next_data(descriptor, at)) >= 0:
         at = os.lseek(descriptor, begin, os.SEEK_HOLE) if hasattr(os, "SEEK_HOLE") else os.fstat(descriptor).st_size
@@ -25,10 +25,10 @@ def data_bytes(descriptor: int) -> int:
 
 
 def next_data(descriptor: int, begin: int) -> int:
-    """Return where, from ``begin`` on, a file's next data begins; -1: nowhere. Holes read as zeros."""
+    """Return the offset of a file's next data from ``begin`` on; -1: none. Holes read as zeros."""
     if not hasattr(os, "SEEK_DATA"):
         return begin if begin < os.fstat(descriptor).st_size else -1
     try:
         return os.lseek(descriptor, begin, os.SEEK_DATA)
     except OSError as error:
-        return -1 if error.errno == errno.ENXIO else begin  # a system that cannot say: all is data
+        return -1 if error.errno == errno.ENXIO else begin  # a system that cannot tell: all is data
