@@ -12,7 +12,7 @@ import numpy.typing as npt
 from sharpwave.errors import StoreInUseError
 from sharpwave.format import segment
 from sharpwave.format.annotations import decode
-from sharpwave.log.episode_annotations import annotations_of
+from sharpwave.log.annotation_lookup import annotations_of
 from sharpwave.log.remote_segments import settle_lane, take_in
 from sharpwave.log.step_log import StepLog
 from sharpwave.native.interrupts import Lock

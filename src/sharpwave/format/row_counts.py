@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import numpy.typing as npt
 
 from sharpwave.errors import DamagedError
+from sharpwave.format.segment_header import UNKNOWN, Header
 from sharpwave.spec import START, TERMINATED, TRUNCATED, Spec
-
-if TYPE_CHECKING:
-    from sharpwave.format.segment import Header
-
-UNKNOWN = (1 << 64) - 1
-"""Episode step of a segment of version 1, which does not record it."""
 
 
 def sparse_rows(flags: npt.NDArray[np.uint8], episode_step: int, every: int) -> int:

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.codecs.raw import RAW
-from sharpwave.format import segment
 from sharpwave.format.segment import FLAGS, REWARD
+from sharpwave.format.segment_header import Header
 from sharpwave.log.episode_annotations import EpisodeAnnotations
 from sharpwave.log.growing_arrays import appended
 from sharpwave.log.row_kernels import (
@@ -158,7 +158,7 @@ class Lanes:
         index.begins[slots] = True
         index.resident[slots] = True
 
-    def fill(self, lane: int, header: segment.Header, arrays: Rows) -> None:
+    def fill(self, lane: int, header: Header, arrays: Rows) -> None:
         """Put the lane's last rows, from :func:`.open_packing.pack_raw` and decoded, into its empty open segment."""
         index, slot = self.index, int(self.slots[lane])
         index.rows[slot], index.frames[slot], index.context[slot] = header.steps, header.frames, header.context

@@ -11,8 +11,8 @@ from sharpwave.codecs.dictionaries import key_of
 from sharpwave.codecs.raw import RAW
 from sharpwave.errors import DamagedError
 from sharpwave.format import segment
-from sharpwave.format.segment import FLAGS, Column, Header
-from sharpwave.log.episode_breaks import write_down
+from sharpwave.format.segment import FLAGS, Column
+from sharpwave.format.segment_header import Header
 from sharpwave.log.row_kernels import ENDED
 from sharpwave.log.step_log import StepLog
 from sharpwave.spec import START
@@ -116,7 +116,7 @@ def settle_lane(log: StepLog, lane: int) -> bool:
     if before >= 0 and not log.index.rows[opened] and log.index.begins[opened]:
         went_on = log.sealed.truncate(before)
         if went_on:
-            write_down(log, [before], release=True)
+            log.sealed.rewrite_truncated([before], release=True)
         log.inventory.changes += 1
         return went_on
     return False

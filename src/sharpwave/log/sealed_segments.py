@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from sharpwave.codecs.raw import RAW
 from sharpwave.disk.disk_tier import DiskTier
 from sharpwave.format import segment
 from sharpwave.format.segment import FIRST_FIELD, FLAGS, REWARD, Column
+from sharpwave.format.segment_header import Placed
 from sharpwave.log.column_encoder import ColumnEncoder
 from sharpwave.log.row_kernels import ENDED
 from sharpwave.log.segment_space import SegmentSpace
@@ -74,7 +76,7 @@ class Sealed:
         place: Place,
         packed: bytes,
         placed: Sequence[int],
-        columns: Sequence[Column | segment.Placed],
+        columns: Sequence[Column | Placed],
         places: Sequence[int],
     ) -> None:
         """Copy a segment's bytes to its ``place`` in the arena, and let the index say that it is sealed. What takes
@@ -140,9 +142,7 @@ class Sealed:
             self._disk.release(int(index.region[slot]), nbytes)
         self.nbytes -= nbytes
 
-    def dictionaries(
-        self, columns: Sequence[Column | segment.Placed], places: Sequence[int]
-    ) -> dict[tuple[int, int], bytes]:
+    def dictionaries(self, columns: Sequence[Column | Placed], places: Sequence[int]) -> dict[tuple[int, int], bytes]:
         """Return those that a segment's columns refer to, by (column, key). ``places``: where they are, by column."""
         return {
             (c, column.dictionary): self._tables[c].data(places[c])
@@ -158,7 +158,7 @@ class Sealed:
     def truncate(self, slot: int) -> bool:
         """Truncate the episode after a segment's last step, with the successor's frame as the final one.
 
-        Returns whether it went on so far. The bytes on disk are left as they are; see :mod:`.episode_breaks`.
+        Returns whether it went on so far. The bytes on disk are left as they are; see :meth:`rewrite_truncated`.
         """
         index, memory = self._space.index, self._space.arena.memory
         last = index.offset[FLAGS, slot] + index.rows[slot] - 1
@@ -168,6 +168,38 @@ class Sealed:
         if self._space.segment_cache is None:  # the flags are those in the segment's own bytes
             segment.seal_again(memory[index.base[slot] : index.base[slot] + index.nbytes[slot]])
         return True
+
+    def rewrite_truncated(self, slots: Iterable[int], release: bool = False) -> None:
+        """Write the segments in ``slots``, of which :meth:`truncate` changed only what is in memory, to disk again.
+
+        A process that ended in mid-episode leaves a last segment whose episode goes on; what comes behind it, in a
+        later process, begins an episode and says so (START). From that alone the break is known, so a disk that
+        refuses is no error; a segment that says so itself shows the break to who reads the file alone.
+
+        Args:
+            release: the region of the old record goes if nothing in it is held; else it stays for now.
+        """
+        if self._disk is None or self._space.segment_cache is None:
+            return
+        for slot in slots:
+            self._space.segment_cache.arrive(np.array([slot]))  # a read that is under way is of the old record
+            with contextlib.suppress(OSError):
+                self._rewrite_truncated(self._disk, slot, release)
+
+    def _rewrite_truncated(self, disk: DiskTier, slot: int, release: bool) -> None:
+        index = self._space.index
+        region, nbytes = int(index.region[slot]), int(index.nbytes[slot])
+        content = np.empty(nbytes, np.uint8)
+        if disk.read(region, int(index.place[slot]), content.data) is not None:
+            return  # it cannot be read: nothing is made of it
+        header = segment.parse(content, self._space.layout.spec)
+        content[header.placed[FLAGS].offset + header.steps - 1] |= TRUNCATED
+        segment.seal_again(content)
+        dictionaries = self.dictionaries(header.placed, index.dictionary[:, slot].tolist())
+        index.region[slot], index.place[slot] = disk.append(
+            index.segment_id(slot), content.tobytes(), index.latest_generation, dictionaries
+        )
+        disk.release(region, nbytes) if release else disk.held.release(region, nbytes)
 
     def packed(self, slot: int) -> tuple[int, bytes, dict[tuple[int, int], bytes]]:
         """Return a segment in memory: its id, its bytes, and the dictionaries it needs by (column, key)."""

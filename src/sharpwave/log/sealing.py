@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sharpwave.disk.disk_tier import DiskTier
-from sharpwave.format import segment
 from sharpwave.format.segment import Column
+from sharpwave.format.segment_header import Placed
 from sharpwave.log.admission import Admission
 from sharpwave.log.open_packing import pack
 from sharpwave.log.open_segments import Lanes
@@ -63,7 +63,7 @@ class Sealing:
         rows: int,
         packed: bytes,
         begins: Sequence[int],
-        columns: Sequence[Column | segment.Placed],
+        columns: Sequence[Column | Placed],
         places: Sequence[int],
     ) -> bool:
         """Make room for a segment, and let the one in ``slot`` be sealed as ``packed``.

@@ -12,12 +12,11 @@ import numpy.typing as npt
 from sharpwave.codecs.dictionaries import DictionaryTable
 from sharpwave.disk.compaction import Compaction
 from sharpwave.disk.disk_tier import DiskTier
-from sharpwave.format import segment
 from sharpwave.format.annotations import Annotations
+from sharpwave.format.segment_header import Header
 from sharpwave.log.admission import Admission, is_refusal
 from sharpwave.log.batch_memory import BatchMemory
 from sharpwave.log.column_encoder import ColumnEncoder
-from sharpwave.log.episode_breaks import write_down
 from sharpwave.log.inventory import Inventory
 from sharpwave.log.open_packing import pack_raw
 from sharpwave.log.open_segments import Lanes, Rows
@@ -287,9 +286,10 @@ class StepLog:
         before = int(index.previous[slot])
         opened.begin_episode(lane)
         if before >= 0 and not index.gap[before] and self.sealed.truncate(before):
-            write_down(self, [before], release=True)  # with the frame that is there: what came next when it was sealed
+            # With the frame that is there: what came next when it was sealed.
+            self.sealed.rewrite_truncated([before], release=True)
 
-    def refill_lane(self, lane: int, header: segment.Header, arrays: Rows) -> None:
+    def refill_lane(self, lane: int, header: Header, arrays: Rows) -> None:
         """Put the lane's last rows, from :func:`pack_raw` and decoded, into its open segment."""
         self.opened.fill(lane, header, arrays)
         self.inventory.held_steps += header.steps

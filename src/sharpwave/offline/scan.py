@@ -28,7 +28,7 @@ from sharpwave.format.annotations import Annotations
 from sharpwave.format.checkpoint_state import STATE, read_state
 from sharpwave.format.metadata import MAX_METADATA_BYTES
 from sharpwave.format.region import DICTIONARY, HEADER, TAIL, Damage, Identity, Record, Region, read_region
-from sharpwave.format.segment import Header
+from sharpwave.format.segment_header import Header
 from sharpwave.memory.segment_layout import column_limits, max_rows, max_segment_bytes
 from sharpwave.native.directory import IrregularError, kind_of
 from sharpwave.persistence.recovery import newest

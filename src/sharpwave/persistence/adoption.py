@@ -26,7 +26,8 @@ from sharpwave.format.region_notes import (
 )
 from sharpwave.format.row_counts import check_rows, sparse_rows
 from sharpwave.format.segment import FIRST_FIELD, FLAGS, REWARD, Column
-from sharpwave.log.episode_breaks import adjoins, goes_on, write_down
+from sharpwave.format.segment_header import Header
+from sharpwave.log.episode_breaks import adjoins, goes_on
 from sharpwave.log.step_log import StepLog
 from sharpwave.memory.segment_index import LEAF_BITS, LEAF_MASK
 from sharpwave.spec import TERMINATED, TRUNCATED, Spec
@@ -196,13 +197,13 @@ class Adoption:
         self.report.steps += header.steps
         return True
 
-    def _check_limits(self, header: segment.Header) -> None:
+    def _check_limits(self, header: Header) -> None:
         limits = self.log.layout.limits
         if any(column.rows > most for column, most in zip(header.placed, limits, strict=True)):
             rows = [column.rows for column in header.placed]
             raise DamagedError(f"columns of {rows} rows, expected at most {list(limits)}")
 
-    def open_rows(self, number: int, record: Record) -> tuple[segment.Header | None, dict[str, np.ndarray[Any, Any]]]:
+    def open_rows(self, number: int, record: Record) -> tuple[Header | None, dict[str, np.ndarray[Any, Any]]]:
         """Return an open segment's rows, decoded; or ``None``: it is damaged, which is noted."""
         log = self.log
         try:
@@ -231,15 +232,15 @@ class Adoption:
         for lane, slots in self._lanes.items():
             slots.sort(key=lambda slot: int(index.first_step[slot]))
             for slot, following in zip(slots, [*slots[1:], -1], strict=True):
-                broken = following < 0 or not goes_on(log, slot, following)
+                broken = following < 0 or not goes_on(index, log.arena, slot, following)
                 # A gap in the steps' numbers is in the bytes already, and may lie behind every segment of a reservoir.
-                if broken and log.sealed.truncate(slot) and (following < 0 or adjoins(log, slot, following)):
+                if broken and log.sealed.truncate(slot) and (following < 0 or adjoins(index, slot, following)):
                     self.broken.add(slot)
             log.inventory.chain(lane, slots, int(log.opened.slots[lane]))
             self._number(slots)
         for lane, end in enumerate(ends[: log.lanes].tolist()):
             log.begin_at(lane, end)
-        write_down(log, sorted(self.broken))
+        log.sealed.rewrite_truncated(sorted(self.broken))
 
     def link_lanes(self) -> None:
         """Chain the lanes' segments before their open ones, which are there already."""
@@ -248,21 +249,21 @@ class Adoption:
             self.log.inventory.chain(lane, slots, int(self.log.opened.slots[lane]))
             self._number([*slots, int(self.log.opened.slots[lane])])
             for slot, following in zip(slots, [*slots[1:], int(self.log.opened.slots[lane])], strict=True):
-                self.log.index.gap[slot] = not adjoins(self.log, slot, following)
+                self.log.index.gap[slot] = not adjoins(self.log.index, slot, following)
                 if self.log.index.gap[slot]:
                     self.broken.discard(slot)
-                elif not goes_on(self.log, slot, following) and self.log.sealed.truncate(slot):
+                elif not goes_on(self.log.index, self.log.arena, slot, following) and self.log.sealed.truncate(slot):
                     self.broken.add(slot)
         opened = self.log.opened.slots
         self.log.index.episode_step[opened] = np.maximum(self.log.index.episode_step[opened], 0)
-        write_down(self.log, sorted(self.broken))
+        self.log.sealed.rewrite_truncated(sorted(self.broken))
 
     def _number(self, slots: list[int]) -> None:
         """Number the steps of episodes where segments of version 1, in their order, do not say which they hold."""
         numbers = self.log.index.episode_step
         for before, slot in zip([-1, *slots], slots, strict=False):
             if numbers[slot] < 0:
-                going_on = before >= 0 and goes_on(self.log, before, slot)
+                going_on = before >= 0 and goes_on(self.log.index, self.log.arena, before, slot)
                 numbers[slot] = self.log.opened.next_episode_step(before) if going_on else 0
 
     def _segment(self, number: int, record: Record) -> bytearray:
@@ -314,7 +315,7 @@ class Adoption:
         assert (FLAGS, REWARD, FIRST_FIELD) == (0, 1, 2)
         return segment.pack_again(header, steps, frames, columns)
 
-    def _rows_left(self, name: str, header: segment.Header, flags: np.ndarray[Any, Any], frames: int) -> int:
+    def _rows_left(self, name: str, header: Header, flags: np.ndarray[Any, Any], frames: int) -> int:
         """Return how many rows a column has once the segment has the steps of ``flags`` only."""
         spec = self.log.spec
         if name in spec.obs_names:
