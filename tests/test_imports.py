@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,25 @@ def test_arrows_point_one_way(path: Path) -> None:
             assert room not in STORE, f"{path.name} imports {name}"
         if top == "sharpwave" and rest and rest[0] in FLOOR and rest[0] != room:
             assert FLOOR[rest[0]] < FLOOR[room], f"{room} imports {name}, which is not below it"
+
+
+def module_name(path: Path) -> str:
+    return ".".join(["sharpwave", *path.relative_to(ROOT).with_suffix("").parts]).removesuffix(".__init__")
+
+
+def test_no_modules_import_each_other() -> None:
+    """Not even in a round, for type checkers only, or inside functions."""
+    paths = {module_name(path): path for path in ROOT.rglob("*.py")}
+    imports = {
+        module: {
+            name if name in paths else name.rpartition(".")[0]  # a module, or what it holds
+            for name, _ in imported(path)
+            if name.startswith("sharpwave")
+        }
+        for module, path in paths.items()
+    }
+    assert set().union(*imports.values()) <= set(paths)
+    TopologicalSorter(imports).prepare()  # CycleError names the modules of a circle
 
 
 def test_importing_the_store_loads_nothing_heavy() -> None:

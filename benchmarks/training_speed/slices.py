@@ -14,8 +14,7 @@ import torch
 
 from sharpwave.bench.clock import Clock
 from sharpwave.bench.trainer import train_on_clock
-from sharpwave.training.callbacks import Callback
-from sharpwave.training.loop import Training
+from sharpwave.training.callbacks import Callback, Training
 from sharpwave.training.recipes import load_recipe
 from training_speed import parallel, textbook
 from training_speed.lanes import make_lanes

@@ -7,7 +7,8 @@ import pytest
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from sharpwave.training.callbacks import Display, JsonLines, TensorBoard
+from sharpwave.training.display import Display
+from sharpwave.training.event_logs import JsonLines, TensorBoard
 from sharpwave.training.text import byte_text, duration_text, number_text
 
 EPISODE = {

@@ -11,8 +11,9 @@ import pytest
 from rich.console import Console
 from torch import nn
 
-from sharpwave.training.callbacks import JsonLines, Lasting
+from sharpwave.training.callbacks import Lasting
 from sharpwave.training.checkpoints import checkpoints, save_checkpoint
+from sharpwave.training.event_logs import JsonLines
 from sharpwave.training.files import MAX_WAITING_BYTES, RecordFile, write_text
 from sharpwave.training.recipes import load_recipe
 from sharpwave.training.resume import resume

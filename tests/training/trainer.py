@@ -3,10 +3,9 @@
 from sharpwave.configuration import leaves
 from sharpwave.training import setup
 from sharpwave.training.actors.experience import ActorExperience
-from sharpwave.training.callbacks import Callback
+from sharpwave.training.callbacks import Callback, HeldOutEvaluations, Training
 from sharpwave.training.experience import LocalExperience
-from sharpwave.training.held_out import HeldOutEvaluations
-from sharpwave.training.loop import Training, train
+from sharpwave.training.loop import train
 from sharpwave.training.progress import TrainingState
 
 

@@ -7,15 +7,19 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from gymnasium.vector import VectorWrapper
 
 from sharpwave.bench.clock import Clock
-from sharpwave.training.callbacks import Callback, Metrics
+from sharpwave.envs import games
+from sharpwave.training import setup
+from sharpwave.training.callbacks import Callback, Training
+from sharpwave.training.experience import LocalExperience
+from sharpwave.training.loop import train
+from sharpwave.training.progress import Metrics, TrainingState
 from sharpwave.training.recipes import RECIPES, load_recipe
-
-if TYPE_CHECKING:
-    from sharpwave.training.loop import Training
-    from sharpwave.training.recipes.recipe import Recipe
+from sharpwave.training.recipes.recipe import Recipe
 
 WARMUP_STEPS = 2_000
 SETTLING_UPDATES = 10
@@ -26,8 +30,6 @@ NEVER = 10**12
 
 def recipe_for(env: str) -> tuple[str, Recipe]:
     """Return the recipe that trains ``env``, and its name."""
-    from sharpwave.envs import games
-
     for name in RECIPES:
         recipe = load_recipe(name)
         if recipe.env.name == env:
@@ -38,11 +40,6 @@ def recipe_for(env: str) -> tuple[str, Recipe]:
 
 def train_on_clock(recipe: Recipe, clock: Clock, callback: Callback) -> Metrics:
     """Train by ``recipe`` until ``callback`` ends it, with its parts on the clock; returns the last report."""
-    from sharpwave.training import setup
-    from sharpwave.training.experience import LocalExperience
-    from sharpwave.training.loop import Training, train
-    from sharpwave.training.progress import TrainingState
-
     env = setup.environments(recipe)
     plain = setup.agent(recipe, env)
     store, view = setup.memory(recipe, env, plain)
@@ -74,8 +71,6 @@ class Timed:
 
 def timed_env(env: Any, clock: Clock) -> Any:
     """Put the steps of a vector of environments on the clock. A recorder looks for methods in the class."""
-    from gymnasium.vector import VectorWrapper
-
     names = ("step_async", "step_wait") if hasattr(env, "step_async") else ("step",)
     methods = {name: staticmethod(clock.timed("environment", getattr(env, name))) for name in names}
     return type("TimedEnv", (VectorWrapper,), methods)(env)

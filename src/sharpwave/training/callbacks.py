@@ -1,35 +1,22 @@
-"""Hooks into training, and those that show and keep what happens: display, JSON lines, TensorBoard."""
+"""A run under way, and the hooks into it."""
 
 from __future__ import annotations
 
-import json
-import os
-import socket
-import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-from rich.console import Console
-from rich.live import Live
-from rich.panel import Panel
-from rich.table import Table
-from rich.text import Text
-
-from sharpwave.training.files import RecordFile, real_folder
-from sharpwave.training.text import byte_text, duration_text, number_text, printable
-
-if TYPE_CHECKING:
-    from sharpwave.agents.protocol import Learned
-    from sharpwave.training.loop import Training
-
-Metrics = dict[str, Any]
+import sharpwave as sw
+from sharpwave.agents.protocol import Agent, Learned
+from sharpwave.training.experience import Experience
+from sharpwave.training.progress import Metrics, TrainingState
+from sharpwave.training.recipes.recipe import Recipe
 
 
 class Callback:
     """Base class for training hooks. Each does nothing, or what a subclass makes of it.
 
-    ``training`` is the run under way (:class:`sharpwave.training.loop.Training`), to be looked at, and to be ended by
+    ``training`` is the run under way (:class:`Training`), to be looked at, and to be ended by
     ``training.stop(reason)``; ``metrics`` are plain dicts.
     """
 
@@ -64,6 +51,37 @@ class Callback:
 
     def close(self) -> None:
         """Release what is held; called however the run ended."""
+
+
+@dataclass
+class Training:
+    """A run under way, as callbacks see it.
+
+    Attributes:
+        view: what is learned from.  experience: where steps come from.
+        state: steps, updates, scores, evaluations.
+        reason: why it ends; None as long as it does not.  failed: whether that is a failure.
+    """
+
+    recipe: Recipe
+    agent: Agent
+    store: sw.Store
+    view: Any
+    experience: Experience
+    state: TrainingState
+    callbacks: Sequence[Callback] = ()
+    reason: str | None = field(default=None, init=False)
+    failed: bool = field(default=False, init=False)
+
+    def stop(self, reason: str, *, failed: bool = False) -> None:
+        """End after this turn."""
+        self.reason, self.failed = reason, failed
+
+    def report(self) -> Metrics:
+        """Return the run's figures: those of the agent, of its source of experience, and of evaluations."""
+        state, schedules = self.state, self.agent.schedules(self.state.progress.steps)
+        metrics = state.progress.report(schedules, state.scores, self.store)
+        return metrics | state.held_out.report() | self.experience.report()
 
 
 class StopWhen(Callback):
@@ -136,172 +154,16 @@ class Lasting(Callback):
                 self._failing = False
 
 
-class JsonLines(Callback):
-    """Appends every episode and every report to a file, one JSON object a line. All methods raise OSError."""
+class HeldOutEvaluations(Callback):
+    """Evaluates the policy every ``evaluate_every`` steps, where recent training episodes suggest that it is worth
+    it."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = RecordFile(path)
-
-    def on_episode(self, metrics: Metrics) -> None:
-        self._file.append((json.dumps({"event": "episode", **metrics}) + "\n").encode())
-
-    def on_report(self, metrics: Metrics) -> None:
-        self._file.append((json.dumps({"event": "report", **metrics}) + "\n").encode())
-
-    def on_evaluation(self, metrics: Metrics) -> None:
-        self._file.append((json.dumps({"event": "evaluation", **metrics}) + "\n").encode())
-
-    def on_checkpoint(self, training: Training, metrics: Metrics) -> None:
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
-
-
-class TensorBoard(Callback):
-    """Scalars against environment steps; ``steps`` is an episode's length. All methods raise OSError.
-
-    Args:
-        folder: made if absent.
-        after: a run is resumed after so many steps; what earlier files say about later steps is not shown.
-    """
-
-    EPISODE: ClassVar[dict[str, str]] = {"reward": "reward", "avg_reward": "avg_reward", "episode_steps": "steps"}
-    REPORT: ClassVar[dict[str, str]] = {
-        "loss": "loss",
-        "avg_loss": "avg_loss",
-        "epsilon": "epsilon",
-        "avg_fps": "avg_fps",
-        "mean_reward": "mean_reward_100",
-        "replay_steps": "memory/replay_steps",
-        "replay_bytes": "memory/replay_bytes",
-        "bytes_per_step": "memory/bytes_per_step",
-        "process_bytes": "memory/process_bytes",
-        "stale_versions": "actors/stale_versions",
-        "stale_steps": "actors/stale_steps",
-        "replay_ratio": "actors/replay_ratio",
-        "actor_restarts": "actors/restarts",
-    }
-
-    EVALUATION: ClassVar[dict[str, str]] = {"mean": "held_out/mean", "min": "held_out/min"}
-
-    def __init__(self, folder: Path, after: int | None = None) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-        from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.summary.writer.record_writer import RecordWriter
-
-        if not real_folder(folder):
-            folder.mkdir()
-        seconds, rest = divmod(time.time_ns(), 10**9)  # files are read in the order of their names
-        name = f"events.out.tfevents.{seconds:010d}.{rest:09d}.{socket.gethostname()}.{os.getpid()}"
-        self._file = RecordFile(folder / name)
-        self._event, self._summary = Event, Summary
-        self._records = RecordWriter(_Appending(self._file))
-        self._add(file_version="brain.Event:2")
-        if after is not None:
-            self._add(step=after + 1, session_log=SessionLog(status=SessionLog.START))
-
-    def on_episode(self, metrics: Metrics) -> None:
-        self._write(metrics, self.EPISODE)
-
-    def on_report(self, metrics: Metrics) -> None:
-        learner = metrics.get("learner", {})
-        self._write(metrics | learner, self.REPORT | {name: f"learner/{name}" for name in learner})
-
-    def on_evaluation(self, metrics: Metrics) -> None:
-        self._write(metrics, self.EVALUATION)
-
-    def on_checkpoint(self, training: Training, metrics: Metrics) -> None:
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
-
-    def _write(self, metrics: Metrics, names: dict[str, str]) -> None:
-        values = [
-            self._summary.Value(tag=name, simple_value=metrics[key])
-            for key, name in names.items()
-            if metrics.get(key) is not None  # there are figures of runs with actors only
-        ]
-        self._add(step=metrics["steps"], summary=self._summary(value=values))
-
-    def _add(self, **what: Any) -> None:
-        self._records.write(self._event(wall_time=time.time(), **what).SerializeToString())
-
-
-class _Appending:
-    """What TensorBoard's writer of records takes for a file."""
-
-    def __init__(self, file: RecordFile) -> None:
-        self.write = file.append
-
-
-class Display(Callback):
-    """A live table on a terminal; elsewhere a line every ``line_seconds``."""
-
-    def __init__(
-        self, console: Console, title: str, total_steps: int, stop_reward: float | None, line_seconds: float = 10.0
-    ) -> None:
-        self._console = console
-        self._title = title
-        self._total_steps = total_steps
-        self._stop_reward = stop_reward
-        self._line_seconds = line_seconds
-        self._last_line = float("-inf")
-        self._live: Live | None = None
-        if console.is_terminal:
-            self._live = Live(Panel("waiting for the first report ..."), console=console, refresh_per_second=4)
-            self._live.start()
-
-    def on_report(self, metrics: Metrics) -> None:
-        if self._live is not None:
-            self._live.update(self._panel(metrics))
-        elif time.monotonic() - self._last_line >= self._line_seconds:
-            self._last_line = time.monotonic()
-            self._console.print(self._line(metrics), soft_wrap=True, highlight=False)
-
-    def close(self) -> None:
-        if self._live is not None:
-            self._live.stop()
-
-    def _line(self, m: Metrics) -> str:
-        return "  ".join(f"{name} {value}" for name, value in self._figures(m))
-
-    def _panel(self, m: Metrics) -> Panel:
-        figures = self._figures(m)
-        table = Table.grid(padding=(0, 2), expand=True)
-        for _ in range(2):
-            table.add_column(style="dim", no_wrap=True)
-            table.add_column(style="bold", no_wrap=True, ratio=1)
-        half = (len(figures) + 1) // 2
-        for left, right in zip(figures[:half], [*figures[half:], ("", "")], strict=False):
-            table.add_row(*left, *right)
-        return Panel(
-            table,
-            title=Text(printable(self._title)),
-            border_style="cyan",
-            subtitle="Ctrl-C ends with a checkpoint to --resume from",
-        )
-
-    def _figures(self, m: Metrics) -> list[tuple[str, str]]:
-        goal = "" if self._stop_reward is None else f" / {self._stop_reward:g}"
-        stale = f"{number_text(m.get('stale_versions'), 1)} versions, {number_text(m.get('stale_steps'), 0)} steps"
-        actors = [
-            ("weights behind", stale),
-            ("samples a step", number_text(m.get("replay_ratio"))),
-            ("actor restarts", f"{m.get('actor_restarts')}"),
-        ]
-        return [
-            ("steps", f"{m['steps']:,} / {self._total_steps:,}"),
-            ("FPS", number_text(m["avg_fps"], 0)),
-            ("held-out mean", number_text((m.get("held_out") or {}).get("mean")) + goal),
-            ("training mean of 100", number_text(m["mean_reward"])),
-            ("episodes", f"{m['episodes']:,}"),
-            ("epsilon", number_text(m["epsilon"], 3)),
-            ("loss", number_text(m["avg_loss"], 4)),
-            ("replay", f"{m['replay_steps']:,} steps, {byte_text(m['replay_bytes'])}"),
-            ("bytes a step", number_text(m["bytes_per_step"], 1)),
-            ("RAM", byte_text(m["process_bytes"])),
-            ("time left", f"at most {duration_text(m['seconds_left'])}"),
-            *(actors if "actor_restarts" in m else []),
-        ]
+    def on_step(self, training: Training) -> None:
+        state, progress = training.state, training.state.progress
+        if not state.evaluation_due(training.recipe):
+            return
+        best = state.held_out.evaluate(training.agent, progress.steps)
+        assert state.held_out.latest is not None
+        figures = {"minutes": progress.minutes, **state.held_out.latest.figures(), "best": best}
+        for callback in training.callbacks:
+            callback.on_evaluation(figures)

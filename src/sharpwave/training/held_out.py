@@ -8,19 +8,15 @@ from __future__ import annotations
 import time
 from dataclasses import asdict, dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from sharpwave.agents.protocol import Agent
 from sharpwave.training import figures, setup
-from sharpwave.training.callbacks import Callback
 from sharpwave.training.measuring import EPISODES, EPSILON, LANES, held_out_seed, lanes_for, play
 from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.scores import Scores
-
-if TYPE_CHECKING:
-    from sharpwave.training.loop import Training
 
 RECENT = 20
 """Training episodes whose mean says whether an evaluation is worth it."""
@@ -150,18 +146,3 @@ class HeldOut:
                 setattr(held_out, name, Evaluation(*figures.evaluation(values[name])))
         held_out.count, held_out.minutes = figures.count(values, "count"), figures.minutes(values)
         return held_out
-
-
-class HeldOutEvaluations(Callback):
-    """Evaluates the policy every ``evaluate_every`` steps, where recent training episodes suggest that it is worth
-    it."""
-
-    def on_step(self, training: Training) -> None:
-        state, progress = training.state, training.state.progress
-        if not state.evaluation_due(training.recipe):
-            return
-        best = state.held_out.evaluate(training.agent, progress.steps)
-        assert state.held_out.latest is not None
-        figures = {"minutes": progress.minutes, **state.held_out.latest.figures(), "best": best}
-        for callback in training.callbacks:
-            callback.on_evaluation(figures)

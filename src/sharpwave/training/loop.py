@@ -2,56 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
-
-import sharpwave as sw
-from sharpwave.agents.protocol import Agent, Learned
-from sharpwave.training.callbacks import Callback, Metrics
-from sharpwave.training.experience import Experience
+from sharpwave.agents.protocol import Learned
+from sharpwave.training.callbacks import Training
 from sharpwave.training.feed import Feed
-from sharpwave.training.progress import TrainingState
-from sharpwave.training.recipes.recipe import Recipe
+from sharpwave.training.progress import Metrics
 
 WAIT_S = 0.1
 """Longest wait for experience while no update is due: signals are noticed in between."""
 
 
-@dataclass
-class Training:
-    """A run under way, as callbacks see it.
-
-    Attributes:
-        view: what is learned from.  experience: where steps come from.
-        state: steps, updates, scores, evaluations.
-        reason: why it ends; None as long as it does not.  failed: whether that is a failure.
-    """
-
-    recipe: Recipe
-    agent: Agent
-    store: sw.Store
-    view: Any
-    experience: Experience
-    state: TrainingState
-    callbacks: Sequence[Callback] = ()
-    reason: str | None = field(default=None, init=False)
-    failed: bool = field(default=False, init=False)
-
-    def stop(self, reason: str, *, failed: bool = False) -> None:
-        """End after this turn."""
-        self.reason, self.failed = reason, failed
-
-    def report(self) -> Metrics:
-        """Return the run's figures: those of the agent, of its source of experience, and of evaluations."""
-        state, schedules = self.state, self.agent.schedules(self.state.progress.steps)
-        metrics = state.progress.report(schedules, state.scores, self.store)
-        return metrics | state.held_out.report() | self.experience.report()
-
-
 def train(training: Training, ahead: bool | None = None) -> Metrics:
     """Train until a held-out evaluation solves the recipe, its steps are made, or something calls
-    :meth:`Training.stop`.
+    :meth:`.Training.stop`.
 
     Args:
         ahead: prepare batches ahead; None: on CUDA only.

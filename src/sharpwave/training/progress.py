@@ -15,10 +15,12 @@ import torch
 import sharpwave as sw
 from sharpwave.agents.protocol import Agent
 from sharpwave.training import figures
-from sharpwave.training.callbacks import Metrics
 from sharpwave.training.held_out import HeldOut
 from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.scores import Episode, Scores, running_mean
+
+Metrics = dict[str, Any]
+"""Figures of a run, by name."""
 
 
 def episode_seed(seed: int, steps: int) -> int:

@@ -15,13 +15,12 @@ from rich.console import Console
 import sharpwave as sw
 from sharpwave.agents.protocol import Agent
 from sharpwave.training import figures, setup
-from sharpwave.training.callbacks import Metrics
 from sharpwave.training.checkpoints import NO_STATE, REPLAY, checkpoints, load_best, load_checkpoint
 from sharpwave.training.config import Config, read_config
 from sharpwave.training.files import write_bytes
 from sharpwave.training.folder import BEST, LAST, METRICS, SUMMARY, locked
 from sharpwave.training.policies import keep_policy
-from sharpwave.training.progress import TrainingState
+from sharpwave.training.progress import Metrics, TrainingState
 from sharpwave.training.replay_folder import candidates, store_id
 from sharpwave.training.run import Run, check_installed, let_go, read_summary, summarize
 from sharpwave.training.text import duration_text, speaker

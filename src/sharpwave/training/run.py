@@ -21,15 +21,16 @@ from sharpwave.agents.protocol import Agent
 from sharpwave.training import figures, setup
 from sharpwave.training.actors.experience import ActorExperience
 from sharpwave.training.actors.pool import ActorsDiedError
-from sharpwave.training.callbacks import Callback, Display, JsonLines, Lasting, Metrics, StopWhen, TensorBoard
+from sharpwave.training.callbacks import Callback, HeldOutEvaluations, Lasting, StopWhen, Training
 from sharpwave.training.config import Config, write_config
 from sharpwave.training.curve import draw_curve
+from sharpwave.training.display import Display
+from sharpwave.training.event_logs import JsonLines, TensorBoard
 from sharpwave.training.experience import Experience, LocalExperience
 from sharpwave.training.files import read_regular, sealed_json, write_text
 from sharpwave.training.folder import CHECKPOINTS, CURVE, DISK, METRICS, SUMMARY, TENSORBOARD, new_folder
-from sharpwave.training.held_out import HeldOutEvaluations
-from sharpwave.training.loop import Training, train
-from sharpwave.training.progress import TrainingState
+from sharpwave.training.loop import train
+from sharpwave.training.progress import Metrics, TrainingState
 from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.replay_folder import store_id
 from sharpwave.training.saving import Saver

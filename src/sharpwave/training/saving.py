@@ -10,12 +10,11 @@ from torch import Tensor
 
 import sharpwave as sw
 from sharpwave.agents.protocol import Agent
-from sharpwave.training.callbacks import Callback, Metrics
+from sharpwave.training.callbacks import Callback, Training
 from sharpwave.training.checkpoints import newest_checkpoint, save_checkpoint
 from sharpwave.training.folder import BEST, LAST
-from sharpwave.training.loop import Training
 from sharpwave.training.policies import keep_policy
-from sharpwave.training.progress import TrainingState
+from sharpwave.training.progress import Metrics, TrainingState
 from sharpwave.training.recipes.recipe import Recipe
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from sharpwave.training.actors.transport import Arrival
-from sharpwave.training.callbacks import Metrics
-from sharpwave.training.progress import Progress
+from sharpwave.training.progress import Metrics, Progress
 
 MAX_VERSIONS = 4096
 """Versions remembered; older weights count as the oldest of these."""

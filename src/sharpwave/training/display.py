@@ -1,0 +1,86 @@
+"""Figures of a run, shown while it goes on: a table on a terminal, or lines."""
+
+from __future__ import annotations
+
+import time
+
+from rich.console import Console
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from sharpwave.training.callbacks import Callback
+from sharpwave.training.progress import Metrics
+from sharpwave.training.text import byte_text, duration_text, number_text, printable
+
+
+class Display(Callback):
+    """A live table on a terminal; elsewhere a line every ``line_seconds``."""
+
+    def __init__(
+        self, console: Console, title: str, total_steps: int, stop_reward: float | None, line_seconds: float = 10.0
+    ) -> None:
+        self._console = console
+        self._title = title
+        self._total_steps = total_steps
+        self._stop_reward = stop_reward
+        self._line_seconds = line_seconds
+        self._last_line = float("-inf")
+        self._live: Live | None = None
+        if console.is_terminal:
+            self._live = Live(Panel("waiting for the first report ..."), console=console, refresh_per_second=4)
+            self._live.start()
+
+    def on_report(self, metrics: Metrics) -> None:
+        if self._live is not None:
+            self._live.update(self._panel(metrics))
+        elif time.monotonic() - self._last_line >= self._line_seconds:
+            self._last_line = time.monotonic()
+            self._console.print(self._line(metrics), soft_wrap=True, highlight=False)
+
+    def close(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def _line(self, m: Metrics) -> str:
+        return "  ".join(f"{name} {value}" for name, value in self._figures(m))
+
+    def _panel(self, m: Metrics) -> Panel:
+        figures = self._figures(m)
+        table = Table.grid(padding=(0, 2), expand=True)
+        for _ in range(2):
+            table.add_column(style="dim", no_wrap=True)
+            table.add_column(style="bold", no_wrap=True, ratio=1)
+        half = (len(figures) + 1) // 2
+        for left, right in zip(figures[:half], [*figures[half:], ("", "")], strict=False):
+            table.add_row(*left, *right)
+        return Panel(
+            table,
+            title=Text(printable(self._title)),
+            border_style="cyan",
+            subtitle="Ctrl-C ends with a checkpoint to --resume from",
+        )
+
+    def _figures(self, m: Metrics) -> list[tuple[str, str]]:
+        goal = "" if self._stop_reward is None else f" / {self._stop_reward:g}"
+        stale = f"{number_text(m.get('stale_versions'), 1)} versions, {number_text(m.get('stale_steps'), 0)} steps"
+        actors = [
+            ("weights behind", stale),
+            ("samples a step", number_text(m.get("replay_ratio"))),
+            ("actor restarts", f"{m.get('actor_restarts')}"),
+        ]
+        return [
+            ("steps", f"{m['steps']:,} / {self._total_steps:,}"),
+            ("FPS", number_text(m["avg_fps"], 0)),
+            ("held-out mean", number_text((m.get("held_out") or {}).get("mean")) + goal),
+            ("training mean of 100", number_text(m["mean_reward"])),
+            ("episodes", f"{m['episodes']:,}"),
+            ("epsilon", number_text(m["epsilon"], 3)),
+            ("loss", number_text(m["avg_loss"], 4)),
+            ("replay", f"{m['replay_steps']:,} steps, {byte_text(m['replay_bytes'])}"),
+            ("bytes a step", number_text(m["bytes_per_step"], 1)),
+            ("RAM", byte_text(m["process_bytes"])),
+            ("time left", f"at most {duration_text(m['seconds_left'])}"),
+            *(actors if "actor_restarts" in m else []),
+        ]

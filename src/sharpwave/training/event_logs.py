@@ -1,0 +1,114 @@
+"""Figures of a run, kept in files: JSON lines, TensorBoard."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any, ClassVar
+
+from sharpwave.training.callbacks import Callback, Training
+from sharpwave.training.files import RecordFile, real_folder
+from sharpwave.training.progress import Metrics
+
+
+class JsonLines(Callback):
+    """Appends every episode and every report to a file, one JSON object a line. All methods raise OSError."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = RecordFile(path)
+
+    def on_episode(self, metrics: Metrics) -> None:
+        self._file.append((json.dumps({"event": "episode", **metrics}) + "\n").encode())
+
+    def on_report(self, metrics: Metrics) -> None:
+        self._file.append((json.dumps({"event": "report", **metrics}) + "\n").encode())
+
+    def on_evaluation(self, metrics: Metrics) -> None:
+        self._file.append((json.dumps({"event": "evaluation", **metrics}) + "\n").encode())
+
+    def on_checkpoint(self, training: Training, metrics: Metrics) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class TensorBoard(Callback):
+    """Scalars against environment steps; ``steps`` is an episode's length. All methods raise OSError.
+
+    Args:
+        folder: made if absent.
+        after: a run is resumed after so many steps; what earlier files say about later steps is not shown.
+    """
+
+    EPISODE: ClassVar[dict[str, str]] = {"reward": "reward", "avg_reward": "avg_reward", "episode_steps": "steps"}
+    REPORT: ClassVar[dict[str, str]] = {
+        "loss": "loss",
+        "avg_loss": "avg_loss",
+        "epsilon": "epsilon",
+        "avg_fps": "avg_fps",
+        "mean_reward": "mean_reward_100",
+        "replay_steps": "memory/replay_steps",
+        "replay_bytes": "memory/replay_bytes",
+        "bytes_per_step": "memory/bytes_per_step",
+        "process_bytes": "memory/process_bytes",
+        "stale_versions": "actors/stale_versions",
+        "stale_steps": "actors/stale_steps",
+        "replay_ratio": "actors/replay_ratio",
+        "actor_restarts": "actors/restarts",
+    }
+
+    EVALUATION: ClassVar[dict[str, str]] = {"mean": "held_out/mean", "min": "held_out/min"}
+
+    def __init__(self, folder: Path, after: int | None = None) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        if not real_folder(folder):
+            folder.mkdir()
+        seconds, rest = divmod(time.time_ns(), 10**9)  # files are read in the order of their names
+        name = f"events.out.tfevents.{seconds:010d}.{rest:09d}.{socket.gethostname()}.{os.getpid()}"
+        self._file = RecordFile(folder / name)
+        self._event, self._summary = Event, Summary
+        self._records = RecordWriter(_Appending(self._file))
+        self._add(file_version="brain.Event:2")
+        if after is not None:
+            self._add(step=after + 1, session_log=SessionLog(status=SessionLog.START))
+
+    def on_episode(self, metrics: Metrics) -> None:
+        self._write(metrics, self.EPISODE)
+
+    def on_report(self, metrics: Metrics) -> None:
+        learner = metrics.get("learner", {})
+        self._write(metrics | learner, self.REPORT | {name: f"learner/{name}" for name in learner})
+
+    def on_evaluation(self, metrics: Metrics) -> None:
+        self._write(metrics, self.EVALUATION)
+
+    def on_checkpoint(self, training: Training, metrics: Metrics) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, metrics: Metrics, names: dict[str, str]) -> None:
+        values = [
+            self._summary.Value(tag=name, simple_value=metrics[key])
+            for key, name in names.items()
+            if metrics.get(key) is not None  # there are figures of runs with actors only
+        ]
+        self._add(step=metrics["steps"], summary=self._summary(value=values))
+
+    def _add(self, **what: Any) -> None:
+        self._records.write(self._event(wall_time=time.time(), **what).SerializeToString())
+
+
+class _Appending:
+    """What TensorBoard's writer of records takes for a file."""
+
+    def __init__(self, file: RecordFile) -> None:
+        self.write = file.append
