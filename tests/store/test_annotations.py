@@ -187,6 +187,20 @@ def test_an_annotation_goes_with_its_episode_and_not_to_another() -> None:
     assert found == {serial: serial // 7 for serial in [7, 8, 9, *range(14, 23)]}
 
 
+def test_an_episode_broken_off_at_a_segment_s_first_step_leaves_its_annotations_to_no_other(tmp_path: Path) -> None:
+    """Its last step is dropped, and the segment is empty then: the rest of the episode is sealed already."""
+    with sw.Store(SPEC, capacity=400, disk=tmp_path / "s", segment_steps=4) as store:
+        play(store, 5)
+        assert store.break_episode(0)
+        assert store.annotations(0, episode=True) == {}
+        play(store, 9, begin=7)
+        assert numbers_of(store) == {serial: serial // 7 for serial in [0, 1, 2, 3, *range(7, 15)]}
+    assert not check(tmp_path / "s").damages
+    with sw.Store.open(tmp_path / "s") as store:
+        assert store.recovery is not None and not store.recovery.damages
+        assert len(numbers_of(store)) == 12
+
+
 def test_many_large_annotations_end_segments_early_and_are_all_there() -> None:
     store = sw.Store(SPEC, capacity=4000, segment_steps=64)
     text = "x" * (MAX_EPISODE_BYTES - 40)

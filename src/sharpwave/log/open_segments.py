@@ -309,6 +309,7 @@ class Lanes:
         self.index.context[slot] = self.index.frames[slot] = self.index.episode_step[slot] = 0
         self.index.sparse[:, slot] = 0
         self.successor_known[lane] = False
+        self.annotations.keep_from(lane, int(self.steps[lane]))
 
     def _add_frames(self, slots: npt.NDArray[np.int32], frames: Mapping[int, Bytes]) -> None:
         """Put a frame, [n, size] by column, behind those of each of ``slots`` [n]."""
