@@ -136,7 +136,7 @@ def layout_of(spec: Spec, stride: int, on_disk: bool) -> Layout:
         every=tuple(spec.fields[name].every or 1 for name in spec.sparse_names),
         column_starts=starts[:-1].astype(np.int64),
         open_bytes=int(starts[-1]),
-        chunk_bytes=rounded(int(starts[-1]) + overhead, max(PAGE, 64 * 1024)),
+        chunk_bytes=rounded(int(starts[-1]) + overhead, PAGE),
         # With a disk, flags and rewards of all segments lie before the chunks: sampleable steps, and their
         # returns, are known without reading.
         spine_bytes=rounded(5 * stride, ALIGNMENT) if on_disk else 0,
