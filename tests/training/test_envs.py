@@ -87,7 +87,7 @@ def test_unknown_or_unfit_environments(name, message):
 
 
 def test_unknown_action_and_crop():
-    with pytest.raises(ValueError, match="pong knows no 'JUMP', expected some of NOOP"):
+    with pytest.raises(ValueError, match="pong has no 'JUMP', expected some of NOOP"):
         AtariFrames("pong", 1, AtariSettings(actions=("JUMP",)))
     with pytest.raises(ValueError, match="crop: got 200:211"):
         AtariSettings(crop=(200, 211))

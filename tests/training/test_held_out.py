@@ -103,7 +103,7 @@ def test_eval_plays_the_best_or_the_last(solved_run, tmp_path):
     assert state["steps"] == 77 and max(scores) < 15  # always to the left
     (folder / "best.safetensors").unlink()
     assert evaluate(folder, 10, EPSILON, EVAL_SEED)[1] == scores
-    with pytest.raises(ValueError, match="expected --checkpoint last"):
+    with pytest.raises(ValueError, match="use --checkpoint last"):
         evaluate(folder, 10, EPSILON, EVAL_SEED, checkpoint="best")
     (folder / "last.safetensors").unlink()  # a run of a version that wrote neither
     state, scores = evaluate(folder, 10, EPSILON, EVAL_SEED)

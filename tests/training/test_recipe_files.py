@@ -62,7 +62,7 @@ def test_config_json_of_a_run_is_read_back(tmp_path):
     ("name", "text", "message"),
     [
         ("a.toml", "[agent]\nlr = 'fast'", r"--config: '.*a\.toml': setting agent\.lr: got 'fast', expected float"),
-        ("a.toml", "[agent]\nlearning_rate = 1", r"unknown settings agent\.learning_rate; there are .*agent\.lr,"),
+        ("a.toml", "[agent]\nlearning_rate = 1", r"unknown settings agent\.learning_rate, expected .*agent\.lr,"),
         ("a.toml", "[training]\nsteps = 0.5", r"setting training\.steps: got 0\.5, expected int"),
         ("a.toml", "[evaluation]\nstop_reward = nan", "--stop-reward: got nan, expected a finite number"),
         ("a.toml", "agent = ", "Invalid value"),

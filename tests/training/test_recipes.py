@@ -32,7 +32,7 @@ def test_every_setting_says_what_it_is_and_has_an_option_of_its_own(env):
         ({"gamma": 1.5}, "--gamma: got 1.5, expected from 0 to 1"),
         ({"batch_size": 0}, "--batch-size: got 0, expected at least 1"),
         ({"frame": "84"}, "--frame: got '84', expected height x width"),
-        ({"frame": "84xx"}, "--frame: got '84xx', expected positive whole numbers"),
+        ({"frame": "84xx"}, "--frame: got '84xx', expected positive integers"),
         ({"crop": "194:34"}, "--crop: got '194:34', expected first:last"),
         ({"warmup_steps": 11, "capacity": 10}, "--warmup-steps: got 11, expected at most the capacity of 10 steps"),
         ({"learning_rate": 0.0}, "--learning-rate: got 0.0, expected above 0"),
@@ -40,7 +40,7 @@ def test_every_setting_says_what_it_is_and_has_an_option_of_its_own(env):
         ({"average_decay": 1.0}, "--average-decay: got 1.0, expected at least 0 and below 1"),
         ({"evaluate_every": 0, "stop_reward": 1.0}, "--evaluate-every: got 0, expected above 0: --stop-reward needs"),
         ({"standardize": True, "network": "mlp"}, "--standardize: got True, expected a network for images"),
-        ({"warp_drive": 1}, "unknown settings warp_drive; there are env, num_envs"),
+        ({"warp_drive": 1}, "unknown settings warp_drive, expected some of env, num_envs"),
     ],
 )
 def test_errors_name_the_option(changes, message):

@@ -71,8 +71,8 @@ def test_a_checkpoint_that_fails_is_told_and_tried_again_sooner(tmp_path):
         folder, summary = run("cartpole", CARTPOLE, tmp_path / "run", console(out))
     text = out.getvalue()
     assert "The checkpoint at 1,600 steps could not be written: [Errno 27] File too large" in text
-    assert "There is none yet; the next one is tried within 160 steps" in text
-    assert "The checkpoint at 1,760 steps is written" in text
+    assert "No checkpoint has been written yet; the next attempt is made within 160 steps" in text
+    assert "The checkpoint at 1,760 steps was written" in text
     assert summary["steps"] == 3_600 and names(folder) == [3_200, 3_600]
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["steps"] for line in lines if line["event"] == "report"][-1] == 3_600
@@ -84,7 +84,7 @@ def test_what_the_end_could_not_save_is_told(tmp_path):
     out = io.StringIO()
     with (
         full_above(BELOW_REPLAY),
-        pytest.raises(NotSavedError, match=r"at 3,600 steps, could not .*File too large.* Without the replay memory"),
+        pytest.raises(NotSavedError, match=r"at 3,600 steps, could not .*File too large.* without the replay memory"),
     ):
         run("cartpole", CARTPOLE, tmp_path / "run", console(out))
     folder = tmp_path / "run"
@@ -201,7 +201,7 @@ def test_a_run_s_folder_that_was_deleted_is_not_made_again(tmp_path):
         save_checkpoint(tmp_path / "gone" / "checkpoints", agent(), {"steps": 10})
     assert not (tmp_path / "gone").exists()
     out = Told("steps 1,600", lambda: shutil.rmtree(tmp_path / "run"))
-    with pytest.raises(NotSavedError, match=r"No such file.*There is none yet"):
+    with pytest.raises(NotSavedError, match=r"No such file.*No checkpoint has been written yet"):
         run("cartpole", CARTPOLE.override(checkpoint_every=2_000), tmp_path / "run", console(out))
     assert not (tmp_path / "run").exists()
 

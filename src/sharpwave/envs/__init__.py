@@ -1,4 +1,4 @@
-"""Environments by name: Atari games stepped as vectors in C++, anything else through Gymnasium."""
+"""Environments by name: Atari games as vectors in C++, all others through Gymnasium."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ __all__ = ["AtariFrames", "AtariSettings", "games", "make_env", "step_spec"]
 def make_env(
     name: str, num_envs: int, atari: AtariSettings | None = None, *, render: bool = False
 ) -> VectorEnv[Any, Any, Any]:
-    """Make a vector of environments which reset in the step that ends an episode (``AutoresetMode.SAME_STEP``).
+    """Make a vector of environments that reset in the step that ends an episode (``AutoresetMode.SAME_STEP``).
 
     Args:
         name: an Atari game as ale-py spells it ("pong", "space_invaders"), or a Gymnasium id ("CartPole-v1").
-        atari: how Atari frames are made; ignored for other environments.
-        render: ``env.render()`` returns one picture an environment.
+        atari: settings of Atari games; ignored for other environments.
+        render: let ``env.render()`` return one picture per environment.
     Raises:
-        ValueError: an unknown name, or an environment that observes something else than arrays.
+        ValueError: an unknown name, or an environment whose observations are not arrays.
     """
     if num_envs < 1:
         raise ValueError(f"num_envs: got {num_envs}, expected at least 1")
     if name in games():
         return AtariFrames(name, num_envs, atari or AtariSettings(), render=render)
     close = difflib.get_close_matches(name.lower().removeprefix("ale/").split("-")[0], games(), n=3, cutoff=0.7)
-    hint = f"there is none of this name; did you mean the Atari game {' or '.join(close)}?" if close else ""
+    hint = f"no environment has this name; did you mean the Atari game {' or '.join(close)}?" if close else ""
     return make_gym(name, num_envs, render=render, hint=hint)
 
 
 def step_spec(env: Any) -> Spec:
-    """Declare what the store keeps of one step of ``env``: the newest frame of a stack, or the whole observation.
+    """Return the ``Spec`` of a step of ``env``: the newest frame of a stack, or the whole observation.
 
     Args:
         env: one environment, or a vector, whose observations are arrays, or a flat dict of arrays, and whose actions
             are numbers or arrays.
 
     Raises:
-        ValueError: other observations or actions, for which a ``Spec`` can be declared by hand; or the
-            environments stack frames in different ways, or pad stacks as no field does.
+        ValueError: observations or actions of another kind, for which a ``Spec`` can be declared by hand; or
+            environments that stack frames in different ways, or with a padding that no field has.
     """
     prefix = "single_" if hasattr(env, "num_envs") else ""
     space: Any = getattr(env, f"{prefix}observation_space", None)

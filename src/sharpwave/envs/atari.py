@@ -1,4 +1,4 @@
-"""Atari games as vectors of frame stacks. ale-py steps, shrinks and stacks them in C++; here they are cropped."""
+"""Atari games as vectors of frame stacks. ale-py steps, shrinks and stacks in C++; this module crops."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ SCREEN_HEIGHT, SCREEN_WIDTH = 210, 160
 
 @cache
 def games() -> tuple[str, ...]:
-    """Names of the games that come with ale-py."""
+    """List the names of the games that come with ale-py."""
     return tuple(roms.get_all_rom_ids())
 
 
 @dataclass(frozen=True)
 class AtariSettings:
-    """How a game's screen becomes an observation, and what its actions and rewards are.
+    """Settings of a game: its observations, actions and rewards.
 
     Attributes:
-        height, width: of a frame, in pixels, after cropping.
-        crop: first and past-the-last of the screen's 210 lines that are kept.
-        stack: newest frames that one observation carries; after a reset the older ones are zeros.
-        actions: names of the actions that the agent has ("NOOP", "RIGHT"...); empty: all that the game knows.
-        clip_rewards: keep the sign only; ``infos["unclipped_reward"]`` has the game's own.
-        frame_skip: emulator frames an agent step.
+        height, width: size of a frame in pixels, after cropping.
+        crop: first line of the screen's 210 that is kept, and the line after the last.
+        stack: frames in an observation, the newest last; after a reset the older ones are zeros.
+        actions: names of the agent's actions ("NOOP", "RIGHT"...); empty: all of the game's.
+        clip_rewards: keep only a reward's sign; ``infos["unclipped_reward"]`` is the game's own.
+        frame_skip: emulator frames per agent step.
         sticky: probability that the emulator repeats the last action instead.
         max_episode_frames: emulator frames until an episode is truncated.
     """
@@ -68,23 +68,23 @@ class AtariSettings:
 
 
 class AtariFrames(VectorEnv[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[Any]]):
-    """``num_envs`` copies of a game; observations uint8 [N, stack, H, W], valid until the next step.
+    """Vector of ``num_envs`` copies of a game; observations uint8 [N, stack, H, W], valid until the next step.
 
     An episode's end and the next's start come in one step: ``infos["final_obs"]`` uint8 [N, stack, H, W] has
     the last observations where ``terminated`` or ``truncated``. ``infos["unclipped_reward"]`` is always there.
 
     Args:
         game: one of :func:`games`.
-        render: also step a twin in colour with the same seed and actions, whose screens :meth:`render` returns.
+        render: also step a copy in colour with the same seed and actions, whose screens :meth:`render` returns.
     Raises:
-        ValueError: an unknown game, or an action that it does not know.
+        ValueError: an unknown game, or an action that it does not have.
     """
 
     def __init__(self, game: str, num_envs: int, settings: AtariSettings, *, render: bool = False) -> None:
         if game not in games():
-            raise ValueError(f"env: {game!r} is not an Atari game of ale-py; see sharpwave.envs.games()")
+            raise ValueError(f"env: got {game!r}, expected an Atari game of ale-py; sharpwave.envs.games() lists them")
         top, bottom = settings.crop
-        # The screen is shrunk by the factor that gives the kept lines the height asked for; cropping is then a slice.
+        # The whole screen is shrunk so that the kept lines have the wanted height; cropping is then a slice.
         scale = settings.height / (bottom - top)
         shrunk = max(round(SCREEN_HEIGHT * scale), settings.height)
         first = min(round(top * scale), shrunk - settings.height)
@@ -108,13 +108,13 @@ class AtariFrames(VectorEnv[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.ND
         known = [action.name for action in self._env.ale.get_action_set()]
         for name in settings.actions:
             if name not in known:
-                raise ValueError(f"actions: {game} knows no {name!r}, expected some of {','.join(known)}")
+                raise ValueError(f"actions: {game} has no {name!r}, expected some of {','.join(known)}")
         self.action_names = settings.actions or tuple(known)
         self._actions = np.array([known.index(name) for name in self.action_names], np.int64)
         self._clip = settings.clip_rewards
-        self.stack_size, self.padding_type = settings.stack, "zero"  # as gymnasium's FrameStackObservation says it
+        self.stack_size, self.padding_type = settings.stack, "zero"  # named as in gymnasium's FrameStackObservation
         self.num_envs = num_envs
-        # ale-py writes into a dict that all of its instances share; this one is our own.
+        # ale-py writes into a dict that all of its instances share, hence a copy.
         self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_fps": 60 // settings.frame_skip}
         self.render_mode = "rgb_array" if render else None
         self.single_observation_space = Box(0, 255, (settings.stack, settings.height, settings.width), np.uint8)
@@ -134,12 +134,12 @@ class AtariFrames(VectorEnv[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.ND
     def step(
         self, actions: npt.NDArray[np.int64]
     ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any], dict[str, Any]]:
-        """One agent step of every environment; ``actions`` int [N] index ``action_names``."""
+        """Step every environment; ``actions`` int [N] index ``action_names``."""
         self.step_async(actions)
         return self.step_wait()
 
     def step_async(self, actions: npt.NDArray[np.int64]) -> None:
-        """Begin :meth:`step`, which goes on in threads of ale-py's."""
+        """Begin :meth:`step` in ale-py's threads, without waiting."""
         chosen = self._actions[actions]
         self._env.send(chosen)
         if self._twin is not None:
@@ -148,7 +148,7 @@ class AtariFrames(VectorEnv[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.ND
     def step_wait(
         self,
     ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any], dict[str, Any]]:
-        """What :meth:`step` returns, when it is there."""
+        """Wait for the step that :meth:`step_async` began, and return as :meth:`step` does."""
         obs, reward, terminated, truncated, infos = self._env.recv()
         if self._twin is not None:
             self._screens = self._twin.recv()[0][:, 0]
@@ -161,14 +161,14 @@ class AtariFrames(VectorEnv[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.ND
         return self._cropped(obs), reward, terminated, truncated, infos
 
     def render(self) -> tuple[npt.NDArray[np.uint8], ...]:
-        """The screens in colour, uint8 [210, 160, 3] each."""
+        """Return the screens in colour, uint8 [210, 160, 3] each."""
         if self._screens is None:
             raise RuntimeError("render: make the environment with render=True and reset it first")
         return tuple(self._screens)
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Nothing is held beyond memory."""
+        """Do nothing: ale-py holds only memory."""
 
     def _cropped(self, frames: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-        """[N, stack, shrunk, W] -> [N, stack, H, W]."""
+        """Crop frames: [N, stack, shrunk, W] -> [N, stack, H, W]."""
         return frames[:, :, self._rows]

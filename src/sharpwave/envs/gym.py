@@ -1,4 +1,4 @@
-"""Gymnasium environments as vectors, whose observations are arrays or flat dicts of arrays."""
+"""Gymnasium environments as vectors with observations that are arrays or flat dicts of arrays."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
-"""Spaces of which one observation is an array of one shape."""
+"""Spaces whose observations are arrays of a fixed shape."""
 
 
 def register_atari() -> None:
-    """Make ``ALE/Pong-v5`` and its like known to Gymnasium."""
+    """Register ale-py's environments (``ALE/Pong-v5``) with Gymnasium."""
     if "ALE/Pong-v5" not in gymnasium.registry:
         gymnasium.register_envs(ale_py)
 
 
 def known(name: str) -> bool:
-    """Whether Gymnasium knows an id; one that names a module, which it would import, counts as known."""
+    """Return whether Gymnasium knows an id; one that names a module to import counts as known."""
     register_atari()
     try:
         return ":" in name or gymnasium.spec(name) is not None
@@ -36,11 +36,11 @@ def make_gym(name: str, num_envs: int, *, render: bool = False, hint: str = "") 
 
     Args:
         name: its Gymnasium id, "CartPole-v1".
-        render: ``env.render()`` returns one picture an environment.
-        hint: said about an unknown name in the place of Gymnasium's own words.
+        render: let ``env.render()`` return one picture per environment.
+        hint: text of the error for an unknown name; default: Gymnasium's.
     Raises:
-        ValueError: an unknown name, an environment that cannot be made here (a package is missing), or one that
-            observes something else than arrays.
+        ValueError: an unknown name, an environment that cannot be made here (a package is missing), or one whose
+            observations are not arrays.
     """
     register_atari()
     options: dict[str, Any] = {"render_mode": "rgb_array"} if render else {}
@@ -61,7 +61,7 @@ def make_gym(name: str, num_envs: int, *, render: bool = False, hint: str = "") 
 
 
 def flat_observations(env: gymnasium.Env[Any, Any]) -> Any:
-    """Let an environment observe an array, or a flat dict of arrays.
+    """Wrap an environment so that it observes an array or a flat dict of arrays.
 
     Raises:
         ValueError: a part of the observation is neither.
@@ -79,7 +79,7 @@ def flat_observations(env: gymnasium.Env[Any, Any]) -> Any:
 
 
 def _arrays(space: Any, value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Arrays of an observation of ``space`` by key; of a space, beside itself, the spaces of its arrays."""
+    """Yield the arrays of an observation by key; with the space itself as ``value``, the spaces of its arrays."""
     if not isinstance(space, (spaces.Dict, spaces.Tuple)):
         yield key, value
         return

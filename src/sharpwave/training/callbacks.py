@@ -1,4 +1,4 @@
-"""A run under way, and the hooks into it."""
+"""A run in progress, as callbacks see it, and the base class of callbacks."""
 
 from __future__ import annotations
 
@@ -14,53 +14,54 @@ from sharpwave.training.recipes.recipe import Recipe
 
 
 class Callback:
-    """Base class for training hooks. Each does nothing, or what a subclass makes of it.
+    """Base class for training hooks. Every hook does nothing until a subclass overrides it.
 
-    ``training`` is the run under way (:class:`Training`), to be looked at, and to be ended by
-    ``training.stop(reason)``; ``metrics`` are plain dicts.
+    ``training`` is the run (:class:`Training`), which a hook may inspect and end by ``training.stop(reason)``;
+    ``metrics`` are plain dicts.
     """
 
     def on_begin(self, training: Training) -> None:
-        """Training begins, or goes on from a checkpoint."""
+        """Handle the start of training or of a resumed run."""
 
     def on_step(self, training: Training) -> None:
-        """A turn is over: steps have arrived, or none came in a while."""
+        """Handle the end of a turn of the loop: steps have arrived, or waiting for them timed out."""
 
     def on_update(self, training: Training, learned: Learned) -> None:
-        """The agent has made an update."""
+        """Handle an update of the agent."""
 
     def on_episode(self, metrics: Metrics) -> None:
-        """An episode has ended: steps, minutes, reward, episode_steps, avg_reward, mean_reward, episodes."""
+        """Handle the end of an episode: steps, minutes, reward, episode_steps, avg_reward, mean_reward, episodes."""
 
     def on_report(self, metrics: Metrics) -> None:
-        """A report is due: steps, minutes, avg_fps, loss, epsilon, replay_bytes and the rest of the run's figures."""
+        """Handle a report: steps, minutes, avg_fps, loss, epsilon, replay_bytes and the run's other figures."""
 
     def on_evaluation(self, metrics: Metrics) -> None:
-        """A held-out evaluation was made: steps, minutes, scores, mean, min, lost, best (so far)."""
+        """Handle a held-out evaluation: steps, minutes, scores, mean, min, lost, best (so far)."""
 
     def wants_checkpoint(self, training: Training) -> bool:
-        """Return whether a checkpoint is to be made after this turn. Asked once a turn, after :meth:`on_step`."""
+        """Return whether to write a checkpoint after this turn. Called once a turn, after :meth:`on_step`."""
         return False
 
     def on_checkpoint(self, training: Training, metrics: Metrics) -> None:
-        """A checkpoint is made, of the state that the last report, ``metrics``, told of. What was written so far must
-        be kept as surely as the checkpoint, which a later callback writes."""
+        """Sync what was written so far: a later callback writes a checkpoint of the state reported in ``metrics``."""
 
     def on_end(self, metrics: Metrics) -> None:
-        """Training has ended: the last report, with ``reason``. Not called after an error."""
+        """Handle the end of training: ``metrics`` is the last report with ``reason``. Not called after an error."""
 
     def close(self) -> None:
-        """Release what is held; called however the run ended."""
+        """Release resources. Called in any case, also after an error."""
 
 
 @dataclass
 class Training:
-    """A run under way, as callbacks see it.
+    """A run in progress, as callbacks see it.
 
     Attributes:
-        view: what is learned from.  experience: where steps come from.
-        state: steps, updates, scores, evaluations.
-        reason: why it ends; None as long as it does not.  failed: whether that is a failure.
+        view: the view of ``store`` that the agent learns from.
+        experience: the source of steps.
+        state: steps, updates, scores and evaluations.
+        reason: why training ends after this turn; None: it goes on.
+        failed: whether ``reason`` is a failure.
     """
 
     recipe: Recipe
@@ -74,18 +75,18 @@ class Training:
     failed: bool = field(default=False, init=False)
 
     def stop(self, reason: str, *, failed: bool = False) -> None:
-        """End after this turn."""
+        """End training after this turn of the loop."""
         self.reason, self.failed = reason, failed
 
     def report(self) -> Metrics:
-        """Return the run's figures: those of the agent, of its source of experience, and of evaluations."""
+        """Return the run's figures: those of the agent, of the replay memory, of evaluations and of the source."""
         state, schedules = self.state, self.agent.schedules(self.state.progress.steps)
         metrics = state.progress.report(schedules, state.scores, self.store)
         return metrics | state.held_out.report() | self.experience.report()
 
 
 class StopWhen(Callback):
-    """Ends training once ``reason`` returns one."""
+    """Callback that ends training once ``reason()`` returns a reason."""
 
     def __init__(self, reason: Callable[[], str | None]) -> None:
         self._reason = reason
@@ -97,10 +98,11 @@ class StopWhen(Callback):
 
 
 class Lasting(Callback):
-    """Wrapper of a callback whose files or terminal may fail: that is said once, and the run goes on.
+    """Wrapper of a callback whose files or terminal may fail: a failure is reported once, and training goes on.
 
     Args:
-        what: its name for people.  say: told when it fails, and when it works again.
+        what: name of the output in messages.
+        say: called with a sentence when writing fails and when it works again.
     """
 
     def __init__(self, callback: Callback, what: str, say: Callable[[str], None]) -> None:
@@ -138,15 +140,15 @@ class Lasting(Callback):
         try:
             self._callback.close()
         except OSError as error:
-            self._say(f"{self._what} is not complete: {error}")
+            self._say(f"{self._what} is incomplete: {error}")
 
     def _try(self, call: Callable[[], None], *, writes: bool = True) -> None:
-        """Call, and note whether that failed; a success shows that files can be written again if it ``writes``."""
+        """Call, and report the first failure; after one, report a successful call that ``writes``."""
         try:
             call()
         except OSError as error:
             if not self._failing:
-                self._say(f"{self._what} cannot be written: {error}; training goes on, and what waits is written later")
+                self._say(f"{self._what} cannot be written: {error}; training goes on, and the rest is written later")
             self._failing = True
         else:
             if self._failing and writes:
@@ -155,8 +157,7 @@ class Lasting(Callback):
 
 
 class HeldOutEvaluations(Callback):
-    """Evaluates the policy every ``evaluate_every`` steps, where recent training episodes suggest that it is worth
-    it."""
+    """Callback that evaluates the policy every ``evaluate_every`` steps, if recent training scores are high enough."""
 
     def on_step(self, training: Training) -> None:
         state, progress = training.state, training.state.progress

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: tensors as safetensors, figures as JSON, nothing pickled, each one whole or not there."""
+"""Checkpoints of a run: tensors as safetensors, figures as JSON, nothing pickled; each is written atomically."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from sharpwave.training.files import read_regular, real_folder, sync, write_new
 RANDOM, STATE, REPLAY = "random.safetensors", "state.json", "replay"
 TENSORS = ".safetensors"
 BEST = "best.safetensors"
-"""The policy with the best held-out evaluation so far, where there is one; figures about it are in the state."""
+"""Weights of the policy with the best held-out evaluation so far, if any; state.json has the evaluation itself."""
 
 
 NO_STATE = (
     ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError, RuntimeError, SafetensorError
 )  # fmt: skip
-"""What is raised by reading files that hold something else, whose checksums may well hold."""
+"""Errors raised on files with unexpected content; their checksums may still be valid."""
 MARK = "run.json"
-"""The file in a checkpoint's folder that says which run wrote it: only such folders are ever replaced or removed."""
+"""File in a checkpoint's folder that names the run that wrote it. Only folders with a run's mark are ever removed."""
 NAME = re.compile(r"[0-9]{12}(-[0-9]+)?")
 LEFT = re.compile(r"\.[0-9]{12}(-[0-9]+)?(\.[0-9a-f]{8})?\.(partial|removed)")
 MAX_BYTES, MAX_TENSOR_BYTES = 64 << 20, 16 << 30
-"""No state.json is larger, and no file of tensors."""
+"""Size limits of state.json and of a file of tensors."""
 
 
 def save_checkpoint(
@@ -51,27 +51,28 @@ def save_checkpoint(
     run: str = "",
     best: Mapping[str, torch.Tensor] | None = None,
 ) -> Path:
-    """Save as ``folder/<steps>``; of the run's older ones the newest ``keep - 1`` stay.
+    """Save a checkpoint as ``folder/<steps>`` and remove all but the newest ``keep`` checkpoints of the run.
 
-    Whatever in ``folder`` is no checkpoint of this run is left alone; where something else has the name, another number
-    comes behind it.
+    An existing checkpoint of the same steps is replaced; those of more steps, abandoned by a resume from an earlier
+    one, are removed. Anything in ``folder`` that this run did not write is left alone; if it has the checkpoint's name,
+    a number is appended to the name.
 
     Args:
-        folder: where a run's checkpoints lie; made if absent, in the run's folder, which is there.
-        state: JSON figures, among them ``steps``.
-        store: the replay memory, if it is to be part of it.
-        run: the id of the run.
-        best: weights of the best policy so far, which :func:`load_best` gives back.
+        folder: the run's folder of checkpoints; made if absent, but its parent must exist.
+        state: JSON figures, including ``steps``.
+        store: the replay memory to include; None: none.
+        keep: checkpoints of the run to keep, the new one included.
+        run: the run's id.
+        best: weights of the best policy so far, which :func:`load_best` returns.
     Returns:
-        the checkpoint's folder. An existing one of the same steps is replaced; those of more steps, from which the run
-        was not resumed, are removed.
+        the checkpoint's folder.
     Raises:
-        OSError: it could not be written; earlier checkpoints are as they were.
+        OSError: the checkpoint could not be written; earlier ones are unchanged.
     """
     if not real_folder(folder):
         folder.mkdir()
     mark = _mark(run)
-    for left in folder.iterdir():  # of a process that ended while it wrote or removed
+    for left in folder.iterdir():  # leftovers of a process that was killed while it wrote or removed a checkpoint
         if LEFT.fullmatch(left.name):
             _clear(left, mark)
     final, number = folder / f"{state['steps']:012d}", 2
@@ -97,51 +98,51 @@ def save_checkpoint(
     ours = [path for path in _checkpoints(folder) if _owned(path, mark)]
     kept = [path for path in ours if path.name <= final.name][-keep:]
     removed += [one for path in ours if path not in kept for one in _set_aside(path, mark)]
-    for path in removed:  # the checkpoint is whole: one that cannot be removed is, by the next one
+    for path in removed:  # the new checkpoint is complete; the next save removes what cannot be removed now
         shutil.rmtree(path, ignore_errors=True)
     return final
 
 
 def checkpoints(run: Path) -> list[Path]:
-    """Checkpoints of a run's folder, oldest first: at least one.
+    """List the checkpoints in a run's folder, oldest first; at least one.
 
     Raises:
-        ValueError: no such folder, no run in it, or a run without a checkpoint.
+        ValueError: the folder does not exist, is not a run's, or has no checkpoint.
     """
     if not run.is_dir():
         raise ValueError(f"run folder {str(run)!r} does not exist; 'sharpwave train' prints the folder of its run")
     if not (run / CONFIG).is_file():
         raise ValueError(
-            f"{str(run)!r} is not a run folder: it has no config.json; give what 'sharpwave train' printed"
+            f"{str(run)!r} is not a run folder: it has no config.json; give the folder that 'sharpwave train' printed"
         )
     found = _checkpoints(run / "checkpoints")
     if not found:
         raise ValueError(
-            f"run {str(run)!r} has no checkpoint yet; the first comes after checkpoint_every steps or when training "
+            f"run {str(run)!r} has no checkpoint yet; one is written after checkpoint_every steps and when training "
             "ends (Ctrl-C ends it with one)"
         )
     return found
 
 
 def latest_checkpoint(run: Path) -> Path:
-    """The newest of :func:`checkpoints`."""
+    """Return the newest of :func:`checkpoints`."""
     return checkpoints(run)[-1]
 
 
 def newest_checkpoint(folder: Path, run: str) -> Path | None:
-    """The newest in ``folder`` that the run with this id wrote."""
+    """Return the newest checkpoint in ``folder`` that the run with this id wrote; None: there is none."""
     mark = _mark(run)
     return next((path for path in reversed(_checkpoints(folder)) if _owned(path, mark)), None)
 
 
 def load_checkpoint(checkpoint: Path, agent: Agent, *, resume: bool = False) -> dict[str, Any]:
-    """Load an agent; to ``resume`` also torch's random state.
+    """Load an agent from a checkpoint; with ``resume`` also restore torch's random state.
 
     Returns:
         the checkpoint's figures.
     Raises:
-        ValueError: a missing or damaged file, or weights of another network.
-        NewerVersionError: a later release wrote it.
+        ValueError: a file is missing or damaged, or the weights are those of another network.
+        NewerVersionError: a later release wrote the checkpoint.
     """
     try:
         state: dict[str, Any] = json.loads(read_regular(checkpoint / STATE, MAX_BYTES))
@@ -163,10 +164,10 @@ def load_checkpoint(checkpoint: Path, agent: Agent, *, resume: bool = False) -> 
 
 
 def load_best(checkpoint: Path, state: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """The ``best`` that a checkpoint was saved with, given its figures; empty where there was none.
+    """Load the weights of the best policy from a checkpoint with the figures ``state``; empty if it has none.
 
     Raises:
-        ValueError: a missing or damaged file.
+        ValueError: the file is missing or damaged.
     """
     try:
         return _load(checkpoint, BEST, state, torch.device("cpu")) if BEST in state["checksums"] else {}
@@ -175,7 +176,7 @@ def load_best(checkpoint: Path, state: dict[str, Any]) -> dict[str, torch.Tensor
 
 
 def _write_files(partial: Path, agent: Agent, state: dict[str, Any], best: Mapping[str, torch.Tensor]) -> None:
-    """Write the agent's groups of tensors as files of their names, its plain values among the figures."""
+    """Write each of the agent's groups of tensors to a file of its own, and its plain values with the figures."""
     own = agent.state()
     groups = {name: value for name, value in own.items() if _is_tensors(value)}
     state = {**state, "agent": {name: value for name, value in own.items() if name not in groups}}
@@ -208,13 +209,13 @@ def _check(name: str, content: bytes, state: dict[str, Any]) -> None:
 
 
 def _figures(state: dict[str, Any]) -> bytes:
-    """What the checksum of the figures is taken over: all of them but the checksums."""
+    """Return the bytes that the checksum of the figures covers: all figures except the checksums."""
     figures = {name: value for name, value in state.items() if name != "checksums"}
     return json.dumps(figures, sort_keys=True).encode()
 
 
 def _random_state(device: torch.device) -> dict[str, torch.Tensor]:
-    """Torch's generators: uint8 tensors by kind of device."""
+    """Return the states of torch's generators: uint8 tensors by kind of device."""
     states = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(device)
@@ -228,7 +229,7 @@ def _set_random_state(states: dict[str, torch.Tensor], device: torch.device) -> 
 
 
 def _checkpoints(folder: Path) -> list[Path]:
-    """Whole checkpoints, oldest first; names are zero-padded steps, so they sort."""
+    """List complete checkpoints, oldest first: names are zero-padded steps, so they sort."""
     return sorted(path for path in folder.glob("[0-9]*") if NAME.fullmatch(path.name) and (path / STATE).is_file())
 
 
@@ -237,13 +238,15 @@ def _mark(run: str) -> bytes:
 
 
 def _is_folder(path: Path) -> bool:
-    """Whether it is one itself, and no link to one."""
+    """Return whether ``path`` is a folder and not a link to one."""
     return path.is_dir() and not path.is_symlink()
 
 
 def _owned(path: Path, mark: bytes) -> bool:
-    """Whether a folder is a checkpoint that this run wrote: by its mark, or, of a release that wrote none, by the
-    checksum of its figures."""
+    """Return whether this run wrote the checkpoint at ``path``.
+
+    Its mark decides; a checkpoint of a release that wrote no marks is recognized by the checksum of its figures.
+    """
     if not _is_folder(path):
         return False
     try:
@@ -257,12 +260,12 @@ def _owned(path: Path, mark: bytes) -> bool:
 
 
 def _hidden(checkpoint: Path, kind: str) -> Path:
-    """A path beside it that nothing has; what is half written or half removed must not look like a checkpoint."""
+    """Return an unused name beside a checkpoint, under which a partial one is not mistaken for a complete one."""
     return checkpoint.with_name(f".{checkpoint.name}.{secrets.token_hex(4)}.{kind}")
 
 
 def _set_aside(checkpoint: Path, mark: bytes) -> list[Path]:
-    """Give a checkpoint another name, if this run wrote it; returns that."""
+    """Rename a checkpoint that this run wrote, for removal; return its new path, or nothing if another wrote it."""
     if not _owned(checkpoint, mark):
         return []
     aside = _hidden(checkpoint, "removed")
@@ -271,9 +274,9 @@ def _set_aside(checkpoint: Path, mark: bytes) -> list[Path]:
 
 
 def _clear(left: Path, mark: bytes) -> None:
-    """Remove what a process that ended has left, if this run wrote it; a folder that holds nothing is no loss."""
+    """Remove a leftover folder if this run wrote it or if it is empty."""
     if _owned(left, mark):
         shutil.rmtree(left, ignore_errors=True)
     else:
-        with contextlib.suppress(OSError):  # not empty, or no folder
+        with contextlib.suppress(OSError):  # not empty, or not a folder
             left.rmdir()

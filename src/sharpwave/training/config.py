@@ -1,4 +1,4 @@
-"""config.json of a run: the settings that it was made with, a checksum, and whether its environment may be imported."""
+"""A run's config.json: its settings and a checksum, and the check that its environment imports no unknown module."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from sharpwave.training.text import quoted
 
 CONFIG = "config.json"
 VERSION = 2
-"""Of config.json, of a checkpoint's state.json and of policies."""
+"""Format version of config.json, of a checkpoint's state.json and of policies."""
 NAMES, OLDEST_NAMES = {"version", "run", "replay", "recipe", "settings", "checksum"}, {"recipe", "settings"}
 MAX_BYTES = 1 << 20
-"""No config.json is larger."""
+"""Size limit of config.json."""
 
 
 class Config(NamedTuple):
-    """What config.json says.
+    """Content of config.json.
 
     Attributes:
-        name: of the recipe that the settings began as.
-        run: the run's id, which its checkpoints carry too; "" in one of a release that gave none.
-        replay: the id of its replay memory on disk; "" if it has none there.
+        name: name of the recipe that the settings are based on.
+        run: the run's id, which its checkpoints carry too; "" in a run of a release that gave none.
+        replay: the id of its replay memory on disk; "": it has none on disk.
     """
 
     name: str
@@ -37,19 +37,19 @@ class Config(NamedTuple):
 
 
 def write_config(folder: Path, config: Config) -> None:
-    """Write it, whole or not at all.  Raises: OSError."""
+    """Write config.json atomically.  Raises: OSError."""
     ids = {"run": config.run, "replay": config.replay}
     values = {"version": VERSION, **ids, "recipe": config.name, "settings": config.recipe.to_table()}
     write_text(folder / CONFIG, sealed_json(values))
 
 
 def read_config(folder: Path, *, trust: bool = False) -> Config:
-    """Read it, and check that what it asks for may be done.
+    """Read and check config.json.
 
     Args:
-        trust: the module that the environment's name asks to import may be imported.
+        trust: allow importing the module that the environment's name refers to.
     Raises:
-        ValueError: the folder has none, it is damaged or was edited, or asks for a module without ``trust``.
+        ValueError: the file is missing, damaged or edited, or its environment imports a module without ``trust``.
         NewerVersionError: a later release wrote it.
     """
     path = folder / CONFIG
@@ -57,11 +57,11 @@ def read_config(folder: Path, *, trust: bool = False) -> Config:
         content = read_regular(path, MAX_BYTES)
         values = json.loads(content)
         check_version(path, values)
-        named = "version" in values  # those of the first release say no more than recipe and settings
+        named = "version" in values  # the first release wrote only recipe and settings
         if set(values) != (NAMES if named else OLDEST_NAMES):
             raise ValueError(f"it holds {', '.join(sorted(values))}")
-        if named and content != sealed_json(values).encode():  # byte by byte: there is one way to write it
-            raise ValueError("its checksum does not hold")
+        if named and content != sealed_json(values).encode():  # bytes are compared: the encoding is canonical
+            raise ValueError("its checksum does not match")
         recipe = recipe_of(values)
         ids = (_checked_id("run", values), _checked_id("replay", values)) if named else ()
         config = Config(str(values["recipe"]), recipe, *ids)
@@ -77,38 +77,39 @@ def read_config(folder: Path, *, trust: bool = False) -> Config:
 
 
 def recipe_of(values: dict[str, Any]) -> Recipe:
-    """Return the recipe in what a config.json holds, of this release or an earlier one.
+    """Return the recipe in the values of a config.json, of this release or an earlier one.
 
     Raises:
-        KeyError, TypeError, AttributeError, ValueError: it holds none.
+        KeyError, TypeError, AttributeError, ValueError: they are not those of a recipe.
     """
     settings = values["settings"]
     return old_runs.recipe(settings) if values.get("version", 1) == 1 else Recipe.from_table(settings)
 
 
 def check_imports(path: Path, recipe: Recipe) -> None:
-    """See that a recipe read from a file asks for no module to be imported.
+    """Check that the environment of a recipe that was read from a file imports no module.
 
     Raises:
-        ValueError: it does.
+        ValueError: its name refers to one.
     """
-    module, colon, _ = recipe.env.name.partition(":")  # what gymnasium takes for a module, and imports
+    module, colon, _ = recipe.env.name.partition(":")  # gymnasium imports what comes before a colon
     if colon:
         raise ValueError(
-            f"{str(path)!r}: its environment {recipe.env.name!r} imports the module {module!r}, and with it whatever "
-            "code lies there; nothing was imported. If you know that module: the same command with --trust"
+            f"{str(path)!r}: its environment {recipe.env.name!r} would import the module {module!r} and run its code; "
+            "nothing was imported. If you trust that module, repeat the command with --trust"
         )
 
 
 def check_version(path: Path, values: dict[str, Any]) -> None:
-    """See that this release knows what wrote a file of a run; without a version it was the first.
+    """Check that this release reads the format version of a run's file; a file without one has version 1.
 
     Raises:
-        NewerVersionError, ValueError.
+        ValueError: the version is not a positive integer.
+        NewerVersionError: a later release wrote the file.
     """
     version = values.get("version", 1)
     if type(version) is not int or version < 1:
-        raise ValueError(f"version {version!r}, expected a number of at least 1")
+        raise ValueError(f"version {version!r}, expected an integer of at least 1")
     if version > VERSION:
         raise NewerVersionError(f"{path}: version {version}, this release reads up to {VERSION}")
 

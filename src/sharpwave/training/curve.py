@@ -1,4 +1,4 @@
-"""The learning curve of a run as a picture."""
+"""Learning curve of a run as a PNG."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from sharpwave.training.text import printable
 
 
 def draw_curve(metrics: Path, picture: Path, title: str, stop_reward: float | None) -> None:
-    """Rewards against steps and against minutes, from a run's metrics.jsonl to a PNG.
+    """Draw rewards against steps and against minutes, from a run's metrics.jsonl to a PNG.
 
-    Dots are single episodes of training, the line is the mean of the last 100; diamonds are held-out evaluations.
+    Dots are training episodes, the line is the mean of the last 100; diamonds are held-out evaluations.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""Playing what a run has kept: scores of whole episodes, and a video of them."""
+"""Evaluating a run's saved policy: scores of whole episodes, and a video of them."""
 
 from __future__ import annotations
 
@@ -28,22 +28,23 @@ def evaluate(
     *,
     trust: bool = False,
 ) -> tuple[dict[str, Any], list[float]]:
-    """Play with weights that a run has kept.
+    """Play whole episodes with a policy that a run has saved.
 
     Args:
-        video: an .mp4 or .gif file to write; then one environment plays all episodes, one after another.
+        epsilon: probability of a random action.
+        video: an .mp4 or .gif file to write; one environment then plays all episodes in turn.
         checkpoint: "best", the policy with the best held-out evaluation, or "last", that of the newest checkpoint;
             None: the best if there is one, else the last.
-        trust: the module that the name of the run's environment asks to import may be imported.
+        trust: allow importing the module that the environment's name refers to.
     Returns:
-        figures about the weights, with ``steps`` and ``checkpoint``, which of the two they are; and the scores.
+        figures about the weights, including ``steps`` and ``checkpoint`` ("best" or "last"); the scores.
     Raises:
-        ValueError: no run or nothing to play there, or a video that cannot be written.
+        ValueError: the folder holds no run or no policy, or the video cannot be written.
     """
-    checkpoints(run)  # is it a run with any?
+    checkpoints(run)  # raises where there is no run or no checkpoint
     if checkpoint is None:
         checkpoint = "best" if (run / BEST).is_file() else "last"
-    # Few observations at a time: more threads only wait.
+    # Batches are small: further threads would only wait.
     recipe = read_config(run, trust=trust).recipe.override(device=device, threads=1)
     env = setup.environments(recipe, 1 if video is not None else lanes_for(episodes), render=video is not None)
     with closing(env), setup.arithmetic(recipe):
@@ -56,22 +57,22 @@ def evaluate(
 
 
 def _player(run: Path, checkpoint: str, agent: Agent) -> tuple[dict[str, Any], Agent]:
-    """Figures about the weights, and an agent that acts by them."""
+    """Load a saved policy into ``agent``; return the policy's figures and the agent."""
     try:
         weights, figures = load_policy(run / {"best": BEST, "last": LAST}[checkpoint])
     except FileNotFoundError as error:
         if checkpoint == "best":
             raise ValueError(
-                f"run {str(run)!r} has no {BEST}: no held-out evaluation has been made yet; expected --checkpoint last"
+                f"run {str(run)!r} has no {BEST}: no held-out evaluation has been made yet; use --checkpoint last"
             ) from error
-        figures = load_checkpoint(checkpoints(run)[-1], agent)  # of a version that wrote no policies
+        figures = load_checkpoint(checkpoints(run)[-1], agent)  # run of a release that wrote no policies
         weights = agent.policy_tensors()
     agent.load_policy(weights)
     return figures, agent
 
 
 class _open_video:
-    """Context manager giving a function that appends a picture to the file."""
+    """Context manager of a video file; yields a function that appends a picture."""
 
     def __init__(self, path: Path, fps: int) -> None:
         if path.suffix.lower() not in (".mp4", ".gif"):
@@ -84,7 +85,7 @@ class _open_video:
             if path.suffix.lower() == ".gif":
                 self._writer = imageio.get_writer(path, mode="I", duration=1000 / fps, loop=0)
             else:
-                # macro_block_size 2: what the codec needs; a larger one would rescale the screen.
+                # The codec needs even sides; imageio's default of 16 would rescale the screen.
                 self._writer = imageio.get_writer(path, fps=fps, macro_block_size=2)
         except (ImportError, ValueError) as error:
             raise ValueError(f"video: {path.name!r} cannot be written: {error}; a .gif needs no ffmpeg") from error

@@ -1,4 +1,4 @@
-"""Where steps come from: one protocol for environments in this process, actor processes, and whatever is to come."""
+"""Sources of experience: the protocol, and its implementation for environments in this process."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from sharpwave.training.scores import Episode, EpisodeSums
 
 
 class Arrived(NamedTuple):
-    """What a source has brought since it was last asked.
+    """Steps that arrived from a source since it was last polled.
 
     Attributes:
-        steps: environment steps that are in the store now.
-        episodes: those that ended.
-        failure: why no more will come; "" as long as they do.
+        steps: environment steps that were added to the store.
+        episodes: episodes that ended.
+        failure: why the source has failed for good; "": it has not.
     """
 
     steps: int
@@ -25,13 +25,13 @@ class Arrived(NamedTuple):
 
 
 class Experience(Protocol):
-    """A source of steps, which it writes into the store. A context manager: nothing of it is left afterwards.
+    """Source of steps, which it writes into the store. A context manager: on exit it stops what it started.
 
     A turn of the training loop is :meth:`request`, then updates, then :meth:`receive`: so a source that steps
     in other threads or processes does it while the agent learns.
 
     Attributes:
-        max_updates: in a turn; None: as many as are due.
+        max_updates: updates in a turn at most; None: as many as are due.
     """
 
     max_updates: int | None
@@ -40,27 +40,29 @@ class Experience(Protocol):
     def __exit__(self, *_: object) -> None: ...
 
     def request(self) -> None:
-        """Have the next steps made; returns without waiting for them."""
+        """Begin the next steps without waiting for them."""
 
     def receive(self, timeout_s: float) -> Arrived:
-        """Write what was made into the store. A source that makes steps on its own waits up to ``timeout_s`` for it."""
+        """Write finished steps into the store; a source of its own pace waits up to ``timeout_s`` for the first."""
 
     def break_off(self) -> None:
-        """Prepare a checkpoint: what follows may depend on nothing but what the checkpoint holds. A source that never
-        repeats itself does nothing."""
+        """Prepare for a checkpoint: from here on the steps may depend only on what the checkpoint holds.
+
+        A source that is not repeatable does nothing.
+        """
 
     def report(self) -> dict[str, Any]:
         """Return figures about the source, for reports."""
 
 
 class LocalExperience:
-    """Steps of a vector of environments in this process: repeatable.
+    """Repeatable source of steps: a vector of environments in this process.
 
-    No environment here can be saved in mid-episode, so at a checkpoint all of them begin new ones.
+    Environments cannot be saved in mid-episode, so at a checkpoint all of them begin new episodes.
 
     Args:
-        seed: of the environments.
-        progress: the run's, read only.
+        seed: seed of the environments.
+        progress: the run's progress, read only.
     """
 
     max_updates: int | None = None
@@ -82,12 +84,12 @@ class LocalExperience:
         pass  # the environments are the caller's
 
     def request(self) -> None:
-        """Act, and let the environments begin to step."""
+        """Choose actions and begin to step the environments."""
         self._acted = self._agent.act(self._obs, self._state, self._progress.steps)
         self._recorded.step_async(self._acted.action, **self._acted.fields)
 
     def receive(self, timeout_s: float) -> Arrived:
-        """Wait for the environments; the step is in the store then."""
+        """Wait for the environments' step and write it into the store."""
         assert self._acted is not None
         self._obs, reward, terminated, truncated, infos = self._recorded.step_wait()
         ended = terminated | truncated
@@ -101,5 +103,5 @@ class LocalExperience:
         self._sums.break_off()
 
     def report(self) -> dict[str, Any]:
-        """Nothing beside what the loop reports."""
+        """Return no figures: the loop reports all there are."""
         return {}

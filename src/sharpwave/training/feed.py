@@ -1,4 +1,4 @@
-"""Batches from the replay memory on the learner's device; on CUDA the next is under way while this one is learned."""
+"""Batches from the replay memory on the learner's device; on CUDA the next one is prefetched."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import sharpwave as sw
 
 
 class Feed:
-    """Draws batches and moves them to ``device``.
+    """Source of batches that samples a view and moves them to ``device``.
 
-    On a CPU a batch is drawn when it is asked for, and its tensors share its memory. On CUDA, which works while
-    the processor is free, :meth:`prepare` draws the next batch and copies it through pinned memory, in a stream of its
-    own. Such a batch knows nothing of the steps and priorities that come between :meth:`prepare` and :meth:`take`.
+    On a CPU a batch is sampled by :meth:`take`, and its tensors share its memory. On CUDA, where the processor is idle
+    during an update, :meth:`prepare` samples the next batch and copies it through pinned memory in a stream of its own.
+    A prefetched batch does not see the steps and priorities added between :meth:`prepare` and :meth:`take`.
 
     Args:
         replay: a view of the store.
-        batch_size: B.
-        ahead: prepare batches; None: on CUDA only.
+        batch_size: items in a batch.
+        ahead: prefetch batches; None: on CUDA only.
     """
 
     def __init__(self, replay: Any, batch_size: int, device: torch.device, ahead: bool | None = None) -> None:
@@ -31,10 +31,10 @@ class Feed:
         self._ready: tuple[sw.Batch, sw.Batch] | None = None
 
     def take(self, beta: float | None = None) -> tuple[sw.Batch, sw.Batch]:
-        """A batch as it was drawn, and as tensors on the device.
+        """Return the next batch, as sampled and as tensors on the device.
 
         Args:
-            beta: exponent of the importance weights; of a batch that was prepared it was :meth:`prepare`'s.
+            beta: exponent of the importance weights; ignored for a prefetched batch, which used :meth:`prepare`'s.
         """
         batch, tensors = self._ready or self._draw(beta)
         self._ready = None
@@ -43,14 +43,14 @@ class Feed:
             current.wait_stream(self._stream)
 
             def used(tensor: torch.Tensor) -> torch.Tensor:
-                tensor.record_stream(current)  # the allocator keeps it until that stream has read it
+                tensor.record_stream(current)  # the allocator may not reuse it before that stream has read it
                 return tensor
 
             tensors.map(used)
         return batch, tensors
 
     def prepare(self, beta: float | None = None) -> None:
-        """Have the next batch under way. Nothing where that gains nothing."""
+        """Prefetch the next batch if batches are prefetched; else do nothing."""
         if self._ahead and self._ready is None:
             self._ready = self._draw(beta)
 

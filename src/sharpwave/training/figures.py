@@ -1,4 +1,4 @@
-"""Numbers that a file of a run says, as what they must be: its checksum may hold whoever wrote it."""
+"""Validation of numbers read from a run's files: a valid checksum says nothing about who wrote them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import math
 from typing import Any
 
 MAX_COUNT = 1 << 62
-"""Counts lie below it."""
+"""Exclusive limit of counts."""
 
 
 def count(values: dict[str, Any], name: str) -> int:
-    """A number of steps, episodes and the like.  Raises: KeyError, ValueError."""
+    """Return a count, as of steps or episodes.  Raises: KeyError, ValueError."""
     value = values[name]
     if type(value) is not int or not 0 <= value < MAX_COUNT:
         raise ValueError(f"{name} is {_shown(value)}, expected an integer from 0 below {MAX_COUNT}")
@@ -18,19 +18,19 @@ def count(values: dict[str, Any], name: str) -> int:
 
 
 def number(value: Any, name: str) -> float:
-    """A number that was measured, which may be none that is finite.  Raises: ValueError, OverflowError."""
+    """Return a measured number, which may be infinite or NaN.  Raises: ValueError, OverflowError."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError(f"{name} is {_shown(value)}, expected a number")
     return float(value)
 
 
 def mean(values: dict[str, Any], name: str) -> float | None:
-    """A number, or ``None`` before the first of those that it is the mean of.  Raises: KeyError, ValueError."""
+    """Return a mean, ``None`` before the first value.  Raises: KeyError, ValueError."""
     return None if values[name] is None else number(values[name], name)
 
 
 def minutes(values: dict[str, Any], name: str = "minutes") -> float:
-    """A time.  Raises: KeyError, ValueError."""
+    """Return a time in minutes.  Raises: KeyError, ValueError."""
     value = number(values[name], name)
     if not (math.isfinite(value) and 0 <= value < MAX_COUNT):
         raise ValueError(f"{name} is {value:g}, expected a finite number from 0")
@@ -38,7 +38,7 @@ def minutes(values: dict[str, Any], name: str = "minutes") -> float:
 
 
 def scores(values: dict[str, Any], name: str) -> list[float]:
-    """Scores of episodes.  Raises: KeyError, ValueError, OverflowError."""
+    """Return the scores of episodes.  Raises: KeyError, ValueError, OverflowError."""
     value = values[name]
     if not isinstance(value, list):
         raise ValueError(f"{name} is {_shown(value)}, expected a list of numbers")
@@ -46,17 +46,17 @@ def scores(values: dict[str, Any], name: str) -> list[float]:
 
 
 def evaluation(values: dict[str, Any]) -> tuple[int, list[float]]:
-    """When a policy was measured, and its scores.  Raises: KeyError, TypeError, ValueError, OverflowError."""
+    """Return an evaluation's step and its scores.  Raises: KeyError, TypeError, ValueError, OverflowError."""
     found = scores(values, "scores")
     if not found:
-        raise ValueError("scores of no episode")
+        raise ValueError("scores is empty, expected the score of at least one episode")
     return count(values, "steps"), found
 
 
 def summary(values: Any) -> dict[str, Any]:
-    """A run's summary.  Raises: KeyError, TypeError, ValueError, OverflowError."""
+    """Return a run's summary.  Raises: KeyError, TypeError, ValueError, OverflowError."""
     if not isinstance(report(values)["reason"], str):
-        raise ValueError("the reason is no text")
+        raise ValueError(f"reason is {_shown(values['reason'])}, expected text")
     for name in ("held_out", "final"):
         if (one := values.get(name)) is not None:
             evaluation(one)
@@ -66,7 +66,7 @@ def summary(values: Any) -> dict[str, Any]:
 
 
 def report(values: Any) -> dict[str, Any]:
-    """What was told of a run last, with all that is told at its end.  Raises: KeyError, ValueError, OverflowError."""
+    """Return a run's last report, with all that a summary needs.  Raises: KeyError, ValueError, OverflowError."""
     if not isinstance(values, dict):
         raise ValueError(f"the report is {_shown(values)}, expected a dict")
     for name in ("steps", "episodes", "updates", "replay_steps", "replay_bytes"):
@@ -78,6 +78,6 @@ def report(values: Any) -> dict[str, Any]:
 
 
 def _shown(value: Any) -> str:
-    """Of anything, however long: an integer may have more digits than are ever written out."""
+    """Return a short representation of any value; an integer may have more digits than Python prints."""
     kind = type(value).__name__
     return f"{kind} {str(value)[:40]!r}" if isinstance(value, (str, float)) else kind

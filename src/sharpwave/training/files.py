@@ -1,4 +1,4 @@
-"""Files of a run: written whole or not at all, or appended to in whole records; never through a link."""
+"""Files of a run: written atomically or appended to in whole records; links are never followed for writing."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from typing import Any
 _UNFOLLOWED = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 _UNFOLLOWED |= getattr(os, "O_BINARY", 0)  # Windows
 MAX_WAITING_BYTES = 4 << 20
-"""Records that a full disk refuses are kept in memory up to here; then the oldest of them are dropped."""
+"""Size limit of the records kept in memory while the disk is full; beyond it the oldest are dropped."""
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
-    """:func:`write_bytes` of a dict, indented."""
+    """Write a dict as indented JSON, atomically as :func:`write_bytes` does."""
     write_text(path, json.dumps(value, indent=2) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
-    """:func:`write_bytes` of text."""
+    """Write text, atomically as :func:`write_bytes` does."""
     write_bytes(path, text.encode())
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write atomically: under another name first, then renamed; a crash leaves the old file or the new one, whole.
+    """Write a file atomically, under a temporary name that is then renamed: a crash leaves the old file or the new one.
 
     Raises:
-        OSError: a full or failing disk, or ``path`` is a link, a folder or anything else that is no regular file.
+        OSError: the disk is full or fails, or ``path`` is a link, a folder or anything else but a regular file.
     """
     if (found := _mode(path)) is not None and not stat.S_ISREG(found):
         raise irregular(path, found, "a regular file")
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")  # a name that nobody has given to a link
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")  # unpredictable: no link has this name
     try:
         write_new(temporary, content)
         os.replace(temporary, path)
@@ -48,7 +48,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def write_new(path: Path, content: bytes) -> None:
-    """Write a file that is not there yet, and sync it.  Raises: OSError."""
+    """Write a new file and sync it.  Raises: OSError, also if the file exists."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _UNFOLLOWED, 0o666)
     try:
         _write(descriptor, content)
@@ -58,9 +58,9 @@ def write_new(path: Path, content: bytes) -> None:
 
 
 def open_regular(path: Path, flags: int) -> int:
-    """Open a regular file; with ``os.O_CREAT`` made if absent.  Raises: OSError, also where a link has its name."""
+    """Open a regular file; ``os.O_CREAT`` makes it if absent.  Raises: OSError, also if ``path`` is a link."""
     if (found := _mode(path)) is not None and not stat.S_ISREG(found):
-        raise irregular(path, found, "a regular file")  # to open a device may do something
+        raise irregular(path, found, "a regular file")  # checked first: merely opening a device may have effects
     descriptor = os.open(path, flags | _UNFOLLOWED, 0o666)
     if not stat.S_ISREG(mode := os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -69,10 +69,11 @@ def open_regular(path: Path, flags: int) -> int:
 
 
 def read_regular(path: Path, max_bytes: int) -> bytes:
-    """The content of a regular file, which may be reached through a link.
+    """Read a regular file; a link to one is followed.
 
     Raises:
-        OSError: none, or no regular file.  ValueError: it is larger than any such file is.
+        OSError: the file does not exist, or is not a regular file.
+        ValueError: it is larger than ``max_bytes``.
     """
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     with os.fdopen(descriptor, "rb") as file:
@@ -80,12 +81,12 @@ def read_regular(path: Path, max_bytes: int) -> bytes:
             raise irregular(path, mode, "a regular file")
         content = file.read(min(os.fstat(descriptor).st_size, max_bytes) + 1)
     if len(content) > max_bytes:
-        raise ValueError(f"{path} is larger than {max_bytes:,} bytes")
+        raise ValueError(f"{path} is larger than the limit of {max_bytes:,} bytes for such a file")
     return content
 
 
 def real_folder(path: Path) -> bool:
-    """Whether a folder is there.  Raises: OSError: something else is, a link to a folder included."""
+    """Return whether a folder exists.  Raises: OSError: ``path`` is something else, such as a link to a folder."""
     found = _mode(path)
     if found is not None and not stat.S_ISDIR(found):
         raise irregular(path, found, "a folder")
@@ -93,11 +94,11 @@ def real_folder(path: Path) -> bool:
 
 
 def irregular(path: Path, mode: int, expected: str) -> OSError:
-    """The error that says what has the name of one of the run's files."""
+    """Make the error for a path of the run that is not of the ``expected`` kind."""
     kinds = {stat.S_IFLNK: "a symbolic link", stat.S_IFDIR: "a folder", stat.S_IFREG: "a file", stat.S_IFIFO: "a FIFO"}
     kind = kinds.get(stat.S_IFMT(mode), "a device or socket")
     return OSError(
-        errno.EINVAL, f"{path} is {kind}, expected {expected}: a run writes only what lies in its folder; move it away"
+        errno.EINVAL, f"{path} is {kind}, expected {expected}: a run writes only inside its own folder; move it away"
     )
 
 
@@ -109,7 +110,7 @@ def _mode(path: Path) -> int | None:
 
 
 def sync(path: Path) -> None:
-    """Return when a file's content, or a folder's names, are on disk."""
+    """Sync a file's content, or a folder's entries, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -124,19 +125,19 @@ def _write(descriptor: int, content: bytes) -> None:
 
 
 def sealed_json(values: dict[str, Any]) -> str:
-    """``values`` as JSON, with a ``checksum`` of them at the end."""
+    """Encode ``values`` as JSON with their ``checksum`` as the last entry."""
     said = {name: value for name, value in values.items() if name != "checksum"}
     checksum = zlib.crc32(json.dumps(said, separators=(",", ":")).encode())
     return json.dumps({**said, "checksum": f"{checksum:08x}"}, indent=2) + "\n"
 
 
 class RecordFile:
-    """A file that whole records are appended to. What a full disk refuses waits in memory until it can be written.
+    """Append-only file of whole records. While the disk is full, records wait in memory.
 
     Args:
-        path: made if absent.
+        path: path of the file; made if absent.
     Attributes:
-        dropped: records for which no memory was left.
+        dropped: records dropped because more than ``MAX_WAITING_BYTES`` were waiting.
     """
 
     def __init__(self, path: Path) -> None:
@@ -147,10 +148,10 @@ class RecordFile:
         self.dropped = 0
 
     def append(self, record: bytes) -> None:
-        """Write a record, after those that wait.
+        """Append a record, after the waiting ones.
 
         Raises:
-            OSError: it waits too; the file ends with its last whole record.
+            OSError: the record could not be written and waits too; the file ends with its last whole record.
         """
         self._waiting.append(record)
         self._waiting_bytes += len(record)
@@ -160,26 +161,26 @@ class RecordFile:
         self.write_waiting()
 
     def write_waiting(self) -> None:
-        """Write what waits.  Raises: OSError."""
+        """Write the waiting records.  Raises: OSError."""
         while self._waiting:
             record = self._waiting[0]
             try:
                 _write(self._descriptor, record)
             except BaseException:
                 with contextlib.suppress(OSError):
-                    os.ftruncate(self._descriptor, self._end)  # no half record stays
+                    os.ftruncate(self._descriptor, self._end)  # remove a partial record
                 raise
             self._end += len(record)
             self._waiting_bytes -= len(record)
             self._waiting.popleft()
 
     def flush(self) -> None:
-        """Return when all records are on disk.  Raises: OSError."""
+        """Write the waiting records and sync the file.  Raises: OSError."""
         self.write_waiting()
         os.fsync(self._descriptor)
 
     def close(self) -> None:
-        """Write what waits, and close.  Raises: OSError: it could not be written, and is lost."""
+        """Write the waiting records and close.  Raises: OSError: they could not be written and are lost."""
         try:
             self.write_waiting()
         finally:

@@ -1,4 +1,4 @@
-"""A run's folder: how it is made, who holds it, and whether all that a run writes in it lies there."""
+"""A run's folder: creation, locking, and the check that a run's files in it are not links to elsewhere."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from sharpwave.training.text import quoted
 
 try:
     import fcntl
-except ImportError:  # Windows: two processes on one folder are not noticed there
+except ImportError:  # Windows: a second process on the same folder is not detected there
     fcntl = None  # type: ignore[assignment]
 
 METRICS, SUMMARY, CURVE, LOCK = "metrics.jsonl", "summary.json", "curve.png", "lock"
 BEST, LAST = "best.safetensors", "last.safetensors"
-"""The policy with the best held-out evaluation, and that of the newest checkpoint."""
+"""Policy files: the one with the best held-out evaluation, and that of the newest checkpoint."""
 CHECKPOINTS, DISK, TENSORBOARD = "checkpoints", "replay", "tensorboard"
 MAX_LOCK_BYTES = 32
 
 
 @contextmanager
 def new_folder(out: Path | None, name: str, seed: int) -> Iterator[Path]:
-    """Make and hold the folder of a new run: ``out``, or ``runs/<name>-<time>-<seed>``. Yields its absolute path.
+    """Make and lock the folder of a new run: ``out``, or ``runs/<name>-<time>-<seed>``. Yields its absolute path.
 
-    Where what is done inside fails before anything is in it, a folder that was made here is removed again.
+    After an error that leaves the folder empty, it is removed again if it was made here.
 
     Raises:
-        ValueError: ``out`` is there already and not empty, is a file, or cannot be made.
+        ValueError: ``out`` exists and is not empty, is a file, or cannot be made.
     """
     default = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{seed}"
     for number in itertools.count(1):
@@ -43,7 +43,7 @@ def new_folder(out: Path | None, name: str, seed: int) -> Iterator[Path]:
             folder.mkdir()
             made = True
         except FileExistsError:
-            if out is None:  # begun by another process in the same second
+            if out is None:  # made by another process in the same second
                 continue
             made = False
         except OSError as error:
@@ -55,7 +55,7 @@ def new_folder(out: Path | None, name: str, seed: int) -> Iterator[Path]:
     try:
         with locked(folder):
             if not made:
-                _check_empty(folder)  # another one may have ended here meanwhile
+                _check_empty(folder)  # another run may have used it before it was locked
             yield folder
     except BaseException:
         with contextlib.suppress(OSError):  # it may be gone
@@ -68,17 +68,18 @@ def new_folder(out: Path | None, name: str, seed: int) -> Iterator[Path]:
 def _check_empty(folder: Path) -> None:
     if not folder.is_dir() or any(path.name != LOCK for path in folder.iterdir()):
         raise ValueError(
-            f"--out: {str(folder)!r} exists and is not empty; a run writes into a folder of its own. "
-            f"Give another name or remove it; to go on with a run: sharpwave train --resume {quoted(folder)}"
+            f"--out: {str(folder)!r} exists and is not empty; a run needs a folder of its own. Give another name or "
+            f"remove it; to resume a run: sharpwave train --resume {quoted(folder)}"
         )
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """While inside, no other process trains in the folder; the lock ends with the process, however that ends.
+    """Lock the folder against other training processes; the system releases the lock even after a crash.
 
     Raises:
-        ValueError: another process does, the folder cannot be written to, or what a run writes there lies elsewhere.
+        ValueError: another process holds the lock, the folder cannot be written to, or one of the run's files is a
+            link to elsewhere.
     """
     try:
         for name in (CONFIG, METRICS, SUMMARY, CURVE, BEST, LAST, LOCK):
@@ -88,7 +89,7 @@ def locked(folder: Path) -> Iterator[None]:
             real_folder(folder / name)
         descriptor = open_regular(folder / LOCK, os.O_RDWR | os.O_CREAT)
     except OSError as error:
-        raise ValueError(f"run {str(folder)!r} cannot be trained in: {error}") from error
+        raise ValueError(f"run folder {str(folder)!r} cannot be used: {error}") from error
     try:
         holder = os.read(descriptor, MAX_LOCK_BYTES + 1).decode(errors="replace").strip()
         if fcntl is not None:
@@ -96,11 +97,11 @@ def locked(folder: Path) -> Iterator[None]:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 raise ValueError(
-                    f"run {str(folder)!r} is in use by process {holder or 'unknown'}, which trains it; end that first"
+                    f"run {str(folder)!r} is in use by process {holder or 'unknown'}; end that process first"
                 ) from error
         if holder and not holder.isdecimal():
-            raise ValueError(f"{str(folder / LOCK)!r} is no run's lock: it holds more than a number; move it away")
-        if os.fstat(descriptor).st_nlink == 1:  # by its other name it may be anybody's file
+            raise ValueError(f"{str(folder / LOCK)!r} is not a run's lock: it holds more than a number; move it away")
+        if os.fstat(descriptor).st_nlink == 1:  # not a hard link to another file
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         yield

@@ -1,6 +1,6 @@
 """Held-out evaluations of a run: when the policy is measured, which was the best, and whether the run has solved it.
 
-Training is not touched: evaluations have environments and random numbers of their own.
+Evaluations do not affect training: they have their own environments and random numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.scores import Scores
 
 RECENT = 20
-"""Training episodes whose mean says whether an evaluation is worth it."""
+"""Training episodes whose mean decides whether an evaluation is made."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Evaluation:
         return fmean(self.scores)
 
     def solves(self, recipe: Recipe) -> bool:
-        """Whether it is whole, its mean is ``stop_reward`` or more and none of its scores is below ``stop_worst``."""
+        """Return whether it is complete, with a mean of at least ``stop_reward`` and no score below ``stop_worst``."""
         return (
             len(self.scores) == EPISODES
             and not falls_short(recipe, self.scores)
@@ -42,24 +42,26 @@ class Evaluation:
         )
 
     def figures(self) -> dict[str, Any]:
-        """For reports and files."""
+        """Return the evaluation as plain values for reports and files."""
         lost = sum(score < 0 for score in self.scores)
         return {**asdict(self), "mean": self.mean, "min": min(self.scores), "lost": lost}
 
 
 def falls_short(recipe: Recipe, scores: list[float]) -> bool:
-    """Whether scores are too low to solve the recipe; one that cannot be solved wants no more than the first few."""
+    """Return whether scores are too low to solve the recipe; always true for one without ``stop_reward``."""
     if recipe.evaluation.stop_reward is None or fmean(scores) < recipe.evaluation.stop_reward:
         return True
     return recipe.evaluation.stop_worst is not None and min(scores) < recipe.evaluation.stop_worst
 
 
 class HeldOut:
-    """What a run knows of its policy by held-out evaluations.
+    """Held-out evaluations of a run: the latest, and the best with its weights.
 
     Attributes:
-        latest, best: of those by which a run ends; the best has ``best_weights``.
-        count: evaluations made.  minutes: that they took.
+        latest, best: evaluations during training; None before the first.
+        best_weights: weights of the policy that ``best`` measured.
+        count: evaluations made.
+        minutes: time that they took.
     """
 
     def __init__(self, recipe: Recipe) -> None:
@@ -76,15 +78,15 @@ class HeldOut:
         return self.latest is not None and self.latest.solves(self.recipe)
 
     def worth_it(self, scores: Scores) -> bool:
-        """Whether the last training episodes suggest that an evaluation may show something."""
+        """Return whether recent training scores reach ``evaluate_from``, so that an evaluation may solve the recipe."""
         recent = list(scores.last)[-RECENT:]
         least = self.recipe.evaluation.evaluate_from
         return len(recent) == RECENT and (least is None or fmean(recent) >= least)
 
     def evaluate(self, agent: Agent, steps: int) -> bool:
-        """Measure the agent's policy; whether it is the best so far.
+        """Measure the agent's policy; return whether it is the best so far.
 
-        Where the first episodes of all environments fall short of what the recipe asks, it is left at them.
+        The evaluation is abandoned once its first episodes fall short of what the recipe asks for.
         """
         weights = agent.policy_tensors()
         self.latest = self._play(weights, steps, final=False)
@@ -95,7 +97,7 @@ class HeldOut:
         return True
 
     def final(self) -> dict[str, Any] | None:
-        """Measure the best weights once more, where there are any, on seeds by which nothing was decided."""
+        """Measure the best weights again, on seeds that no decision has used; None: there are no best weights."""
         if self.best is None:
             return None
         return self._play(self.best_weights, self.best.steps, final=True).figures()
@@ -121,7 +123,7 @@ class HeldOut:
         return evaluation.solves(self.recipe), evaluation.mean
 
     def report(self) -> dict[str, Any]:
-        """What is told about the run."""
+        """Return the figures for the run's reports."""
         return {
             "held_out": None if self.best is None else self.best.figures(),
             "evaluations": self.count,
@@ -129,7 +131,7 @@ class HeldOut:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; ``best_weights`` are kept beside them."""
+        """Return plain values for JSON, without ``best_weights``."""
         kept = {"latest": self.latest, "best": self.best}
         return {
             **{name: None if one is None else asdict(one) for name, one in kept.items()},
@@ -139,7 +141,7 @@ class HeldOut:
 
     @classmethod
     def from_dict(cls, recipe: Recipe, values: dict[str, Any]) -> HeldOut:
-        """Inverse of :meth:`to_dict`, but for ``best_weights``."""
+        """Restore what :meth:`to_dict` returned; ``best_weights`` stay empty."""
         held_out = cls(recipe)
         for name in ("latest", "best"):
             if values[name] is not None:

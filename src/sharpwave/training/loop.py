@@ -1,4 +1,4 @@
-"""The flow of training on one screen: have steps made, learn at the ratio, take in what came, tell callbacks, save."""
+"""The training loop: request steps, make the updates that are due, receive steps, notify callbacks, save."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from sharpwave.training.feed import Feed
 from sharpwave.training.progress import Metrics
 
 WAIT_S = 0.1
-"""Longest wait for experience while no update is due: signals are noticed in between."""
+"""Longest wait for experience while no update is due; signals are handled in between."""
 
 
 def train(training: Training, ahead: bool | None = None) -> Metrics:
-    """Train until a held-out evaluation solves the recipe, its steps are made, or something calls
-    :meth:`.Training.stop`.
+    """Train until an evaluation solves the recipe, its limit of steps is reached, or :meth:`.Training.stop` is called.
 
     Args:
-        ahead: prepare batches ahead; None: on CUDA only.
+        ahead: prefetch batches; None: on CUDA only.
     Returns:
-        the last report, with ``reason``: why it ended.
+        the last report, with ``reason``: why training ended.
     """
     recipe, state, experience, callbacks = training.recipe, training.state, training.experience, training.callbacks
     progress = state.progress
@@ -60,7 +59,7 @@ def train(training: Training, ahead: bool | None = None) -> Metrics:
 
 
 def catch_up(training: Training, feed: Feed, max_updates: int | None = None) -> int:
-    """Make the updates that the steps so far call for; returns how many."""
+    """Make the updates that are due, at most ``max_updates``; return how many."""
     progress, made = training.state.progress, 0
     while progress.updates < progress.updates_due and made != max_updates and len(training.view):
         learned = update(training, feed)
@@ -71,7 +70,7 @@ def catch_up(training: Training, feed: Feed, max_updates: int | None = None) -> 
 
 
 def update(training: Training, feed: Feed) -> Learned:
-    """Make one update from a batch of ``feed``; before the first one the agent has its first look."""
+    """Make one update from a batch of ``feed``; before the first, let the agent prepare on a larger batch."""
     agent, view, progress = training.agent, training.view, training.state.progress
     replay = agent.replay()
     if progress.updates == 0 and agent.first_look:

@@ -1,4 +1,4 @@
-"""How a policy is measured: fixed weights, whole episodes, seeds that training did not see."""
+"""Measuring a policy: fixed weights, whole episodes, seeds that training did not use."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ if TYPE_CHECKING:  # the command line reads the numbers below; torch takes a sec
     from sharpwave.training.setup import Env
 
 EPISODES = 30
-"""Of a measurement."""
+"""Episodes of a measurement."""
 EPSILON = 0.001
 """Probability of a random action."""
 LANES = 10
-"""Environments at most that play it, side by side."""
+"""Environments that play a measurement in parallel, at most."""
 MAX_EPISODE_STEPS = 108_000
-"""An episode that goes on for longer, in an environment that sets no limit, is scored as it is."""
+"""Limit of an episode in an environment that sets none; a longer one is cut there and scored."""
 EVAL_SEED = 1_000
-"""Of ``sharpwave eval``, where no other is asked for."""
+"""Default seed of ``sharpwave eval``."""
 
 ShowFrame = Callable[[npt.NDArray[np.uint8]], None]
 
 
 def lanes_for(episodes: int) -> int:
-    """Environments for so many episodes."""
+    """Return how many environments play ``episodes`` episodes."""
     return min(episodes, LANES)
 
 
 def held_out_seed(seed: int, steps: int, final: bool = False) -> int:
-    """The seed of an evaluation that a run makes after ``steps`` steps.
+    """Return the seed of a run's evaluation after ``steps`` steps.
 
-    Evaluations by which a run ends lie in [5 * 2^28, 6 * 2^28), those after its end in [6 * 2^28, 7 * 2^28), and
-    training's own below 2^30 (but for its first, which the user gives): no environment of one is another's.
+    Seeds of evaluations during training are in [5 * 2^28, 6 * 2^28), those of the ``final`` one in [6 * 2^28, 7 * 2^28)
+    and training's own below 2^30, except the first, which the user gives: no two purposes share a seed.
     """
     drawn = np.random.SeedSequence([seed, steps, 1 + final]).generate_state(1)[0]
     return (5 + final << 28) + int(drawn >> 4)
@@ -55,12 +55,13 @@ def play(
 ) -> list[float]:
     """Play ``episodes`` whole episodes and return their unclipped scores.
 
-    Every environment plays its share, so long episodes count as much as short ones.
+    Every environment plays a fixed share of them, so short episodes are not over-represented.
 
     Args:
-        show: given the picture of environment 0 at every step; needs an environment made to render.
-        hopeless: asked each time that all environments have ended one more episode, with the scores of as many
-            episodes of each: whether to leave it at that and return those.
+        epsilon: probability of a random action.
+        show: called with the picture of environment 0 at every step; needs environments made with ``render``.
+        hopeless: called each time that every environment has ended one more episode, with the scores of as many
+            episodes of each; if it returns True, these scores are returned.
     """
     lanes = env.num_envs
     share = np.full(lanes, episodes // lanes) + (np.arange(lanes) < episodes % lanes)
@@ -92,7 +93,7 @@ def play(
 
 
 def sometimes_random(actions: npt.NDArray[Any], space: Any, epsilon: float, rng: np.random.Generator) -> Any:
-    """Replace discrete actions, with probability ``epsilon``, by random ones; others stay as they are."""
+    """Replace discrete actions, with probability ``epsilon``, by random ones; other actions are returned unchanged."""
     from gymnasium.spaces import Discrete
 
     if not isinstance(space, Discrete):

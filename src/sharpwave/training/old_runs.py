@@ -1,4 +1,4 @@
-"""Runs of earlier releases, translated to what this one reads."""
+"""Translation of earlier releases' runs to this one's format."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from sharpwave.training.recipes.environments import Atari, Gymnasium
 from sharpwave.training.recipes.recipe import Recipe
 
 ATARI_ONLY = ("frame", "crop", "stack", "actions", "clip_rewards", "frame_skip", "sticky")
-"""Settings that recipes had for every environment, whatever it was."""
+"""Atari settings that version 1 wrote for every environment."""
 
 
 def recipe(settings: dict[str, Any]) -> Recipe:
-    """Translate the flat settings of version 1, whose names are those of the options.
+    """Translate the flat settings of version 1, named as the options are.
 
     Raises:
-        ValueError, TypeError, AttributeError: they are none.
+        ValueError, TypeError, AttributeError: they are not such settings.
     """
     from sharpwave.envs import games
 
@@ -26,10 +26,10 @@ def recipe(settings: dict[str, Any]) -> Recipe:
 
 
 def agent_figures(state: dict[str, Any], agent: Agent) -> dict[str, Any]:
-    """Return the plain values of an agent's state, from a checkpoint's figures that have none: DQN was the only one.
+    """Return the plain values of a DQN's state from the figures of a checkpoint that precedes other agents.
 
     Raises:
-        KeyError, TypeError: not the figures of such a checkpoint.
+        KeyError, TypeError: the figures are not those of such a checkpoint.
     """
     return {
         "exploration": state["training"]["exploration"],

@@ -1,4 +1,4 @@
-"""A policy in one file: the weights that play, and figures about them; replaced in one step, nothing pickled."""
+"""Policy files: weights and figures about them in one file, replaced atomically, nothing pickled."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from sharpwave.training.config import VERSION, check_version
 from sharpwave.training.files import read_regular, write_bytes
 
 MAX_BYTES = 16 << 30
-"""No policy is larger."""
+"""Size limit of a policy file."""
 
 
 def save_policy(path: Path, weights: Mapping[str, Tensor], figures: Mapping[str, Any]) -> None:
-    """Write atomically: a crash leaves the old file or the new one, whole.
+    """Write a policy file atomically: a crash leaves the old file or the new one.
 
     Args:
-        weights: as :meth:`sharpwave.agents.protocol.Agent.policy_tensors` gives them.
-        figures: JSON, among them ``steps``.
+        weights: tensors of :meth:`sharpwave.agents.protocol.Agent.policy_tensors`.
+        figures: values for JSON, including ``steps``.
     Raises:
-        OSError: a full or failing disk; the file is as it was.
+        OSError: the disk is full or fails; the old file is unchanged.
     """
     text = json.dumps({"version": VERSION, **figures}, sort_keys=True)
     tensors = {name: tensor.contiguous().cpu() for name, tensor in weights.items()}
-    # One entry: several come in any order, and equal policies would be files that differ.
+    # A single entry: safetensors writes several in arbitrary order, and equal policies would give different files.
     content = save(tensors, {"about": json.dumps([text, f"{_checksum(tensors, text):08x}"])})
     write_bytes(path, content)
 
@@ -39,20 +39,20 @@ def save_policy(path: Path, weights: Mapping[str, Tensor], figures: Mapping[str,
 def keep_policy(
     path: Path, weights: Mapping[str, Tensor], figures: Mapping[str, Any], say: Callable[[str], None]
 ) -> None:
-    """:func:`save_policy`, but a disk that does not take it ends nothing; it is said."""
+    """Write a policy file as :func:`save_policy` does, but report a full or failing disk instead of raising."""
     try:
         save_policy(path, weights, figures)
     except OSError as error:
-        say(f"{path.name} could not be written, and is as it was: {error}")
+        say(f"{path.name} could not be written and is unchanged: {error}")
 
 
 def load_policy(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Inverse of :func:`save_policy`: weights and figures.
+    """Load the weights and figures that :func:`save_policy` wrote.
 
     Raises:
-        FileNotFoundError: there is none.
-        ValueError: it is damaged.
-        NewerVersionError: a later release wrote it.
+        FileNotFoundError: the file does not exist.
+        ValueError: the file is damaged.
+        NewerVersionError: a later release wrote the file.
     """
     content = read_regular(path, MAX_BYTES)
     try:

@@ -1,4 +1,4 @@
-"""How far a run is: steps, updates, time, scores and evaluations, and how they go into a checkpoint."""
+"""Progress of a run: steps, updates, time, scores and evaluations, and their form in a checkpoint."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ Metrics = dict[str, Any]
 def episode_seed(seed: int, steps: int) -> int:
     """Return the seed of the episodes that begin after ``steps`` steps: at a run's start and at each checkpoint.
 
-    No environment here can be saved in mid-episode, so all of them begin anew at a checkpoint, in the run that goes on
-    exactly as in one that is resumed there; after that both see the same.
+    Environments cannot be saved in mid-episode, so at a checkpoint all of them begin new episodes, both in the run that
+    continues and in one that is resumed from there; from then on the two are identical.
     """
     if steps == 0:
         return seed
@@ -39,8 +39,8 @@ class Progress:
 
     Attributes:
         steps: environment steps.  updates: gradient steps.
-        unsaved: the last checkpoint could not be written.
-        ratio_since: the steps and the updates from which on updates are counted against steps, the warm-up included.
+        unsaved: whether the last checkpoint could not be written.
+        ratio_since: the steps and updates from which the replay ratio is counted, the warm-up included.
     """
 
     def __init__(self, recipe: Recipe) -> None:
@@ -58,17 +58,17 @@ class Progress:
     def _start_clock(self, minutes: float) -> None:
         now = time.perf_counter()
         self._started = now - minutes * 60
-        # Time and steps of the last reports: the speed shown is that of the last ten periods.
+        # Time and steps of the last reports: the reported speed is the mean of the last ten periods.
         self._marks: deque[tuple[float, int]] = deque([(now, self.steps)], maxlen=11)
 
     @property
     def minutes(self) -> float:
-        """Time of training, that before a checkpoint included."""
+        """Minutes of training, including those before a resume."""
         return (time.perf_counter() - self._started) / 60
 
     @property
     def updates_due(self) -> int:
-        """Updates that the steps so far call for."""
+        """Updates due for the steps so far."""
         return self._updates_then + max(0, self.steps - self._learn_after) // self.recipe.training.update_every
 
     @property
@@ -76,26 +76,26 @@ class Progress:
         return self._learn_after - self.recipe.training.warmup_steps, self._updates_then
 
     def advance(self, steps: int) -> None:
-        """Count steps that were made, or have arrived, since the last call."""
+        """Count steps added to the store since the last call."""
         self._steps_before = self.steps
         self.steps += steps
 
     def passed(self, period: int) -> bool:
-        """Whether the last :meth:`advance` reached or passed a multiple of ``period`` steps."""
+        """Return whether the last :meth:`advance` reached or passed a multiple of ``period`` steps."""
         return self.steps // period > self._steps_before // period
 
     @property
     def retry_every(self) -> int:
-        """Steps between attempts after a checkpoint that could not be written."""
+        """Steps between attempts to write a checkpoint after a failed one."""
         return max(1, self.recipe.training.checkpoint_every // 10)
 
     @property
     def checkpoint_due(self) -> bool:
-        """Whether the last :meth:`advance` reached the steps of a checkpoint, or of another attempt at one."""
+        """Whether the last :meth:`advance` reached the steps of a checkpoint or of another attempt at a failed one."""
         return self.passed(self.recipe.training.checkpoint_every) or (self.unsaved and self.passed(self.retry_every))
 
     def warm_up_again(self) -> None:
-        """Fill the replay memory, which is empty, for ``warmup_steps`` before the next update."""
+        """Delay updates until the replay memory, empty after a resume, has ``warmup_steps`` new steps."""
         self._learn_after, self._updates_then = self.steps + self.recipe.training.warmup_steps, self.updates
 
     def learned(self, metrics: Mapping[str, torch.Tensor]) -> None:
@@ -105,7 +105,7 @@ class Progress:
             self._metrics.setdefault(name, []).append(value)
 
     def of_episode(self, episode: Episode, scores: Scores) -> Metrics:
-        """Describe an episode that has ended. ``episode_steps`` is its own length, ``steps`` the run's."""
+        """Describe an episode that has ended: ``episode_steps`` is its length, ``steps`` the run's steps so far."""
         return {
             "steps": self.steps,
             "minutes": self.minutes,
@@ -117,13 +117,13 @@ class Progress:
         }
 
     def report(self, schedules: Mapping[str, float], scores: Scores, store: sw.Store) -> Metrics:
-        """Describe the run, and forget the metrics of the updates so far.
+        """Describe the run, and reset the metrics that are averaged over updates.
 
-        ``loss`` is the last update's, ``avg_loss`` a running mean; ``learner`` has the means of its other metrics since
-        the last report, and its schedules but for epsilon.
+        ``loss`` is the last update's, ``avg_loss`` a running mean; ``learner`` has the means of the agent's other
+        metrics since the last report, and its schedules except epsilon.
         """
         now = time.perf_counter()
-        # One transfer from the device for all.
+        # One transfer from the device for all updates.
         learned = {name: torch.stack(values).tolist() for name, values in self._metrics.items()}
         self._metrics.clear()
         losses = learned.pop("loss", [])
@@ -154,7 +154,7 @@ class Progress:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; to be taken after a report, when no metrics wait."""
+        """Return plain values for JSON. Call it after :meth:`report`, which takes the pending metrics."""
         assert not self._metrics
         return {
             "steps": self.steps,
@@ -167,7 +167,7 @@ class Progress:
 
     @classmethod
     def from_dict(cls, recipe: Recipe, values: dict[str, Any]) -> Progress:
-        """Restore what :meth:`to_dict` returned; the clock goes on from there."""
+        """Restore what :meth:`to_dict` returned; the clock continues from there."""
         progress = cls(recipe)
         progress.steps, progress.updates = figures.count(values, "steps"), figures.count(values, "updates")
         progress._steps_before = progress.steps
@@ -180,10 +180,12 @@ class Progress:
 
 @dataclass(frozen=True)
 class TrainingState:
-    """All that a run carries from step to step beside the agent and the replay memory.
+    """State of a run beside the agent and the replay memory.
 
     Attributes:
-        scores: of training episodes.  progress: steps, updates, time.  held_out: evaluations.
+        scores: scores of training episodes.
+        progress: steps, updates and time.
+        held_out: evaluations.
     """
 
     scores: Scores
@@ -192,16 +194,16 @@ class TrainingState:
 
     @classmethod
     def fresh(cls, recipe: Recipe, agent: Agent) -> TrainingState:
-        """Of a run that begins."""
+        """Make the state of a new run."""
         return cls(Scores(agent.scored_lanes(recipe.env.num_envs)), Progress(recipe), HeldOut(recipe))
 
     def evaluation_due(self, recipe: Recipe) -> bool:
-        """Whether it is time for a held-out evaluation, and worth it."""
+        """Return whether a held-out evaluation is due and recent training scores are high enough for it."""
         due = recipe.evaluation.evaluate_every > 0 and self.progress.passed(recipe.evaluation.evaluate_every)
         return due and self.held_out.worth_it(self.scores)
 
     def end_reached(self, recipe: Recipe) -> str | None:
-        """Why the run has ended, or None where it has not: it has solved the recipe, or its steps are made."""
+        """Return why the run has ended, solved or at its limit of steps; None: it has not."""
         if self.held_out.solved:
             return f"a held-out mean of {recipe.evaluation.stop_reward:g} or more"
         if self.progress.steps >= recipe.training.steps:
@@ -209,7 +211,7 @@ class TrainingState:
         return None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return {
             "progress": self.progress.to_dict(),
             "episodes": self.scores.to_dict(),
@@ -221,7 +223,7 @@ class TrainingState:
         """Restore what :meth:`to_dict` returned.
 
         Raises:
-            KeyError, TypeError, ValueError: not what it writes.
+            KeyError, TypeError, ValueError: the values have another form.
         """
         state = cls.fresh(recipe, agent)
         state.scores.load(values["episodes"])

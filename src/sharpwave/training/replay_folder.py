@@ -1,5 +1,4 @@
-"""The folder of a run's replay memory on disk: whose it is, and how it is cleared for a memory that goes on from a
-checkpoint."""
+"""The folder of a run's replay memory on disk: its owner, and clearing it for a memory restored from a checkpoint."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ MAX_MANIFEST_BYTES = 16 << 20
 
 
 def store_id(folder: Path) -> str:
-    """The id of the store or of the checkpoint of one in a folder, as its store.json says it; "" if there is none."""
+    """Return the id in a folder's store.json, of a store or of a store's checkpoint; "": there is none."""
     try:
         store = json.loads(read_regular(folder / MANIFEST, MAX_MANIFEST_BYTES))["store"]
         return store if isinstance(store, str) and re.fullmatch("[0-9a-f]{32}", store) else ""
@@ -28,12 +27,12 @@ def store_id(folder: Path) -> str:
 
 
 def candidates(run: Path, ids: set[str]) -> Iterator[Path]:
-    """Folders in which the run's memory may lie, after what the run's own stores had left there is removed.
+    """Yield folders for the run's replay memory, each cleared of what the run's own stores had written there.
 
-    The caller takes the first that a store accepts: another one follows where something else lies in those before.
+    The caller uses the first that a store accepts; further ones follow because others may hold foreign files.
 
     Args:
-        ids: of the run's stores.
+        ids: ids of the run's stores.
     """
     number = 1
     while True:
@@ -46,7 +45,7 @@ def candidates(run: Path, ids: set[str]) -> Iterator[Path]:
 
 
 def clear(folder: Path, store: str) -> None:
-    """Remove what the store with this id wrote into a folder; whatever else lies there stays.  Raises: OSError."""
+    """Remove the files that the store with this id wrote into a folder, and no others.  Raises: OSError."""
     regions = folder / REGIONS
     if regions.is_dir() and not regions.is_symlink():
         with Directory.open(regions) as held:
@@ -56,6 +55,6 @@ def clear(folder: Path, store: str) -> None:
         with contextlib.suppress(OSError):  # not empty
             regions.rmdir()
     (folder / f".{MANIFEST}.{store}.partial").unlink(missing_ok=True)
-    (folder / MANIFEST).unlink()  # last: it says whose the others are
+    (folder / MANIFEST).unlink()  # last: it names the owner of the other files
     with contextlib.suppress(OSError):
         (folder / "quarantine").rmdir()

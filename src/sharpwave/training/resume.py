@@ -1,4 +1,4 @@
-"""Going on with a run: from its newest checkpoint that is whole, in its own folder."""
+"""Resuming a run in its own folder, from its newest undamaged checkpoint."""
 
 from __future__ import annotations
 
@@ -26,28 +26,27 @@ from sharpwave.training.run import Run, check_installed, let_go, read_summary, s
 from sharpwave.training.text import duration_text, speaker
 
 MAX_LINE_BYTES = 1 << 20
-"""No line of metrics is longer."""
+"""Size limit of a line of metrics."""
 
 
 def resume(folder: Path, changes: dict[str, Any], console: Console, *, trust: bool = False) -> tuple[Path, Metrics]:
-    """Go on with a run from its newest checkpoint that is whole.
+    """Resume a run from its newest undamaged checkpoint.
 
-    What the run did after that checkpoint is forgotten, and done again: without actors, in the same way.
+    Training after that checkpoint is discarded and repeated; without actors it repeats exactly.
 
     Args:
-        changes: settings to replace by the names of their options, of
-            :func:`~sharpwave.training.recipes.recipe.resumable`.
-        trust: the module that the name of its environment asks to import may be imported.
+        changes: new values of settings of :func:`~sharpwave.training.recipes.recipe.resumable`, by option name.
+        trust: allow importing the module that the environment's name refers to.
     Returns:
-        the run's folder and its summary, also where the run had reached its end already.
+        the run's folder and its summary, even if the run had already ended.
     Raises:
-        ValueError: no run there, no checkpoint, none that is whole, or a folder that is in use.
-        NewerVersionError: a later release wrote it.
+        ValueError: the folder holds no run or no usable checkpoint, or is in use.
+        NewerVersionError: a later release wrote the run.
         OSError, ActorsDiedError, NotSavedError: as :func:`sharpwave.training.run.run`.
     """
     say = speaker(console)
     check_installed()
-    checkpoints(folder)  # is it a run with any?
+    checkpoints(folder)  # raises where there is no run or no checkpoint
     folder = folder.absolute()
     with ExitStack() as stack:
         found = read_config(folder, trust=trust)
@@ -76,9 +75,9 @@ def resume(folder: Path, changes: dict[str, Any], console: Console, *, trust: bo
             f"{duration_text(progress.minutes * 60)} of training"
         )
         if recipe.actors.count:
-            say("All environments begin new episodes; with actors no two runs are the same, nor is what follows")
+            say("All environments begin new episodes; with actors a resumed run does not repeat exactly")
         else:
-            say("All environments begin new episodes, as they did in the run itself when it made the checkpoint")
+            say("All environments begin new episodes, as they did when the run wrote the checkpoint")
         if (saved.checkpoint / REPLAY).is_dir():
             say(f"The replay memory holds {len(store):,} steps")
         else:
@@ -91,16 +90,18 @@ def resume(folder: Path, changes: dict[str, Any], console: Console, *, trust: bo
         restore_policies(folder, saved.state, agent, say)
         dropped = drop_metrics(folder / METRICS, progress.steps)
         if dropped:
-            say(f"Lines of {METRICS} about later steps are dropped, and will be written again: {dropped:,}")
+            say(f"Dropped {dropped:,} lines about later steps from {METRICS}; they will be written again")
         return folder, Run(folder, config, env, agent, store, view, saved.state).train(console)
 
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint, loaded into the agent.
+    """A checkpoint that was loaded into the agent.
 
     Attributes:
-        memory: store, view, and the store's id if it lies on disk; None for a run that has ``ended``.
+        report: the last report before the checkpoint.
+        ended: why the run has ended; None: it has not.
+        memory: the store, its view, and the store's id if it is on disk, else ""; None for a run that has ended.
     """
 
     checkpoint: Path
@@ -131,10 +132,10 @@ def _load(
     try:
         state, report = TrainingState.from_dict(recipe, agent, said["training"]), figures.report(said["report"])
     except NO_STATE as error:
-        raise ValueError(f"its figures are not what this version writes ({error!r})") from error
+        raise ValueError(f"its figures are not in the form that this release writes ({error!r})") from error
     state.held_out.best_weights = load_best(checkpoint, said)
     if (state.held_out.best is None) != (not state.held_out.best_weights):
-        raise ValueError("it holds a best policy without its evaluation, or the other way round")
+        raise ValueError("it holds a best policy without its evaluation, or an evaluation without its policy")
     ended = state.end_reached(recipe)
     if ended is not None:
         return Saved(checkpoint, report, state, ended, None)
@@ -149,8 +150,7 @@ def _load(
 def _memory(
     folder: Path, config: Config, env: setup.Env, agent: Agent, saved: Path | None, say: Callable[[str], None]
 ) -> tuple[sw.Store, Any, str]:
-    """The replay memory from a checkpoint, or a new one; on disk in the place of the one before, whose steps beyond the
-    checkpoint will be made again."""
+    """Open the replay memory of a checkpoint, or make a new one; on disk it replaces the run's previous memory."""
     if not config.recipe.replay.disk_limit:
         return *setup.memory(config.recipe, env, agent, None, saved), ""
     ids = {config.replay, store_id(saved) if saved is not None else ""}
@@ -158,12 +158,12 @@ def _memory(
         try:
             return *setup.memory(config.recipe, env, agent, disk, saved), store_id(disk)
         except FileExistsError as error:
-            say(f"The replay memory goes into another folder of the run: {error}")
-    raise AssertionError("there is always another one")
+            say(f"The replay memory is written to another folder of the run: {error}")
+    raise AssertionError("candidates never ends")
 
 
 def restore_policies(folder: Path, state: TrainingState, agent: Agent, say: Callable[[str], None]) -> None:
-    """Write best and last policy as they were at the checkpoint: what came later is forgotten, and done again."""
+    """Restore the best and the last policy as they were at the checkpoint."""
     keep_policy(folder / LAST, agent.policy_tensors(), {"steps": state.progress.steps}, say)
     best = state.held_out.best
     if best is None:
@@ -173,7 +173,7 @@ def restore_policies(folder: Path, state: TrainingState, agent: Agent, say: Call
 
 
 def drop_metrics(path: Path, after: int) -> int:
-    """Remove lines about more than ``after`` steps, and those that are not whole; returns how many they were."""
+    """Remove damaged lines and those about more than ``after`` steps; return how many were removed."""
     kept, dropped = [], 0
     if path.is_file():
         with path.open("rb") as file:
@@ -187,7 +187,7 @@ def drop_metrics(path: Path, after: int) -> int:
 
 
 def _steps(line: bytes) -> float:
-    """The steps that a line of metrics speaks of; infinity for one that is not whole."""
+    """Return the steps of a line of metrics; infinity for a damaged line."""
     try:
         return float(json.loads(line)["steps"])
     except (ValueError, LookupError, TypeError, OverflowError, RecursionError):

@@ -1,4 +1,4 @@
-"""A run and its folder: config.json, metrics.jsonl, checkpoints, best and last policy, summary.json, curve.png."""
+"""A run and its output folder: config.json, metrics.jsonl, checkpoints, policies, summary.json and curve.png."""
 
 from __future__ import annotations
 
@@ -37,27 +37,27 @@ from sharpwave.training.saving import Saver
 from sharpwave.training.text import quoted, speaker
 
 MAX_SUMMARY_BYTES = 1 << 20
-"""No summary.json is larger."""
+"""Size limit of summary.json."""
 
 
 def run(name: str, recipe: Recipe, out: Path | None, console: Console) -> tuple[Path, Metrics]:
-    """Train by ``recipe``, showing and keeping what happens; SIGINT, SIGTERM and SIGHUP end it cleanly.
+    """Train by ``recipe`` in a new run folder; SIGINT, SIGTERM and SIGHUP end the run with a checkpoint.
 
     Returns:
         the run's folder and its summary.
     Raises:
-        ValueError: a setting that does not fit, or a folder that is in use.
+        ValueError: a setting is invalid, or the folder is in use.
         OSError: the folder cannot be written to at all.
-        ActorsDiedError: actors died too often; there is a checkpoint.
+        ActorsDiedError: an actor died too often; the run ended with a checkpoint.
         NotSavedError: the last checkpoint could not be written.
     """
     check_installed()
     with ExitStack() as stack:
         stack.enter_context(setup.arithmetic(recipe))
-        env = setup.environments(recipe, 1 if recipe.actors.count else None)  # where actors play, to know its spaces
+        env = setup.environments(recipe, 1 if recipe.actors.count else None)  # with actors only its spaces are used
         stack.callback(env.close)
         agent = setup.agent(recipe, env)
-        # All that the user may have got wrong has been refused by now; only a good run leaves a folder.
+        # The settings are valid by now: a run that is refused leaves no folder.
         folder = stack.enter_context(new_folder(out, name, recipe.training.seed))
         store, view = setup.memory(recipe, env, agent, folder / DISK)
         stack.callback(let_go, store, speaker(console))
@@ -69,10 +69,11 @@ def run(name: str, recipe: Recipe, out: Path | None, console: Console) -> tuple[
 
 @dataclass(frozen=True)
 class Run:
-    """A run that is ready to train: its folder, its settings and what they were made into.
+    """A run that is ready to train: its folder, its settings and the parts made from them.
 
     Attributes:
-        view: what the agent learns from.  state: where the run stands.
+        view: the view of ``store`` that the agent learns from.
+        state: progress, scores and evaluations.
     """
 
     folder: Path
@@ -84,11 +85,11 @@ class Run:
     state: TrainingState
 
     def train(self, console: Console) -> Metrics:
-        """Train to the end, or until a signal comes; returns the summary.
+        """Train until the run ends or a signal arrives; return the summary.
 
         Raises:
             OSError: the folder cannot be written to at all.
-            ActorsDiedError: they died too often; there is a checkpoint.
+            ActorsDiedError: an actor died too often; the run ended with a checkpoint.
             NotSavedError: the last checkpoint could not be written.
         """
         folder, say, state = self.folder, speaker(console), self.state
@@ -117,7 +118,7 @@ class Run:
         save.finish()
         if training.failed:
             raise ActorsDiedError(
-                f"{last['reason']}\nThe run ended with a checkpoint; to go on: "
+                f"{last['reason']}\nThe run ended with a checkpoint; to resume it: "
                 f"sharpwave train --resume {quoted(folder)}"
             )
         return summary
@@ -130,7 +131,7 @@ class Run:
 
 
 def let_go(store: sw.Store, say: Callable[[str], None]) -> None:
-    """Close the replay memory; what could not be written of it is said, as the run's end is told beside it."""
+    """Close the replay memory; report an error instead of raising it, which would hide how the run ended."""
     try:
         store.close()
     except OSError as error:
@@ -138,14 +139,14 @@ def let_go(store: sw.Store, say: Callable[[str], None]) -> None:
 
 
 def check_installed() -> None:
-    """See that what a run imports later is there, before it is begun.  Raises: ModuleNotFoundError."""
+    """Check before a run begins that the packages it imports later are installed.  Raises: ModuleNotFoundError."""
     for name in ("tensorboard", "matplotlib"):
         if importlib.util.find_spec(name) is None:
             raise ModuleNotFoundError(f"no module named {name!r}", name=name)
 
 
 def summarize(folder: Path, config: Config, device: str, last: Metrics, say: Callable[[str], None]) -> Metrics:
-    """Write a run's summary and draw its curve; returns the summary. What cannot be written is said.
+    """Write a run's summary and draw its curve; return the summary. A failure to write is reported, not raised.
 
     Args:
         last: the last report, with ``reason``.
@@ -167,13 +168,13 @@ def summarize(folder: Path, config: Config, device: str, last: Metrics, say: Cal
         AttributeError,
         OverflowError,
         RecursionError,
-    ) as error:  # all that is needed to go on is in the checkpoint
+    ) as error:  # neither is needed to resume
         say(f"{SUMMARY} and {CURVE} could not both be written: {error}")
     return summary
 
 
 def read_summary(folder: Path) -> Metrics | None:
-    """A run's summary; ``None`` if there is none, or one that is damaged."""
+    """Read a run's summary; None: it is missing or damaged."""
     try:
         content = read_regular(folder / SUMMARY, MAX_SUMMARY_BYTES)
         summary: Metrics = figures.summary(json.loads(content))
@@ -186,12 +187,12 @@ def read_summary(folder: Path) -> Metrics | None:
 
 @contextmanager
 def caught_signals() -> Iterator[Callable[[], str | None]]:
-    """While inside, SIGINT, SIGTERM and SIGHUP are noted and do not end the process; a second SIGINT ends it as ever.
+    """Catch SIGINT, SIGTERM and SIGHUP instead of ending the process; a second SIGINT raises KeyboardInterrupt.
 
-    A SIGHUP that is ignored already, as nohup does, stays ignored.
+    A SIGHUP that is already ignored, as under nohup, stays ignored.
 
     Yields:
-        a function that says which signal came, or None.
+        a function that returns which signal interrupted the run; None: none did.
     """
     came: list[str] = []
 

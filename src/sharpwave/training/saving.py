@@ -1,4 +1,4 @@
-"""Checkpoints while a run goes on: one that cannot be written ends nothing, is told, and is tried again sooner."""
+"""Callback that writes a run's checkpoints and policies; a failed write is reported and retried, training goes on."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ from sharpwave.training.recipes.recipe import Recipe
 
 
 class NotSavedError(RuntimeError):
-    """A run has ended, and its last checkpoint could not be written whole."""
+    """Error raised when a run has ended and its last checkpoint could not be written completely."""
 
 
 class Saver(Callback):
-    """Writes a run's checkpoints, its best and its last policy. To be the last of the callbacks.
+    """Callback that writes a run's checkpoints and its best and last policy. It must be the last callback.
 
     Args:
-        folder: of the checkpoints, in the run's, which holds the policies.  run: the run's id.
-        store: the replay memory, part of checkpoints if the recipe says so.
-        state: the run's.
-        say: told in a sentence what went wrong.
+        folder: the folder of checkpoints; policies are written into its parent, the run's folder.
+        run: the run's id.
+        store: the replay memory, saved with checkpoints if the recipe's ``save_replay`` is set.
+        state: the run's state.
+        say: called with a sentence about each failure.
 
     Attributes:
-        lost: why the last checkpoint could not be written; "" if it was.
+        lost: the error of the last checkpoint if it could not be written; else "".
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class Saver(Callback):
         self._folder, self._run, self._recipe, self._agent = folder, run, recipe, agent
         self._store = store if recipe.replay.save_replay else None
         self._state, self._say = state, say
-        self._counted = state.scores.count  # episodes that had ended at the checkpoint before
+        self._counted = state.scores.count  # episodes that had ended by the previous checkpoint
         self._figures: Metrics = {}
         self._best: dict[str, Tensor] = {}
         self.lost = ""
@@ -57,15 +58,15 @@ class Saver(Callback):
         return self._state.progress.checkpoint_due or training.reason is not None
 
     def on_checkpoint(self, training: Training, metrics: Metrics) -> None:
-        """Write a checkpoint. Where that fails, say so, and have it tried again sooner."""
+        """Write a checkpoint; on failure report it and retry after a tenth of the period."""
         progress, count = self._state.progress, self._state.scores.count
         every = self._recipe.training.checkpoint_every
         passed = progress.passed(every)
-        # Not where the last one was lost: that one has broken them off a moment ago.
+        # No warning after a failed checkpoint: that one broke all episodes off only a moment ago.
         if not self._recipe.actors.count and count == self._counted and passed and not self.lost:
             self._say(
-                f"No episode has ended in the {every:,} steps before this checkpoint, and it breaks them all off: give "
-                "a longer --checkpoint-every"
+                f"No episode has ended in the {every:,} steps before this checkpoint, which breaks all of them off; "
+                "give a longer --checkpoint-every"
             )
         self._counted = count
         self._figures = {"steps": metrics["steps"], "report": metrics, "training": self._state.to_dict()}
@@ -79,41 +80,41 @@ class Saver(Callback):
             self.lost = str(error)
             self._say(
                 f"The checkpoint at {progress.steps:,} steps could not be written: {self.lost}. {self._kept()}; the "
-                f"next one is tried within {progress.retry_every:,} steps"
+                f"next attempt is made within {progress.retry_every:,} steps"
             )
         else:
             self.lost = ""
             if before:
-                self._say(f"The checkpoint at {progress.steps:,} steps is written; no more is missing")
+                self._say(f"The checkpoint at {progress.steps:,} steps was written; the run is saved again")
         progress.unsaved = bool(self.lost)
 
     def on_evaluation(self, metrics: Metrics) -> None:
-        """Write the best policy, if it has just been found. Where that fails, say so."""
+        """Write the policy if this evaluation is the best so far; report a failure."""
         held_out = self._state.held_out
         if metrics["best"] and held_out.best is not None:
             keep_policy(self._folder.parent / BEST, held_out.best_weights, held_out.best.figures(), self._say)
 
     def finish(self) -> None:
-        """Save what takes less room, all but the replay memory, where the run's last checkpoint was lost.
+        """Save the run's last checkpoint without the replay memory if it could not be written with it.
 
         Raises:
-            NotSavedError: it was lost, saying what of it is there.
+            NotSavedError: the last checkpoint could not be written completely; the message says what was saved.
         """
         if not self.lost:
             return
         steps = self._figures["steps"]
-        told = f"The run's last checkpoint, at {steps:,} steps, could not be written: {self.lost}."
+        message = f"The run's last checkpoint, at {steps:,} steps, could not be written: {self.lost}."
         saved = None
         if self._store is not None:
             with suppress(OSError):
                 saved = save_checkpoint(self._folder, self._agent, self._figures, run=self._run, best=self._best)
         if saved is not None:
             raise NotSavedError(
-                f"{told} Without the replay memory it was: checkpoint {saved.name} plays, and a run resumed from it "
-                "fills a new memory before it learns"
+                f"{message} It was saved without the replay memory: checkpoint {saved.name} can be evaluated, and a "
+                "run resumed from it fills a new memory before it learns"
             )
-        raise NotSavedError(f"{told} What came after the checkpoint before is lost. {self._kept()}")
+        raise NotSavedError(f"{message} Training since the previous checkpoint is lost. {self._kept()}")
 
     def _kept(self) -> str:
         found = newest_checkpoint(self._folder, self._run)
-        return "There is none yet" if found is None else f"Checkpoint {found.name} is kept"
+        return "No checkpoint has been written yet" if found is None else f"Checkpoint {found.name} is kept"

@@ -1,4 +1,4 @@
-"""Scores: the running episode of every lane, and means over episodes that have ended."""
+"""Scores: sums over each lane's current episode, and means over episodes that have ended."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Episode:
 
 
 class EpisodeSums:
-    """Rewards and lengths of the running episodes of lanes that step together.
+    """Rewards and lengths of the current episodes of lanes that step together.
 
     Attributes:
         steps: int64 [lanes], lengths so far.
@@ -38,7 +38,7 @@ class EpisodeSums:
         self.steps = np.zeros(lanes, np.int64)
 
     def add(self, reward: npt.NDArray[np.floating], ended: npt.NDArray[np.bool_]) -> list[Episode]:
-        """Count one step of every lane; returns the episodes that ended with it.
+        """Count one step of every lane; return the episodes that ended with it.
 
         Args:
             reward: float [N], unclipped.  ended: bool [N], terminated or truncated.
@@ -53,20 +53,21 @@ class EpisodeSums:
         return finished
 
     def break_off(self) -> None:
-        """Begin new episodes in all lanes; those that had not ended are not counted."""
+        """Begin new episodes in all lanes; unfinished ones are not counted."""
         self._reward[:] = 0.0
         self.steps[:] = 0
 
 
 class Scores:
-    """Means over the episodes of a run.
+    """Means over the episodes of a run that have ended.
 
     Args:
-        scored: bool [lanes], whose rewards go into the means.
+        scored: bool [lanes], lanes whose episodes go into the means.
 
     Attributes:
         count: episodes ended, of all lanes.
-        avg_reward: running mean (alpha .98) of their rewards, None before the first.  last: rewards of the last 100.
+        avg_reward: running mean (alpha .98) of their rewards; None before the first.
+        last: rewards of the last 100.
     """
 
     def __init__(self, scored: npt.NDArray[np.bool_], window: int = 100) -> None:
@@ -84,11 +85,11 @@ class Scores:
 
     @property
     def mean_reward(self) -> float | None:
-        """Mean over the last 100 episodes, or over all if there were fewer; None before the first."""
+        """Mean reward of the last 100 episodes, or of all if there were fewer; None before the first."""
         return float(np.mean(self.last)) if self.last else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return {"count": self.count, "avg_reward": self.avg_reward, "last": list(self.last)}
 
     def load(self, values: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What a recipe is made into: its environments, its agent, its replay memory."""
+"""Construction of a recipe's parts: environments, agent and replay memory."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ Env = VectorEnv[Any, Any, Any]
 
 
 def environments(recipe: Recipe, num_envs: int | None = None, *, render: bool = False) -> Env:
-    """Make the recipe's environments; ``num_envs`` of them if given."""
+    """Make the recipe's environments; with ``num_envs`` that many of them."""
     return recipe.env.make(num_envs, render=render)
 
 
 @contextmanager
 def arithmetic(recipe: Recipe) -> Iterator[None]:
-    """Set how torch computes for ``recipe``, and set it back: its threads, and that denormal numbers count as zero."""
+    """Set torch's number of threads for ``recipe`` and flush denormal numbers to zero; restore both on exit."""
     threads, flushed = torch.get_num_threads(), _denormals_flushed()
-    if recipe.training.threads:  # more of them than processors would wait for each other
+    if recipe.training.threads:  # with more threads than processors they would wait for each other
         torch.set_num_threads(min(recipe.training.threads, max(THREADS - recipe.actors.count, 1)))
-    # Adam's moments of idle units decay into denormal numbers, with which a CPU is slow.
+    # Adam's moments of idle units decay into denormal numbers, on which CPUs are slow.
     torch.set_flush_denormal(True)
     try:
         yield
@@ -51,9 +51,9 @@ def agent(recipe: Recipe, env: Env, seed: Any = None) -> Agent:
     """Make a fresh agent for ``env``; the same seed gives the same weights.
 
     Args:
-        seed: of its exploration; default: the recipe's.
+        seed: seed of the agent's exploration; None: the recipe's.
     Raises:
-        ValueError: it cannot learn there, or a setting that does not fit.
+        ValueError: the agent cannot learn in these spaces, or a setting is invalid.
     """
     torch.manual_seed(recipe.training.seed)
     spaces = Spaces(env.single_observation_space, env.single_action_space, recipe.env.name)
@@ -62,7 +62,7 @@ def agent(recipe: Recipe, env: Env, seed: Any = None) -> Agent:
 
 
 def player(recipe: Recipe, env: Env, policy: Mapping[str, torch.Tensor]) -> Agent:
-    """Make an agent that acts by the tensors of a policy. Torch's generators stay as they are."""
+    """Make an agent that acts by the tensors of a policy, without advancing torch's generators."""
     devices = list(range(torch.cuda.device_count()))
     with torch.random.fork_rng(devices=devices):
         player = agent(recipe, env)
@@ -71,7 +71,7 @@ def player(recipe: Recipe, env: Env, policy: Mapping[str, torch.Tensor]) -> Agen
 
 
 def step_spec(env: Env, agent: Agent) -> sw.Spec:
-    """Return what is stored of a step: what the environment gives, and the agent's own fields."""
+    """Return the spec of a stored step: the environment's fields and the agent's own."""
     spec = envs.step_spec(env)
     own = agent.step_fields()
     return (
@@ -84,30 +84,30 @@ def step_spec(env: Env, agent: Agent) -> sw.Spec:
 
 
 def check_segments(recipe: Recipe, spec: sw.Spec) -> None:
-    """See to it that whatever segment an actor seals can be sent.
+    """Check that every segment that an actor can seal fits into a frame of the transport.
 
     Raises:
-        ValueError: one could be larger than the learner takes.
+        ValueError: a segment could be too large.
     """
     beside = spec.context * spec.step_bytes + (1 << 20)  # frames before the first step; header and dictionaries
     most = (MAX_FRAME_BYTES - beside) // spec.step_bytes
     if recipe.actors.segment_steps > most:
         raise ValueError(
             f"--segment-steps: got {recipe.actors.segment_steps:,}; with steps of {spec.step_bytes:,} bytes expected "
-            f"at most {most:,}: an actor sends a segment in one piece, of {MAX_FRAME_BYTES:,} bytes at most"
+            f"at most {most:,}: an actor sends a segment in one frame of at most {MAX_FRAME_BYTES:,} bytes"
         )
 
 
 def memory(
     recipe: Recipe, env: Env, agent: Agent, disk: Path | None = None, saved: Path | None = None
 ) -> tuple[sw.Store, Any]:
-    """Make the store for the steps of ``agent`` in ``env``, and the view that it learns from.
+    """Make the store for the steps of ``agent`` in ``env``, and the view that the agent learns from.
 
     Args:
-        disk: a new or empty folder for a recipe with ``disk_limit``; not used without.
-        saved: a checkpoint of the store to go on from.
+        disk: a new or empty folder; used only by recipes with ``disk_limit``.
+        saved: a checkpoint of the store to restore; None: the store begins empty.
     Raises:
-        ValueError: a setting that does not fit.
+        ValueError: a setting is invalid.
     """
     spec = step_spec(env, agent)
     if recipe.actors.count:
@@ -126,6 +126,6 @@ def memory(
         )
     else:
         store = sw.Store.open(saved, disk=disk)
-    # A run of before views had names goes on with the only one it had.
+    # Runs of releases before views had names have a single view, under another name.
     old = store.recovery is not None and store.recovery.views == ["transitions"]
     return store, agent.replay().open(store, None if old else "learner", recipe.training.seed)

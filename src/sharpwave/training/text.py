@@ -1,4 +1,4 @@
-"""How numbers and names are written for people."""
+"""Formatting of numbers, names and messages for people."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sharpwave.escaping import escaped
 
 
 def speaker(console: Any) -> Callable[[str], None]:
-    """A function that prints a sentence to a rich console, with what it quotes as it is, and no control characters."""
+    """Return a function that prints a sentence to a rich console, without markup or control characters."""
 
     def say(text: str) -> None:
         console.print(printable(text), soft_wrap=True, highlight=False, markup=False)
@@ -19,17 +19,17 @@ def speaker(console: Any) -> Callable[[str], None]:
 
 
 def printable(text: str) -> str:
-    """Text of unknown origin, with what would drive a terminal written as escapes: ESC -> "\\x1b"."""
+    """Escape the control characters in text of unknown origin: ESC -> "\\x1b"."""
     return "\n".join(map(escaped, text.split("\n")))
 
 
 def quoted(path: object) -> str:
-    """A path as a shell takes it: commands that are printed are copied."""
+    """Quote a path for a shell, for commands that are printed to be copied."""
     return shlex.quote(printable(str(path)))
 
 
 def byte_text(count: float) -> str:
-    """1536 -> "1.5 KiB"."""
+    """Format bytes: 1536 -> "1.5 KiB"."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(count) < 1024 or unit == "TiB":
             break
@@ -38,7 +38,7 @@ def byte_text(count: float) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """3725 -> "1 h 02 min"; 65 -> "1 min 05 s"; 7.2 -> "7 s"."""
+    """Format a duration: 3725 -> "1 h 02 min"; 65 -> "1 min 05 s"; 7.2 -> "7 s"."""
     whole = int(seconds)
     if whole >= 3600:
         return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
@@ -48,5 +48,5 @@ def duration_text(seconds: float) -> str:
 
 
 def number_text(value: float | None, digits: int = 2) -> str:
-    """A number, or a dash where there is none yet."""
+    """Format a number; None becomes a dash."""
     return "-" if value is None else f"{value:,.{digits}f}"

@@ -161,10 +161,10 @@ def test_actors_wait_for_the_learner_and_one_that_hangs_is_replaced(monkeypatch)
         list(listen(pool, lambda: pool.restarts == 1))
         pool._hung_s = 1.0e9
         assert_gone([halted])
-        assert [f"Actor 0 (process {halted.pid}) has given no sign for 0.5 s: is it stopped?"] == [
+        assert [f"Actor 0 (process {halted.pid}) has been silent for 0.5 s: is it stopped?"] == [
             text.partition(" After")[0] for text in told[:-1]
         ]
-        assert told[-1] == "Actor 0 died of: it gave no sign for 1 s; another one begins in its place, 2 more may"
+        assert told[-1] == "Actor 0 died of: it was silent for 1 s; it is restarted; restarts left: 2"
         assert counters.made == steps
         list(listen(pool, lambda: counters.made > steps))  # the next one plays what was lost
     assert not actors_of()

@@ -107,7 +107,7 @@ def test_a_segment_of_any_size_arrives(nbytes):
 def test_a_frame_that_no_learner_takes_is_not_sent():
     ours, theirs = CONTEXT.Pipe(duplex=False)
     segment = SealedSegment(0, 0, 1, bytes(MAX_FRAME_BYTES), {})  # zeros that nobody writes to take no memory
-    with pytest.raises(ValueError, match=r"a segment of 1,073,741,\d{3} bytes, .* give fewer --segment-steps"):
+    with pytest.raises(ValueError, match=r"a segment takes 1,073,741,\d{3} bytes, .* give fewer --segment-steps"):
         Outbox(theirs).send_segment(Arrival(segment, 1, None))
     assert Inbox(ours).receive() == []
 

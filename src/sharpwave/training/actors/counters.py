@@ -1,4 +1,4 @@
-"""What learner and actors tell each other all the time: numbers in shared memory that has no name."""
+"""Counters that learner and actors share: progress, heartbeats and the stop flag, in anonymous shared memory."""
 
 from __future__ import annotations
 
@@ -8,26 +8,29 @@ from typing import Any
 import numpy as np
 
 CONTEXT = multiprocessing.get_context("spawn")
-"""Processes begin anew: numba's and torch's threads do not survive a fork."""
+"""Start method of actors: numba's and torch's threads do not survive a fork."""
 
 LINE = 8
-"""Words (int64) of a cache line: nobody writes into a line in which another one does."""
+"""Words (int64) of a cache line. Each process writes to a line of its own, so that none invalidates another's."""
 
 
 def shared_memory(nbytes: int) -> Any:
-    """Zeros that go along with the arguments of a process.
+    """Allocate zeroed shared memory that can be passed to a child process as an argument.
 
-    The file behind them is deleted as soon as it is made, so the memory goes with the last process that has it, however
-    that ends: there is nothing to clean up.
+    Its backing file is unlinked at once, so the system frees the memory with the last process that maps it, even
+    after a crash.
     """
     return CONTEXT.RawArray("b", nbytes)
 
 
 class Counters:
-    """The learner's line and one for each actor; each word is written by one process only, and read by all.
+    """Counters of a run: one cache line for the learner and one for each actor, readable by all processes.
+
+    Each word has one writer, except that the learner corrects the steps of an actor that has died.
 
     Args:
-        actors: how many.  memory: what another process made.
+        actors: number of actors.
+        memory: shared memory of an existing instance, passed on by pickling to a child process; None: allocate it.
     """
 
     def __init__(self, actors: int, memory: Any = None) -> None:
@@ -38,50 +41,50 @@ class Counters:
     def __reduce__(self) -> tuple[Any, ...]:
         return Counters, (self.actors, self._memory)
 
-    # the learner's
+    # written by the learner
 
     @property
     def stop(self) -> bool:
-        """Whether actors should end."""
+        """Whether actors are to stop."""
         return bool(self._words[0, 0])
 
     def set_stop(self) -> None:
-        """Let them end."""
+        """Tell all actors to stop."""
         self._words[0, 0] = 1
 
     @property
     def steps(self) -> int:
-        """Steps of the run that are in the store: what schedules go by."""
+        """Steps of the run that are in the store; schedules follow them."""
         return int(self._words[0, 1])
 
     @property
     def samples(self) -> int:
-        """Transitions learned from, since the ratio is counted."""
+        """Transitions sampled since the replay ratio is counted."""
         return int(self._words[0, 2])
 
     def tell(self, steps: int, samples: int) -> None:
-        """The learner says where it is."""
+        """Publish the learner's progress to the actors."""
         self._words[0, 1], self._words[0, 2] = steps, samples
 
-    # the actors'
+    # written by actors
 
     @property
     def made(self) -> int:
-        """Steps that all actors have made in this process's run, those under way included."""
+        """Steps that all actors have made since this learner process began, unsent ones included."""
         return int(self._words[1:, 0].sum())
 
     def add_made(self, actor: int, steps: int) -> None:
-        """An actor has made so many."""
+        """Count steps that an actor has made."""
         self._words[1 + actor, 0] += steps
 
     def set_made(self, actor: int, steps: int) -> None:
-        """What an actor that has ended had under way is lost; the learner says so."""
+        """Correct the steps of an actor that has died to those received from it. Called by the learner."""
         self._words[1 + actor, 0] = steps
 
     def beats(self, actor: int) -> int:
-        """Grows as long as the actor is at work, or waits as it should."""
+        """Return an actor's heartbeat count, which grows while it works or waits for the learner."""
         return int(self._words[1 + actor, 1])
 
     def beat(self, actor: int) -> None:
-        """The actor is at work."""
+        """Count a heartbeat of an actor."""
         self._words[1 + actor, 1] += 1

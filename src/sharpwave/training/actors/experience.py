@@ -1,4 +1,4 @@
-"""Experience from actor processes: take in what they send, tell them how far the learner is, publish weights."""
+"""Experience from actor processes: stores their segments, publishes the learner's progress and weights to them."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from sharpwave.training.scores import Episode
 
 
 class ActorExperience:
-    """Steps of ``recipe.actors.count`` processes. A step counts when it has arrived in the store.
+    """Source of steps from ``recipe.actors.count`` actor processes. A step counts once it is in the store.
 
-    Checkpoints break no episodes off; what is under way in actors is not in them.
+    Episodes continue across checkpoints; steps that actors have not sent yet are not part of a checkpoint.
 
     Args:
-        progress: the run's, read only.
-        say: told in a sentence what happens to actors.
+        progress: the run's progress, read only.
+        say: called with a sentence about each actor that is silent or replaced.
     """
 
-    max_updates: int | None = 1  # actors are looked after between any two updates
+    max_updates: int | None = 1  # actors are polled between any two updates
 
     def __init__(
         self,
@@ -63,14 +63,14 @@ class ActorExperience:
         self._pool.close()
 
     def request(self) -> None:
-        """Tell actors how far the learner is, and every ``weights_every`` steps how to play."""
+        """Publish the learner's progress and, every ``weights_every`` steps, its weights to the actors."""
         self._tell()
         every = self._recipe.actors.weights_every
         if self._progress.steps // every > self._published_at // every:
             self._publish()
 
     def receive(self, timeout_s: float) -> Arrived:
-        """Write arrived segments into the store; waits up to ``timeout_s`` for any."""
+        """Write arrived segments into the store, waiting up to ``timeout_s`` for the first."""
         steps, episodes, failure = 0, [], ""
         try:
             for message in self._pool.receive(timeout_s):
@@ -86,10 +86,10 @@ class ActorExperience:
         return Arrived(steps, episodes, failure)
 
     def break_off(self) -> None:
-        """Nothing: runs with actors do not repeat themselves."""
+        """Do nothing: runs with actors do not repeat exactly."""
 
     def report(self) -> dict[str, Any]:
-        """How old weights were, and how often actors were restarted."""
+        """Return the staleness of the actors' weights and the number of actor restarts."""
         return self._staleness.report() | {"actor_restarts": self._pool.restarts}
 
     def _tell(self) -> None:
@@ -102,7 +102,9 @@ class ActorExperience:
         self._staleness.published(self._weights.publish([*tensors.values()]))
 
     def _first_steps(self, lane: int, lanes: int) -> list[int]:
-        """Number of each lane's next step. One is left out where there are steps: some of the actor before may be
-        lost."""
+        """Return the number of each lane's next step.
+
+        A lane that has steps skips one number, which marks a gap: unsent steps of its previous actor may be lost.
+        """
         known = [*self._store.lane_steps[lane : lane + lanes].tolist(), *[0] * lanes][:lanes]
         return [step + (step > 0) for step in known]

@@ -21,20 +21,20 @@ from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.scores import Episode
 
 HUNG_S = 120.0
-"""An actor that gives no sign for so long is killed and replaced. It begins with imports, which may take a while."""
+"""An actor without a heartbeat for so long is killed and restarted; imports may delay its first one."""
 SILENT_S = 15.0
-"""After so long without a sign, of an actor that has begun, that is said."""
+"""An actor that has started and then has no heartbeat for so long is reported."""
 STOP_S = 10.0
-"""How long actors have to end by themselves."""
+"""Grace period in which actors may end by themselves before they are terminated."""
 
 
 class ActorsDiedError(RuntimeError):
-    """An actor died more often than ``actor_restarts`` allows."""
+    """Error raised when an actor has died more often than ``actor_restarts`` allows."""
 
 
 @dataclass
 class _Seat:
-    """One actor, and those before it that had its number."""
+    """Slot of the pool: an actor process, its predecessors' counts and the lanes that it plays."""
 
     number: int
     first_lane: int
@@ -42,23 +42,25 @@ class _Seat:
     process: Any = None
     inbox: Inbox | None = None
     restarts: int = 0
-    received: int = 0  # steps, of all that sat here
+    received: int = 0  # steps, of all processes of this slot
     failure: str = ""
     beats: int = 0
-    begun: bool = False  # it has given a sign of life
+    begun: bool = False  # the process has had a heartbeat
     silent_s: float = 0.0
 
 
 class ActorPool:
-    """Actor processes of a run. A context manager: whatever happens inside, no process is left after it.
+    """Actor processes of a run. A context manager that ends every process on exit, also after an exception.
 
     Args:
-        first_steps: first lane, lanes -> the numbers of their next steps.
-        run_steps: steps of the run when it began here.  inserts: those of them that count for the ratio.
-        say: told in a sentence of actors that give no sign, and of those that are replaced.
+        first_steps: function (first lane, number of lanes) -> the numbers of their next steps.
+        run_steps: steps of the run when this process began.
+        inserts: those of them that count towards the replay ratio.
+        hung_s: seconds without a heartbeat after which an actor is killed and replaced.
+        say: called with a sentence about each actor that is silent or replaced.
 
     Attributes:
-        restarts: actors that were begun anew.
+        restarts: actors restarted so far.
     """
 
     def __init__(
@@ -93,23 +95,23 @@ class ActorPool:
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
         self.close()
 
-    def receive(self, timeout: float) -> Iterator[Arrival | Episode]:
-        """What the actors have sent, waiting up to ``timeout`` seconds for anything at all.
+    def receive(self, timeout_s: float) -> Iterator[Arrival | Episode]:
+        """Yield what the actors have sent, waiting up to ``timeout_s`` for the first message.
 
-        Who died is replaced before it is waited again, when all that it sent has been taken.
+        The messages of a dead actor are received to the last before the next call replaces it.
 
         Raises:
-            ActorsDiedError: one died too often.
+            ActorsDiedError: an actor died more often than ``actor_restarts`` allows.
         """
         for seat in self.seats:
             if seat.process is None:
                 self._start_again(seat)
         pipes: list[Any] = [seat.inbox.pipe for seat in self.seats if seat.inbox is not None]
-        wait([*pipes, *(seat.process.sentinel for seat in self.seats)], timeout)
+        wait([*pipes, *(seat.process.sentinel for seat in self.seats)], timeout_s)
         now = time.monotonic()
-        passed, self._looked = min(now - self._looked, 1.0), now  # a learner that was halted blames nobody
+        passed, self._looked = min(now - self._looked, 1.0), now  # not the time while the learner itself was halted
         for seat in self.seats:
-            dead = not seat.process.is_alive()  # before reading: what it wrote is there by then
+            dead = not seat.process.is_alive()  # asked before reading, so that all that a dead actor wrote is read
             yield from self._heard(seat)
             if dead or self._hangs(seat, passed):
                 yield from self._buried(seat)
@@ -138,16 +140,16 @@ class ActorPool:
         seat.beats = beats
         if seat.begun and before < SILENT_S <= seat.silent_s < self._hung_s:
             self._say(
-                f"Actor {seat.number} (process {seat.process.pid}) has given no sign for {SILENT_S:g} s: is it stopped?"
-                f" After {self._hung_s:g} s it is killed, and another one begun"
+                f"Actor {seat.number} (process {seat.process.pid}) has been silent for {SILENT_S:g} s: is it stopped? "
+                f"After {self._hung_s:g} s it is killed and restarted"
             )
         if seat.silent_s < self._hung_s:
             return False
-        seat.failure = f"it gave no sign for {self._hung_s:g} s"
+        seat.failure = f"it was silent for {self._hung_s:g} s"
         return True
 
     def _buried(self, seat: _Seat) -> Iterator[Arrival | Episode]:
-        """What a dead actor still sent; its place is free then."""
+        """Kill an actor, yield the messages that it has sent and free its slot."""
         seat.process.kill()
         seat.process.join()
         assert seat.inbox is not None
@@ -168,12 +170,12 @@ class ActorPool:
             )
         reason = (seat.failure.strip().splitlines() or ["?"])[-1]
         self._say(
-            f"Actor {seat.number} died of: {reason}; another one begins in its place, "
-            f"{self.recipe.actors.restarts - seat.restarts - 1} more may"
+            f"Actor {seat.number} died of: {reason}; it is restarted; "
+            f"restarts left: {self.recipe.actors.restarts - seat.restarts - 1}"
         )
         seat.restarts += 1
         self.restarts += 1
-        self.counters.set_made(seat.number, seat.received)  # what it had under way will not come
+        self.counters.set_made(seat.number, seat.received)  # its unsent steps are lost
         self._start(seat)
 
     def _start(self, seat: _Seat) -> None:
@@ -193,15 +195,15 @@ class ActorPool:
             with _no_interrupts():
                 process.start()
         finally:
-            theirs.close()  # so that the pipe ends when the actor does
+            theirs.close()  # so that the pipe reads as closed once the actor has ended
         seat.process, seat.inbox, seat.failure, seat.silent_s = process, Inbox(ours), "", 0.0
         seat.begun = False
 
     def close(self) -> None:
-        """End all actors: those that do not by themselves, in time, by force."""
+        """Stop all actors, by force those that do not end by themselves in time."""
         self.counters.set_stop()
         for seat in self.seats:
-            if seat.process is not None and not seat.begun:  # it is importing, or making its environments
+            if seat.process is not None and not seat.begun:  # still importing, or making its environments
                 seat.process.terminate()
         for seconds, how in ((STOP_S, "terminate"), (1.0, "kill")):
             deadline = time.monotonic() + seconds
@@ -216,7 +218,7 @@ class ActorPool:
                 self._dismiss(seat)
 
     def _drain(self) -> bool:
-        """Read what actors that are about to end still write. Whether any of them lives."""
+        """Drain the pipes of actors that are ending, so that none blocks on a full one; return whether any is alive."""
         for seat in self.seats:
             if seat.inbox is not None:
                 with contextlib.suppress(ValueError):
@@ -232,7 +234,7 @@ class ActorPool:
 
 @contextlib.contextmanager
 def _no_interrupts() -> Iterator[None]:
-    """Processes that begin inside never see what a terminal sends to all: Ctrl-C in it is meant for the learner."""
+    """Let processes that are started inside block the terminal's signals: Ctrl-C is meant for the learner."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return

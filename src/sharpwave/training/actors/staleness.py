@@ -1,4 +1,4 @@
-"""How old the weights were by which steps were made, and how often steps are learned from."""
+"""Staleness of the weights that actors play with, and the replay ratio."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from sharpwave.training.actors.transport import Arrival
 from sharpwave.training.progress import Metrics, Progress
 
 MAX_VERSIONS = 4096
-"""Versions remembered; older weights count as the oldest of these."""
+"""Versions whose steps are remembered; older weights count as the oldest of these."""
 
 
 class Staleness:
-    """Ages of weights, measured when steps arrive in the replay memory, averaged since the last report."""
+    """Mean age of actors' weights since the last report, measured when steps arrive in the replay memory."""
 
     def __init__(self, progress: Progress, batch_size: int) -> None:
         self._progress, self._batch_size = progress, batch_size
@@ -33,7 +33,7 @@ class Staleness:
             self._published.popitem(last=False)
 
     def arrived(self, arrival: Arrival) -> None:
-        """Count the steps of a segment that came in."""
+        """Count the steps of a segment that has arrived."""
         steps = arrival.segment.steps
         then = self._published.get(arrival.version, next(iter(self._published.values())))
         self._count += steps
@@ -41,10 +41,10 @@ class Staleness:
         self._steps += steps * (self._progress.steps - then)
 
     def report(self) -> Metrics:
-        """Return means since the last report, or those of that report where nothing came since; ``None`` before any.
+        """Return means since the last report; if no steps arrived since, those of that report, at first ``None``.
 
-        ``stale_versions``, ``stale_steps``: how many versions, and steps of the run, newer the newest weights were than
-        those that a step was made by.  ``replay_ratio``: transitions learned from for each step that came.
+        ``stale_versions``, ``stale_steps``: age of the weights that made a step, in versions and in steps of the run.
+        ``replay_ratio``: transitions sampled for each step that arrived.
         """
         progress = self._progress
         steps = progress.steps - self._steps_then

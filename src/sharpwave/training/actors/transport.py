@@ -1,4 +1,4 @@
-"""From an actor to the learner, through a pipe: segments and episodes in frames of raw bytes. Nothing is pickled."""
+"""Transport from an actor to the learner: segments and episodes as frames of raw bytes in a pipe. No pickling."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from sharpwave.training.scores import Episode
 FRAME = struct.Struct("<II")  # kind, bytes that follow
 SEGMENT, EPISODE, FAILURE = 1, 2, 3
 ABOUT_SEGMENT = struct.Struct("<QQQIII")  # lane, first step, weights' version; steps, TD errors, dictionaries
-ABOUT_DICTIONARY = struct.Struct("<QI")  # key; bytes that follow, 0: the learner has it
+ABOUT_DICTIONARY = struct.Struct("<QI")  # key; bytes that follow, 0: the learner has the dictionary already
 ABOUT_EPISODE = struct.Struct("<dQI")  # reward, steps, lane
 MAX_FRAME_BYTES = 1 << 30
-"""Bytes of a frame: what a learner keeps of one that is not whole yet."""
+"""Size limit of a frame, and so of what the learner buffers of an incomplete one."""
 MAX_READ_BYTES = 1 << 18
-"""Bytes that the learner reads from one actor before it looks after others."""
+"""Bytes that the learner reads from one actor before it turns to the others."""
 MAX_DICTIONARIES = 64
-"""That both ends of a pipe remember."""
+"""Dictionaries that both ends of a pipe cache."""
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """A segment as the learner gets it.
+    """Segment as the learner receives it.
 
     Attributes:
-        version: of the weights by which its first step was chosen.
-        td_error: float32 [steps], or ``None``.
+        version: version of the weights that chose its first step.
+        td_error: float32 [steps]; None: the agent computes no initial priorities.
     """
 
     segment: SealedSegment
@@ -44,7 +44,7 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Failure:
-    """What an actor died of, in its own words."""
+    """Traceback of an actor that failed."""
 
     text: str
 
@@ -53,7 +53,7 @@ Message = Arrival | Episode | Failure
 
 
 class _Remembered:
-    """The dictionaries used last. Both ends see the same uses in the same order, and so remember the same ones."""
+    """Cache of the dictionaries used last. Both ends see the same uses in the same order, so their caches agree."""
 
     def __init__(self) -> None:
         self._data: OrderedDict[int, bytes] = OrderedDict()
@@ -69,17 +69,17 @@ class _Remembered:
 
 
 class Outbox:
-    """The actor's end. A full pipe makes it wait; it raises BrokenPipeError when the learner has gone."""
+    """The actor's end of a pipe. Sending blocks while the pipe is full; BrokenPipeError means the learner has ended."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
         self._remembered = _Remembered()
 
     def send_segment(self, arrival: Arrival) -> None:
-        """Send a segment, with the dictionaries that the learner does not have.
+        """Send a segment together with those of its dictionaries that the learner does not have.
 
         Raises:
-            ValueError: it is larger than any learner takes.
+            ValueError: the segment is larger than ``MAX_FRAME_BYTES``.
         """
         sealed, errors = arrival.segment, arrival.td_error
         count = 0 if errors is None else len(errors)
@@ -98,16 +98,16 @@ class Outbox:
         nbytes = sum(map(len, parts))
         if nbytes > MAX_FRAME_BYTES:
             raise ValueError(
-                f"a segment of {nbytes:,} bytes, expected at most {MAX_FRAME_BYTES:,}; give fewer --segment-steps"
+                f"a segment takes {nbytes:,} bytes, expected at most {MAX_FRAME_BYTES:,}; give fewer --segment-steps"
             )
         self._send(SEGMENT, b"".join(parts))
 
     def send_episode(self, episode: Episode) -> None:
-        """Send an episode's outcome."""
+        """Send the score and length of an episode that has ended."""
         self._send(EPISODE, ABOUT_EPISODE.pack(episode.reward, episode.steps, episode.lane))
 
     def send_failure(self, text: str) -> None:
-        """Send last words."""
+        """Send the traceback of the error that ends the actor."""
         self._send(FAILURE, text.encode(errors="replace"))
 
     def _send(self, kind: int, content: bytes) -> None:
@@ -117,10 +117,10 @@ class Outbox:
 
 
 class Inbox:
-    """The learner's end. It never waits: a frame counts when it is whole, however slowly its actor writes it.
+    """The learner's end of a pipe. Reading never blocks: incomplete frames are buffered until the rest arrives.
 
     Attributes:
-        ended: no more will come: the actor has closed its end or died.
+        ended: the actor has closed its end or died; nothing more will arrive.
     """
 
     def __init__(self, pipe: Connection) -> None:
@@ -131,12 +131,12 @@ class Inbox:
         self._remembered = _Remembered()
 
     def receive(self) -> list[Message]:
-        """Messages that are whole by now. Reads some hundred kilobytes at most, of a larger frame at each call some.
+        """Return the messages that are complete. Reads at most about ``MAX_READ_BYTES``, so a large frame takes calls.
 
         Raises:
-            ValueError: bytes that no :class:`Outbox` sends.
+            ValueError: the bytes are not those of an :class:`Outbox`.
         """
-        taken = 0  # not counting what is kept of a frame that is not whole yet: it may be above MAX_READ_BYTES
+        taken = 0  # without the buffered part of an incomplete frame, which may exceed MAX_READ_BYTES
         while not self.ended and taken < MAX_READ_BYTES:
             try:
                 content = os.read(self.pipe.fileno(), MAX_READ_BYTES)

@@ -1,4 +1,4 @@
-"""The policy's weights in shared memory: one process publishes versions, others take the newest one that is whole."""
+"""The policy's weights in shared memory: the learner publishes versions, actors copy the newest complete one."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from sharpwave.agents.protocol import Agent
 from sharpwave.training.actors.counters import shared_memory
 
 LATEST, SLOTS, WORDS = 0, 8, 8
-"""Words (int64) before the weights: the newest version, and from word 8 on a cache line for each of the two slots."""
+"""Header in words (int64): the newest version in word 0, then from word 8 a cache line for each of the two slots."""
 VERSION, CHECKSUM = 0, 1
+"""Words of a slot's cache line."""
 ATTEMPTS = 8
-"""A reader is overtaken only by a writer that publishes twice while it copies; after so often it tries another time."""
+"""Attempts of a read. One fails only if the learner publishes twice during the copy; the actor reads again later."""
 
 
 class SharedWeights:
-    """Two slots of float32 numbers: version v is written to slot v % 2 while readers copy the other one.
+    """Lock-free double buffer of weights: version v is written to slot v % 2 while readers copy the other slot.
 
-    A reader knows that its copy is whole by the slot's version before and after, and, on machines that let other cores
-    see writes out of their order, by a checksum over the numbers and the version. Nobody waits for anybody: a writer
-    that dies in the middle leaves the version before.
+    A reader accepts its copy if the slot's version was the same before and after, and if a checksum over the weights
+    and the version matches, which also catches writes that another core sees out of order. No process waits for
+    another: if the writer dies in the middle, readers keep the previous version.
 
     Args:
-        count: numbers.
-        memory: what another process made, as it comes with the arguments of a process.
+        count: float32 numbers in a version.
+        memory: shared memory of an existing instance, passed on by pickling to a child process; None: allocate it.
     """
 
     def __init__(self, count: int, memory: Any = None) -> None:
@@ -44,11 +45,15 @@ class SharedWeights:
 
     @property
     def latest(self) -> int:
-        """The newest version; 0 before the first."""
+        """Newest published version; 0 before the first."""
         return int(self._words[LATEST])
 
     def publish(self, parts: Sequence[torch.Tensor]) -> int:
-        """Write tensors, ``count`` numbers in all, one behind the other, as the next version, which is returned."""
+        """Publish tensors, concatenated, as the next version and return its number.
+
+        Raises:
+            ValueError: they do not hold ``count`` numbers in all.
+        """
         version = self.latest + 1
         slot, words = self._slots[version % 2], self._slot_words(version)
         words[VERSION] = 0
@@ -58,15 +63,18 @@ class SharedWeights:
             torch.from_numpy(slot[begin:end]).copy_(part.detach().reshape(-1))
             begin = end
         if begin != self.count:
-            raise ValueError(f"weights: {begin} numbers, expected {self.count}")
+            raise ValueError(f"weights: got {begin:,} numbers, expected {self.count:,}")
         words[CHECKSUM] = _checksum(slot, version)
         words[VERSION] = version
         self._words[LATEST] = version
         return version
 
     def read(self, into: npt.NDArray[np.float32]) -> int | None:
-        """Copy the newest version into float32 [count] and return it; ``None`` if there is none yet, or if it was
-        overtaken again and again: then ``into`` is of no use."""
+        """Copy the newest version into ``into``, float32 [count], and return its number.
+
+        Returns:
+            None: nothing was published yet, or every attempt was overtaken by the writer; ``into`` is then undefined.
+        """
         for _ in range(ATTEMPTS):
             version = self.latest
             if version == 0:
@@ -93,12 +101,12 @@ def _checksum(numbers: npt.NDArray[np.float32], version: int) -> int:
 
 
 def shared_weights(agent: Agent) -> SharedWeights:
-    """Make room for the weights of agents like this one."""
+    """Allocate shared memory for the weights of agents like ``agent``."""
     return SharedWeights(sum(part.numel() for part in agent.policy_tensors(explore=True).values()))
 
 
 def load(agent: Agent, numbers: npt.NDArray[np.float32]) -> None:
-    """Let an agent act by the ``numbers`` that :meth:`SharedWeights.read` gave."""
+    """Load weights that :meth:`SharedWeights.read` copied into an agent's policy."""
     tensors, begin = agent.policy_tensors(explore=True), 0
     for part in tensors.values():
         end = begin + part.numel()

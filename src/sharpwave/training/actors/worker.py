@@ -1,4 +1,4 @@
-"""What runs in an actor's process: environments, a copy of the policy, and the encoding of what they give."""
+"""Actor process: steps environments with a copy of the policy, encodes the steps and sends them to the learner."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.scores import Episode, EpisodeSums
 
 NAP_S = 0.001
-"""An actor that is ahead looks again after so long."""
+"""Polling period of an actor that waits for the learner to catch up."""
 PARENT_GONE = 3
-"""Exit status of an actor whose learner has gone."""
+"""Exit status of an actor whose learner has ended."""
 TERMINAL_SIGNALS = ("SIGINT", "SIGHUP")
-"""Ctrl-C and a terminal that is closed reach all processes of a terminal; the learner decides."""
+"""Signals that a terminal sends to all of its processes. Actors ignore them: the learner decides when to stop."""
 PR_SET_PDEATHSIG = 1
-"""Of Linux's prctl(2): the signal that this process gets when the thread that began it ends."""
+"""Option of Linux's prctl(2): the signal that this process receives when the thread that started it ends."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What an actor is to do; plain values.
+    """Assignment of an actor, in plain values.
 
     Attributes:
-        actor: its number.
-        first_lane, first_steps: the store's lanes that it plays, one for each of ``first_steps``, which say the numbers
-            of their next steps.
-        seed: of its environments and its exploration.
-        inserts: steps that count for the ratio and were made before this process's run.
+        actor: the actor's number.
+        first_lane: the first of the store's lanes that it plays.
+        first_steps: number of the next step of each of its lanes.
+        seed: seed of its environments and of its exploration.
+        inserts: steps that count towards the replay ratio and were made before this learner process began.
     """
 
     recipe: Recipe
@@ -61,15 +61,15 @@ class Task:
 
 
 def actor_seed(recipe: Recipe, steps: int, actor: int, restart: int) -> int:
-    """The seed of an actor that begins after ``steps`` steps of the run. Fits an int32 with some lanes added to it."""
+    """Return the seed of an actor that starts after ``steps`` steps of the run; seed + lane fits an int32."""
     return int(np.random.SeedSequence([recipe.training.seed, steps, actor, restart]).generate_state(1)[0] >> 2)
 
 
 def ratio_limiter(recipe: Recipe, replay: ViewSettings) -> SamplesPerInsert:
-    """Bound how far actors may be ahead of the learner: by twice the steps that they may have under way, not sealed.
+    """Make the rate limiter that bounds how far actors may run ahead of the learner.
 
-    Less would let both sides wait for each other. The learner is never ahead: it learns as often as the steps that have
-    arrived call for.
+    They may be ahead by twice the steps that they may hold unsealed; with less both sides could wait for each other.
+    The learner is never ahead: it makes only the updates that the arrived steps call for.
     """
     ratio = replay.batch_size / recipe.training.update_every
     under_way = recipe.env.num_envs * (recipe.actors.segment_steps + replay.horizon + 2)
@@ -79,7 +79,7 @@ def ratio_limiter(recipe: Recipe, replay: ViewSettings) -> SamplesPerInsert:
 
 
 def act(task: Task, pipe: Connection, counters: Counters, weights: SharedWeights) -> None:
-    """Play until the learner says stop, or has gone. The target of an actor's process."""
+    """Run an actor until the learner stops it or has ended. The target of an actor's process."""
     for name in TERMINAL_SIGNALS:
         if hasattr(signal, name):  # not on Windows
             signal.signal(getattr(signal, name), signal.SIG_IGN)
@@ -98,13 +98,13 @@ def act(task: Task, pipe: Connection, counters: Counters, weights: SharedWeights
 
 
 def _die_with_parent() -> None:
-    """Have Linux kill this process when its learner is gone: also one that is stopped, and so runs no thread."""
+    """Have Linux kill this process when its learner ends, even while it is stopped and runs no thread."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     if sys.platform == "linux":
-        with contextlib.suppress(AttributeError, OSError):  # another C library: the thread that waits is left
+        with contextlib.suppress(AttributeError, OSError):  # another C library: the waiting thread must do
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if hasattr(os, "getppid") and os.getppid() != parent.pid:  # it had gone before the call
+    if hasattr(os, "getppid") and os.getppid() != parent.pid:  # the learner ended before the call
         os._exit(PARENT_GONE)
 
 
@@ -133,13 +133,13 @@ class _Actor:
             segment_steps=recipe.actors.segment_steps,
         )
         self.recorded = Recorder(self.env, self.writer)
-        kept = 2 * (recipe.actors.segment_steps + self.replay.horizon) + 8  # steps that may be under way, and more
+        kept = 2 * (recipe.actors.segment_steps + self.replay.horizon) + 8  # unsealed steps at most, with a margin
         self.errors = self.agent.initial_errors(self.lanes, kept) if self.replay.prioritized else None
         self.version = 0
         self._numbers = np.empty(weights.count, np.float32)
-        self._versions: deque[int] = deque(maxlen=kept)  # of the weights, by step
+        self._versions: deque[int] = deque(maxlen=kept)  # the weights' version at each step
         self._steps = 0  # of each lane, by this process
-        self._waiting: deque[SealedSegment] = deque()  # for errors of their last steps
+        self._waiting: deque[SealedSegment] = deque()  # sealed, but the errors of their last steps are unknown
 
     def play(self) -> None:
         task, agent, sums = self.task, self.agent, EpisodeSums(self.lanes)
@@ -165,7 +165,7 @@ class _Actor:
         self.env.close()
 
     def _may_go_on(self, limiter: SamplesPerInsert) -> bool:
-        """Wait until the learner has caught up; False if it says stop."""
+        """Wait until the learner has caught up; return False if it stops the actors."""
         counters = self.counters
         while not counters.stop:
             counters.beat(self.task.actor)
@@ -198,10 +198,10 @@ class _Actor:
 
 
 def final_observations(obs: Any, final: Any, ended: npt.NDArray[np.bool_]) -> Any:
-    """Return the final observations of a vector in the form of ``obs``; rows that have not ``ended`` mean nothing.
+    """Return final observations in the layout of ``obs``; rows of lanes that have not ``ended`` are undefined.
 
     Args:
-        final: ``infos["final_obs"]``: the same form, or an array of one object for each lane.
+        final: ``infos["final_obs"]``, in the same layout or as an object array with one observation a lane.
     """
     if isinstance(final, np.ndarray) and final.dtype == object:
         rows = np.flatnonzero(ended)

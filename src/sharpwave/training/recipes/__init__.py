@@ -1,4 +1,4 @@
-"""Recipes by name: settings that are known to learn. One file each, imported when it is asked for."""
+"""Recipes by name: settings that are known to learn. One file each, imported on demand."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ RECIPES: dict[str, str] = {
     "atari": "Any Atari game, whole screen and all actions; name it with --env breakout.",
     "gymnasium": "Any Gymnasium environment with discrete actions; name it with --env LunarLander-v3.",
 }
-"""What each recipe is for; ``<name>.py`` in this folder has it as ``RECIPE``."""
+"""Summary of each recipe, by name; ``RECIPE`` in ``<name>.py`` of this folder is the recipe itself."""
 
 
 def recipe_names() -> dict[str, str]:
-    """Return what can be trained by name, and what each is for: recipes, and algorithms with their own defaults."""
+    """Return the names that can be trained, each with a summary: recipes, and algorithms with their own defaults."""
     other = [kind for kind in kinds() if kind not in RECIPES]
     about = "Algorithm {} with its own defaults, in any Gymnasium environment: --env ID."
     return RECIPES | {kind: about.format(kind) for kind in other}
 
 
 def load_recipe(name: str) -> Recipe:
-    """Return a recipe by its name, or that of an algorithm.  Raises: ValueError."""
+    """Return the recipe of a name of :func:`recipe_names`.  Raises: ValueError: an unknown name."""
     if name in RECIPES:
         recipe: Recipe = importlib.import_module(f"{__name__}.{name}").RECIPE
         return recipe

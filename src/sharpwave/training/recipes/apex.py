@@ -4,7 +4,7 @@ from sharpwave.training.recipes.pong import RECIPE as PONG
 
 RECIPE = PONG.override(
     actors=2,
-    checkpoint_every=50_000,  # actors' episodes go on
+    checkpoint_every=50_000,  # with actors, checkpoints do not break episodes off
     capacity=100_000,
     prioritized=True,
     beta_end=0.4,

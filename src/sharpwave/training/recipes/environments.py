@@ -1,4 +1,4 @@
-"""Settings of environments, one class a kind; each makes vectors of its environments."""
+"""Settings of environments, one class for each kind; each makes vectors of its environments."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ class Atari:
 
         if self.name not in games() and known(self.name):
             raise ValueError(
-                f"--env: {self.name!r} is no Atari game but a Gymnasium id: sharpwave train gymnasium --env {self.name}"
+                f"--env: {self.name!r} is a Gymnasium id, expected an Atari game; use sharpwave train gymnasium --env "
+                f"{self.name}"
             )
         height, width = parse_size(self.frame, "--frame")
         settings = AtariSettings(
@@ -77,7 +78,7 @@ class Gymnasium:
 
         if self.name in games():
             raise ValueError(
-                f"--env: {self.name!r} is an Atari game: sharpwave train atari --env {self.name}; or give its "
+                f"--env: {self.name!r} is an Atari game; use sharpwave train atari --env {self.name}, or give its "
                 "Gymnasium id, as ALE/Pong-v5"
             )
         return make_env(self.name, self.num_envs if num_envs is None else num_envs, render=render)
@@ -87,21 +88,21 @@ KINDS = {settings.kind: settings for settings in (Atari, Gymnasium)}
 
 
 def environment_settings(kind: str) -> type[Atari | Gymnasium]:
-    """Return the class of a kind of environments.  Raises: ValueError."""
+    """Return the settings class of a kind of environments.  Raises: ValueError: an unknown kind."""
     if kind not in KINDS:
         raise ValueError(f"env: got kind {kind!r}, expected one of {', '.join(KINDS)}")
     return KINDS[kind]
 
 
 def parse_size(text: str, what: str) -> tuple[int, ...]:
-    """ "84x84" -> (84, 84); "17" -> (17,).
+    """Parse a size: "84x84" -> (84, 84); "17" -> (17,).
 
     Raises:
-        ValueError: not positive whole numbers joined by x, or for frames not two of them.
+        ValueError: the text is not positive integers joined by x, or for frames not two of them.
     """
     parts = text.lower().split("x")
     if not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
-        raise ValueError(f"{what}: got {text!r}, expected positive whole numbers joined by x, as 84x84")
+        raise ValueError(f"{what}: got {text!r}, expected positive integers joined by x, as 84x84")
     size = tuple(int(part) for part in parts)
     if what == "--frame" and len(size) != 2:
         raise ValueError(f"{what}: got {text!r}, expected height x width, as 84x84")
@@ -109,10 +110,10 @@ def parse_size(text: str, what: str) -> tuple[int, ...]:
 
 
 def parse_lines(text: str, what: str) -> tuple[int, int]:
-    """ "34:194" -> (34, 194).
+    """Parse a range of screen lines: "34:194" -> (34, 194).
 
     Raises:
-        ValueError: not two numbers with a colon between, or not in 0 <= first < last <= 210.
+        ValueError: the text is not two integers joined by a colon, or not in 0 <= first < last <= 210.
     """
     first, _, last = text.partition(":")
     if not (first.isdigit() and last.isdigit()) or not 0 <= int(first) < int(last) <= 210:

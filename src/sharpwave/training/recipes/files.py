@@ -1,4 +1,4 @@
-"""Settings from files and from ``key=value``: what ``sharpwave train --config FILE --set agent.lr=1e-4`` reads."""
+"""Settings from files and from ``key=value``, for ``sharpwave train --config FILE --set agent.lr=1e-4``."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from sharpwave.training.recipes import load_recipe
 from sharpwave.training.recipes.recipe import Recipe
 
 MAX_BYTES = 1 << 20
-"""No file of settings is larger."""
+"""Size limit of a file of settings."""
 
 
 def read_recipe(path: Path, base: Recipe | None = None, *, trust: bool = False) -> tuple[str, Recipe]:
     """Read a recipe from a TOML, YAML or JSON file of nested settings, or from a run's config.json.
 
     Args:
-        base: has the settings that the file does not name; None: the recipe that the file names as ``recipe``, else
+        base: recipe of the settings that the file does not name; None: the one that the file names as ``recipe``, or
             the defaults.
-        trust: the module that the environment's name asks to import may be imported.
+        trust: allow importing the module that the environment's name refers to.
     Returns:
         a name for the run, and the recipe.
     Raises:
-        ValueError: no such file, or it holds something else.
-        NewerVersionError: a later release's config.json.
+        ValueError: the file does not exist, or its content is not a recipe.
+        NewerVersionError: it is the config.json of a later release.
     """
     try:
         values = _values(path)
@@ -40,7 +40,7 @@ def read_recipe(path: Path, base: Recipe | None = None, *, trust: bool = False) 
             check_version(path, values)
             recipe = recipe_of(values)
             if not re.fullmatch(r"\w[\w.-]*", name):  # the run's folder is named after it
-                raise ValueError(f"recipe {name!r}, expected a name of letters and digits")
+                raise ValueError(f"recipe {name!r}, expected a name of letters, digits, '.', '_' and '-'")
         else:
             if base is None:
                 base = load_recipe(name) if named else Recipe()
@@ -74,7 +74,7 @@ def _values(path: Path) -> dict[str, Any]:
 
 
 def _yaml_loader() -> Any:
-    """Return YAML's safe loader, which takes 1e-4 for a number, as YAML 1.2 does."""
+    """Return YAML's safe loader with the floats of YAML 1.2, in which 1e-4 is a number."""
     import yaml
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc]
@@ -92,10 +92,10 @@ def with_values(recipe: Recipe, assignments: Sequence[str], **options: Any) -> R
     """Change settings by ``key=value``: "agent.lr=1e-4", "training.steps=1e6".
 
     Args:
-        options: changes by the names of options, as :meth:`Recipe.override` takes them; all need to fit only together,
-            and an assignment is preferred.
+        options: changes by option name, as for :meth:`Recipe.override`. Options and assignments are validated
+            together; an assignment takes precedence.
     Raises:
-        ValueError: not of this form, no such setting, or a value that does not fit.
+        ValueError: an assignment of another form, an unknown setting, or an invalid value.
     """
     changes = recipe.paths(options)
     for assignment in assignments:

@@ -1,4 +1,4 @@
-"""Any Gymnasium environment with discrete actions, whatever it observes: modest settings, tuned on none."""
+"""Any Gymnasium environment with discrete actions: modest settings that were tuned on no particular one."""
 
 from sharpwave.agents.dqn import DQN
 from sharpwave.agents.exploration import EpsilonGreedy

@@ -1,4 +1,4 @@
-"""A training run, whole, as nested settings. Periods are in environment steps, summed over all environments."""
+"""Recipes: all settings of a training run, nested. Periods are in environment steps, summed over all environments."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class ReplaySettings:
     """Settings of the replay memory."""
 
     capacity: int = setting(1_000_000, "steps that the replay memory holds", MEMORY, at_least=1)
-    ram: str = setting("", "limit of the replay memory's bytes, as 2GiB; empty: none", MEMORY)
-    disk_limit: str = setting("", "keep it on disk, in the run's folder, in so many bytes, as 50GiB; empty: no", MEMORY)
-    codec: str = setting("auto", "how frames are packed", MEMORY, choices=("auto", "zstd", "delta", "raw"))
+    ram: str = setting("", "RAM limit of the replay memory, as 2GiB; empty: none", MEMORY)
+    disk_limit: str = setting("", "keep it on disk, in the run's folder, up to this size, as 50GiB; empty: no", MEMORY)
+    codec: str = setting("auto", "codec that compresses frames", MEMORY, choices=("auto", "zstd", "delta", "raw"))
     save_replay: bool = setting(
         True, "checkpoints hold the replay memory; without it a resumed run fills a new one before it learns", RUN
     )
@@ -34,11 +34,11 @@ class TrainingSettings:
     """Settings of the loop: how long, how often, where."""
 
     steps: int = setting(1_000_000, "environment steps at most", RUN, at_least=1)
-    seed: int = setting(0, "of environments, exploration, network and sampling", RUN, at_least=0)
+    seed: int = setting(0, "seed of environments, exploration, network and sampling", RUN, at_least=0)
     device: str = setting("auto", "auto (CUDA where present), cpu, cuda, cuda:1", RUN)
     threads: int = setting(
         0,
-        "torch threads of the learner on the CPU, as far as there are free processors; 0: torch decides",
+        "torch threads of the learner on the CPU, at most one per free processor; 0: torch's default",
         RUN,
         at_least=0,
     )
@@ -47,12 +47,12 @@ class TrainingSettings:
     )
     checkpoint_every: int = setting(
         50_000,
-        "steps between checkpoints, to --resume from; each breaks off the running episodes, so make it many of them",
+        "steps between checkpoints, to --resume from; each breaks off the current episodes, so choose many episodes",
         RUN,
         at_least=1,
     )
     warmup_steps: int = setting(10_000, "steps before learning begins", LEARNING, at_least=0)
-    update_every: int = setting(4, "steps for every update", LEARNING, at_least=1)
+    update_every: int = setting(4, "steps per update", LEARNING, at_least=1)
 
     def __post_init__(self) -> None:
         check(self)
@@ -65,15 +65,15 @@ class EvaluationSettings:
     stop_reward: float | None = setting(
         None, "end when the mean score of 30 held-out episodes, played with fixed weights, reaches this", EVALUATION
     )
-    stop_worst: float | None = setting(None, "and none of the 30 scores less than this", EVALUATION)
+    stop_worst: float | None = setting(None, "and none of the 30 scores is below this", EVALUATION)
     evaluate_every: int = setting(
         50_000,
-        "steps between held-out evaluations, each of 10 episodes or, if those promise it, 30; 0: none",
+        "steps between held-out evaluations, each of 30 episodes, abandoned after 10 if their mean is too low; 0: none",
         EVALUATION,
         at_least=0,
     )
     evaluate_from: float | None = setting(
-        None, "no evaluation before the mean score of the last 20 training episodes is this", EVALUATION
+        None, "no evaluation before the mean score of the last 20 training episodes reaches this", EVALUATION
     )
 
     def __post_init__(self) -> None:
@@ -88,20 +88,20 @@ class ActorSettings:
 
     count: int = setting(
         0,
-        "processes that play while this one learns; 0: this one does both, repeatably",
+        "processes that act while this one learns; 0: one process does both, repeatably",
         ACTORS,
         flag="--actors",
         at_least=0,
     )
     restarts: int = setting(
         3,
-        "times that each actor may die and is restarted; then the run ends",
+        "restarts of each actor that dies; after one more death the run ends",
         ACTORS,
         flag="--actor-restarts",
         at_least=0,
     )
-    weights_every: int = setting(400, "steps between copies of the weights to the actors", ACTORS, at_least=1)
-    segment_steps: int = setting(32, "steps of an environment that an actor sends at a time", ACTORS, at_least=1)
+    weights_every: int = setting(400, "steps between updates of the actors' weights", ACTORS, at_least=1)
+    segment_steps: int = setting(32, "steps of an environment that an actor sends at once", ACTORS, at_least=1)
 
     def __post_init__(self) -> None:
         check(self)
@@ -109,7 +109,7 @@ class ActorSettings:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A training run, whole. :meth:`override` changes it; ``config.json`` of a run keeps it.
+    """All settings of a training run. :meth:`override` changes them; a run stores them in ``config.json``.
 
     Attributes:
         agent: settings of a registered algorithm, such as ``DQN.Settings(...)``.
@@ -132,38 +132,38 @@ class Recipe:
         """Change settings by the names of their options: ``n_step=3`` for ``--n-step 3``.
 
         Raises:
-            ValueError: a name that is no setting, or a value that does not fit.
+            ValueError: an unknown setting, or an invalid value.
         """
         return changed(self, self.paths(values))
 
     def paths(self, values: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
-        """Return values by their settings' paths, given by the names of their options.
+        """Map values by option name to values by the setting's path.
 
         Raises:
-            ValueError: a name that is no setting, or a value of another kind.
+            ValueError: an unknown setting, or a value of another type.
         """
         known = {leaf.name: leaf for leaf in leaves(self)}
         unknown = sorted(set(values) - set(known))
         if unknown:
-            raise ValueError(f"unknown settings {', '.join(unknown)}; there are {', '.join(known)}")
+            raise ValueError(f"unknown settings {', '.join(unknown)}, expected some of {', '.join(known)}")
         return {known[name].path: checked(name, known[name].hint, value) for name, value in values.items()}
 
     def to_table(self) -> dict[str, Any]:
-        """Plain nested values by name, for JSON."""
+        """Return the settings as nested plain values for JSON."""
         return to_table(self)
 
     @classmethod
     def from_table(cls, table: Any) -> Recipe:
-        """Make the recipe of :meth:`to_table`; what the table does not name has its default.
+        """Make a recipe from the values of :meth:`to_table`; settings that they do not name have their defaults.
 
         Raises:
-            ValueError: a name that is no setting, or a value of another kind.
+            ValueError: an unknown setting, or a value of another type.
         """
         return from_table(cls(), table)
 
 
 def default_recipe(kind: str) -> Recipe:
-    """Make a recipe of an algorithm's own defaults."""
+    """Make a recipe from an algorithm's own defaults."""
     return Recipe(env=Gymnasium(), agent=agent_settings(kind)())
 
 
@@ -178,11 +178,11 @@ RESUMABLE = (
     "training.threads",
     "training.device",
 )
-"""Settings that may be others in a run that is resumed: how long, where and how it is watched, not what it learns."""
+"""Settings that a resumed run may change: duration, device and monitoring, but not what it learns."""
 
 
 def resumable() -> dict[str, Any]:
-    """Return the settings of :data:`RESUMABLE` by the names of their options."""
+    """Return the settings of :data:`RESUMABLE` by option name."""
     sections = {"training": TrainingSettings(), "evaluation": EvaluationSettings()}
     found = {f"{section}.{leaf.key}": leaf for section, one in sections.items() for leaf in leaves(one)}
     return {found[key].name: found[key] for key in RESUMABLE}
