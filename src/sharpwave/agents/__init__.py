@@ -1,1 +1,1 @@
-"""Learning algorithms: a batch goes in, temporal-difference errors come out. They know nothing of the store."""
+"""Learning algorithms: they take batches and return temporal-difference errors, and are independent of the store."""

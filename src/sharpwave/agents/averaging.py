@@ -1,4 +1,4 @@
-"""Networks that follow another one: copies, and exponential means of its weights."""
+"""Averaging of networks: hard copies and exponential moving averages of weights."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ if TYPE_CHECKING:
 
 
 def move_towards(follower: nn.Module, source: nn.Module, share: float) -> None:
-    """follower <- follower + share * (source - follower), in place; a share of 1 copies.
+    """Move ``follower`` towards ``source`` in place: follower <- follower + share * (source - follower).
 
-    Buffers follow as parameters do (a mean of weights with old running statistics is no network that ever was);
-    buffers of whole numbers, which have no mean, are copied.
+    A share of 1 copies. Buffers are averaged as parameters are, so that running statistics match the averaged weights;
+    integer buffers, which have no mean, are copied.
 
     Args:
         source: a network of the same shape.  share: from 0 to 1.

@@ -1,4 +1,4 @@
-"""Where and in which precision an agent computes."""
+"""Choice of an agent's device and precision."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def pick_device(name: torch.device | str) -> torch.device:
     """Resolve "auto" to CUDA where there is a device, else to the CPU; any other name as torch knows it.
 
     Raises:
-        ValueError: a name torch does not know, or CUDA asked for where there is none.
+        ValueError: an unknown name, or CUDA on a machine without it.
     """
     import torch
 

@@ -49,32 +49,32 @@ class DQNSettings:
     hidden_units: int = setting(512, "units of the hidden layer", NETWORK, at_least=1)
     dueling: bool = setting(False, "separate streams for value and advantage", NETWORK)
     standardize: bool = setting(
-        False, "images: subtract the mean image of the warm-up, and divide by the spread around it", NETWORK
+        False, "images: subtract the mean image of the warm-up and divide by the deviation from it", NETWORK
     )
     precision: str = setting(
-        "float32", "of networks; auto: bfloat16 where the CPU has instructions for it", LEARNING, choices=PRECISIONS
+        "float32", "precision of networks; auto: bfloat16 if the CPU supports it", LEARNING, choices=PRECISIONS
     )
 
     double: bool = setting(True, "double Q-learning", LEARNING)
-    loss: str = setting("huber", "of the temporal-difference error", LEARNING, choices=("huber", "mse"))
-    huber_delta: float = setting(1.0, "error where the Huber loss turns linear", LEARNING, above=0)
+    loss: str = setting("huber", "loss of the temporal-difference error", LEARNING, choices=("huber", "mse"))
+    huber_delta: float = setting(1.0, "error above which the Huber loss is linear", LEARNING, above=0)
     lr: float = setting(2.5e-4, "learning rate of Adam", LEARNING, flag="--learning-rate", above=0)
     lr_end: float | None = setting(
-        None, "final learning rate; empty: it stays", LEARNING, flag="--learning-rate-end", above=0
+        None, "final learning rate; empty: constant", LEARNING, flag="--learning-rate-end", above=0
     )
     lr_steps: int = setting(
         0, "steps from learning-rate to learning-rate-end", LEARNING, flag="--learning-rate-steps", at_least=0
     )
     adam_eps: float = setting(1.5e-4, "epsilon of Adam", LEARNING, above=0)
-    max_grad_norm: float = setting(10.0, "gradients are scaled down to this norm; 0: never", LEARNING, at_least=0)
+    max_grad_norm: float = setting(10.0, "gradients are clipped to this norm; 0: never", LEARNING, at_least=0)
     target_every: int = setting(8_000, "steps between copies to the target network", LEARNING, at_least=1)
     target_tau: float = setting(
-        0.0, "above 0: the target moves by this share at every update instead", LEARNING, at_least=0, at_most=1
+        0.0, "share by which each update moves the target instead of copies; 0: copies", LEARNING, at_least=0, at_most=1
     )
     average_decay: float = setting(
         0.0,
-        "evaluations play, and best and last keep, the exponential mean of the network over updates of which each "
-        "keeps this share; 0: the network itself",
+        "decay of the exponential mean of the network over updates, which is evaluated and saved as best and last; "
+        "0: the network itself",
         LEARNING,
         at_least=0,
         below=1,
@@ -101,15 +101,15 @@ class DQNState(NamedTuple):
 
 
 class DQN(Agent):
-    """Online and target network and the optimizer.
+    """Deep Q-network agent: online and target network, and the optimizer.
 
-    The online network explores and learns. The *policy*, which is measured and kept, is its exponential mean where
-    there is one: single networks on the way differ in what they have just forgotten.
+    The online network explores and learns. The *policy*, which is evaluated and saved, is its exponential mean if
+    ``average_decay`` is set: the mean forgets less than single networks along the way.
     """
 
     Settings = DQNSettings
     FIRST_LOOK = 2048
-    """Transitions of the warm-up over which images are standardized."""
+    """Transitions of the warm-up by which images are standardized."""
 
     def __init__(
         self, spaces: Spaces, settings: DQNSettings | None = None, device: torch.device | str = "cpu", seed: Any = 0
@@ -123,7 +123,7 @@ class DQN(Agent):
         self.num_actions, self._first_action = int(spaces.action.n), int(spaces.action.start)
         self._precision = pick_precision(self.settings.precision, self.device)
         self._rng = np.random.default_rng(seed)
-        self._targets_copied = 0  # periods of ``target_every`` steps after which the target was copied
+        self._targets_copied = 0  # periods of ``target_every`` steps whose copy to the target was made
         self._keeps_values = False
         self.inputs = inputs_for(spaces.observation, images=self.settings.network != "mlp").to(self.device)
         self.online = self.network().to(self.device)
@@ -144,7 +144,7 @@ class DQN(Agent):
 
     @cached_property
     def optimizer(self) -> torch.optim.Optimizer:
-        """Adam over the online network; made on first use, because torch takes a second to load what it needs."""
+        """Adam for the online network; made on first use, because torch takes a second to import it."""
         import torch
 
         return torch.optim.Adam(self.online.parameters(), lr=self.settings.lr, eps=self.settings.adam_eps, fused=True)
@@ -157,7 +157,7 @@ class DQN(Agent):
     def act(self, obs: Obs, state: DQNState, step: int, explore: bool = True) -> Acted:
         epsilons = self.settings.exploration.epsilons(step, state.of)[state.lanes] if explore else None
         if epsilons is not None and epsilons.min() >= 1.0 and not self._keeps_values:
-            q, chosen = None, np.zeros(len(epsilons), np.int64)  # the network's opinion would not count
+            q, chosen = None, np.zeros(len(epsilons), np.int64)  # all actions are random: Q is not needed
         else:
             q = self._q(obs)
             chosen = q.argmax(dim=1).cpu().numpy()
@@ -209,10 +209,10 @@ class DQN(Agent):
 
         settings = self.settings
         with self.autocast():
-            # First: autocast may reuse weights it rounded in a pass without gradient, and those carry none.
+            # First: autocast caches rounded weights, and those of a pass without gradient would carry none.
             q = self.online(self.inputs(batch.obs)).float()
             with torch.no_grad():
-                # A pass of its own for s': joined with s it is carried through the backward pass.
+                # A separate pass for s': joined with s it would take part in the backward pass.
                 next_inputs = self.inputs(batch.next_obs)
                 next_q_online = self.online(next_inputs).float() if settings.double else None
                 next_q = self.target(next_inputs).float()

@@ -1,4 +1,4 @@
-"""How an agent explores: epsilon-greedy actions, a schedule of epsilon, and a ladder of epsilons over environments."""
+"""Exploration: epsilon-greedy actions, a schedule of epsilon, and a ladder of epsilons over environments."""
 
 from __future__ import annotations
 
@@ -11,26 +11,31 @@ from sharpwave.agents.schedules import linear
 from sharpwave.configuration import check, setting
 
 MAX_SCORED_EPSILON = 0.05
-"""Largest epsilon that costs little of the score."""
+"""Largest epsilon of a lane whose scores count: above it random actions lower the score notably."""
 
 EXPLORATION = "Exploration"
 
 
 @dataclass(frozen=True)
 class EpsilonGreedy:
-    """Settings of epsilon-greedy exploration: epsilon falls in a straight line, and may differ between lanes."""
+    """Settings of epsilon-greedy exploration: epsilon falls linearly, and may differ between lanes."""
 
     start: float = setting(
-        1.0, "first probability of a random action", EXPLORATION, flag="--epsilon-start", at_least=0, at_most=1
+        1.0,
+        "initial epsilon, the probability of a random action",
+        EXPLORATION,
+        flag="--epsilon-start",
+        at_least=0,
+        at_most=1,
     )
-    end: float = setting(0.01, "its final value", EXPLORATION, flag="--epsilon-end", at_least=0, at_most=1)
+    end: float = setting(0.01, "final epsilon", EXPLORATION, flag="--epsilon-end", at_least=0, at_most=1)
     steps: int = setting(
         250_000, "steps from epsilon-start to epsilon-end", EXPLORATION, flag="--epsilon-steps", at_least=0
     )
     ladder: float = setting(
         0.0,
-        "environment i of N explores with epsilon ** (1 + this * i / (N-1)); Ape-X: 7. Mean rewards are then those of "
-        "environments that end at .05 or less",
+        "environment i of N explores with epsilon ** (1 + ladder * i / (N-1)); Ape-X: 7. Mean rewards are then those "
+        "of environments that end at .05 or less",
         EXPLORATION,
         flag="--epsilon-ladder",
         at_least=0,
@@ -40,18 +45,18 @@ class EpsilonGreedy:
         check(self)
 
     def epsilon(self, step: int) -> float:
-        """Largest epsilon of all lanes after ``step`` environment steps."""
+        """Return the largest epsilon of all lanes after ``step`` environment steps."""
         return linear(step, self.start, self.end, self.steps)
 
     def epsilons(self, step: int, lanes: int) -> npt.NDArray[np.float64]:
-        """Epsilon of each lane, float64 [lanes]."""
+        """Return the epsilon of each lane after ``step`` environment steps, float64 [lanes]."""
         return epsilon_ladder(self.epsilon(step), lanes, self.ladder)
 
     def scored(self, lanes: int) -> npt.NDArray[np.bool_]:
-        """Which lanes end with a small epsilon, or with the smallest: their scores show what was learned. bool [lanes].
+        """Return bool [lanes]: lanes with a small final epsilon, or the smallest, whose scores show what was learned.
 
-        Of eight lanes with .4 and a ladder of 7 the first plays at random so often that it loses at Pong to the end;
-        the last five explore with less than :data:`MAX_SCORED_EPSILON`.
+        Of eight lanes with epsilon .4 and a ladder of 7, the first acts at random so often that it always loses at
+        Pong; the last five are below :data:`MAX_SCORED_EPSILON`.
         """
         final = epsilon_ladder(self.end, lanes, self.ladder)
         return np.less_equal(final, max(MAX_SCORED_EPSILON, final.min()))
@@ -82,7 +87,7 @@ def epsilon_greedy(
     Args:
         greedy: int64 [N].  epsilon: one for all, or float [N].
     Returns:
-        int64 [N]. Always two draws of N from ``rng``, so that a run can be repeated.
+        int64 [N]. Always takes two draws of N from ``rng``, so that runs are repeatable.
     """
     explores = rng.random(len(greedy)) < epsilon
     random = rng.integers(0, num_actions, len(greedy))

@@ -1,7 +1,7 @@
 """Stored frames -> standardized bfloat16 with the channels last, in one pass on the CPU.
 
-torch takes five passes over a batch for that: to float, minus, times, to bfloat16, channels last. In a small
-network's update they are a good part of the time.
+torch takes five passes over a batch: to float, subtract, multiply, to bfloat16, channels last. In a small network's
+update they are a considerable part of the time.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from torch import Tensor
 from sharpwave.native.jit import njit
 
 STACK = 4
-"""Frames of an observation: so many bfloat16 are a word."""
+"""Frames of an observation: four bfloat16 fill a 64-bit word."""
 
 
 def fits_one_pass(obs: Tensor) -> bool:
-    """Whether :func:`in_one_pass` takes ``obs``, and autocast asks for what it gives."""
+    """Return whether :func:`in_one_pass` supports ``obs``, and autocast computes in bfloat16."""
     return bool(
         obs.device.type == "cpu"
         and obs.dtype == torch.uint8
@@ -31,12 +31,12 @@ def fits_one_pass(obs: Tensor) -> bool:
 
 
 def in_one_pass(obs: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
-    """(obs - mean) * (1 / scale), which is quicker than a division a pixel.
+    """Standardize frames: (obs - mean) * (1 / scale); a product is quicker than a division for each pixel.
 
     Args:
         obs: uint8 [B, 4, H, W].  mean: float32 [H, W].  scale: float32 [].
     Returns:
-        bfloat16 [B, 4, H, W], channels last: in every bit what torch computes in float32 and rounds.
+        bfloat16 [B, 4, H, W], channels last; bit by bit equal to torch's float32 result rounded to bfloat16.
     """
     count, _, height, width = obs.shape
     out = torch.empty((count, height, width, STACK), dtype=torch.bfloat16)
@@ -54,7 +54,7 @@ def in_one_pass(obs: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
 def _standardize(
     obs: npt.NDArray[np.uint8], mean: npt.NDArray[np.float32], factor: np.float32, out: npt.NDArray[np.uint64]
 ) -> None:
-    """obs [B, 4, H * W], mean [H * W] -> out [B, H * W], four bfloat16 a word, the first in the lowest bits."""
+    """Fill ``out`` [B, H * W] from obs [B, 4, H * W] and mean [H * W]: four bfloat16 a word, the first lowest."""
     count, stack, pixels = obs.shape
     halves = np.empty((stack, pixels), np.uint32)
     values = np.empty(pixels, np.float32)
@@ -64,7 +64,7 @@ def _standardize(
             frame, half = obs[i, k], halves[k]
             for j in range(pixels):
                 values[j] = (np.float32(frame[j]) - mean[j]) * factor
-            for j in range(pixels):  # to the nearest, from the middle to the even one
+            for j in range(pixels):  # rounds to nearest, ties to even
                 half[j] = (bits[j] + np.uint32(0x7FFF) + ((bits[j] >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
         for j in range(pixels):
             low = np.uint64(halves[0, j]) | (np.uint64(halves[1, j]) << np.uint64(16))

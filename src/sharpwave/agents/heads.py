@@ -1,4 +1,4 @@
-"""Heads of networks: features -> what an algorithm computes with."""
+"""Heads of networks: features -> values of actions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 def dueling_combine(value: Tensor, advantage: Tensor) -> Tensor:
-    """Q = V + A - mean A.
+    """Combine value and advantage: Q = V + A - mean A.
 
     Args:
         value: float [B, 1].  advantage: float [B, A].
@@ -20,7 +20,7 @@ def dueling_combine(value: Tensor, advantage: Tensor) -> Tensor:
 
 
 class QHead(nn.Module):
-    """A hidden layer and the values of the actions; dueling: two hidden layers side by side, one for V and one for A.
+    """Hidden layer and output of action values; dueling: two hidden layers in parallel, one for V and one for A.
 
     The output layers are computed in float32 whatever autocast says: in bfloat16's 8 significant bits the values of
     two actions may become equal.
@@ -33,7 +33,7 @@ class QHead(nn.Module):
         self.value = nn.Linear(hidden_units, 1) if dueling else None
 
     def forward(self, features: Tensor) -> Tensor:
-        """float [B, features] -> Q float32 [B, A]."""
+        """Map features, float [B, features], to Q, float32 [B, A]."""
         hidden: Tensor = self.hidden(features).relu_()
         with torch.autocast(hidden.device.type, enabled=False):
             hidden = hidden.float()
@@ -52,6 +52,6 @@ class QNetwork(nn.Module):
         self.torso, self.head = torso, head
 
     def forward(self, inputs: Tensor | dict[str, Tensor]) -> Tensor:
-        """What inputs give -> Q float32 [B, A]."""
+        """Map the output of the agent's inputs to Q, float32 [B, A]."""
         q: Tensor = self.head(self.torso(inputs))
         return q

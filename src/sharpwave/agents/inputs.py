@@ -1,4 +1,4 @@
-"""Observations as they are stored -> the float numbers that torsos take. What is measured here is not learned."""
+"""Preprocessing of stored observations into torsos' float inputs. Its statistics are measured, not learned."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from torch import Tensor, nn
 from sharpwave.agents.frame_kernel import fits_one_pass, in_one_pass
 
 MIN_IMAGE_SIDE = 5
-"""Pixels; anything smaller is a table of numbers."""
+"""Pixels of an image's shorter side; smaller arrays are treated as vectors."""
 
 
 def channels_last(shape: tuple[int, ...]) -> bool:
-    """Tell [H, W, C] from [C, H, W] by the shorter axis; of two alike it is the last."""
+    """Return whether an image is [H, W, C], not [C, H, W]: the shorter axis is the channels, on a tie the last."""
     return shape[-1] <= shape[-3]
 
 
 def image_shape(space: Space[Any]) -> tuple[int, int, int] | None:
-    """Channels, height and width of an image, a stack of frames or of images included; None for anything else.
+    """Return channels, height and width of a space of images or stacks of images; None: another space.
 
     Images are [H, W], [C, H, W], [H, W, C] and [stack, H, W, C].
     """
@@ -40,15 +40,15 @@ def image_shape(space: Space[Any]) -> tuple[int, int, int] | None:
 
 
 class FrameInputs(nn.Module):
-    """Images [B, ...] as they are stored -> float [B, channels, H, W], channels last in memory.
+    """Preprocessing of stored images [B, ...] into float [B, channels, H, W], channels last in memory.
 
-    Divides by 255 (as a product with the inverse) until :meth:`standardize` is given images; then it subtracts each
-    pixel's mean and divides by the root mean square of the rest. A still background becomes zero and moving objects
-    stand out, however few pixels they have: the ball of Pong is two pixels.
+    It divides by ``scale`` until :meth:`standardize` has measured images; then it subtracts each pixel's mean and
+    divides by the root mean square of the difference. A still background becomes zero and moving objects stand out,
+    however small: the ball of Pong is two pixels.
 
     Args:
-        shape: of one observation.
-        scale: what values are divided by at first.
+        shape: shape of one observation.
+        scale: divisor before images are standardized.
     """
 
     mean: Tensor
@@ -58,37 +58,37 @@ class FrameInputs(nn.Module):
         super().__init__()
         self._shape = shape
         self._moved = len(shape) > 2 and channels_last(shape)
-        # Frames of a stack share their mean, channels of a picture do not.
+        # Frames of a stack share a mean, channels of an image do not.
         channels = shape[-1:] if self._moved else ()
         self.register_buffer("mean", torch.zeros(channels + (shape[-3:-1] if self._moved else shape[-2:])))
         self.register_buffer("scale", torch.tensor(scale))
 
     @torch.no_grad()
     def standardize(self, obs: Tensor) -> None:
-        """Measure mean and scale over ``obs`` [N, ...]. Images that are all alike keep a scale of 1."""
+        """Measure mean and scale over ``obs`` [N, ...]. For identical images the scale is 1."""
         frames = self._frames(obs.to(self.mean.device)).float()
         self.mean.copy_(frames.mean(dim=tuple(range(frames.dim() - self.mean.dim()))))
         self.scale.copy_((frames - self.mean).square().mean().sqrt().clamp_(min=1.0))
 
     def forward(self, obs: Tensor) -> Tensor:
-        """[B, ...] -> float [B, channels, H, W], channels last in memory (in which convolutions are fastest)."""
+        """Map [B, ...] to float [B, channels, H, W], channels last in memory, where convolutions are fastest."""
         if not self._moved and fits_one_pass(obs):
             return in_one_pass(obs, self.mean, self.scale)
         x = self._frames(obs).to(torch.float32, copy=True).sub_(self.mean).mul_(self.scale.reciprocal())
         if torch.is_autocast_enabled(x.device.type):
-            x = x.to(torch.get_autocast_dtype(x.device.type))  # here once, not once in every network
+            x = x.to(torch.get_autocast_dtype(x.device.type))  # converted here once instead of in each network
         return x.reshape(len(x), -1, *x.shape[-2:]).contiguous(memory_format=torch.channels_last)
 
     def _frames(self, obs: Tensor) -> Tensor:
-        """[B, (stack), (C), H, W]."""
+        """Return frames with channels before rows: [B, (stack), (C), H, W]."""
         return obs.movedim(-1, -3) if self._moved else obs
 
 
 class VectorInputs(nn.Module):
-    """Numbers [B, ...] as they are stored -> float32 [B, n].
+    """Preprocessing of stored numbers [B, ...] into float32 [B, n].
 
     Args:
-        low, high: bounds of integers, which are scaled to 0 ... 1; None: numbers are taken as they are.
+        low, high: bounds of integers, which are scaled to 0 ... 1; None: numbers are not scaled.
     """
 
     low: Tensor
@@ -103,16 +103,17 @@ class VectorInputs(nn.Module):
             self.register_buffer("span", torch.from_numpy(np.maximum(high - low, 1.0)))
 
     def forward(self, obs: Tensor) -> Tensor:
-        """[B, ...] -> float32 [B, n]."""
+        """Map [B, ...] to float32 [B, n]."""
         x = obs.float().reshape(len(obs), -1)
         return (x - self.low) / self.span if self._scaled else x
 
 
 class OneHotInputs(nn.Module):
-    """Categories [B, ...], each one of so many -> float32 [B, sum of categories], ones at the chosen.
+    """Preprocessing of categories [B, ...] into one-hot vectors, float32 [B, sum of categories].
 
     Args:
-        counts: categories of each number.  starts: the first category's number.
+        counts: number of categories of each element.
+        starts: number of each element's first category.
     """
 
     starts: Tensor
@@ -123,28 +124,28 @@ class OneHotInputs(nn.Module):
         self.register_buffer("starts", torch.tensor(starts))
 
     def forward(self, obs: Tensor) -> Tensor:
-        """int [B, ...] -> float32 [B, n]."""
+        """Map int [B, ...] to float32 [B, n]."""
         chosen = obs.long().reshape(len(obs), -1) - self.starts
         parts = [nn.functional.one_hot(chosen[:, i], count) for i, count in enumerate(self._counts)]
         return torch.cat(parts, dim=1).float()
 
 
 class DictInputs(nn.Module):
-    """A dict of observations, each through inputs of its own."""
+    """Preprocessing of a dict of observations, each by inputs of its own."""
 
     def __init__(self, parts: dict[str, nn.Module]) -> None:
         super().__init__()
-        self.names = tuple(parts)  # not the modules' own: torch takes no dots
+        self.names = tuple(parts)  # modules are numbered instead: torch allows no dots in their names
         self.parts = nn.ModuleList(parts.values())
 
     def standardize(self, obs: dict[str, Tensor]) -> None:
-        """Measure the images among them."""
+        """Measure mean and scale of the images among ``obs``."""
         for name, part in zip(self.names, self.parts, strict=True):
             if isinstance(part, FrameInputs):
                 part.standardize(obs[name])
 
     def forward(self, obs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """By key."""
+        """Map each observation by its own inputs, by key."""
         return {name: part(obs[name]) for name, part in zip(self.names, self.parts, strict=True)}
 
 
@@ -152,9 +153,9 @@ def inputs_for(space: Space[Any], images: bool = True) -> nn.Module:
     """Make the inputs for a space of arrays, of categories, or a dict of those.
 
     Args:
-        images: whether images stay images, or become flat vectors.
+        images: whether images remain images or become flat vectors.
     Raises:
-        ValueError: another space.
+        ValueError: a space of another kind.
     """
     if isinstance(space, Dict):
         return DictInputs({name: inputs_for(one, images) for name, one in space.spaces.items()})
@@ -172,7 +173,7 @@ def inputs_for(space: Space[Any], images: bool = True) -> nn.Module:
 
 
 def input_size(space: Space[Any]) -> int:
-    """Numbers of the flat vector that a space becomes."""
+    """Return the length of the flat vector for a space."""
     if isinstance(space, Discrete):
         return int(space.n)
     if isinstance(space, MultiDiscrete):

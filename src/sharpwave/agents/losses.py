@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def q_targets(next_q: Tensor, reward: Tensor, discount: Tensor) -> Tensor:
-    """Targets of Q-learning: the return plus the discounted largest value of the target network.
+    """Compute the targets of Q-learning: the return plus the discounted largest value of the target network.
 
     Args:
         next_q: float [B, A], Q(s_{t+n}, .) of the target network.
@@ -24,7 +24,7 @@ def q_targets(next_q: Tensor, reward: Tensor, discount: Tensor) -> Tensor:
 
 
 def double_q_targets(next_q: Tensor, next_q_online: Tensor, reward: Tensor, discount: Tensor) -> Tensor:
-    """Targets of double Q-learning: the online network chooses the next action, the target network values it.
+    """Compute the targets of double Q-learning: the target network's value of the online network's next action.
 
     Args:
         next_q: float [B, A], Q(s_{t+n}, .) of the target network.
@@ -42,7 +42,7 @@ def double_q_targets(next_q: Tensor, next_q_online: Tensor, reward: Tensor, disc
 
 
 def huber(error: Tensor, delta: float = 1.0) -> Tensor:
-    """Quadratic up to ``delta``, linear beyond: e^2 / 2, then delta * (|e| - delta / 2). Any shape, kept.
+    """Compute the Huber loss of each error: e^2 / 2 up to ``delta``, then delta * (|e| - delta / 2). Any shape.
 
     Source: Huber (1964); with delta = 1 its gradient is the clipped error of Mnih et al. (2015).
     """
@@ -52,7 +52,7 @@ def huber(error: Tensor, delta: float = 1.0) -> Tensor:
 
 
 def squared(error: Tensor) -> Tensor:
-    """e^2. Any shape, kept."""
+    """Compute the squared error e^2 of each error. Any shape."""
     return error * error
 
 

@@ -1,4 +1,4 @@
-"""Tensors of modules and optimizers by name, in and out."""
+"""Saving and loading tensors of modules and optimizers by name."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
 
 def tensors_of(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
-    """Parameters and buffers as "<module's name>.<tensor's name>"; not copied."""
+    """Return parameters and buffers by "<module's name>.<tensor's name>"; not copied."""
     return {
         f"{part}.{name}": tensor for part, module in modules.items() for name, tensor in module.state_dict().items()
     }
 
 
 def load_tensors(modules: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]) -> None:
-    """Load what :func:`tensors_of` gave; names of other modules are ignored.
+    """Load tensors of :func:`tensors_of`; names of other modules are ignored.
 
     Raises:
-        ValueError: names or shapes of another network.
+        ValueError: the names or shapes are those of another network.
     """
     for part, module in modules.items():
         own = {name.removeprefix(f"{part}."): one for name, one in tensors.items() if name.startswith(f"{part}.")}
@@ -35,16 +35,16 @@ def load_tensors(modules: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """An optimizer's moments and step counts as "<parameter's index>.<name>"."""
+    """Return an optimizer's moments and step counts by "<parameter's index>.<name>"."""
     state = optimizer.state_dict()["state"]
     return {f"{index}.{name}": tensor for index, entry in state.items() for name, tensor in entry.items()}
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Load what :func:`optimizer_tensors` gave.
+    """Load tensors of :func:`optimizer_tensors`.
 
     Raises:
-        ValueError: of other parameters.
+        ValueError: they belong to other parameters.
     """
     import torch
 
@@ -55,14 +55,14 @@ def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tenso
         if not index.isdecimal() or int(index) >= len(parameters):
             raise ValueError(f"the optimizer's state has {key!r}, expected numbers of {len(parameters)} parameters")
         parameter = parameters[int(index)]
-        # Laid out as the parameter (channels last): Adam's fused kernel pairs elements by where they lie.
+        # In the parameter's memory layout (channels last): Adam's fused kernel pairs elements by position in memory.
         copy = torch.empty_like(parameter).copy_(tensor) if tensor.shape == parameter.shape else tensor.clone()
         state.setdefault(int(index), {})[name] = copy
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
 def to_tensors(obs: object, device: torch.device) -> object:
-    """An array, or a dict of arrays, as tensors on ``device``."""
+    """Copy an array, or a dict of arrays, to tensors on ``device``."""
     import torch
 
     if isinstance(obs, dict):

@@ -50,18 +50,19 @@ def _add(
 
 
 class NStepErrors:
-    """Temporal-difference errors of n-step transitions as lanes make them.
+    """Temporal-difference errors of n-step transitions, computed while lanes make steps.
 
-    Of every step ``sum_i gamma^i r_i + gamma^n max_a Q(s_n, a) - Q(s, a)``, n as really used, with Q as the actor had
-    it when it was in each state.
+    The error of a step is ``sum_i gamma^i r_i + gamma^n max_a Q(s_n, a) - Q(s, a)`` with the n that was used, and with
+    the Q that the actor had in each state.
 
     Args:
-        lanes: how many step together.  n_step, gamma: as the learner's.
-        kept: steps of each lane whose errors can be asked for.
-        values: observations [lanes, ...] -> Q [lanes, A].
+        lanes: number of lanes that step together.
+        n_step, gamma: the learner's.
+        kept: steps of each lane whose errors are kept.
+        values: function, observations [lanes, ...] -> Q [lanes, A].
 
     Attributes:
-        known: the errors of that many steps of every lane are known, of which the last ``kept`` are kept.
+        known: number of steps of every lane with known errors, of which the last ``kept`` are kept.
     Source: Horgan et al. (2018), Distributed prioritized experience replay, algorithm 1.
     """
 
@@ -91,7 +92,7 @@ class NStepErrors:
         Args:
             acted: the action, and Q [lanes, A] of the state it was taken in as ``state.values``.
             reward, terminated, truncated: [lanes], the outcome of the action.
-            final_obs: [lanes, ...], read where a lane was truncated; ``None``: none was.
+            final_obs: [lanes, ...], read where a lane was truncated; ``None``: no lane was.
         """
         values, rows = acted.state.values, np.arange(len(acted.action))
         best = values.max(axis=1).astype(np.float64)
@@ -104,7 +105,7 @@ class NStepErrors:
         self._steps += 1
 
     def of(self, lane: int, first: int, steps: int) -> npt.NDArray[np.float32]:
-        """float32 [steps] of a lane's steps from its number ``first`` on, which must be known and kept still."""
+        """Return the errors of a lane's steps from number ``first`` on, float32 [steps]; these must be kept."""
         assert self._steps - len(self._errors) <= first and first + steps <= self.known
         errors: npt.NDArray[np.float32] = self._errors[np.arange(first, first + steps) % len(self._errors), lane]
         return errors

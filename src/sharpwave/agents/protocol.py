@@ -1,4 +1,4 @@
-"""What an algorithm is: it acts and learns, declares what it stores and what it learns from, and sees no store."""
+"""Protocol of algorithms: an agent acts, learns, and declares its step fields and its view, but holds no store."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Obs = Any
-"""Observations as an environment gives them: an array [lanes, ...], or a dict of arrays."""
+"""Observations of an environment: an array [lanes, ...], or a dict of arrays."""
 State = Any
-"""What an agent keeps for each lane between two actions; opaque to whoever carries it."""
+"""Acting state of an agent's lanes between two actions; opaque to the caller."""
 
 
 class Spaces(NamedTuple):
-    """What an environment shows and takes: of one lane, the stack of frames included."""
+    """Observation and action space of one lane, the stack of frames included."""
 
     observation: Space[Any]
     action: Space[Any]
@@ -32,7 +32,7 @@ class Spaces(NamedTuple):
 
 
 def space_text(space: Space[Any]) -> str:
-    """A space for an error: "Box(1,)", "Discrete(4)"."""
+    """Format a space for an error message: "Box(1,)", "Discrete(4)"."""
     return f"{type(space).__name__}{space.shape}" if isinstance(space, Box) else str(space)
 
 
@@ -40,9 +40,9 @@ class Acted(NamedTuple):
     """Outcome of :meth:`Agent.act`.
 
     Attributes:
-        action: [lanes, ...], as the environment takes them.
-        state: of the lanes, for the next :meth:`Agent.observe`.
-        fields: [lanes, ...] by name, to be stored with the step; those of :meth:`Agent.step_fields`.
+        action: [lanes, ...], actions for the environment.
+        state: acting state of the lanes, for the next :meth:`Agent.observe`.
+        fields: [lanes, ...] by name, values of :meth:`Agent.step_fields` to store with the step.
     """
 
     action: npt.NDArray[Any]
@@ -55,8 +55,8 @@ class Learned:
     """Outcome of one update.
 
     Attributes:
-        td_error: float32 [B], target minus value, signed and unweighted: what priorities are made of; None: nothing.
-        metrics: scalars by name; "loss" is shown while training goes on.
+        td_error: float32 [B], target minus value, signed and unweighted, for priorities; None: no priorities.
+        metrics: scalars by name; "loss" is displayed during training.
     """
 
     td_error: Tensor | None = None
@@ -64,7 +64,7 @@ class Learned:
 
 
 class View(Protocol):
-    """What a store's view does for a learner."""
+    """View of a store, as a learner uses it."""
 
     def __len__(self) -> int: ...
     def sample(self, batch_size: int, *, beta: float | None = None) -> Any: ...
@@ -72,33 +72,33 @@ class View(Protocol):
 
 
 class ViewSettings(Protocol):
-    """Settings of the view that an agent learns from; :class:`sharpwave.agents.replay.TransitionsSettings` are some."""
+    """Settings of the view that an agent learns from, such as :class:`sharpwave.agents.replay.TransitionsSettings`."""
 
     @property
     def batch_size(self) -> int:
-        """Items of an update."""
+        """Items per update."""
 
     @property
     def horizon(self) -> int:
-        """Later steps that a step waits for before it can be sampled."""
+        """Later steps that must arrive before a step can be sampled."""
 
     @property
     def prioritized(self) -> bool:
-        """Whether items are drawn by priorities, which :attr:`Learned.td_error` updates."""
+        """Whether items are sampled by priorities, which :attr:`Learned.td_error` updates."""
 
     def open(self, store: Any, name: str | None, seed: int) -> Any:
         """Make the view of ``store``."""
 
     def beta(self, step: int) -> float | None:
-        """Exponent of the importance weights after ``step`` environment steps; None: the sampler's own."""
+        """Return the exponent of importance weights after ``step`` environment steps; None: the sampler's own."""
 
 
 class InitialErrors(Protocol):
-    """Temporal-difference errors of the steps that lanes make, computed where they act. One object for all lanes."""
+    """Temporal-difference errors of the actor's steps, computed while acting; one instance for all lanes."""
 
     @property
     def known(self) -> int:
-        """Steps of every lane whose errors are known by now."""
+        """Number of steps of every lane with known errors."""
 
     def add(
         self,
@@ -108,21 +108,21 @@ class InitialErrors(Protocol):
         truncated: npt.NDArray[np.bool_],
         final_obs: Obs | None,
     ) -> None:
-        """Add one step of every lane. ``final_obs`` is read where it was truncated; None: no episode ended."""
+        """Add one step of every lane. ``final_obs`` is read where a lane was truncated; None: no episode ended."""
 
     def of(self, lane: int, first: int, steps: int) -> npt.NDArray[np.float32]:
-        """float32 [steps], errors of a lane's steps from its number ``first`` on."""
+        """Return the errors of a lane's steps from number ``first`` on, float32 [steps]."""
 
 
 class Agent(Protocol):
-    """A learning algorithm. Subclasses inherit what is not abstract.
+    """Learning algorithm. Subclasses inherit the defaults of methods that are not abstract.
 
-    All periods and schedules are in environment steps: ``step`` is how many the run has made. Torch's generators are
-    the process's; all other randomness is the agent's own, and in :meth:`state`.
+    All periods and schedules are in environment steps: ``step`` is the number that the run has made. Torch's generators
+    belong to the process; all other random state is the agent's own and part of :meth:`state`.
 
     Attributes:
-        Settings: frozen dataclass of its settings, with its name as the class variable ``kind``.
-        device: where batches are to be.
+        Settings: frozen dataclass of its settings; the class variable ``kind`` is the algorithm's name.
+        device: device of the batches that it learns from.
     """
 
     Settings: Any
@@ -134,13 +134,13 @@ class Agent(Protocol):
         """Make a fresh agent.
 
         Args:
-            seed: of its exploration; the weights come from torch's generator.
+            seed: seed of its exploration; initial weights are drawn from torch's generator.
         Raises:
-            ValueError: it cannot learn in such spaces, naming what it needs, or a setting that does not fit.
+            ValueError: the algorithm does not support the spaces, or a setting is invalid.
         """
 
     def step_fields(self) -> dict[str, Field]:
-        """Return what it stores with every step beside observation, action and reward."""
+        """Return the fields that it stores with every step beside observation, action and reward."""
         return {}
 
     @abstractmethod
@@ -148,40 +148,41 @@ class Agent(Protocol):
         """Return the settings of the view that it learns from."""
 
     def scored_lanes(self, lanes: int) -> npt.NDArray[np.bool_]:
-        """Return bool [lanes]: whose scores show what was learned. Where some explore much, those do not."""
+        """Return bool [lanes]: lanes whose scores show what was learned; those that explore much do not."""
         return np.ones(lanes, np.bool_)
 
     def begin(self, lanes: int, first_lane: int = 0, of_lanes: int | None = None) -> State:
         """Return the acting state of ``lanes`` lanes, all at an episode's start.
 
         Args:
-            first_lane, of_lanes: which of how many lanes of the run these are.
+            first_lane: number of the first of them among the run's lanes.
+            of_lanes: number of the run's lanes; None: ``lanes``.
         """
         return None
 
     @abstractmethod
     def act(self, obs: Obs, state: State, step: int, explore: bool = True) -> Acted:
-        """Choose an action for every lane. Without ``explore`` nothing is drawn from the agent's generator."""
+        """Choose an action for every lane. Without ``explore`` the agent's generator is not used."""
 
     def observe(self, state: State, reward: npt.NDArray[Any], ended: npt.NDArray[np.bool_]) -> State:
-        """Return the state for the next :meth:`act`, given the outcome: lanes that ``ended`` begin an episode."""
+        """Return the state for the next :meth:`act`, given the outcome; lanes that ``ended`` begin a new episode."""
         return state
 
     def initial_errors(self, lanes: int, kept: int) -> InitialErrors | None:
-        """Return what computes the first priorities of steps that this agent makes from now on; None: it does not.
+        """Make the computation of initial priorities for this agent's steps from now on; None: it has none.
 
         Args:
-            kept: steps of each lane whose errors can be asked for.
+            kept: steps of each lane whose errors are kept.
         """
         return None
 
     @property
     def first_look(self) -> int:
-        """Items that :meth:`prepare` wants to see before the first update; 0: none."""
+        """Number of items for :meth:`prepare` before the first update; 0: none."""
         return 0
 
     def prepare(self, batch: Any) -> None:
-        """Measure a first batch, to standardize observations for instance."""
+        """Measure a first batch, for instance to standardize observations."""
 
     @abstractmethod
     def learn(self, batch: Any, step: int) -> Learned:
@@ -193,24 +194,24 @@ class Agent(Protocol):
 
     @abstractmethod
     def policy_tensors(self, explore: bool = False) -> dict[str, Tensor]:
-        """Return a copy of what acting takes, on the CPU: of the policy that explores, or of the one that is kept."""
+        """Return a copy on the CPU of the tensors needed to act: of the saved policy, or of the one that explores."""
 
     @abstractmethod
     def load_policy(self, tensors: Mapping[str, Tensor]) -> None:
-        """Act by tensors of :meth:`policy_tensors` from now on; such an agent is not meant to learn.
+        """Load tensors of :meth:`policy_tensors`, for an agent that acts but does not learn.
 
         Raises:
-            ValueError: names or shapes of another policy.
+            ValueError: the names or shapes are those of another policy.
         """
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
-        """Return all that it would need to go on: dicts of tensors, and plain values for JSON, by name."""
+        """Return the complete state to resume from: dicts of tensors, and plain values for JSON, by name."""
 
     @abstractmethod
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state` returned.
 
         Raises:
-            ValueError: of another agent.
+            ValueError: the state is that of another agent.
         """

@@ -13,31 +13,35 @@ if TYPE_CHECKING:
 AGENTS: dict[str, str | type[Agent]] = {
     "dqn": "sharpwave.agents.dqn:DQN",
 }
+<<<<<<< HEAD
 """The class of each algorithm, or where it is found: imported when it is asked for."""
+=======
+"""Class of each algorithm, or its import path: importing one imports torch."""
+>>>>>>> c1b855a (agents: docstrings begin with a verb or a noun; help of options names the quantity)
 
 GROUP = "sharpwave.agents"
-"""Entry points of other packages that are algorithms: ``mine = "my_package.agents:Mine"``."""
+"""Entry points by which other packages provide algorithms: ``mine = "my_package.agents:Mine"``."""
 
 
 def kinds() -> list[str]:
-    """Names of all algorithms."""
+    """Return the names of all algorithms."""
     return [*_found()]
 
 
 def register(agent: type[Agent]) -> None:
-    """Make an algorithm known by the ``kind`` of its settings.
+    """Register an algorithm by the ``kind`` of its settings.
 
     Raises:
-        ValueError: another one has the name.
+        ValueError: another algorithm has the name.
     """
     kind = agent.Settings.kind
     if kind in _found() and agent_class(kind) is not agent:
-        raise ValueError(f"agent {kind!r}: the name is taken by {agent_class(kind)}; choose another one")
+        raise ValueError(f"agent {kind!r}: the name is taken by {agent_class(kind)}; choose another name")
     AGENTS[kind] = agent
 
 
 def agent_class(kind: str) -> type[Agent]:
-    """Return the class of an algorithm.  Raises: ValueError."""
+    """Return the class of an algorithm.  Raises: ValueError: an unknown name."""
     found = _found().get(kind)
     if found is None:
         raise ValueError(f"agent: got kind {kind!r}, expected one of {', '.join(kinds())}")
@@ -49,7 +53,7 @@ def agent_class(kind: str) -> type[Agent]:
 
 
 def agent_settings(kind: str) -> Any:
-    """Return the class of an algorithm's settings.  Raises: ValueError."""
+    """Return the class of an algorithm's settings.  Raises: ValueError: an unknown name."""
     return agent_class(kind).Settings
 
 

@@ -1,4 +1,4 @@
-"""Torsos of networks: what :mod:`sharpwave.agents.inputs` gives -> features [B, n]."""
+"""Torsos of networks: outputs of :mod:`sharpwave.agents.inputs` -> features [B, n]."""
 
 from __future__ import annotations
 
@@ -12,12 +12,27 @@ from torch import Tensor, nn
 from sharpwave.agents.architectures import CONVOLUTIONS, MIN_SIDES, NETWORKS
 from sharpwave.agents.inputs import image_shape, input_size
 
+<<<<<<< HEAD
+=======
+# Each convolution: channels, kernel, stride.
+CONVOLUTIONS: dict[str, tuple[tuple[int, int, int], ...]] = {
+    "nature": ((32, 8, 4), (64, 4, 2), (64, 3, 1)),  # Mnih et al. (2015); 84x84 -> 7x7x64
+    "efficient": ((32, 5, 5), (64, 5, 5)),  # van Hasselt et al. (2019), data-efficient Rainbow; 84x84 -> 3x3x64
+    "small": ((16, 6, 3), (32, 4, 2)),  # for frames of some 42x42; -> 5x5x32
+    "tiny": ((16, 3, 1),),  # Young and Tian (2019), MinAtar; 10x10 -> 8x8x16
+}
+NETWORKS = ("auto", *CONVOLUTIONS, "mlp")
+MIN_SIDES = {"nature": 64, "small": 30, "tiny": 5}
+"""Smallest shorter side of frames for which "auto" chooses each network."""
+
+>>>>>>> c1b855a (agents: docstrings begin with a verb or a noun; help of options names the quantity)
 
 class ConvTorso(nn.Sequential):
-    """Convolutions over images.
+    """Convolutional torso for images.
 
     Args:
-        name: one of ``CONVOLUTIONS``.  shape: channels, height, width.
+        name: key of ``CONVOLUTIONS``.
+        shape: channels, height, width.
     Attributes:
         features: n.
     """
@@ -40,14 +55,14 @@ class ConvTorso(nn.Sequential):
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, frames: Tensor) -> Tensor:
-        """float [B, channels, H, W] -> [B, n]."""
-        # Flattened with the channels last, as they lie in memory: nothing is moved.
+        """Map float [B, channels, H, W] to [B, n]."""
+        # Flattened with channels last, as in memory, so that nothing is copied.
         features: Tensor = super().forward(frames)  # type: ignore[no-untyped-call]
         return features.permute(0, 2, 3, 1).flatten(1)
 
 
 class VectorTorso(nn.Sequential):
-    """One layer over a flat vector."""
+    """Torso of one layer for flat vectors."""
 
     def __init__(self, size: int, units: int) -> None:
         super().__init__(nn.Linear(size, units), nn.ReLU())
@@ -55,7 +70,7 @@ class VectorTorso(nn.Sequential):
 
 
 class DictTorso(nn.Module):
-    """A torso for each part of a dict, their features side by side."""
+    """Torso for a dict: one torso for each part, their features concatenated."""
 
     def __init__(self, parts: Mapping[str, ConvTorso | VectorTorso]) -> None:
         super().__init__()
@@ -63,7 +78,7 @@ class DictTorso(nn.Module):
         self.features = sum(part.features for part in parts.values())
 
     def forward(self, inputs: dict[str, Tensor]) -> Tensor:
-        """By key -> [B, n]."""
+        """Map a dict of inputs to [B, n]."""
         features = [part(inputs[name]).float() for name, part in zip(self.names, self.parts, strict=True)]
         return torch.cat(features, dim=1)
 
@@ -74,9 +89,9 @@ def torso_for(space: Space[Any], network: str, units: int) -> ConvTorso | Vector
     Args:
         network: one of ``NETWORKS``: convolutions for images, with vectors beside them in a dict through one layer;
             "mlp": everything through one layer; "auto": the convolutions that suit an image's size.
-        units: of layers over vectors.
+        units: units of layers over vectors.
     Raises:
-        ValueError: an unknown network, or one that does not suit the observations.
+        ValueError: an unknown network, or one that does not support the observations.
     """
     if network not in NETWORKS:
         raise ValueError(f"network: got {network!r}, expected one of {', '.join(NETWORKS)}")
