@@ -1,4 +1,4 @@
-"""Settings as frozen dataclasses: what a field says about itself, how nested settings become tables and options."""
+"""Settings as frozen dataclasses: field metadata, validation, and their form as tables and command-line options."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any, TypeVar, get_args, get_type_hints
 Settings = TypeVar("Settings")
 
 KIND = "kind"
-"""Key of a table that names the class of its settings, where several fit."""
+"""Key in a table that names the class of its settings, where there are several."""
 
 KINDS = "kinds"
-"""Metadata of a field that holds settings of one class of several: a function, ``kind`` -> class."""
+"""Metadata key of a field whose settings have one of several classes: a function, ``kind`` -> class."""
 
 
 def setting(
@@ -30,12 +30,12 @@ def setting(
     at_most: float | None = None,
     below: float | None = None,
 ) -> Any:
-    """Declare a field of settings with its bounds, and what the command line says about it.
+    """Declare a field of settings with its bounds and its help on the command line.
 
     Args:
-        group: heading of the help under which it stands.
-        flag: its option, "--env"; default: the field's name, "--num-envs" for ``num_envs``.
-        choices, at_least, above, at_most, below: what :func:`check` expects of a value; ``None`` always passes.
+        group: heading of the help text that lists it.
+        flag: name of the option, "--env"; default: from the field's name, "--num-envs" for ``num_envs``.
+        choices, at_least, above, at_most, below: bounds that :func:`check` enforces; a value of ``None`` passes.
     """
     bounds = {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
     metadata = {"help": help, "group": group, "flag": flag, "choices": choices, "bounds": bounds}
@@ -43,7 +43,7 @@ def setting(
 
 
 def flag(field: dataclasses.Field[Any]) -> str:
-    """The option of a field: "--num-envs"."""
+    """Return the option of a field: "--num-envs"."""
     return field.metadata.get("flag") or "--" + field.name.replace("_", "-")
 
 
@@ -67,7 +67,7 @@ def expect(settings: Any, name: str, holds: bool, expected: str) -> None:
 
 
 def _unmet(field: dataclasses.Field[Any], value: Any) -> str:
-    """What is expected of a value that does not fit; "" for one that does."""
+    """Return what a field expects of an invalid value; "" for a valid one."""
     choices, bounds = field.metadata["choices"], field.metadata["bounds"]
     if value is None:
         return ""
@@ -88,11 +88,12 @@ def _unmet(field: dataclasses.Field[Any], value: Any) -> str:
 
 @dataclass(frozen=True)
 class Leaf:
-    """One setting of nested settings.
+    """Single setting within nested settings.
 
     Attributes:
-        path: names of fields from the outermost settings on.
-        hint: its type.  value: what it is now.
+        path: names of the fields that lead to it, the outermost first.
+        hint: its type.
+        value: its current value.
     """
 
     path: tuple[str, ...]
@@ -102,22 +103,22 @@ class Leaf:
 
     @property
     def key(self) -> str:
-        """The path as ``--set`` and tables have it: "agent.replay.n_step"."""
+        """Path in the form of ``--set`` and tables: "agent.replay.n_step"."""
         return ".".join(self.path)
 
     @property
     def flag(self) -> str:
-        """Its option."""
+        """Name of its option: "--n-step"."""
         return flag(self.field)
 
     @property
     def name(self) -> str:
-        """Its option as an identifier: "n_step"."""
+        """Name of its option as an identifier: "n_step"."""
         return self.flag.removeprefix("--").replace("-", "_")
 
 
 def leaves(settings: Any, path: tuple[str, ...] = ()) -> Iterator[Leaf]:
-    """Every single setting, in the order of declaration."""
+    """Yield every single setting, in the order of declaration."""
     hints = get_type_hints(type(settings))
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
@@ -128,23 +129,22 @@ def leaves(settings: Any, path: tuple[str, ...] = ()) -> Iterator[Leaf]:
 
 
 def leaf(settings: Any, key: str) -> Leaf:
-    """The setting with a key ("agent.lr").
+    """Find the setting with a key ("agent.lr").
 
     Raises:
-        ValueError: there is none.
+        ValueError: an unknown key.
     """
     found = {one.key: one for one in leaves(settings)}
     if key in found:
         return found[key]
     last = [known for known in found if known.rpartition(".")[2] == key.rpartition(".")[2]]
     close = last or difflib.get_close_matches(key, found, n=3, cutoff=0.6)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(found)}"
+    hint = f"did you mean {' or '.join(close)}?" if close else f"expected one of {', '.join(found)}"
     raise ValueError(f"unknown setting {key!r}; {hint}")
 
 
 def changed(settings: Settings, changes: Mapping[tuple[str, ...], Any]) -> Settings:
-    """Replace single settings by their paths; settings that several of them concern are made once, so that they need
-    to fit only together."""
+    """Replace settings by path. Each dataclass is rebuilt once, so that interdependent changes are checked together."""
     own = {path[0]: value for path, value in changes.items() if len(path) == 1}
     for name in dict.fromkeys(path[0] for path in changes if len(path) > 1):
         below = {path[1:]: value for path, value in changes.items() if path[0] == name}
@@ -154,10 +154,10 @@ def changed(settings: Settings, changes: Mapping[tuple[str, ...], Any]) -> Setti
 
 
 def parsed(leaf: Leaf, text: str) -> Any:
-    """The value that ``text`` is for a setting: "none" for one that may be absent, "true" and "false".
+    """Parse the text of a setting's value by its type: "none", "true" and "false" included.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is not a value of that type.
     """
     kinds = _kinds(leaf.hint)
     if type(None) in kinds and text.lower() in ("none", "null", ""):
@@ -181,7 +181,7 @@ def parsed(leaf: Leaf, text: str) -> Any:
             number = float(plain)
             if float in kinds:
                 return number
-            if number.is_integer():  # also 1e6, which a person writes for a number of steps
+            if number.is_integer():  # also 1e6, a usual way to write a number of steps
                 return int(number) if "e" in plain.lower() else int(plain)
         except (ValueError, OverflowError):
             pass
@@ -191,7 +191,7 @@ def parsed(leaf: Leaf, text: str) -> Any:
 
 
 def to_table(settings: Any) -> dict[str, Any]:
-    """Plain nested values by name, for JSON."""
+    """Return settings as nested plain values for JSON."""
     named = {KIND: settings.kind} if hasattr(type(settings), KIND) else {}
     values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
     return named | {
@@ -200,10 +200,10 @@ def to_table(settings: Any) -> dict[str, Any]:
 
 
 def from_table(base: Settings, table: Any, path: str = "") -> Settings:
-    """Replace what a table of nested values names; the rest stays as it is in ``base``. Inverse of :func:`to_table`.
+    """Replace the settings of ``base`` that a table names. Inverse of :func:`to_table`.
 
     Raises:
-        ValueError: a name that is no setting, or a value of another kind.
+        ValueError: an unknown setting, or a value of another type.
     """
     if not isinstance(table, Mapping):
         raise ValueError(f"setting {path}: got {_shown(table)}, expected a table of settings")
@@ -212,7 +212,7 @@ def from_table(base: Settings, table: Any, path: str = "") -> Settings:
     if unknown:
         known = ", ".join(f"{path}.{name}".lstrip(".") for name in fields)
         raise ValueError(
-            f"unknown settings {', '.join(sorted(unknown))}; there are {known} (another version may have others)"
+            f"unknown settings {', '.join(sorted(unknown))}, expected some of {known} (other versions may have others)"
         )
     hints, values = get_type_hints(type(base)), {}
     for name, value in table.items():
@@ -239,7 +239,7 @@ def checked(where: str, hint: Any, value: Any) -> Any:
         return float(value)
     if type(value) is float and value.is_integer() and int in kinds and float not in kinds:
         return int(value)
-    if value == "none" and type(None) in kinds:  # TOML has no other word for it
+    if value == "none" and type(None) in kinds:  # TOML has no null
         return None
     if type(value) not in kinds:
         raise ValueError(f"setting {where}: got {_shown(value)}, expected {_kind_text(hint)}")
@@ -255,5 +255,5 @@ def _kind_text(hint: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    """Of anything, however long."""
+    """Return a short representation of any value."""
     return repr(value)[:60] if isinstance(value, (str, float, bool, type(None))) else type(value).__name__

@@ -2,19 +2,19 @@
 
 
 class DamagedError(ValueError):
-    """Stored bytes are not what their format says."""
+    """Error raised where stored bytes do not follow their format."""
 
 
 class EmptyError(LookupError):
-    """Nothing can be sampled yet."""
+    """Error raised where nothing can be sampled yet."""
 
 
 class StoreInUseError(OSError):
-    """The store's folder is locked by another process."""
+    """Error raised where another process has locked the store's folder."""
 
 
 class NewerVersionError(RuntimeError):
-    """A later release wrote this, in a format that this one cannot read. Nothing is damaged or was changed."""
+    """Error raised for data of a later release's format. Nothing is damaged or was changed."""
 
     def __init__(self, what: str) -> None:
         self.what = what
@@ -22,7 +22,7 @@ class NewerVersionError(RuntimeError):
 
 
 class UnknownCodecError(NewerVersionError):
-    """Columns are packed with a codec that is not registered in this process. Nothing was changed."""
+    """Error raised for columns of a codec that is not registered in this process. Nothing was changed."""
 
     def __init__(self, what: str) -> None:
         self.what = what
@@ -34,13 +34,13 @@ class UnknownCodecError(NewerVersionError):
 
 
 class LimiterTimeoutError(TimeoutError):
-    """A rate limiter delayed an append or a sample for longer than its ``timeout``; nothing was written or sampled."""
+    """Error raised where a rate limiter delayed a call beyond its ``timeout``. Nothing was written or sampled."""
 
 
 def not_to_be_copied(what: object) -> TypeError:
-    """Return the error for pickling or copying ``what``, whose locks, memory and files are this process's own."""
+    """Make the error for pickling or copying ``what``, whose locks, memory and files belong to this process."""
     return TypeError(
-        f"{type(what).__name__}: cannot be pickled or copied, so it is no argument for a spawned process. There, open "
-        "a checkpoint with sharpwave.Store.open, or write for this store with sharpwave.SegmentWriter; batches can be "
-        "sent"
+        f"{type(what).__name__}: cannot be pickled or copied, so it cannot be passed to a spawned process. There, "
+        "open a checkpoint with sharpwave.Store.open, or write for this store with sharpwave.SegmentWriter; batches "
+        "can be sent"
     )

@@ -1,4 +1,4 @@
-"""How an environment's observations become frames of a store's fields: which axes are whose, as its spaces say."""
+"""Mapping of an environment's observations to the frames of a store's fields, by its observation space."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from sharpwave.spec import Field, Spec
 Frames = dict[str, npt.NDArray[Any]]
 
 PADS: dict[str, Literal["repeat", "zeros"]] = {"reset": "repeat", "zero": "zeros"}
-"""What :class:`Field` calls the ``padding_type`` of Gymnasium's ``FrameStackObservation``."""
+"""``Field(pad=)`` for each ``padding_type`` of Gymnasium's ``FrameStackObservation``."""
 
 
 @dataclass(frozen=True)
 class _Part:
-    """One field's part of an observation.
+    """Part of an observation that one field stores.
 
     Attributes:
-        shape: of one environment's, as its space says; ``None``: it has no space.
-        parts: of a tuple observation, which are stored as one row; 0: it is an array.
-        stacked: its first axis is a stack of frames, of which the newest is stored.
+        shape: shape for one environment, by its space; ``None``: it has no space.
+        parts: number of parts of a tuple observation, which are stored as one row; 0: it is an array.
+        stacked: whether its first axis is a stack of frames, of which the newest is stored.
     """
 
     name: str
@@ -35,15 +35,15 @@ class _Part:
 
 
 class Observations:
-    """Reads what an environment observes, for a store with ``spec``.
+    """Reader of an environment's observations for a store with ``spec``.
 
-    An observation has the shape of its field; or it is a stack of such frames, where the field declares one of as many
-    and the environment says that it stacks, and how it pads: Gymnasium's ``FrameStackObservation``, ale-py's
-    ``AtariVectorEnv``, or anything with the former's attributes ``stack_size`` and ``padding_type``. A dict has the
-    spec's keys. The parts of a tuple, which have one shape, become one row.
+    An observation has the shape of its field. It may also be a stack of such frames if the field declares a stack of
+    the same size and the environment declares how it stacks and pads, as do Gymnasium's ``FrameStackObservation``,
+    ale-py's ``AtariVectorEnv``, or any wrapper with the former's attributes ``stack_size`` and ``padding_type``. A dict
+    has the spec's keys. The parts of a tuple must have the same shape; they become one row.
 
     Raises:
-        ValueError: the environment's observations do not fit, and how to declare them.
+        ValueError: the observations do not fit the spec; the message says how to declare them.
     """
 
     def __init__(self, env: Any, spec: Spec) -> None:
@@ -52,7 +52,7 @@ class Observations:
         self._parts = [self._part(env, name, one) for name, one in self._spaces(space).items()]
 
     def frames(self, obs: Any) -> Frames:
-        """Return the newest frame of each lane, [lanes, *shape] by field, of ``reset`` or ``step``. Not copied."""
+        """Return the newest frame of each lane, [lanes, *shape] by field, from ``reset`` or ``step``. Not copied."""
         return {name: array[:, -1] if part.stacked else array for name, part, array in self._arrays(obs, self.vector)}
 
     def of_one(self, obs: Any) -> Frames:
@@ -66,7 +66,7 @@ class Observations:
         return {name: array for name, part, array in self._arrays(obs, self.vector) if part.stacked}
 
     def check_begun(self, obs: Any, lanes: npt.NDArray[np.int64]) -> None:
-        """Check that the first stacks of episodes, in ``lanes`` of ``obs``, are padded as the store will pad them.
+        """Check that the first stacks of episodes, those of ``lanes`` in ``obs``, are padded as the store pads them.
 
         Raises: ValueError.
         """
@@ -91,7 +91,7 @@ class Observations:
                 )
 
     def check_shifted(self, before: Frames, obs: Any, lanes: npt.NDArray[np.int64]) -> None:
-        """Check that stacks moved on by one frame, the newest one last, since ``before``, from :meth:`stacks`.
+        """Check that stacks have shifted by one frame, the newest last, since ``before``, from :meth:`stacks`.
 
         Raises: ValueError.
         """
@@ -99,8 +99,8 @@ class Observations:
             same = (stacks[lanes, :-1] == before[name][lanes, 1:]) | (stacks[lanes, :-1] != stacks[lanes, :-1])
             if not same.all():
                 raise ValueError(
-                    f"Recorder: {name}: the environment's stack is not the one before, moved on by one frame with the "
-                    "newest last; the store would make other stacks of what it keeps. Declare "
+                    f"Recorder: {name}: the environment's stack is not the previous one shifted by one frame, with the "
+                    "newest last, so the store could not rebuild it. Declare "
                     f"Field({stacks.shape[1:]}, {self.spec.fields[name].dtype!r}), which stores whole stacks"
                 )
 
@@ -179,7 +179,7 @@ class Observations:
             )
 
     def _arrays(self, obs: Any, batched: bool) -> Iterator[tuple[str, _Part, npt.NDArray[Any]]]:
-        """Return the observations' arrays with one leading axis, by field. ``batched``: they have it."""
+        """Yield the observations' arrays by field, with one leading axis, which ``batched`` ones have already."""
         split = self.spec.split_obs(obs)
         for part in self._parts:
             value = split[part.name]
@@ -197,8 +197,7 @@ class Observations:
 
 
 def stacking(env: Any) -> list[tuple[int, str]]:
-    """Return ``stack_size`` and ``padding_type`` of ``env``, or of each of its sub-environments; (0, "") for
-    one that does not say that it stacks frames."""
+    """Return ``stack_size`` and ``padding_type`` of ``env``, or of each of its sub-environments; (0, "") if not set."""
     found = _own_stacking(env)
     inner = getattr(env, "unwrapped", env)
     if found[0] or not hasattr(env, "num_envs"):
@@ -207,7 +206,7 @@ def stacking(env: Any) -> list[tuple[int, str]]:
         return list({_own_stacking(one) for one in inner.envs})
     if not hasattr(inner, "call"):
         return [found]
-    if not all(inner.call("has_wrapper_attr", "stack_size")):  # asked first: another process that has none would end
+    if not all(inner.call("has_wrapper_attr", "stack_size")):  # asked first: a worker process without it would end
         return [(0, "")]
     sizes, paddings = inner.get_attr("stack_size"), inner.get_attr("padding_type")
     values = inner.get_attr("padding_value") if "_custom" in paddings else [None] * len(sizes)
@@ -226,7 +225,7 @@ def _own_stacking(env: Any) -> tuple[int, str]:
 
 
 def _padding(padding: Any, value: Any) -> str:
-    if padding == "_custom":  # gymnasium's word for an observation of the caller's
+    if padding == "_custom":  # gymnasium's name for an observation that the caller gives
         values = value.values() if isinstance(value, Mapping) else [value]
         return "zero" if not any(np.any(one) for one in values) else "an observation of its own"
     return str(padding)

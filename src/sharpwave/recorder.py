@@ -1,4 +1,4 @@
-"""Recorder: an environment whose steps are appended to a store as it is played."""
+"""Recorder: an environment wrapper that appends steps to a store."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Result = tuple[Any, Any, Any, Any, Any]
 
 
 def autoreset_mode(env: Any) -> str:
-    """Return how a vector environment resets sub-environments that are done: "NextStep", "SameStep" or "Disabled".
+    """Return how a vector environment resets finished sub-environments: "NextStep", "SameStep" or "Disabled".
 
-    Read from the instance where it says so (ale-py keeps its metadata on the class, where instances overwrite one
-    another's), else from ``env.metadata["autoreset_mode"]``; a single environment without either is "Disabled".
+    An attribute of the instance takes precedence over ``env.metadata["autoreset_mode"]``: ale-py keeps its metadata on
+    the class, where instances overwrite one another's. A single environment without either is "Disabled".
 
     Raises:
-        ValueError: a vector environment that does not say, or says something else.
+        ValueError: a vector environment without a mode, or with an unknown one.
     """
     inner = getattr(env, "unwrapped", env)
     found = getattr(inner, "autoreset_mode", None) or (getattr(env, "metadata", None) or {}).get("autoreset_mode")
@@ -43,33 +43,34 @@ def autoreset_mode(env: Any) -> str:
 
 
 class Recorder:
-    """Environment wrapper whose steps are appended to a store.
+    """Environment wrapper that appends every step to a store.
 
     Works with a Gymnasium ``Env`` (lane ``first_lane``), a ``VectorEnv`` of any autoreset mode, and ale-py's
-    ``AtariVectorEnv`` (a lane for each sub-environment). Observations are handed through unchanged; everything else of
-    the environment is reached as before. Where the environment stacks frames itself, and the field declares that
-    stack, the newest is stored (``sharpwave.observations.Observations`` says what fits which field). A row whose
-    action the environment ignored because it was resetting (NextStep) is not a step and is not stored. Nor is the first
-    row after a ``reset`` where an ``AsyncVectorEnv(shared_memory=False)`` may reset a lane once more: where its episode
-    had ended, or a new recorder does not know.
+    ``AtariVectorEnv`` (a lane for each sub-environment). Observations are passed through unchanged, and all other
+    attributes of the environment are available. If the environment stacks frames and the field declares the same stack,
+    only the newest frame is stored (``sharpwave.observations.Observations`` describes which observations fit a field).
+    A row whose action the environment ignored because it was resetting (NextStep) is not a step and is not stored. Nor
+    is the first row after a ``reset`` where an ``AsyncVectorEnv(shared_memory=False)`` may reset a lane again: where
+    its episode had ended, or where a new recorder cannot know.
 
     A store's lanes are annotated with the environment's id and the seeds of ``reset`` (``Store.annotate``).
 
-    Nothing is stored that did not happen. ``reset`` in mid-episode, of all lanes or by ``options={"reset_mask": ...}``,
-    truncates the episode; the first ``reset`` of a recorder truncates whatever is under way in its lanes, as an earlier
-    recorder left it (``Store.break_episode``). A step that the store refuses (a reward that is not finite, a
-    limiter's timeout, a full disk) breaks the episode off before it: the step before is truncated, the next one begins
-    an episode in the store, whose stacks begin there. Of a vector, the other lanes' steps are stored where only
-    the values of some lanes are refused. The environment went on meanwhile: what it returned is ``error.result``.
+    The store never holds a transition that did not happen. A ``reset`` in mid-episode, of all lanes or by
+    ``options={"reset_mask": ...}``, truncates the episode; the first ``reset`` of a recorder truncates the unfinished
+    episodes that an earlier recorder left in its lanes (``Store.break_episode``). A step that the store refuses (for a
+    reward that is not finite, a limiter's timeout, a full disk) breaks the episode off: the previous step is truncated,
+    and the next one begins a new episode in the store, whose stacks begin there. In a vector, if only the values of
+    some lanes are refused, the other lanes' steps are stored. The environment has stepped nevertheless: its results are
+    ``error.result``.
 
     Args:
         env: the environment.
-        store: where its steps go; a ``SegmentWriter`` will do.
+        store: the store, or a ``SegmentWriter``, to append to.
         first_lane: number of the first lane, for several environments on one store.
 
     Raises:
-        TypeError: ``env`` is no environment, or ``store`` takes no steps.
-        ValueError: ``first_lane``, an autoreset mode that is not known, or observations that do not fit the store's
+        TypeError: ``env`` is not an environment, or ``store`` is neither a ``Store`` nor a ``SegmentWriter``.
+        ValueError: an invalid ``first_lane``, an unknown autoreset mode, or observations that do not fit the store's
             spec.
     """
 
@@ -84,7 +85,7 @@ class Recorder:
         self.store = store
         self.mode = autoreset_mode(env)
         self._vector = hasattr(env, "num_envs")
-        # Of the environment itself: a wrapper that hands on what it does not know would be gone around.
+        # Taken from the wrapped environment: a wrapper that only forwards unknown attributes would be bypassed.
         self._steps_async = hasattr(type(env), "step_async")
         self._begun: tuple[Any, Frames, float | None] | None = None
         inner = getattr(env, "unwrapped", env)
@@ -96,12 +97,12 @@ class Recorder:
             raise ValueError(f"Recorder: batch_size={inner.batch_size} of {count} environments; step all at once")
         self._lanes = np.arange(first_lane, first_lane + count)
         self._observations = Observations(env, store.spec)
-        self._obs: Frames = {}  # newest frames before the coming step, [lanes, *shape]; our own copy
-        self._spare: Frames = {}  # memory for those after it
-        self._taken_over = False  # what was under way in the lanes has been ended
+        self._obs: Frames = {}  # newest frames before the coming step, [lanes, *shape]; copies
+        self._spare: Frames = {}  # memory for the frames after it
+        self._taken_over = False  # an earlier recorder's unfinished episodes were ended
         self._done = np.ones(count, np.bool_)  # the lane's episode has ended and no new one has begun
-        self._lost = np.zeros(count, np.bool_)  # the environment raised: nobody knows what it observes now
-        self._watched: tuple[int, Frames] = 0, {}  # steps for which stacks are looked at, and the last ones
+        self._lost = np.zeros(count, np.bool_)  # the environment raised: its observation is unknown
+        self._watched: tuple[int, Frames] = 0, {}  # steps whose stacks are still to be checked, and the last stacks
 
     def __getattr__(self, name: str) -> Any:
         if name == "env":  # not set yet: __init__ failed
@@ -112,11 +113,11 @@ class Recorder:
         """Call ``env.reset``; an episode that this breaks off is truncated at its last step.
 
         Raises:
-            ValueError: a step is under way; or what is observed does not fit the spec, as for ``Store.extend``, or is
-                padded otherwise than the store will pad it.
+            ValueError: a step has not been waited for; or the observations do not fit the spec, as for
+                ``Store.extend``, or are padded differently than the store pads them.
         """
         if self._begun is not None:
-            raise ValueError("Recorder.reset: a step is under way; call step_wait() first")
+            raise ValueError("Recorder.reset: a step has not been waited for; call step_wait() first")
         mask = (options or {}).get("reset_mask") if self._vector else None
         chosen = np.ones(len(self._lanes), np.bool_) if mask is None else np.array(mask, np.bool_)
         for lane in self._lanes[chosen] if self._taken_over else self._lanes:
@@ -143,7 +144,7 @@ class Recorder:
         for row in rows:
             mine = seed + row if isinstance(seed, (int, np.integer)) else None if seed is None else seed[row]
             known = {"env": env, "seed": mine}
-            with contextlib.suppress(TypeError, ValueError):  # more lanes than there is room to annotate, or none such
+            with contextlib.suppress(TypeError, ValueError):  # too many lanes to annotate, or values that cannot be
                 said = {name: value for name, value in known.items() if value is not None}
                 self.store.annotate(int(self._lanes[row]), said)
 
@@ -151,42 +152,42 @@ class Recorder:
         """Call ``env.step`` and record the step.
 
         Args:
-            timeout: seconds that the store may wait for limiters, as for ``Store.extend``.
+            timeout: seconds to wait for rate limiters, as for ``Store.extend``.
             fields: values of the spec's further fields for this step; with a leading axis for a vector environment.
 
         Raises:
-            ValueError: before the first reset, after an episode's end, or after the environment raised; ``timeout``.
-            KeyError: a field that the spec has not, or one that is missing; then nothing was stepped.
+            ValueError: before the first reset, after an episode's end, after the environment raised, or for an invalid
+                ``timeout``.
+            KeyError: a field that is not in the spec, or one that is missing; the environment was not stepped.
             ValueError, TypeError, LimiterTimeoutError, OSError, MemoryError: from ``Store.extend``: the environment has
-                stepped, but the step is not stored; ``error.result`` is what this would have returned, and the next
-                step begins an episode in the store. With a vector of which only some lanes' values were refused the
-                message names them; the others' steps are stored.
+                stepped, but the step is not stored. ``error.result`` is what this call would have returned, and the
+                next step begins an episode in the store. If only some lanes of a vector were refused, the message
+                names them, and the other lanes' steps are stored.
         """
         try:
             self.step_async(action, timeout=timeout, **fields)
             return self.step_wait()
         except Exception:
             raise
-        except BaseException:  # an interrupt by the user, maybe between these two
+        except BaseException:  # such as KeyboardInterrupt, possibly between the two calls
             if not self._steps_async:
                 self._begun = None
             raise
 
     def step_async(self, action: Any, *, timeout: float | None = None, **fields: Any) -> None:
-        """Begin ``step``. An environment with a ``step_async`` of its own (Gymnasium's ``AsyncVectorEnv``,
-        ``AtariFrames``) steps until ``step_wait``; any other begins there.
+        """Begin ``step``. An environment with its own ``step_async`` (Gymnasium's ``AsyncVectorEnv``, ``AtariFrames``)
+        steps in the background until ``step_wait``; any other steps in ``step_wait``.
 
         Raises:
-            ValueError, KeyError: as for ``step``, or while a step is under way.
+            ValueError, KeyError: as for ``step``, or if the previous step has not been waited for.
         """
         if not self._obs:
             raise ValueError("Recorder.step: called before reset(); reset the environment first")
         if self._begun is not None:
-            raise ValueError("Recorder.step: the step before has not ended; call step_wait() first")
+            raise ValueError("Recorder.step: the previous step has not been waited for; call step_wait() first")
         if self._lost.any():
             raise ValueError(
-                "Recorder.step: the environment raised an error, so what it observes now is not known; call reset() "
-                "first"
+                "Recorder.step: the environment raised an error, so its observation is unknown; call reset() first"
             )
         if self.mode == "Disabled" and self._done.any():
             how = "reset(options={'reset_mask': mask})" if self._vector else "reset()"
@@ -215,11 +216,11 @@ class Recorder:
         """Wait for the step, record it, and return what ``step`` does.
 
         Raises:
-            ValueError: no step was begun; and as ``step``.
+            ValueError: no step was begun; otherwise as for ``step``.
         """
         if self._begun is None:
-            raise ValueError("Recorder.step_wait: no step is under way; call step_async() first")
-        self._lost[:] = True  # an interrupt by the user may come between any two lines
+            raise ValueError("Recorder.step_wait: no step was begun; call step_async() first")
+        self._lost[:] = True  # until all is recorded: KeyboardInterrupt may be raised between any two lines
         (action, values, timeout), self._begun = self._begun, None
         with self._losing_track():
             result: Result = self.env.step_wait() if self._steps_async else self.env.step(action)
@@ -231,17 +232,17 @@ class Recorder:
             error = unfit
         if error is not None:
             error.result = result  # type: ignore[attr-defined]
-            error.add_note("The environment has stepped; what it returned is this error's attribute `result`.")
+            error.add_note("The environment has stepped; its results are this error's attribute `result`.")
             raise error
         return result
 
     def close(self) -> Any:
-        """Call ``env.close``; episodes that are not over stay open in the store."""
+        """Call ``env.close``; unfinished episodes stay open in the store."""
         return self.env.close()
 
     @contextlib.contextmanager
     def _losing_track(self) -> Iterator[None]:
-        """Forget the newest observations where something raises inside: they are not known any more."""
+        """Mark the newest observations as unknown if the block raises."""
         try:
             yield
         except BaseException:
@@ -251,16 +252,16 @@ class Recorder:
 
     def _break_off(self, lanes: npt.NDArray[np.int64]) -> None:
         for lane in lanes.tolist():
-            with contextlib.suppress(Exception):  # a store that was closed; what is raised already says more
+            with contextlib.suppress(Exception):  # of a closed store, say: the original error says more
                 self.store.break_episode(lane)
 
     def _record(self, result: Result, values: Frames, timeout: float | None) -> BaseException | None:
-        """Store a step's rows. Returns what some of them were refused for.
+        """Store a step's rows; return the error that some of them were refused with.
 
         Args:
-            values: of the action and of further fields, [lanes, *shape].
+            values: action and further fields, [lanes, *shape].
 
-        Raises: ValueError: observations that cannot be read.
+        Raises: ValueError: observations that do not fit the spec.
         """
         obs, reward, terminated, truncated, info = result
         te, tr = np.atleast_1d(np.asarray(terminated, np.bool_)), np.atleast_1d(np.asarray(truncated, np.bool_))
@@ -291,7 +292,7 @@ class Recorder:
             )
 
         error = self._store(store, rows) or error
-        # After a NextStep reset row the lane is in a new episode; after SameStep it is at once.
+        # A NextStep lane is in a new episode after the row of its reset, a SameStep lane at once.
         self._done = ended if self.mode != "SameStep" else np.zeros_like(ended)
         self._obs, self._spare = self._spare, self._obs
         try:
@@ -301,7 +302,7 @@ class Recorder:
         return error
 
     def _store(self, store: Callable[[Any], None], rows: npt.NDArray[np.int64]) -> BaseException | None:
-        """Let ``store`` store ``rows``, or those of them that are not refused. Returns what others were refused for."""
+        """Store ``rows`` by ``store``, lane by lane if some are refused; return the error of the refused ones."""
         try:
             store(slice(None) if len(rows) == len(self._lanes) else rows)
             return None
@@ -329,7 +330,7 @@ class Recorder:
         return named if refused else None
 
     def _keep(self, frames: Frames) -> None:
-        """Copy the newest frames: some environments hand out the same memory again."""
+        """Copy the newest frames: some environments reuse the memory of their observations."""
         for name, array in frames.items():
             spare = self._spare.get(name)
             if spare is not None and (spare.shape, spare.dtype) == (array.shape, array.dtype):
@@ -338,8 +339,8 @@ class Recorder:
                 self._spare[name] = np.array(array, order="C")
 
     def _finals(self, info: Any, ended: npt.NDArray[np.bool_]) -> Frames:
-        """Return true final observations of a SameStep environment, newest frames [lanes, *shape] by field; only
-        rows that ended mean anything.  Raises: ValueError: there are none.
+        """Return true final observations of a SameStep environment, newest frames [lanes, *shape] by field; rows that
+        did not end are undefined.  Raises: ValueError: the environment gave none.
         """
         if isinstance(info, Mapping):
             given = info.get("final_obs", info.get("final_observation"))
@@ -362,7 +363,7 @@ class Recorder:
         return finals
 
     def _check_stacks(self, obs: Any, begun: npt.NDArray[np.bool_]) -> None:
-        """Check that the environment's stacks are those that the store will make: where episodes have ``begun``, and in
+        """Check that the environment's stacks are those that the store rebuilds: where episodes have ``begun``, and in
         the first steps after ``reset``.  Raises: ValueError.
         """
         if begun.any():

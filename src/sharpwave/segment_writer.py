@@ -1,4 +1,4 @@
-"""Encodes steps where they are made, and hands the segments over as bytes: what a store is to an actor far from it."""
+"""Segment writer: encodes steps in the process that makes them, and hands sealed segments over as bytes."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ from sharpwave.validation import MAX_LANES, checked_final, checked_rows
 
 @dataclass(frozen=True)
 class SealedSegment:
-    """What ``sharpwave.Store.add_segment`` takes.
+    """Sealed segment as ``sharpwave.Store.add_segment`` takes it.
 
     Attributes:
-        lane, first_step, steps: whose steps these are, the lane's number of the first, and how many.
+        lane: the store's number of the lane.
+        first_step: number of its first step in the lane.
+        steps: number of steps.
         packed: the segment's bytes (docs/format.md).
-        dictionaries: those that it refers to, by key.
+        dictionaries: the dictionaries that it refers to, by key.
     """
 
     lane: int
@@ -38,7 +40,7 @@ class SealedSegment:
 
 
 class _HandOver(Sealing):
-    """Seals segments for somewhere else: each is handed over, and not kept."""
+    """Sealing that hands each segment over instead of keeping it."""
 
     def __init__(self, log: StepLog, hand_over: Callable[[SealedSegment], None]) -> None:
         super().__init__(log.index, None, log.opened, log.sealed, log.admission, log.retention)
@@ -60,7 +62,7 @@ class _HandOver(Sealing):
             log.sealed.drop_dictionaries(places)
         first, steps = int(log.index.first_step[slot]), int(log.index.rows[slot])
         made = SealedSegment(log.opened.first_lane + lane, first, steps, packed, shared)
-        deferred = HANDLERS.suspend()  # it may wait for somebody
+        deferred = HANDLERS.suspend()  # the callback may block
         try:
             self._hand_over(made)
         finally:
@@ -74,26 +76,26 @@ class _OpenLog(StepLog):
     def end_episode(self, lane: int, final: Rows | None) -> None:
         super().end_episode(lane, final)
         if not self.index.rows[self.opened.slots[lane]]:
-            # The step before was handed over as one that goes on; a number left out tells the store that it did not.
+            # The last step was handed over as unfinished; skipping a number tells the store that the episode broke off.
             self.opened.begin_at(lane, int(self.opened.steps[lane]) + 1)
 
 
 class SegmentWriter:
-    """Takes steps as a ``Store`` does, and gives them to ``hand_over`` in sealed segments, lane by lane.
+    """Encoder of steps for a store in another process. Takes steps as a ``Store`` does, hands over sealed segments.
 
-    A ``Recorder`` can write into it. A segment is sealed when it is full and its lane's next step comes; what is
-    not sealed goes with the writer.
+    A ``Recorder`` can write into it. A segment is sealed when it is full and its lane's next step arrives; steps that
+    are not sealed yet are lost with the writer.
 
     Args:
-        spec: of the store that the segments are for.
-        lanes: how many lanes there are, numbered from 0 here.
-        hand_over: called with each sealed segment, in the order of each lane's steps. If it raises, the step that came
-            was not taken.
+        spec: spec of the store that receives the segments.
+        lanes: number of lanes, which have the numbers 0, 1, ... in this writer.
+        hand_over: called with each sealed segment, in the order of each lane's steps. If it raises, the step that is
+            being appended is not taken.
         first_lane: the store's number of lane 0.
-        first_steps: int [lanes], the store's number of each lane's first step; default 0. Where it is larger than the
-            number of steps that the store has of the lane, it knows that some were lost.
+        first_steps: int [lanes], the store's number of each lane's first step; default 0. A number larger than the
+            steps that the store has of the lane tells it that some were lost.
         codec: as for ``Store``.
-        segment_steps: steps in a segment, at most what the store has.
+        segment_steps: steps in a segment; at most those of the store's segments.
 
     Raises:
         ValueError, TypeError: naming the argument.
@@ -119,7 +121,7 @@ class SegmentWriter:
             raise ValueError(f"SegmentWriter: first_steps={first_steps!r}, expected {lanes} numbers of at least 0")
         settings = Settings.checked(
             spec,
-            capacity=max(4, 4 * int(segment_steps) * int(lanes)),  # of which open segments never take more than a part
+            capacity=max(4, 4 * int(segment_steps) * int(lanes)),  # always more than the open segments take
             ram=None,
             on_disk=False,
             disk_limit=None,
@@ -157,7 +159,7 @@ class SegmentWriter:
         """Append one step to each of several lanes: as ``Store.extend``.
 
         Raises:
-            ValueError, TypeError, KeyError: what came, what was expected; then nothing changed.
+            ValueError, TypeError, KeyError: an argument does not fit the spec; nothing was appended.
         """
         numbers, (rows, flags, finals, nexts) = checked_rows(
             self.spec, lanes, obs, action, reward, terminated, truncated, final_obs, next_obs, extra
@@ -169,21 +171,21 @@ class SegmentWriter:
                 self._log.write(numbers, flags, rows, finals, nexts)
 
     def end_episode(self, lane: int, final_obs: Any) -> None:
-        """Say that the lane's episode was broken off after its last step: as ``Store.end_episode``.
+        """Truncate the lane's episode after its last step: as ``Store.end_episode``.
 
         Raises:
-            ValueError: the lane has no step, or its episode has ended already.
+            ValueError: the lane has no unfinished episode.
         """
         if not 0 <= lane < self._log.lanes or self._log.opened.ended(lane):
-            raise ValueError(f"end_episode: lane {lane} has no episode under way")
+            raise ValueError(f"end_episode: lane {lane} has no unfinished episode; append a step first")
         final = checked_final(self.spec, final_obs)
         with self._lock:
             self._log.end_episode(lane, final)
 
     def annotate(self, lane: int, values: Mapping[str, Any]) -> None:
-        """Say something of the lane's episode that is under way, or of the one that it begins next.
+        """Annotate the lane's unfinished episode, or else its next one: as ``Store.annotate`` with ``episode=True``.
 
-        Its segments carry that to the store: as ``Store.annotate`` with ``episode=True``.
+        The segments carry the annotations to the store.
         """
         if not 0 <= lane < self._log.lanes:
             raise ValueError(f"annotate: lane {lane}, expected one below {self._log.lanes}")
@@ -191,7 +193,7 @@ class SegmentWriter:
             self._log.opened.annotations.update(lane, self._log.opened.running_episode(lane), values)
 
     def break_episode(self, lane: int) -> bool:
-        """End the lane's episode with what is known, if one is under way: as ``Store.break_episode``."""
+        """Break off the lane's unfinished episode, if there is one: as ``Store.break_episode``."""
         if not 0 <= lane < self._log.lanes or self._log.opened.ended(lane):
             return False
         with self._lock:

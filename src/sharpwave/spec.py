@@ -1,4 +1,4 @@
-"""What a step is: the fields that are stored for it, and how arrays from outside are checked against them."""
+"""Schema of a step: its fields, and the validation of arrays against them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from sharpwave.codecs.registry import codec_choice
 
 TERMINATED, TRUNCATED, START = 1, 2, 4
-"""Bits of the ``flags`` column: how a step ended its episode, and whether it began one."""
+"""Bits of the ``flags`` column: whether the step's episode terminated, was truncated, or began with it."""
 
 RESERVED = {"reward", "terminated", "truncated", "flags", "final_obs", "lanes", "lane", "next_obs", "timeout"} | {
     "discount",
@@ -30,26 +30,26 @@ RESERVED = {"reward", "terminated", "truncated", "flags", "final_obs", "lanes", 
 MAX_DIMENSIONS, MAX_VALUE_BYTES, MAX_FIELDS = 16, 1 << 30, 1024
 MAX_EVERY = 1 << 20
 _DTYPES = re.compile("bool|u?int(8|16|32|64)|float(16|32|64|96|128)")
-"""Of the names that NumPy knows, those that ``Spec.to_json`` writes."""
+"""NumPy's dtype names that ``Spec.to_json`` writes."""
 
 
 @dataclass(frozen=True)
 class Field:
-    """One array that is stored for every step.
+    """Array that is stored for every step.
 
     Args:
         shape: shape of one step's value; for pixels one frame, without the stack.
         dtype: a numpy boolean, integer or floating dtype.
         stack: how many consecutive frames a batch carries on an axis before ``shape``; ``None``: no such axis.
             Only for observations.
-        pad: what stands before an episode's first frame in a stack: that frame again ("repeat") or zeros.
-        codec: overrides the store's codec for this field: "auto", "zstd", "delta", "raw" or one that was registered.
-        every: keep the values of steps 0, k, 2k, ... of each episode only, as for recurrent states: ``extend`` takes a
-            value for every step; a batch has the last one that was kept. ``None``: of every step. Only for fields
-            beside the observation and the action.
+        pad: padding of a stack before an episode's first frame: that frame repeated ("repeat") or zeros ("zeros").
+        codec: codec of this field instead of the store's: "auto", "zstd", "delta", "raw" or a registered one.
+        every: store only the values of steps 0, k, 2k, ... of each episode, for recurrent states: ``extend`` takes a
+            value for every step, a batch has the last stored one. ``None``: store every value. Not for observations
+            and actions.
 
     Raises:
-        ValueError, TypeError: naming the argument that does not fit.
+        ValueError, TypeError: an invalid argument.
     """
 
     shape: tuple[int, ...]
@@ -91,17 +91,17 @@ class Field:
 
     @cached_property
     def row_bytes(self) -> int:
-        """Bytes of one value, unencoded."""
+        """Size of one value in bytes, unencoded."""
         return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
 
     @property
     def frames(self) -> int:
-        """Frames that one observation is made of: ``stack``, or 1."""
+        """Frames in an observation: ``stack``, or 1."""
         return self.stack or 1
 
     @cached_property
     def line_bytes(self) -> int:
-        """Bytes from a pixel to the one below it, or 0 for fewer than two dimensions."""
+        """Bytes of an image line; 0 for fewer than two dimensions."""
         if len(self.shape) < 2:
             return 0
         # [H, W, 3] interleaves channels; anything else has its lines on the last axis.
@@ -111,11 +111,12 @@ class Field:
     def rows(self, name: str, value: npt.ArrayLike, count: int | None) -> npt.NDArray[Any]:
         """Check ``value`` as ``count`` rows of this field and return it as C-contiguous ``[count, *shape]``.
 
-        ``count`` is ``None`` for one value without a leading axis; it is returned with one. Integers of another width
-        are taken if every value fits, floats of another width are rounded.
+        A ``count`` of ``None`` means one value without a leading axis; it is returned with one. Integers of another
+        width are accepted if every value fits, floats of another width are rounded.
 
         Raises:
-            ValueError: another shape, or an integer out of range.  TypeError: another kind of dtype.
+            ValueError: another shape, or an integer out of range.
+            TypeError: a dtype of another kind.
         """
         array = np.asarray(value)
         dtype = np.dtype(self.dtype)
@@ -144,14 +145,14 @@ def _converted(name: str, array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.
         if wrong.any():
             raise ValueError(f"{name}: value {array[wrong].flat[0]} does not fit into {dtype}; declare a wider dtype")
         return converted
-    raise TypeError(f"{name}: got dtype {array.dtype}, expected {dtype}; convert it, or declare the field so")
+    raise TypeError(f"{name}: got dtype {array.dtype}, expected {dtype}; convert it, or declare the field with it")
 
 
 @dataclass(frozen=True, init=False)
 class Spec:
-    """All that is stored for a step: ``obs`` (a field, or a dict of fields), ``action``, and any further fields.
+    """Schema of a step: ``obs`` (a field, or a dict of fields), ``action``, and any further fields.
 
-    ``reward`` (float32), ``terminated`` and ``truncated`` (bool) are always there and not declared.
+    ``reward`` (float32), ``terminated`` and ``truncated`` (bool) are always stored and are not declared.
 
     Attributes:
         fields: every declared field by its flat name; a dict observation's are ``"obs.<key>"``.
@@ -172,9 +173,9 @@ class Spec:
             fields["obs"] = obs
         for name, field in {"action": action, **extra}.items():
             if name in RESERVED:
-                raise ValueError(f"Spec: field {name!r} is always there or made when sampling; do not declare it")
+                raise ValueError(f"Spec: field {name!r} is always stored or computed when sampling; do not declare it")
             if name.split(".")[0] == "obs":
-                raise ValueError(f"Spec: field {name!r} would count as an observation; choose another name")
+                raise ValueError(f"Spec: field {name!r} would be taken for an observation; choose another name")
             fields[name] = field
         if len(fields) > MAX_FIELDS:
             raise ValueError(f"Spec: {len(fields):,} fields, expected at most {MAX_FIELDS:,}; join some in one array")
@@ -184,7 +185,9 @@ class Spec:
             if field.stack is not None and not name.split(".")[0] == "obs":
                 raise ValueError(f"Spec: {name} has stack={field.stack}; only observations are stacked")
             if field.every is not None and (name == "action" or name.split(".")[0] == "obs"):
-                raise ValueError(f"Spec: {name} has every={field.every}; observations and actions are of every step")
+                raise ValueError(
+                    f"Spec: {name} has every={field.every}; only fields beside obs and action may be sparse"
+                )
         object.__setattr__(self, "fields", fields)
 
     @cached_property
@@ -199,7 +202,7 @@ class Spec:
 
     @cached_property
     def sparse_names(self) -> tuple[str, ...]:
-        """Names of the fields of which not every step's value is kept."""
+        """Names of the fields with ``every``."""
         return tuple(name for name, field in self.fields.items() if field.every is not None)
 
     @property
@@ -209,22 +212,22 @@ class Spec:
 
     @cached_property
     def context(self) -> int:
-        """Frames before a segment's first step that the segment carries, so that stacks never leave it."""
+        """Frames before its first step that a segment carries, so that stacks need no other segment."""
         return max(self.fields[name].frames for name in self.obs_names) - 1
 
     @cached_property
     def step_bytes(self) -> int:
-        """Bytes of one step, unencoded: one frame, action, further fields, reward and flags; of a sparse field its
-        share in a long episode."""
+        """Mean size of a step in bytes, unencoded: frame, action, further fields, reward and flags; a sparse field
+        counts with its share in a long episode."""
         return sum(-(-field.row_bytes // (field.every or 1)) for field in self.fields.values()) + 4 + 1
 
     @cached_property
     def max_step_bytes(self) -> int:
-        """Bytes of one step, unencoded, of which all values are kept, as of an episode's first one."""
+        """Size in bytes, unencoded, of a step with the values of all sparse fields, such as an episode's first."""
         return sum(field.row_bytes for field in self.fields.values()) + 4 + 1
 
     def to_json(self) -> str:
-        """Return the schema as canonical JSON, without codecs: what a segment's schema hash is computed from."""
+        """Return the schema as canonical JSON, without codecs. A segment's schema hash is that of this text."""
         fields = {
             name: {"shape": field.shape, "dtype": field.dtype, "stack": field.stack, "pad": field.pad}
             | ({} if field.every is None else {"every": field.every})
@@ -233,7 +236,7 @@ class Spec:
         return json.dumps({"fields": fields}, separators=(",", ":"))
 
     def description(self) -> dict[str, Any]:
-        """Describe the schema and the codecs that fields ask for, as JSON has them: what ``store.json`` keeps."""
+        """Return the schema with the fields' codecs, as values for JSON; ``store.json`` contains it."""
         found: dict[str, Any] = json.loads(self.to_json())
         for name, field in self.fields.items():
             if field.codec is not None:
@@ -242,10 +245,10 @@ class Spec:
 
     @classmethod
     def from_json(cls, schema: Mapping[str, Any]) -> Spec:
-        """Inverse of ``description``, and of ``to_json`` once parsed.
+        """Make the spec of a ``description``, or of a parsed ``to_json``.
 
         Raises:
-            ValueError, TypeError: not a schema.
+            ValueError, TypeError: the values are not a schema.
         """
         fields = {
             name: _field(name, field) for name, field in _dict("spec", _dict("spec", schema).get("fields")).items()
@@ -253,16 +256,16 @@ class Spec:
         obs = {name[4:]: field for name, field in fields.items() if name.startswith("obs.")}
         further = {name: field for name, field in fields.items() if name.split(".")[0] != "obs"}
         if "action" not in further or bool(obs) == ("obs" in fields):
-            raise ValueError(f"spec: fields {list(fields)[:8]}, expected one observation, or several, and an action")
+            raise ValueError(f"spec: fields {list(fields)[:8]}, expected at least one observation and an action")
         return cls(obs=obs or fields["obs"], **further)
 
     @cached_property
     def schema_hash(self) -> int:
-        """The first 8 bytes of BLAKE2b over ``to_json``, as an unsigned integer."""
+        """First 8 bytes of BLAKE2b over ``to_json``, as an unsigned integer."""
         return int.from_bytes(hashlib.blake2b(self.to_json().encode(), digest_size=8).digest(), "little")
 
     def split_obs(self, obs: Any, what: str = "obs") -> dict[str, Any]:
-        """Return the arrays of an observation as the user holds it, by flat field name."""
+        """Split an observation, an array or a dict of arrays, into arrays by flat field name."""
         if not self.dict_obs:
             return {"obs": obs}
         keys = [name[4:] for name in self.obs_names]
@@ -272,19 +275,19 @@ class Spec:
         return {f"obs.{key}": obs[key] for key in keys}
 
     def join_obs(self, arrays: Mapping[str, Any]) -> Any:
-        """Inverse of ``split_obs``."""
+        """Join arrays by flat field name into an observation; inverse of ``split_obs``."""
         return {name[4:]: arrays[name] for name in self.obs_names} if self.dict_obs else arrays["obs"]
 
 
 def _dict(what: str, value: Any) -> dict[str, Any]:
-    """Return a JSON object.  Raises: ValueError."""
+    """Check that a parsed JSON value is an object, and return it.  Raises: ValueError."""
     if not isinstance(value, dict):
         raise ValueError(f"{what}: {type(value).__name__}, expected an object")
     return value
 
 
 def _field(name: str, value: Any) -> Field:
-    """Make a field of whatever was parsed.  Raises: ValueError, TypeError."""
+    """Make a field of a parsed JSON value.  Raises: ValueError, TypeError."""
     said = {"codec": None, "every": None, **_dict(f"field {name!r}", value)}
     if said.keys() != {"shape", "dtype", "stack", "pad", "codec", "every"}:
         raise ValueError(f"field {name!r}: {sorted(said)}, expected a shape, a dtype, a stack and a pad")

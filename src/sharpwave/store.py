@@ -1,4 +1,4 @@
-"""The store: a log of steps that learners sample from."""
+"""Store: the log of steps that learners sample from."""
 
 from __future__ import annotations
 
@@ -37,35 +37,35 @@ B = TypeVar("B")
 
 
 class Store(StoreWriting):
-    """A compressed replay memory: steps are encoded once, as they come; batches are decoded as they are sampled.
+    """Compressed replay memory: steps are encoded once, when appended; batches are decoded when sampled.
 
     Args:
-        spec: what is stored for a step.
+        spec: schema of a step.
         capacity: limit in steps; and/or
-        ram: limit in bytes of RAM, all included (encoded steps, open segments, index, samplers, batches): a number, or
-            "512MiB". A full store evicts its oldest segments. Batches that the caller holds count, up to half of
-            ``ram``; one that does not fit is refused (MemoryError), no step is evicted for it. Room for 2,048
-            transitions (at most that half) is kept for batches; beyond that they get, and keep, what steps have not
-            taken yet. With a disk nothing is kept: segments are uncached for them.
-        disk: a new or empty folder, where every sealed segment is written; ``ram`` then bounds what is cached of it.
-            Needs ``capacity`` or ``disk_limit``.
-        disk_limit: limit in bytes of files in that folder: a number, or "50GiB".
-        on_full: what an append does where the disk is full or failing: "raise" an OSError and leave the store as it
-            was; "block" for up to 60 s, then raise; "drop_oldest" steps until there is room; "drop_newest", the segment
-            that could not be written. ``stats()`` counts failures and dropped steps.
-        codec: "auto" (measured on the data), or the name of a codec; or a dict of those by field name ("auto" where
-            absent). ``Field(codec=)`` takes precedence.
-        retention: chooses which segments a full store evicts: ``Fifo()`` (the oldest; default), ``Reservoir()`` or
-            ``LowestPriority()``.
-        seed: of the sampling: the same calls give the same batches.
+        ram: limit in bytes of RAM for everything (encoded steps, open segments, index, samplers, batches): a number, or
+            "512MiB". A full store evicts segments. Batches that the caller holds count, up to half of ``ram``; a batch
+            that does not fit raises MemoryError, and no step is evicted for it. Room for 2,048 transitions (at most
+            that half) is reserved for batches; larger ones take, and keep, memory that steps do not use yet. With a
+            disk nothing is reserved: segments are uncached to make room for batches.
+        disk: a new or empty folder, to which every sealed segment is written; ``ram`` then bounds the cache. Needs
+            ``capacity`` or ``disk_limit``.
+        disk_limit: limit in bytes of the files in that folder: a number, or "50GiB".
+        on_full: behaviour of an append when the disk is full or fails: "raise" an OSError and leave the store
+            unchanged; "block" for up to 60 s, then raise; "drop_oldest", evict steps until there is room;
+            "drop_newest", drop the segment that could not be written. ``stats()`` counts failures and dropped steps.
+        codec: "auto" (measured on the data) or the name of a codec; or a dict of those by field name, in which absent
+            fields have "auto". ``Field(codec=)`` takes precedence.
+        retention: policy that chooses which segments a full store evicts: ``Fifo()`` (the oldest; default),
+            ``Reservoir()`` or ``LowestPriority()``.
+        seed: seed of sampling: the same calls give the same batches.
         segment_steps: steps in a segment, the unit of encoding, reading and eviction. Default 128, with a disk 64; less
-            where the capacity or ``ram`` is small.
+            if the capacity or ``ram`` is small.
 
-    All methods may be called from several threads. In a forked process a store in memory is a copy, whose views draw
-    what they draw here (give each worker's view its own ``seed``); a store on disk stays the parent's.
+    All methods may be called from several threads. In a forked process a store in memory is a copy, whose views sample
+    the same batches (give each worker's view its own ``seed``); a store on disk remains the parent's.
 
     Raises:
-        ValueError, TypeError: naming the argument.
+        ValueError, TypeError: an invalid argument.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Store(StoreWriting):
         self._begin(settings, None if disk is None else checked_folder("disk", disk), None)
 
     def _begin(self, settings: Settings, folder: Path | None, left: Left | None) -> None:
-        """Set up, empty or with what another process ``left``."""
+        """Set up the store, empty or with the contents that another process ``left``."""
         self.spec, self._settings = settings.spec, settings
         self._lock = Lock()
         self._gate = Gate(self._lock)
@@ -112,24 +112,24 @@ class Store(StoreWriting):
                 self._views.restore(number, state)
             except NO_STATE as error:
                 assert self.recovery is not None
-                self.recovery.damages.append(f"view {number}: {error!r}; it begins anew")
+                self.recovery.damages.append(f"view {number}: {error!r}; it starts without its checkpoint")
         if self.recovery is not None:
             self.recovery.views = self._views.unclaimed
         self._log.keep_limits()
 
     @property
     def capacity(self) -> int | None:
-        """Limit in steps; ``None``: none."""
+        """Limit in steps; ``None``: unlimited."""
         return self._settings.capacity
 
     @property
     def ram(self) -> int | None:
-        """Limit in bytes of memory; ``None``: none."""
+        """Limit in bytes of memory; ``None``: unlimited."""
         return self._settings.ram
 
     @property
     def disk_limit(self) -> int | None:
-        """Limit in bytes of files; ``None``: none."""
+        """Limit in bytes of files; ``None``: unlimited."""
         return self._settings.disk_limit
 
     # sampling
@@ -145,27 +145,28 @@ class Store(StoreWriting):
         limiter: Limiter | None = None,
         seed: int | None = None,
     ) -> Transitions:
-        """Make a view that samples n-step transitions; several may sample one store.
+        """Make a view that samples n-step transitions. A store may have several views.
 
         Args:
-            name: names the view in checkpoints; default "transitions". Of two with one name the newer is kept.
-            n_step: rewards summed, at most; fewer at an episode's end.
+            name: name of the view in checkpoints; default "transitions". A newer view replaces one of the same name.
+            n_step: rewards summed; fewer at an episode's end.
             gamma: discount factor.
             sampler: ``Uniform()`` (default), ``Prioritized(...)``, ``RankPrioritized(...)``, ``Fifo()``, ``Lifo()``, a
-                ``Mixture([...])`` of them, or one of your own (``sharpwave.sampling.protocol.Sampler``); one
-                instance a view.
-            max_times_sampled: times that this view gives out a step, at most, within a batch too.
-            limiter: ``MinSize``, ``SamplesPerInsert`` or ``Queue``: makes this view's ``sample``, and the store's
-                ``append`` and ``extend``, wait for each other.
-            seed: default: from the store's seed and the number of views made before.
+                ``Mixture([...])`` of them, or your own (``sharpwave.sampling.protocol.Sampler``); one instance per
+                view.
+            max_times_sampled: limit on how often this view samples a step, also within a batch.
+            limiter: rate limiter: ``MinSize``, ``SamplesPerInsert`` or ``Queue``. It makes this view's ``sample`` and
+                the store's ``append`` and ``extend`` wait for each other.
+            seed: seed of the view; default: derived from the store's seed and the number of views made before.
 
-        In a store opened from a checkpoint this restores the view of that name, ``seed`` not being used; steps that
-        were evicted since are gone from it, those appended since are new. A warning says what is lost where the
-        settings differ, or the view was asked for before. Views not asked for yet are in ``recovery.views``, and in the
-        next checkpoint. A store on disk that is opened without a checkpoint has no views: priorities begin anew.
+        In a store opened from a checkpoint this restores the view of that name, and ``seed`` is ignored; steps evicted
+        since are missing from it, those appended since are new. A warning names what is lost if the settings differ or
+        the view was restored before. Views that are not restored yet are listed in ``recovery.views`` and remain in the
+        next checkpoint. A store on disk that is opened without a checkpoint has no views to restore: priorities start
+        anew.
 
         Raises:
-            ValueError, TypeError: naming the argument.
+            ValueError, TypeError: an invalid argument.
         """
         with self._lock:
             step = NStep(n_step, gamma)
@@ -181,15 +182,14 @@ class Store(StoreWriting):
         limiter: Limiter | None = None,
         seed: int | None = None,
     ) -> Replay[B]:
-        """Make a view whose items are of a kind of your own.
+        """Make a view of items of your own kind.
 
         Args:
-            view: what the items are, and how a batch of them is filled (``sharpwave.views.view.View``); one
-                instance serves one replay.
-            name: default ``view.kind``. All else is as for ``transitions``.
+            view: definition of the items and of their batches (``sharpwave.views.view.View``); one instance per call.
+            name: name of the view in checkpoints; default ``view.kind``. Other arguments are as for ``transitions``.
 
         Raises:
-            ValueError, TypeError: naming the argument.
+            ValueError, TypeError: an invalid argument.
         """
         with self._lock:
             return self._views.make(Replay[B], view, name, sampler, max_times_sampled, limiter, seed)
@@ -197,7 +197,7 @@ class Store(StoreWriting):
     # accounting
 
     def __len__(self) -> int:
-        """Return the number of steps held, those in open segments included."""
+        """Return the number of steps held, including those in open segments."""
         return self._log.inventory.held_steps
 
     @property
@@ -207,7 +207,7 @@ class Store(StoreWriting):
 
     @property
     def lane_steps(self) -> npt.NDArray[np.int64]:
-        """int64 [lanes], the number that the next step of each lane will have, counted from 0."""
+        """Number of each lane's next step, counted from 0; int64 [lanes]."""
         with self._lock:
             return self._log.opened.steps.copy()
 
@@ -217,49 +217,50 @@ class Store(StoreWriting):
         return self._log.inventory.total_steps
 
     def stats(self) -> dict[str, Any]:
-        """Return what the store holds and what that costs, every byte accounted for.
+        """Return the store's contents and costs, with every byte accounted for.
 
-        ``steps``, ``total_steps``, ``evicted_steps``, ``evicted_segments``, ``segments``, ``lanes``; since it was
-        opened ``broken_episodes`` (found by ``next_obs``); ``bytes`` by use: ``arena_used`` (sealed segments),
-        ``arena_free``, ``open_segments``, ``index``, ``dictionaries``, ``encoders``, ``samplers``, ``batches`` (held,
-        and free for the next), ``checkpoint`` (copies while one is written: 12 MiB at most, beside ``ram``);
-        ``total_bytes``, their sum: what the process grew by; ``held_batch_bytes``: of batches that the caller holds;
-        ``bytes_per_step``; ``encoded_bytes_per_step``: of sealed segments; ``raw_bytes_per_step``: as steps came;
-        ``append_waits``, ``append_wait_s``, ``sample_waits``, ``sample_wait_s``: on rate limiters; ``codecs``: columns
-        by field and codec; ``damaged``: messages about segments that could not be read or decoded.
+        ``steps``, ``total_steps``, ``evicted_steps``, ``evicted_segments``, ``segments``, ``lanes``;
+        ``broken_episodes``: found by ``next_obs`` since the store was opened; ``bytes`` by use: ``arena_used`` (sealed
+        segments), ``arena_free``, ``open_segments``, ``index``, ``dictionaries``, ``encoders``, ``samplers``,
+        ``batches`` (held, and free for the next), ``checkpoint`` (copies while one is written: 12 MiB at most, not
+        counted in ``ram``); ``total_bytes``, their sum: the growth of the process; ``held_batch_bytes``: batches that
+        the caller holds; ``bytes_per_step``; ``encoded_bytes_per_step``: of sealed segments; ``raw_bytes_per_step``:
+        before encoding; ``append_waits``, ``append_wait_s``, ``sample_waits``, ``sample_wait_s``: on rate limiters;
+        ``codecs``: columns by field and codec; ``damaged``: messages about segments that could not be read or decoded.
         With a disk ``disk``: ``bytes`` of files, ``resident_segments`` (cached), ``hits`` and ``misses`` of sampled
-        segments, ``bytes_read``, ``joined`` (reads made with the one beside them), ``stalls`` and ``waited_s``
-        (of sampling, on reads), ``bytes_written``, ``failures`` of writing, ``dropped_steps`` (on_full=), ``damaged``.
+        segments, ``bytes_read``, ``joined`` (reads merged with an adjacent one), ``stalls`` and ``waited_s`` (sampling
+        that waited for reads), ``bytes_written``, ``failures`` of writes, ``dropped_steps`` (on_full=), ``damaged``.
         """
         with self._lock:
             return account(self._log, self._gate)
 
     def flush(self) -> None:
-        """Return when all that was appended so far is on disk, open segments included. Without a disk: at once.
+        """Write all appended steps to disk, open segments included, and sync. Without a disk: do nothing.
 
-        ``close`` does the same. Without either, a crash costs the steps that were not sealed yet (at most
-        ``segment_steps`` a lane), a power cut also what the system wrote in the last 30 seconds or so.
+        ``close`` does the same. Without either, a crash loses the steps that were not sealed yet (at most
+        ``segment_steps`` per lane), a power failure also the writes of the last 30 seconds or so.
 
         Raises:
-            OSError: the disk is full or failing; what was flushed before stays.
+            OSError: the disk is full or fails; steps flushed before are safe.
         """
         with self._lock:
             self._log.check_open()
             flush(self._log)
 
     def checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """Write a checkpoint into a folder, or replace the one that is there, whole or not at all.
+        """Write a checkpoint to a folder, or atomically replace the one in it.
 
         It holds every step with its id, open segments included, and every view's priorities, uses, random state and
-        batches drawn ahead. ``open`` restores the store: the same calls give the same batches. Writers and samplers
-        go on meanwhile; what they do after this call is not in it.
+        prefetched batches. ``open`` restores the store: the same calls give the same batches. Writers and samplers
+        may continue meanwhile; their later calls are not part of the checkpoint.
 
-        With a disk nothing is copied: region files get a second name in the checkpoint (which should be on the same
-        file system), and take space until both are deleted. Without, all that is in memory is written.
+        With a disk nothing is copied: region files get hard links in the checkpoint (which should be on the same file
+        system), and take space until both names are deleted. Without a disk, all steps are written.
 
         Raises:
-            OSError: the disk is full or failing; a checkpoint that was there before stays.
-            FileExistsError: the folder holds a store that is no checkpoint.  StoreInUseError: it is in use.
+            OSError: the disk is full or fails; an earlier checkpoint in the folder is unchanged.
+            FileExistsError: the folder holds a store that is not a checkpoint.
+            StoreInUseError: another process has locked the folder.
         """
         folder = checked_folder("checkpoint", path)
         with self._log.saving:  # one checkpoint at a time
@@ -275,13 +276,15 @@ class Store(StoreWriting):
         ram: int | str | EllipsisType | None = ...,
         disk_limit: int | str | EllipsisType | None = ...,
     ) -> None:
-        """Change limits while the store is in use; ``None`` lifts one, those that are not given stay.
+        """Change limits while the store is in use; ``None`` removes one, omitted ones are unchanged.
 
-        What exceeds them is evicted at once, or with a disk uncached. Ids, priorities and random states stay. Growing
-        beyond the first limits moves what is in memory; with a disk it is read again.
+        Segments beyond the new limits are evicted at once; beyond ``ram`` with a disk they are uncached. Ids,
+        priorities and random states are unchanged. Growing beyond the initial limits moves the memory; with a disk it
+        is read again.
 
         Raises:
-            ValueError: naming the argument; then nothing changed.  MemoryError: no address space; nothing changed.
+            ValueError: an invalid argument; nothing was changed.
+            MemoryError: no address space; nothing was changed.
         """
         with self._lock:
             self._log.check_open()
@@ -314,25 +317,27 @@ class Store(StoreWriting):
         """Open a checkpoint, or a store on disk after a clean exit, a crash or SIGKILL.
 
         **A checkpoint** is restored exactly, views included: see ``transitions``. That of a store in memory is read
-        into memory and stays as it is. That of a store on disk becomes one again: in the new or empty folder ``disk``,
-        to which its files are linked; or else in its own folder, which is no checkpoint from then on. Episodes are
-        still under way: a writer whose environment begins anew calls ``break_episode`` on each lane first, or gives
-        ``next_obs``, or uses a ``Recorder``, whose first ``reset()`` does.
+        into memory and left unchanged. That of a store on disk becomes a store on disk again: in the new or empty
+        folder ``disk``, to which its files are linked; or else in its own folder, which is then no longer a checkpoint.
+        Unfinished episodes stay open: a writer whose environment is reset first calls ``break_episode`` on each lane,
+        or gives ``next_obs``, or uses a ``Recorder``, whose first ``reset()`` does it.
 
-        **A store on disk** keeps every whole segment with its ids, and every flushed step but the last one of an
-        episode that went on (what came after it is not known). Every lane begins a new episode.
+        **A store on disk** keeps every intact segment with its ids, and every flushed step except the last one of an
+        unfinished episode (its successor is unknown). Every lane begins a new episode.
 
-        ``store.recovery`` says how much came back, what was damaged or is missing, and which limits differ; damaged
-        files are moved to the folder ``quarantine``.
+        ``store.recovery`` reports how many steps were restored, what is damaged or missing, and which limits differ;
+        damaged files are moved to the folder ``quarantine``.
 
         Args:
-            capacity, ram, disk_limit, on_full, seed: as for ``Store``; by default what they were.
+            capacity, ram, disk_limit, on_full, seed: as for ``Store``; default: the store's previous values.
 
         Raises:
-            FileNotFoundError: no store there.  StoreInUseError: another process has it.
-            DamagedError: ``store.json`` is not what a store writes.  MemoryError: the limits it names are too large.
-            NewerVersionError: a later release wrote something in it; nothing was changed.
-            ValueError, FileExistsError: naming the argument that does not fit.
+            FileNotFoundError: the folder holds no store.
+            StoreInUseError: another process has locked the folder.
+            DamagedError: ``store.json`` is damaged.
+            MemoryError: the limits in ``store.json`` exceed this machine's memory.
+            NewerVersionError: a later release wrote part of the store; nothing was changed.
+            ValueError, FileExistsError: an invalid argument.
         """
         given = {"capacity": capacity, "ram": ram, "disk_limit": disk_limit, "on_full": on_full, "seed": seed}
         target = None if disk is None else checked_folder("disk", disk)
@@ -345,19 +350,19 @@ class Store(StoreWriting):
                 if error.args:
                     raise
                 raise MemoryError(
-                    f"open: the system has no memory to read {left.folder}; lower ram= or capacity="
+                    f"open: not enough memory to read {left.folder}; give a lower ram= or capacity="
                 ) from error
         return store
 
     def close(self) -> None:
         """Flush (see ``flush``), unlock the folder, and refuse further writing and sampling.
 
-        Memory is freed with the last reference to the store and its views. A store that is not closed is when its
-        ``with`` block ends, when nothing refers to it any more, and when the interpreter exits; where these last two
-        cannot write, a RuntimeWarning says so.
+        Memory is freed with the last reference to the store and its views. A store is also closed at the end of its
+        ``with`` block, when it is garbage-collected, and when the interpreter exits; a write that fails in the latter
+        two cases is reported by a RuntimeWarning.
 
         Raises:
-            OSError: the disk is full or failing. The folder was unlocked; what had not been flushed before is lost.
+            OSError: the disk is full or fails. The folder is unlocked; steps not flushed before are lost.
         """
         with self._lock:
             try:

@@ -1,4 +1,4 @@
-"""What a store holds and what that costs."""
+"""Accounting: a store's contents and the memory that they take."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sharpwave.sampling.limiters import Gate
 
 
 def account(log: StepLog, gate: Gate) -> dict[str, Any]:
-    """Return what :meth:`sharpwave.Store.stats` does, the lock held. Cost: O(segments)."""
+    """Return the figures of :meth:`sharpwave.Store.stats`, with the lock held. Cost: O(segments)."""
     index = log.index
     sealed = np.flatnonzero(index.sealed[: index.highest] & (index.rows[: index.highest] > 0))
     pool, inventory = log.batches.pool, log.inventory
@@ -67,7 +67,7 @@ def account(log: StepLog, gate: Gate) -> dict[str, Any]:
 
 
 def _taken(log: StepLog) -> dict[str, int]:
-    """Return the memory that the log takes, by use, in bytes."""
+    """Return the bytes of memory that the log takes, by use."""
     staging = log.lanes * log.layout.open_bytes
     used = log.sealed.nbytes if log.segment_cache is None else log.arena.used_bytes - staging
     return {

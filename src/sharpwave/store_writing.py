@@ -1,4 +1,4 @@
-"""How steps are appended to a store: validated, let in by rate limiters, written under the lock, told to views."""
+"""Appending to a store: validate steps, wait for rate limiters, write under the lock, notify views."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from sharpwave.validation import checked_final, checked_lane, checked_rows, chec
 from sharpwave.views.registry import Views
 
 MAX_BLOCK_S = 60.0
-"""How long an append tries to write to a disk that refuses, with on_full="block"."""
+"""Time for which an append retries a failing disk with on_full="block"."""
 RETRY_S = 0.05
 
 
 class StoreWriting:
-    """The part of a store that steps and what is said of them are appended by.
+    """Writing half of a store: appends steps and annotations.
 
     Attributes:
-        spec: what is stored for a step.
+        spec: schema of a step.
     """
 
     spec: Spec
@@ -57,20 +57,20 @@ class StoreWriting:
         """Append one step to each of several lanes. Everything is copied.
 
         Args:
-            obs: [rows, *shape] (or a dict of those): the newest frame of what the action was taken in.
-            action, reward, terminated, truncated, extra: [rows, *shape], the outcome of the action.
-            final_obs: [rows, *shape], the true observation after the step; read where an episode ended, and needed
-                where it was truncated. Absent where it terminated: ``obs`` stands in (its discount is 0).
-            next_obs: [rows, *shape], the newest frame after the step; stands in for ``final_obs``. Where a lane's next
-                ``obs`` differs from it in any bit, the episode was broken off: the step before becomes truncated, with
-                this as its final observation, and the next one begins an episode (``stats()["broken_episodes"]``).
-                Without it, consecutive steps are taken to follow each other.
-            lanes: int [rows], all different. Default 0, 1, ...; new lanes are made.
-            timeout: seconds to wait for the views' rate limiters, at most; default 60.
+            obs: [rows, *shape] (or a dict of those): the newest frame of the observation the action was chosen for.
+            action, reward, terminated, truncated, extra: [rows, *shape]: the action, its outcome and further fields.
+            final_obs: [rows, *shape], the true observation after the step; read in rows where an episode ended, and
+                required where it was truncated. Where it terminated ``obs`` may stand in: the discount is 0.
+            next_obs: [rows, *shape], the newest frame after the step; used as ``final_obs`` where that is absent. If a
+                lane's next ``obs`` differs from it in any bit, the episode was broken off: the earlier step becomes
+                truncated, with this as its final observation, and the later one begins an episode
+                (``stats()["broken_episodes"]``). Without it, consecutive steps are assumed to follow each other.
+            lanes: int [rows], all different. Default 0, 1, ...; new lanes are created.
+            timeout: seconds to wait for the views' rate limiters; default 60.
 
         Raises:
-            ValueError, TypeError, KeyError: what came, what was expected; then nothing changed.
-            LimiterTimeoutError: what it waited for until it timed out; then nothing changed.
+            ValueError, TypeError, KeyError: an argument does not fit the spec; nothing was changed.
+            LimiterTimeoutError: a rate limiter did not admit the steps in time; nothing was changed.
             MemoryError: ``ram`` is too small for so many lanes.
 
         Cost: 6 to 9 us a row of 84x84 pixels, encoding included (benchmarks/store.py).
@@ -107,21 +107,22 @@ class StoreWriting:
         td_error: npt.ArrayLike | None = None,
         timeout: float | None = None,
     ) -> None:
-        """Append the steps of a segment that a :class:`SegmentWriter` made, in this process or another, as it is.
+        """Append a segment of a :class:`SegmentWriter`, in this process or another, without decoding it.
 
-        It names its lane and the number of its first step there. A lane's segments come in order; where some are
-        missing the episode is truncated. While they come, nothing else may append to the lane.
+        The segment contains its lane and the number of its first step. A lane's segments must arrive in order; if some
+        are missing, the episode is truncated there. Nothing else may append to the lane meanwhile.
 
         Args:
-            packed: the segment, of at most ``segment_steps`` steps. It is checked before anything is changed.
-            dictionaries: those that it refers to, by key; others are ignored.
-            td_error: [steps], makes the steps' first priorities, once they can be sampled; default: the largest
-                priority so far. A checkpoint in between does not keep it.
+            packed: the segment, of at most ``segment_steps`` steps. It is validated before anything is changed.
+            dictionaries: the dictionaries that it refers to, by key; others are ignored.
+            td_error: [steps], the steps' initial priorities, applied once they can be sampled; default: the largest
+                priority so far. A checkpoint taken before that does not contain them.
             timeout: as for :meth:`extend`.
 
         Raises:
-            DamagedError: not a segment for this store, or not after the last step of its lane; then nothing changed.
-            ValueError: the lane is appended to otherwise, or an argument does not fit.
+            DamagedError: the segment is damaged, of another spec, or not after its lane's last step; nothing was
+                changed.
+            ValueError: the lane has steps appended in another way, or an argument is invalid.
             LimiterTimeoutError, MemoryError, OSError: as for :meth:`extend`.
         """
         steps = segment.parse(packed, self.spec).steps
@@ -146,7 +147,7 @@ class StoreWriting:
             final_obs: the observation after that step (one, without a leading axis).
 
         Raises:
-            ValueError: the lane has no step, or its episode has ended already.
+            ValueError: the lane has no unfinished episode.
         """
         final = checked_final(self.spec, final_obs)
         with self._lock:
@@ -161,15 +162,15 @@ class StoreWriting:
             self._views.written()
 
     def break_episode(self, lane: int) -> bool:
-        """End the lane's episode with what is known, if one is under way; the next step begins another.
+        """Break off the lane's unfinished episode, if there is one; the next step begins another.
 
-        The last step becomes truncated, with the ``next_obs`` that it was given as the final observation. Without one
-        it cannot be learned from and is dropped: what it observed is the final observation of the step before.
+        The last step becomes truncated, with its ``next_obs`` as the final observation. If it was appended without
+        one, it cannot be learned from and is dropped: its observation becomes the previous step's final one.
 
-        Returns whether an episode was under way; a lane without steps has none.
-
+        Returns:
+            whether the lane had an unfinished episode; one without steps has none.
         Raises:
-            ValueError: ``lane`` is no number of a lane.
+            ValueError: ``lane`` is not a lane's number.
         """
         with self._lock:
             self._log.check_open()
@@ -186,21 +187,21 @@ class StoreWriting:
             return True
 
     def annotate(self, lane: int | None, values: Mapping[str, Any], *, episode: bool = False) -> None:
-        """Say something of a lane, of its episode or of the store: an environment's id, a seed, a policy's version.
+        """Annotate a lane, its episode or the store, with an environment's id, a seed, a policy's version.
 
-        Annotations are kept with the steps, in memory, on disk and in checkpoints; :meth:`flush` acknowledges them.
+        Annotations are stored with the steps, in memory, on disk and in checkpoints; :meth:`flush` makes them durable.
         ``sharpwave inspect`` shows them.
 
         Args:
-            lane: whose they are; ``None``: the store's own.
-            values: strings, numbers, booleans, bytes, and lists and dicts of those. They are added to what was said
-                before, a key that was there being replaced, or taken away by ``None``.
-            episode: they are of the lane's episode that is under way, or else of the one that it begins next. Segments
-                carry them that are sealed from now on.
+            lane: number of the lane; ``None``: annotate the store.
+            values: strings, numbers, booleans, bytes, and lists and dicts of those. They are merged into earlier
+                annotations: a key replaces its earlier value, and ``None`` removes it.
+            episode: annotate the lane's unfinished episode, or else its next one. Segments that are sealed from now on
+                carry the annotations.
 
         Raises:
-            TypeError, ValueError: naming what does not fit, or where there is too much: 4 KiB for an episode, 512 KiB
-                for the store and its lanes, as JSON; then nothing changed.
+            TypeError, ValueError: invalid values, or more than 4 KiB for an episode or 512 KiB for the store and its
+                lanes, as JSON; nothing was changed.
         """
         with self._lock:
             self._log.check_open()
@@ -217,7 +218,7 @@ class StoreWriting:
             self._log.opened.annotations.update(int(lane), self._log.opened.running_episode(int(lane)), values)
 
     def annotations(self, lane: int | None = None, *, episode: bool = False) -> dict[str, Any]:
-        """Return what :meth:`annotate` was told of a lane, of its episode or (by default) of the store."""
+        """Return the annotations of a lane, of its episode or (by default) of the store."""
         with self._lock:
             self._log.check_open()
             self._check_annotated("annotations", lane, episode)
@@ -231,12 +232,13 @@ class StoreWriting:
             return decoded
 
     def annotations_of(self, ids: npt.ArrayLike) -> list[dict[str, Any]]:
-        """Return what was said of the episode of each step, by ids such as ``batch.ids``; reads segments from disk.
+        """Return the annotations of each step's episode, by ids such as ``batch.ids``; reads segments from disk.
 
-        A segment knows what was said before it was sealed.
+        A segment contains the annotations that were made before it was sealed.
 
         Raises:
-            KeyError: the id of an evicted step.  DamagedError: a segment that cannot be read.
+            KeyError: a step was evicted.
+            DamagedError: a segment cannot be read.
         """
         with self._lock:
             self._log.check_open()
@@ -269,7 +271,7 @@ class StoreWriting:
         self._change(write, len(lanes), timeout)
 
     def _settle(self, lane: int) -> bool:
-        """End the episode of a lane that segments came for; return whether one was under way."""
+        """Break off the episode of a lane whose steps arrive in segments; return whether it had an unfinished one."""
         if lane not in self._fed:
             return False
         self._fed.discard(lane)
@@ -279,7 +281,7 @@ class StoreWriting:
         return ended
 
     def _change(self, write: Callable[[], None], steps: int, timeout: float | None) -> None:
-        """Append so many steps by ``write`` once rate limiters admit it, then notify views."""
+        """Append ``steps`` steps by ``write`` once rate limiters admit them, then notify views."""
         deadline: float | None = None
         while True:
             with self._lock:
@@ -294,11 +296,11 @@ class StoreWriting:
                     now = time.monotonic()
                     deadline = now + MAX_BLOCK_S if deadline is None else deadline
                     if now > deadline:
-                        raise OSError(error.errno, f"{error.strerror}, after {MAX_BLOCK_S:g} s of trying") from error
-            time.sleep(RETRY_S)  # others may go on meanwhile
+                        raise OSError(error.errno, f"{error.strerror}, after {MAX_BLOCK_S:g} s of retries") from error
+            time.sleep(RETRY_S)  # without the lock, so that other threads continue
 
     def _append_waits(self, steps: int) -> str | None:
-        """Return what so many steps must wait for, in a store that is open."""
+        """Return what ``steps`` steps must wait for; ``None``: nothing. Raises if the store is closed."""
         self._log.check_open()
         if not steps:
             return None

@@ -1,4 +1,4 @@
-"""Validation of what callers pass, before anything is changed: errors say what came and what was expected."""
+"""Validation of arguments before anything is changed; errors name the value and the expectation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_REWARD = float(np.finfo(np.float32).max)
 
 Rows = dict[str, npt.NDArray[Any]]
 Steps = tuple[Rows, npt.NDArray[np.uint8], Rows | None, Rows | None]
-"""What :func:`checked_steps` gives."""
+"""Result of :func:`checked_steps`."""
 
 
 def parse_bytes(size: int | str, name: str = "ram") -> int:
@@ -37,7 +37,7 @@ def parse_bytes(size: int | str, name: str = "ram") -> int:
 
 
 def checked_folder(name: str, path: Any) -> Path:
-    """Return ``path`` as a ``Path``.  Raises: TypeError, ValueError: it names none, or is empty."""
+    """Return ``path`` as a ``Path``.  Raises: TypeError, ValueError: it is not a path, or is empty."""
     if not isinstance(path, (str, os.PathLike)) or isinstance(found := os.fspath(path), bytes):
         raise TypeError(f"{name}: got {path!r}, expected the path of a folder as a string or pathlib.Path")
     if not found:
@@ -57,7 +57,7 @@ def checked_steps(
     next_obs: Any,
     extra: Mapping[str, npt.ArrayLike],
 ) -> Steps:
-    """Return rows by field, flags uint8 [n], final and next observations by field. ``count``: ``None`` for one."""
+    """Return rows by field, flags uint8 [n], final and next observations by field. ``count`` ``None``: one step."""
     rows = {name: spec.fields[name].rows(name, value, count) for name, value in spec.split_obs(obs).items()}
     given = {"action": action, **extra}
     check_names(given, spec.step_names)
@@ -118,12 +118,12 @@ def check_capacity(capacity: Any) -> int | None:
 
 
 def max_lanes(capacity: int | None) -> int:
-    """Return the lanes that a store of that capacity has at most."""
+    """Return the maximum number of lanes of a store with that capacity."""
     return MAX_LANES if capacity is None else min(MAX_LANES, capacity // 2)
 
 
 def check_names(given: Collection[str], expected: Collection[str]) -> None:
-    """Raises: KeyError: naming a field that is too many, or missing."""
+    """Check that the given fields are the expected ones.  Raises: KeyError: an unknown field, or a missing one."""
     if len(given) == len(expected) and all(name in given for name in expected):
         return
     extra, missing = set(given) - set(expected), set(expected) - set(given)
@@ -152,7 +152,7 @@ def _rewards(reward: npt.ArrayLike, count: int | None) -> npt.NDArray[np.float32
     if not all_within(rewards, MAX_REWARD):
         row = int(np.argmax(~np.isfinite(rewards)))
         raise ValueError(
-            f"reward: row {row} is {array.reshape(-1)[row]}, expected finite float32; look at the environment"
+            f"reward: row {row} is {array.reshape(-1)[row]}, expected finite float32; check the environment's rewards"
         )
     return rewards
 

@@ -42,7 +42,7 @@ def test_plan_without_an_environment_says_how_to_measure(sharpwave):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--obs", "84by84"], "--obs: got '84by84', expected positive whole numbers joined by x"),
+        (["--obs", "84by84"], "--obs: got '84by84', expected positive integers joined by x"),
         (["--dtype", "uint9"], "--dtype: got 'uint9'"),
         (["--capacity", "lots"], "--capacity: got 'lots'"),
         (["--env", "CartPole-v1"], "use --obs 4"),

@@ -264,7 +264,7 @@ def test_counts_of_a_view_are_numbers_that_a_limiter_can_compare(tmp_path: Path,
     os.close(descriptor)
     store = sw.Store.open(tmp_path / "c")
     assert store.recovery is not None
-    assert name in store.recovery.damages[0] and "begins anew" in store.recovery.damages[0]
+    assert name in store.recovery.damages[0] and "starts without its checkpoint" in store.recovery.damages[0]
     view = store.transitions(limiter=sw.SamplesPerInsert(4.0, min_size=10, error_buffer=1e5))
     assert len(view.sample(8).ids) == 8
 

@@ -227,7 +227,7 @@ def test_every_is_refused_where_each_step_is_needed() -> None:
         {"obs": field, "action": sparse},
         {"obs": {"a": sparse}, "action": field},
     ):
-        with pytest.raises(ValueError, match="observations and actions are of every step"):
+        with pytest.raises(ValueError, match="only fields beside obs and action may be sparse"):
             sw.Spec(**fields)
     assert sw.Field((), "int64", every=1) == field
 

@@ -76,5 +76,5 @@ def test_an_opened_store_has_the_spec_it_was_made_with(tmp_path: Path, on_disk: 
 
 def test_a_further_field_that_would_count_as_an_observation_is_refused() -> None:
     field = sw.Field((), "int64")
-    with pytest.raises(ValueError, match=r"'obs\.x' would count as an observation"):
+    with pytest.raises(ValueError, match=r"'obs\.x' would be taken for an observation"):
         sw.Spec(obs=field, action=field, **{"obs.x": field})

@@ -221,7 +221,7 @@ def test_block_waits_until_the_disk_takes_the_segment(tmp_path: Path, monkeypatc
     writer.store.close()
     store = full_store(tmp_path / "b", monkeypatch, "block", 5, 10**9)
     monkeypatch.setattr(store_writing, "MAX_BLOCK_S", 0.2)
-    with pytest.raises(OSError, match=r"could not be written to .* another on_full= .* after 0.2 s of trying"):
+    with pytest.raises(OSError, match=r"could not be written to .* another on_full= .* after 0.2 s of retries"):
         writer = Writer(store)
         for _ in range(100):
             writer.append(0, "")

@@ -433,7 +433,7 @@ def test_a_step_in_two_halves_is_one(vector: Any) -> None:
     with sw.Store(counting_spec(), capacity=500) as halves, sw.Store(counting_spec(), capacity=500) as whole:
         recorder = sw.Recorder(vector(makers, autoreset_mode=mode), halves)
         twin = sw.Recorder(vector_of(makers, mode), whole)
-        with pytest.raises(ValueError, match="no step is under way"):
+        with pytest.raises(ValueError, match="no step was begun"):
             recorder.step_wait()
         assert_same_answer(recorder.reset(seed=1), twin.reset(seed=1))
         for k in range(40):

@@ -200,7 +200,7 @@ def test_stacks_are_looked_at_where_a_wrapper_only_says_what_it_does() -> None:
             return np.zeros_like(obs) + np.arange(1, 4)[:, None] * first + obs * (not first)
 
     for how, says in [
-        ("first newest", "moved on by one frame with the newest last"),
+        ("first newest", "shifted by one frame, with the newest last"),
         ("frames", "it holds other frames"),
     ]:
         store = store_of(sw.Field((3,), "int32", stack=3))
