@@ -136,7 +136,7 @@ def test_a_store_without_images(here, tmp_path):
         (["NOWHERE"], "no store there"),
         (["STORE", "--best", "--last"], "--best and --last choose an episode each"),
         (["STORE", "--episode", "4"], "--episode: got 4, expected from 0 to 3"),
-        (["STORE", "--out", "a.png"], "of which episode?"),
+        (["STORE", "--out", "a.png"], "--out needs an episode"),
         (["STORE", "--best", "--out", "a.jpg"], "expected a name that ends in .png or .gif"),
         (["STORE", "--best", "--out", "nowhere/a.png"], "make it first"),
         (["STORE", "--best", "--out", "STORE/a.png"], "lies in the store's folder"),

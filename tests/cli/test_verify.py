@@ -49,7 +49,7 @@ def test_damages_are_named_with_file_and_offset(sharpwave, folder):
     assert result.code == 1 and "Sound" not in result.text and "Traceback" not in result.text
     assert f"{path}: byte " in result.text and "checksum" in result.text
     assert "000000000009.region: byte 0: no region's header" in result.text
-    assert "damages. sharpwave.Store.open gives back what is whole" in result.text
+    assert "damages. sharpwave.Store.open restores what is intact" in result.text
 
 
 def test_a_terminal_is_shown_no_more_than_a_hundred_damages(sharpwave, folder):

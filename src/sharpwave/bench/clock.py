@@ -1,4 +1,4 @@
-"""Where a training loop's time goes."""
+"""Clock that splits a training loop's time into parts."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 
 PARTS = ("environment", "inference", "sampling", "learning", "waiting", "other")
 """``inference``: the network's forward pass to act. ``sampling``: until there are tensors. ``learning``: forward,
-backward, optimizer. ``waiting``: for another process. ``other``: all that no part was named for, storing above all."""
+backward, optimizer. ``waiting``: for another process. ``other``: everything else, mostly storing."""
 
 
 class Clock:
-    """Splits time into :data:`PARTS` that add up to all of it: of nested parts only the inner one is charged.
+    """Clock that splits time into :data:`PARTS`, which add up to the whole: of nested parts the inner one is charged.
 
     Args:
-        seconds: [len(PARTS)], where the times are kept: memory shared with another process, or None.
-        now: gives the time in seconds.
+        seconds: [len(PARTS)], array for the times, such as memory shared with another process; None: allocate it.
+        now: function that returns the time in seconds.
 
     Attributes:
-        calls: since the restart, of the functions that :meth:`timed` gave, by part.
+        calls: calls of functions of :meth:`timed` since the restart, by part.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Clock:
         self._charged = now()
 
     def restart(self) -> None:
-        """Forget what was measured so far."""
+        """Reset all times and counts."""
         self._charged = self._now()
         self.calls = dict.fromkeys(PARTS, 0)
         for part in range(len(PARTS)):
@@ -41,7 +41,7 @@ class Clock:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """What is done inside is charged to ``name``."""
+        """Charge the time inside the block to ``name``."""
         self._charge()
         self._running.append(PARTS.index(name))
         try:
@@ -51,7 +51,7 @@ class Clock:
             self._running.pop()
 
     def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """``function``, every call of which is charged to ``name``."""
+        """Wrap ``function`` so that its calls are charged to ``name``."""
 
         def call(*arguments: Any, **options: Any) -> Any:
             self.calls[name] += 1
@@ -61,7 +61,7 @@ class Clock:
         return call
 
     def split(self) -> dict[str, float]:
-        """Seconds since the restart by part."""
+        """Return the seconds since the restart by part."""
         self._charge()
         return dict(zip(PARTS, self._seconds, strict=True))
 

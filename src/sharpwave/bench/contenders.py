@@ -1,4 +1,4 @@
-"""The replay memories that are compared, each filled with the same transitions; here the protocol and Sharpwave.
+"""Contenders: the protocol of the compared replay memories, and Sharpwave's implementation.
 
 Every contender stores as its action the step's number in the recording, so that its samples can be checked.
 """
@@ -16,7 +16,7 @@ import sharpwave as sw
 from sharpwave.bench.recording import Recording
 
 CHUNK = 64
-"""Times of a recording that are read at once."""
+"""Time steps of a recording that are read at once."""
 ALPHA, BETA = 0.6, 0.4
 
 Array = npt.NDArray[Any]
@@ -24,7 +24,7 @@ Array = npt.NDArray[Any]
 
 @dataclass
 class Sampled:
-    """A batch to be checked: [B, *obs_shape] observations and successors, and the numbers of the steps."""
+    """Batch to be checked: [B, *obs_shape] observations and successors, and the numbers of the steps."""
 
     obs: Array
     next_obs: Array
@@ -32,7 +32,7 @@ class Sampled:
 
 
 class Contender(Protocol):
-    """One library in one configuration. The methods that are timed do what a user's code would do, and no more."""
+    """Replay memory of a library in one configuration. Timed methods do only what a user's code would do."""
 
     def items(self, recording: Recording, begin: int, end: int) -> Iterator[Any]:
         """Yield arguments of :meth:`add` for all lanes' steps of ``begin <= t < end``."""
@@ -64,7 +64,7 @@ def times(recording: Recording, begin: int, end: int) -> Iterator[tuple[int, int
 
 
 class Sharpwave:
-    """``sharpwave.Store``: one frame a step; stack and successor are made when sampling."""
+    """Contender ``sharpwave.Store``: one frame a step; stack and successor are built when sampling."""
 
     def __init__(self, codec: str) -> None:
         self.codec = codec

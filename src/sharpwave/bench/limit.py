@@ -1,4 +1,4 @@
-"""What memory allows: windows of frames copied from random places into a batch, nothing looked up or decoded."""
+"""Upper limit by memory bandwidth: windows of frames copied from random places, without any lookup or decoding."""
 
 from __future__ import annotations
 
@@ -24,24 +24,25 @@ def _copy(source: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], out: npt
 
 
 class Limit:
-    """A large piece of memory, and as many threads as cores copying out of it.
+    """Benchmark of random copies from a large array, by as many threads as cores.
 
     Args:
-        frame_bytes: of a frame.  frames: of a window, which is one transition.
-        source_bytes: of the memory; larger than any cache.
+        frame_bytes: size of a frame.
+        frames: frames of a window, which is one transition.
+        source_bytes: size of the array; larger than any cache.
     """
 
     def __init__(self, frame_bytes: int, frames: int, source_bytes: int = SOURCE_BYTES) -> None:
         self.frame_bytes, self.window, self.source_bytes = frame_bytes, frames * frame_bytes, source_bytes
 
     def fill(self, steps: int) -> dict[str, Any]:
-        """Commit the memory; ``steps`` does not matter."""
+        """Commit the memory; ``steps`` is ignored."""
         self.source = np.ones(self.source_bytes, np.uint8)
         self.threads = cores()
         return {"threads": self.threads}
 
     def measure(self, what: str, batch: int, seconds: float) -> dict[str, float]:
-        """Return windows a second, all threads together, without any waiting for one another."""
+        """Return windows per second of all threads together; they do not wait for each other."""
         counts = [0] * self.threads
         rows = max(1, batch // self.threads)
         begin = threading.Barrier(self.threads)

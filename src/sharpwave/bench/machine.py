@@ -1,4 +1,4 @@
-"""Where and with what is measured."""
+"""Description of the machine and the software that is measured."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PACKAGES = (
     "tianshou", "torchrl",
 )  # fmt: skip
 ASSUMED_BYTES = 4 << 30
-"""Available memory where the system does not tell."""
+"""Assumed available memory on systems that do not report it."""
 
 
 def environment(packages: Iterable[str] = PACKAGES) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def environment(packages: Iterable[str] = PACKAGES) -> dict[str, Any]:
 
 
 def available_bytes() -> int:
-    """Return the memory that is free, or could be freed of cached files."""
+    """Return the memory that is free or used only as file cache."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         return int(next(line.split()[1] for line in lines if line.startswith("MemAvailable"))) << 10

@@ -1,4 +1,4 @@
-"""Other libraries' replay memories, each imported when it is built."""
+"""Contenders of other libraries, each imported when it is built."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from sharpwave.bench.recording import LANES, Recording
 
 
 class SB3:
-    """stable-baselines3's ``ReplayBuffer`` behind a vector env: whole stacks, returned as torch tensors.
+    """Contender stable-baselines3: ``ReplayBuffer`` of a vector env; whole stacks, returned as torch tensors.
 
     Args:
         optimized: ``optimize_memory_usage``: the successor is the next row.
-        to_torch: ``False`` returns numpy arrays, which spares it a copy.
+        to_torch: ``False`` returns numpy arrays, which saves a copy.
     """
 
     def __init__(self, optimized: bool, to_torch: bool = True) -> None:
@@ -67,10 +67,10 @@ class SB3:
 
 
 class Cpprb:
-    """cpprb's ``ReplayBuffer``; its memory options need one env's steps in order, so lanes come one after another.
+    """Contender cpprb: ``ReplayBuffer``. Its memory options need an env's steps in order, so lanes are added in turn.
 
     Args:
-        stack_compress: one frame a step (stack on the last axis, as it wants it), else whole observations.
+        stack_compress: store one frame a step, with the stack on the last axis; else whole observations.
     """
 
     def __init__(self, stack_compress: bool) -> None:
@@ -139,7 +139,7 @@ class Cpprb:
 
 
 class Tianshou:
-    """Tianshou's ``VectorReplayBuffer`` with ``ignore_obs_next``.
+    """Contender Tianshou: ``VectorReplayBuffer`` with ``ignore_obs_next``.
 
     Args:
         last_frame: its Atari settings, ``save_only_last_obs`` and ``stack_num``; else whole observations are stored.
@@ -191,7 +191,7 @@ class Tianshou:
 
 
 class TorchRL:
-    """TorchRL's ``TensorDictReplayBuffer`` over ``LazyTensorStorage``: whole observations before and after the step."""
+    """Contender TorchRL: ``TensorDictReplayBuffer`` over ``LazyTensorStorage``; whole observations and successors."""
 
     def items(self, recording: Recording, begin: int, end: int) -> Iterator[Any]:
         import torch
@@ -233,7 +233,7 @@ class TorchRL:
         storage = LazyTensorStorage(self.steps)
         try:
             self.buffer = TensorDictPrioritizedReplayBuffer(alpha=ALPHA, beta=BETA, storage=storage, batch_size=256)
-        except RuntimeError:  # its sum tree is C++ built for certain versions of torch
+        except RuntimeError:  # its C++ sum tree needs certain versions of torch
             return False
         fill()
         self.prioritized, self.buffer = self.buffer, self.uniform

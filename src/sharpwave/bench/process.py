@@ -1,4 +1,4 @@
-"""A child process that is measured, spoken to by lines of JSON."""
+"""Measured child process that communicates by lines of JSON."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from typing import Any
 
 
 class ChildError(RuntimeError):
-    """The process ended, or did not answer in time."""
+    """Error raised when a child process has ended or did not answer in time."""
 
 
 class Child:
-    """A process that answers on its standard output.
+    """Child process that answers requests on its standard output.
 
     Args:
         errors: file for its standard error; ``None``: this process's.
-        env: variables beside those of this process.
+        env: environment variables in addition to this process's.
         begin: called in the child before the program starts (POSIX only).
     """
 
@@ -63,7 +63,7 @@ class Child:
         """Wait for the next line.
 
         Raises:
-            ChildError: the process ended instead, with the last line it printed; or nothing came in time.
+            ChildError: the process ended, with the last line that it printed, or timed out.
         """
         try:
             line = self._answers.get(timeout=timeout_s)
@@ -75,7 +75,7 @@ class Child:
         return answer
 
     def close(self) -> None:
-        """Kill the process: it has nothing left to say."""
+        """Kill the process."""
         self.process.kill()
         self.process.wait()
         assert self.process.stdin is not None

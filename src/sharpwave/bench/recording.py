@@ -1,4 +1,4 @@
-"""Recorded steps of several lanes, from which every replay memory is filled with the same transitions."""
+"""Recordings: steps of several lanes, from which every replay memory is filled with the same transitions."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ ALL = slice(None)
 
 @dataclass(frozen=True)
 class Recording:
-    """``times`` steps of each lane, with observations memory-mapped.
+    """Recording of ``times`` steps of each lane, with observations memory-mapped.
 
     Attributes:
-        obs: [times + 1, lanes, *shape], the newest frame of what each step's action was taken in.
-        reward: float32 [times, lanes].  terminated, truncated: bool [times, lanes].
+        obs: [times + 1, lanes, *shape], the newest frame of each step's observation.
+        reward: float32 [times, lanes].
+        terminated, truncated: bool [times, lanes].
         final: [ends, *shape], the true last frames of the episodes, in the order of their ends.
-        final_place: int64 [times, lanes], which of ``final`` belongs to a step; -1 where none does.
-        start: int64 [times, lanes], when the step's episode began.
+        final_place: int64 [times, lanes], index of a step's final frame in ``final``; -1: it has none.
+        start: int64 [times, lanes], the time at which the step's episode began.
         stack: frames of an observation; ``None``: an observation is one frame, without an axis for the stack.
     """
 
@@ -46,7 +47,7 @@ class Recording:
 
     @property
     def lanes(self) -> int:
-        """Environments that were recorded side by side."""
+        """Number of recorded environments."""
         return int(self.reward.shape[1])
 
     @property
@@ -70,7 +71,7 @@ class Recording:
         return int(self.obs[0, 0].nbytes)
 
     def described(self) -> dict[str, Any]:
-        """Return its shape as JSON."""
+        """Return the recording's shape as JSON."""
         return {
             "frame": list(self.frame_shape), "dtype": str(self.obs.dtype), "stack": self.stack, "lanes": self.lanes,
             "steps": self.steps, "episodes": len(self.final),
@@ -95,7 +96,7 @@ class Recording:
 
 
 def write(folder: Path, reward: Array, terminated: Array, truncated: Array, final: Array) -> None:
-    """Write what :func:`read` opens beside ``obs.npy``, which may be too large for memory and is the caller's to write.
+    """Write a recording except ``obs.npy``, which may be too large for memory and which the caller writes.
 
     Args:
         reward, terminated, truncated: [times, lanes].

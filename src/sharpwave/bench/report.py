@@ -1,4 +1,4 @@
-"""What was measured, as tables for a terminal of 80 columns and as a figure."""
+"""Report of results: tables for a terminal of 80 columns, and a figure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEADERS = {
 
 
 def count_text(value: float) -> str:
-    """1234567 -> "1.23M"; 12345 -> "12.3k"; 123.4 -> "123"."""
+    """Format a count: 1234567 -> "1.23M"; 12345 -> "12.3k"; 123.4 -> "123"."""
     for unit, size in (("M", 1e6), ("k", 1e3)):
         if value >= 0.9995 * size:
             return f"{value / size:.3g}{unit}" if value < 999.5 * size else f"{value / size:,.0f}{unit}"
@@ -26,12 +26,12 @@ def count_text(value: float) -> str:
 
 
 def ratio_text(value: float) -> str:
-    """0.815 -> "0.82x"; 12.34 -> "12.3x"; 172.2 -> "172x"."""
+    """Format a ratio: 0.815 -> "0.82x"; 12.34 -> "12.3x"; 172.2 -> "172x"."""
     return f"{value:.{2 if value < 1 else 1 if value < 99.95 else 0}f}x"
 
 
 def spread_text(found: dict[str, float] | None, text: Callable[[float], str] = count_text) -> str:
-    """The median, and half the range from lowest to highest as a share of it: "412k ±3%"."""
+    """Format a median with half the range from lowest to highest as a share of it: "412k ±3%"."""
     if found is None:
         return "-"
     median = found["median"]
@@ -40,7 +40,7 @@ def spread_text(found: dict[str, float] | None, text: Callable[[float], str] = c
 
 
 def printed(results: Results) -> Iterator[Any]:
-    """Yield what a rich console is to print."""
+    """Yield the report's parts for a rich console to print."""
     told, contenders = results["summary"], results["contenders"]
     if contenders:
         yield _table(f"Replay memories: {results['data']['text']}", told["contenders"])
@@ -59,7 +59,7 @@ def printed(results: Results) -> Iterator[Any]:
     for name, one in contenders.items():
         wrong = ", ".join(f"{share:.1%} of {part}" for part, share in one["fill"]["wrong"].items() if share)
         if wrong:
-            yield f"{name} samples what was never played: {wrong}"
+            yield f"{name} samples transitions that were never recorded: {wrong}"
     yield from _trainer(results)
     for name, why in {**results["absent"], **results["failed"]}.items():
         yield f"{name}: {why.removeprefix(f'{name}: ')}"
@@ -140,7 +140,7 @@ def _bars(axis: Any, names: list[str], found: list[dict[str, float] | None]) -> 
             textcoords="offset points",
         )  # fmt: skip
     axis.set_yticks(range(len(names)), names)
-    axis.tick_params(length=0, which="both", labelbottom=False)  # every bar says its number
+    axis.tick_params(length=0, which="both", labelbottom=False)  # every bar is labelled with its number
     axis.margins(x=0.2)
     for side in ("top", "right"):
         axis.spines[side].set_visible(False)

@@ -1,4 +1,4 @@
-"""A minute of measuring: every contender in a process of its own, asked in turn; then the trainer."""
+"""Benchmark session: every contender in a process of its own, measured in turns; then the trainer."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Results = dict[str, Any]
 Say = Callable[[str], None]
 
 SECONDS = 60
-"""A session of this length fills buffers of the sizes below; a shorter one smaller buffers."""
+"""Length of a session that fills buffers of the sizes below; a shorter one fills smaller buffers."""
 MAX_STEPS, MIN_STEPS = 1 << 16, 1 << 10
 MAX_FRAME_BYTES, MAX_BUFFER_BYTES = 512 << 20, 256 << 20
-"""Frames added to an encoded store, and what a buffer of raw stacks takes."""
+"""Size limits of the frames added to an encoded store, and of a buffer of raw stacks."""
 MIN_SLICE_S, MAX_SLICE_S = 0.05, 0.25
 ROUNDS, MIN_ROUNDS = 6, 3
-"""Slices are made so short that so many rounds fit, and more where there is time left."""
+"""Rounds that the length of slices is chosen for, and rounds at least; with time left there are more."""
 FILL_TIMEOUT_S, SLICE_TIMEOUT_S, START_TIMEOUT_S = 300, 120, 120
 TRAINER_START_S = 5
 LIMIT = "limit"
@@ -46,8 +46,8 @@ def measure_store(
     """Fill and measure all contenders that are installed, until ``deadline``; at least MIN_ROUNDS.
 
     Args:
-        results: gets ``contenders``, ``limit``, ``absent`` and ``failed`` as they are measured, so that an interrupt
-            leaves what was.
+        results: updated with ``contenders``, ``limit``, ``absent`` and ``failed`` as they are measured, so that an
+            interrupt leaves partial results.
         folder: of the recording.  seconds: of the whole session.  deadline: of ``time.monotonic()``.
     """
     contest = _Contest(results)
@@ -67,14 +67,14 @@ def measure_store(
 
 
 class _Contest:
-    """The contenders' processes. One that fails is dropped, and why is said in the results."""
+    """Processes of the contenders. One that fails is dropped, and the results contain the reason."""
 
     def __init__(self, results: Results) -> None:
         self._results = results
         self._children: dict[str, Child] = {}
 
     def fill(self, recording: Recording, folder: Path, seconds: float, say: Say) -> None:
-        """Start and fill all, as many at a time as there are cores."""
+        """Start and fill all contenders, as many at a time as there are cores."""
         encoded, raw = sizes(recording, seconds)
         steps: dict[str, int] = {}
         for name, setup in SETUPS.items():
@@ -96,7 +96,7 @@ class _Contest:
             self._filled(name)
 
     def round(self, turn: int, slice_s: float) -> None:
-        """Ask every contender for everything, each round beginning with another one."""
+        """Measure everything of every contender; each round begins with another one."""
         kinds = [("add", 0), *((what, batch) for what in ("uniform", "prioritized") for batch in BATCHES)]
         for what, batch in kinds:
             names = list(self._results["contenders"])

@@ -1,4 +1,4 @@
-"""Which replay memories are compared, and how each is configured."""
+"""Configurations of the compared replay memories."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from sharpwave.bench.peers import SB3, Cpprb, Tianshou, TorchRL
 
 @dataclass(frozen=True)
 class Setup:
-    """A library in one configuration.
+    """Library in one configuration.
 
     Attributes:
-        package: its name for pip.  module: its name for ``import``.
-        make: given the stack of the observations, or ``None``.
-        stacks_only: differs from the library's other setup only where observations are stacks.
+        package: name for pip.
+        module: name for ``import``.
+        make: function from the observations' stack, or ``None``, to a contender.
+        stacks_only: whether it differs from the library's other setup only for stacked observations.
     """
 
     package: str
@@ -27,10 +28,10 @@ class Setup:
 
 
 def installed(module: str) -> bool:
-    """Whether a module can be imported."""
+    """Return whether a module can be imported."""
     try:
         return find_spec(module) is not None
-    except ValueError:  # sys.modules has None for it: it is kept from being imported
+    except ValueError:  # sys.modules has None for it: importing it is blocked
         return False
 
 
@@ -45,4 +46,4 @@ SETUPS = {
     "Tianshou stacks": Setup("tianshou", "tianshou", lambda stack: Tianshou(last_frame=False), stacks_only=True),
     "TorchRL": Setup("torchrl", "torchrl", lambda stack: TorchRL()),
 }
-"""By the name in the tables. The first is what the others are compared with."""
+"""Setups by the name in the tables. The others are compared with the first."""

@@ -1,4 +1,4 @@
-"""Where the compared transitions come from: an environment, a store's folder, an array on disk, or drawn pictures."""
+"""Sources of recordings: an environment, a store's folder, an array on disk, or drawn pictures."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from sharpwave.training.text import printable
 
 MAX_STEPS, MIN_TIMES = 1 << 14, 32
 MAX_BYTES = 256 << 20
-"""Of a recording's frames."""
+"""Size limit of a recording's frames."""
 STACK = 4
-"""Of two-dimensional uint8 frames that come without a word on stacks."""
+"""Stack assumed for two-dimensional uint8 frames whose source declares none."""
 
 Say = Callable[[str], None]
 Finals = dict[tuple[int, int], Array]
@@ -25,19 +25,21 @@ Finals = dict[tuple[int, int], Array]
 
 
 def most_times(frame_bytes: int) -> int:
-    """Return how many steps of each lane are recorded at most."""
+    """Return the maximum number of recorded steps of each lane."""
     return max(MIN_TIMES, min(MAX_STEPS, MAX_BYTES // frame_bytes) // LANES)
 
 
 def record(env: str | None, data: Path | None, folder: Path, seconds: float, say: Say) -> tuple[Recording, str]:
-    """Record to ``folder`` what replay memories are filled with; returns it, and where it comes from.
+    """Record transitions to ``folder``; return the recording and a description of its source.
 
     Args:
-        env: an environment's name.  data: a store's folder or a ``.npy`` file.  Neither: drawn pictures.
-        seconds: how long an environment is played.
+        env: name of an environment to play at random.
+        data: a store's folder or a ``.npy`` file. With neither, pictures are drawn.
+        seconds: time for which an environment is played.
 
     Raises:
-        ValueError: naming what does not fit.  OSError: a file cannot be read.
+        ValueError: an invalid argument.
+        OSError: a file cannot be read.
     """
     if data is None:
         stack = drawn(folder) if env is None else from_env(env, folder, seconds, say)
@@ -55,7 +57,7 @@ def record(env: str | None, data: Path | None, folder: Path, seconds: float, say
 
 
 def from_env(name: str, folder: Path, seconds: float, say: Say) -> int | None:
-    """Record random play for ``seconds``; returns the stack of the observations.
+    """Record random play for ``seconds``; return the stack of the observations.
 
     Raises:
         ValueError: an unknown environment.
@@ -95,12 +97,13 @@ def from_env(name: str, folder: Path, seconds: float, say: Say) -> int | None:
 
 
 def from_store(path: Path, folder: Path, say: Say) -> tuple[int | None, str]:
-    """Record the newest episodes of a store's folder, which is only read; returns the stack and the field's name.
+    """Record the newest episodes of a store's folder, which is only read; return the stack and the field's name.
 
     Of a dict observation the largest field is taken.
 
     Raises:
-        ValueError: the store holds too few steps.  OSError: no store there, or it cannot be read.
+        ValueError: the store holds too few steps.
+        OSError: the folder holds no store, or cannot be read.
     """
     from sharpwave.offline.episodes import frames, survey
 
@@ -141,10 +144,10 @@ def from_store(path: Path, folder: Path, say: Say) -> tuple[int | None, str]:
 
 
 def from_array(path: Path, folder: Path) -> int | None:
-    """Record frames [count, *shape] of a ``.npy`` file, in their order; returns the stack.
+    """Record frames [count, *shape] of a ``.npy`` file in order; return the stack.
 
     Raises:
-        ValueError: no array of frames, or too few.
+        ValueError: not an array of frames, or too few of them.
     """
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -166,7 +169,7 @@ def from_array(path: Path, folder: Path) -> int | None:
 
 
 def drawn(folder: Path) -> int:
-    """Record pictures drawn here: a few bars moving over a fixed background; returns the stack."""
+    """Record drawn pictures, a few bars that move over a fixed background; return the stack."""
     count = most_times(84 * 84)
     background = np.random.default_rng(0).integers(0, 40, (84, 84)).astype(np.uint8)
     obs = np.empty((count + 1, LANES, 84, 84), np.uint8)
@@ -187,7 +190,7 @@ def _largest(spec: Spec) -> str:
 
 
 def _write_endless(folder: Path, obs: Array) -> None:
-    """Write a recording of [times + 1, LANES, *shape] in which nothing ends but the recording."""
+    """Write a recording of [times + 1, LANES, *shape] in which no episode ends before the recording does."""
     np.save(folder / "obs.npy", obs)
     zeros = np.zeros((len(obs) - 1, LANES), np.bool_)
     _write(folder, zeros, zeros, zeros.copy(), {}, obs[-1])

@@ -1,4 +1,4 @@
-"""The trainer's speed: some seconds of a recipe's own loop, in a process of its own, one JSON object a slice."""
+"""The trainer's speed: seconds of a recipe's own training loop in a separate process, one JSON object a slice."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def recipe_for(env: str) -> tuple[str, Recipe]:
 
 
 def train_on_clock(recipe: Recipe, clock: Clock, callback: Callback) -> Metrics:
-    """Train by ``recipe`` until ``callback`` ends it, with its parts on the clock; returns the last report."""
+    """Train by ``recipe`` until ``callback`` ends it, timing its parts by ``clock``; return the last report."""
     env = setup.environments(recipe)
     plain = setup.agent(recipe, env)
     store, view = setup.memory(recipe, env, plain)
@@ -52,10 +52,10 @@ def train_on_clock(recipe: Recipe, clock: Clock, callback: Callback) -> Metrics:
 
 
 class Timed:
-    """An object some of whose methods are charged to parts of a clock; all else of it is reached as before.
+    """Proxy of an object that charges calls of some methods to parts of a clock.
 
     Args:
-        parts: part by method.
+        parts: part by name of the method.
     """
 
     def __init__(self, wrapped: Any, clock: Clock, **parts: str) -> None:
@@ -70,22 +70,22 @@ class Timed:
 
 
 def timed_env(env: Any, clock: Clock) -> Any:
-    """Put the steps of a vector of environments on the clock. A recorder looks for methods in the class."""
+    """Time the steps of a vector of environments by a subclass, as a recorder looks for methods in the class."""
     names = ("step_async", "step_wait") if hasattr(env, "step_async") else ("step",)
     methods = {name: staticmethod(clock.timed("environment", getattr(env, name))) for name in names}
     return type("TimedEnv", (VectorWrapper,), methods)(env)
 
 
 class Slices(Callback):
-    """Tells of every slice of training what it did, and ends training after ``seconds`` of them.
+    """Callback that reports every slice of training, and ends training after ``seconds``.
 
     Args:
-        tell: given steps, updates, seconds, parts, and ``left_s``: how long it goes on.
+        tell: called with steps, updates, seconds, parts, and ``left_s``: the seconds left.
     """
 
     def __init__(self, clock: Clock, seconds: float, tell: Callable[[dict[str, Any]], None]) -> None:
         self._clock, self._left_s, self._tell = clock, seconds, tell
-        self._first_step: int | None = None  # of the slice; None: nothing has settled yet
+        self._first_step: int | None = None  # of the slice; None: still warming up
 
     def on_step(self, training: Training) -> None:
         steps, updates = training.state.progress.steps, self._clock.calls["learning"]

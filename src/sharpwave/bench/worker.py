@@ -1,4 +1,4 @@
-"""One contender in a process of its own: fills its buffer, then answers requests, one JSON object a line.
+"""Process of one contender: fills its buffer, then answers requests, one JSON object a line.
 
 ``{"fill": steps}`` -> bytes; ``{"measure": what, "batch": n, "seconds": s}`` -> calls a second.
 """
@@ -32,17 +32,17 @@ CHECKED = 512
 
 
 class Measured(Protocol):
-    """Something that a worker fills and measures."""
+    """Subject that a worker fills and measures."""
 
     def fill(self, steps: int) -> dict[str, Any]:
         """Prepare for ``steps`` steps."""
 
     def measure(self, what: str, batch: int, seconds: float) -> dict[str, float]:
-        """Return how fast it is."""
+        """Return its speed."""
 
 
 def private_bytes() -> int:
-    """Return this process's memory that is neither a file's nor shared: what its data takes."""
+    """Return this process's private anonymous memory, which is that of its data."""
     gc.collect()
     if sys.platform == "linux":
         ctypes.CDLL(None).malloc_trim(0)
@@ -54,7 +54,7 @@ def private_bytes() -> int:
 
 
 def timed(call: Callable[[], Any], seconds: float) -> dict[str, float]:
-    """Return ``calls`` a second of wall time, and ``cpu_us``, processor time of all threads a call."""
+    """Return ``calls`` per second of wall time, and ``cpu_us``, processor time of all threads per call."""
     call()
     count = 0
     begin, cpu = time.perf_counter(), time.process_time()
@@ -65,14 +65,14 @@ def timed(call: Callable[[], Any], seconds: float) -> dict[str, float]:
 
 
 class Bench:
-    """A contender, the recording it is fed, and what is measured."""
+    """Benchmark of a contender, filled from a recording."""
 
     def __init__(self, make: Callable[[], Contender], recording: Recording) -> None:
         self.make, self.recording = make, recording
         self.contender = make()
 
     def fill(self, steps: int) -> dict[str, Any]:
-        """Fill the contender; ``bytes`` is by how much the process grew."""
+        """Fill the contender; ``bytes`` is the growth of the process."""
         recording, contender = self.recording, self.contender
         self._warm_up()
         steps -= steps % recording.lanes
@@ -83,7 +83,7 @@ class Bench:
         answer: dict[str, Any] = {"steps": steps, "fill_s": time.perf_counter() - begin}
         answer["filled_bytes"] = private_bytes() - before
         if isinstance(contender, Sharpwave):
-            # All included: the sampler's tree over every step, and its batches' memory.
+            # Includes the sampler's tree over every step, and the memory of its batches.
             contender.sample_prioritized(256, np.ones(256))
             answer["stats"] = contender.store.stats()
         answer["bytes"] = private_bytes() - before
@@ -98,7 +98,7 @@ class Bench:
         return answer
 
     def measure(self, what: str, batch: int, seconds: float) -> dict[str, float]:
-        """Return calls a second and processor time a call; ``rows`` is how many steps one call stands for."""
+        """Return calls per second and processor time per call; ``rows`` is the number of steps of one call."""
         contender = self.contender
         if what == "add":
             return timed(self._add_next, seconds) | {"rows": self.rows}
@@ -123,7 +123,7 @@ class Bench:
             times -= part
 
     def _warm_up(self) -> None:
-        """Import, compile and start threads, which are no part of a buffer's memory."""
+        """Import, compile and start threads, whose memory is not the buffer's."""
         contender, self.contender = self.contender, self.make()
         steps = min(MAX_WARM_TIMES, self.recording.times) * self.recording.lanes
         self.contender.build(self.recording, steps)
@@ -135,7 +135,7 @@ class Bench:
         self.contender = contender
 
     def _wrong(self) -> dict[str, float]:
-        """Return shares of sampled observations and successors that were not recorded; not of terminal successors."""
+        """Return the shares of sampled observations and successors, except terminal ones, that were never recorded."""
         recording = self.recording
         wrong = {"obs": 0, "next_obs": 0}
         for _ in range(CHECKED // 64):
@@ -151,7 +151,7 @@ class Bench:
 
 def serve(make: Callable[[], Measured]) -> None:
     """Serve requests until the pipe closes. What libraries print goes to stderr."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the one that asks ends
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the parent handles it
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     bench = make()

@@ -1,4 +1,4 @@
-"""The ``sharpwave`` command: what it says where something is missing or does not fit."""
+"""Entry point of the ``sharpwave`` command, and its messages for invalid input and missing packages."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ TRAINING_PACKAGES = (
     "typer", "click", "shellingham", "rich", "torch", "gymnasium", "ale_py", "tensorboard", "safetensors", "matplotlib",
     "imageio", "psutil", "PIL", "yaml",
 )  # fmt: skip
-"""What ``sharpwave[train]`` installs; the command line itself needs some of it."""
+"""Packages that ``sharpwave[train]`` installs; the command line itself needs some of them."""
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line and exit: 0; 1 where something failed; 2 where the user's input does not fit.
+    """Run the command line and exit with 0, 1 after a failure, or 2 for invalid input.
 
-    The last two with a sentence on what to do.
+    A failure and invalid input are explained on standard error.
     """
     if (sys.argv[1:] if arguments is None else arguments)[:1] == [
         "--version"
-    ]:  # told where commands lack what they need
+    ]:  # the command's error names what is missing
         print(f"sharpwave {__version__}")
         sys.exit(0)
     try:
@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> None:
 
         app(args=arguments)
     except (ValueError, OSError, ModuleNotFoundError, NewerVersionError) as error:
-        # Everything the user may get wrong is refused with a ValueError that says what to do; so no traceback.
+        # Invalid input raises a ValueError that names the remedy: a traceback would hide it.
         if os.environ.get("SHARPWAVE_TRACEBACK"):
             raise
         if isinstance(error, ModuleNotFoundError):

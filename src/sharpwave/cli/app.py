@@ -1,4 +1,4 @@
-"""The commands of ``sharpwave``. One file each, which imports what is slow to import only when it is run."""
+"""Commands of ``sharpwave``, one file each. Slow imports are made only when a command runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def sharpwave(
         bool, typer.Option("--version", help="Print the version and exit (instead of a command).")
     ] = False,
 ) -> None:
-    """Name what :func:`sharpwave.cli.main` answers itself, before the packages that commands need are looked for."""
+    """Declare --version, which :func:`sharpwave.cli.main` handles before it imports the commands' packages."""
 
 
 app.add_typer(train.app, name="train")

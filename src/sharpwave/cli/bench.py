@@ -17,7 +17,7 @@ from sharpwave.cli.verify import memory_of
 
 DEFAULT_ENV = "pong"
 PLAY_SHARE, TRAINER_SHARE = 0.1, 0.25
-"""Of the session's time: for playing an environment, and for the trainer."""
+"""Shares of the session's time for playing an environment and for the trainer."""
 
 
 def bench(
@@ -87,19 +87,19 @@ def bench(
 
 
 def check_out(out: Path) -> None:
-    """Raises: ValueError: ``out`` is no name to write figures to."""
+    """Check that figures can be written to ``out``.  Raises: ValueError."""
     if out.suffix.lower() != ".json":
         raise ValueError(f"--out: got {out.name!r}, expected a name that ends in .json")
     if not out.parent.is_dir():
         raise ValueError(f"--out: the folder {str(out.parent)!r} does not exist; make it first")
     if out.is_dir():
-        raise ValueError(f"--out: {str(out)!r} is a folder")
+        raise ValueError(f"--out: {str(out)!r} is a folder, expected the name of a file")
 
 
 def trained_recipe(recipe: str | None, env: str | None) -> tuple[tuple[str, str] | None, str]:
-    """Return the recipe to train and its environment; or ``None``, and why where packages are missing.
+    """Return the recipe to train and its environment; or ``None`` and the reason, if packages are missing.
 
-    Raises: ValueError: no such recipe.
+    Raises: ValueError: an unknown recipe.
     """
     from sharpwave.bench.setups import installed
     from sharpwave.training.recipes import RECIPES, load_recipe
@@ -120,7 +120,7 @@ def trained_recipe(recipe: str | None, env: str | None) -> tuple[tuple[str, str]
 
 
 def recorded(record: Callable[[], Any], data: Path | None) -> Any:
-    """Call ``record``; of a run's folder say where its memory lies.  Raises: ValueError."""
+    """Call ``record``; for a run's folder let the error name its replay memory.  Raises: ValueError."""
     try:
         return record()
     except OSError as error:
@@ -130,7 +130,7 @@ def recorded(record: Callable[[], Any], data: Path | None) -> Any:
 
 
 def written(results: dict[str, Any], out: Path) -> str:
-    """Write the figures, and draw them where matplotlib is there; returns what was written."""
+    """Write the figures, and draw them if matplotlib is installed; return the names of the files."""
     from sharpwave.bench.report import figure
     from sharpwave.bench.setups import installed
 
@@ -143,7 +143,7 @@ def written(results: dict[str, Any], out: Path) -> str:
 
 @contextmanager
 def progress() -> Iterator[Callable[[str], None]]:
-    """A function that shows what is being done: a line that changes on a terminal, else a line for each stage."""
+    """Yield a function that shows progress: one changing line on a terminal, else a line for each stage."""
     from rich.console import Console
     from rich.markup import escape
 

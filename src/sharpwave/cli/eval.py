@@ -1,4 +1,4 @@
-"""``sharpwave eval RUN``: play with the weights that a run has saved."""
+"""``sharpwave eval RUN``: play episodes with a run's saved policy."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ def evaluate(
     run: Annotated[Path, typer.Argument(help="a run's folder, as sharpwave train printed it")],
     episodes: Annotated[int, typer.Option(min=1, help="whole episodes to play")] = EPISODES,
     epsilon: Annotated[float, typer.Option(min=0.0, max=1.0, help="probability of a random action")] = EPSILON,
-    seed: Annotated[int, typer.Option(min=0, help="of the environments and the random actions")] = EVAL_SEED,
+    seed: Annotated[int, typer.Option(min=0, help="seed of the environments and the random actions")] = EVAL_SEED,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda")] = "auto",
     checkpoint: Annotated[
         Literal["best", "last"] | None,
         typer.Option(
-            help="best: by held-out evaluation; last: of the newest checkpoint; default best, where there is one"
+            help="best: by held-out evaluation; last: of the newest checkpoint; default best, if there is one"
         ),
     ] = None,
-    video: Annotated[Path | None, typer.Option(help="also write what is seen, to a name in .mp4 or .gif")] = None,
+    video: Annotated[Path | None, typer.Option(help="also write a video, to a name ending in .mp4 or .gif")] = None,
     trust: Annotated[
         bool, typer.Option("--trust", help="let the run's config.json import the module that it names as MODULE:ENV")
     ] = False,
 ) -> None:
-    """Play episodes with a run's best weights, held fixed, and say every score."""
+    """Play episodes with a run's best weights, held fixed, and print every score."""
     import statistics
 
     from sharpwave.cli.stream import console as standard_output

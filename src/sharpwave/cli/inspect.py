@@ -1,4 +1,4 @@
-"""``sharpwave inspect PATH``: what lies in a store's folder, and pictures of its episodes."""
+"""``sharpwave inspect PATH``: contents of a store's folder, and pictures of its episodes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sharpwave.offline.episodes import Episode, Survey
 
 ROWS = 16
-"""Lanes and region files that are listed each; --json lists all."""
+"""Limit of listed lanes, and of listed region files; --json lists all."""
 BINS = 10
 BAR = 40
 
@@ -42,17 +42,17 @@ def inspect(
     ] = None,
     fps: Annotated[float, typer.Option(min=1, max=100, help="frames a second of a .gif")] = 30,
 ) -> None:
-    """Say what lies in a store's folder: schema, lanes, episodes, and what every field takes.
+    """Show what is in a store's folder: schema, lanes, episodes, and the size of every field.
 
-    Nothing is changed, and the folder may be in use meanwhile. Episodes are numbered from 0 in the order of their ends;
-    lengths and returns are of whole ones. Rows that were flushed and not sealed yet are counted as well.
+    Nothing is changed, and the store may be in use. Episodes are numbered from 0 in the order of their ends;
+    lengths and returns are those of whole ones. Rows that were flushed but not sealed yet are counted too.
     """
     chosen = [name for name, given in (("--episode", episode is not None), ("--best", best), ("--last", last)) if given]
     if len(chosen) > 1:
         raise ValueError(f"inspect: {' and '.join(chosen)} choose an episode each; give one of them")
     if out is not None:
         if not chosen:
-            raise ValueError("--out: of which episode? Give --best, --last or --episode N as well")
+            raise ValueError("--out needs an episode; give --best, --last or --episode N as well")
         check_out(out, path)
 
     from sharpwave.offline.episodes import survey
@@ -83,7 +83,7 @@ def choose(episodes: list[Episode], number: int | None, best: bool) -> int:
     """Return the number of the episode that was asked for.
 
     Raises:
-        ValueError: there is none.
+        ValueError: no such episode.
     """
     if not episodes:
         raise ValueError("inspect: the store holds no episode yet")
@@ -93,7 +93,7 @@ def choose(episodes: list[Episode], number: int | None, best: bool) -> int:
         return number
     whole = [n for n, one in enumerate(episodes) if one.whole]
     if not whole:
-        raise ValueError("inspect: no episode is there from its beginning to its end; choose one by --episode N")
+        raise ValueError("inspect: no episode is complete; choose one by --episode N")
     return max(whole, key=lambda n: (episodes[n].total, n)) if best else whole[-1]
 
 
@@ -147,7 +147,7 @@ def spread(values: list[float]) -> dict[str, Any]:
 
 
 def describe(found: Survey) -> dict[str, Any]:
-    """Return everything that is known of the store, as JSON."""
+    """Return everything known about the store, as JSON."""
     described, steps = found.described, found.steps
     whole = [one for one in found.episodes if one.whole]
     ends = [one.end for one in found.episodes]
@@ -232,7 +232,7 @@ def describe(found: Survey) -> dict[str, Any]:
 
 
 def show(found: Survey) -> None:
-    """Print it for people."""
+    """Print a survey of the store for people."""
     from rich.console import Console
     from rich.markup import escape
 
@@ -259,7 +259,7 @@ def show(found: Survey) -> None:
     _show_episodes(console, told["episodes"])
     if found.damages:
         console.print(
-            f"{len(found.damages):,} damages are in none of these numbers; sharpwave verify "
+            f"{len(found.damages):,} damages are not counted in these numbers; sharpwave verify "
             f"{quoted(found.folder)} names them",
             style="bold red",
             highlight=False,

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 SHEET_FRAMES = 24
 SMALLEST = 120
-"""Pixels that a frame is enlarged to, at least."""
+"""Pixels of the shorter side that a frame is enlarged to."""
 MARGIN, CAPTION, TITLE = 8, 18, 28
 DPI = 100
-MOST_PIXELS = 1 << 27
+MAX_PIXELS = 1 << 27
 
 
 def check_out(out: Path, store: Path) -> None:
@@ -28,16 +28,16 @@ def check_out(out: Path, store: Path) -> None:
     if not out.parent.is_dir():
         raise ValueError(f"--out: the folder {str(out.parent)!r} does not exist; make it first")
     if out.is_dir():
-        raise ValueError(f"--out: {str(out)!r} is a folder")
+        raise ValueError(f"--out: {str(out)!r} is a folder, expected the name of a file")
     if store.resolve() in out.resolve().parents:
-        raise ValueError(f"--out: {str(out)!r} lies in the store's folder, which is left alone; give another")
+        raise ValueError(f"--out: {str(out)!r} is in the store's folder, which is only read; give another folder")
 
 
 def image_field(spec: Spec, name: str | None) -> str:
     """Return the flat name of the observation's field to draw: ``name``, or the first that is an image.
 
     Raises:
-        ValueError: there is none, or it is no image.
+        ValueError: no such field, or not an image.
     """
     names = list(spec.obs_names)
     if name is not None:
@@ -58,13 +58,13 @@ def _is_image(field: Field) -> bool:
 
 
 def write_picture(found: Survey, number: int, name: str, out: Path, count: int | None, fps: float) -> int:
-    """Write an episode's frames to ``out``; returns how many.
+    """Write an episode's frames to ``out``; return how many.
 
     Args:
-        count: evenly spaced ones, the first and the final among them; ``None``: ``SHEET_FRAMES``, or all of a film.
+        count: number of evenly spaced frames, including first and last; ``None``: ``SHEET_FRAMES``, all in a film.
 
     Raises:
-        ValueError: the frames are gone or damaged, or ``out`` cannot be written.
+        ValueError: the frames were evicted or are damaged, or ``out`` cannot be written.
     """
     import numpy as np
 
@@ -86,11 +86,11 @@ def write_picture(found: Survey, number: int, name: str, out: Path, count: int |
 
 
 def enlarged(frame: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """Return a frame as uint8 [height, width, 3], its pixels repeated until it is large enough to be seen."""
+    """Return a frame as uint8 [height, width, 3], enlarged to a visible size by repeating pixels."""
     import numpy as np
 
     picture = frame if frame.ndim == 3 else frame[:, :, None]
-    if picture.shape[2] == 4:  # over black
+    if picture.shape[2] == 4:  # blended over black
         picture = (picture[:, :, :3].astype(np.uint16) * picture[:, :, 3:] // 255).astype(np.uint8)
     picture = np.broadcast_to(picture, (*picture.shape[:2], 3))
     times = -(-SMALLEST // max(picture.shape[:2]))
@@ -98,7 +98,7 @@ def enlarged(frame: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
 
 
 def film(shown: Any, out: Path, fps: float) -> int:
-    """Write a GIF; returns its frames. Those that equal the one before are stored as its longer duration."""
+    """Write a GIF; return its number of frames. A frame equal to the previous one prolongs that instead."""
     import imageio.v2 as imageio
 
     count = 0
@@ -121,8 +121,11 @@ def sheet(shown: list[Shown], out: Path, title: str) -> int:
     rows = -(-len(shown) // columns)
     total_width = max(columns * cell_width + MARGIN, 8 * len(title))
     total_height = rows * cell_height + MARGIN + TITLE
-    if total_width * total_height > MOST_PIXELS:
-        raise ValueError(f"--frames: {len(shown):,} frames of {width}x{height} pixels are too many for one sheet")
+    if total_width * total_height > MAX_PIXELS:
+        raise ValueError(
+            f"--frames: {len(shown):,} frames of {width}x{height} pixels exceed a sheet's {MAX_PIXELS:,} pixels; "
+            "give fewer --frames"
+        )
     figure = Figure(figsize=(total_width / DPI, total_height / DPI), dpi=DPI)
     style: dict[str, Any] = {"va": "top", "family": "DejaVu Sans", "fontsize": 8}
     figure.text(MARGIN / total_width, 1 - MARGIN / total_height, title, **{**style, "fontsize": 10})

@@ -1,4 +1,4 @@
-"""``sharpwave plan``: the memory that a replay store takes in each layout, before anything is run."""
+"""``sharpwave plan``: predicted memory of a replay memory in each layout."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sharpwave.training.text import byte_text
 
 @dataclass(frozen=True)
 class Layout:
-    """Layout of a replay memory. bytes_per_step: observations, action, reward and flags included."""
+    """Layout of a replay memory. ``bytes_per_step`` includes observations, action, reward and flags."""
 
     name: str
     bytes_per_step: float
@@ -41,7 +41,7 @@ def parse_count(text: str) -> int:
     """Parse "1e6", "1_000_000", "1,000,000" or "1M" as 1000000.
 
     Raises:
-        ValueError: anything else, or less than one.
+        ValueError: another form, or less than one.
     """
     plain = text.replace(",", "").replace("_", "").strip()
     factor = {"k": 1e3, "m": 1e6, "g": 1e9}.get(plain[-1:].lower(), 1.0)
@@ -57,11 +57,11 @@ def parse_count(text: str) -> int:
 def measure(env_name: str, shape: tuple[int, ...], stack: int, steps: int, capacity: int) -> tuple[float, str]:
     """Measure the bytes a step of a full store by playing ``env_name`` at random for ``steps`` steps.
 
-    What grows with the steps (encoded segments, index, samplers) is scaled to ``capacity``, what does not (open
-    segments, encoders, dictionaries, batches) is counted as it is.
+    Memory that grows with the steps (encoded segments, index, samplers) is scaled to ``capacity``; the rest (open
+    segments, encoders, dictionaries, batches) is counted as measured.
 
     Returns:
-        bytes a step, and which codecs the store chose.
+        bytes per step, and the codecs that the store chose.
     Raises:
         ValueError: an unknown environment, or one whose observations are not of ``shape``.
     """
@@ -102,13 +102,13 @@ def measure(env_name: str, shape: tuple[int, ...], stack: int, steps: int, capac
 def plan(
     obs: Annotated[str, typer.Option(help="shape of one frame or vector, as 84x84 or 17")] = "84x84",
     stack: Annotated[int, typer.Option(min=1, help="frames that an observation carries")] = 4,
-    capacity: Annotated[str, typer.Option(help="steps to be held, as 1e6 or 1M")] = "1e6",
-    dtype: Annotated[str, typer.Option(help="of an observation, as uint8 or float32")] = "uint8",
+    capacity: Annotated[str, typer.Option(help="steps that the memory holds, as 1e6 or 1M")] = "1e6",
+    dtype: Annotated[str, typer.Option(help="dtype of an observation, as uint8 or float32")] = "uint8",
     env: Annotated[str | None, typer.Option(help="environment to measure the encoded size on, as pong")] = None,
-    steps: Annotated[int, typer.Option(min=100, help="random steps to measure over")] = 10_000,
-    png: Annotated[Path | None, typer.Option(help="draw the same to this PNG file")] = None,
+    steps: Annotated[int, typer.Option(min=100, help="random steps to measure")] = 10_000,
+    png: Annotated[Path | None, typer.Option(help="also draw the table to this PNG file")] = None,
 ) -> None:
-    """Say what a replay memory would cost in RAM in each layout."""
+    """Show what a replay memory takes in RAM in each layout."""
     import numpy as np
     from rich import box
     from rich.console import Console
@@ -140,9 +140,7 @@ def plan(
     if memory:
         console.print(f"This machine has {byte_text(memory)} of RAM.", highlight=False)
     if env is None:
-        console.print(
-            "What it costs encoded depends on the frames: --env pong measures it by playing.", highlight=False
-        )
+        console.print("Its encoded size depends on the frames: --env pong measures it by playing.", highlight=False)
     else:
         console.print(f"Measured over {steps:,} random steps; packed by {codecs}.", highlight=False)
     if png is not None:

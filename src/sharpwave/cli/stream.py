@@ -1,4 +1,4 @@
-"""Standard output of a command that may outlive its reader: a closed terminal, or ``| head``."""
+"""Standard output of a command whose reader may end first: a closed terminal, or ``| head``."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 
 class Unbroken:
-    """A stream to which writing never fails: once it did, everything goes nowhere, as does what is flushed at exit."""
+    """Stream whose writes never fail: after a first failure all output is discarded, also that flushed at exit."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write ``text``."""
+        """Write ``text``, or discard it after a failure."""
         try:
             self._stream.write(text)
         except OSError:
@@ -22,7 +22,7 @@ class Unbroken:
         return len(text)
 
     def flush(self) -> None:
-        """Write what waits."""
+        """Flush the stream, unless a write has failed."""
         try:
             self._stream.flush()
         except OSError:

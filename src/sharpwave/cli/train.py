@@ -1,4 +1,4 @@
-"""``sharpwave train RECIPE``: a command for every recipe, with an option for every setting."""
+"""``sharpwave train RECIPE``: a command for each recipe, with an option for each setting."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ WITH_RESUME = "With --resume or --config"
 
 
 class RecipeGroup(TyperGroup):
-    """Group of the recipes' commands. A recipe is imported when its command is run."""
+    """Group of the recipes' commands. A recipe is imported only when its command runs."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Names of all recipes."""
+        """Return the names of all recipes."""
         return list(recipe_names())
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """What the help says of a recipe."""
+        """Return a recipe's command for the help text, without importing the recipe."""
         names = recipe_names()
         return TyperCommand(cmd_name, help=names[cmd_name]) if cmd_name in names else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The recipe's command, whole, and its arguments."""
+        """Return the recipe's complete command and its arguments."""
         name, *rest = args
         if name not in recipe_names():
             ctx.fail(
@@ -46,7 +46,7 @@ class RecipeGroup(TyperGroup):
         return name, recipe_command(name, load_recipe(name)), rest
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As ever, with a word on what does not go with ``--resume``."""
+        """Parse arguments; explain which of them ``--resume`` does not allow."""
         options = [argument.partition("=")[0] for argument in args]
         if "--resume" in options:
             allowed = [leaf.flag for leaf in resumable().values()]
@@ -63,8 +63,8 @@ class RecipeGroup(TyperGroup):
 
 app = typer.Typer(
     cls=RecipeGroup,
-    help="Train an agent by a recipe; every setting of it is an option. Or by a file of settings: --config FILE. Or go "
-    "on with a run: --resume RUN.",
+    help="Train an agent by a recipe, with an option for each setting, or by a file of settings (--config FILE), "
+    "or resume a run (--resume RUN).",
     no_args_is_help=True,
     invoke_without_command=True,
     subcommand_metavar="RECIPE [OPTIONS]",
@@ -87,7 +87,7 @@ COMMON: dict[str, Any] = {
     "set_values": Annotated[
         list[str],
         typer.Option(
-            "--set", metavar="KEY=VALUE", help="one setting by its place, as agent.lr=1e-4", rich_help_panel="Run"
+            "--set", metavar="KEY=VALUE", help="one setting by its path, as agent.lr=1e-4", rich_help_panel="Run"
         ),
     ],
     "trust": Annotated[
@@ -95,7 +95,7 @@ COMMON: dict[str, Any] = {
         typer.Option("--trust", help="let the file, or the run, import the module that it names as MODULE:ENV"),
     ],
 }
-"""Options beside a recipe's settings."""
+"""Options in addition to a recipe's settings."""
 COMMON_DEFAULTS: dict[str, Any] = {"out": None, "config": None, "set_values": [], "trust": False}
 
 
@@ -120,7 +120,7 @@ def group_callback() -> Callable[..., None]:
             name, recipe = read_recipe(config, trust=trust)
             train(name, with_values(recipe, set_values, **changes), out)
         elif trust:
-            ctx.fail("--trust is about the run that is given with --resume RUN, or the file of --config FILE")
+            ctx.fail("--trust needs a run, --resume RUN, or a file, --config FILE, to trust")
         elif changes or out or config or set_values:
             own = {"--out": out, "--config": config, "--set": set_values}
             given = [resumable()[name].flag for name in changes] + [flag for flag, value in own.items() if value]
@@ -131,9 +131,7 @@ def group_callback() -> Callable[..., None]:
     annotations: dict[str, Any] = {
         "resume": Annotated[
             Path | None,
-            typer.Option(
-                "--resume", metavar="RUN", help="go on with the run in this folder from its newest checkpoint"
-            ),
+            typer.Option("--resume", metavar="RUN", help="resume the run in this folder from its newest checkpoint"),
         ],
         **COMMON,
     }
@@ -146,14 +144,14 @@ def group_callback() -> Callable[..., None]:
 
 
 def recipe_command(name: str, recipe: Recipe) -> Any:
-    """Make a command with an option for every setting of a recipe; only those given change it."""
+    """Make a command with an option for each setting of a recipe; options that are given change the recipe."""
 
     def command(
         ctx: typer.Context, out: Path | None, config: Path | None, set_values: list[str], trust: bool, **values: Any
     ) -> None:
         from sharpwave.training.recipes.files import read_recipe, with_values
 
-        # By name: click, of which typer has a copy of its own, has no enum to compare with.
+        # Compared by name: typer vendors click, so click's own enum is another one.
         given = {key: value for key, value in values.items() if ctx.get_parameter_source(key).name == "COMMANDLINE"}  # type: ignore[union-attr]
         chosen = recipe if config is None else read_recipe(config, recipe, trust=trust)[1]
         train(name, with_values(chosen, set_values, **given), out)
@@ -167,7 +165,7 @@ def recipe_command(name: str, recipe: Recipe) -> Any:
 
 
 def _option(leaf: Leaf) -> Any:
-    """A setting as typer declares an option."""
+    """Declare the typer option of a setting."""
     about = leaf.field.metadata
     kind = Literal[about["choices"]] if about["choices"] else leaf.hint
     names = f"{leaf.flag}/--no-{leaf.flag[2:]}" if kind is bool else leaf.flag
@@ -177,7 +175,7 @@ def _option(leaf: Leaf) -> Any:
 def _with_options(
     function: Callable[..., None], annotations: dict[str, Any], defaults: dict[str, Any]
 ) -> Callable[..., None]:
-    """Give a function of keywords the signature that typer reads its options from."""
+    """Set a function's signature, from which typer reads the options."""
     annotations, defaults = {"ctx": typer.Context, **annotations}, {"ctx": inspect.Parameter.empty, **defaults}
     function.__annotations__ = annotations
     function.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
@@ -193,7 +191,7 @@ app.callback()(group_callback())
 
 
 def train(name: str, recipe: Recipe, out: Path | None) -> None:
-    """Print the settings, train, print the summary."""
+    """Print the settings, train, and print the summary."""
     from sharpwave.training.run import run
 
     shown = console()
@@ -202,7 +200,7 @@ def train(name: str, recipe: Recipe, out: Path | None) -> None:
 
 
 def resume_run(folder: Path, changes: dict[str, Any], trust: bool) -> None:
-    """Go on with a run, print the summary."""
+    """Resume a run and print the summary."""
     from sharpwave.training.resume import resume
 
     shown = console()
@@ -210,20 +208,20 @@ def resume_run(folder: Path, changes: dict[str, Any], trust: bool) -> None:
 
 
 def _end(console: Any, train: Callable[[], tuple[Path, dict[str, Any]]]) -> None:
-    """Print what comes of it; exit with 1 where actors died too often, or the end could not be saved."""
+    """Train and print the summary; exit with 1 if actors died too often or the last checkpoint was not saved."""
     from sharpwave.training.actors.pool import ActorsDiedError
     from sharpwave.training.saving import NotSavedError
 
     try:
         console.print(summary_table(*train()), crop=False)
     except (ActorsDiedError, NotSavedError) as error:
-        with contextlib.suppress(OSError):  # nobody may be there any more
+        with contextlib.suppress(OSError):  # the terminal may be closed
             typer.echo(f"sharpwave: {printable(str(error))}", err=True)
         raise typer.Exit(1) from error
 
 
 def settings_table(name: str, recipe: Recipe) -> Any:
-    """Show the settings by group."""
+    """Return a table of the settings by group."""
     from rich.table import Table
     from rich.text import Text
 
@@ -239,7 +237,7 @@ def settings_table(name: str, recipe: Recipe) -> Any:
 
 
 def evaluation_text(evaluation: dict[str, Any]) -> str:
-    """An evaluation in a line."""
+    """Format an evaluation as one line."""
     count = len(evaluation["scores"])
     return (
         f"{evaluation['mean']:,.2f} (lowest {evaluation['min']:g}) of {count}, weights of step {evaluation['steps']:,}"
@@ -247,7 +245,7 @@ def evaluation_text(evaluation: dict[str, Any]) -> str:
 
 
 def summary_table(folder: Path, summary: dict[str, Any]) -> Any:
-    """What came of a run, to be printed with ``crop=False``."""
+    """Return a run's summary, to be printed with ``crop=False``."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -261,7 +259,7 @@ def summary_table(folder: Path, summary: dict[str, Any]) -> Any:
         if summary.get(key) is not None:
             table.add_row(name, evaluation_text(summary[key]))
     if summary.get("held_out") is None:
-        table.add_row("held-out mean", "- (no evaluation was due, or worth it: --evaluate-every, --evaluate-from)")
+        table.add_row("held-out mean", "- (none was due, or scores were too low: --evaluate-every, --evaluate-from)")
     table.add_row("training mean of 100", number_text(summary["mean_reward"]))
     table.add_row("episodes", f"{summary['episodes']:,}")
     table.add_row("steps, updates", f"{summary['steps']:,}, {summary['updates']:,}")
@@ -271,6 +269,6 @@ def summary_table(folder: Path, summary: dict[str, Any]) -> Any:
     below = {"kept in": printable(str(folder)), "play it": f"sharpwave eval {quoted(folder)}"}
     if summary["reason"].startswith("interrupted"):
         below["go on with it"] = f"sharpwave train --resume {quoted(folder)}"
-    # No cells, which would be cut off at the terminal's width: these are copied.
+    # Not cells of the table, which would be cut at the terminal's width: users copy these commands.
     lines = [Text(f" {name:<20}  {text}", no_wrap=True, overflow="ignore") for name, text in below.items()]
     return Group(table, *lines)

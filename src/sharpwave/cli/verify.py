@@ -1,4 +1,4 @@
-"""``sharpwave verify PATH``: whether every byte of a store's folder is as it was written."""
+"""``sharpwave verify PATH``: check every byte of a store's folder."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from sharpwave.escaping import escaped
 from sharpwave.training.text import byte_text, quoted
 
 SHOWN = 100
-"""Damages and notes that are printed each; a file full of garbage may have millions."""
+"""Limit of printed damages, and of printed notes; a file full of garbage may have millions."""
 
 
 def verify(
     path: Annotated[Path, typer.Argument(help="a store's folder, as given to sharpwave.Store(disk=...)")],
 ) -> None:
-    """Read and decode everything in a store's folder, and name whatever is damaged.
+    """Read and decode everything in a store's folder, and list all damage.
 
-    Nothing is changed, and the folder may be in use meanwhile. Looks at every record's checksum, every segment's
-    columns, every dictionary they refer to, every lane's chain of segments, and store.json.
+    Nothing is changed, and the store may be in use. Checks every record's checksum, every segment's columns, every
+    dictionary they refer to, every lane's chain of segments, and store.json.
 
-    Ends with 0 if all is sound, 1 if anything is damaged, 2 if there is no store.
+    Exits with 0 if everything is intact, 1 if anything is damaged, 2 if there is no store.
     """
     from rich import box
     from rich.console import Console
@@ -56,7 +56,7 @@ def verify(
             console.print(f"... and {len(lines) - SHOWN:,} more {more}", highlight=False)
 
     if found.notes:
-        console.print("Notes, no damage:", style="bold")
+        console.print("Notes (no damage):", style="bold")
         listed(found.notes, "notes")
     if not found.damages:
         console.print("Sound.", style="bold green")
@@ -64,8 +64,8 @@ def verify(
     console.print("Damaged:", style="bold red")
     listed([damage_text(damage) for damage in found.damages], "damages")
     console.print(
-        f"{len(found.damages):,} damages. sharpwave.Store.open gives back what is whole; files of which nothing is "
-        "whole go to the folder quarantine.",
+        f"{len(found.damages):,} damages. sharpwave.Store.open restores what is intact; files with nothing intact are "
+        "moved to the folder quarantine.",
         highlight=False,
         soft_wrap=True,
     )
@@ -73,7 +73,7 @@ def verify(
 
 
 def memory_of(path: Path) -> str:
-    """Return a hint where a run keeps its replay memory, if a path is a run's folder; else nothing."""
+    """Return a hint at the replay memory's folder if ``path`` is a run's folder; else ""."""
     found = sorted(path.glob("replay*/store.json")) or sorted(path.glob("checkpoints/[0-9]*/replay/store.json"))
     return f"; a run's replay memory is there: {quoted(found[-1].parent)}" if found else ""
 
@@ -84,7 +84,7 @@ def damage_text(damage: Any) -> str:
 
 
 class bytes_bar:
-    """Context manager giving a function: total bytes -> what is told of bytes read. Drawn only in a terminal."""
+    """Progress bar of bytes, drawn only on a terminal. A context manager; yields a function of the total bytes."""
 
     def __init__(self, what: str) -> None:
         from rich.console import Console

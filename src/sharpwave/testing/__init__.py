@@ -1,1 +1,1 @@
-"""Conformance suites for what others add to Sharpwave: each a class to subclass. They need pytest and hypothesis."""
+"""Conformance suites for extensions of Sharpwave, as classes to subclass. They need pytest and hypothesis."""

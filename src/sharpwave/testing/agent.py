@@ -1,12 +1,11 @@
-"""The conformance suite for agents.
+"""Conformance suite for agents.
 
     class TestMine(AgentSuite):
         def make_agent(self, spaces: Spaces, seed: int) -> Agent:
             return Mine(spaces, Mine.Settings(), seed=seed)
 
-Run by pytest, that shows that the agent's actions and fields are what it declares, that lanes do not disturb each
-other, that the same seed does the same, that its state and its policy survive a file, and that it learns from its own
-view.
+Run by pytest, it checks that the agent's actions and fields are as declared, that lanes are independent, that the same
+seed gives the same actions, that its state and its policy survive a file, and that it learns from its own view.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ LANES, STEPS = 3, 60
 
 
 class AgentSuite:
-    """Tests that every agent passes. Subclasses name the agent, and spaces that it can learn in.
+    """Tests that every agent passes. Subclasses make the agent and choose spaces that it can learn in.
 
     Attributes:
-        spaces: of the observations and actions that the tests make up.
+        spaces: spaces of the observations and actions that the tests generate.
     """
 
     spaces = Spaces(Box(-1.0, 1.0, (3,), np.float32), Discrete(4), "the suite's environment")
@@ -45,18 +44,18 @@ class AgentSuite:
         raise NotImplementedError
 
     def fresh(self, seed: int = 0) -> Agent:
-        """Make an agent whose weights, too, come from the seed."""
+        """Make an agent whose initial weights also come from the seed."""
         torch.manual_seed(seed)
         return self.make_agent(self.spaces, seed)
 
     def observations(self, seed: int, lanes: int = LANES) -> Any:
-        """Observations of some lanes, as a vector of environments gives them."""
+        """Sample observations of several lanes, as a vector of environments returns them."""
         space = batch_space(self.spaces.observation, lanes)
         space.seed(seed)
         return space.sample()
 
     def played(self, agent: Agent, lanes: int = LANES) -> Iterator[tuple[Any, Acted, Any, Any, Any]]:
-        """Observations, what the agent did, rewards, and how steps ended, step by step, in a made-up environment."""
+        """Yield observations, actions, rewards, terminated and truncated of steps in a synthetic environment."""
         rng, state = np.random.default_rng(7), agent.begin(lanes)
         for step in range(STEPS):
             obs = self.observations(step, lanes)
@@ -67,7 +66,7 @@ class AgentSuite:
             state = agent.observe(acted.state, reward, terminated | truncated)
 
     def batches(self, agent: Agent, count: int) -> list[Any]:
-        """Batches of tensors from the view that the agent asks for, over a store of its own steps."""
+        """Sample batches of tensors from the agent's view over a store of its own steps."""
         space = self.spaces.observation
         parts = dict(space.spaces) if isinstance(space, Dict) else {"": space}
         fields = {key: sw.Field(part.shape or (), str(part.dtype)) for key, part in parts.items()}
@@ -260,7 +259,7 @@ class AgentSuite:
 
 
 def plain(state: dict[str, Any]) -> dict[str, Any]:
-    """What of a state is no tensor."""
+    """Return the values of a state that are not tensors."""
     return {name: value for name, value in state.items() if not _is_tensors(value)}
 
 
@@ -269,7 +268,7 @@ def _is_tensors(value: Any) -> bool:
 
 
 def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
-    """A state as checkpoints keep it: groups of tensors as safetensors, all else as JSON."""
+    """Save and load a state as checkpoints do: groups of tensors as safetensors, other values as JSON."""
     groups = {name: value for name, value in state.items() if name not in plain(state)}
     tensors = {
         name: load(save({key: one.contiguous() for key, one in group.items()})) for name, group in groups.items()
@@ -278,7 +277,7 @@ def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two nested structures of tensors and plain values are equal, bit for bit."""
+    """Return whether two nested structures of tensors and plain values are equal, bit for bit."""
     if isinstance(one, torch.Tensor):
         return torch.equal(one, other)
     if isinstance(one, dict):
@@ -287,7 +286,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def of_lane(obs: Any, lane: int) -> Any:
-    """Observations [1, ...] of one lane."""
+    """Return the observations [1, ...] of one lane."""
     return (
         {name: part[lane : lane + 1] for name, part in obs.items()} if isinstance(obs, dict) else obs[lane : lane + 1]
     )

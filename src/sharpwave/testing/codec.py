@@ -1,11 +1,11 @@
-"""The conformance suite for codecs.
+"""Conformance suite for codecs.
 
     class TestMine(CodecSuite):
         def make_codec(self) -> Codec:
             return Mine()
 
-Run by pytest, that shows that rows come back whatever they are, that payloads of any bytes do no harm, that every way
-to read a row reads the same, and that a store written with the codec is whole after it was closed and opened again.
+Run by pytest, it checks that any rows are restored, that arbitrary payloads do no harm, that all ways to read a row
+agree, and that a store written with the codec is complete after it was closed and reopened.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ SETTINGS = settings(
     suppress_health_check=[HealthCheck.differing_executors, HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 SLACK_BYTES = 256 << 10
-"""Memory that decoding may take beside its rows and three times its payload."""
+"""Memory that decoding may take in addition to its rows and three times its payload."""
 
 
 class CodecSuite:
-    """Tests that every codec passes. Subclasses name the codec."""
+    """Tests that every codec passes. Subclasses make the codec."""
 
     def make_codec(self) -> Codec:
         """Make the codec under test."""
@@ -116,7 +116,7 @@ class CodecSuite:
             encoder.keep_only(dictionaries[-1:])
         assert encoder.nbytes >= 0
 
-    # payloads of strangers
+    # untrusted payloads
 
     @SETTINGS
     @given(
@@ -252,7 +252,7 @@ class CodecSuite:
 def _tried(act: Any, column: Packed) -> tuple[Any] | None:
     """Return what came back, or ``None`` for a DamagedError. Any other error fails, as does taking much memory."""
     with contextlib.suppress(DamagedError):
-        act(column)  # compiling takes memory of its own
+        act(column)  # compiling takes memory that does not count
     tracemalloc.start()
     try:
         answer = (act(column),)

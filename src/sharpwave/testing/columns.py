@@ -1,4 +1,4 @@
-"""Random columns of bytes, and columns laid into memory as a store does, for tests of codecs."""
+"""Random columns of bytes, and columns in memory laid out as in a store, for tests of codecs."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ SIZES = (1, 7, 8, 24, 60, 200)
 
 @st.composite
 def pictures(draw: st.DrawFn, max_rows: int = 12, sizes: tuple[int, ...] = SIZES) -> tuple[Bytes, int]:
-    """Draw rows uint8 [n, size] that look like what stores hold, and bytes from a pixel to the one below.
+    """Draw rows uint8 [n, size] that resemble stored frames, and the bytes of an image line; 0: they have no lines.
 
-    They are still, noisy, or something between; where the second is 0, nothing lies below a pixel.
+    Frames are still, noisy, or something between.
     """
     count, size = draw(st.integers(1, max_rows)), draw(st.sampled_from(sizes))
     line = draw(st.sampled_from([0, 1, 4, 12, size]))
@@ -40,10 +40,10 @@ def pictures(draw: st.DrawFn, max_rows: int = 12, sizes: tuple[int, ...] = SIZES
 
 
 class ColumnsInMemory:
-    """One field's columns in segments of their own, in memory as a store has them.
+    """Columns of one field, each in a segment of its own, in memory laid out as in a store.
 
     Attributes:
-        index, arena, table: what a store keeps of them.
+        index, arena, table: the store's structures that hold them.
     """
 
     def __init__(self, field: Field, slots: int, max_rows: int, nbytes: int = 1 << 16) -> None:
@@ -52,7 +52,7 @@ class ColumnsInMemory:
         self.arena = Arena(nbytes, nbytes)
 
     def put(self, slot: int, codec: Codec, count: int, payload: bytes, dictionary: bytes = b"") -> None:
-        """Lay a column of ``count`` rows down as the segment in ``slot``."""
+        """Write a column of ``count`` rows as the segment in ``slot``."""
         index, arena = self.index, self.arena
         packed, (begin,) = segment.pack(0, 0, 0, count, 0, 0, [segment.Column(codec.number, count, payload)])
         base, place = arena.allocate(len(packed)), self.table.add(dictionary) if dictionary else 0

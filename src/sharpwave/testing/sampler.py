@@ -1,11 +1,11 @@
-"""The conformance suite for samplers.
+"""Conformance suite for samplers.
 
     class TestMine(SamplerSuite):
         def make_sampler(self) -> Sampler:
             return Mine()
 
-Run by pytest, that shows that only items that are there are drawn, with the probabilities that it says; that whatever
-is undone, grown or restored goes on as if nothing had been; and that a store with it comes back from a checkpoint.
+Run by pytest, it checks that the sampler draws only items that it holds, with the probabilities that it reports; that
+undoing, growing and restoring do not change its draws; and that a store with it is restored from a checkpoint.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SPEC = sw.Spec(obs=sw.Field((), "int32"), action=sw.Field((), "int64"))
 
 
 class Told:
-    """A sampler, and what it was told: items in the order of insertion, and how many of each group came."""
+    """Sampler with a record of its calls: items in the order of insertion, and the number inserted in each group."""
 
     def __init__(self, sampler: Sampler, groups: int, group_size: int) -> None:
         self.sampler, self.groups, self.group_size = sampler, groups, group_size
@@ -57,7 +57,7 @@ class Told:
         self.came[group] = 0
 
     def exclude(self, items: list[int]) -> Callable[[], None]:
-        """Exclude items; returns what undoes it."""
+        """Exclude items; return a function that undoes it."""
         before, undo = self.there, self.sampler.exclude(np.array(items, np.int64))
         self.there = [item for item in before if item not in items]
 
@@ -68,13 +68,13 @@ class Told:
         return undone
 
     def grow(self, groups: int) -> None:
-        """Make room for so many groups."""
+        """Grow to ``groups`` groups."""
         self.sampler.grow(groups)
         self.came += [0] * (groups - self.groups)
         self.groups = groups
 
     def probabilities(self) -> dict[int, float]:
-        """Return the probability of each item that is there."""
+        """Return the probability of each item in the sampler."""
         self.draw(np.random.default_rng(0), 1)
         return dict(zip(self.there, self.sampler.probabilities(np.array(self.there)).tolist(), strict=True))
 
@@ -85,7 +85,7 @@ class Told:
         return draw
 
     def restored(self, fresh: Sampler, items: list[int]) -> Told:
-        """Return another that holds ``items``, in whole runs from the first of each group, and this one's state."""
+        """Load this sampler's state into ``fresh``, which holds ``items``: a prefix of each group."""
         other = Told(fresh, self.groups, self.group_size)
         for group in sorted({item // self.group_size for item in items}):
             ends = [item % self.group_size + 1 for item in items if item // self.group_size == group]
@@ -100,21 +100,21 @@ class Told:
 
 
 class SamplerSuite:
-    """Tests that every sampler passes. Subclasses make it."""
+    """Tests that every sampler passes. Subclasses make the sampler."""
 
     def make_sampler(self) -> Sampler:
         """Make a new sampler, always with the same settings."""
         raise NotImplementedError
 
     def expected_draw(self, there: list[int], n: int) -> list[int] | None:
-        """Return which of ``there``, in the order of insertion, n draws give, where that is no matter of chance."""
+        """Return the items of ``there``, in the order of insertion, that n draws give; None: they are random."""
         return None
 
     def _told(self, groups: int = 4, group_size: int = 5) -> Told:
         return Told(self.make_sampler(), groups, group_size)
 
     def _used(self, seed: int) -> Told:
-        """Make one that has items of most groups, some excluded, with priorities."""
+        """Make a sampler with items of most groups, some excluded, with priorities."""
         told, rng = self._told(), np.random.default_rng(seed)
         for group in range(3):
             told.insert(group, int(rng.integers(2, 6)))
@@ -262,7 +262,7 @@ class SamplerSuite:
 
 
 def _alike(one: dict[int, float], other: dict[int, float]) -> bool:
-    """Whether the same items are there, with the same probabilities, of which some may have changed places."""
+    """Return whether both have the same items and the same multiset of probabilities."""
     return one.keys() == other.keys() and sorted(one.values()) == pytest.approx(sorted(other.values()))
 
 

@@ -1,17 +1,17 @@
-"""The conformance suite for views.
+"""Conformance suite for views.
 
     class TestMine(ViewSuite):
         def make_view(self) -> View:
             return Mine()
 
         def expected(self, lane: list[Step]) -> set[Any]:
-            return {...}  # plainly, which items there are
+            return {...}  # the items that can be sampled, computed in the plainest way
 
         def item(self, batch: Any, i: int) -> Any:
-            return ...  # item i of a batch, as expected() has it
+            return ...  # item i of a batch, in the form of expected()
 
-Run by pytest, that shows that the view has the items of the plain account whatever comes and is evicted, in memory and
-on disk, that ids keep their meaning, and that it comes back from a checkpoint.
+Run by pytest, it checks that the view has the expected items whatever is appended and evicted, in memory and on disk,
+that ids keep their meaning, and that the view is restored from a checkpoint.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from sharpwave.views.replay import Replay
 from sharpwave.views.view import View
 
 FINAL = 1_000_000
-"""Added to a step's serial number, that is what is observed after an episode's last step."""
+"""Offset of final observations: an episode's final observation is its last step's serial number plus this."""
 
 
 @dataclass
 class Step:
-    """A step as the suite appended it. It observes its serial number, which is also its action.
+    """Step as the suite appended it. Its serial number is its observation and its action.
 
     Attributes:
-        held: whether the store holds it still.
+        held: whether the store still holds it.
     """
 
     serial: int
@@ -54,14 +54,14 @@ class Step:
 
 
 class Play:
-    """A store to which steps are appended, and what they were, by lane."""
+    """Store with a record of the steps appended to it, by lane."""
 
     def __init__(self, store: sw.Store, seed: int, lanes: list[list[Step]] | None = None) -> None:
         self.store, self.lanes = store, lanes or []
         self._rng = np.random.default_rng(seed)
 
     def go_on(self, steps: int) -> None:
-        """Append steps to lanes at random; now and then there is one more lane."""
+        """Append steps to random lanes, and occasionally to a new one."""
         for _ in range(steps):
             lane = int(self._rng.integers(0, min(6, len(self.lanes) + 1)))
             self.lanes += [[] for _ in range(lane + 1 - len(self.lanes))]
@@ -75,7 +75,7 @@ class Play:
         self.note_held()
 
     def note_held(self) -> None:
-        """Note which steps the store holds."""
+        """Update which steps the store holds."""
         index = self.store._log.index
         held = [set[int]() for _ in self.lanes]
         for slot in np.flatnonzero(index.rows).tolist():
@@ -87,10 +87,10 @@ class Play:
 
 
 class ViewSuite:
-    """Tests that every view passes. Subclasses make it, and say plainly which items it has.
+    """Tests that every view passes. Subclasses make the view and list its items in the plainest way.
 
     Attributes:
-        spec: of the stores; observations are [2] of a number, actions a number.
+        spec: spec of the stores; observations are [2] of a number, actions a number.
     """
 
     spec = sw.Spec(obs=sw.Field((2,), "int64", stack=2), action=sw.Field((), "int64"))
@@ -100,11 +100,11 @@ class ViewSuite:
         raise NotImplementedError
 
     def expected(self, lane: list[Step]) -> set[Any]:
-        """Return the items that can be sampled where these are all steps ever appended to a lane."""
+        """Return the items that can be sampled, given all steps ever appended to a lane."""
         raise NotImplementedError
 
     def item(self, batch: Any, i: int) -> Any:
-        """Return item ``i`` of a batch, as :meth:`expected` has it."""
+        """Return item ``i`` of a batch in the form of :meth:`expected`."""
         raise NotImplementedError
 
     def _store(self, folder: Path | None = None, **settings: Any) -> sw.Store:
@@ -120,7 +120,7 @@ class ViewSuite:
         return dict(zip(ids.tolist(), self._told(replay.fetch(ids)), strict=True)) if len(ids) else {}
 
     def _check(self, play: Play, replay: Replay[Any]) -> dict[int, Any]:
-        """Return the items by their ids, which are those of the plain account."""
+        """Check that the view has the expected items, and return them by id."""
         items = self._items(replay)
         expected = [item for lane in play.lanes for item in self.expected(lane)]
         assert set(items.values()) == set(expected) and len(items) == len(expected)

@@ -1,4 +1,4 @@
-"""Figures of a run, shown while it goes on: a table on a terminal, or lines."""
+"""Callback that displays a run's figures: a live table on a terminal, else lines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sharpwave.training.text import byte_text, duration_text, number_text, print
 
 
 class Display(Callback):
-    """A live table on a terminal; elsewhere a line every ``line_seconds``."""
+    """Callback that shows a live table on a terminal, and elsewhere prints a line every ``line_seconds``."""
 
     def __init__(
         self, console: Console, title: str, total_steps: int, stop_reward: float | None, line_seconds: float = 10.0

@@ -1,4 +1,4 @@
-"""Figures of a run, kept in files: JSON lines, TensorBoard."""
+"""Callbacks that log a run's figures to files: JSON lines and TensorBoard."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sharpwave.training.progress import Metrics
 
 
 class JsonLines(Callback):
-    """Appends every episode and every report to a file, one JSON object a line. All methods raise OSError."""
+    """Callback that appends every event to a file, one JSON object a line. All methods raise OSError."""
 
     def __init__(self, path: Path) -> None:
         self._file = RecordFile(path)
@@ -37,11 +37,11 @@ class JsonLines(Callback):
 
 
 class TensorBoard(Callback):
-    """Scalars against environment steps; ``steps`` is an episode's length. All methods raise OSError.
+    """Callback that writes scalars for TensorBoard, against environment steps. All methods raise OSError.
 
     Args:
-        folder: made if absent.
-        after: a run is resumed after so many steps; what earlier files say about later steps is not shown.
+        folder: folder of the event files; made if absent.
+        after: step at which the run resumes: TensorBoard hides later steps of earlier files; None: a new run.
     """
 
     EPISODE: ClassVar[dict[str, str]] = {"reward": "reward", "avg_reward": "avg_reward", "episode_steps": "steps"}
@@ -70,7 +70,7 @@ class TensorBoard(Callback):
 
         if not real_folder(folder):
             folder.mkdir()
-        seconds, rest = divmod(time.time_ns(), 10**9)  # files are read in the order of their names
+        seconds, rest = divmod(time.time_ns(), 10**9)  # TensorBoard reads files in the order of their names
         name = f"events.out.tfevents.{seconds:010d}.{rest:09d}.{socket.gethostname()}.{os.getpid()}"
         self._file = RecordFile(folder / name)
         self._event, self._summary = Event, Summary
@@ -99,7 +99,7 @@ class TensorBoard(Callback):
         values = [
             self._summary.Value(tag=name, simple_value=metrics[key])
             for key, name in names.items()
-            if metrics.get(key) is not None  # there are figures of runs with actors only
+            if metrics.get(key) is not None  # some figures exist only in runs with actors
         ]
         self._add(step=metrics["steps"], summary=self._summary(value=values))
 
@@ -108,7 +108,7 @@ class TensorBoard(Callback):
 
 
 class _Appending:
-    """What TensorBoard's writer of records takes for a file."""
+    """File object, as TensorBoard's record writer expects it, that appends to a record file."""
 
     def __init__(self, file: RecordFile) -> None:
         self.write = file.append
