@@ -11,4 +11,4 @@ CONVOLUTIONS: dict[str, tuple[tuple[int, int, int], ...]] = {
 }
 NETWORKS = ("auto", *CONVOLUTIONS, "mlp")
 MIN_SIDES = {"nature": 64, "small": 30, "tiny": 5}
-"""Shorter sides from which on "auto" takes them."""
+"""Smallest shorter side of frames for which "auto" chooses each network."""

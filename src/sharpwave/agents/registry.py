@@ -13,11 +13,7 @@ if TYPE_CHECKING:
 AGENTS: dict[str, str | type[Agent]] = {
     "dqn": "sharpwave.agents.dqn:DQN",
 }
-<<<<<<< HEAD
-"""The class of each algorithm, or where it is found: imported when it is asked for."""
-=======
-"""Class of each algorithm, or its import path: importing one imports torch."""
->>>>>>> c1b855a (agents: docstrings begin with a verb or a noun; help of options names the quantity)
+"""Class of each algorithm, or its import path, which is imported on demand."""
 
 GROUP = "sharpwave.agents"
 """Entry points by which other packages provide algorithms: ``mine = "my_package.agents:Mine"``."""
