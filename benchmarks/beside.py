@@ -103,18 +103,18 @@ def table(found: Results) -> None:
 
 
 def say(text: str) -> None:
-    """Progress, apart from the result."""
+    """Print progress to stderr, apart from the result."""
     print(text, file=sys.stderr, flush=True)
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("first", type=Path, help="tree that ratios are to, a folder with src/")
+    parser.add_argument("first", type=Path, help="reference tree, a folder with src/")
     parser.add_argument("second", type=Path)
     parser.add_argument("--quick", action="store_true", help="half a minute: one life, fewer steps and rounds")
     parser.add_argument("--lives", type=int, default=4, help="times that both processes are started")
-    parser.add_argument("--rounds", type=int, default=15, help="of each life")
+    parser.add_argument("--rounds", type=int, default=15, help="rounds of each life")
     parser.add_argument("--steps", type=int, default=100_000, help="steps that each store holds")
     parser.add_argument("--out", type=Path, help="write all rounds to this .json file")
     parser.add_argument("--frames-cache", type=Path, default=frames.CACHE, help="folder for played frames")

@@ -51,7 +51,7 @@ def vector_steps() -> tuple[sw.Spec, list[Step]]:
 
 
 class Filled:
-    """A full store, its views, and the steps that it goes on with."""
+    """Full store with its views and an endless source of steps."""
 
     def __init__(self, spec: sw.Spec, steps: list[Step], capacity: int) -> None:
         self.store = sw.Store(spec, capacity=capacity, seed=0)
@@ -80,7 +80,7 @@ class Filled:
         return sample
 
     def bytes_a_step(self) -> float:
-        """Return the store's own account."""
+        """Return the bytes per step that the store reports."""
         return float(self.store.stats()["bytes_per_step"])
 
     @staticmethod
@@ -90,7 +90,7 @@ class Filled:
 
 
 def timed(call: Callable[[], Any], calls: int) -> dict[str, float]:
-    """Return microseconds of wall time and of processor time a call."""
+    """Return microseconds of wall time and of processor time per call."""
     begin, cpu = time.perf_counter(), time.process_time()
     for _ in range(calls):
         call()
@@ -101,7 +101,7 @@ def timed(call: Callable[[], Any], calls: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Fill the stores, then answer requests, a line of JSON each."""
+    """Fill the stores, then answer requests, one line of JSON each."""
     folder, capacity = Path(sys.argv[1]), int(sys.argv[2])
     filled = {"frames": Filled(*frame_steps(folder), capacity), "vectors": Filled(*vector_steps(), capacity)}
     print(json.dumps({data: one.bytes_a_step() for data, one in filled.items()}), flush=True)

@@ -1,4 +1,4 @@
-"""What the codecs make of frames and vectors: size, and the time to encode, decode and gather.
+"""Codecs on frames and vectors: encoded size, and the time to encode, decode and gather.
 
     python benchmarks/codec_sizes.py [--quick] [--out FOLDER] [--frames-cache FOLDER]
 
@@ -35,7 +35,7 @@ Rows = npt.NDArray[Any]
 
 
 def vectors(size: int, steps: int) -> Rows:
-    """Float32 [steps, size] like MuJoCo's: smooth joints, and, from 300 on, contact forces that are mostly zero."""
+    """Make float32 [steps, size] like MuJoCo's: smooth joints, and, from 300 on, contact forces, mostly zero."""
     rng = np.random.default_rng(0)
     rows: npt.NDArray[np.float64] = (
         np.cumsum(rng.normal(scale=0.05, size=(steps, size)), axis=0, dtype=np.float64) % 6.0 - 3.0
@@ -46,12 +46,12 @@ def vectors(size: int, steps: int) -> Rows:
 
 
 def counts(size: int, steps: int) -> Rows:
-    """Float32 [steps, size] of small whole numbers, as of things on a board: zstd gains much, delta little."""
+    """Make float32 [steps, size] of small integers, as counts on a board: zstd gains much, delta little."""
     return np.random.default_rng(0).integers(0, 8, (steps, size)).astype(np.float32)
 
 
 def fastest(call: Callable[[], Any], passes: int) -> float:
-    """Seconds of processor time (all threads) that the quickest of ``passes`` calls took."""
+    """Return the seconds of processor time (all threads) of the quickest of ``passes`` calls."""
     best = np.inf
     for _ in range(passes):
         begin = time.process_time()
@@ -61,7 +61,7 @@ def fastest(call: Callable[[], Any], passes: int) -> float:
 
 
 def measure(rows: Rows, codec: str, passes: int) -> dict[str, float]:
-    """One codec on the steps of one lane, ``rows`` [steps, *shape]."""
+    """Measure one codec on the steps of one lane, ``rows`` [steps, *shape]."""
     field = sw.Field(rows.shape[1:], rows.dtype.name, stack=STACK if rows.ndim > 2 else None)
     flat = rows.reshape(len(rows), -1).view(np.uint8)
     packer, line = by_name(codec), field.line_bytes
@@ -89,7 +89,7 @@ def measure(rows: Rows, codec: str, passes: int) -> dict[str, float]:
 
 
 def gather(rows: Rows, field: sw.Field, codec: str, passes: int) -> dict[str, float]:
-    """Sampling batches of 256 from a store of those steps: transitions a second, and processor time of each."""
+    """Sample batches of 256 from a store of ``rows``: transitions per second, and processor time of each."""
     store = sw.Store(
         sw.Spec(obs=field, action=sw.Field((), "int64")), capacity=len(rows), codec={"obs": codec}, segment_steps=COLUMN
     )
@@ -108,7 +108,7 @@ def gather(rows: Rows, field: sw.Field, codec: str, passes: int) -> dict[str, fl
 
 
 def sources(steps: int, cache: Path) -> dict[str, Rows]:
-    """All that is measured, by name: one lane's consecutive steps."""
+    """Return the measured data by name: one lane's consecutive steps."""
     played = {game: frames.load(game, LANES * steps, cache=cache).obs for game in GAMES}
     found = {game: np.array(obs[:steps, 0]) for game, obs in played.items()}
     colour = frames.load("pong", LANES * 512, cache=cache, grayscale=False, img_height=210, img_width=160)
@@ -118,7 +118,7 @@ def sources(steps: int, cache: Path) -> dict[str, Rows]:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="fewer steps")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results", help="folder of the results")

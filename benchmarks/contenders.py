@@ -1,4 +1,4 @@
-"""What ``store.py`` compares: Sharpwave's codecs, and other libraries' buffers in their configurations."""
+"""Contenders of ``store.py``: Sharpwave's codecs, and other libraries' buffers in their configurations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was acknowledged is killed, starved and damaged, again and again; it must be there, and nothing may crash.
+"""Crash test: a store is killed, its disk fails, its files are damaged; acknowledged steps must survive.
 
     python benchmarks/crash.py [--rounds 1000] [--flips 10000] [--whole-opens 500] [--retention all]
                                [--fault-rounds 1300] [--seed 0] [--out FILE]
@@ -50,18 +50,18 @@ from tests.support import faults
 HERE = Path(__file__).parent
 LANES, CAPACITY, STEPS_A_ROUND = 4, 20_000, 1 << 20
 KEPT_ROUNDS = 100
-"""Of so many rounds it is known what was acknowledged; the capacity holds fewer steps than these have."""
+"""Rounds whose acknowledged steps are remembered; the capacity holds fewer steps than these have."""
 SPEC = sw.Spec(obs=sw.Field((16, 16), "uint8", stack=2), action=sw.Field((), "int64"), serial=sw.Field((), "int64"))
 FLUSHED, CHECKPOINTED = 0, 1
 
 
 def say(text: str) -> None:
-    """Print at once."""
+    """Print and flush at once."""
     print(text, flush=True)
 
 
 def frame(serial: int) -> Any:
-    """A picture that tells its step."""
+    """Draw a frame that encodes its step's serial number."""
     picture = np.zeros((16, 16), np.uint8)
     picture[serial % 16, (serial >> 4) % 16] = 255
     picture[15, :8] = np.frombuffer(np.int64(serial).tobytes(), np.uint8)
@@ -69,7 +69,7 @@ def frame(serial: int) -> Any:
 
 
 def frames(serials: Any) -> Any:
-    """Pictures of steps."""
+    """Draw the frames of several steps."""
     pictures = np.zeros((len(serials), 16, 16), np.uint8)
     pictures[np.arange(len(serials)), serials % 16, (serials >> 4) % 16] = 255
     pictures[:, 15, :8] = np.ascontiguousarray(serials, np.int64).view(np.uint8).reshape(-1, 8)
@@ -77,7 +77,7 @@ def frames(serials: Any) -> Any:
 
 
 def append(store: sw.Store, serial: int) -> int:
-    """One step in each lane; returns the next serial number."""
+    """Append one step to each lane; return the next serial number."""
     store.extend(
         obs=np.stack([frame(serial + lane) for lane in range(LANES)]),
         action=np.arange(LANES) + serial,
@@ -90,7 +90,7 @@ def append(store: sw.Store, serial: int) -> int:
 
 
 def write(folder: Path, turn: int, acknowledged: int) -> None:
-    """The child: appends without end, and tells the pipe up to which step everything is on disk, or in a checkpoint."""
+    """Append without end in a child process; report the steps that are on disk or in a checkpoint through a pipe."""
     store = opened(folder / "store")
     serial = turn * STEPS_A_ROUND
     rng = np.random.default_rng(turn)
@@ -106,7 +106,7 @@ def write(folder: Path, turn: int, acknowledged: int) -> None:
 
 
 def opened(folder: Path) -> sw.Store:
-    """The store in a folder, made where there is none."""
+    """Open the store in a folder, or make it if absent."""
     if (folder / MANIFEST).exists():
         return sw.Store.open(folder)
     return sw.Store(SPEC, capacity=CAPACITY, disk=folder, segment_steps=32)
@@ -116,21 +116,21 @@ N_STEP, GAMMA = 3, 0.5
 
 
 def ended(serials: Any) -> Any:
-    """Which steps ended their episodes."""
+    """Return which steps ended their episodes."""
     return serials // LANES * LANES % 97 > 92
 
 
 def batches(store: sw.Store, n_step: int) -> Iterator[Any]:
-    """All that can be sampled, in parts."""
+    """Yield batches of all steps that can be sampled."""
     replay = store.transitions(n_step=n_step, gamma=GAMMA)
     ids = replay.sampleable_ids()
     return (replay.fetch(ids[at : at + 1000]) for at in range(0, len(ids), 1000))
 
 
 def held_by(store: sw.Store) -> set[int]:
-    """The serial numbers of all steps that can be sampled; each is compared with what was appended.
+    """Return the serial numbers of all steps that can be sampled, after comparing each with the appended step.
 
-    Returns and successors as well. An episode goes on to its end or to the last step that is left of its round.
+    Returns and successors are compared too. An episode continues to its end or to the last step of its round.
     """
     steps = [batch["serial"] for batch in batches(store, 1)]
     held = set(np.concatenate([*steps, np.zeros(0, np.int64)]).tolist())
@@ -156,10 +156,10 @@ def held_by(store: sw.Store) -> set[int]:
 
 
 def lost_of(held: set[int], acknowledged: list[tuple[int, int]]) -> int:
-    """How many steps of the newest half of the capacity are not there.
+    """Count the steps of the newest half of the capacity that are missing.
 
     Args:
-        acknowledged: by round, the first step and the one behind the last that was. Of each lane a round's last step
+        acknowledged: by round, the first acknowledged step and the one after the last. Each lane's last step of a round
             may be missing: its successor was not known.
     """
     left, lost = CAPACITY // 2, 0
@@ -173,14 +173,14 @@ def lost_of(held: set[int], acknowledged: list[tuple[int, int]]) -> int:
 
 
 def kills(rounds: int, seed: int, base: Path) -> dict[str, Any]:
-    """SIGKILL at random moments."""
-    disk_budget.REGION_BYTES = disk_budget.MIN_REGION_BYTES = 128 << 10  # so that regions come and go
+    """Kill writers by SIGKILL at random moments; count lost steps."""
+    disk_budget.REGION_BYTES = disk_budget.MIN_REGION_BYTES = 128 << 10  # so that regions are evicted often
     rng = np.random.default_rng(seed)
     done: dict[str, Any] = {"rounds": 0, "steps_acknowledged": 0, "checkpoints_opened": 0, "losses": 0}
     done |= {"region_files": 0, "descriptors": 0}
     slowest = {"store": 0.0, "checkpoint": 0.0}
-    acknowledged: list[tuple[int, int]] = []  # by round, the first step and the one behind the last flushed
-    saved: list[tuple[int, int]] = []  # the same of the last checkpoint that was acknowledged
+    acknowledged: list[tuple[int, int]] = []  # by round, the first flushed step and the one after the last
+    saved: list[tuple[int, int]] = []  # the same for the last acknowledged checkpoint
     begin = time.perf_counter()
     for turn in range(rounds):
         reader, writer = os.pipe()
@@ -201,7 +201,7 @@ def kills(rounds: int, seed: int, base: Path) -> dict[str, Any]:
         if os.waitstatus_to_exitcode(status) != -signal.SIGKILL:
             sys.exit(f"round {turn}: the writer failed by itself; see above")
         said = np.frombuffer(told, np.int64).reshape(-1, 2)
-        # A checkpoint is no flush of the store's own folder; steps between the two count for the checkpoint.
+        # A checkpoint does not flush the store's own folder; steps between the two count for the checkpoint.
         flushed = said[said[:, 1] == FLUSHED, 0]
         first = turn * STEPS_A_ROUND
         upto = int(flushed[-1]) if len(flushed) else first
@@ -220,7 +220,7 @@ def kills(rounds: int, seed: int, base: Path) -> dict[str, Any]:
             store = sw.Store.open(base / "checkpoint", disk=base / "opened")
             slowest["checkpoint"] = max(slowest["checkpoint"], time.perf_counter() - started)
             held = held_by(store)
-            # A newer one may have been complete when the process was killed, and not acknowledged.
+            # A newer checkpoint may have been complete but not acknowledged when the process was killed.
             lost += lost_of(held, saved) if max(held, default=-1) < saved[-1][1] else 0
             done["checkpoints_opened"] += 1
             store.close()
@@ -240,11 +240,11 @@ def kills(rounds: int, seed: int, base: Path) -> dict[str, Any]:
 LIVES: dict[str, dict[str, Any]] = {"fifo": {}}
 LIVES |= {"reservoir": {"appends": 200, "settings": faults.RESERVOIR}}
 LIVES |= {"lowest": {"appends": 200, "settings": faults.LOWEST}}
-"""By retention, the life that faults come into; regions are copied together only where the store is full."""
+"""Life into which faults are injected, by retention; regions are compacted only in a full store."""
 
 
 def fail(base: Path, retention: str, most: int, seed: int) -> dict[str, Any]:
-    """Every fault at every file operation, ``most`` of these rounds at most."""
+    """Inject every fault at every file operation, in at most ``most`` rounds."""
     life = LIVES[retention]
     operations = faults.round_of(base / "whole", "delta", 0, "EIO", **life).log
     shutil.rmtree(base / "whole")
@@ -268,7 +268,7 @@ def fail(base: Path, retention: str, most: int, seed: int) -> dict[str, Any]:
 
 
 def flips(count: int, opens: int, seed: int, base: Path) -> dict[str, Any]:
-    """Flipped bits and cut-off files."""
+    """Flip bits and truncate files; count damage that is not found."""
     disk_budget.REGION_BYTES = disk_budget.MIN_REGION_BYTES = 32 << 10
     scan.LOOK_AGAIN_S = 0.0  # nobody writes here
     source = base / "sound"
@@ -320,7 +320,7 @@ def flips(count: int, opens: int, seed: int, base: Path) -> dict[str, Any]:
 
 
 def records_of(path: Path, identity: Identity) -> tuple[list[Any], list[Any]]:
-    """A region's records and damages."""
+    """Return a region's records and damages."""
     region, records, damages = read_region(path, identity)
     if region is not None:
         os.close(region.descriptor)
@@ -328,7 +328,7 @@ def records_of(path: Path, identity: Identity) -> tuple[list[Any], list[Any]]:
 
 
 def found_by_reading(path: Path, identity: Identity, sound: dict[Path, list[Any]]) -> tuple[bool, bool]:
-    """Whether a damage is named, and whether all other records are there."""
+    """Return whether the damage is named, and whether all other records are found."""
     if path.name == MANIFEST:
         try:
             read_manifest(path.parent)
@@ -344,7 +344,7 @@ def found_by_reading(path: Path, identity: Identity, sound: dict[Path, list[Any]
 
 
 def found_by_opening(source: Path, path: Path, base: Path) -> tuple[bool, bool]:
-    """As above, of the whole store, opened in a copy, and verified."""
+    """Return the same for the whole store, opened in a copy and verified."""
     folder = base / "copy"
     shutil.copytree(source, folder)
     name = path.relative_to(source)
@@ -364,14 +364,14 @@ def found_by_opening(source: Path, path: Path, base: Path) -> tuple[bool, bool]:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=1000, help="of kills")
     parser.add_argument("--flips", type=int, default=10_000)
-    parser.add_argument("--whole-opens", type=int, default=500, help="of the flips and cuts")
+    parser.add_argument("--whole-opens", type=int, default=500, help="flips and cuts checked on a whole store")
     parser.add_argument("--no-faults", action="store_true")
-    parser.add_argument("--retention", choices=[*LIVES, "all"], default="all", help="of the stores with faults")
-    parser.add_argument("--fault-rounds", type=int, default=1300, help="for each retention, at most")
+    parser.add_argument("--retention", choices=[*LIVES, "all"], default="all", help="retention of stores with faults")
+    parser.add_argument("--fault-rounds", type=int, default=1300, help="rounds with faults for each retention, at most")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=HERE / "results" / "crash.json")
     arguments = parser.parse_args()

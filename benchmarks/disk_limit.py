@@ -1,4 +1,4 @@
-"""What a disk allows: pieces of files read from random places by many threads, nothing checked or decoded."""
+"""Limit of a disk: random reads of pieces of files by many threads, without checking or decoding."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def _read(descriptors: Ints, offsets: Ints, nbytes: Ints, chosen: Ints, address:
 def reads(
     descriptors: Ints, offsets: Ints, nbytes: Ints, threads: int, seconds: float, *, direct: bool = False
 ) -> tuple[float, float]:
-    """Reads a second and bytes a second of the given pieces, picked at random by each of the threads.
+    """Measure reads and bytes per second of the given pieces, which each thread picks at random.
 
     Args:
-        direct: the files were opened for reading past the system's memory: whole blocks around the pieces are read.
+        direct: the files were opened with O_DIRECT: whole blocks around the pieces are read.
     Raises:
-        OSError: fewer bytes came than were asked for.
+        OSError: a read returned fewer bytes than requested.
     """
     least = nbytes
     if direct:
@@ -65,8 +65,8 @@ def reads(
         while time.perf_counter() < end:
             chosen = rng.integers(0, len(nbytes), CALLS)
             done = _read(descriptors, offsets, nbytes, chosen, out.ctypes.data)
-            if done < least[chosen].sum():  # where a file ends within a block there is less than the whole of it
-                raise OSError(f"read {done:,} bytes of {least[chosen].sum():,}")
+            if done < least[chosen].sum():  # a file may end within a block
+                raise OSError(f"read {done:,} bytes, expected at least {least[chosen].sum():,}")
             counts[thread] += CALLS
             got[thread] += done
 
@@ -82,10 +82,10 @@ def reads(
 
 
 def forget(descriptors: Iterable[int], mappings: Iterable[tuple[int, int]] = ()) -> None:
-    """Let the system forget what it has cached of some files. What is not on disk yet cannot be forgotten.
+    """Drop some files from the page cache. Pages that are not on disk yet cannot be dropped.
 
     Args:
-        mappings: (address, bytes) of where this process has mapped them: mapped pages would be kept.
+        mappings: (address, bytes) of this process's mappings of them: mapped pages would be kept.
     """
     for address, nbytes in mappings:
         _madvise(address, nbytes, MADV_DONTNEED)
@@ -95,10 +95,10 @@ def forget(descriptors: Iterable[int], mappings: Iterable[tuple[int, int]] = ())
 
 @contextlib.contextmanager
 def forgetful(descriptors: Sequence[int]) -> Iterator[None]:
-    """Let the system forget what it has of some files, now and every 50 ms until the end.
+    """Drop some files from the page cache, now and every 50 ms until the end of the block.
 
-    Otherwise a store of some hundred megabytes is in the system's cache before its measurement ends. What lies below
-    the system, as the cache of a virtual machine's host, cannot be reached; the disk's own limit has it as well.
+    Otherwise a store of some hundred megabytes is cached before its measurement ends. Caches below the system, such as
+    those of a virtual machine's host, cannot be dropped; they also speed up the disk's own limit.
     """
     ended = threading.Event()
 

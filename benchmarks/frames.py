@@ -22,18 +22,18 @@ CACHE = Path(__file__).parent / "cache"
 
 
 def load(game: str, steps: int, *, cache: Path = CACHE, say: Callable[[str], None] = print, **env: Any) -> Recording:
-    """Frames of ``game``, at least ``steps``; played first where no cached run is long enough.
+    """Load at least ``steps`` frames of ``game``; play it first if no cached run is long enough.
 
     Args:
-        env: settings of ale-py's ``AtariVectorEnv`` beyond 84x84 grey, part of the cache's name.
+        env: settings of ale-py's ``AtariVectorEnv`` beyond 84x84 grey; part of the cache's name.
     """
     return read(folder_of(game, steps, cache=cache, say=say, **env), steps)
 
 
 def folder_of(game: str, steps: int, *, cache: Path = CACHE, say: Callable[[str], None] = print, **env: Any) -> Path:
-    """The folder that holds the frames, played first where it is not there."""
+    """Return the folder of the frames; play the game first if there is none."""
     kind = "-".join([game, *(f"{key}={value}" for key, value in sorted(env.items()))])
-    whole = [path for path in cache.glob(f"{kind}@*") if path.name.rpartition("@")[2].isdecimal()]  # none broken off
+    whole = [path for path in cache.glob(f"{kind}@*") if path.name.rpartition("@")[2].isdecimal()]  # complete runs only
     for folder in sorted(whole, key=lambda path: int(path.name.rpartition("@")[2])):
         if int(folder.name.rpartition("@")[2]) >= steps:
             return folder

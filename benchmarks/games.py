@@ -1,4 +1,4 @@
-"""Recipe `atari` on several games for a quarter of an hour each: what is learned in that time; a table and a figure.
+"""Recipe `atari` on several games for a quarter of an hour each: scores in a table and a figure.
 
     python benchmarks/games.py [--games breakout seaquest qbert] [--minutes 15] [--runs FOLDER] [-- options of a run]
 
@@ -23,11 +23,11 @@ from sharpwave.training.config import recipe_of
 
 HERE = Path(__file__).parent
 EPISODES = 50
-"""Averaged at the end of a run."""
+"""Episodes whose scores are averaged at the end of a run."""
 
 
 def measured(folder: Path, minutes: float) -> dict[str, Any]:
-    """A run's settings, its scores of random play (the warm-up) and at the end, and what it took."""
+    """Return a run's settings, its scores of random play (the warm-up) and at the end, and its costs."""
     played = episodes(folder)
     played = [one for one in played if one["minutes"] <= minutes + 0.5]
     recipe = recipe_of(json.loads((folder / "config.json").read_text()))
@@ -48,7 +48,7 @@ def measured(folder: Path, minutes: float) -> dict[str, Any]:
 
 
 def table(results: dict[str, dict[str, Any]]) -> None:
-    """One row a game."""
+    """Print one row for each game."""
     shown = Table(title="Recipe atari", title_style="bold", title_justify="left")
     shown.add_column("")
     for column in ("random play", f"last {EPISODES} episodes", "times", "steps", "minutes", "steps/s"):
@@ -64,7 +64,7 @@ def table(results: dict[str, dict[str, Any]]) -> None:
 
 
 def figure(results: dict[str, dict[str, Any]], path: Path) -> None:
-    """A panel a game: episodes as dots, the mean of 100 as a line."""
+    """Draw a panel for each game: episodes as dots, the mean of 100 as a line."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -87,7 +87,7 @@ def figure(results: dict[str, dict[str, Any]], path: Path) -> None:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--games", nargs="+", default=["breakout", "seaquest", "qbert"])
     parser.add_argument("--minutes", type=float, default=15.0)

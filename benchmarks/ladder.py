@@ -1,4 +1,4 @@
-"""What makes training Pong fast: steps of engineering from a textbook's DQN to recipe pong, measured here.
+"""Speed of training Pong, from a textbook's DQN to recipe pong, one step of engineering at a time.
 
 python benchmarks/ladder.py --help
 """
@@ -23,13 +23,13 @@ RESULTS = Path(__file__).parent / "results"
 
 def ladder(
     rungs: Annotated[
-        str, typer.Option("--rungs", help="with commas, as baseline,n-envs,full; empty: all of them")
+        str, typer.Option("--rungs", help="rungs separated by commas, as baseline,n-envs,full; empty: all")
     ] = "",
-    seeds: Annotated[str, typer.Option("--seeds", help="with commas, as 0,1,2")] = "0",
-    rounds: Annotated[int, typer.Option(min=1, help="slices of a rung and seed")] = 3,
+    seeds: Annotated[str, typer.Option("--seeds", help="seeds separated by commas, as 0,1,2")] = "0",
+    rounds: Annotated[int, typer.Option(min=1, help="slices of each rung and seed")] = 3,
     steps: Annotated[int, typer.Option(min=1, help="environment steps of a slice")] = 1_000,
     warmup: Annotated[int, typer.Option(min=64, help="random steps that fill the memory before a slice")] = 5_000,
-    threads: Annotated[int, typer.Option(min=1, help="of torch and OpenMP; two processes divide them")] = 2,
+    threads: Annotated[int, typer.Option(min=1, help="threads of torch and OpenMP; two processes divide them")] = 2,
     solve: Annotated[
         bool,
         typer.Option("--solve", help="also train full and full-float32 until solved, once a seed; half an hour each"),
@@ -39,11 +39,9 @@ def ladder(
         typer.Option(help="a folder of finished runs of recipe pong, or benchmarks/pong.py's JSON: frames to solve"),
     ] = RESULTS / "ladder-pong.json",
     out: Annotated[Path, typer.Option(help="folder for ladder.json and ladder.png")] = RESULTS,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="start over; without it what is there is gone on with")
-    ] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="start over instead of continuing earlier results")] = False,
 ) -> None:
-    """Steps of engineering from a textbook's DQN to recipe pong: speed, where the time goes, memory, time to solve."""
+    """Measure each step from a textbook's DQN to recipe pong: speed, where the time goes, memory, time to solve."""
     names, seed_list = chosen(rungs), numbers(seeds, "--seeds")
     known = None if finished is None else finished_runs(finished)
     results = measured.measure(out, names, seed_list, rounds, steps, warmup, threads, fresh=fresh)
@@ -54,7 +52,7 @@ def ladder(
     rows = results["rows"] = measured.rows(results)
     write_json(out / measured.FILE, results)
     console = Console()
-    report.tables(results, rows, Console(width=max(console.width, 170)))  # narrower cuts figures off
+    report.tables(results, rows, Console(width=max(console.width, 170)))  # a narrower one would cut figures off
     if rows:
         report.figure(results, rows, out / "ladder.png")
         say(f"written: {out / measured.FILE}, {out / 'ladder.png'}")

@@ -1,4 +1,4 @@
-"""How long adding and sampling take while a store grows from 10^4 to 10^7 steps: in memory, on disk, and TorchRL's.
+"""Latency of adding and sampling while a store grows from 10^4 to 10^7 steps: in memory, on disk, and TorchRL's.
 
     python benchmarks/latency.py [--quick] [--steps 10000000] [--ram 128MiB] [--folder FOLDER]
 
@@ -39,7 +39,7 @@ Results = dict[str, Any]
 
 
 def measure(arguments: argparse.Namespace, base: Path) -> Results:
-    """Latencies by contender and size: for each operation and part the median over rounds, in microseconds."""
+    """Measure latencies by contender and size: for each operation and part the median over rounds, in microseconds."""
     most = {"memory": arguments.steps, "disk": arguments.steps}
     if find_spec("torchrl"):
         most["torchrl"] = min(arguments.steps, arguments.peer_steps)
@@ -66,7 +66,7 @@ def measure(arguments: argparse.Namespace, base: Path) -> Results:
                     operation: parts([round_[name][operation] for round_ in rounds]) for operation in OPERATIONS
                 } | {"state": workers[name].ask(do="state")}
             for name in set(workers) - {other for other in most if 10 * size <= most[other]}:
-                workers.pop(name).close()  # it grows no more: its disk and memory are the others'
+                workers.pop(name).close()  # complete: frees disk and memory for the others
                 shutil.rmtree(base / name, ignore_errors=True)
     finally:
         for worker in workers.values():
@@ -75,13 +75,13 @@ def measure(arguments: argparse.Namespace, base: Path) -> Results:
 
 
 def parts(rounds: list[list[float]]) -> dict[str, float]:
-    """Medians over rounds of percentiles and means, in microseconds."""
+    """Return the medians over rounds of percentiles and means, in microseconds."""
     of_rounds = [(*np.percentile(times, (50, 99)), np.mean(times)) for times in rounds]
     return {part: float(value) * 1e6 for part, value in zip(PARTS, np.median(of_rounds, axis=0), strict=True)}
 
 
 def table(console: Console, found: Results) -> None:
-    """Print all, and by how much the largest store is slower than the smallest."""
+    """Print all latencies, and by how much the largest store is slower than the smallest."""
     for operation, title in OPERATIONS.items():
         shown = Table(title=f"{title}: microseconds", title_style="bold", title_justify="left")
         for column in ("", *(f"{part} at {size:,}" for size in found["memory"] for part in PARTS[:2]), "p50 grows"):
@@ -99,7 +99,7 @@ def table(console: Console, found: Results) -> None:
 
 
 def figure(found: Results, where: dict[str, Any], ram: str, path: Path) -> None:
-    """Two panels, adding and sampling; the median drawn through, the 99th percentile dashed."""
+    """Draw two panels, adding and sampling; the median solid, the 99th percentile dashed."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -136,15 +136,15 @@ def figure(found: Results, where: dict[str, Any], ram: str, path: Path) -> None:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="a minute: up to 100,000 steps")
     parser.add_argument("--steps", type=int, default=10_000_000, help="a power of ten")
-    parser.add_argument("--ram", default="128MiB", help="of the store on disk")
+    parser.add_argument("--ram", default="128MiB", help="memory of the store on disk")
     parser.add_argument("--peer-steps", type=int, default=100_000, help="steps of TorchRL's, at 56 kB each on disk")
     parser.add_argument("--calls", type=int, default=1_500, help="calls of extend a round, and an eighth of sample")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=0, help="threads a contender may use (default: what it likes)")
+    parser.add_argument("--threads", type=int, default=0, help="threads of a contender (default: its own)")
     parser.add_argument("--folder", type=Path, help="where the files go; default: a temporary folder")
     parser.add_argument("--out", type=Path, default=HERE / "results", help="folder for latency.json and latency.png")
     arguments = parser.parse_args()

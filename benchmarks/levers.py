@@ -1,4 +1,4 @@
-"""What was tried to make recipe `pong` quick: every lever as a run a seed, a table of rewards by steps, a figure.
+"""Levers tried to speed up recipe `pong`: a run for each lever and seed, a table of rewards by steps, a figure.
 
     python benchmarks/levers.py [--only NAME ...] [--seeds 0] [--steps 300000] [--there] [--runs FOLDER] [--out FOLDER]
 
@@ -27,14 +27,14 @@ from sharpwave.bench.machine import environment
 
 HERE = Path(__file__).parent
 WINDOW = 40_000
-"""Steps before a mark whose episodes are averaged there: of 8 environments some 10 to 60."""
+"""Steps before a mark whose episodes are averaged there; 8 environments play some 10 to 60 in them."""
 MARKS = range(100_000, 300_001, 50_000)
 SEED_COLOURS = ("#1c7ed6", "#e8590c", "#2f9e44", "#862e9c")
 
 
 @dataclass(frozen=True)
 class Lever:
-    """One change. What levers differ in is always told to the run; the rest is the recipe's."""
+    """One change of settings. Settings in which levers differ are always given; the others are the recipe's."""
 
     says: str
     num_envs: int = 8
@@ -47,7 +47,7 @@ class Lever:
 
     @property
     def options(self) -> list[str]:
-        """Of the command line."""
+        """Return the lever's command-line options."""
         names = ("num_envs", "update_every", "batch_size", "learning_rate", "epsilon_steps", "capacity")
         told = [part for name in names for part in ("--" + name.replace("_", "-"), str(getattr(self, name)))]
         return [*told, *self.more]
@@ -92,7 +92,7 @@ LEVERS = {
 
 
 def measured(folder: Path) -> dict[str, Any]:
-    """A run's rewards at the marks that it came to, and when its mean of 100 crossed the goal."""
+    """Return a run's rewards at the marks that it reached, and when its mean of 100 crossed the goal."""
     played = episodes(folder)
     rewards: dict[int, float] = {}
     for mark in MARKS:
@@ -107,7 +107,7 @@ def measured(folder: Path) -> dict[str, Any]:
 
 
 def smooth(played: list[dict[str, Any]]) -> list[list[float]]:
-    """[steps, mean reward of the episodes of the WINDOW before], every 5,000 steps."""
+    """Return [steps, mean reward of the episodes in the WINDOW before], every 5,000 steps."""
     steps = np.array([one["steps"] for one in played])
     rewards = np.array([one["reward"] for one in played])
     found = []
@@ -119,7 +119,7 @@ def smooth(played: list[dict[str, Any]]) -> list[list[float]]:
 
 
 def table(results: dict[str, dict[str, dict[str, Any]]]) -> None:
-    """One row a lever; its seeds beside each other."""
+    """Print one row for each lever, with its seeds beside each other."""
     runs = [run for one in results.values() for run in one.values()]
     marks = sorted({mark for run in runs for mark in run["rewards"]})
     shown = Table(title="Recipe pong, what was tried", title_style="bold", title_justify="left")
@@ -144,7 +144,7 @@ def table(results: dict[str, dict[str, dict[str, Any]]]) -> None:
 
 
 def figure(results: dict[str, dict[str, dict[str, Any]]], path: Path) -> None:
-    """A panel a lever, a line a seed; grey in each: the recipe."""
+    """Draw a panel for each lever, with a line for each seed; grey in each: the recipe."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -179,12 +179,12 @@ def _thousands(curve: list[list[float]]) -> tuple[list[float], list[float]]:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", nargs="+", choices=LEVERS, default=list(LEVERS), metavar="NAME")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--steps", type=int, default=300_000)
-    parser.add_argument("--there", action="store_true", help="train nothing, read the runs that are there")
+    parser.add_argument("--there", action="store_true", help="train nothing, read the existing runs")
     parser.add_argument("--runs", type=Path, default=Path("runs/levers"), help="folder of the runs")
     parser.add_argument("--out", type=Path, default=HERE / "results", help="folder for levers.json and levers.png")
     arguments = parser.parse_args()

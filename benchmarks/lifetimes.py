@@ -1,4 +1,4 @@
-"""One store through a thousand lives, in a folder that isn't alone; every life begins by checking all that is there.
+"""One store through a thousand processes, in a folder with foreign files; each process first checks all steps.
 
     python benchmarks/lifetimes.py [--lives 1000] [--retention fifo] [--seed 0] [--out FILE]
 
@@ -56,7 +56,7 @@ Ints = npt.NDArray[np.int64]
 
 
 def frames(serials: Ints) -> npt.NDArray[np.uint8]:
-    """Noise that tells its step: uint8 [n, SIDE, SIDE]."""
+    """Draw noise that encodes its step's serial number: uint8 [n, SIDE, SIDE]."""
     words = SIDE * SIDE // 8
     x: Any = serials.astype(np.uint64)[:, None] * np.uint64(words) + np.arange(words, dtype=np.uint64)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -66,17 +66,17 @@ def frames(serials: Ints) -> npt.NDArray[np.uint8]:
 
 
 def rewards(serials: Ints) -> npt.NDArray[np.float64]:
-    """Different for neighbours, exact in float32."""
+    """Return rewards that differ between neighbours and are exact in float32."""
     return (serials * 7919 % 1021).astype(np.float64)
 
 
 def final(serial: int) -> Ints:
-    """The serial whose frame is the final observation of a step that ended its episode."""
+    """Return the serial number whose frame is the final observation of a step that ended its episode."""
     return np.array([serial + (1 << 40)], np.int64)
 
 
 class Log:
-    """What really happened: a line for each step, written before the step is appended, and what was acknowledged.
+    """Log of what really happened: a line for each step, written before it is appended, and the acknowledged steps.
 
     Files of int64: ``steps`` [n, 4] (serial, lane, flags, life), ``acknowledged`` [n, 2] (its serials below, life),
     ``rewinds`` [n, 2] (serials from, serials below: steps that a return to a checkpoint undid), ``checkpoints`` [n, 3]
@@ -88,27 +88,28 @@ class Log:
         self._files: dict[str, int] = {}
 
     def write(self, name: str, *values: int) -> None:
-        """Append a line; it outlives the process."""
+        """Append a line, which survives a kill of the process."""
         if name not in self._files:
             self._files[name] = os.open(self.folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.write(self._files[name], np.array(values, np.int64).tobytes())
 
     def read(self, name: str, columns: int) -> npt.NDArray[np.int64]:
-        """All lines."""
+        """Read all lines."""
         path = self.folder / name
         return np.fromfile(path, np.int64).reshape(-1, columns) if path.exists() else np.empty((0, columns), np.int64)
 
 
 @dataclass
 class History:
-    """The log as arrays by serial number.
+    """History of all steps: the log as arrays by serial number.
 
     Attributes:
-        real: the step was about to be appended, and no return to a checkpoint undid it.
-        flags: TERMINATED, TRUNCATED, BEGINS (its episode). lane: whose it is.
-        after: the serial of the next step of the same episode; -1: there was none.
-        before: of the one before; -1: it is the first.
-        acknowledged: it was on disk for sure.
+        real: whether the step was about to be appended, and not undone by a return to a checkpoint.
+        flags: TERMINATED, TRUNCATED, BEGINS (its episode).
+        lane: lane of the step.
+        after: serial number of the episode's next step; -1: there is none.
+        before: serial number of the episode's previous step; -1: there is none.
+        acknowledged: whether the step was certainly on disk.
     """
 
     real: npt.NDArray[np.bool_]
@@ -144,7 +145,7 @@ class History:
 
 
 def check(store: sw.Store, history: History) -> tuple[npt.NDArray[np.bool_], int]:
-    """Compare every step that can be sampled with the log: which are there, and how many were wrong."""
+    """Compare every step that can be sampled with the log; return which are held, and how many are wrong."""
     there = np.zeros(len(history.real), np.bool_)
     wrong = 0
     replay = store.transitions(n_step=N_STEP, gamma=GAMMA)
@@ -160,7 +161,7 @@ def check(store: sw.Store, history: History) -> tuple[npt.NDArray[np.bool_], int
         used = np.ones(len(serials), np.int64)
         discount = np.asarray(batch.discount, np.float64)
         terminated = discount == 0.0
-        # How many steps the store says it used; where it terminated, as many as there were.
+        # The n that the store reports by its discount; where the episode terminated, its remaining steps.
         said = np.where(terminated, N_STEP, np.rint(np.log(np.where(terminated, 1.0, discount)) / np.log(GAMMA)))
         for k in range(1, N_STEP):
             on = (used == k) & (said > k) & (history.after[last] >= 0)
@@ -170,7 +171,7 @@ def check(store: sw.Store, history: History) -> tuple[npt.NDArray[np.bool_], int
         right = terminated == (history.flags[last] & TERMINATED > 0)
         right &= terminated | (said == used)
         ended = history.flags[last] & (TERMINATED | TRUNCATED) > 0
-        # Fewer than n: the episode ended there, or was broken off there: then what followed is not in the store.
+        # Fewer than n: the episode ended or was broken off there, and its later steps are not in the store.
         broken = ~ended & (used < N_STEP)
         right &= np.isclose(batch.reward, reward, rtol=1e-6)
         right &= ended | (history.after[last] >= 0)
@@ -185,7 +186,7 @@ def check(store: sw.Store, history: History) -> tuple[npt.NDArray[np.bool_], int
 
 
 def live(base: Path, life: int, seed: int, how: dict[str, Any], say: int) -> None:
-    """One life, in a process of its own. Tells ``say`` what it found, as lines of JSON."""
+    """Run one life in a process of its own; write its findings to the descriptor ``say``, as lines of JSON."""
     rng = np.random.default_rng([seed, life])
     log = Log(base)
 
@@ -201,7 +202,7 @@ def live(base: Path, life: int, seed: int, how: dict[str, Any], say: int) -> Non
         history = History.of(log)
         os.rename(folder, base / "trash")
         store = sw.Store.open(checkpoint, disk="replay", **how["limits"])
-        begun = log.read("checkpoints", 3)  # the last one may have been replaced or not, when it was killed
+        begun = log.read("checkpoints", 3)  # a kill may have come before or after the last one was replaced
         at, _, saved_by = begun[begun[:, 1] == store.lane_steps.sum()][-1].tolist()
         log.write("rewinds", at, max(at, len(history.real)))
         log.write("acknowledged", at, saved_by)
@@ -216,14 +217,14 @@ def live(base: Path, life: int, seed: int, how: dict[str, Any], say: int) -> Non
         )  # fmt: skip
     took = time.perf_counter() - begin
     if how["relative"]:
-        os.chdir(base / "b")  # where another store is called the same
+        os.chdir(base / "b")  # which has another store of the same name
     history = History.of(log)
     there, wrong = check(store, history)
-    # Of an episode that was broken off, the last acknowledged step may be gone.
+    # The last acknowledged step of an episode that was broken off may be missing.
     after = history.after
     last = history.acknowledged & (history.flags & (TERMINATED | TRUNCATED) == 0)
     last &= (after < 0) | ~history.acknowledged[np.maximum(after, 0)]
-    if came == "checkpoint":  # nothing is broken off, and what has no successor yet can't be sampled
+    if came == "checkpoint":  # episodes stay open, and steps without a successor cannot be sampled yet
         for _ in range(N_STEP - 1):
             last |= (history.flags & (TERMINATED | TRUNCATED) == 0) & (after >= 0) & last[np.maximum(after, 0)]
     missing = history.acknowledged & ~last & ~there
@@ -240,7 +241,7 @@ def live(base: Path, life: int, seed: int, how: dict[str, Any], say: int) -> Non
     def act() -> None:
         nonlocal store
         serial = len(history.real)
-        # From a checkpoint episodes go on as they were; after any other end they begin anew.
+        # From a checkpoint episodes continue; after any other end new ones begin.
         going = np.zeros(LANES, np.bool_)
         if came == "checkpoint":
             for lane in range(LANES):
@@ -295,7 +296,7 @@ def live(base: Path, life: int, seed: int, how: dict[str, Any], say: int) -> Non
         elif end == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         elif end == "kill at any moment":
-            signal.pause()  # the moment is still to come; nothing more is acknowledged
+            signal.pause()  # until the kill; nothing more is acknowledged
     if end != "exit":
         log.write("acknowledged", int(log.read("steps", 4)[:, 0].max(initial=-1)) + 1, life)
     tell(ended=end)
@@ -303,7 +304,7 @@ def live(base: Path, life: int, seed: int, how: dict[str, Any], say: int) -> Non
 
 
 class Strangers:
-    """Other people's files, and whether they are as they were."""
+    """Foreign files in and around the store's folders, and the check that they are unchanged."""
 
     def __init__(self, base: Path) -> None:
         self.base = base
@@ -328,7 +329,7 @@ class Strangers:
         self._region = next((other / "regions").glob("*.region")).read_bytes()
 
     def strew(self, rng: np.random.Generator) -> None:
-        """One more."""
+        """Create one more foreign file."""
         number = int(rng.integers(1 << 30))
         places = [
             ("a/replay", f"notes-{number}.txt"), ("a/replay", ".DS_Store"), ("a/replay", f"{number}/1/keep.txt"),
@@ -345,21 +346,21 @@ class Strangers:
             self.files[path] = path.read_bytes()
 
     def forget(self, folder: Path) -> None:
-        """The benchmark itself has removed a folder."""
+        """Forget the files of a folder that the benchmark itself has removed."""
         self.files = {path: content for path, content in self.files.items() if folder not in path.parents}
 
     def touched(self) -> list[str]:
-        """Those that are gone, or not as they were."""
+        """Return the files that are missing or changed."""
         return [str(path) for path, content in self.files.items() if not path.exists() or path.read_bytes() != content]
 
 
 def on_disk(folder: Path) -> int:
-    """Bytes that region files take on the disk, strangers' included."""
+    """Return the bytes that region files take on disk, foreign ones included."""
     return sum(path.stat().st_blocks * 512 for path in (folder / "regions").glob("*.region"))
 
 
 def run(lives: int, seed: int, retention: str, base: Path, verbose: bool) -> dict[str, Any]:
-    """All lives, one after another."""
+    """Run all lives, one after another."""
     for name in ("a", "b"):
         (base / name).mkdir()
     rng = np.random.default_rng(seed)
@@ -376,7 +377,7 @@ def run(lives: int, seed: int, retention: str, base: Path, verbose: bool) -> dic
     }
     result |= {"strangers_files": 0, "strangers_touched": 0, "failed_lives": 0, "over_limit_bytes": 0}
     result |= {"opened_with_other_limits": 0, "went_on_from_checkpoint": 0, "compared": 0}
-    may_go, smallest = -1, LIMIT  # what was evicted with reason; the smallest limit of late
+    may_go, smallest = -1, LIMIT  # the last step that may be evicted; the smallest recent limit
     for life in range(lives):
         how: dict[str, Any] = {
             "relative": rng.random() < 0.3,
@@ -396,7 +397,7 @@ def run(lives: int, seed: int, retention: str, base: Path, verbose: bool) -> dic
                 live(base, life, seed, how, writer)
             except SystemExit:
                 sys.stdout.flush()
-                # The interpreter's own way out, with what it does for objects that are left.
+                # The interpreter's normal exit, with its cleanup of remaining objects.
                 raise
             except BaseException:
                 os.write(writer, (json.dumps({"failed": traceback.format_exc()}) + "\n").encode())
@@ -428,8 +429,8 @@ def run(lives: int, seed: int, retention: str, base: Path, verbose: bool) -> dic
             result["compared"] += said["held"]
             result["wrong"] += said["wrong"]
             ours = [one for one in said["damages"] if not any(str(path) in one for path in strangers.files)]
-            # What is evicted leaves the files nearly half full; of Fifo's what is newest stays. (What had left comes
-            # back with its region when a store is opened: so there may be older steps still.)
+            # Eviction leaves the files nearly half full; Fifo keeps the newest steps. (Evicted segments return with
+            # their region when a store is opened, so older steps may exist too.)
             if said["newest_missing"] > may_go:
                 early = said["held_bytes"] < 0.45 * smallest
                 lost = retention == "fifo" and said["newer"] * said["held_bytes"] < 0.3 * smallest * said["held"]
@@ -439,7 +440,7 @@ def run(lives: int, seed: int, retention: str, base: Path, verbose: bool) -> dic
                 may_go = said["newest_missing"]
             if said["wrong"] or ours or verbose:
                 print(f"life {life} {how}: {said | {'damages': ours}}", flush=True)
-            if retention != "reservoir":  # which, for equal chances, turns away for good what it has turned away once
+            if retention != "reservoir":  # for equal chances it never admits a step that it has rejected once
                 smallest = said["limit"]
         else:
             smallest = min(smallest, *how["limits"].values(), LIMIT)
@@ -483,13 +484,13 @@ def run(lives: int, seed: int, retention: str, base: Path, verbose: bool) -> dic
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--lives", type=int, default=1000)
     parser.add_argument("--retention", choices=list(RETENTIONS), default="fifo")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--keep", action="store_true", help="leave the folder behind")
-    parser.add_argument("--verbose", action="store_true", help="a line for each life")
+    parser.add_argument("--keep", action="store_true", help="keep the folder")
+    parser.add_argument("--verbose", action="store_true", help="print a line for each life")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "lifetimes.json")
     arguments = parser.parse_args()
     base = Path(tempfile.mkdtemp(prefix="sharpwave-lives-"))

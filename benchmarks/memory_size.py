@@ -19,13 +19,11 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def memory_size(
-    sizes: Annotated[str, typer.Option(help="steps that the memory holds, with commas")] = "10000,30000,100000,300000",
-    seeds: Annotated[str, typer.Option("--seeds", help="with commas, as 0,1,2")] = "0",
+    sizes: Annotated[str, typer.Option(help="memory sizes in steps, with commas")] = "10000,30000,100000,300000",
+    seeds: Annotated[str, typer.Option("--seeds", help="seeds separated by commas, as 0,1,2")] = "0",
     steps: Annotated[int, typer.Option(min=1, help="environment steps of every run")] = 400_000,
     out: Annotated[Path, typer.Option(help="folder for memory-size.json, memory-size.png and the runs")] = RESULTS,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="start over; without it what is there is gone on with")
-    ] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="start over instead of continuing earlier results")] = False,
 ) -> None:
     """Train recipe pong with memories of several sizes: score and speed against the size."""
     results = measured.measure(out, numbers(sizes, "--sizes", least=1), numbers(seeds, "--seeds"), steps, fresh=fresh)

@@ -3,7 +3,7 @@
     python benchmarks/pong.py [--seeds 100 101 ...] [--at-a-time 2] [--runs FOLDER] [--out FOLDER] [-- any options of
     `sharpwave train pong`]
 
-Each run has one torch thread. One that has ended is not trained again, one that was broken off goes on.
+Each run has one torch thread. Finished runs are not trained again, interrupted ones are resumed.
 """
 
 from solving import main

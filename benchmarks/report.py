@@ -1,4 +1,4 @@
-"""What ``store.py`` measured, as a table, as goals met or missed, and as a figure."""
+"""Report of ``store.py``: a table, goals met or missed, and a figure."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ Results = dict[str, Any]
 
 
 def median(results: Results, name: str, what: str) -> float | None:
-    """Rows (steps added or transitions sampled) a second; ``None`` where it was not measured."""
+    """Return rows (steps added or transitions sampled) per second; ``None``: not measured."""
     found = rates(results, name, what)
     return statistics.median(found) if found else None
 
 
 def cpu_us(results: Results, name: str, what: str) -> float | None:
-    """Processor time of all threads for one row, in microseconds."""
+    """Return the processor time of all threads for one row, in microseconds."""
     rounds = results["contenders"][name]["rounds"].get(what)
     return statistics.median(r["cpu_us"] / r["rows"] for r in rounds) if rounds else None
 
 
 def bytes_a_step(results: Results, name: str) -> float:
-    """Growth of the process's memory, a step."""
+    """Return the growth of the process's memory per step."""
     fill = results["contenders"][name]["fill"]
     return float(fill["bytes"] / fill["steps"])
 
 
 def peers(results: Results) -> list[str]:
-    """Contenders of other libraries."""
+    """Return the names of other libraries' contenders."""
     return [name for name in results["contenders"] if not name.startswith("sharpwave")]
 
 
 def against_fastest(results: Results, name: str, what: str) -> tuple[float, float, str] | None:
-    """How many times as fast as the fastest peer ``name`` is, by wall and by processor time, and that peer."""
+    """Return the speed of ``name`` relative to the fastest peer, by wall and by processor time, and that peer."""
     there = [peer for peer in peers(results) if median(results, peer, what)]
     if not there or name not in results["contenders"]:
         return None
@@ -89,11 +89,11 @@ def table(results: Results) -> None:
         wrong = {part: share for part, share in entry["fill"]["wrong"].items() if share}
         if wrong:
             told = ", ".join(f"{share:.1%} of {part}" for part, share in wrong.items())
-            CONSOLE.print(f"{name}: sampled frames that were never played: {told}", style="yellow")
+            CONSOLE.print(f"{name}: sampled frames that were never recorded: {told}", style="yellow")
 
 
 def goals(results: Results) -> None:
-    """Print what Sharpwave is to reach, what it reached, and what it was held against."""
+    """Print Sharpwave's goals, what it reached, and what it was compared with."""
     shown = _table("Goals")
     for column in ("goal", "of", "reached", "against", ""):
         shown.add_column(column, justify="right" if column == "reached" else "left")
@@ -136,7 +136,7 @@ def goals(results: Results) -> None:
 
 
 def figure(results: Results, path: Path) -> None:
-    """Bars by contender: bytes, adds, and transitions sampled at the batch sizes."""
+    """Draw bars by contender: bytes, adds, and transitions sampled at the batch sizes."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,4 +1,4 @@
-"""A store on disk under everything at once for a long time: appending, sampling, updating, flushing, checkpoints.
+"""Soak test of a store on disk: appending, sampling, updating, flushing and checkpoints at once for a long time.
 
     python benchmarks/soak.py [--minutes 30] [--ram 128MiB] [--capacity 1000000] [--rate 4000] [--folder FOLDER]
 
@@ -42,9 +42,9 @@ HERE = Path(__file__).parent
 WRITERS, LANES, STACK, SIDE = 2, 4, 4, 84
 GAMMA, N_STEP = 0.99, 3
 SHOWN_BYTES = 24
-"""Of a frame's first row: lane, step and episode as int64."""
+"""Bytes of a frame's first row that encode lane, step and episode as int64."""
 PIXELS = 4
-"""Items of a batch whose pixels are all looked at."""
+"""Items of a batch whose pixels are all compared."""
 CHECKPOINT_S = 20.0
 
 Ints = npt.NDArray[np.int64]
@@ -52,7 +52,7 @@ Array = npt.NDArray[Any]
 
 
 class World:
-    """What each step of each lane is: a function of its numbers, so that what comes back can be held against it."""
+    """Deterministic environment: each step is a function of its numbers, so that sampled steps can be compared."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(0)
@@ -61,11 +61,11 @@ class World:
 
     @staticmethod
     def length(lane: Ints) -> Ints:
-        """Steps of every episode of a lane."""
+        """Return the number of steps of a lane's episodes."""
         return 60 + 37 * lane
 
     def frame(self, lane: int, step: int, episode: int) -> Array:
-        """[84, 84]: the lane's background, a sprite that moves, and the numbers."""
+        """Draw a frame, [84, 84]: the lane's background, a moving sprite, and the numbers."""
         picture: Array = self.backgrounds[lane].copy()
         top, left = 1 + step * 7 % (SIDE - 13), step * 3 % (SIDE - 12)
         picture[top : top + 12, left : left + 12] = self.sprites[(step * 31 + lane) % 997]
@@ -74,16 +74,16 @@ class World:
 
     @staticmethod
     def reward(lane: Ints, step: Ints) -> npt.NDArray[np.float64]:
-        """Small whole numbers, exact in float32."""
+        """Return rewards: small integers, exact in float32."""
         return ((step * 5 + lane) % 11).astype(np.float64)
 
     @staticmethod
     def terminated(episode: Ints) -> npt.NDArray[np.bool_]:
-        """Whether an episode ends so; else it is truncated."""
+        """Return whether an episode terminates; else it is truncated."""
         return np.not_equal(episode % 3, 0)
 
     def wrong(self, batch: sw.Batch, n_step: int, rng: random.Random) -> str:
-        """What of a batch is not as it was appended; nothing if all is."""
+        """Describe the first difference of a batch from the appended steps; "": there is none."""
         obs, successor = _numbers(batch.obs), _numbers(batch.next_obs)  # [B, stack, 3]
         lane, step, episode = obs[:, -1].T
         length = self.length(lane)
@@ -118,7 +118,7 @@ class World:
             for name, (found, _) in stacks.items():
                 shown = np.stack([self.frame(*numbers) for numbers in found[item].tolist()])
                 if not np.array_equal(batch[name][item], shown):
-                    return f"pixels of {name} of step {step[item]} of lane {lane[item]} are not what was appended"
+                    return f"pixels of {name} of step {step[item]} of lane {lane[item]} differ from the appended ones"
         return ""
 
 
@@ -127,7 +127,7 @@ def _numbers(frames: Array) -> Ints:
 
 
 class Soak:
-    """The store, the threads that use it, and what they report."""
+    """Soak test: the store, the threads that use it, and their reports."""
 
     def __init__(self, arguments: argparse.Namespace, base: Path) -> None:
         self.arguments, self.world = arguments, World()
@@ -140,7 +140,7 @@ class Soak:
         self.store = sw.Store(self.spec, capacity=arguments.capacity, ram=arguments.ram, disk=base / "store", seed=1)
         self.regions = base / "store" / "regions"
         self.uniform, self.prioritized = self._views(self.store)
-        self.steps = np.zeros(WRITERS, np.int64)  # that each lane of a writer has been given
+        self.steps = np.zeros(WRITERS, np.int64)  # appended to each lane of a writer
         self.ended = threading.Event()
         self.lock = threading.Lock()
         self.taken: dict[str, list[float]] = defaultdict(list)
@@ -149,7 +149,7 @@ class Soak:
         self.last_checkpoint: Path | None = None
 
     def _warm_up(self, folder: Path) -> None:
-        """Compiled code is no part of a store's memory."""
+        """Compile all code beforehand: it does not count as a store's memory."""
         with sw.Store(self.spec, capacity=4_096, ram="64MiB", disk=folder) as small:
             for step in range(600):
                 small.extend(**self._rows(0, step))
@@ -163,7 +163,7 @@ class Soak:
 
     @staticmethod
     def _views(store: sw.Store) -> tuple[Any, Any]:
-        """One that is streamed, and one that is sampled by priority."""
+        """Make two views: one that is streamed, and one that is sampled by priority."""
         prioritized = sw.Prioritized(alpha=0.6, beta=0.4)
         return (
             store.transitions(n_step=N_STEP, gamma=GAMMA, name="streamed"),
@@ -171,7 +171,7 @@ class Soak:
         )
 
     def _rows(self, writer: int, step: int) -> dict[str, Any]:
-        """The arguments of ``extend`` for the lanes of a writer."""
+        """Return the arguments of ``extend`` for the lanes of a writer."""
         lanes = np.arange(writer * LANES, (writer + 1) * LANES)
         length = self.world.length(lanes)
         episode = step // length
@@ -192,10 +192,10 @@ class Soak:
             "lanes": lanes,
         }
 
-    # what the threads do
+    # work of the threads
 
     def timed(self, name: str, call: Callable[[], Any]) -> Any:
-        """The call's result; its seconds are kept."""
+        """Return the call's result, and record its seconds."""
         begin = time.perf_counter()
         result = call()
         took = time.perf_counter() - begin
@@ -204,7 +204,7 @@ class Soak:
         return result
 
     def append(self, writer: int) -> None:
-        """A step to each of four lanes, at the wanted rate where the machine keeps up."""
+        """Append a step to each of four lanes, at the requested rate if the machine can keep up."""
         pause = LANES * WRITERS / self.arguments.rate
         due = time.perf_counter()
         while not self.ended.is_set():
@@ -215,7 +215,7 @@ class Soak:
             time.sleep(max(0.0, due - time.perf_counter()))
 
     def stream(self) -> None:
-        """Batches from a stream, each of them checked."""
+        """Take batches from a stream and check each."""
         batches, rng = self.uniform.stream(self.arguments.batch, lookahead=4), random.Random(1)
         while not self.ended.is_set():
             batch = self.timed("stream", lambda: next(batches))
@@ -224,7 +224,7 @@ class Soak:
         batches.close()
 
     def sample(self) -> None:
-        """Batches by priority, each of them checked, and new priorities."""
+        """Sample batches by priority, check each, and update priorities."""
         rng, generator = random.Random(2), np.random.default_rng(2)
         while not self.ended.is_set():
             batch = self.timed("sample", lambda: self.prioritized.sample(self.arguments.batch))
@@ -245,7 +245,7 @@ class Soak:
                 self.problems.append(problem)
 
     def keep(self) -> None:
-        """Flushes, checkpoints in two folders by turns, and now and then a smaller capacity for a while."""
+        """Flush, write checkpoints to two folders in turn, and reduce the capacity from time to time."""
         turn = 0
         while not self.ended.wait(CHECKPOINT_S / 4):
             turn += 1
@@ -260,7 +260,7 @@ class Soak:
                 self.timed("resize", partial(self.store.resize, capacity=capacity))
 
     def opened(self, path: Path) -> dict[str, Any]:
-        """What is wrong with a checkpoint that is opened and sampled."""
+        """Open and sample a checkpoint; return what is wrong with it."""
         rng = random.Random(3)
         with sw.Store.open(path) as store:
             wrong = []
@@ -270,7 +270,7 @@ class Soak:
             return {"held": len(store), "wrong": [problem for problem in wrong if problem]}
 
     def guarded(self, work: Callable[[], None]) -> Callable[[], None]:
-        """``work``, begun again after an error, which is counted."""
+        """Wrap ``work`` so that it is restarted after an error, which is counted."""
 
         def run() -> None:
             while not self.ended.is_set():
@@ -287,7 +287,7 @@ class Soak:
     # the run
 
     def fill(self) -> None:
-        """Up to the capacity and a tenth more, so that steps leave from the beginning on."""
+        """Fill the store to its capacity and a tenth more, so that it evicts steps from the start."""
         while self.store.total_steps < 1.1 * self.arguments.capacity:
             for writer in range(WRITERS):
                 self.store.extend(**self._rows(writer, int(self.steps[writer])))
@@ -300,7 +300,7 @@ class Soak:
         return grown
 
     def run(self, console: Console) -> list[dict[str, Any]]:
-        """Everything at once; what was seen in each window."""
+        """Run all threads; return the figures of each window."""
         works = [*(lambda writer=writer: self.append(writer) for writer in range(WRITERS)), self.stream, self.sample]
         threads = [threading.Thread(target=self.guarded(work)) for work in (*works, self.keep)]
         begin = time.perf_counter()
@@ -369,7 +369,7 @@ class Soak:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--ram", default="128MiB")

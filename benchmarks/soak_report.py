@@ -1,4 +1,4 @@
-"""What ``soak.py`` saw, as slopes, as a table, as goals met or missed, and as a figure."""
+"""Report of ``soak.py``: slopes, a table, goals met or missed, and a figure."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ MIB = 1 << 20
 WARM_UP = 0.1
 """Share of the windows, from the first, that slopes leave out."""
 RARE = ("checkpoint", "flush", "resize")
-"""Operations with a few calls a window: of these no 99th percentile is followed."""
+"""Operations with few calls in a window, whose 99th percentile is not followed."""
 
 Results = dict[str, Any]
 
 
 def slope(hours: Any, values: Any) -> tuple[float, float]:
-    """Least squares: growth an hour, and its standard error; the error is NaN below three points."""
+    """Fit a line by least squares; return growth per hour and its standard error, NaN below three points."""
     x = np.asarray(hours, np.float64) - np.mean(hours)
     y = np.asarray(values, np.float64)
     spread = float((x**2).sum())
@@ -31,7 +31,7 @@ def slope(hours: Any, values: Any) -> tuple[float, float]:
 
 
 def slopes(windows: list[dict[str, Any]]) -> Results:
-    """Of memory in MiB an hour; of latencies in % of their mean an hour; each with a standard error."""
+    """Return slopes of memory in MiB per hour and of latencies in % of their mean per hour, with standard errors."""
     kept = windows[int(len(windows) * WARM_UP) :]
     if not kept:
         return {}
@@ -68,12 +68,12 @@ def table(console: Console, results: Results) -> None:
 
 
 def change(found: tuple[float, float] | None, unit: str) -> str:
-    """A slope as text."""
+    """Format a slope."""
     return "-" if found is None or np.isnan(found[0]) else f"{found[0]:+.1f} ± {found[1]:.1f} {unit}"
 
 
 def goals(console: Console, results: Results) -> bool:
-    """Print what must hold; whether all of it does."""
+    """Print the goals; return whether all are met."""
     last = results["windows"][-1]
     counts, ram = last["counts"], results["ram"]
     steep, error = results["slopes"]["memory MiB"]
@@ -117,7 +117,7 @@ def goals(console: Console, results: Results) -> bool:
 
 
 def figure(results: Results, path: Path) -> None:
-    """Memory, what the store holds, and the latencies over time."""
+    """Draw memory, held steps and latencies over time."""
     import matplotlib
 
     matplotlib.use("Agg")

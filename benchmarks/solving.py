@@ -30,7 +30,7 @@ SHARPWAVE = str(Path(sys.executable).with_name("sharpwave"))
 
 
 def trained(recipe: str, folder: Path, seed: int, options: list[str]) -> dict[str, Any]:
-    """Train, go on with, or just read a run; returns what is told about it."""
+    """Train or resume a run, or only read a finished one; return its figures."""
     spent = folder.with_suffix(".cpu")
     if not ended(folder):
         if any((folder / "checkpoints").glob("[0-9]*")):
@@ -69,13 +69,13 @@ def trained(recipe: str, folder: Path, seed: int, options: list[str]) -> dict[st
 
 
 def interval(scores: list[float]) -> list[float]:
-    """95 % bootstrap interval of the mean."""
+    """Compute the 95 % bootstrap interval of the mean."""
     drawn = np.random.default_rng(0).choice(scores, (RESAMPLES, len(scores)))
     return [float(value) for value in np.percentile(drawn.mean(axis=1), [2.5, 97.5])]
 
 
 def print_table(title: str, runs: list[dict[str, Any]]) -> None:
-    """A row a seed; below them the median and the slowest."""
+    """Print a row for each seed; below them the median and the slowest."""
     table = Table(title=title, title_style="bold", title_justify="left")
     for name in ("seed", "solved", "steps", "minutes", "CPU minutes", "evaluating", "held-out mean", "lowest"):
         table.add_column(name, justify="right")
@@ -109,7 +109,7 @@ def print_table(title: str, runs: list[dict[str, Any]]) -> None:
 
 
 def draw(title: str, runs: list[dict[str, Any]], path: Path) -> None:
-    """Means of 100 training episodes as lines, held-out evaluations as diamonds, a colour a seed."""
+    """Draw means of 100 training episodes as lines and held-out evaluations as diamonds, a colour for each seed."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -140,10 +140,10 @@ def draw(title: str, runs: list[dict[str, Any]], path: Path) -> None:
 
 
 def main(recipe: str, title: str, seeds: list[int], at_a_time: int, usual: list[str]) -> None:
-    """Command line; options that it does not know go to ``sharpwave train``, after the ``usual`` ones."""
+    """Run the command line; unknown options are passed to ``sharpwave train``, after the ``usual`` ones."""
     parser = argparse.ArgumentParser(description=title)
     parser.add_argument("--seeds", type=int, nargs="+", default=seeds)
-    parser.add_argument("--at-a-time", type=int, default=at_a_time, help="runs that train side by side")
+    parser.add_argument("--at-a-time", type=int, default=at_a_time, help="runs that train in parallel")
     parser.add_argument("--runs", type=Path, default=Path("runs") / f"{recipe}-seeds", help="folder of the runs")
     parser.add_argument("--out", type=Path, default=HERE / "results", help="folder for the JSON and the figure")
     arguments, options = parser.parse_known_args()

@@ -31,7 +31,7 @@ PACKAGES = ("sharpwave", "numpy", "numba", "zstandard", "torch", "stable-baselin
 
 
 class Worker(Child):
-    """A contender's process. ``more``: further arguments of ``script``."""
+    """Process of a contender. ``more``: further arguments of ``script``."""
 
     def __init__(
         self, name: str, folder: Path, threads: int, script: str = "worker.py", more: tuple[str, ...] = ()
@@ -46,7 +46,7 @@ class Worker(Child):
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Fill, measure in turn, and return all that was measured."""
+    """Fill all contenders, measure them in turn, and return the results."""
     say(f"frames: {arguments.steps:,} steps of Pong")
     folder = frames.folder_of("pong", arguments.steps, cache=arguments.frames_cache, say=say)
     names = [name for name in CONTENDERS if not arguments.only or any(part in name for part in arguments.only)]
@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def environment(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Where and with what this was measured."""
+    """Describe the machine, the software and the settings."""
     return machine.environment(PACKAGES) | {
         "steps": arguments.steps,
         "peer_steps": arguments.peer_steps,
@@ -96,19 +96,19 @@ def environment(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def say(text: str) -> None:
-    """Progress, apart from the result."""
+    """Print progress to stderr, apart from the result."""
     print(text, file=sys.stderr, flush=True)
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="a minute: fewer steps and rounds, shorter slices")
     parser.add_argument("--steps", type=int, default=500_000, help="steps in encoded stores (default 500000)")
     parser.add_argument("--peer-steps", type=int, default=24_000, help="steps in all other buffers (default 24000)")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=0.5, help="length of one measurement")
-    parser.add_argument("--threads", type=int, default=0, help="threads a contender may use (default: what it likes)")
+    parser.add_argument("--threads", type=int, default=0, help="threads of a contender (default: its own)")
     parser.add_argument("--only", nargs="*", metavar="NAME", help="contenders whose name contains one of these")
     parser.add_argument("--out", type=Path, default=HERE / "results", help="folder for store.json and store.png")
     parser.add_argument("--frames-cache", type=Path, default=frames.CACHE, help="folder for played frames")

@@ -1,7 +1,7 @@
-"""One contender of ``tiers.py`` or ``latency.py`` in a process of its own; it answers requests, one JSON object a line.
+"""Process of one contender of ``tiers.py`` or ``latency.py``; it answers requests, one JSON object a line.
 
-``{"do": "plan"}`` -> how many steps take so many times ``ram``; then ``build`` and ``fill`` it, and ``measure``
-transitions a second or ``latencies``, the seconds of each call: each a method of :class:`Bench`.
+``{"do": "plan"}`` -> the steps that take a multiple of ``ram``; then ``build`` and ``fill`` the contender, and
+``measure`` transitions per second or ``latencies``, the seconds of each call: each a method of :class:`Bench`.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from sharpwave.bench.worker import private_bytes
 
 BATCH, LOOKAHEAD, LEARNER_S = 256, 4, 0.01
 PLAYED = 250_000
-"""Different steps of a game; larger stores hold them several times."""
+"""Distinct steps of a game; larger stores hold them several times."""
 PROBED = 65_536
 WATCH_S = 0.02
 SAMPLED = 8
-"""Calls of add for each of sample, where single calls are timed."""
+"""Calls of add for each call of sample when single calls are timed."""
 
 Array = npt.NDArray[Any]
 
 
 def observations(data: str) -> Iterator[Array]:
-    """Frames of all lanes, [lanes, 84, 84], time after time without end: of a game, or noise."""
+    """Yield frames of all lanes, [lanes, 84, 84], without end: of a game, or noise."""
     if data == "noise":
         rng = np.random.default_rng(0)
         while True:
@@ -55,35 +55,35 @@ def observations(data: str) -> Iterator[Array]:
 
 
 class Contender(Protocol):
-    """A memory that is filled and then measured."""
+    """Replay memory that is filled and then measured."""
 
     def build(self, steps: int, ram: str, folder: Path) -> None:
-        """An empty one for ``steps``."""
+        """Make an empty memory for ``steps`` steps."""
 
     def add(self, obs: Array) -> None:
-        """A step of each lane: [lanes, 84, 84]."""
+        """Add a step of each lane: [lanes, 84, 84]."""
 
     def sample(self) -> Any:
-        """A batch, asked for now."""
+        """Return a batch without prefetching."""
 
     def ahead(self) -> Any:
-        """A batch that was begun before."""
+        """Return a prefetched batch."""
 
     def rest(self) -> None:
-        """No more of those for now."""
+        """Stop prefetching."""
 
     def bytes(self) -> dict[str, int]:
-        """``disk``: bytes of its files."""
+        """Return the memory's bytes by use; ``disk``: bytes of its files."""
 
     def files(self) -> AbstractContextManager[None]:
-        """While this lasts the system's cache holds little of them."""
+        """Keep its files out of the page cache while inside."""
 
     def forget(self) -> None:
-        """Empty the system's cache of them, between two calls and not timed, where it is not done meanwhile."""
+        """Drop its files from the page cache between two calls, untimed, if :meth:`files` does not do it meanwhile."""
 
 
 class Sharpwave:
-    """``sharpwave.Store``, in memory or on disk."""
+    """Contender ``sharpwave.Store``, in memory or on disk."""
 
     def __init__(self, on_disk: bool, segment_steps: int | None) -> None:
         self.on_disk, self.segment_steps = on_disk, segment_steps
@@ -124,9 +124,9 @@ class Sharpwave:
         pass
 
     def limit(self, threads: int, seconds: float, direct: bool) -> tuple[float, float]:
-        """Segments and bytes a second that the disk gives at random places, straight from the files.
+        """Measure segments and bytes per second of random reads straight from the files.
 
-        ``direct``: past the system's memory; NaN where that cannot be.
+        ``direct``: bypass the page cache; NaN where that is not supported.
         """
         log = self.store._log
         assert log.disk is not None
@@ -143,7 +143,7 @@ class Sharpwave:
 
 
 class TorchRL:
-    """TorchRL's ``TensorDictReplayBuffer`` over ``LazyMemmapStorage``: stacks of 4, before and after the step."""
+    """Contender TorchRL: ``TensorDictReplayBuffer`` over ``LazyMemmapStorage``; stacks before and after the step."""
 
     def build(self, steps: int, ram: str, folder: Path) -> None:
         from torchrl.data import LazyMemmapStorage, TensorDictReplayBuffer
@@ -161,7 +161,7 @@ class TorchRL:
             self.buffer.extend(self.transitions(window[:, :-1], window[:, 1:]))
 
     def transitions(self, obs: Array, successor: Array) -> Any:
-        """Rows of [n, 4, 84, 84] as TorchRL lays them out."""
+        """Make rows of [n, 4, 84, 84] in TorchRL's layout."""
         import torch
         from tensordict import TensorDict
 
@@ -189,8 +189,8 @@ class TorchRL:
 
     @contextlib.contextmanager
     def files(self) -> Iterator[None]:
-        # The system reads far more than a page where a mapped one is missing; forgotten during a batch, that would be
-        # read again and again. So this one's cache is emptied between batches.
+        # On a page fault the system reads ahead; pages dropped during a batch would be read again and again. So this
+        # contender's cache is dropped between batches.
         mappings = []
         for line in Path("/proc/self/maps").read_text().splitlines():
             if str(self.folder) in line:
@@ -212,7 +212,7 @@ class TorchRL:
 
 
 def memory() -> tuple[int, int]:
-    """Bytes of this process: private ones, and pages of files that it has mapped."""
+    """Return the bytes of this process: private memory, and resident pages of mapped files."""
     parts = dict.fromkeys(("RssAnon", "RssFile", "RssShmem"), 0)
     for line in Path("/proc/self/status").read_text().splitlines():
         name, _, value = line.partition(":")
@@ -222,7 +222,7 @@ def memory() -> tuple[int, int]:
 
 
 class Watch(threading.Thread):
-    """Looks at the memory of this process 50 times a second and keeps the most."""
+    """Thread that samples this process's memory 50 times a second and records the maximum."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -238,7 +238,7 @@ class Watch(threading.Thread):
 
 
 class Bench:
-    """A contender, its data, and what is measured."""
+    """Benchmark of a contender and its data."""
 
     def __init__(self, name: str, data: str, folder: Path, segment_steps: int | None) -> None:
         self.data, self.folder = data, folder
@@ -251,7 +251,7 @@ class Bench:
         self.held = 0
 
     def plan(self, times: float, ram: str) -> dict[str, Any]:
-        """How many steps take ``times`` the bytes of ``ram``, encoded."""
+        """Return the number of steps that take ``times`` the bytes of ``ram``, encoded."""
         contender = self.make()
         assert isinstance(contender, Sharpwave)
         contender.on_disk = False
@@ -265,7 +265,7 @@ class Bench:
         return {"steps": int(1.03 * times * limit / a_step) // LANES * LANES, "a_step": a_step, "ram": limit}
 
     def build(self, steps: int, ram: str) -> dict[str, Any]:
-        """An empty contender, after a small one has loaded what code there is."""
+        """Make an empty contender, after a small one has loaded and compiled all code."""
         with tempfile.TemporaryDirectory(dir=self.folder) as small:
             warm = self.make()
             warm.build(4096, ram, Path(small))
@@ -299,11 +299,11 @@ class Bench:
         return {"steps": self.held, "adds": added * LANES / took}
 
     def state(self) -> dict[str, Any]:
-        """Bytes of files and of memory, the most so far."""
+        """Return the bytes of files and the maximum of memory so far."""
         return {"private": self.watch.private, "mapped": self.watch.mapped, **self.contender.bytes()}
 
     def measure(self, what: str, seconds: float) -> dict[str, Any]:
-        """Transitions a second; NaN and why where the contender cannot."""
+        """Return transitions per second; NaN and the error where the contender fails."""
         contender = self.contender
         if what.startswith("limit"):
             assert isinstance(contender, Sharpwave)
@@ -325,7 +325,7 @@ class Bench:
             contender.rest()
 
     def _rate(self, call: Callable[[], Any], pause: float, seconds: float, before: Callable[[], None]) -> float:
-        for _ in range(LOOKAHEAD + 1):  # what was begun during the last measurement is no merit of this one
+        for _ in range(LOOKAHEAD + 1):  # discard batches prefetched during the previous measurement
             call()
         count, taken = 0, 0.0
         while taken < seconds or count < 3:
@@ -339,7 +339,7 @@ class Bench:
         return count * BATCH / taken
 
     def latencies(self, calls: int, cold: bool) -> dict[str, list[float]]:
-        """Seconds of single calls: of adding a step to each lane, and of sampling a batch."""
+        """Return the seconds of single calls: of adding a step to each lane, and of sampling a batch."""
         contender = self.contender
         rows = [np.array(next(self.source)) for _ in range(min(calls, 512))]
 

@@ -1,4 +1,4 @@
-"""A store ten times its memory: beside one all in memory, beside the disk itself, beside TorchRL's memory-mapped one.
+"""Store ten times larger than its memory, compared with one in memory, the disk itself and TorchRL's memory map.
 
     python benchmarks/tiers.py [--quick] [--data seaquest noise] [--times 10] [--rounds 5] [--folder FOLDER]
 
@@ -34,7 +34,7 @@ DATA = ("seaquest", "noise", "pong")
 RAM = {"seaquest": "96MiB", "noise": "256MiB", "pong": "64MiB"}
 QUICK_RAM = {"seaquest": "48MiB", "noise": "160MiB", "pong": "48MiB"}
 SEGMENT_STEPS = {"noise": 8}
-"""An item of incompressible data is one read of its segment: with the usual 128 steps that would be 0.9 MB."""
+"""Steps in a segment: each item of incompressible data reads a segment, 0.9 MB with the default of 128 steps."""
 LIMITS = ("limit 16", "limit 64", "limit 64 direct")
 KINDS = ("sample", "stream", "learner")
 CACHED = tuple(f"{kind} cached" for kind in KINDS)
@@ -51,7 +51,7 @@ Results = dict[str, Any]
 
 
 def measure(data: str, arguments: argparse.Namespace, base: Path) -> Results:
-    """Fill and ask all contenders in turn; everything that was measured."""
+    """Fill all contenders, measure them in turn, and return the results."""
     folder = base / data
     ram = arguments.ram or (QUICK_RAM if arguments.quick else RAM)[data]
     names = ["memory", "disk"] + (["torchrl"] if find_spec("torchrl") else [])
@@ -73,7 +73,7 @@ def measure(data: str, arguments: argparse.Namespace, base: Path) -> Results:
             entry["fill"] = workers[name].ask(do="fill", steps=steps)
             for what in KINDS:
                 workers[name].ask(do="measure", what=what, seconds=arguments.seconds)
-            entry["state"] = workers[name].ask(do="state")  # now: the limit has threads and buffers of its own
+            entry["state"] = workers[name].ask(do="state")  # before the limit, which has its own threads and buffers
         for turn in range(arguments.rounds):
             say(f"{data}: round {turn + 1} of {arguments.rounds}")
             asked = [(name, what) for what in KINDS for name in names]
@@ -90,7 +90,7 @@ def measure(data: str, arguments: argparse.Namespace, base: Path) -> Results:
 
 
 def rates(results: Results, name: str, what: str) -> list[float]:
-    """Transitions a second, by round."""
+    """Return transitions per second, by round."""
     if name == "limit":
         medians = {limit: statistics.median(r["rate"] for r in results["limits"][limit]) for limit in LIMITS}
         what = max((limit for limit in LIMITS if not math.isnan(medians[limit])), key=medians.__getitem__)
@@ -99,7 +99,7 @@ def rates(results: Results, name: str, what: str) -> list[float]:
 
 
 def ratio(results: Results, what: str, one: str, other: str) -> float:
-    """Median of the rounds' ratios."""
+    """Return the median of the rounds' ratios."""
     pairs = zip(rates(results, one, what), rates(results, other, what), strict=True)
     return statistics.median(a / b for a, b in pairs)
 
@@ -138,7 +138,7 @@ def table(console: Console, data: str, results: Results) -> None:
 
 
 def goals(console: Console, data: str, results: Results) -> None:
-    """Print what the disk tier is to reach and what it reached."""
+    """Print the disk tier's goals and what it reached."""
     state, ram = results["contenders"]["disk"]["state"], results["plan"]["ram"]
     shown = Table(title=f"{data}: goals", title_style="bold", title_justify="left")
     for column in ("goal", "reached", ""):
@@ -167,12 +167,12 @@ def goals(console: Console, data: str, results: Results) -> None:
 
 
 def environment() -> dict[str, Any]:
-    """Where and with what this was measured."""
+    """Describe the machine and the software."""
     return machine.environment(PACKAGES)
 
 
 def say(text: str) -> None:
-    """Progress, apart from the result."""
+    """Print progress to stderr, apart from the result."""
     print(time.strftime("%H:%M:%S"), text, file=sys.stderr, flush=True)
 
 
@@ -185,7 +185,7 @@ def _met(met: bool) -> str:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="two minutes: less memory, fewer rounds")
     parser.add_argument("--data", nargs="+", choices=DATA, default=["seaquest", "noise"])
@@ -195,7 +195,7 @@ def main() -> None:
     parser.add_argument("--peer-steps", type=int, default=24_000, help="steps of TorchRL's, at 56 kB each")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.0, help="length of one measurement")
-    parser.add_argument("--threads", type=int, default=0, help="threads a contender may use (default: what it likes)")
+    parser.add_argument("--threads", type=int, default=0, help="threads of a contender (default: its own)")
     parser.add_argument("--folder", type=Path, help="where the files go; default: a temporary folder")
     parser.add_argument("--out", type=Path, default=HERE / "results", help="folder for tiers.json")
     arguments = parser.parse_args()

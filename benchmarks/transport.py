@@ -1,4 +1,4 @@
-"""What it takes to bring segments from an actor to the learner: how long they should be, and by what way they go.
+"""Cost of transporting segments from an actor to the learner, by their length and by the channel.
 
     python benchmarks/transport.py
 
@@ -26,7 +26,7 @@ RING = 1 << 20
 
 
 def recorded(steps: int) -> tuple[sw.Spec, list[dict[str, Any]]]:
-    """Random play of Pong as arguments of ``extend``."""
+    """Record random play of Pong as arguments of ``extend``."""
     recipe = load_recipe("pong")
     env = setup.environments(recipe, 4)
     rng, rows = np.random.default_rng(0), []
@@ -47,7 +47,7 @@ def recorded(steps: int) -> tuple[sw.Spec, list[dict[str, Any]]]:
 
 
 def lengths(steps: int) -> None:
-    """Bytes and times a step by the length of segments."""
+    """Print bytes and times per step by the length of segments."""
     spec, rows = recorded(steps)
     print("steps a segment   bytes a step   us to encode a step   us to take a step in   bytes a segment")
     for length in (8, 16, 32, 64, 128):
@@ -65,7 +65,7 @@ def lengths(steps: int) -> None:
             len(view)
         end = time.perf_counter()
         arrived = len(store)
-        late = sealed[len(sealed) // 2 :]  # behind the choice of codecs
+        late = sealed[len(sealed) // 2 :]  # sealed after codecs were chosen
         nbytes = sum(len(one.packed) for one in late) / sum(one.steps for one in late)
         print(
             f"{length:15} {nbytes:14.1f} {(middle - begin) / (4 * steps) * 1e6:21.1f} "
@@ -75,7 +75,7 @@ def lengths(steps: int) -> None:
 
 
 def write_pipe(pipe: Any, size: int, count: int) -> None:
-    """The actor's end."""
+    """Write messages to a pipe, as an actor does."""
     message = memoryview(bytes(size))
     for _ in range(count):
         rest = message
@@ -84,7 +84,7 @@ def write_pipe(pipe: Any, size: int, count: int) -> None:
 
 
 def write_ring(memory: Any, size: int, count: int) -> None:
-    """The same into a ring: two counters, and bytes from word 16 on."""
+    """Write messages to a ring buffer: two counters, and bytes from word 16 on."""
     counters, ring = np.frombuffer(memory, np.int64, 16), np.frombuffer(memory, np.uint8, RING, 128)
     message, at = np.zeros(size, np.uint8), 0
     for _ in range(count):
@@ -99,7 +99,7 @@ def write_ring(memory: Any, size: int, count: int) -> None:
 
 
 def ways(size: int, count: int) -> None:
-    """Messages a second through either."""
+    """Print messages per second through each."""
     ours, theirs = CONTEXT.Pipe(duplex=False)
     process = CONTEXT.Process(target=write_pipe, args=(theirs, size, count), daemon=True)
     process.start()
@@ -136,7 +136,7 @@ def report(name: str, size: int, count: int, seconds: float) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=8_000, help="of each of 4 environments (8000)")
+    parser.add_argument("--steps", type=int, default=8_000, help="steps of each of 4 environments (8000)")
     arguments = parser.parse_args()
     lengths(arguments.steps)
     for nbytes in (1_000, 4_000, 16_000):

@@ -1,4 +1,4 @@
-"""Sum trees alone: draw a batch in proportion to the priorities, then set new ones for it."""
+"""Sum trees alone: draw a batch in proportion to the priorities, then update its priorities."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ALPHA, BETA = 0.6, 0.4
 
 
 class Trees:
-    """One tree of each library, over as many leaves; ``measure`` takes the library's name."""
+    """Trees of all libraries, with the same number of leaves; ``measure`` takes the library's name."""
 
     def fill(self, leaves: int) -> dict[str, Any]:
         """Make the trees, with random priorities everywhere."""
@@ -27,7 +27,7 @@ class Trees:
         return {"trees": list(self.rounds), "leaves": leaves}
 
     def measure(self, name: str, batch: int, seconds: float) -> dict[str, float]:
-        """Microseconds of a draw and an update: the median of single calls, which other processes disturb least."""
+        """Return microseconds of a draw and an update: the median of single calls, which is least disturbed."""
         call = self.rounds[name](batch)
         call()
         taken, end = [], time.perf_counter() + seconds
@@ -84,7 +84,7 @@ def _sharpwave_sampler(leaves: int, priorities: Any, rng: np.random.Generator) -
 def _cpprb(leaves: int, priorities: Any, rng: np.random.Generator) -> Callable[[int], Callable[[], Any]]:
     from cpprb import PrioritizedReplayBuffer
 
-    # Its tree cannot be had alone: the smallest buffer around it, one byte a step.
+    # Its tree is not available alone: this is the smallest buffer around it, one byte a step.
     buffer = PrioritizedReplayBuffer(leaves, {"done": {"dtype": np.bool_}}, alpha=ALPHA)
     buffer.add(done=np.zeros(leaves, np.bool_), priorities=priorities)
 

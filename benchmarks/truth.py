@@ -1,4 +1,4 @@
-"""Everything a `Recorder` stored, beside what the environments wrote down themselves: nothing else may be there.
+"""Check of a `Recorder` against logs of the environments: the store must hold exactly the logged transitions.
 
     python benchmarks/truth.py [--steps 1000] [--only NAME ...] [--out FILE]
 

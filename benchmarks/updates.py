@@ -1,4 +1,4 @@
-"""An update of recipe `pong` taken apart: what its time would be with one thing done otherwise, as ratios.
+"""Time of an update of recipe `pong` with one thing done differently, as a ratio to the recipe's.
 
     python benchmarks/updates.py [--rounds 7] [--compile] [--out FOLDER]
 
@@ -43,7 +43,7 @@ Variant = tuple[Recipe, Callable[[DQN], Callable[[Any], Any]]]
 
 
 def batch(recipe: Recipe, size: int) -> Any:
-    """Random transitions of the recipe's shape."""
+    """Make a batch of random transitions of the recipe's shape."""
     draw = torch.Generator().manual_seed(0)
     assert isinstance(recipe.env, Atari)
     height, width = (int(part) for part in recipe.env.frame.split("x"))
@@ -66,7 +66,7 @@ def as_it_is(agent: DQN) -> Callable[[Any], Any]:
 
 
 def rows_first(agent: DQN) -> Callable[[Any], Any]:
-    """Channels before rows, torch's usual layout."""
+    """Use torch's default layout, channels before rows."""
     for network in (agent.online, agent.target):
         network.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     inputs = agent.inputs
@@ -76,25 +76,25 @@ def rows_first(agent: DQN) -> Callable[[Any], Any]:
 
 class _Contiguous(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[B, C, H, W], rows last in memory."""
+        """Make [B, C, H, W] contiguous, rows last in memory."""
         return x.contiguous()
 
 
 def plain_adam(agent: DQN) -> Callable[[Any], Any]:
-    """Adam by torch's foreach functions instead of one fused kernel."""
+    """Use Adam by torch's foreach functions instead of one fused kernel."""
     settings = RECIPE.agent
     agent.__dict__["optimizer"] = torch.optim.Adam(agent.online.parameters(), settings.lr, eps=settings.adam_eps)
     return as_it_is(agent)
 
 
 def compiled(agent: DQN) -> Callable[[Any], Any]:
-    """Both networks through torch.compile."""
+    """Compile both networks by torch.compile."""
     agent.online, agent.target = torch.compile(agent.online), torch.compile(agent.target)  # type: ignore[assignment]
     return as_it_is(agent)
 
 
 def one_forward(agent: DQN) -> Callable[[Any], Any]:
-    """The online network's passes over s and s' in one, both in the graph."""
+    """Join the online network's passes over s and s', both in the graph."""
 
     def learn(batch: Any) -> None:
         with agent.autocast():
@@ -114,7 +114,7 @@ def one_forward(agent: DQN) -> Callable[[Any], Any]:
 
 
 def two_halves(agent: DQN) -> Callable[[Any], Any]:
-    """Each half of the batch in a thread of its own, each with one torch thread, and the gradients added."""
+    """Split the batch between two threads, each with one torch thread, and add the gradients."""
     parameters = list(agent.online.parameters())
     pool = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,))
 
@@ -146,7 +146,7 @@ def two_halves(agent: DQN) -> Callable[[Any], Any]:
 
 
 def change(**settings: Any) -> Variant:
-    """Other settings of the recipe."""
+    """Change settings of the recipe."""
     return RECIPE.override(**settings), as_it_is
 
 
@@ -170,7 +170,7 @@ VARIANTS: dict[str, Variant] = {
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--compile", action="store_true", help="also torch.compile, which needs a C++ compiler")

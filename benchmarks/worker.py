@@ -17,7 +17,7 @@ from sharpwave.bench.worker import Bench, Measured, serve
 
 
 def make(name: str, folder: Path) -> Measured:
-    """Return what ``name`` measures, over the recording in ``folder``."""
+    """Make the benchmark ``name`` over the recording in ``folder``."""
     if name == "trees":
         return Trees()
     if name == "limit":

@@ -24,7 +24,7 @@ SPEC = sw.Spec(obs=sw.Field((84, 84), "uint8", stack=4), action=sw.Field((), "in
 
 
 def frames(rng: np.random.Generator, step: int) -> np.ndarray:
-    """One frame a lane: a bright square that wanders over a dark picture."""
+    """Draw one frame for each lane: a bright square that wanders over a dark picture."""
     pictures = np.zeros((LANES, 84, 84), np.uint8)
     for lane in range(LANES):
         row, column = (step * (lane + 1)) % 76, int(rng.integers(0, 76))
@@ -47,14 +47,14 @@ def child(folder: str, steps: int, ready: Connection) -> None:
     """Play, flush, tell the parent, and wait to be killed."""
     store = sw.Store(SPEC, capacity=1_000_000, ram="64MiB", disk=folder, disk_limit="1GiB")
     play(store, steps)
-    store.flush()  # what was appended so far is not lost, whatever happens now
+    store.flush()  # the steps appended so far survive a crash
     ready.send_bytes(str(len(store)).encode())
     while True:
         play(store, 1)
 
 
 def view(store: sw.Store) -> sw.Transitions:
-    """The learner's view; its name identifies it in checkpoints."""
+    """Make the learner's view; its name identifies it in checkpoints."""
     return store.transitions(n_step=3, sampler=sw.Prioritized(), name="learner")
 
 
@@ -81,7 +81,7 @@ def main() -> None:
         assert len(store) >= flushed
 
         learner = view(store)
-        for batch in learner.stream(64, lookahead=4):  # drawn ahead, so that reads from disk are hidden
+        for batch in learner.stream(64, lookahead=4):  # prefetched, which hides reads from disk
             learner.update_priorities(batch, td_error=np.abs(batch.reward))
             if store.stats()["disk"]["hits"] > 100:
                 break

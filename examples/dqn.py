@@ -21,7 +21,7 @@ WARMUP_STEPS, EPSILON_STEPS, EPSILON_END, TARGET_TAU = 1_000, 8_000, 0.02, 0.01
 
 
 def make_network(inputs: int, actions: int) -> nn.Module:
-    """Q-values of all actions, from a vector."""
+    """Make a network that maps a vector to the Q-values of all actions."""
     hidden = 128
     return nn.Sequential(
         nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, actions)
@@ -29,7 +29,7 @@ def make_network(inputs: int, actions: int) -> nn.Module:
 
 
 def td_errors(online: nn.Module, target: nn.Module, batch: sw.Batch) -> Tensor:
-    """Double Q-learning's errors, [B]. ``discount`` is 0 where the episode terminated: there is no done mask."""
+    """Compute the errors of double Q-learning, [B]. ``discount`` is 0 where the episode terminated: no done mask."""
     with torch.no_grad():
         best = online(batch.next_obs).argmax(1, keepdim=True)
         goal = batch.reward + batch.discount * target(batch.next_obs).gather(1, best)[:, 0]
@@ -39,7 +39,7 @@ def td_errors(online: nn.Module, target: nn.Module, batch: sw.Batch) -> Tensor:
 
 
 def evaluate(network: nn.Module, episodes: int, seed: int) -> float:
-    """Return the mean score of greedy episodes, played side by side."""
+    """Return the mean score of greedy episodes, played in parallel."""
     env = gym.make_vec("CartPole-v1", num_envs=episodes)
     obs, _ = env.reset(seed=seed)
     score, playing = np.zeros(episodes), np.ones(episodes, bool)
@@ -78,7 +78,7 @@ def main() -> None:
         with torch.no_grad():
             greedy = online(torch.from_numpy(obs)).argmax(1).numpy()
         action = np.where(rng.random(LANES) < epsilon, rng.integers(0, 2, LANES), greedy)
-        obs, *_ = env.step(action)  # recorded: true final observations, no step invented at resets
+        obs, *_ = env.step(action)  # recorded with true final observations, and without the rows of resets
 
         if step >= WARMUP_STEPS:
             batch = replay.sample(BATCH_SIZE).torch()

@@ -23,7 +23,7 @@ Params = list[tuple[Any, Any]]
 
 
 class State(NamedTuple):
-    """What an update changes: the networks and Adam's moments."""
+    """State of the learner: the networks and Adam's moments."""
 
     online: Params
     target: Params
@@ -33,13 +33,13 @@ class State(NamedTuple):
 
 
 def make_params(seed: int, sizes: tuple[int, ...]) -> Params:
-    """He-initialized weights and zero biases of a multilayer perceptron."""
+    """Make He-initialized weights and zero biases of a multilayer perceptron."""
     shapes = zip(jax.random.split(jax.random.key(seed), len(sizes) - 1), sizes[:-1], sizes[1:], strict=True)
     return [(jax.random.normal(key, (n, m)) * jnp.sqrt(2 / n), jnp.zeros(m)) for key, n, m in shapes]
 
 
 def q_values(params: Params, obs: Any) -> Any:
-    """Q-values of all actions, [B, actions]."""
+    """Return the Q-values of all actions, [B, actions]."""
     for weight, bias in params[:-1]:
         obs = jax.nn.relu(obs @ weight + bias)
     weight, bias = params[-1]
@@ -48,13 +48,13 @@ def q_values(params: Params, obs: Any) -> Any:
 
 @jax.jit
 def act(params: Params, obs: Any) -> Any:
-    """Greedy actions, [B]."""
+    """Choose greedy actions, [B]."""
     return q_values(params, obs).argmax(1)
 
 
 @jax.jit
 def update(state: State, obs: Any, action: Any, reward: Any, next_obs: Any, discount: Any) -> State:
-    """One step of double Q-learning by Adam."""
+    """Make one update of double Q-learning by Adam."""
     rows = jnp.arange(len(action))
     best = q_values(state.online, next_obs).argmax(1)
     goal = reward + discount * q_values(state.target, next_obs)[rows, best]
@@ -73,7 +73,7 @@ def update(state: State, obs: Any, action: Any, reward: Any, next_obs: Any, disc
 
 
 def evaluate(params: Params, episodes: int, seed: int) -> float:
-    """Return the mean score of greedy episodes, played side by side."""
+    """Return the mean score of greedy episodes, played in parallel."""
     env = gym.make_vec("CartPole-v1", num_envs=episodes)
     obs, _ = env.reset(seed=seed)
     score, playing = np.zeros(episodes), np.ones(episodes, bool)

@@ -1,4 +1,4 @@
-"""Several processes play, one learns: segments cross as bytes through pipes, and nothing is unpickled on the way.
+"""Several processes act, one learns: segments are sent as bytes through pipes, and nothing is unpickled on the way.
 
 Each actor encodes what it plays with a SegmentWriter; the learner puts the segments into its store as they are. The
 actors are spawned; only their few arguments are pickled, by their own parent.
@@ -49,11 +49,11 @@ def act(number: int, steps: int, pipe: Connection) -> None:
     env.reset(seed=number)
     for _ in range(steps // LANES):
         env.step(env.action_space.sample())
-    pipe.close()  # steps of segments that are not full yet stay here
+    pipe.close()  # steps of unsealed segments are not sent
 
 
 def messages(pipes: list[Connection]) -> Iterator[bytes]:
-    """Yield what arrives, until every actor has closed its end."""
+    """Yield messages as they arrive, until every actor has closed its end."""
     pipes = list(pipes)
     while pipes:
         ready: list[Any] = wait(pipes, timeout=60)
@@ -78,7 +78,7 @@ def main() -> None:
         here, there = spawn.Pipe(duplex=False)
         actors.append(spawn.Process(target=act, args=(number, arguments.steps, there)))
         actors[-1].start()
-        there.close()  # the actor's copy is the only one, so that its end is heard
+        there.close()  # only the actor's copy stays open, so that its end is noticed
         pipes.append(here)
 
     store = sw.Store(SPEC, capacity=100_000)
@@ -86,7 +86,7 @@ def main() -> None:
     received = updates = 0
     for message in messages(pipes):
         packed, dictionaries = from_bytes(message)
-        store.add_segment(packed, dictionaries)  # checked, and then stored as it is
+        store.add_segment(packed, dictionaries)  # validated, then stored without decoding
         received += len(message)
         if len(replay) >= 256:
             batch = replay.sample(64)  # a learner would update its network here

@@ -41,7 +41,7 @@ def play(store: sw.Store, q: np.ndarray, episodes: int, epsilon: float, rng: np.
 
 
 def learn(replay: sw.Transitions, q: np.ndarray, updates: int) -> None:
-    """Q-learning on a table: the target is ``reward + discount * max_a Q(next_obs, a)``, without a done mask."""
+    """Update a Q-table: the target is ``reward + discount * max_a Q(next_obs, a)``, without a done mask."""
     for _ in range(updates):
         batch = replay.sample(64)
         place, after = batch.obs.astype(int), batch.next_obs.astype(int)

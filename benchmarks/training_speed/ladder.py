@@ -1,4 +1,4 @@
-"""The ladder: every rung measured in slices, each in a process of its own, in turn, so that noise hits all of them."""
+"""The ladder: every rung measured in slices, each in its own process, in turn, so that noise affects all of them."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ from training_speed.runs import train
 FILE = "ladder.json"
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 TIME_LIMIT = 3600.0
-"""Seconds that one slice may take."""
+"""Time limit of a slice, in seconds."""
 NEVER_STOP = "22"
-"""A mean reward that Pong does not have: the run ends by what is asked of it here."""
+"""Mean reward beyond Pong's range: the run ends only by the limits set here."""
 
 
 def measure(
     out: Path, names: Sequence[str], seeds: Sequence[int], rounds: int, steps: int, warmup: int, threads: int,
     *, fresh: bool = False,
 ) -> Results:  # fmt: skip
-    """Measure what is still missing of ``rounds`` slices of every rung and seed; the file is written after each.
+    """Measure the missing ones of ``rounds`` slices of every rung and seed; the file is written after each.
 
     Args:
-        out: folder of the results.  steps, warmup: of a slice.
-        threads: of torch, OpenMP and numba; two processes divide them.
+        out: folder of the results.
+        steps, warmup: steps of a slice, and of its warm-up.
+        threads: threads of torch, OpenMP and numba; two processes divide them.
     Raises:
-        ValueError: results of other settings are there.
-        RuntimeError: a slice failed; those before it are kept.
+        ValueError: the folder has results of other settings.
+        RuntimeError: a slice failed; earlier ones are kept.
     """
     path = out / FILE
     results = begin(path, {"steps": steps, "warmup": warmup, "threads": threads}, fresh=fresh)
@@ -46,7 +47,7 @@ def measure(
     number = 0
     for turn in range(rounds):
         for seed in seeds:
-            # Each turn begins with another rung: whatever goes on at a time of its own hits none of them more.
+            # Each turn begins with another rung, so that periodic disturbances affect all of them alike.
             first = turn % max(len(there), 1)
             for name in there[first:] + there[:first]:
                 number += 1
@@ -64,7 +65,7 @@ def measure(
 
 
 def solve(out: Path, names: Sequence[str], seeds: Sequence[int], *, fresh: bool = False) -> list[solved.Finished]:
-    """Train the rungs of recipe ``pong`` with every seed until both measures passed the bound, or to its limit."""
+    """Train the rungs of recipe ``pong`` with every seed until both measures pass the bound or steps run out."""
     found = []
     for seed in seeds:
         for name in names:
@@ -96,7 +97,7 @@ def _slice(asked: dict[str, Any]) -> dict[str, Any]:
             f"{asked['name']}: {asked['steps']:,} steps took longer than {TIME_LIMIT:g} s; give fewer --steps"
         ) from error
     finally:
-        process.kill()  # it has ended, or is of no use any more
+        process.kill()  # it has ended, or its slice has failed
         process.wait()
     if process.returncode != 0:
         raise RuntimeError(f"{asked['name']}: the process ended with {process.returncode}:\n{said[-2000:]}")
@@ -105,7 +106,7 @@ def _slice(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def rows(results: Results) -> list[dict[str, Any]]:
-    """What the slices say of every rung.
+    """Summarize the slices of every rung.
 
     Returns:
         rung, change, slices; steps_per_second {median, low, high}; milliseconds {process: {part: median a step}};
@@ -116,7 +117,7 @@ def rows(results: Results) -> list[dict[str, Any]]:
 
 
 def runs_of(name: str, results: Results) -> list[solved.Finished]:
-    """The finished runs of a rung of recipe ``pong``."""
+    """Return the finished runs of a rung of recipe ``pong``."""
     rung = RUNGS[name]
     return [
         run for run in results.get("finished", []) if rung.kind == "sharpwave" and run["changes"] == dict(rung.settings)
@@ -130,7 +131,7 @@ def _row(name: str, results: Results) -> dict[str, Any]:
     frames, minutes, source = _to_solve(name, statistics.median(speeds), finished)
     stored = [one["bytes_per_transition"] for one in slices]
     if finished:
-        stored = [run["bytes_per_step"] for run in finished]  # of a full memory, not of one just begun
+        stored = [run["bytes_per_step"] for run in finished]  # of a full memory, not of one that is filling
     return {
         "rung": name,
         "change": rung.change,
@@ -159,7 +160,7 @@ def _row(name: str, results: Results) -> dict[str, Any]:
 def _to_solve(
     name: str, speed: float, finished: Sequence[solved.Finished]
 ) -> tuple[dict[str, Any], dict[str, Any], str | None]:
-    """frames and minutes by measure, and where they are from. Minutes are measured only of runs that finished."""
+    """Return frames and minutes by measure, and their source. Minutes are measured only of finished runs."""
     nothing: dict[str, Any] = dict.fromkeys(solved.MEASURES)
     rung = RUNGS[name]
     if rung.kind == "sharpwave":

@@ -1,4 +1,4 @@
-"""What the ladder measured: two tables and a figure."""
+"""Report of the ladder: two tables and a figure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COLOURS = dict(zip(PARTS, ("#1c7ed6", "#37b24d", "#f59f00", "#c92a2a", "#dee2e6"
 
 
 def tables(results: Results, rows: list[dict[str, Any]], console: Console) -> None:
-    """Print both, with what their figures mean."""
+    """Print both tables, with explanations of their figures."""
     speed = _table("The ladder: where the time of a step goes")
     speed.add_column("")
     for column in ("steps/s", *PARTS, "CPU", "memory", "transition", f"{CAPACITY // 1000}K of them"):
@@ -38,7 +38,7 @@ def tables(results: Results, rows: list[dict[str, Any]], console: Console) -> No
             else:
                 speed.add_row(f"  {process}", "", *times, style="dim")
     for name, reason in results["absent"].items():
-        speed.add_row(name, Text(reason), style="yellow")  # as it is: [bench] is no markup
+        speed.add_row(name, Text(reason), style="yellow")  # plain text: [bench] is not markup
     console.print(speed)
     settings, where = results["settings"], results["environment"]
     counts = " or ".join(map(str, sorted({row["slices"] for row in rows})))
@@ -83,7 +83,7 @@ def tables(results: Results, rows: list[dict[str, Any]], console: Console) -> No
 
 
 def figure(results: Results, rows: list[dict[str, Any]], path: Path) -> None:
-    """Stacked bars of a step's milliseconds, a bar a process; beside them the minutes to the bound."""
+    """Draw stacked bars of a step's milliseconds, a bar for each process; beside them the minutes to the bound."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -123,7 +123,7 @@ def figure(results: Results, rows: list[dict[str, Any]], path: Path) -> None:
 
 
 def _draw_minutes(axis: Any, bars: list[tuple[dict[str, Any], str]]) -> None:
-    """Thick: here; thin: as published. Where both measures are known, that of the textbook."""
+    """Draw minutes to solve, thick: measured, thin: published; of two known measures the textbook's."""
     highest = 1.0
     for at, (row, process) in enumerate(bars):
         if process != "learner":
@@ -150,7 +150,7 @@ def _draw_minutes(axis: Any, bars: list[tuple[dict[str, Any], str]]) -> None:
 
 
 def _draw_curves(axis: Any, rows: list[dict[str, Any]], results: Results) -> None:
-    """What was learned by frames, of every finished run: what makes steps quicker must not bend these."""
+    """Draw scores by frames of every finished run: speed-ups must not change them."""
     for row, colour in zip(
         [row for row in rows if RUNGS[row["rung"]].kind == "sharpwave"], ("#0b7285", "#e8590c"), strict=False
     ):
@@ -180,7 +180,7 @@ def _source(row: dict[str, Any], results: Results) -> str:
 
 
 def spread_text(value: dict[str, float | None] | None, digits: int, mark: str = "") -> str:
-    """ "12.3", or "12.3 (11.9 to 14.0)" where they differ."""
+    """Format a spread: "12.3", or "12.3 (11.9 to 14.0)" where values differ."""
     if value is None:
         return "-"
     text = f"{mark}{value['median']:,.{digits}f}"

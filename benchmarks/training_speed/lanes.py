@@ -17,7 +17,7 @@ Frame = npt.NDArray[np.uint8]
 
 
 class Outcome(NamedTuple):
-    """next_state: what the action led to.  state: what to act on now, another where an episode has begun."""
+    """Outcome of a step: the successor ``next_state``, and ``state`` to act on, another one after an episode's end."""
 
     next_state: LazyFrames
     reward: float
@@ -26,21 +26,21 @@ class Outcome(NamedTuple):
 
 
 class Lanes(Protocol):
-    """Some environments that are stepped together."""
+    """Several environments that are stepped together."""
 
     num_actions: int
     stack: int
 
     def reset(self, seed: int) -> list[LazyFrames]:
-        """Begin episodes."""
+        """Begin new episodes in all environments."""
 
     def step(self, actions: Sequence[int]) -> list[Outcome]:
-        """One step of each."""
+        """Step each environment."""
 
 
 def make_lanes(kind: str, envs: int) -> Lanes:
-    """``kind``: "gymnasium" (AtariPreprocessing and a stack of 4), "cheap" (:class:`CheapPong` and a stack of 2) or
-    "vector" (ale-py's AtariVectorEnv and a stack of 4)."""
+    """Make environments of a kind: "gymnasium" (AtariPreprocessing and a stack of 4), "cheap" (:class:`CheapPong` and a
+    stack of 2) or "vector" (ale-py's AtariVectorEnv and a stack of 4)."""
     if kind == "vector":
         return VectorLanes(envs)
     if kind == "cheap":
@@ -49,7 +49,7 @@ def make_lanes(kind: str, envs: int) -> Lanes:
 
 
 def pong(**options: Any) -> gymnasium.Env[Any, Any]:
-    """Pong without sticky actions; the game's own package registers it."""
+    """Make Pong without sticky actions; importing ale-py registers it."""
     import ale_py
 
     gymnasium.register_envs(ale_py)
@@ -57,25 +57,25 @@ def pong(**options: Any) -> gymnasium.Env[Any, Any]:
 
 
 def preprocessed() -> gymnasium.Env[Any, Any]:
-    """With Gymnasium's own wrapper: no-ops at the start, 4 frames a step, the larger of two, 84x84."""
+    """Make Pong with Gymnasium's wrapper: no-ops at the start, 4 frames a step, the maximum of two, 84x84."""
     from gymnasium.wrappers import AtariPreprocessing
 
     return AtariPreprocessing(pong())
 
 
 class CheapPong(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """The emulator skips the frames itself and gives its last one in grey; Pong needs no larger of two, nor no-ops."""
+    """Pong whose emulator skips frames and returns the last one in grey: Pong needs no maximum of two and no no-ops."""
 
     def __init__(self) -> None:
         super().__init__(pong(frameskip=4, obs_type="grayscale"))
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Frame, dict[str, Any]]:
-        """[84, 84]."""
+        """Begin an episode; its first frame is [84, 84]."""
         screen, info = self.env.reset(seed=seed, options=options)
         return _shrunk(screen), info
 
     def step(self, action: Any) -> tuple[Frame, Any, bool, bool, dict[str, Any]]:
-        """[84, 84]."""
+        """Step the game; the frame is [84, 84]."""
         screen, reward, terminated, truncated, info = self.env.step(action)
         return _shrunk(screen), reward, terminated, truncated, info
 
@@ -87,7 +87,7 @@ def _shrunk(screen: Frame) -> Frame:
 
 
 class PythonLanes:
-    """Single environments, one after the other.
+    """Lanes of single environments, stepped one after the other.
 
     Gymnasium's FrameStackObservation copies whole stacks; here neighbouring observations share their frames.
     """
@@ -99,11 +99,11 @@ class PythonLanes:
         self._frames: list[deque[Frame]] = [deque(maxlen=stack) for _ in envs]
 
     def reset(self, seed: int) -> list[LazyFrames]:
-        """Environment i is seeded with ``seed + i``."""
+        """Begin new episodes; environment i is seeded with ``seed + i``."""
         return [self._begin(lane, seed + lane) for lane in range(len(self._envs))]
 
     def step(self, actions: Sequence[int]) -> list[Outcome]:
-        """An episode that ends is followed by the next in the same step."""
+        """Step each environment; one whose episode ends is reset in the same step."""
         outcomes = []
         for lane, (env, action) in enumerate(zip(self._envs, actions, strict=True)):
             frame, reward, terminated, truncated, _ = env.step(action)
@@ -120,7 +120,7 @@ class PythonLanes:
 
 
 class VectorLanes:
-    """ale-py's AtariVectorEnv: threads in C++ that step, shrink and stack. The newest frames are copied out."""
+    """Lanes of ale-py's AtariVectorEnv, whose C++ threads step, shrink and stack. The newest frames are copied out."""
 
     stack = 4
 
@@ -130,12 +130,12 @@ class VectorLanes:
         self._frames: list[deque[Frame]] = [deque(maxlen=self.stack) for _ in range(envs)]
 
     def reset(self, seed: int) -> list[LazyFrames]:
-        """Environment i is seeded with ``seed + i``."""
+        """Begin new episodes; environment i is seeded with ``seed + i``."""
         obs, _ = self._env.reset(seed=seed)
         return [self._begin(lane, stack) for lane, stack in enumerate(obs)]
 
     def step(self, actions: Sequence[int]) -> list[Outcome]:
-        """An episode that ends is followed by the next in the same step."""
+        """Step each environment; one whose episode ends is reset in the same step."""
         obs, reward, terminated, truncated, infos = self._env.step(np.array(actions))
         outcomes = []
         for lane, ended in enumerate(terminated | truncated):

@@ -25,20 +25,20 @@ RECIPE = load_recipe("pong")
 
 
 def measure(out: Path, sizes: Sequence[int], seeds: Sequence[int], steps: int, *, fresh: bool = False) -> Results:
-    """Train with every size and seed what is not trained yet; the file is written after each run.
+    """Train the missing runs of every size and seed; the file is written after each run.
 
     Every run has the same number of steps, solved or not, so that scores can be compared.
 
     Args:
         out: folder of the results, and of the runs.
     Raises:
-        ValueError: results of other settings are there.
+        ValueError: the folder has results of other settings.
         RuntimeError: a run failed.
     """
     path = out / FILE
     results = begin(path, {"steps": steps}, fresh=fresh)
     runs: list[dict[str, Any]] = results.setdefault("runs", [])
-    # Seeds outside, sizes inside: whoever interrupts has whole rows, and the machine's moods hit all sizes.
+    # Seeds outside, sizes inside: an interrupt leaves whole rows, and disturbances affect all sizes alike.
     for seed in seeds:
         for size in sizes:
             if any(run["size"] == size and run["seed"] == seed for run in runs):
@@ -71,8 +71,12 @@ def _arguments(size: int, seed: int, steps: int) -> list[str]:
 
 
 def rows(results: Results) -> list[dict[str, Any]]:
-    """By size, smallest first: size, runs, and {median, low, high} of score, steps_per_second, replay_bytes, and of the
-    frames at which the mean of 100 episodes passed the bound (None: not within the run's steps)."""
+    """Summarize the runs by size, smallest first.
+
+    Returns:
+        size, runs, and {median, low, high} of score, steps_per_second, replay_bytes, and of the frames at which the
+        mean of 100 episodes passed the bound (None: not within the run's steps).
+    """
     found = []
     for size in sorted({run["size"] for run in results["runs"]}):
         runs = [run for run in results["runs"] if run["size"] == size]
@@ -83,7 +87,7 @@ def rows(results: Results) -> list[dict[str, Any]]:
 
 
 def table(results: Results, rows: list[dict[str, Any]], console: Console) -> None:
-    """Print a row a size."""
+    """Print a row for each size."""
     shown = Table(
         title=f"Recipe pong after {results['settings']['steps']:,} steps, by size of the memory",
         title_style="bold", title_justify="left", box=box.SIMPLE_HEAD,
@@ -105,7 +109,7 @@ def table(results: Results, rows: list[dict[str, Any]], console: Console) -> Non
 
 
 def figure(results: Results, rows: list[dict[str, Any]], path: Path) -> None:
-    """Score and speed against the size: dots are runs, the line goes through medians."""
+    """Draw score and speed against the size: dots are runs, the line connects medians."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,7 +1,7 @@
-"""Playing in a process of its own, as the textbook does it: transitions over a queue, weights in shared memory.
+"""Acting in a separate process, as in the textbook: transitions over a queue, weights in shared memory.
 
-The textbook's learner takes what is there and goes on; this one waits for PER_UPDATE transitions, so that the ratio of
-steps to updates is that of the other rungs on every machine.
+The textbook's learner takes the available transitions and continues; this one waits for PER_UPDATE of them, so that the
+ratio of steps to updates is that of the other rungs on every machine.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from training_speed.rungs import Rung
 
 PER_UPDATE = 4
 TIMEOUT = 120.0
-"""Seconds that one process waits for the other."""
+"""Seconds that one process waits for the other at most."""
 
 
 def shape(rung: Rung) -> tuple[int, int]:
-    """Stack and number of actions of a rung's environments."""
+    """Return stack and number of actions of a rung's environments."""
     lanes = make_lanes(rung.lanes, 1)
     return lanes.stack, lanes.num_actions
 
 
 class Player:
-    """Context manager over the process that plays.
+    """Context manager of the process that acts.
 
     Args:
-        net: whose weights it acts with; moved to shared memory, so every update is seen at once.
-        warmup: random steps at first.
+        net: network that it acts with; moved to shared memory, so that every update is visible at once.
+        warmup: initial random steps.
     """
 
     def __init__(self, rung: Rung, net: nn.Module, seed: int, warmup: int) -> None:
@@ -57,19 +57,19 @@ class Player:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        self._process.kill()  # it has nothing to keep, and may stand at a full queue
+        self._process.kill()  # it has nothing to save, and may be blocked by a full queue
         self._process.join()
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """Id of the process."""
         return int(self._process.pid)
 
     def get(self) -> textbook.Transition:
-        """The next transition.
+        """Return the next transition.
 
         Raises:
-            RuntimeError: none came in time.
+            RuntimeError: timed out.
         """
         try:
             transition: textbook.Transition = self._queue.get(timeout=TIMEOUT)
@@ -81,13 +81,13 @@ class Player:
         return transition
 
     def seconds(self) -> dict[str, float]:
-        """What it did with its time so far, by part."""
+        """Return the process's seconds so far, by part."""
         return dict(zip(PARTS, self._seconds, strict=True))
 
 
 def play(rung: Rung, net: nn.Module, seed: int, warmup: int, threads: int, transitions: Any, seconds: Any) -> None:
-    """What the process does until it is killed, or nobody takes what it plays."""
-    transitions.cancel_join_thread()  # where nobody takes them any more, what is in the queue holds up no end
+    """Act until the process is killed or the queue is full for too long. The target of the process."""
+    transitions.cancel_join_thread()  # so that unread transitions in the queue do not block the exit
     torch.set_num_threads(threads)
     rng = np.random.default_rng(seed)
     lanes = make_lanes(rung.lanes, rung.envs)

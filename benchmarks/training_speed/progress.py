@@ -1,4 +1,4 @@
-"""Results that grow slice by slice in a JSON file, so that a benchmark can be interrupted and gone on with."""
+"""Results that grow slice by slice in a JSON file, so that an interrupted benchmark can be continued."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Results = dict[str, Any]
 
 
 def begin(path: Path, settings: dict[str, Any], *, fresh: bool) -> Results:
-    """The results in ``path`` to go on with, or new ones where there are none.
+    """Read the results in ``path`` to continue, or make new ones if there are none.
 
     Args:
-        settings: what must be the same for slices to be compared.
+        settings: settings that must be equal for slices to be comparable.
     Raises:
-        ValueError: results of other settings, or a file that is none.
+        ValueError: results of other settings, or a file without results.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if fresh or not path.exists():
@@ -37,31 +37,31 @@ def begin(path: Path, settings: dict[str, Any], *, fresh: bool) -> Results:
         if found.get(name) != value:
             raise ValueError(
                 f"--{name.replace('_', '-')}: got {value}, but {str(path)!r} was measured with {found.get(name)}; "
-                "give that to go on, --fresh to start over, or another --out"
+                "give that to continue, --fresh to start over, or another --out"
             )
     results["environment"] = environment(PACKAGES)
     return results
 
 
 def numbers(text: str, option: str, least: int = 0) -> list[int]:
-    """ "0,1,2" -> [0, 1, 2].
+    """Parse numbers: "0,1,2" -> [0, 1, 2].
 
     Raises:
-        ValueError: anything but whole numbers of at least ``least`` with commas between.
+        ValueError: not integers of at least ``least``, separated by commas.
     """
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() and int(part) >= least for part in parts):
-        raise ValueError(f"{option}: got {text!r}, expected whole numbers of at least {least} with commas, as 10,20")
+        raise ValueError(f"{option}: got {text!r}, expected integers of at least {least} with commas, as 10,20")
     return list(dict.fromkeys(int(part) for part in parts))
 
 
 def say(text: str) -> None:
-    """Progress, apart from the result."""
+    """Print progress to stderr, apart from the result."""
     print(text, file=sys.stderr, flush=True)
 
 
 def run_command(command: Callable[..., None]) -> None:
-    """Run a benchmark by its command line and exit; what the user may get wrong is told in a sentence."""
+    """Run a benchmark by its command line and exit; invalid input is explained in a sentence."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(command)
     try:

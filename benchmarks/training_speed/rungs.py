@@ -1,4 +1,4 @@
-"""The rungs of the ladder: what each one changes, and what was published about it."""
+"""Rungs of the ladder: the change that each makes, and its published results."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from importlib.util import find_spec
 from typing import Any
 
 BOUND = 17.0
-"""The mean reward at which Pong counts as solved."""
+"""Mean reward at which Pong counts as solved."""
 
 TEXTBOOK = "M. Lapan, Deep Reinforcement Learning Hands-On, chapter 'Ways to speed up RL' (i5-6600K, GTX 1080 Ti)"
 
 
 @dataclass(frozen=True)
 class Published:
-    """One run of the textbook's. The minutes are until the running mean (alpha .98) of rewards passes 17."""
+    """Published run of the textbook: speed, and minutes until the running mean (alpha .98) of rewards passes 17."""
 
     steps_per_second: float
     minutes: float
@@ -28,19 +28,19 @@ class Published:
 
 @dataclass(frozen=True)
 class Rung:
-    """One way to train Pong.
+    """Configuration for training Pong.
 
     Attributes:
-        change: what it does, in a line.
-        kind: whose loop it is: "textbook", "parallel", "sharpwave" or "sb3".
-        lanes: "gymnasium", "cheap" or "vector"; what the loops of this package step (see ``lanes.py``).
+        change: description in a line.
+        kind: training loop: "textbook", "parallel", "sharpwave" or "sb3".
+        lanes: environments of this package's loops: "gymnasium", "cheap" or "vector" (see ``lanes.py``).
         envs: environments stepped together.
-        no_grad: the target network's pass is made without gradients.
-        times: a slice has so many times the steps asked for, where they are quick.
-        published: what the textbook reports of it.
-        frames_of: the rung whose published frames hold here as well: what is learned, and from what, is the same.
-        needs: modules that it imports beside those of sharpwave[train].
-        settings: what is changed in recipe pong; of kind "sharpwave" only.
+        no_grad: whether the target network's pass is made without gradients.
+        times: factor of a slice's steps, for quick rungs.
+        published: the textbook's results.
+        frames_of: rung whose published frames also hold for this one, as both learn the same from the same.
+        needs: modules that it imports beyond those of sharpwave[train].
+        settings: changed settings of recipe pong; only of kind "sharpwave".
     """
 
     change: str
@@ -55,7 +55,7 @@ class Rung:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def missing(self) -> str | None:
-        """What is not installed and how to have it, or None."""
+        """Return which packages are missing and how to install them; None: none."""
         absent = [name for name in self.needs if find_spec(name) is None]
         return f"{', '.join(absent)} not installed: pip install 'sharpwave[bench]'" if absent else None
 
@@ -92,10 +92,10 @@ RUNGS: dict[str, Rung] = {
 
 
 def chosen(names: str) -> list[str]:
-    """ "baseline,n-envs" -> rungs by name; a name without its number means all of them; empty: every rung.
+    """Parse names of rungs: "baseline,n-envs"; a name without its number means all of them; empty: every rung.
 
     Raises:
-        ValueError: a name that is none.
+        ValueError: an unknown name.
     """
     found: list[str] = []
     for name in filter(None, (part.strip() for part in names.split(","))):

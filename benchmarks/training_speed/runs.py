@@ -1,4 +1,4 @@
-"""Whole training runs for the benchmarks: ``sharpwave train`` in a process of its own, gone on with where it ended."""
+"""Whole training runs for the benchmarks: ``sharpwave train`` in a process of its own, resumed if interrupted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sharpwave.training.folder import METRICS, SUMMARY
 
 Episodes = list[dict[str, Any]]
 LOOK_EVERY = 1.0
-"""Seconds between two looks at what a run has written."""
+"""Seconds between two reads of a run's metrics."""
 
 
 def train(
@@ -27,9 +27,9 @@ def train(
     """Train in ``folder`` until the run ends by itself or has played ``enough``; a run that is done is not repeated.
 
     Args:
-        arguments: of ``sharpwave train``, the recipe first. Not looked at where there is a checkpoint to go on from.
-        fresh: remove a run that is there.
-        enough: told the episodes so far, whether to stop.
+        arguments: arguments of ``sharpwave train``, the recipe first; ignored if there is a checkpoint to resume from.
+        fresh: remove an existing run.
+        enough: function from the episodes so far to whether to stop.
     Returns:
         the run's summary.
     Raises:
@@ -49,32 +49,32 @@ def train(
             while process.poll() is None:
                 time.sleep(LOOK_EVERY)
                 before, size = size, _size(folder)
-                # A process that has just begun does not catch signals yet; one that writes does.
+                # A process that has just started does not catch signals yet; one that writes metrics does.
                 if enough is not None and not told and size > before and enough(episodes(folder)):
                     process.send_signal(signal.SIGINT)
                     told = True
         except BaseException:
-            process.terminate()  # it makes a checkpoint
+            process.terminate()  # which makes it write a checkpoint
             process.wait()
             raise
         if process.returncode != 0:
             raise RuntimeError(f"sharpwave {' '.join(command)}: ended with {process.returncode}, see above")
         if not told and not ended(folder):
-            raise KeyboardInterrupt  # somebody interrupted the run, not this process
+            raise KeyboardInterrupt  # the run was interrupted, not this process
     summary: dict[str, Any] = json.loads((folder / SUMMARY).read_text())
     return summary
 
 
 def ended(folder: Path) -> bool:
-    """Whether a run reached its reward or its limit of steps."""
+    """Return whether a run reached its reward or its limit of steps."""
     path = folder / SUMMARY
     return path.is_file() and not json.loads(path.read_text())["reason"].startswith("interrupted")
 
 
 def episodes(folder: Path) -> Episodes:
-    """The episodes of a run, oldest first; none where there is no run."""
+    """Read the episodes of a run, oldest first; none if there is no run."""
     path = folder / METRICS
-    lines = path.read_text().split("\n")[:-1] if path.is_file() else []  # after the last newline: half a line
+    lines = path.read_text().split("\n")[:-1] if path.is_file() else []  # a partial line may follow the last newline
     events = [json.loads(line) for line in lines]
     return [event for event in events if event["event"] == "episode"]
 
@@ -92,6 +92,6 @@ def _has_checkpoint(folder: Path) -> bool:
 
 
 def _remove(folder: Path) -> None:
-    """A run's folder and nothing else."""
+    """Remove a folder if it is a run's."""
     if (folder / CONFIG).is_file():
         shutil.rmtree(folder)

@@ -21,16 +21,17 @@ from training_speed.lanes import make_lanes
 from training_speed.rungs import RUNGS, Rung
 
 SETTLE = 10
-"""Turns with learning after the warm-up and before the clock starts: first calls compile and allocate."""
+"""Turns with updates between the warm-up and the start of the clock: first calls compile and allocate."""
 
 Slice = dict[str, Any]
 
 
 class Window:
-    """The turns of a loop: so many to fill the memory, SETTLE more, and then those that are measured.
+    """Turns of a loop: those that fill the memory, SETTLE more, and the measured ones.
 
     Args:
-        warmup, steps: environment steps, rounded up to whole turns.  per_turn: environment steps of a turn.
+        warmup, steps: environment steps, rounded up to whole turns.
+        per_turn: environment steps of a turn.
     """
 
     def __init__(self, warmup: int, steps: int, per_turn: int) -> None:
@@ -41,7 +42,7 @@ class Window:
 
 
 class Usage:
-    """Memory and processor time of some processes, from now on."""
+    """Memory and processor time of several processes since the start."""
 
     def __init__(self) -> None:
         self._processes = [psutil.Process()]
@@ -49,15 +50,15 @@ class Usage:
         self._cpu = 0.0
 
     def add(self, pid: int) -> None:
-        """A process that has just begun; all that it takes counts."""
+        """Add a process that has just started; all of its memory counts."""
         self._processes.append(psutil.Process(pid))
 
     def restart(self) -> None:
-        """Processor time is counted from now on; memory still from the beginning."""
+        """Restart the count of processor time; memory is still counted from the start."""
         self._cpu = self._cpu_seconds()
 
     def result(self) -> dict[str, float]:
-        """Growth of resident memory, and processor seconds of all threads."""
+        """Return the growth of resident memory, and processor seconds of all threads."""
         return {"memory_bytes": self._rss() - self._bytes, "cpu_seconds": self._cpu_seconds() - self._cpu}
 
     def _rss(self) -> int:
@@ -71,10 +72,11 @@ def measure(name: str, seed: int, warmup: int, steps: int, threads: int) -> Slic
     """Measure a rung.
 
     Args:
-        warmup: random steps that fill the memory first.  steps: to measure.
-        threads: torch's; two processes divide them.
+        warmup: random steps that fill the memory first.
+        steps: steps to measure.
+        threads: torch's threads; two processes divide them.
     Returns:
-        steps, seconds, updates; processes: what each of them did with its time (see ``clock.PARTS``); memory_bytes:
+        steps, seconds, updates; processes: time of each by part (see ``clock.PARTS``); memory_bytes:
         growth of all processes; stored, bytes_per_transition; cpu_seconds.
     """
     rung = RUNGS[name]
@@ -126,7 +128,7 @@ def one_process(rung: Rung, seed: int, warmup: int, steps: int) -> Slice:
 
 
 def two_processes(rung: Rung, seed: int, warmup: int, steps: int) -> Slice:
-    """Take PER_UPDATE transitions from the process that plays, then make one update of as many times the batch."""
+    """Take PER_UPDATE transitions from the acting process, then make one update of PER_UPDATE times the batch."""
     usage, clock, rng = Usage(), Clock(), np.random.default_rng(seed)
     learner = textbook.Learner(*parallel.shape(rung), rung.no_grad)
     buffer = textbook.ListBuffer()
@@ -163,10 +165,12 @@ def two_processes(rung: Rung, seed: int, warmup: int, steps: int) -> Slice:
 
 
 class Measured(Callback):
-    """Measures the turns of a window, and ends training with it.
+    """Callback that measures the turns of a window, and ends training with it.
 
     Attributes:
-        split: seconds by part.  updates: made within the window.  used: by :meth:`Usage.result`.
+        split: seconds by part.
+        updates: updates within the window.
+        used: result of :meth:`Usage.result`.
     """
 
     def __init__(self, window: Window, clock: Clock, usage: Usage) -> None:
@@ -201,7 +205,7 @@ def full(rung: Rung, seed: int, warmup: int, steps: int) -> Slice:
 
 
 def peer(rung: Rung, seed: int, warmup: int, steps: int) -> Slice:
-    """stable-baselines3's DQN with the settings that its zoo has for Atari; learning begins after ``warmup``."""
+    """Measure stable-baselines3's DQN with its zoo's settings for Atari; learning begins after ``warmup``."""
     from stable_baselines3 import DQN
     from stable_baselines3.common.env_util import make_atari_env
     from stable_baselines3.common.vec_env import VecFrameStack
@@ -233,7 +237,7 @@ def peer(rung: Rung, seed: int, warmup: int, steps: int) -> Slice:
             split.update(clock.split())
         return bool(turn < window.end)
 
-    model.learn(10_000_000, callback=on_step)  # the zoo's length, which exploration is a share of
+    model.learn(10_000_000, callback=on_step)  # the zoo's length, of which exploration takes a share
     arrays = [array for array in vars(buffer).values() if isinstance(array, np.ndarray)]
     each = sum(array.nbytes for array in arrays) / buffer.buffer_size
     return result(window.steps, model._n_updates - before, {"learner": split}, usage.result(), buffer.size(), each)
@@ -242,7 +246,7 @@ def peer(rung: Rung, seed: int, warmup: int, steps: int) -> Slice:
 def result(
     steps: int, updates: int, processes: dict[str, dict[str, float]], used: dict[str, float], stored: int, each: float
 ) -> Slice:
-    """What :func:`measure` returns. ``each``: bytes of a stored transition.  ``used``: by :meth:`Usage.result`."""
+    """Make the result of :func:`measure`. ``each``: bytes of a transition; ``used``: from :meth:`Usage.result`."""
     return {
         "steps": steps,
         "updates": updates,
@@ -256,7 +260,7 @@ def result(
 
 
 def main() -> None:
-    """Measure what the argument asks for; one line of JSON on stdout, whatever libraries print goes to stderr."""
+    """Measure the slice that the argument describes; print a line of JSON, other output goes to stderr."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     answers.write(json.dumps(measure(**json.loads(sys.argv[1]))) + "\n")

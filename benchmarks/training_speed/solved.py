@@ -1,4 +1,4 @@
-"""How many steps and minutes a run took until Pong was solved, by two measures; and what follows for another speed."""
+"""Steps and minutes until a run has solved Pong, by two measures, and their extrapolation to another speed."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from training_speed.rungs import BOUND
 from training_speed.runs import Episodes, episodes
 
 MEASURES = {"alpha": "alpha .98", "mean100": "mean of 100"}
-"""The running mean of episodes' rewards that the textbook goes by, and the mean that recipes stop by."""
+"""Measures: the textbook's running mean of episodes' rewards, and the recipes' mean of 100 episodes."""
 
 Finished = dict[str, Any]
-"""Of one run: seed, changes (settings that differ from recipe pong's and bear on what is learned), bytes_per_step, by
-measure {"frames", "minutes"} or None where it did not pass the bound, and curve: [frames, mean of 100 episodes]."""
+"""Results of a run: seed, changes (settings unlike recipe pong's that affect learning), bytes_per_step, by measure
+{"frames", "minutes"} or None where it did not pass the bound, and curve: [frames, mean of 100 episodes]."""
 
 CURVE_EVERY = 5_000
 """Frames between two points of a curve."""
 
 
 def crossings(played: Episodes, bound: float = BOUND) -> dict[str, dict[str, float] | None]:
-    """By measure, the first episode at whose end it is at ``bound`` or above. The mean of 100 needs 100 episodes."""
+    """Find the first episode at whose end each measure reaches ``bound``. The mean of 100 needs 100 episodes."""
     found: dict[str, dict[str, float] | None] = dict.fromkeys(MEASURES)
     for event in _scored(played):
         passed = {
@@ -43,17 +43,17 @@ def crossings(played: Episodes, bound: float = BOUND) -> dict[str, dict[str, flo
 
 
 def _scored(played: Episodes) -> Episodes:
-    """Those from which on there are means: with a ladder of epsilons not every episode counts for them."""
+    """Return the episodes from the first mean on: with a ladder of epsilons not every episode counts."""
     return [event for event in played if event["mean_reward"] is not None]
 
 
 def solved(played: Episodes) -> bool:
-    """Whether both measures have passed the bound."""
+    """Return whether both measures have passed the bound."""
     return all(crossings(played).values())
 
 
 def finished_run(folder: Path) -> Finished:
-    """Of a run's folder."""
+    """Read the results of a run's folder."""
     summary = json.loads((folder / SUMMARY).read_text())
     played = episodes(folder)
     return {
@@ -66,7 +66,7 @@ def finished_run(folder: Path) -> Finished:
 
 
 def curve(played: Episodes) -> list[list[float]]:
-    """[frames, mean of the last 100 episodes] at the first episode's end of every ``CURVE_EVERY`` frames."""
+    """Return [frames, mean of the last 100 episodes] at the first episode's end of every ``CURVE_EVERY`` frames."""
     found: dict[int, list[float]] = {}
     for event in _scored(played):
         found.setdefault(event["steps"] // CURVE_EVERY, [event["steps"], round(event["mean_reward"], 2)])
@@ -81,13 +81,13 @@ def _changes(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def finished_runs(path: Path) -> list[Finished]:
-    """Of a folder of run folders, or of a file of summaries by seed as ``benchmarks/pong.py`` writes it.
+    """Read the results of a folder of run folders, or of a file of summaries by seed that ``benchmarks/pong.py`` wrote.
 
-    A summary alone holds the last episode only: where a measure passed the bound before, it is not known when. With
-    ``finished``, what :func:`finished_run` gives, it is.
+    A summary alone has only the last episode, so that it is unknown when a measure passed the bound earlier, unless it
+    contains ``finished``, the result of :func:`finished_run`.
 
     Raises:
-        ValueError: neither of them.
+        ValueError: the path is neither.
     """
     try:
         if path.is_dir():
@@ -122,7 +122,7 @@ def _finished_summary(summary: dict[str, Any]) -> Finished:
 
 
 def spread(values: Iterable[float | None]) -> dict[str, float | None] | None:
-    """median, low, high. None counts as never: ``high`` may be None, and for a median of never so is the answer."""
+    """Return median, low and high. None means never and counts as largest; None is returned if it is the median."""
     known = sorted(math.inf if value is None else value for value in values)
     if not known or math.isinf(statistics.median(known)):
         return None
@@ -130,5 +130,5 @@ def spread(values: Iterable[float | None]) -> dict[str, float | None] | None:
 
 
 def minutes_for(frames: float, steps_per_second: float) -> float:
-    """Minutes that ``frames`` agent steps take."""
+    """Return the minutes that ``frames`` agent steps take."""
     return frames / steps_per_second / 60

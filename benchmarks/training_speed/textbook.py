@@ -1,6 +1,6 @@
-"""DQN as a textbook writes it, to be measured: a list of transitions, a loop over each batch, a plain network.
+"""DQN as in a textbook, for measurement: a list of transitions, a loop over each batch, a plain network.
 
-Slow where the book's is slow; nothing else of the project uses it.
+It is slow where the book's is slow; nothing else in the project uses it.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ BATCH = 32
 GAMMA = 0.99
 LEARNING_RATE = 1e-4
 TARGET_EVERY = 1000
-"""Updates."""
+"""Updates between copies to the target network."""
 EPSILON_START, EPSILON_END, EPSILON_STEPS = 1.0, 0.02, 100_000
 
 
 class LazyFrames:
-    """An observation as references to its frames, so that neighbours share them; an array when it is asked to be.
+    """Observation as references to its frames, which neighbours share; converted to an array on demand.
 
     Args:
-        frames: of [H, W], oldest first.
+        frames: frames [H, W], oldest first.
     """
 
     __slots__ = ("frames",)
@@ -42,7 +42,7 @@ class LazyFrames:
 
 
 class Transition(NamedTuple):
-    """One step and its outcome."""
+    """Transition: one step and its outcome."""
 
     state: LazyFrames
     action: int
@@ -52,7 +52,10 @@ class Transition(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """states, next_states: uint8 [B, stack, H, W].  actions: int64 [B].  rewards: float32 [B].  dones: bool [B]."""
+    """Batch of transitions as tensors.
+
+    states, next_states: uint8 [B, stack, H, W].  actions: int64 [B].  rewards: float32 [B].  dones: bool [B].
+    """
 
     states: Tensor
     actions: Tensor
@@ -62,7 +65,7 @@ class Batch(NamedTuple):
 
 
 class ListBuffer:
-    """The newest ``capacity`` transitions in a list."""
+    """Replay buffer: the newest ``capacity`` transitions in a list."""
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self._capacity = capacity
@@ -73,7 +76,7 @@ class ListBuffer:
         return len(self._items)
 
     def append(self, transition: Transition) -> None:
-        """Add one; in a full buffer the oldest goes."""
+        """Add a transition; a full buffer evicts the oldest."""
         if len(self._items) < self._capacity:
             self._items.append(transition)
         else:
@@ -81,11 +84,11 @@ class ListBuffer:
             self._next = (self._next + 1) % self._capacity
 
     def sample(self, count: int, rng: np.random.Generator) -> list[Transition]:
-        """``count`` transitions, uniformly, with replacement."""
+        """Sample ``count`` transitions uniformly with replacement."""
         return [self._items[index] for index in rng.integers(0, len(self._items), count)]
 
     def nbytes(self) -> int:
-        """Bytes of all objects it refers to, each counted once."""
+        """Return the bytes of all objects it refers to, each counted once."""
         seen: dict[int, int] = {}
         for item in self._items:
             objects: list[object] = [item, item.reward]
@@ -96,12 +99,12 @@ class ListBuffer:
 
 
 def _size(item: object) -> int:
-    own = sys.getsizeof(item)  # of an array with its numbers, unless these lie in another object
+    own = sys.getsizeof(item)  # includes an array's data, unless it is a view of another object's
     return own + item.nbytes if isinstance(item, np.ndarray) and not item.flags.owndata else own
 
 
 def tensors(batch: Sequence[Transition]) -> Batch:
-    """Transitions -> tensors."""
+    """Convert transitions to tensors."""
     states, actions, rewards, dones, next_states = [], [], [], [], []
     for item in batch:
         states.append(np.asarray(item.state))
@@ -119,7 +122,7 @@ def tensors(batch: Sequence[Transition]) -> Batch:
 
 
 class NatureNetwork(nn.Module):
-    """Mnih et al. (2015): uint8 [B, stack, 84, 84] -> float [B, A]."""
+    """Network of Mnih et al. (2015): uint8 [B, stack, 84, 84] -> float [B, A]."""
 
     def __init__(self, stack: int, num_actions: int) -> None:
         super().__init__()
@@ -129,13 +132,13 @@ class NatureNetwork(nn.Module):
         )  # fmt: skip
 
     def forward(self, frames: Tensor) -> Tensor:
-        """Divides by 255 first."""
+        """Compute Q from frames, which are divided by 255 first."""
         q: Tensor = self.layers(frames.float() / 255.0)
         return q
 
 
 def exploration(step: int) -> float:
-    """Epsilon after ``step`` environment steps."""
+    """Return epsilon after ``step`` environment steps."""
     return linear(step, EPSILON_START, EPSILON_END, EPSILON_STEPS)
 
 
@@ -143,16 +146,16 @@ def exploration(step: int) -> float:
 def act(
     net: nn.Module, states: Sequence[LazyFrames], num_actions: int, epsilon: float, rng: np.random.Generator
 ) -> list[int]:
-    """Epsilon-greedy actions, one a state. The network is asked whatever epsilon is."""
+    """Choose epsilon-greedy actions, one for each state. The network is evaluated whatever epsilon is."""
     greedy = net(torch.tensor(np.array([np.asarray(state) for state in states]))).argmax(dim=1).tolist()
     return [int(rng.integers(num_actions)) if rng.random() < epsilon else int(action) for action in greedy]
 
 
 class Learner:
-    """Online and target network, and Adam.
+    """Learner: online and target network, and Adam.
 
     Args:
-        no_grad: whether the target network's pass is made without keeping what a backward pass would need.
+        no_grad: whether the target network's pass is made without gradients.
     """
 
     def __init__(self, stack: int, num_actions: int, no_grad: bool = True) -> None:
@@ -164,7 +167,7 @@ class Learner:
         self.updates = 0
 
     def learn(self, batch: Batch) -> float:
-        """One update by the squared error of one step; every TARGET_EVERY updates the target is replaced."""
+        """Make one update by the one-step squared error; every TARGET_EVERY updates copy to the target."""
         self._optimizer.zero_grad()
         values = self.net(batch.states).gather(1, batch.actions.unsqueeze(-1)).squeeze(-1)
         with torch.set_grad_enabled(not self._no_grad):
