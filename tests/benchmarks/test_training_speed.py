@@ -194,7 +194,7 @@ def test_names_and_numbers():
     assert numbers("3,1,3", "--seeds") == [3, 1]
     with pytest.raises(ValueError, match="--rungs: got 'baselin', expected some of baseline,slow-grads"):
         chosen("baselin")
-    with pytest.raises(ValueError, match="--seeds: got '1,x', expected whole numbers"):
+    with pytest.raises(ValueError, match="--seeds: got '1,x', expected integers"):
         numbers("1,x", "--seeds")
     missing = Rung("", needs=("json", "no_such_module")).missing()
     assert missing == "no_such_module not installed: pip install 'sharpwave[bench]'"

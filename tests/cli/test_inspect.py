@@ -158,7 +158,7 @@ def test_damage_is_told_and_what_is_whole_is_shown(here, tmp_path):
         file.seek(300)
         file.write(b"\xff\xff")
     result = here("inspect", store)
-    assert result.code == 0 and "sharpwave verify" in result.text and "damages are in none of these" in result.text
+    assert result.code == 0 and "sharpwave verify" in result.text and "damages are not counted in these" in result.text
     (store / "store.json").write_text("{}")
     result = here("inspect", store)
     assert result.code == 2 and "store.json: not what a store writes" in result.text
