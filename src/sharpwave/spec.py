@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import math
@@ -15,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.codecs.registry import codec_choice
+from sharpwave.json_values import MAX_DEPTH, decode, encode, is_plain
 
 TERMINATED, TRUNCATED, START = 1, 2, 4
 """Bits of the ``flags`` column: whether the step's episode terminated, was truncated, or began with it."""
@@ -47,6 +49,8 @@ class Field:
         every: store only the values of steps 0, k, 2k, ... of each episode, for recurrent states: ``extend`` takes a
             value for every step, a batch has the last stored one. ``None``: store every value. Not for observations
             and actions.
+        metadata: a dict of strings, numbers, booleans, bytes, and lists and dicts of those, such as units or names of
+            components; kept in ``store.json``.
 
     Raises:
         ValueError, TypeError: an invalid argument.
@@ -58,6 +62,7 @@ class Field:
     pad: Literal["repeat", "zeros"] = "repeat"
     codec: str | None = None
     every: int | None = None
+    metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         shape = (self.shape,) if isinstance(self.shape, int) else self.shape
@@ -88,6 +93,7 @@ class Field:
         object.__setattr__(self, "stack", None if self.stack is None else int(self.stack))
         object.__setattr__(self, "every", None if self.every in (None, 1) else int(self.every))
         object.__setattr__(self, "dtype", dtype.newbyteorder("=").name)
+        object.__setattr__(self, "metadata", decode(encode(self.metadata, "Field: metadata")))
 
     @cached_property
     def row_bytes(self) -> int:
@@ -236,11 +242,13 @@ class Spec:
         return json.dumps({"fields": fields}, separators=(",", ":"))
 
     def description(self) -> dict[str, Any]:
-        """Return the schema with the fields' codecs, as values for JSON; ``store.json`` contains it."""
+        """Return the schema with the fields' codecs and metadata, as values for JSON; ``store.json`` contains it."""
         found: dict[str, Any] = json.loads(self.to_json())
         for name, field in self.fields.items():
             if field.codec is not None:
                 found["fields"][name]["codec"] = field.codec
+            if field.metadata:
+                found["fields"][name]["metadata"] = encode(field.metadata, f"{name}: metadata")
         return found
 
     @classmethod
@@ -288,13 +296,15 @@ def _dict(what: str, value: Any) -> dict[str, Any]:
 
 def _field(name: str, value: Any) -> Field:
     """Make a field of a parsed JSON value.  Raises: ValueError, TypeError."""
-    said = {"codec": None, "every": None, **_dict(f"field {name!r}", value)}
-    if said.keys() != {"shape", "dtype", "stack", "pad", "codec", "every"}:
+    said = {"codec": None, "every": None, "metadata": {}, **_dict(f"field {name!r}", value)}
+    if said.keys() != {"shape", "dtype", "stack", "pad", "codec", "every", "metadata"}:
         raise ValueError(f"field {name!r}: {sorted(said)}, expected a shape, a dtype, a stack and a pad")
+    if not is_plain(said["metadata"], MAX_DEPTH):
+        raise ValueError(f"field {name!r}: metadata, expected plain values, nested in at most {MAX_DEPTH} levels")
     shape, dtype, stack, every = said["shape"], said["dtype"], said["stack"], said["every"]
     optional = {type(stack), type(every)} <= {int, type(None)}
     if not isinstance(shape, list) or any(type(n) is not int for n in shape) or not optional:
         raise ValueError(f"field {name!r}: shape {shape!r}, stack {stack!r}, every {every!r}, expected integers")
     if not isinstance(dtype, str) or not _DTYPES.fullmatch(dtype):
         raise ValueError(f"field {name!r}: dtype {dtype!r}, expected one of NumPy's names of numbers")
-    return Field(tuple(shape), dtype, stack, said["pad"], said["codec"], every)
+    return Field(tuple(shape), dtype, stack, said["pad"], said["codec"], every, decode(said["metadata"]))

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from sharpwave.errors import StoreInUseError
 from sharpwave.format import segment
-from sharpwave.format.annotations import decode
+from sharpwave.json_values import decode
 from sharpwave.log.annotation_lookup import annotations_of
 from sharpwave.log.remote_segments import settle_lane, take_in
 from sharpwave.log.step_log import StepLog

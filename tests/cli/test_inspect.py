@@ -26,6 +26,7 @@ def test_json_has_every_number(sharpwave, folder):
     assert told["limits"] == {"capacity": 1000, "ram": None, "disk_limit": None, "seed": 0}
     assert told["fields"]["obs.eye"] == {
         "shape": [20, 30], "dtype": "uint8", "stack": None, "every": None, "pad": "repeat", "codec": "auto",
+            "metadata": {},
     }  # fmt: skip
     assert [(lane["lane"], lane["first_step"], lane["last_step"], lane["gaps"]) for lane in told["lanes"]] == [
         (0, 0, sum(LENGTHS) - 1, []),

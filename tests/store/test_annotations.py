@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
+from sharpwave.cli.inspect import describe as describe_store
 from sharpwave.format.annotations import MAX_EPISODE_BYTES, MAX_STORE_BYTES
 from sharpwave.offline.episodes import survey
 from sharpwave.offline.verify import check
@@ -70,6 +71,34 @@ def test_values_of_every_kind_come_back(tmp_path: Path) -> None:
         store.annotate(7, dict.fromkeys(expected))
         assert store.annotations(7) == {}
     assert "7" not in json.loads((tmp_path / "s" / "store.json").read_text())["annotations"]["lanes"]
+
+
+def test_metadata_of_fields_is_kept_with_the_store_and_is_no_part_of_the_schema(tmp_path: Path) -> None:
+    said = {"unit": "m/s", "names": ["x", "y"], "calibration": b"\x00\xff", "range": {"low": np.float32(-0.5)}}
+    speed = sw.Field((2,), "float32", every=3, metadata=said)
+    said["unit"] = "changed by the caller later"
+    fields: dict[str, Any] = {"obs": sw.Field((4,), "float32"), "action": sw.Field((), "int64")}
+    spec = sw.Spec(**fields, speed=speed)
+    expected = {"unit": "m/s", "names": ["x", "y"], "calibration": b"\x00\xff", "range": {"low": -0.5}}
+    assert speed.metadata == expected and hash(speed) == hash(sw.Field((2,), "float32", every=3))
+    assert spec.schema_hash == sw.Spec(**fields, speed=sw.Field((2,), "float32", every=3)).schema_hash
+    with sw.Store(spec, capacity=100, disk=tmp_path / "s") as store:
+        store.checkpoint(tmp_path / "c")
+    for folder in ("s", "c"):
+        with sw.Store.open(tmp_path / folder) as store:
+            assert store.spec == spec and store.spec.fields["speed"].metadata == expected
+            assert store.spec.fields["obs"].metadata == {}
+    assert describe_store(survey(tmp_path / "s"))["fields"]["speed"]["metadata"]["calibration"] == {"$bytes": "AP8="}
+
+
+def test_metadata_of_fields_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    for values, error in ((["x"], TypeError), ({"a": float("inf")}, ValueError), ({"$a": 1}, ValueError)):
+        with pytest.raises(error, match="Field: metadata: "):
+            sw.Field((), "int64", metadata=values)  # type: ignore[arg-type]
+    spec = sw.Spec(obs=sw.Field((4,), "float32", metadata={"text": "x" * (1 << 19)}), action=sw.Field((), "int64"))
+    with pytest.raises(ValueError, match=r"of store\.json, expected at most 458,752; shorten"):
+        sw.Store(spec, capacity=100, disk=tmp_path / "s")
+    assert not (tmp_path / "s").exists()
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ REFUSED = (sw.DamagedError, sw.NewerVersionError, FileNotFoundError, MemoryError
 """What opening a stranger's store may raise. A limit that no machine has room for is refused with a MemoryError."""
 LIMIT_S = 30
 METADATA = ["[" * 5000, '{"a":' * 3000, "{}", "null", '{"episodes":[[0,{}],[0,{}]]}', '{"episodes":[[99,{"a":1}]]}']
-METADATA += ['{"episodes":{}}', '{"episodes":[[1.0,{}]]}', '{"episodes":[[0,[]]]}', '{"columns":[]}', '{"following":7}']
+METADATA += ['{"episodes":{}}', '{"episodes":[[1.0,{}]]}', '{"episodes":[[0,[]]]}', '{"following":7}']
 METADATA += [
     '{"episodes":[[0,{"a":NaN}]]}',
     '{"episodes":[[0,{"$bytes":"%%"}]]}',

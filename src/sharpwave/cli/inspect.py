@@ -13,7 +13,7 @@ import typer
 from sharpwave.cli.pictures import check_out, image_field, write_picture
 from sharpwave.cli.verify import bytes_bar, damage_text, memory_of
 from sharpwave.escaping import escaped
-from sharpwave.format.annotations import decode
+from sharpwave.json_values import decode, encode
 from sharpwave.training.text import byte_text, number_text, quoted
 
 if TYPE_CHECKING:
@@ -190,6 +190,7 @@ def describe(found: Survey) -> dict[str, Any]:
                 "every": field.every,
                 "pad": field.pad,
                 "codec": described.codecs[name],
+                "metadata": encode(field.metadata, "metadata"),
             }
             for name, field in described.spec.fields.items()
         },
@@ -254,6 +255,10 @@ def show(found: Survey) -> None:
         numbers = (str(one["stack"] or "-"), pad, str(one["every"] or "-"))
         fields.add_row(escape(escaped(name)), shape, one["dtype"], *numbers, one["codec"])
     console.print(fields)
+    for name, one in told["fields"].items():
+        if one["metadata"]:
+            line = f"{escaped(name)}: {annotation_text(one['metadata'])}"
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
     _show_bytes(console, told)
     _show_lanes(console, told)
     _show_episodes(console, told["episodes"])

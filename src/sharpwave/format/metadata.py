@@ -1,4 +1,4 @@
-"""A segment's metadata, as JSON: annotations of the episodes in it, and notes on its columns."""
+"""A segment's metadata, as JSON: annotations of the episodes in it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from sharpwave.errors import DamagedError
-from sharpwave.format.annotations import MAX_DEPTH, is_plain
+from sharpwave.json_values import MAX_DEPTH, is_plain
 
 MAX_METADATA_BYTES = 1 << 14
 """Limit for one segment, as JSON."""
@@ -17,25 +17,18 @@ Episodes = Sequence[tuple[int, Mapping[str, Any]]]
 
 
 class Metadata(NamedTuple):
-    """Contents of a segment's metadata: annotations of episodes; notes on columns, by name; and, in an open segment,
-    annotations of the episode that begins after it."""
+    """Contents of a segment's metadata: annotations of episodes; and, in an open segment, of the episode that begins
+    after it."""
 
     episodes: tuple[tuple[int, dict[str, Any]], ...] = ()
-    columns: Mapping[str, dict[str, Any]] = {}
     following: Mapping[str, Any] = {}
 
 
-def pack_metadata(
-    episodes: Episodes,
-    columns: Mapping[str, Mapping[str, Any]] | None = None,
-    following: Mapping[str, Any] | None = None,
-) -> bytes:
+def pack_metadata(episodes: Episodes, following: Mapping[str, Any] | None = None) -> bytes:
     """Return the JSON that :func:`read_metadata` reads; no bytes where there is no metadata."""
     said: dict[str, Any] = {}
     if episodes:
         said["episodes"] = [[row, dict(values)] for row, values in episodes]
-    if columns:
-        said["columns"] = {name: dict(values) for name, values in columns.items()}
     if following:
         said["following"] = dict(following)
     return json.dumps(said, separators=(",", ":")).encode() if said else b""
@@ -56,10 +49,7 @@ def read_metadata(packed: bytes, steps: int) -> Metadata:
         raise DamagedError(f"segment: metadata: {error or 'nested too deep'}") from error
     if not isinstance(said, dict) or not is_plain(said, MAX_DEPTH + 3):
         raise DamagedError("segment: metadata: expected an object of plain values, not nested too deep")
-    episodes, columns = said.get("episodes", []), said.get("columns", {})
-    if not isinstance(columns, dict) or not all(isinstance(values, dict) for values in columns.values()):
-        raise DamagedError("segment: metadata: columns, expected an object for each")
-    following = said.get("following", {})
+    episodes, following = said.get("episodes", []), said.get("following", {})
     if not isinstance(following, dict):
         raise DamagedError("segment: metadata: following, expected an object")
     if not isinstance(episodes, list) or not all(map(_is_episode, episodes)):
@@ -67,7 +57,7 @@ def read_metadata(packed: bytes, steps: int) -> Metadata:
     rows: list[int] = [row for row, _ in episodes]
     if rows != sorted(set(rows)) or (rows and not 0 <= rows[0] <= rows[-1] < max(1, steps)):
         raise DamagedError(f"segment: metadata: episodes of rows {rows[:8]}, expected rising numbers below {steps}")
-    return Metadata(tuple((row, values) for row, values in episodes), columns, following)
+    return Metadata(tuple((row, values) for row, values in episodes), following)
 
 
 def _is_episode(value: Any) -> bool:

@@ -118,7 +118,7 @@ def pack_again(header: Header, steps: int, frames: int, columns: Sequence[Column
         columns,
         features=header.features,
         episode_step=header.episode_step,
-        metadata=header.metadata if steps == header.steps else pack_metadata(episodes, said.columns),
+        metadata=header.metadata if steps == header.steps else pack_metadata(episodes),
     )[0]
 
 

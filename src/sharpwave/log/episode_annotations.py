@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.format.annotations import MAX_EPISODE_BYTES, encode, merge
+from sharpwave.format.annotations import MAX_EPISODE_BYTES, merge
 from sharpwave.format.metadata import MAX_METADATA_BYTES, pack_metadata, read_metadata
 from sharpwave.format.segment_header import Header
+from sharpwave.json_values import encode
 from sharpwave.spec import START
 
 Values = dict[str, Any]
@@ -43,10 +44,10 @@ class EpisodeAnnotations:
         """Add to, or replace by key, what was said of the episode whose first step is the lane's step ``first``.
 
         Raises:
-            TypeError, ValueError: as :func:`~sharpwave.format.annotations.encode`, or there is too much of it; then
+            TypeError, ValueError: as :func:`~sharpwave.json_values.encode`, or there is too much of it; then
                 nothing changed.
         """
-        merged = merge(self.of(lane, first), encode(values))
+        merged = merge(self.of(lane, first), encode(values, "annotate"))
         nbytes = len(json.dumps(merged, separators=(",", ":")))
         if nbytes > MAX_EPISODE_BYTES:
             raise ValueError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from sharpwave.codecs.registry import codec_choice, is_known
+from sharpwave.disk.store_folder import MANIFEST_BYTES
 from sharpwave.errors import DamagedError, UnknownCodecError
-from sharpwave.format.annotations import Annotations
+from sharpwave.format.annotations import MAX_STORE_BYTES, Annotations
 from sharpwave.format.features import required_names
 from sharpwave.memory.segment_layout import DEFAULT_STRIDE, DISK_STRIDE, max_segment_bytes
 from sharpwave.sampling.ordered import Fifo
@@ -27,6 +29,8 @@ LIMITS = ("capacity", "ram", "disk_limit")
 RETENTIONS: dict[str, Any] = {kind.__name__: kind for kind in (Fifo, LowestPriority, Reservoir)}
 MAX_SEGMENT_BYTES = 1 << 30
 """Of a segment's rows, decoded."""
+MAX_SETTINGS_BYTES = MANIFEST_BYTES - MAX_STORE_BYTES - (64 << 10)
+"""Of the settings in ``store.json``, fields' names and metadata included: annotations have room beside them."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ class Settings:
         if not isinstance(seed, (int, np.integer)) or seed < 0:
             raise ValueError(f"Store: seed={seed!r}, expected an integer of at least 0")
         limits = checked_limits(capacity, ram, disk_limit, on_disk)
-        return cls(
+        settings = cls(
             spec,
             on_disk=on_disk,
             on_full=on_full,
@@ -81,6 +85,13 @@ class Settings:
             segment_steps=_stride(spec, segment_steps, limits, on_disk),
             **limits,
         )
+        nbytes = len(json.dumps(settings.manifest(), indent=1))
+        if nbytes > MAX_SETTINGS_BYTES:
+            raise ValueError(
+                f"Store: its settings take {nbytes:,} bytes of store.json, expected at most {MAX_SETTINGS_BYTES:,}; "
+                "shorten fields' names and metadata"
+            )
+        return settings
 
     @property
     def most_bytes(self) -> int | None:
