@@ -380,6 +380,6 @@ def test_commands_that_are_printed_can_be_copied(made, tmp_path):
     Console(file=out, width=40, _environ={}).print(summary_table(folder, summary), crop=False)
     lines = [line.strip() for line in out.getvalue().splitlines()]
     assert lines[0] == "Ended, interrupted by SIGINT"
-    for said, command in (("play it", ["eval"]), ("go on with it", ["train", "--resume"])):
+    for said, command in (("evaluate", ["eval"]), ("resume", ["train", "--resume"])):
         (line,) = (line for line in lines if line.startswith(said))
         assert shlex.split(line.removeprefix(said)) == ["sharpwave", *command, str(folder)]

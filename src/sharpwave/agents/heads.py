@@ -45,7 +45,7 @@ class QHead(nn.Module):
 
 
 class QNetwork(nn.Module):
-    """A torso and a Q-head over its features."""
+    """Network of a torso and a Q-head on its features."""
 
     def __init__(self, torso: nn.Module, head: QHead) -> None:
         super().__init__()

@@ -21,7 +21,7 @@ STACK = 4
 
 Say = Callable[[str], None]
 Finals = dict[tuple[int, int], Array]
-"""The last frames of episodes, by the time and the lane of their last steps."""
+"""Final frames of episodes, by time and lane of their last steps."""
 
 
 def most_times(frame_bytes: int) -> int:

@@ -113,7 +113,7 @@ def episode_row(number: int, one: Episode) -> dict[str, Any]:
 
 def episode_text(number: int, one: Episode) -> str:
     """Return an episode in one line."""
-    begun = "" if one.begun else ", its beginning is not there"
+    begun = "" if one.begun else ", beginning missing"
     said = f"\n{annotation_text(one.annotations)}" if one.annotations else ""
     return (
         f"Episode {number}: lane {one.lane}, steps {one.first_step:,} to {one.first_step + one.steps - 1:,} "
@@ -312,7 +312,7 @@ def _show_bytes(console: Any, told: dict[str, Any]) -> None:
 
 
 def _show_lanes(console: Any, told: dict[str, Any]) -> None:
-    lanes = _table("lane", "steps", "segments", "first step", "last step", "not there between")
+    lanes = _table("lane", "steps", "segments", "first step", "last step", "missing between")
     for one in told["lanes"][:ROWS]:
         missing = sum(gap["steps"] for gap in one["gaps"])
         counts = (f"{one[name]:,}" for name in ("steps", "segments", "first_step", "last_step"))
@@ -329,7 +329,7 @@ def _more(console: Any, rows: list[Any], what: str) -> None:
 def _show_episodes(console: Any, told: dict[str, Any]) -> None:
     console.print(
         f"[bold]{told['count']:,} episodes[/]: {told['terminated']:,} terminated, {told['truncated']:,} truncated, "
-        f"{told['unfinished']:,} unfinished; {told['whole']:,} are there from beginning to end:",
+        f"{told['unfinished']:,} unfinished; {told['whole']:,} complete:",
         highlight=False,
     )
     for what in ("length", "return"):

@@ -266,9 +266,9 @@ def summary_table(folder: Path, summary: dict[str, Any]) -> Any:
     table.add_row("time", duration_text(summary["minutes"] * 60))
     replay = f"{summary['replay_steps']:,} steps in {byte_text(summary['replay_bytes'])}"
     table.add_row("replay memory", f"{replay}, {number_text(summary['bytes_per_step'], 1)} bytes a step")
-    below = {"kept in": printable(str(folder)), "play it": f"sharpwave eval {quoted(folder)}"}
+    below = {"folder": printable(str(folder)), "evaluate": f"sharpwave eval {quoted(folder)}"}
     if summary["reason"].startswith("interrupted"):
-        below["go on with it"] = f"sharpwave train --resume {quoted(folder)}"
+        below["resume"] = f"sharpwave train --resume {quoted(folder)}"
     # Not cells of the table, which would be cut at the terminal's width: users copy these commands.
     lines = [Text(f" {name:<20}  {text}", no_wrap=True, overflow="ignore") for name, text in below.items()]
     return Group(table, *lines)

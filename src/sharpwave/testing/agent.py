@@ -105,7 +105,7 @@ class AgentSuite:
     # acting
 
     def test_actions_and_fields_are_what_is_declared(self) -> None:
-        """An action of the space and every field of ``step_fields``, for each lane."""
+        """Each lane has an action of the space and every field of ``step_fields``."""
         agent = self.fresh()
         declared, valid = agent.step_fields(), self.spaces.action
         for _, acted, *_ in self.played(agent):
@@ -117,7 +117,7 @@ class AgentSuite:
                 field.rows(name, acted.fields[name], LANES)
 
     def test_the_same_seed_explores_alike(self) -> None:
-        """Another agent of the seed does the same; one of another seed does not, unless it never explores."""
+        """An agent of the same seed acts alike; one of another seed does not, unless it never explores."""
 
         def actions(seed: int) -> list[Any]:
             return [acted.action for _, acted, *_ in self.played(self.fresh(seed))]
@@ -125,7 +125,7 @@ class AgentSuite:
         np.testing.assert_array_equal(actions(1), actions(1))
 
     def test_without_exploration_nothing_is_drawn(self) -> None:
-        """Evaluations must not change how training goes on."""
+        """Evaluations must not affect training."""
         agent = self.fresh()
         obs, before = self.observations(0), plain(agent.state())
         one = agent.act(obs, agent.begin(LANES), 0, explore=False)
@@ -134,7 +134,7 @@ class AgentSuite:
         assert plain(agent.state()) == before
 
     def test_lanes_do_not_disturb_each_other(self) -> None:
-        """A lane does the same among others as alone."""
+        """A lane acts the same alone and among others."""
         agent = self.fresh()
         together, alone = agent.begin(LANES), [agent.begin(1) for _ in range(LANES)]
         for step in range(5):
@@ -147,7 +147,7 @@ class AgentSuite:
                 alone[lane] = agent.observe(single.state, np.ones(1, np.float32), np.zeros(1, np.bool_))
 
     def test_an_episode_s_end_begins_its_lane_anew_and_no_other(self) -> None:
-        """Lane 0 ends: it goes on as a fresh lane, lane 1 as if nothing had happened."""
+        """After its episode's end lane 0 acts as a fresh lane; lane 1 is not affected."""
         agent = self.fresh()
 
         def after(ended: list[bool]) -> Acted:
@@ -177,7 +177,7 @@ class AgentSuite:
         assert all(np.isfinite(value) for step in (0, 10**6, 10**12) for value in agent.schedules(step).values())
 
     def test_initial_errors_are_known_in_time(self) -> None:
-        """Of every step, at the latest when it can be sampled."""
+        """Every step's error is known when the step can be sampled."""
         agent = self.fresh()
         errors = agent.initial_errors(LANES, STEPS) if agent.replay().prioritized else None
         if errors is None:
@@ -193,7 +193,7 @@ class AgentSuite:
     # learning
 
     def test_it_learns_from_its_own_view(self) -> None:
-        """Updates give finite figures, change the policy, and leave their batch as it was."""
+        """Updates give finite figures, change the policy, and do not modify their batch."""
         agent = self.fresh()
         batches = self.batches(agent, 20)
         before = agent.policy_tensors(explore=True)
@@ -211,7 +211,7 @@ class AgentSuite:
         assert not same(agent.policy_tensors(explore=True), before), "20 updates changed nothing"
 
     def test_the_same_updates_give_the_same_agent(self) -> None:
-        """From the same seed and the same batches."""
+        """Agents with the same seed and the same batches are equal."""
         one, two = self.fresh(3), self.fresh(3)
         for agent in (one, two):
             torch.manual_seed(5)
@@ -222,7 +222,7 @@ class AgentSuite:
     # saving
 
     def test_its_state_survives_a_file(self) -> None:
-        """What goes on from it acts, explores and learns as the agent itself would have."""
+        """An agent restored from it acts, explores and learns as the original."""
         agent, other = self.fresh(1), self.fresh(2)
         batches = self.batches(agent, 6)
         self.batches(other, 0)
@@ -241,7 +241,7 @@ class AgentSuite:
 
     @pytest.mark.parametrize("explore", [False, True])
     def test_its_policy_can_be_carried_to_another(self, explore: bool) -> None:
-        """Actors and evaluations act by it; learning on changes nothing of what was given."""
+        """Actors and evaluations act by it; later updates do not change the tensors that were returned."""
         agent, player = self.fresh(1), self.fresh(2)
         batches = self.batches(agent, 4)
         for step, batch in enumerate(batches[:2]):

@@ -63,7 +63,7 @@ class CodecSuite:
     @SETTINGS
     @given(picture=pictures(), trained=st.booleans())
     def test_rows_come_back(self, picture: tuple[Bytes, int], trained: bool) -> None:
-        """Rows come back from a payload that is smaller than they are, which passes its checks."""
+        """Rows are restored from a payload that is smaller than they are and that passes its checks."""
         codec, column, rows = self._encoded(picture, trained)
         if column is None:
             return
@@ -83,7 +83,7 @@ class CodecSuite:
     def test_rows_of_any_shape_and_dtype_come_back(
         self, shape: tuple[int, ...], dtype: str, count: int, seed: int
     ) -> None:
-        """Values of fields come back bit by bit, whatever they mean."""
+        """Values of any dtype are restored bit by bit."""
         field = sw.Field(shape, dtype)
         values = np.random.default_rng(seed).integers(0, 3, (count, *shape)).astype(dtype)
         codec, rows = self.make_codec(), values.reshape(count, -1).view(np.uint8)
@@ -96,7 +96,7 @@ class CodecSuite:
     @SETTINGS
     @given(picture=pictures(), trained=st.booleans())
     def test_a_row_alone_is_that_row(self, picture: tuple[Bytes, int], trained: bool) -> None:
-        """Decoding one row gives what decoding all of them gives."""
+        """Decoding one row gives the same row as decoding all of them."""
         codec, column, rows = self._encoded(picture, trained)
         if column is None:
             return
@@ -106,7 +106,7 @@ class CodecSuite:
     @SETTINGS
     @given(columns=st.lists(pictures(sizes=(60,)), min_size=1, max_size=5))
     def test_an_encoder_that_keeps_memory_makes_the_same_payloads(self, columns: list[tuple[Bytes, int]]) -> None:
-        """What an encoder keeps between columns does not change them."""
+        """State that an encoder keeps between columns does not change its payloads."""
         codec, dictionaries = self.make_codec(), [b""]
         encoder = codec.encoder(60, 12, 12)
         for rows, _ in columns:
@@ -134,7 +134,7 @@ class CodecSuite:
     def test_a_damaged_payload_is_refused_or_read(
         self, picture: tuple[Bytes, int], trained: bool, data: st.DataObject
     ) -> None:
-        """A payload of which something was changed, cut or put in does no harm."""
+        """A payload with changed, missing or inserted bytes does no harm."""
         _, column, _ = self._encoded(picture, trained)
         if column is None:
             return
@@ -250,7 +250,7 @@ class CodecSuite:
 
 
 def _tried(act: Any, column: Packed) -> tuple[Any] | None:
-    """Return what came back, or ``None`` for a DamagedError. Any other error fails, as does taking much memory."""
+    """Return the result, or ``None`` for a DamagedError; fail for another error or too much memory."""
     with contextlib.suppress(DamagedError):
         act(column)  # compiling takes memory that does not count
     tracemalloc.start()

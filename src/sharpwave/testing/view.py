@@ -133,7 +133,7 @@ class ViewSuite:
     @pytest.mark.parametrize("on_disk", [False, True], ids=["memory", "disk"])
     @pytest.mark.parametrize("retention", [sw.Fifo(), sw.Reservoir(3)], ids=["fifo", "reservoir"])
     def test_the_items_are_those_of_the_plain_account(self, retention: Any, on_disk: bool, tmp_path: Path) -> None:
-        """An id means one item for ever, and is gone with it."""
+        """An id always means the same item, and is invalid once that is evicted."""
         with self._store(tmp_path / "store" if on_disk else None, retention=retention) as store:
             play, replay = Play(store, 2), store.view(self.make_view())
             known: dict[int, Any] = {}
@@ -176,7 +176,7 @@ class ViewSuite:
             assert set(seen) == {item for lane in play.lanes for item in self.expected(lane)}
 
     def test_a_batch_is_the_same_in_parts(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """As where memory is too small for all the segments of a batch."""
+        """Batches are filled in parts when memory is too small for all of their segments."""
         resident = filling._resident
         with self._store(tmp_path / "store") as store:
             Play(store, 5).go_on(150)

@@ -54,7 +54,7 @@ class Callback:
 
 @dataclass
 class Training:
-    """A run in progress, as callbacks see it.
+    """Run in progress, as callbacks see it.
 
     Attributes:
         view: the view of ``store`` that the agent learns from.

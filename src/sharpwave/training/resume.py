@@ -59,7 +59,9 @@ def resume(folder: Path, changes: dict[str, Any], console: Console, *, trust: bo
         agent = setup.agent(recipe, env)
         saved = _newest_whole(folder, config, env, agent, say)
         if saved.memory is None:
-            say(f"{folder} has ended already, by {saved.ended}; to go on, give more --steps or another --stop-reward")
+            say(
+                f"{folder} has ended already, by {saved.ended}; to continue, give more --steps or another --stop-reward"
+            )
             summary = read_summary(folder)
             if summary is None:
                 last = {**saved.report, "reason": saved.ended, "final": saved.state.held_out.final()}
@@ -96,7 +98,7 @@ def resume(folder: Path, changes: dict[str, Any], console: Console, *, trust: bo
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint that was loaded into the agent.
+    """Checkpoint that was loaded into the agent.
 
     Attributes:
         report: the last report before the checkpoint.

@@ -69,7 +69,7 @@ def run(name: str, recipe: Recipe, out: Path | None, console: Console) -> tuple[
 
 @dataclass(frozen=True)
 class Run:
-    """A run that is ready to train: its folder, its settings and the parts made from them.
+    """Run that is ready to train: its folder, its settings and the parts made from them.
 
     Attributes:
         view: the view of ``store`` that the agent learns from.

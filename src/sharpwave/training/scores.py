@@ -19,7 +19,7 @@ def running_mean(mean: float | None, value: float, alpha: float = 0.98) -> float
 
 @dataclass(frozen=True)
 class Episode:
-    """An episode that has ended: the sum of its unclipped rewards, its length, and the lane that played it."""
+    """Episode that has ended: the sum of its unclipped rewards, its length, and the lane that played it."""
 
     reward: float
     steps: int

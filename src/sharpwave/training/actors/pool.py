@@ -21,9 +21,9 @@ from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.scores import Episode
 
 HUNG_S = 120.0
-"""An actor without a heartbeat for so long is killed and restarted; imports may delay its first one."""
+"""Time without a heartbeat after which an actor is killed and restarted; imports may delay its first one."""
 SILENT_S = 15.0
-"""An actor that has started and then has no heartbeat for so long is reported."""
+"""Time without a heartbeat after which an actor that has started is reported."""
 STOP_S = 10.0
 """Grace period in which actors may end by themselves before they are terminated."""
 
