@@ -1,7 +1,7 @@
 """Process of one contender of ``tiers.py`` or ``latency.py``; it answers requests, one JSON object a line.
 
 ``{"do": "plan"}`` -> the steps that take a multiple of ``ram``; then ``build`` and ``fill`` the contender, and
-``measure`` transitions per second or ``latencies``, the seconds of each call: each a method of :class:`Bench`.
+``measure`` transitions per second or ``latencies``, the seconds of each call: each a method of ``Bench``.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Contender(Protocol):
         """Keep its files out of the page cache while inside."""
 
     def forget(self) -> None:
-        """Drop its files from the page cache between two calls, untimed, if :meth:`files` does not do it meanwhile."""
+        """Drop its files from the page cache between two calls, untimed, if ``files`` does not do it meanwhile."""
 
 
 class Sharpwave:

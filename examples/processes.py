@@ -31,7 +31,7 @@ def to_bytes(sealed: sw.SealedSegment) -> bytes:
 
 
 def from_bytes(message: bytes) -> tuple[bytes, dict[int, bytes]]:
-    """Read what :func:`to_bytes` wrote: the segment, and its dictionaries by key."""
+    """Read what ``to_bytes`` wrote: the segment, and its dictionaries by key."""
     (count,), at = COUNT.unpack_from(message), COUNT.size
     dictionaries = {}
     for _ in range(count):

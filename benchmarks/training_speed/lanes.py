@@ -39,7 +39,7 @@ class Lanes(Protocol):
 
 
 def make_lanes(kind: str, envs: int) -> Lanes:
-    """Make environments of a kind: "gymnasium" (AtariPreprocessing and a stack of 4), "cheap" (:class:`CheapPong` and a
+    """Make environments of a kind: "gymnasium" (AtariPreprocessing and a stack of 4), "cheap" (``CheapPong`` and a
     stack of 2) or "vector" (ale-py's AtariVectorEnv and a stack of 4)."""
     if kind == "vector":
         return VectorLanes(envs)

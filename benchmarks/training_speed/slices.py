@@ -170,7 +170,7 @@ class Measured(Callback):
     Attributes:
         split: seconds by part.
         updates: updates within the window.
-        used: result of :meth:`Usage.result`.
+        used: result of ``Usage.result``.
     """
 
     def __init__(self, window: Window, clock: Clock, usage: Usage) -> None:
@@ -246,7 +246,7 @@ def peer(rung: Rung, seed: int, warmup: int, steps: int) -> Slice:
 def result(
     steps: int, updates: int, processes: dict[str, dict[str, float]], used: dict[str, float], stored: int, each: float
 ) -> Slice:
-    """Make the result of :func:`measure`. ``each``: bytes of a transition; ``used``: from :meth:`Usage.result`."""
+    """Make the result of ``measure``. ``each``: bytes of a transition; ``used``: from ``Usage.result``."""
     return {
         "steps": steps,
         "updates": updates,

@@ -84,7 +84,7 @@ def finished_runs(path: Path) -> list[Finished]:
     """Read the results of a folder of run folders, or of a file of summaries by seed that ``benchmarks/pong.py`` wrote.
 
     A summary alone has only the last episode, so that it is unknown when a measure passed the bound earlier, unless it
-    contains ``finished``, the result of :func:`finished_run`.
+    contains ``finished``, the result of ``finished_run``.
 
     Raises:
         ValueError: the path is neither.

@@ -35,7 +35,7 @@ def setting(
     Args:
         group: heading of the help text that lists it.
         flag: name of the option, "--env"; default: from the field's name, "--num-envs" for ``num_envs``.
-        choices, at_least, above, at_most, below: bounds that :func:`check` enforces; a value of ``None`` passes.
+        choices, at_least, above, at_most, below: bounds that ``check`` enforces; a value of ``None`` passes.
     """
     bounds = {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
     metadata = {"help": help, "group": group, "flag": flag, "choices": choices, "bounds": bounds}
@@ -200,7 +200,7 @@ def to_table(settings: Any) -> dict[str, Any]:
 
 
 def from_table(base: Settings, table: Any, path: str = "") -> Settings:
-    """Replace the settings of ``base`` that a table names. Inverse of :func:`to_table`.
+    """Replace the settings of ``base`` that a table names. Inverse of ``to_table``.
 
     Raises:
         ValueError: an unknown setting, or a value of another type.

@@ -91,7 +91,7 @@ class Observations:
                 )
 
     def check_shifted(self, before: Frames, obs: Any, lanes: npt.NDArray[np.int64]) -> None:
-        """Check that stacks have shifted by one frame, the newest last, since ``before``, from :meth:`stacks`.
+        """Check that stacks have shifted by one frame, the newest last, since ``before``, from ``stacks``.
 
         Raises: ValueError.
         """

@@ -13,7 +13,7 @@ from sharpwave.sampling.limiters import Gate
 
 
 def account(log: StepLog, gate: Gate) -> dict[str, Any]:
-    """Return the figures of :meth:`sharpwave.Store.stats`, with the lock held. Cost: O(segments)."""
+    """Return the figures of ``sharpwave.Store.stats``, with the lock held. Cost: O(segments)."""
     index = log.index
     sealed = np.flatnonzero(index.sealed[: index.highest] & (index.rows[: index.highest] > 0))
     pool, inventory = log.batches.pool, log.inventory

@@ -94,7 +94,7 @@ class StoreWriting:
         timeout: float | None = None,
         **extra: npt.ArrayLike,
     ) -> None:
-        """Append one step to one lane: as :meth:`extend`, without the leading axis."""
+        """Append one step to one lane: as ``extend``, without the leading axis."""
         number = checked_lane("append", lane)
         steps = checked_steps(self.spec, None, obs, action, reward, terminated, truncated, final_obs, next_obs, extra)
         self._write(number, *steps, timeout)
@@ -107,7 +107,7 @@ class StoreWriting:
         td_error: npt.ArrayLike | None = None,
         timeout: float | None = None,
     ) -> None:
-        """Append a segment of a :class:`SegmentWriter`, in this process or another, without decoding it.
+        """Append a segment of a ``SegmentWriter``, in this process or another, without decoding it.
 
         The segment contains its lane and the number of its first step. A lane's segments must arrive in order; if some
         are missing, the episode is truncated there. Nothing else may append to the lane meanwhile.
@@ -117,13 +117,13 @@ class StoreWriting:
             dictionaries: the dictionaries that it refers to, by key; others are ignored.
             td_error: [steps], the steps' initial priorities, applied once they can be sampled; default: the largest
                 priority so far. A checkpoint taken before that does not contain them.
-            timeout: as for :meth:`extend`.
+            timeout: as for ``extend``.
 
         Raises:
             DamagedError: the segment is damaged, of another spec, or not after its lane's last step; nothing was
                 changed.
             ValueError: the lane has steps appended in another way, or an argument is invalid.
-            LimiterTimeoutError, MemoryError, OSError: as for :meth:`extend`.
+            LimiterTimeoutError, MemoryError, OSError: as for ``extend``.
         """
         steps = segment.parse(packed, self.spec).steps
         errors = None if td_error is None else np.asarray(td_error, np.float32)
@@ -189,7 +189,7 @@ class StoreWriting:
     def annotate(self, lane: int | None, values: Mapping[str, Any], *, episode: bool = False) -> None:
         """Annotate a lane, its episode or the store, with an environment's id, a seed, a policy's version.
 
-        Annotations are stored with the steps, in memory, on disk and in checkpoints; :meth:`flush` makes them durable.
+        Annotations are stored with the steps, in memory, on disk and in checkpoints; ``flush`` makes them durable.
         ``sharpwave inspect`` shows them.
 
         Args:

@@ -20,7 +20,7 @@ MAX_REWARD = float(np.finfo(np.float32).max)
 
 Rows = dict[str, npt.NDArray[Any]]
 Steps = tuple[Rows, npt.NDArray[np.uint8], Rows | None, Rows | None]
-"""Result of :func:`checked_steps`."""
+"""Result of ``checked_steps``."""
 
 
 def parse_bytes(size: int | str, name: str = "ram") -> int:
@@ -96,7 +96,7 @@ def checked_rows(
     next_obs: Any,
     extra: Mapping[str, npt.ArrayLike],
 ) -> tuple[npt.NDArray[np.int64], Steps]:
-    """Return lane numbers int64 [rows], and :func:`checked_steps` of one step for each of them."""
+    """Return lane numbers int64 [rows], and ``checked_steps`` of one step for each of them."""
     first = obs[next(iter(obs))] if isinstance(obs, Mapping) and obs else obs
     count = len(first) if np.ndim(first) else 0
     numbers = lane_numbers(lanes, count)

@@ -140,7 +140,7 @@ def test_a_store_without_images(here, tmp_path):
         (["STORE", "--out", "a.png"], "--out needs an episode"),
         (["STORE", "--best", "--out", "a.jpg"], "expected a name that ends in .png or .gif"),
         (["STORE", "--best", "--out", "nowhere/a.png"], "make it first"),
-        (["STORE", "--best", "--out", "STORE/a.png"], "lies in the store's folder"),
+        (["STORE", "--best", "--out", "STORE/a.png"], "is in the store's folder"),
         (["STORE", "--best", "--out", "TMP/a.png", "--field", "ear"], "expected one of obs.eye, obs.place"),
         (["STORE", "--best", "--out", "TMP/a.png", "--field", "place"], "only images can be drawn"),
     ],

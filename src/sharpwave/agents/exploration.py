@@ -56,7 +56,7 @@ class EpsilonGreedy:
         """Return bool [lanes]: lanes with a small final epsilon, or the smallest, whose scores show what was learned.
 
         Of eight lanes with epsilon .4 and a ladder of 7, the first acts at random so often that it always loses at
-        Pong; the last five are below :data:`MAX_SCORED_EPSILON`.
+        Pong; the last five are below ``MAX_SCORED_EPSILON``.
         """
         final = epsilon_ladder(self.end, lanes, self.ladder)
         return np.less_equal(final, max(MAX_SCORED_EPSILON, final.min()))

@@ -18,7 +18,7 @@ STACK = 4
 
 
 def fits_one_pass(obs: Tensor) -> bool:
-    """Return whether :func:`in_one_pass` supports ``obs``, and autocast computes in bfloat16."""
+    """Return whether ``in_one_pass`` supports ``obs``, and autocast computes in bfloat16."""
     return bool(
         obs.device.type == "cpu"
         and obs.dtype == torch.uint8

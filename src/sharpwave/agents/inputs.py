@@ -42,7 +42,7 @@ def image_shape(space: Space[Any]) -> tuple[int, int, int] | None:
 class FrameInputs(nn.Module):
     """Preprocessing of stored images [B, ...] into float [B, channels, H, W], channels last in memory.
 
-    It divides by ``scale`` until :meth:`standardize` has measured images; then it subtracts each pixel's mean and
+    It divides by ``scale`` until ``standardize`` has measured images; then it subtracts each pixel's mean and
     divides by the root mean square of the difference. A still background becomes zero and moving objects stand out,
     however small: the ball of Pong is two pixels.
 

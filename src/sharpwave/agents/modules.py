@@ -21,7 +21,7 @@ def tensors_of(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
 
 
 def load_tensors(modules: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]) -> None:
-    """Load tensors of :func:`tensors_of`; names of other modules are ignored.
+    """Load tensors of ``tensors_of``; names of other modules are ignored.
 
     Raises:
         ValueError: the names or shapes are those of another network.
@@ -41,7 +41,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Load tensors of :func:`optimizer_tensors`.
+    """Load tensors of ``optimizer_tensors``.
 
     Raises:
         ValueError: they belong to other parameters.

@@ -37,12 +37,12 @@ def space_text(space: Space[Any]) -> str:
 
 
 class Acted(NamedTuple):
-    """Outcome of :meth:`Agent.act`.
+    """Outcome of ``Agent.act``.
 
     Attributes:
         action: [lanes, ...], actions for the environment.
-        state: acting state of the lanes, for the next :meth:`Agent.observe`.
-        fields: [lanes, ...] by name, values of :meth:`Agent.step_fields` to store with the step.
+        state: acting state of the lanes, for the next ``Agent.observe``.
+        fields: [lanes, ...] by name, values of ``Agent.step_fields`` to store with the step.
     """
 
     action: npt.NDArray[Any]
@@ -72,7 +72,7 @@ class View(Protocol):
 
 
 class ViewSettings(Protocol):
-    """Settings of the view that an agent learns from, such as :class:`sharpwave.agents.replay.TransitionsSettings`."""
+    """Settings of the view that an agent learns from, such as ``sharpwave.agents.replay.TransitionsSettings``."""
 
     @property
     def batch_size(self) -> int:
@@ -84,7 +84,7 @@ class ViewSettings(Protocol):
 
     @property
     def prioritized(self) -> bool:
-        """Whether items are sampled by priorities, which :attr:`Learned.td_error` updates."""
+        """Whether items are sampled by priorities, which ``Learned.td_error`` updates."""
 
     def open(self, store: Any, name: str | None, seed: int) -> Any:
         """Make the view of ``store``."""
@@ -118,7 +118,7 @@ class Agent(Protocol):
     """Learning algorithm. Subclasses inherit the defaults of methods that are not abstract.
 
     All periods and schedules are in environment steps: ``step`` is the number that the run has made. Torch's generators
-    belong to the process; all other random state is the agent's own and part of :meth:`state`.
+    belong to the process; all other random state is the agent's own and part of ``state``.
 
     Attributes:
         Settings: frozen dataclass of its settings; the class variable ``kind`` is the algorithm's name.
@@ -165,7 +165,7 @@ class Agent(Protocol):
         """Choose an action for every lane. Without ``explore`` the agent's generator is not used."""
 
     def observe(self, state: State, reward: npt.NDArray[Any], ended: npt.NDArray[np.bool_]) -> State:
-        """Return the state for the next :meth:`act`, given the outcome; lanes that ``ended`` begin a new episode."""
+        """Return the state for the next ``act``, given the outcome; lanes that ``ended`` begin a new episode."""
         return state
 
     def initial_errors(self, lanes: int, kept: int) -> InitialErrors | None:
@@ -178,7 +178,7 @@ class Agent(Protocol):
 
     @property
     def first_look(self) -> int:
-        """Number of items for :meth:`prepare` before the first update; 0: none."""
+        """Number of items for ``prepare`` before the first update; 0: none."""
         return 0
 
     def prepare(self, batch: Any) -> None:
@@ -198,7 +198,7 @@ class Agent(Protocol):
 
     @abstractmethod
     def load_policy(self, tensors: Mapping[str, Tensor]) -> None:
-        """Load tensors of :meth:`policy_tensors`, for an agent that acts but does not learn.
+        """Load tensors of ``policy_tensors``, for an agent that acts but does not learn.
 
         Raises:
             ValueError: the names or shapes are those of another policy.
@@ -210,7 +210,7 @@ class Agent(Protocol):
 
     @abstractmethod
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state` returned.
+        """Restore what ``state`` returned.
 
         Raises:
             ValueError: the state is that of another agent.

@@ -1,5 +1,5 @@
 """Algorithms by name. A new one is a module, and a line here, in its package's metadata, or a call of
-:func:`register`."""
+``register``."""
 
 from __future__ import annotations
 

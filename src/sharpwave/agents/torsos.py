@@ -1,4 +1,4 @@
-"""Torsos of networks: outputs of :mod:`sharpwave.agents.inputs` -> features [B, n]."""
+"""Torsos of networks: outputs of ``sharpwave.agents.inputs`` -> features [B, n]."""
 
 from __future__ import annotations
 

@@ -13,14 +13,14 @@ backward, optimizer. ``waiting``: for another process. ``other``: everything els
 
 
 class Clock:
-    """Clock that splits time into :data:`PARTS`, which add up to the whole: of nested parts the inner one is charged.
+    """Clock that splits time into ``PARTS``, which add up to the whole: of nested parts the inner one is charged.
 
     Args:
         seconds: [len(PARTS)], array for the times, such as memory shared with another process; None: allocate it.
         now: function that returns the time in seconds.
 
     Attributes:
-        calls: calls of functions of :meth:`timed` since the restart, by part.
+        calls: calls of functions of ``timed`` since the restart, by part.
     """
 
     def __init__(

@@ -35,7 +35,7 @@ class Contender(Protocol):
     """Replay memory of a library in one configuration. Timed methods do only what a user's code would do."""
 
     def items(self, recording: Recording, begin: int, end: int) -> Iterator[Any]:
-        """Yield arguments of :meth:`add` for all lanes' steps of ``begin <= t < end``."""
+        """Yield arguments of ``add`` for all lanes' steps of ``begin <= t < end``."""
 
     def build(self, recording: Recording, steps: int) -> None:
         """Make an empty buffer for ``steps`` steps like those of ``recording``."""
@@ -53,7 +53,7 @@ class Contender(Protocol):
         """Return a prioritized batch, its priorities updated."""
 
     def seen(self, sampled: Any) -> Sampled:
-        """Convert what :meth:`sample` returned, for checking."""
+        """Convert what ``sample`` returned, for checking."""
 
 
 def times(recording: Recording, begin: int, end: int) -> Iterator[tuple[int, int, npt.NDArray[np.int64]]]:

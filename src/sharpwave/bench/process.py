@@ -53,7 +53,7 @@ class Child:
         return self.receive(timeout_s)
 
     def send(self, **request: Any) -> None:
-        """Send a request; an ended process is noticed by :meth:`receive`."""
+        """Send a request; an ended process is noticed by ``receive``."""
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
             self.process.stdin.write((json.dumps(request) + "\n").encode())

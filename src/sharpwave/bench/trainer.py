@@ -106,7 +106,7 @@ class Slices(Callback):
 
 
 def measure(recipe: Recipe, seconds: float, tell: Callable[[dict[str, Any]], None]) -> None:
-    """Train for ``seconds`` after a short warm-up; ``tell`` is as for :class:`Slices`."""
+    """Train for ``seconds`` after a short warm-up; ``tell`` is as for ``Slices``."""
     recipe = recipe.override(
         warmup_steps=min(recipe.training.warmup_steps, WARMUP_STEPS), stop_reward=None, stop_worst=None, steps=NEVER,
         evaluate_every=0, report_every=NEVER, checkpoint_every=NEVER,

@@ -24,7 +24,7 @@ def sharpwave(
         bool, typer.Option("--version", help="Print the version and exit (instead of a command).")
     ] = False,
 ) -> None:
-    """Declare --version, which :func:`sharpwave.cli.main` handles before it imports the commands' packages."""
+    """Declare --version, which ``sharpwave.cli.main`` handles before it imports the commands' packages."""
 
 
 app.add_typer(train.app, name="train")

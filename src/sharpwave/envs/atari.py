@@ -74,8 +74,8 @@ class AtariFrames(VectorEnv[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.ND
     the last observations where ``terminated`` or ``truncated``. ``infos["unclipped_reward"]`` is always there.
 
     Args:
-        game: one of :func:`games`.
-        render: also step a copy in colour with the same seed and actions, whose screens :meth:`render` returns.
+        game: one of ``games``.
+        render: also step a copy in colour with the same seed and actions, whose screens ``render`` returns.
     Raises:
         ValueError: an unknown game, or an action that it does not have.
     """
@@ -139,7 +139,7 @@ class AtariFrames(VectorEnv[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.ND
         return self.step_wait()
 
     def step_async(self, actions: npt.NDArray[np.int64]) -> None:
-        """Begin :meth:`step` in ale-py's threads, without waiting."""
+        """Begin ``step`` in ale-py's threads, without waiting."""
         chosen = self._actions[actions]
         self._env.send(chosen)
         if self._twin is not None:
@@ -148,7 +148,7 @@ class AtariFrames(VectorEnv[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.ND
     def step_wait(
         self,
     ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any], dict[str, Any]]:
-        """Wait for the step that :meth:`step_async` began, and return as :meth:`step` does."""
+        """Wait for the step that ``step_async`` began, and return as ``step`` does."""
         obs, reward, terminated, truncated, infos = self._env.recv()
         if self._twin is not None:
             self._screens = self._twin.recv()[0][:, 0]

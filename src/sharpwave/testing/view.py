@@ -104,7 +104,7 @@ class ViewSuite:
         raise NotImplementedError
 
     def item(self, batch: Any, i: int) -> Any:
-        """Return item ``i`` of a batch in the form of :meth:`expected`."""
+        """Return item ``i`` of a batch in the form of ``expected``."""
         raise NotImplementedError
 
     def _store(self, folder: Path | None = None, **settings: Any) -> sw.Store:

@@ -16,7 +16,7 @@ from sharpwave.training.recipes.recipe import Recipe
 class Callback:
     """Base class for training hooks. Every hook does nothing until a subclass overrides it.
 
-    ``training`` is the run (:class:`Training`), which a hook may inspect and end by ``training.stop(reason)``;
+    ``training`` is the run (``Training``), which a hook may inspect and end by ``training.stop(reason)``;
     ``metrics`` are plain dicts.
     """
 
@@ -39,7 +39,7 @@ class Callback:
         """Handle a held-out evaluation: steps, minutes, scores, mean, min, lost, best (so far)."""
 
     def wants_checkpoint(self, training: Training) -> bool:
-        """Return whether to write a checkpoint after this turn. Called once a turn, after :meth:`on_step`."""
+        """Return whether to write a checkpoint after this turn. Called once a turn, after ``on_step``."""
         return False
 
     def on_checkpoint(self, training: Training, metrics: Metrics) -> None:

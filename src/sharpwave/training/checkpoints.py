@@ -63,7 +63,7 @@ def save_checkpoint(
         store: the replay memory to include; None: none.
         keep: checkpoints of the run to keep, the new one included.
         run: the run's id.
-        best: weights of the best policy so far, which :func:`load_best` returns.
+        best: weights of the best policy so far, which ``load_best`` returns.
     Returns:
         the checkpoint's folder.
     Raises:
@@ -125,7 +125,7 @@ def checkpoints(run: Path) -> list[Path]:
 
 
 def latest_checkpoint(run: Path) -> Path:
-    """Return the newest of :func:`checkpoints`."""
+    """Return the newest of ``checkpoints``."""
     return checkpoints(run)[-1]
 
 

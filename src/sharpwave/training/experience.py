@@ -27,7 +27,7 @@ class Arrived(NamedTuple):
 class Experience(Protocol):
     """Source of steps, which it writes into the store. A context manager: on exit it stops what it started.
 
-    A turn of the training loop is :meth:`request`, then updates, then :meth:`receive`: so a source that steps
+    A turn of the training loop is ``request``, then updates, then ``receive``: so a source that steps
     in other threads or processes does it while the agent learns.
 
     Attributes:

@@ -12,9 +12,9 @@ import sharpwave as sw
 class Feed:
     """Source of batches that samples a view and moves them to ``device``.
 
-    On a CPU a batch is sampled by :meth:`take`, and its tensors share its memory. On CUDA, where the processor is idle
-    during an update, :meth:`prepare` samples the next batch and copies it through pinned memory in a stream of its own.
-    A prefetched batch does not see the steps and priorities added between :meth:`prepare` and :meth:`take`.
+    On a CPU a batch is sampled by ``take``, and its tensors share its memory. On CUDA, where the processor is idle
+    during an update, ``prepare`` samples the next batch and copies it through pinned memory in a stream of its own.
+    A prefetched batch does not see the steps and priorities added between ``prepare`` and ``take``.
 
     Args:
         replay: a view of the store.
@@ -34,7 +34,7 @@ class Feed:
         """Return the next batch, as sampled and as tensors on the device.
 
         Args:
-            beta: exponent of the importance weights; ignored for a prefetched batch, which used :meth:`prepare`'s.
+            beta: exponent of the importance weights; ignored for a prefetched batch, which used ``prepare``'s.
         """
         batch, tensors = self._ready or self._draw(beta)
         self._ready = None

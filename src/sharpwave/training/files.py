@@ -20,12 +20,12 @@ MAX_WAITING_BYTES = 4 << 20
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Write a dict as indented JSON, atomically as :func:`write_bytes` does."""
+    """Write a dict as indented JSON, atomically as ``write_bytes`` does."""
     write_text(path, json.dumps(value, indent=2) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write text, atomically as :func:`write_bytes` does."""
+    """Write text, atomically as ``write_bytes`` does."""
     write_bytes(path, text.encode())
 
 

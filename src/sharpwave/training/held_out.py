@@ -141,7 +141,7 @@ class HeldOut:
 
     @classmethod
     def from_dict(cls, recipe: Recipe, values: dict[str, Any]) -> HeldOut:
-        """Restore what :meth:`to_dict` returned; ``best_weights`` stay empty."""
+        """Restore what ``to_dict`` returned; ``best_weights`` stay empty."""
         held_out = cls(recipe)
         for name in ("latest", "best"):
             if values[name] is not None:

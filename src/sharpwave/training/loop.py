@@ -12,7 +12,7 @@ WAIT_S = 0.1
 
 
 def train(training: Training, ahead: bool | None = None) -> Metrics:
-    """Train until an evaluation solves the recipe, its limit of steps is reached, or :meth:`.Training.stop` is called.
+    """Train until an evaluation solves the recipe, its limit of steps is reached, or ``Training.stop`` is called.
 
     Args:
         ahead: prefetch batches; None: on CUDA only.

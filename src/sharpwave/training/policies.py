@@ -24,7 +24,7 @@ def save_policy(path: Path, weights: Mapping[str, Tensor], figures: Mapping[str,
     """Write a policy file atomically: a crash leaves the old file or the new one.
 
     Args:
-        weights: tensors of :meth:`sharpwave.agents.protocol.Agent.policy_tensors`.
+        weights: tensors of ``sharpwave.agents.protocol.Agent.policy_tensors``.
         figures: values for JSON, including ``steps``.
     Raises:
         OSError: the disk is full or fails; the old file is unchanged.
@@ -39,7 +39,7 @@ def save_policy(path: Path, weights: Mapping[str, Tensor], figures: Mapping[str,
 def keep_policy(
     path: Path, weights: Mapping[str, Tensor], figures: Mapping[str, Any], say: Callable[[str], None]
 ) -> None:
-    """Write a policy file as :func:`save_policy` does, but report a full or failing disk instead of raising."""
+    """Write a policy file as ``save_policy`` does, but report a full or failing disk instead of raising."""
     try:
         save_policy(path, weights, figures)
     except OSError as error:
@@ -47,7 +47,7 @@ def keep_policy(
 
 
 def load_policy(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Load the weights and figures that :func:`save_policy` wrote.
+    """Load the weights and figures that ``save_policy`` wrote.
 
     Raises:
         FileNotFoundError: the file does not exist.

@@ -81,7 +81,7 @@ class Progress:
         self.steps += steps
 
     def passed(self, period: int) -> bool:
-        """Return whether the last :meth:`advance` reached or passed a multiple of ``period`` steps."""
+        """Return whether the last ``advance`` reached or passed a multiple of ``period`` steps."""
         return self.steps // period > self._steps_before // period
 
     @property
@@ -91,7 +91,7 @@ class Progress:
 
     @property
     def checkpoint_due(self) -> bool:
-        """Whether the last :meth:`advance` reached the steps of a checkpoint or of another attempt at a failed one."""
+        """Whether the last ``advance`` reached the steps of a checkpoint or of another attempt at a failed one."""
         return self.passed(self.recipe.training.checkpoint_every) or (self.unsaved and self.passed(self.retry_every))
 
     def warm_up_again(self) -> None:
@@ -154,7 +154,7 @@ class Progress:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON. Call it after :meth:`report`, which takes the pending metrics."""
+        """Return plain values for JSON. Call it after ``report``, which takes the pending metrics."""
         assert not self._metrics
         return {
             "steps": self.steps,
@@ -167,7 +167,7 @@ class Progress:
 
     @classmethod
     def from_dict(cls, recipe: Recipe, values: dict[str, Any]) -> Progress:
-        """Restore what :meth:`to_dict` returned; the clock continues from there."""
+        """Restore what ``to_dict`` returned; the clock continues from there."""
         progress = cls(recipe)
         progress.steps, progress.updates = figures.count(values, "steps"), figures.count(values, "updates")
         progress._steps_before = progress.steps
@@ -220,7 +220,7 @@ class TrainingState:
 
     @classmethod
     def from_dict(cls, recipe: Recipe, agent: Agent, values: dict[str, Any]) -> TrainingState:
-        """Restore what :meth:`to_dict` returned.
+        """Restore what ``to_dict`` returned.
 
         Raises:
             KeyError, TypeError, ValueError: the values have another form.

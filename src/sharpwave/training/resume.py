@@ -35,14 +35,14 @@ def resume(folder: Path, changes: dict[str, Any], console: Console, *, trust: bo
     Training after that checkpoint is discarded and repeated; without actors it repeats exactly.
 
     Args:
-        changes: new values of settings of :func:`~sharpwave.training.recipes.recipe.resumable`, by option name.
+        changes: new values of settings of ``resumable``, by option name.
         trust: allow importing the module that the environment's name refers to.
     Returns:
         the run's folder and its summary, even if the run had already ended.
     Raises:
         ValueError: the folder holds no run or no usable checkpoint, or is in use.
         NewerVersionError: a later release wrote the run.
-        OSError, ActorsDiedError, NotSavedError: as :func:`sharpwave.training.run.run`.
+        OSError, ActorsDiedError, NotSavedError: as ``sharpwave.training.run.run``.
     """
     say = speaker(console)
     check_installed()

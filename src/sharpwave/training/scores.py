@@ -93,7 +93,7 @@ class Scores:
         return {"count": self.count, "avg_reward": self.avg_reward, "last": list(self.last)}
 
     def load(self, values: dict[str, Any]) -> None:
-        """Restore what :meth:`to_dict` returned.  Raises: KeyError, ValueError, OverflowError."""
+        """Restore what ``to_dict`` returned.  Raises: KeyError, ValueError, OverflowError."""
         self.count, self.avg_reward = figures.count(values, "count"), figures.mean(values, "avg_reward")
         self.last.clear()
         self.last.extend(figures.scores(values, "last"))

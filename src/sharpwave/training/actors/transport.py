@@ -134,7 +134,7 @@ class Inbox:
         """Return the messages that are complete. Reads at most about ``MAX_READ_BYTES``, so a large frame takes calls.
 
         Raises:
-            ValueError: the bytes are not those of an :class:`Outbox`.
+            ValueError: the bytes are not those of an ``Outbox``.
         """
         taken = 0  # without the buffered part of an incomplete frame, which may exceed MAX_READ_BYTES
         while not self.ended and taken < MAX_READ_BYTES:

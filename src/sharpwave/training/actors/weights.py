@@ -106,7 +106,7 @@ def shared_weights(agent: Agent) -> SharedWeights:
 
 
 def load(agent: Agent, numbers: npt.NDArray[np.float32]) -> None:
-    """Load weights that :meth:`SharedWeights.read` copied into an agent's policy."""
+    """Load weights that ``SharedWeights.read`` copied into an agent's policy."""
     tensors, begin = agent.policy_tensors(explore=True), 0
     for part in tensors.values():
         end = begin + part.numel()

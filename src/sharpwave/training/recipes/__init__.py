@@ -28,7 +28,7 @@ def recipe_names() -> dict[str, str]:
 
 
 def load_recipe(name: str) -> Recipe:
-    """Return the recipe of a name of :func:`recipe_names`.  Raises: ValueError: an unknown name."""
+    """Return the recipe of a name of ``recipe_names``.  Raises: ValueError: an unknown name."""
     if name in RECIPES:
         recipe: Recipe = importlib.import_module(f"{__name__}.{name}").RECIPE
         return recipe

@@ -92,7 +92,7 @@ def with_values(recipe: Recipe, assignments: Sequence[str], **options: Any) -> R
     """Change settings by ``key=value``: "agent.lr=1e-4", "training.steps=1e6".
 
     Args:
-        options: changes by option name, as for :meth:`Recipe.override`. Options and assignments are validated
+        options: changes by option name, as for ``Recipe.override``. Options and assignments are validated
             together; an assignment takes precedence.
     Raises:
         ValueError: an assignment of another form, an unknown setting, or an invalid value.

@@ -109,7 +109,7 @@ class ActorSettings:
 
 @dataclass(frozen=True)
 class Recipe:
-    """All settings of a training run. :meth:`override` changes them; a run stores them in ``config.json``.
+    """All settings of a training run. ``override`` changes them; a run stores them in ``config.json``.
 
     Attributes:
         agent: settings of a registered algorithm, such as ``DQN.Settings(...)``.
@@ -154,7 +154,7 @@ class Recipe:
 
     @classmethod
     def from_table(cls, table: Any) -> Recipe:
-        """Make a recipe from the values of :meth:`to_table`; settings that they do not name have their defaults.
+        """Make a recipe from the values of ``to_table``; settings that they do not name have their defaults.
 
         Raises:
             ValueError: an unknown setting, or a value of another type.
@@ -182,7 +182,7 @@ RESUMABLE = (
 
 
 def resumable() -> dict[str, Any]:
-    """Return the settings of :data:`RESUMABLE` by option name."""
+    """Return the settings of ``RESUMABLE`` by option name."""
     sections = {"training": TrainingSettings(), "evaluation": EvaluationSettings()}
     found = {f"{section}.{leaf.key}": leaf for section, one in sections.items() for leaf in leaves(one)}
     return {found[key].name: found[key] for key in RESUMABLE}
