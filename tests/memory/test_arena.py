@@ -55,8 +55,8 @@ class ArenaMachine(RuleBasedStateMachine):
     @rule(nbytes=st.one_of(st.just(CHUNK), st.integers(1, CHUNK // 8)), count=st.integers(1, 9))
     def reserve(self, nbytes: int, count: int) -> None:
         nbytes *= 8 if nbytes < CHUNK else 1
-        offsets = self.arena.reserve(nbytes, count).tolist()
-        assert len(offsets) == count or not len(self.arena.reserve(nbytes, 1)), "there was room for more"
+        offsets = list(self.arena.reserve(nbytes, count))
+        assert len({offset // CHUNK for offset in offsets}) <= 1
         for offset in offsets:
             self.take(offset, nbytes, True)
         self.reserved |= {offset // CHUNK for offset in offsets}
@@ -126,7 +126,7 @@ def test_the_limit_is_a_limit() -> None:
 
 def test_trimming_gives_memory_back() -> None:
     arena = Arena(8 * CHUNK, CHUNK)
-    offsets = arena.reserve(CHUNK, 4).tolist()
+    offsets = [offset for _ in range(4) for offset in arena.reserve(CHUNK, 4)]
     assert arena.committed_bytes == 4 * CHUNK
     for offset in offsets[1:]:
         arena.free(offset, CHUNK)

@@ -70,15 +70,18 @@ def space(nbytes: int) -> int:
 
 
 @njit(nogil=True, cache=True)
-def place(lists: ChunkLists, resident: Bytes, chunks: Ints, slots: Ints, nbytes: Ints) -> None:
-    """Enter the segments in ``slots`` [n] as lying in ``chunks`` [n] of the arena.
+def place(
+    lists: ChunkLists, resident: Bytes, slots: Ints, base: Ints, nbytes: Ints, first: int, chunk_bytes: int
+) -> None:
+    """Enter the segments in ``slots`` [n] as lying in the arena at their ``base``.
 
     Args:
-        nbytes: int64 of all slots, as ``resident``.
+        base, nbytes: int64 of all slots, as ``resident``.
+        first, chunk_bytes: where the arena's first chunk begins, and the size of each.
     """
     members, order, held = lists
-    for i in range(slots.size):
-        slot, chunk = slots[i], chunks[i]
+    for slot in slots:
+        chunk = (base[slot] - first) // chunk_bytes
         if members[AFTER, chunk] == chunk:
             _append(order, 0, 1 + chunk)
         _append(members, chunk, held.size + slot)
@@ -87,14 +90,15 @@ def place(lists: ChunkLists, resident: Bytes, chunks: Ints, slots: Ints, nbytes:
 
 
 @njit(nogil=True, cache=True)
-def uncache(lists: ChunkLists, resident: Bytes, chunk: int, slot: int, nbytes: Ints) -> None:
-    """Take the segment in ``slot`` out of ``chunk``, in which it lies."""
+def uncache(lists: ChunkLists, resident: Bytes, chunk: int, slot: int, nbytes: Ints, base: Ints, offset: Ints) -> None:
+    """Take the segment in ``slot`` out of ``chunk``, in which it lies; its offsets count from its beginning again."""
     members, order, held = lists
     _remove(members, held.size + slot)
     if members[AFTER, chunk] == chunk:
         _remove(order, 1 + chunk)
     held[chunk] -= space(nbytes[slot])
     resident[slot] = 0
+    offset[FIRST_FIELD:, slot] -= base[slot]
 
 
 @njit(nogil=True, cache=True)
@@ -113,8 +117,7 @@ def uncache_chunk(
     count = 0
     while members[AFTER, chunk] != chunk:
         slot = members[AFTER, chunk] - held.size
-        uncache(lists, resident, chunk, slot, nbytes)
-        offset[FIRST_FIELD:, slot] -= base[slot]
+        uncache(lists, resident, chunk, slot, nbytes, base, offset)
         if pins[slot]:
             kept[count] = slot
             count += 1
@@ -189,11 +192,10 @@ def pin(pins: Int32s, slots: Ints, by: int) -> None:
 
 
 @njit(nogil=True, cache=True)
-def rebase(offset: Ints, base: Ints, slots: Ints, bases: Ints) -> None:
+def rebase(offset: Ints, base: Ints, slots: Ints) -> None:
     """Let the column offsets of ``slots`` count from the arena's beginning, not from the segment's."""
-    for i in range(slots.size):
-        base[slots[i]] = bases[i]
-        offset[FIRST_FIELD:, slots[i]] += bases[i]
+    for slot in slots:
+        offset[FIRST_FIELD:, slot] += base[slot]
 
 
 @njit(nogil=True, cache=True)

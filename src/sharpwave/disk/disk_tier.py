@@ -268,6 +268,8 @@ class DiskTier:
     ) -> tuple[int, int]:
         """Write a record that does not count as held yet; returns its region and offset.  Raises: OSError."""
         most = min(generation + GENERATIONS, MAX_GENERATION - 1)
+        if kind == SEGMENT:
+            self.ends.make_room_for(payload)  # first: what was written counts
         region, offset = self.regions.append(kind, id_, payload, most, dictionaries, sequence)
         if kind == SEGMENT:
             self.ends.reach_by(payload, region)
@@ -331,10 +333,10 @@ class DiskTier:
         unused = [n for n in list(self.regions.regions)[:-1] if not self.held.holds(n)]
         if not unused:
             return
-        self.try_note()
         try:
+            self.try_note()
             self.delete(unused)
-        except OSError:
+        except (OSError, MemoryError):
             self.failures += 1
 
     def read_by(self, readers: Readers) -> None:
@@ -360,8 +362,9 @@ class DiskTier:
 
     def start(self, reads: npt.NDArray[np.int64]) -> None:
         """Begin reads. Cost: 50 us for 256, with :meth:`reads`."""
+        nbytes = int(reads[:, NBYTES].sum())
         self.readers.start(reads)
-        self.bytes_read += int(reads[:, NBYTES].sum())
+        self.bytes_read += nbytes
 
     @property
     def joined(self) -> int:

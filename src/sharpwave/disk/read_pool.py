@@ -219,6 +219,7 @@ class Readers:
         self._counters = np.zeros(32, np.int64)
         self.count = max(MIN_READERS, min(MAX_READERS, len(memory) // BYTES_PER_READER))
         self._local = threading.local()
+        self._dropped = np.empty((MAX_JOINED_READS, COLUMNS), np.int64)  # for :meth:`close`, which takes no memory
         self._writer = -1
 
     @property
@@ -261,9 +262,8 @@ class Readers:
 
     def close(self) -> None:
         """Drop queued reads, and return when nothing is being read any more."""
-        reads = np.empty((MAX_JOINED_READS, COLUMNS), np.int64)
-        while count := _take(self._queue, self._counters, reads):
-            for read in reads[:count]:
+        while count := _take(self._queue, self._counters, self._dropped):
+            for read in self._dropped[:count]:
                 _settle(self._state, self._counters, int(read[SLOT]), False)
         while self._counters[DONE] < self._counters[TAIL]:
             time.sleep(1e-4)

@@ -17,7 +17,6 @@ import numpy.typing as npt
 from sharpwave.disk import cache_kernels as kernels
 from sharpwave.disk.disk_tier import DiskTier
 from sharpwave.disk.read_pool import COMING, READ, SUSPECT, Readers
-from sharpwave.format.segment import FIRST_FIELD
 from sharpwave.memory.arena import Arena
 from sharpwave.memory.segment_index import SegmentIndex
 
@@ -62,9 +61,10 @@ class SegmentCache:
         self.disk.read_by(self._readers)
 
     def place(self, slot: int, base: int) -> None:
-        """Enter the segment in ``slot``, which lies at ``base`` of the arena."""
+        """Enter the segment in ``slot``, which lies at ``base`` of the arena.  Raises: MemoryError."""
+        slots = np.array([slot])
         self.index.base[slot] = base
-        self._place(np.array([slot]))
+        self._place(slots)
 
     def forget(self, slot: int) -> None:
         """Forget the segment in ``slot``, which is being evicted from the store."""
@@ -103,8 +103,7 @@ class SegmentCache:
         """Free the arena of the segment in ``slot``, which is cached."""
         index = self.index
         base, chunk = int(index.base[slot]), self.arena.chunk_of(int(index.base[slot]))
-        kernels.uncache(self._lists, index.resident, chunk, slot, index.nbytes)
-        index.offset[FIRST_FIELD:, slot] -= base
+        kernels.uncache(self._lists, index.resident, chunk, slot, index.nbytes, index.base, index.offset)
         self.arena.free(base, int(index.nbytes[slot]))
 
     def uncache_chunk(self) -> bool:
@@ -188,12 +187,11 @@ class SegmentCache:
             kernels.pin(pins, slots, -1)
         count = len(bases)
         begun = wanted[:count]
-        nbytes = index.nbytes[begun]
         try:
-            reads = self.disk.reads(begun, index.region[begun], index.place[begun], bases, nbytes)
+            reads = self.disk.reads(begun, index.region[begun], index.place[begun], bases, index.nbytes[begun])
         except BaseException:  # no memory for them
-            for base, size in zip(bases.tolist(), nbytes.tolist(), strict=True):
-                self.arena.free(base, size)
+            for slot, base in zip(begun.tolist(), bases.tolist(), strict=True):
+                self.arena.free(base, int(index.nbytes[slot]))
             raise
         index.base[begun] = bases
         self._coming += count
@@ -235,18 +233,19 @@ class SegmentCache:
         kernels.uncache_chunk(self._lists, index.resident, chunk, index.nbytes, index.base, index.offset,
             pins, slots,
         )  # fmt: skip
+        arena.free(arena.begin_of(chunk), held)  # what is there stays until something is written over it
         nbytes = index.nbytes[slots]
         begins = np.cumsum(nbytes) - nbytes
         content = np.empty(int(nbytes.sum()), np.uint8)
         kernels.copy(arena.memory, index.base[slots], content, begins, nbytes)
-        arena.free(arena.begin_of(chunk), held)
         done = 0
         while done < len(slots):
             bases = arena.allocate_some(nbytes[done:])
             assert len(bases), "the chunk was emptied just now"
             moved = slice(done, done + len(bases))
             kernels.copy(content, begins[moved], arena.memory, bases, nbytes[moved])
-            self._enter(slots[moved], bases)
+            index.base[slots[moved]] = bases
+            self._enter(slots[moved])
             done += len(bases)
         self.moved += done
         return True
@@ -260,30 +259,31 @@ class SegmentCache:
         picked = np.empty(len(slots), np.int64)
         read = picked[: kernels.pick(slots, self._state, READ, picked)]
         self._coming -= len(read)
-        self._enter(read, self.index.base[read])
+        self._enter(read)
         for slot in slots[self._state[slots] == SUSPECT].tolist():
             if self._state[slot] == SUSPECT:
                 self._again(slot)
 
-    def _enter(self, slots: Ints, bases: Ints) -> None:
-        kernels.rebase(self.index.offset, self.index.base, slots, bases)
+    def _enter(self, slots: Ints) -> None:
+        """Enter segments that lie at their ``base`` now. Takes no memory."""
+        kernels.rebase(self.index.offset, self.index.base, slots)
         self._place(slots)
 
     def _place(self, slots: Ints) -> None:
-        index = self.index
-        chunks = self.arena.chunk_of(index.base[slots])
-        kernels.place(self._lists, index.resident, chunks, slots, index.nbytes)
+        index, arena = self.index, self.arena
+        first = arena.begin_of(0)
+        kernels.place(self._lists, index.resident, slots, index.base, index.nbytes, first, arena.chunk_bytes)
 
     def _again(self, slot: int) -> None:
         """Read a segment again that could not be read or failed its checksum; note what is wrong with it."""
-        index = self.index
+        index, slots = self.index, np.array([slot])
         base, nbytes = int(index.base[slot]), int(index.nbytes[slot])
         out = self.arena.memory[base : base + nbytes].data
         problem = self.disk.read(int(index.region[slot]), int(index.place[slot]), out)
         self._state[slot] = 0 if problem is None else DAMAGED
         self._coming -= 1
         if problem is None:
-            self._enter(np.array([slot]), np.array([base]))
+            self._enter(slots)
         else:
             self.damaged[slot] = problem
             self.arena.free(base, nbytes)

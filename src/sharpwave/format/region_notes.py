@@ -88,12 +88,20 @@ class LaneEnds:
         """Note that a record in ``region`` shows a lane's steps up to before ``end``.  Cost: O(1)."""
         if lane >= self._most:
             return
-        if lane >= len(self.ends):
-            more = max(16, 2 * len(self.ends), lane + 1) - len(self.ends)
-            self.ends = np.concatenate([self.ends, np.zeros(more, np.int64)])
-            self._regions = np.concatenate([self._regions, np.full(more, -1)])
+        self._make_room(lane)
         if end and end >= self.ends[lane]:
             self.ends[lane], self._regions[lane] = end, region
+
+    def make_room_for(self, packed: bytes | memoryview) -> None:
+        """Make room for what a sealed segment shows, which begins with these bytes.  Raises: MemoryError."""
+        self._make_room(_WHERE.unpack_from(packed, _WHERE_AT)[0])
+
+    def _make_room(self, lane: int) -> None:
+        if len(self.ends) <= lane < self._most:
+            more = max(16, 2 * len(self.ends), lane + 1) - len(self.ends)
+            ends = np.concatenate([self.ends, np.zeros(more, np.int64)])
+            self._regions = np.concatenate([self._regions, np.full(more, -1)])
+            self.ends = ends
 
     def reach_by(self, packed: bytes | memoryview, region: int) -> None:
         """Note the end that a sealed segment in ``region`` shows; ``packed`` is its beginning."""

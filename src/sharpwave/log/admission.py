@@ -80,14 +80,18 @@ class Admission:
             if newcomer is not None and slot == newcomer.slot:
                 return Made.NOT_KEPT
             self._interrupted = slot
-        self.drop(slot)
-        self._interrupted = -1
+        self._inventory.announce(slot)
         self._sealed.free(slot)
+        self._remove(slot)
+        self._interrupted = -1
         return Made.ROOM
 
     def drop(self, slot: int) -> None:
         """Take a segment out of the store but for its bytes. A call that raised can be repeated."""
         self._inventory.announce(slot)
+        self._remove(slot)
+
+    def _remove(self, slot: int) -> None:
         if self._disk is not None:
             self._disk.drop_tail(self._space.index.segment_id(slot))
         self._inventory.remove(slot)
@@ -168,17 +172,25 @@ class Admission:
         if self._ledger.ram is None:
             space.arena.limit_bytes = space.arena.reserved_bytes
 
-    def stage(self, count: int) -> npt.NDArray[np.int64]:
+    def stage(self, count: int) -> list[int]:
         """Return offsets for the rows of so many open segments.  Raises: MemoryError: no room; none is taken."""
         arena, nbytes = self._space.arena, self._space.layout.open_bytes
-        offsets = arena.reserve(nbytes, count)
-        while len(offsets) < count:
-            if self.free_memory() is Made.NOTHING:
-                for offset in offsets[::-1].tolist():
-                    arena.free(offset, nbytes)
-                raise MemoryError(f"store: no room to open {count} lanes; raise ram=, or use fewer lanes")
-            offsets = np.concatenate([offsets, arena.reserve(nbytes, count - len(offsets))])
+        offsets: list[int] = []
+        try:
+            while len(offsets) < count:
+                some = arena.reserve(nbytes, count - len(offsets))
+                offsets += some
+                if not some and self.free_memory() is Made.NOTHING:
+                    raise MemoryError(f"store: no room to open {count} lanes; raise ram=, or use fewer lanes")
+        except BaseException:
+            self.unstage(offsets)
+            raise
         return offsets
+
+    def unstage(self, offsets: list[int]) -> None:
+        """Free what :meth:`stage` returned."""
+        for offset in reversed(offsets):
+            self._space.arena.free(offset, self._space.layout.open_bytes)
 
     def keep(self, newcomer: Newcomer, packed: bytes, dictionaries: dict[tuple[int, int], bytes]) -> Place | None:
         """Make room for an encoded segment, and write it to disk if there is one.

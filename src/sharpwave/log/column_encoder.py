@@ -89,7 +89,17 @@ class ColumnEncoder:
         tried: list[tuple[Codec, int, bytes | None, int]] = []  # codec, place, payload, share of the dictionary's bytes
         if state.codec is not None:
             tried.append((state.codec, state.place, current, 0))
-        added = []
+        added: list[int] = []
+        try:
+            return self._choose(state, rows, tried, added)
+        finally:
+            for place in added:
+                self.table.drop(place)
+
+    def _choose(
+        self, state: _LaneState, rows: Bytes, tried: list[tuple[Codec, int, bytes | None, int]], added: list[int]
+    ) -> bytes | None:
+        """Do as :meth:`_trial`; new dictionaries, ``added``, count as used once more."""
         for codec in self.candidates if state.segments >= ALL_AGAIN or self._leading is None else (self._leading,):
             shared = self._newest.get(codec, 0)
             tried.append((codec, shared, self._encode(codec, rows, shared), 0))
@@ -111,8 +121,6 @@ class ColumnEncoder:
         state.place = self._hold(place, instead_of=state.place)
         if state.codec is not None and place in added:
             self._newest[state.codec] = self._hold(place, instead_of=self._newest.get(state.codec, 0))
-        for place in added:
-            self.table.drop(place)
         state.bytes_per_row = np.inf
         used = {lane.place for lane in self._lanes.values()} | set(self._newest.values())
         for encoder in self._encoders.values():

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.log.growing_arrays import appended
 from sharpwave.memory.segment_index import SegmentIndex
 
 Ints = npt.NDArray[np.int64]
+Int32s = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float64]
 
 
@@ -49,10 +49,10 @@ class Inventory:
         """Number of lanes."""
         return len(self.oldest)
 
-    def add_lanes(self, slots: Ints) -> None:
-        """Count lanes whose first segments are in ``slots``. Cost: amortized O(1) a lane."""
-        self.oldest = appended(self.oldest, slots)
-        self.changes += len(slots)
+    def add_lanes(self, oldest: Int32s) -> None:
+        """Count further lanes: ``oldest`` with the slots of their first segments behind it."""
+        self.changes += len(oldest) - self.lanes
+        self.oldest = oldest
 
     def append(self, steps: int) -> None:
         """Count steps that were appended to open segments."""

@@ -78,15 +78,23 @@ class Lanes:
         Args:
             staging: int64 [n], where their rows lie in the arena, from ``reserve``.
 
+        Raises:
+            MemoryError: there are no more lanes than before.
+
         Cost: amortized O(1) a lane.
         """
         lanes = np.arange(len(self), len(self) + len(slots))
-        self.slots, self.steps = appended(self.slots, slots), appended(self.steps, steps)
-        self._staging = appended(self._staging, staging - self.arena.begin_of(0))
         shares = first_shares(lanes) if self.staggered else np.full(len(lanes), WHOLE, np.int32)
-        self.shares = appended(self.shares, shares)
-        self.successor_known = appended(self.successor_known, np.zeros(len(lanes), np.uint8))
-        self._open(lanes, slots)
+        staging = staging - self.arena.begin_of(0)
+        self._open(lanes, slots, steps, staging)
+        grown = (
+            appended(self.slots, slots),
+            appended(self.steps, steps),
+            appended(self._staging, staging),
+            appended(self.shares, shares),
+            appended(self.successor_known, np.zeros(len(lanes), np.uint8)),
+        )
+        self.slots, self.steps, self._staging, self.shares, self.successor_known = grown
 
     def reopen(
         self, lane: int, slot: int, context: Mapping[int, Bytes], going_on: bool, successor: Mapping[int, Bytes] | None
@@ -127,7 +135,8 @@ class Lanes:
             MemoryError: nothing changed.
         """
         number = self.next_episode_step(int(self.slots[lane]))
-        self._open(np.array([lane]), np.array([slot]))
+        lanes = np.array([lane])
+        self._open(lanes, np.array([slot]), self.steps[lanes], self._staging[lanes])
         self.index.episode_step[slot] = number
 
     def running_episode(self, lane: int) -> int:
@@ -148,11 +157,12 @@ class Lanes:
         slot = int(self.slots[lane])
         return {c: self._column(c, slot)[self.index.frames[slot]].copy() for c in self.layout.obs_columns}
 
-    def _open(self, lanes: Ints, slots: Ints) -> None:
+    def _open(self, lanes: Ints, slots: Ints, steps: Ints, staging: Ints) -> None:
+        """Describe empty segments in ``slots`` [n], which nothing refers to yet."""
         index = self.index
         index.lane[slots] = lanes
-        index.first_step[slots] = self.steps[lanes]
-        index.offset[:, slots] = self.arena.begin_of(0) + self._staging[lanes] + self.layout.column_starts[:, None]
+        index.first_step[slots] = steps
+        index.offset[:, slots] = self.arena.begin_of(0) + staging + self.layout.column_starts[:, None]
         index.codec[:, slots] = RAW
         index.dictionary[:, slots] = 0
         index.begins[slots] = True
@@ -250,6 +260,7 @@ class Lanes:
             final_frames = _frames({c: source[names[c]][ended] for c in layout.obs_columns}, len(final_slots))
         if nexts is not None:
             ends = flags & np.uint8(ENDED)
+            goes_on = ends == 0
             following = _frames({c: nexts[names[c]] for c in layout.obs_columns}, count)
         elif there is not None:
             known = self.successor_known.copy()
@@ -266,7 +277,7 @@ class Lanes:
         if nexts is not None:
             for c, data in following.items():
                 write_other_rows(memory, index.offset[c], index.frames, slots, data, ends)
-            self.successor_known[lanes] = ends == 0
+            self.successor_known[lanes] = goes_on
             self.any_known = True
         elif there is not None:
             self.successor_known[:], self.any_known = known, any_known
@@ -291,11 +302,11 @@ class Lanes:
 
     def drop_last(self, lane: int) -> None:
         """Take back the last step of the lane's open segment: what it observed is the successor of the one before."""
-        index, slot = self.index, self.slots[lane]
+        index, slot, slots = self.index, self.slots[lane], self.slots[[lane]]
         began = self._column(FLAGS, slot)[index.rows[slot] - 1, 0] & START
         index.rows[slot] -= 1
         index.frames[slot] -= 1
-        self.sparse.count(self.slots[[lane]])
+        self.sparse.count(slots)
         self.steps[lane] -= 1
         if began:
             self.annotations.drop(lane, int(self.steps[lane]))

@@ -71,6 +71,7 @@ def _enter(log: StepLog, header: Header, packed: bytes, places: Sequence[int]) -
     index, opened, inventory, lane, rows = log.index, log.opened, log.inventory, header.lane, header.steps
     slot = int(opened.slots[lane])
     try:
+        sparse_rows = np.array([header.placed[c].rows for c in log.layout.sparse_columns], np.int32)
         log.make_room_for_steps(rows)
         following = log.prepare_next(lane)
         kept = log.admission.admits(slot)
@@ -93,7 +94,7 @@ def _enter(log: StepLog, header: Header, packed: bytes, places: Sequence[int]) -
     if before >= 0 and header.first_step > opened.steps[lane]:
         log.sealed.truncate(before)  # what came after it was lost on the way
     index.rows[slot], index.frames[slot], index.context[slot] = rows, header.frames, header.context
-    index.sparse[:, slot] = [header.placed[c].rows for c in log.layout.sparse_columns]
+    index.sparse[:, slot] = sparse_rows
     index.first_step[slot], index.episode_step[slot] = header.first_step, header.episode_step
     opened.steps[lane] = header.first_step + rows
     inventory.append(rows)

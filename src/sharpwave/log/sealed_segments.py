@@ -130,15 +130,16 @@ class Sealed:
             index.offset[c, slot] = to
 
     def free(self, slot: int) -> None:
-        """Free the bytes of a segment that was evicted from ``slot``."""
+        """Free the bytes of the segment in ``slot``, which is being evicted.  Raises: MemoryError; nothing changed."""
         space, index = self._space, self._space.index
         nbytes = int(index.nbytes[slot])
+        if space.segment_cache is not None:
+            space.segment_cache.forget(slot)
         self.drop_dictionaries(index.dictionary[:, slot])
         self._undecodable.pop(slot, None)
-        if space.segment_cache is None or self._disk is None:
+        if self._disk is None:
             space.arena.free(int(index.base[slot]), nbytes)
         else:
-            space.segment_cache.forget(slot)
             self._disk.release(int(index.region[slot]), nbytes)
         self.nbytes -= nbytes
 
@@ -182,8 +183,8 @@ class Sealed:
         if self._disk is None or self._space.segment_cache is None:
             return
         for slot in slots:
-            self._space.segment_cache.arrive(np.array([slot]))  # a read that is under way is of the old record
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, MemoryError):
+                self._space.segment_cache.arrive(np.array([slot]))  # a read that is under way is of the old record
                 self._rewrite_truncated(self._disk, slot, release)
 
     def _rewrite_truncated(self, disk: DiskTier, slot: int, release: bool) -> None:

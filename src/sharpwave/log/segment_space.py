@@ -120,9 +120,9 @@ class SegmentSpace:
         begin = self.arena.begin_of(chunk)
         for slot in slots[np.argsort(index.base[slots])]:
             base, nbytes = int(index.base[slot]), int(index.nbytes[slot])
+            offset = index.offset[:, slot] + (begin - base)
             memory[begin : begin + nbytes] = memory[base : base + nbytes]
-            index.base[slot] = begin
-            index.offset[:, slot] += begin - base
+            index.base[slot], index.offset[:, slot] = begin, offset
             begin += rounded(nbytes, ALIGNMENT)
         self.arena.reopen(chunk)
 

@@ -17,6 +17,7 @@ from sharpwave.format.segment_header import Header
 from sharpwave.log.admission import Admission, is_refusal
 from sharpwave.log.batch_memory import BatchMemory
 from sharpwave.log.column_encoder import ColumnEncoder
+from sharpwave.log.growing_arrays import appended
 from sharpwave.log.inventory import Inventory
 from sharpwave.log.open_packing import pack_raw
 from sharpwave.log.open_segments import Lanes, Rows
@@ -170,13 +171,12 @@ class StepLog:
         places = self.admission.stage(more)
         try:
             slots.extend(self.admission.take_slot() for _ in range(more))
+            self._add_lanes(np.array(slots), places, np.zeros(more, np.int64))
         except BaseException:
             for slot in slots:
                 self.index.give_back(slot)
-            for place in places[::-1].tolist():
-                self.arena.free(place, self.layout.open_bytes)
+            self.admission.unstage(places)
             raise
-        self._add_lanes(np.array(slots), places, np.zeros(more, np.int64))
 
     def reopen_lanes(
         self, slots: Ints, steps: Ints, begins: Bytes, episode_steps: Ints, shares: npt.NDArray[np.int32]
@@ -197,9 +197,11 @@ class StepLog:
         index.begins[slots], index.episode_step[slots] = begins, episode_steps
         self.opened.shares[-len(slots) :] = shares
 
-    def _add_lanes(self, slots: Ints, places: Ints, steps: Ints) -> None:
-        self.opened.add(slots, places, steps)
-        self.inventory.add_lanes(slots)
+    def _add_lanes(self, slots: Ints, places: list[int], steps: Ints) -> None:
+        """Add lanes.  Raises: MemoryError; then there are no more than before."""
+        oldest = appended(self.inventory.oldest, slots)
+        self.opened.add(slots, np.array(places), steps)
+        self.inventory.add_lanes(oldest)
 
     def begin_at(self, lane: int, step: int) -> None:
         """Let the lane's next step, in an open segment that is empty, be the one of that number."""

@@ -141,46 +141,46 @@ class Arena:
 
     def allocate_some(self, nbytes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return offsets of the first of several ranges ([n], n > 0), as many as fit into one chunk; none as above."""
+        spaces = -(-nbytes // ALIGNMENT) * ALIGNMENT
+        ends = np.cumsum(spaces)
+        begins: npt.NDArray[np.int64] = ends - spaces
         first = self.allocate(int(nbytes[0]))
         if first is None:
-            return np.empty(0, np.int64)
-        spaces = -(-nbytes // ALIGNMENT) * ALIGNMENT
-        ends = np.cumsum(spaces[1:])
-        spare = max(0, self.limit_bytes - self.committed_bytes) // PAGE * PAGE
-        end = min(self.chunk_bytes, int(self._touched[self._current]) + spare)
-        count = int(np.searchsorted(ends, end - self._top, side="right"))
-        if count:
-            self._top += int(ends[count - 1])
-            self._grow(self._current, self._top, int(ends[count - 1]))
-        offsets: npt.NDArray[np.int64] = first + np.cumsum(spaces[: count + 1]) - spaces[: count + 1]
-        return offsets
+            return begins[:0]
+        try:
+            begins += first
+            spare = max(0, self.limit_bytes - self.committed_bytes) // PAGE * PAGE
+            end = min(self.chunk_bytes, int(self._touched[self._current]) + spare)
+            count = int(np.searchsorted(ends, end - self._top + int(ends[0]), side="right"))
+        except BaseException:
+            self.free(first, int(nbytes[0]))
+            raise
+        more = int(ends[count - 1]) - int(ends[0])
+        self._top += more
+        self._grow(self._current, self._top, more)
+        return begins[:count]
 
-    def reserve(self, nbytes: int, count: int) -> npt.NDArray[np.int64]:
+    def reserve(self, nbytes: int, count: int) -> range:
         """Return offsets of ``count`` ranges of ``nbytes`` (at most a chunk, a multiple of 8) for rows still being
-        written; fewer where the limit or the space is exhausted.
+        written: as many as fit into one chunk, none where the limit or the space is exhausted.
 
         They lie in chunks of their own, many to a chunk, so that they keep no other chunk in use.
         """
         assert 0 < nbytes <= self.chunk_bytes and nbytes % ALIGNMENT == 0, (nbytes, self.chunk_bytes)
-        offsets = np.empty(count, np.int64)
-        done = 0
-        while done < count:
-            top = self._open_top + nbytes
-            if self._open < 0 or top > self.chunk_bytes or not self._may_commit(self._open, top):
-                chunk = self._take(nbytes)
-                if chunk is None:
-                    break
-                self._open, self._open_top = chunk, 0
-                self._opened[chunk] = True
-            some = min(count - done, (self.chunk_bytes - self._open_top) // nbytes)
-            while not self._may_commit(self._open, self._open_top + some * nbytes):
-                some -= 1
-            first = self.begin_of(self._open) + self._open_top
-            offsets[done : done + some] = first + np.arange(some) * nbytes
-            self._open_top += some * nbytes
-            self._grow(self._open, self._open_top, some * nbytes)
-            done += some
-        return offsets[:done]
+        top = self._open_top + nbytes
+        if self._open < 0 or top > self.chunk_bytes or not self._may_commit(self._open, top):
+            chunk = self._take(nbytes)
+            if chunk is None:
+                return range(0)
+            self._open, self._open_top = chunk, 0
+            self._opened[chunk] = True
+        some = min(count, (self.chunk_bytes - self._open_top) // nbytes)
+        while not self._may_commit(self._open, self._open_top + some * nbytes):
+            some -= 1
+        first = self.begin_of(self._open) + self._open_top
+        self._open_top += some * nbytes
+        self._grow(self._open, self._open_top, some * nbytes)
+        return range(first, first + some * nbytes, nbytes)
 
     def free(self, offset: int, nbytes: int) -> None:
         """Free a range from :meth:`allocate` or from :meth:`reserve`."""

@@ -95,21 +95,21 @@ class SegmentIndex:
 
     def take(self) -> int | None:
         """Take the lowest free slot and return it, reset; ``None`` if all are in use."""
-        if self._returned:
-            slot = heapq.heappop(self._returned)
-        elif self.highest < self.slots:
-            slot = self.highest
-            self.highest += 1
-            self.generation[slot] = self.first_generation
-        elif self._worn:
-            slot = heapq.heappop(self._worn)
-        else:
+        fresh = not self._returned and self.highest < self.slots
+        free = self._returned or self._worn
+        if not fresh and not free:
             return None
+        slot = self.highest if fresh else free[0]
         self.rows[slot] = self.frames[slot] = self.context[slot] = self.episode_step[slot] = 0
         self.sparse[:, slot] = 0
         self.sealed[slot] = 0
         self.gap[slot] = 0
         self.next[slot] = self.previous[slot] = -1
+        if fresh:
+            self.highest += 1
+            self.generation[slot] = self.first_generation
+        else:
+            heapq.heappop(free)
         return slot
 
     def give_back(self, slot: int) -> None:

@@ -118,12 +118,12 @@ class _InOrder:
         """Remove items from the order. Cost: O(n)."""
         assert self._order is not None
         order, items, places, ends = self._order, items.copy(), self._place[items], (self._head, self._tail)
-        order[places - 1] = -1
-        self._place[items] = 0
+        at, gone, nowhere = places - 1, np.full(len(items), -1), np.zeros(len(items), np.int64)
+        order[at], self._place[items] = gone, nowhere
         self._count -= len(items)
 
         def undo() -> None:
-            order[places - 1] = items
+            order[at] = items
             self._place[items] = places
             self._count += len(items)
             self._head, self._tail = ends

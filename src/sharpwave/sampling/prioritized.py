@@ -111,10 +111,7 @@ class Prioritized:
     def exclude(self, items: Ints) -> Callable[[], None]:
         """Set the items' priorities to 0. Cost: O(n log8 leaves)."""
         assert self._tree is not None
-        tree, items = self._tree, items.copy()
-        values = tree.get(items)
-        tree.set(items, np.zeros(len(items)))
-        return lambda: tree.set(items, values)
+        return self._tree.swap(items, np.zeros(len(items)))
 
     def draw(self, draw: Draw, rng: np.random.Generator) -> None:
         """Draw in proportion to ``p^alpha``, stratified. Cost: O(n log8 leaves)."""

@@ -69,6 +69,17 @@ def _add(
 
 
 @njit(nogil=True, cache=True)
+def _put_back(heap: Ints, place: Ints, priority: Floats, count: int, items: Ints, values: Floats) -> int:
+    """Add ``items`` [n] with priorities ``values`` [n]; returns the new count."""
+    for i in range(items.size):
+        priority[items[i]] = values[i]
+        _put(heap, place, count, items[i])
+        count += 1
+        _settle(heap, place, priority, count, count - 1)
+    return count
+
+
+@njit(nogil=True, cache=True)
 def _drop(heap: Ints, place: Ints, priority: Floats, count: int, items: Ints) -> int:
     """Remove those of ``items`` that are present; return the new count."""
     for item in items:
@@ -176,19 +187,7 @@ class RankPrioritized:
 
         def undo() -> None:
             assert self._heap is not None
-            for item, priority in zip(items.tolist(), priorities.tolist(), strict=True):
-                group, row = np.array([item // self._group_size]), np.array([item % self._group_size])
-                self._count = _add(
-                    self._heap,
-                    self._place,
-                    self._priority,
-                    self._count,
-                    self._group_size,
-                    group,
-                    row,
-                    row + 1,
-                    priority,
-                )
+            self._count = _put_back(self._heap, self._place, self._priority, self._count, items, priorities)
 
         return undo
 
@@ -202,9 +201,9 @@ class RankPrioritized:
         """Draw by rank, stratified. Cost: O(n log2 count), and O(log2 count) a change since the last sort."""
         assert self._heap is not None
         if self._changes >= self._count:
-            there = self._heap[: self._count]
+            there, places = self._heap[: self._count], np.arange(1, self._count + 1)
             there[:] = there[np.argsort(-self._priority[there], kind="stable")]
-            self._place[there] = np.arange(1, self._count + 1)
+            self._place[there] = places
             self._changes = 0
         rng.random(out=draw.uniforms)
         _draw(self._heap, self._mass, self._count, draw.uniforms, draw.items, draw.probabilities)

@@ -6,6 +6,8 @@ Parents are always recomputed from their children, never corrected by difference
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 
@@ -142,6 +144,17 @@ class SumTree:
             highest = int(ascending[-1])
             _set_leaves(self.nodes, self.starts, leaves, values, ascending)
             self.touch(highest + 1)
+
+    def swap(self, leaves: Ints, values: Floats) -> Callable[[], None]:
+        """Set distinct leaves as :meth:`set` does; returns what undoes that, and takes no memory."""
+        if not leaves.size:
+            return lambda: None
+        leaves, before = leaves.copy(), self.get(leaves)
+        ascending = np.sort(leaves)
+        again, highest = ascending.copy(), int(ascending[-1])
+        _set_leaves(self.nodes, self.starts, leaves, values, ascending)
+        self.touch(highest + 1)
+        return lambda: _set_leaves(self.nodes, self.starts, leaves, before, again)
 
     def set_run(self, begin: int, end: int, value: float) -> None:
         """Set the leaves ``begin <= i < end`` to ``value``. Cost: O(end - begin + log8 size)."""

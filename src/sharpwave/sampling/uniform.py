@@ -76,15 +76,18 @@ class Uniform:
 
     def exclude(self, items: Ints) -> Callable[[], None]:
         """Mark items excluded and lower their groups' counts. Cost: O(n log8 groups)."""
-        items, self._any_excluded = items.copy(), True
-        self._count(items, excluded=True)
-        return lambda: self._count(items, excluded=False)
-
-    def _count(self, items: Ints, excluded: bool) -> None:
         assert self._tree is not None
-        self._excluded[items] = excluded
+        items, self._any_excluded = items.copy(), True
+        excluded, left = np.ones(len(items), np.uint8), np.zeros(len(items), np.uint8)
         groups, counts = np.unique(items // self._group_size, return_counts=True)
-        self._tree.set(groups, self._tree.get(groups) + (-counts if excluded else counts))
+        undo_counts = self._tree.swap(groups, self._tree.get(groups) - counts)
+        self._excluded[items] = excluded
+
+        def undo() -> None:
+            self._excluded[items] = left
+            undo_counts()
+
+        return undo
 
     def draw(self, draw: Draw, rng: np.random.Generator) -> None:
         """Draw items equally often, stratified. Cost: O(n log8 groups), and 0.1 us an item once items were excluded."""

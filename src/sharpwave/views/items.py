@@ -223,27 +223,29 @@ class Items:
 
     def _exclude(self, items: Ints) -> None:
         """Remove ``items``, whose spans end before them already.  Raises: MemoryError; then they are all there."""
-        undo = self.sampler.exclude(items)
-        try:
-            self.count -= len(self._take_away(items))
-        except BaseException:
-            undo()
-            raise
+        left = 0 if self.uses is None else self.uses.left_of(items)
+        self.sampler.exclude(items)
+        self._lose(len(items), left)
 
     def _drop(self, slot: int) -> None:
         """Drop the items of a slot."""
         first = slot * self._log.stride
         begin, end = self.spans[slot].tolist()
-        items = np.arange(first + begin, first + end)
-        self.sampler.remove(slot)  # may be done twice, where there is no memory for it the first time
-        self.count -= len(self._take_away(items))
-        self.spans[slot] = 0
+        count, left = end - begin, 0
+        if self.uses is not None:
+            items = np.arange(first + begin, first + end)
+            count, left = int(np.count_nonzero(self.uses.remaining(items))), self.uses.left_of(items)
+        self.sampler.remove(slot)
+        self._lose(count, left)
+        self.spans[slot, 0] = self.spans[slot, 1] = 0
         if self.uses is not None:
             self.uses.clear(first, first + self._log.stride)
 
-    def _take_away(self, items: Ints) -> Ints:
-        """Return those of ``items`` that could be given out until now."""
-        return items if self.uses is None else self.uses.drop(items)
+    def _lose(self, count: int, left: int) -> None:
+        """Count so many items less, which could have been given out ``left`` times more."""
+        self.count -= count
+        if self.uses is not None:
+            self.uses.left -= left
 
     def grow(self, slots: int) -> None:
         """Make room for so many slots; there may be room for more than the log comes to have.  Raises: MemoryError."""

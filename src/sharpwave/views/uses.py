@@ -66,11 +66,9 @@ class Uses:
         remaining: npt.NDArray[np.bool_] = self._given[items] < self.most
         return remaining
 
-    def drop(self, items: Ints) -> Ints:
-        """Those of ``items`` (distinct) that had uses left, none of which counts any more."""
-        items = items[self.remaining(items)]
-        self.left -= int((self.most - self._given[items]).sum())
-        return items
+    def left_of(self, items: Ints) -> int:
+        """How often ``items`` (distinct) can be given out in all."""
+        return int((self.most - self._given[items]).sum())
 
     def clear(self, begin: int, end: int) -> None:
         """Other steps will take the items ``begin <= i < end``."""
