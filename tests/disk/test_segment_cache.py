@@ -253,7 +253,8 @@ def test_segments_side_by_side_are_read_at_once(tmp_path: Path, cached: bool, nb
     tier.check()
     # Small ones that lie within a block of one another are worth it as well.
     side_by_side = [22] if nbytes == 100 else [4, 2, 1, 15]
-    assert tier.disk.joined == 22 - sum(math.ceil(count / readers_module.MAX_JOINED_READS) for count in side_by_side)
+    requests = sum(math.ceil(count / readers_module.MAX_JOINED_READS) for count in side_by_side)
+    assert tier.disk.reads.joined == 22 - requests
     tier.close()
 
 
@@ -343,7 +344,7 @@ def test_memory_that_is_read_into_is_not_given_away_meanwhile(tmp_path: Path, wa
     base, descriptor = int(tier.index.base[slots[0]]), next(iter(tier.disk.regions.regions.values())).descriptor
     if way == "drop":
         readers = set(threading.enumerate()) - before
-        assert len(readers) == tier.disk.readers.count == readers_module.MIN_READERS
+        assert len(readers) == tier.disk.reads.readers.count == readers_module.MIN_READERS
         content = tier.content[int(slots[0])]
         seen = tier.arena.memory[base : base + len(content)]
         del tier

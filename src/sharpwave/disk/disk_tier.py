@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +13,8 @@ import numpy.typing as npt
 
 from sharpwave.disk.disk_budget import DiskBudget, region_bytes
 from sharpwave.disk.occupancy import Occupancy
-from sharpwave.disk.read_pool import BASE, COLUMNS, DESCRIPTOR, DIRECT, NBYTES, PLACE, SLOT, Readers
 from sharpwave.disk.region_files import RegionFiles
+from sharpwave.disk.segment_reads import SegmentReads
 from sharpwave.disk.store_folder import ANEW, FOLDER, Hold, write_manifest
 from sharpwave.errors import StoreInUseError
 from sharpwave.format.region import MAX_GENERATION, NOTE, SEGMENT, TAIL, Identity, checksum_of
@@ -71,7 +70,7 @@ class DiskTier:
     Attributes:
         directory: the folder, open; all files are reached from it.
         forked: this process was forked from the one that opened the folder, and leaves it alone.
-        bytes_read: of sampling. ``bytes_written``, ``failures``: of appending.
+        reads: of segments. ``bytes_written``, ``failures``: of appending.
         budget: the limit on the files, and what it leaves.
         held: which records of which region are held: segments, and the newest rows of open ones.
         ends: how far the lanes' step numbers go, as the files show.
@@ -107,9 +106,8 @@ class DiskTier:
         self.ends = LaneEnds()
         self.budget = DiskBudget(self.regions, self.held, limit, most_bytes)
         self._claims: Claims = _NoClaims()
-        self._readers: Readers | None = None
-        self._joined = 0
-        self.bytes_read = self.bytes_written = self.failures = 0
+        self.reads = SegmentReads(self.regions)
+        self.bytes_written = self.failures = 0
         self.described: dict[str, Any] = {}
 
     def begin(self, claims: Claims, in_order: bool) -> None:
@@ -339,57 +337,6 @@ class DiskTier:
         except (OSError, MemoryError):
             self.failures += 1
 
-    def read_by(self, readers: Readers) -> None:
-        """Set the pool that reads segments."""
-        if self._readers is not None:
-            self._readers.close()
-            self._joined += self._readers.joined
-        self._readers = readers
-
-    def reads(
-        self,
-        slots: npt.NDArray[np.int64],
-        regions: npt.NDArray[np.int32],
-        places: npt.NDArray[np.int64],
-        bases: npt.NDArray[np.int64],
-        nbytes: npt.NDArray[np.int64],
-    ) -> npt.NDArray[np.int64]:
-        """Return what :meth:`start` takes, to read segments [n] from ``places`` of ``regions`` to ``bases``."""
-        reads = np.empty((len(slots), COLUMNS), np.int64)
-        reads[:, SLOT], reads[:, PLACE], reads[:, BASE], reads[:, NBYTES] = slots, places, bases, nbytes
-        reads[:, [DESCRIPTOR, DIRECT]] = self.regions.descriptors(regions)
-        return reads[np.lexsort((places, regions))]
-
-    def start(self, reads: npt.NDArray[np.int64]) -> None:
-        """Begin reads. Cost: 50 us for 256, with :meth:`reads`."""
-        nbytes = int(reads[:, NBYTES].sum())
-        self.readers.start(reads)
-        self.bytes_read += nbytes
-
-    @property
-    def joined(self) -> int:
-        """Reads that were made together with the one before, beside which they lie in the file."""
-        return self._joined + self.readers.joined
-
-    @property
-    def readers(self) -> Readers:
-        """The pool that reads segments; after :meth:`read_by`."""
-        assert self._readers is not None
-        return self._readers
-
-    def read(self, number: int, offset: int, out: memoryview) -> str | None:
-        """Read a segment at once; returns what is wrong with it, or ``None``."""
-        region = self.regions.regions.get(number)
-        try:
-            self.regions.read(number, offset, out)
-        except (OSError, KeyError) as error:
-            return f"region {number}: {error}"
-        stored, found = int.from_bytes(out[-4:], "little"), zlib.crc32(out[:-4])
-        if stored != found:
-            path = region.path if region else number
-            return f"{path}: byte {offset:,}: checksum {found:08x}, expected {stored:08x}"
-        return None
-
     def describe(self, manifest: dict[str, Any]) -> None:
         """Write ``store.json``.  Raises: OSError."""
         self.check_held()
@@ -423,8 +370,7 @@ class DiskTier:
     def leave_to_parent(self) -> None:
         """Close all files in a process that was just forked: they are its parent's."""
         self.forked = True
-        if self._readers is not None:
-            self._readers.leave()
+        self.reads.leave_to_parent()
         self.regions.leave()
         self._hold.leave()
         self.regions.directory.close()
@@ -434,8 +380,7 @@ class DiskTier:
         """Close the files and unlock the folder."""
         if self.forked:
             return
-        if self._readers is not None:
-            self._readers.close()
+        self.reads.close()
         try:
             self.regions.close()
         finally:

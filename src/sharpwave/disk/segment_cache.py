@@ -40,7 +40,7 @@ class SegmentCache:
     """
 
     def __init__(self, arena: Arena, index: SegmentIndex, disk: DiskTier) -> None:
-        self.arena, self.index, self.disk = arena, index, disk
+        self.arena, self.index, self._reads, self._files = arena, index, disk.reads, disk.files
         self._make(arena, index.slots)
         self.begin()
         self._coming = 0  # segments whose reads were begun, and that are not counted as here
@@ -54,11 +54,11 @@ class SegmentCache:
         self._lists = kernels.chunk_lists(len(arena.live), slots)
         self._pins = np.zeros(slots, np.int32)
         self._state = np.zeros(slots, np.int64)
-        self._readers = Readers(arena.memory, self._state, self.disk.files)
+        self._readers = Readers(arena.memory, self._state, self._files)
 
     def begin(self) -> None:
         """Direct reads to this arena's memory."""
-        self.disk.read_by(self._readers)
+        self._reads.use(self._readers)
 
     def place(self, slot: int, base: int) -> None:
         """Enter the segment in ``slot``, which lies at ``base`` of the arena.  Raises: MemoryError."""
@@ -135,7 +135,7 @@ class SegmentCache:
         """Wait for those of ``slots`` that are being read. May be called without the store's lock."""
         self.stalls += bool((self._state[slots] == COMING).any())
         begin = time.perf_counter()
-        self.disk.readers.wait(slots)
+        self._reads.readers.wait(slots)
         self.waited_s += time.perf_counter() - begin
 
     def arrive(self, slots: Ints) -> None:
@@ -164,7 +164,7 @@ class SegmentCache:
     def nbytes(self) -> int:
         """Bytes of bookkeeping, about."""
         per_slot = self._pins.nbytes + self._state.nbytes + self._lists.members.nbytes
-        return per_slot * self.index.highest // self.index.slots + self.disk.readers.nbytes
+        return per_slot * self.index.highest // self.index.slots + self._reads.readers.nbytes
 
     def _under_way(self) -> Ints:
         """Return the slots whose segments are being read, or were."""
@@ -188,7 +188,7 @@ class SegmentCache:
         count = len(bases)
         begun = wanted[:count]
         try:
-            reads = self.disk.reads(begun, index.region[begun], index.place[begun], bases, index.nbytes[begun])
+            reads = self._reads.plan(begun, index.region[begun], index.place[begun], bases, index.nbytes[begun])
         except BaseException:  # no memory for them
             for slot, base in zip(begun.tolist(), bases.tolist(), strict=True):
                 self.arena.free(base, int(index.nbytes[slot]))
@@ -196,7 +196,7 @@ class SegmentCache:
         index.base[begun] = bases
         self._coming += count
         self.misses += count
-        self.disk.start(reads)
+        self._reads.start(reads)
         return len(slots) if count == found else int(where[count])
 
     def _make_room(self, nbytes: Ints, pins: Int32s) -> Ints:
@@ -279,7 +279,7 @@ class SegmentCache:
         index, slots = self.index, np.array([slot])
         base, nbytes = int(index.base[slot]), int(index.nbytes[slot])
         out = self.arena.memory[base : base + nbytes].data
-        problem = self.disk.read(int(index.region[slot]), int(index.place[slot]), out)
+        problem = self._reads.read(int(index.region[slot]), int(index.place[slot]), out)
         self._state[slot] = 0 if problem is None else DAMAGED
         self._coming -= 1
         if problem is None:
