@@ -42,7 +42,7 @@ def batch(**changes):
 
 def gradient_of(agent, data):
     """The gradient that the optimizer was given."""
-    seen = {}
+    seen: dict[str, torch.Tensor] = {}
     agent.optimizer.step = lambda: seen.update(grad=agent.online.weight.grad.clone())
     learned = agent.learn(data, 0)
     return seen["grad"], learned
@@ -180,4 +180,4 @@ def test_device_names():
 
 def test_settings_are_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
-        DQN.Settings().double = False
+        DQN.Settings().double = False  # type: ignore[misc]

@@ -1,14 +1,17 @@
 """Networks: shapes for every kind of observation, dueling, and errors that teach."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text
 
+from sharpwave.agents.architectures import CONVOLUTIONS, NETWORKS
 from sharpwave.agents.heads import QHead, QNetwork
 from sharpwave.agents.inputs import FrameInputs, image_shape, inputs_for
 from sharpwave.agents.modules import to_tensors
-from sharpwave.agents.torsos import CONVOLUTIONS, NETWORKS, torso_for
+from sharpwave.agents.torsos import torso_for
 
 
 def image(*shape):
@@ -45,7 +48,7 @@ def test_one_value_an_action(name, dueling):
         image(3, 64, 64),
         image(4, 96, 96, 3),  # a stack of pictures
         image(10, 10),
-        Box(0, 1, (10, 10, 4), np.bool_),  # MinAtar
+        Box(0, 1, (10, 10, 4), np.bool_),  # type: ignore[arg-type]  # MinAtar
         Discrete(5, start=2),
         MultiDiscrete([2, 3]),
         MultiBinary(4),
@@ -57,7 +60,7 @@ def test_every_observation_of_arrays_has_a_network(space):
     space.seed(0)
     samples = [space.sample() for _ in range(3)]
     if isinstance(space, Dict):
-        obs = {name: np.stack([one[name] for one in samples]) for name in space.spaces}
+        obs: Any = {name: np.stack([one[name] for one in samples]) for name in space.spaces}
     else:
         obs = np.stack(samples)
     inputs = inputs_for(space)

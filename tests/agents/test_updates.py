@@ -153,6 +153,7 @@ def test_updates_are_those_of_the_equations(changes):
         tensors = SimpleNamespace(**{name: torch.from_numpy(value) for name, value in batch.items()})
         expected = oracle.learn({name: np.float64(v) if v.dtype.kind == "f" else v for name, v in batch.items()}, step)
         learned = agent.learn(tensors, step)
+        assert learned.td_error is not None
         np.testing.assert_allclose(learned.td_error, expected, rtol=1e-4, atol=1e-5)
     for network, weights in (("online.", oracle.online), ("target.", oracle.target), ("average.", oracle.mean)):
         for name, found in weights_of(agent, network).items():

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -102,7 +103,7 @@ def test_minutes_follow_from_published_frames_and_measured_speed():
 
 
 def test_full_has_the_minutes_of_its_own_runs():
-    common = {"alpha": None, "curve": [], "changes": {}}
+    common: dict[str, Any] = {"alpha": None, "curve": [], "changes": {}}
     finished = [
         {"seed": seed, "bytes_per_step": 100.0 + seed, "mean100": {"frames": frames, "minutes": minutes}, **common}
         for seed, frames, minutes in ((0, 400_000, 20.0), (1, 600_000, 25.0), (2, 500_000, 30.0))

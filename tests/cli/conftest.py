@@ -51,6 +51,7 @@ def here(capfd, monkeypatch):
     def run(*arguments):
         with pytest.raises(SystemExit) as ended:
             main([*map(str, arguments)])
+        assert isinstance(ended.value.code, int)
         return Result(ended.value.code, "".join(capfd.readouterr()))
 
     return run

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from PIL import Image
+from PIL.GifImagePlugin import GifImageFile
 
 import sharpwave as sw
 from sharpwave.cli.inspect import histogram, spread
@@ -95,6 +96,7 @@ def test_pictures_by_the_command(here, tmp_path, shape):
     result = here("inspect", store, "--best", "--out", film, "--fps", 20)
     assert result.code == 0 and "46 frames" in result.text, result.text
     with Image.open(film) as image:
+        assert isinstance(image, GifImageFile)
         assert image.n_frames == 46  # of 45 steps, and the final observation
         times = -(-120 // max(shape[:2]))
         assert image.size == (shape[1] * times, shape[0] * times) and image.info["duration"] == 50
@@ -112,6 +114,7 @@ def test_frames_that_are_alike_take_their_time(tmp_path):
         store.flush()
     assert write_picture(survey(tmp_path / "s"), 0, "obs", tmp_path / "a.gif", None, 10) == 11
     with Image.open(tmp_path / "a.gif") as image:
+        assert isinstance(image, GifImageFile)
         durations = []
         for number in range(image.n_frames):
             image.seek(number)

@@ -158,6 +158,7 @@ def test_a_reader_that_goes_away_ends_no_run(tmp_path):
         [*COMMAND, "train", "cartpole", "--out", str(folder), "--steps", "1500", "--report-every", "50"],
         env=ENVIRONMENT, stdout=subprocess.PIPE,
     )  # fmt: skip
+    assert process.stdout is not None
     process.stdout.close()
     assert process.wait(timeout=90) == 0
     assert json.loads((folder / "summary.json").read_text())["steps"] == 1_500

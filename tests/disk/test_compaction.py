@@ -214,10 +214,11 @@ def test_a_smaller_limit_is_kept_at_once(tmp_path: Path, region: int) -> None:
     with number_store(sw.Reservoir(3), None, disk=tmp_path, disk_limit=40 * region, segment_steps=1) as store:
         append(store, range(600))
         before = set(held(store))
+        disk = store._log.disk
+        assert disk is not None
         for limit in (20, 9, 16):
             store.resize(disk_limit=limit * region)
-            disk = store._log.disk
-            assert disk is not None and disk.nbytes <= limit * region
+            assert disk.nbytes <= limit * region
         after = held(store)
         assert len(after) > 15 and set(after) <= before
         append(store, range(600, 900))

@@ -153,7 +153,7 @@ class Failing(Files):
         self._count("allocate")
         super().allocate(descriptor, offset, nbytes)
 
-    def pwrite(self, descriptor: int, data: bytes, offset: int) -> None:
+    def pwrite(self, descriptor: int, data: bytes | memoryview, offset: int) -> None:
         try:
             self._count("pwrite")
         except OSError:

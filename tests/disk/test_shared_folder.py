@@ -155,6 +155,7 @@ def child(work: Callable[[], Any]) -> str:
 def test_a_store_on_disk_stays_the_parents(tmp_path: Path) -> None:
     store = made(tmp_path / "store", ram="4MiB")
     append(store, range(2000))
+    assert store._log.segment_cache is not None
     while store._log.segment_cache.uncache_chunk():
         pass
     view = store.transitions()
@@ -453,6 +454,7 @@ def test_a_checkpoint_to_a_slow_disk_keeps_few_copies(
         else:
             shrinking = threading.Thread(target=store.resize, kwargs={"capacity": 200})
             shrinking.start()
+        assert store._log.copying is not None
         copies = store._log.copying.nbytes
         if way == "append":
             assert copies == store.stats()["bytes"]["checkpoint"] > 0

@@ -322,7 +322,7 @@ def test_an_opening_of_a_checkpoint_that_was_killed_is_made_again(tmp_path: Path
         at += 1
         copy, target = tmp_path / f"copy {at}", tmp_path / f"target {at}"
         shutil.copytree(tmp_path / "checkpoint", copy)
-        disk = {"disk": target} if place == "elsewhere" else {}
+        disk: dict[str, Any] = {"disk": target} if place == "elsewhere" else {}
         files = Faulty(at, "killed")
         with on(files), contextlib.suppress(Died):
             sw.Store.open(copy, **disk).close()
@@ -370,6 +370,7 @@ def test_regions_of_others_are_left_where_they_are(tmp_path: Path) -> None:
     for k in range(3):
         with on(Files()), sw.Store.open(mine) as store:  # regions are small
             assert store.recovery is not None and len(store.recovery.damages) == 3
+            assert store._log.disk is not None
             free = (f"regions/{number:012d}.region" for number in itertools.count(store._log.disk.regions.next_number))
             dropped = next(name for name in free if not (mine / name).exists())  # where the next region would go
             strew(mine, [dropped])

@@ -55,7 +55,7 @@ def test_trap_20_a_restore_into_other_limits_ends_and_goes_on(tmp_path: Path) ->
     assert len(view.sample(100)) == 100
     store.checkpoint(tmp_path)
     for limits in ({"capacity": 500}, {"capacity": 100_000}, {"ram": "4MiB"}, {"capacity": 300, "ram": "6MiB"}):
-        opened = sw.Store.open(tmp_path, **limits)  # type: ignore[arg-type]
+        opened = sw.Store.open(tmp_path, **limits)
         again = opened.transitions(limiter=sw.SamplesPerInsert(ratio=4, min_size=100, error_buffer=4000))
         assert 250 <= len(opened) <= 1000
         for _ in range(20):

@@ -59,7 +59,7 @@ def undecodable(path: Path, number: int) -> int:
     record = [one for one in records if one.kind == SEGMENT][number]
     content = bytearray(path.read_bytes())
     data = bytearray(content[record.offset : record.offset + record.nbytes])
-    column = segment.parse(data, SPEC).placed[OBS]
+    column = segment.parse(bytes(data), SPEC).placed[OBS]
     assert column.codec == Zstd.number
     begin = column.offset + 4 * (column.rows + 1)
     data[begin : column.offset + column.nbytes] = bytes(column.offset + column.nbytes - begin)
@@ -72,7 +72,8 @@ def undecodable(path: Path, number: int) -> int:
 @pytest.mark.parametrize("disk", [False, True])
 @pytest.mark.parametrize("n_step", [1, 4])
 def test_what_cannot_be_decoded_is_set_aside_once_and_sampling_goes_on(disk: bool, n_step: int, tmp_path: Path) -> None:
-    folder, limits = tmp_path / "s", {"disk": tmp_path / "s"} if disk else {}
+    folder = tmp_path / "s"
+    limits: dict[str, Any] = {"disk": folder} if disk else {}
     with sw.Store(SPEC, capacity=2000, segment_steps=8, codec="zstd", **limits) as store:
         play(store, 400)
         if disk:

@@ -34,26 +34,27 @@ def segments(draw: st.DrawFn) -> tuple[sw.Spec, dict[str, Array], bytes, dict[in
     context = draw(st.integers(0, 3))
     frames = context + steps + draw(st.integers(0, 3))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    arrays = {
+    arrays: dict[str, Array] = {
         "flags": rng.integers(0, 8, steps).astype(np.uint8),
         "reward": rng.normal(size=steps).astype(np.float32),
     }
     for name, one in spec.fields.items():
         rows = frames if name in spec.obs_names else steps
         arrays[name] = rng.integers(0, draw(st.sampled_from([2, 200])), (rows, *one.shape)).astype(one.dtype)
-    columns, dictionaries = [], {}
+    columns: list[segment.Column] = []
+    dictionaries: dict[int, bytes] = {}
     for name, array in arrays.items():
-        rows = array.reshape(len(array), -1).view(np.uint8)
+        packed = array.reshape(len(array), -1).view(np.uint8)
         codec = by_name("raw" if name in ("flags", "reward") else draw(st.sampled_from(["delta", "raw", "zstd"])))
-        shared = codec.train(rows) if draw(st.booleans()) else b""
+        shared = codec.train(packed) if draw(st.booleans()) else b""
         line = spec.fields[name].line_bytes if name in spec.fields else 0
-        payload = codec.encode(rows, shared, line)
+        payload = codec.encode(packed, shared, line)
         if payload is None:
-            codec, payload, shared = by_name("raw"), rows.tobytes(), b""
+            codec, payload, shared = by_name("raw"), packed.tobytes(), b""
         key = len(dictionaries) + 7 if shared else 0
         if shared:
             dictionaries[key] = shared
-        columns.append(segment.Column(codec.number, len(rows), payload, key))
+        columns.append(segment.Column(codec.number, len(packed), payload, key))
     head = (draw(st.integers(0, 2**40)), draw(st.integers(0, 2**40)), steps, frames, context)
     made: Any = segment.pack(spec.schema_hash, *head, columns)
     return spec, arrays, bytes(made[0] if isinstance(made, tuple) else made), dictionaries, head
@@ -148,4 +149,4 @@ def test_a_codec_that_is_not_registered_is_refused_with_the_remedy() -> None:
     data = segment.pack(SPEC.schema_hash, 0, 0, 6, 6, 0, columns)[0]
     for read in (segment.unpack, segment.check, segment.verify):
         with pytest.raises(UnknownCodecError, match=r"obs: codec number 201, expected one of 0 \(raw\).*register"):
-            read(data, SPEC, no_dictionary)  # type: ignore[operator]
+            read(data, SPEC, no_dictionary)

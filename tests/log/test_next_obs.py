@@ -56,7 +56,7 @@ class Player:
             te, tr = end in (0, 1), end in (1, 2)
             shown = after[-1] if tell or final or (ends <= 2).any() else None
             self.oracle.append(lane, rows[-1], np.int64(lane), 1.0, te, tr, shown, serial=self.serial)
-            self.oracle.step(self.serial).extra = {"serial": np.int64(self.serial)}
+            self.oracle.step(self.serial).extra = {"serial": np.array(self.serial)}
             self.serial += 1
             self.now[lane] = self.observe() if te or tr else after[-1]
             self.told[lane], self.unseen[lane] = tell and not (te or tr), False

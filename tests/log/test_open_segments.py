@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -77,7 +78,7 @@ def test_a_known_successor_without_context_comes_back(tmp_path: Path) -> None:
     """No frames reach back, but what the next step has to observe is known: a tail of no steps and one frame."""
     spec = sw.Spec(obs=sw.Field((2,), "float32"), action=sw.Field((), "int64"))
     store = sw.Store(spec, capacity=400, segment_steps=100)
-    step = {"action": 0, "reward": 0.0, "terminated": False, "truncated": False}
+    step: dict[str, Any] = {"action": 0, "reward": 0.0, "terminated": False, "truncated": False}
     lane = 0
     while not (store._log.index.rows[store._log.opened.slots] == 0).any():
         for k in range(max(1, 400 // (4 * (lane + 1)))):
@@ -94,7 +95,7 @@ def test_a_known_successor_without_context_comes_back(tmp_path: Path) -> None:
         assert one._log.inventory.broken_episodes == 1
 
 
-def zeros(lanes: int) -> dict[str, np.ndarray]:
+def zeros(lanes: int) -> dict[str, Any]:
     flags = np.zeros(lanes, np.bool_)
     obs = np.zeros((lanes, 12), np.float32)
     return {"obs": obs, "action": flags.astype(np.int64), "reward": obs[:, 0], "terminated": flags, "truncated": flags}

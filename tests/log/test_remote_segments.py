@@ -44,7 +44,10 @@ class Far:
         """One step of every lane; ``ends``: a letter for each, t(erminated), c(ut off, truncated) or anything else."""
         serials = np.arange(self.serial, self.serial + self.lanes)
         self.serial += self.lanes
-        frames, finals = np.stack([picture(s) for s in serials]), np.stack([picture(s + 30_000) for s in serials])
+        frames, finals = (
+            np.stack([picture(s) for s in serials.tolist()]),
+            np.stack([picture(s + 30_000) for s in serials.tolist()]),
+        )
         te, tr = np.array([e == "t" for e in ends]), np.array([e == "c" for e in ends])
         reward = serials % 5
         self.writer.extend(

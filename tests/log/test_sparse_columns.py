@@ -119,7 +119,7 @@ def test_values_survive_sealing_flushing_and_a_kill(spec: sw.Spec, codec: str, t
 @pytest.mark.parametrize("disk", [False, True])
 @pytest.mark.parametrize("count", [90, 91, 92, 96, 99])
 def test_an_episode_goes_on_behind_a_checkpoint(count: int, disk: bool, spec: sw.Spec, tmp_path: Path) -> None:
-    limits = {"disk": tmp_path / "live"} if disk else {}
+    limits: dict[str, Any] = {"disk": tmp_path / "live"} if disk else {}
     store = sw.Store(spec, capacity=400, segment_steps=6, **limits)
     play(store, count)
     store.checkpoint(tmp_path / "c")

@@ -63,10 +63,10 @@ def test_all_that_is_made_of_a_batch_keeps_it(n_step: int) -> None:
             lambda a: a[::2].T,
             lambda a: a.reshape(-1)[3:],
             lambda a: a.view(np.uint8),
-            lambda a: memoryview(np.asarray(a)),
+            lambda a: np.asarray(a).data,
             lambda a: torch.from_numpy(np.asarray(a)),
             lambda a: torch.from_numpy(np.asarray(a))[2:].reshape(-1),
-            lambda a: torch.from_dlpack(np.asarray(a)).unsqueeze(0),
+            lambda a: torch.utils.dlpack.from_dlpack(np.asarray(a)).unsqueeze(0),
             lambda a: np.asarray(torch.from_numpy(np.asarray(a))[1]),
         ]
         names = ["obs", "next_obs", "action", "reward", "discount", "weights", "probabilities", "ids", "core"]
@@ -185,7 +185,7 @@ def test_gradients_of_four_batches_are_those_of_each() -> None:
         weight = torch.ones(3, 6, 6, dtype=torch.float64, requires_grad=True)
         batches = [view.sample(16).torch() for _ in range(4)]
         loss = sum((batch.obs.double() * weight).sum() for batch in batches)
-        loss.backward()  # type: ignore[union-attr]
+        loss.backward()
         same = store.transitions(seed=4)
         expected = sum(same.sample(16).obs.astype(np.float64).sum(axis=0) for _ in range(4))
         assert weight.grad is not None
@@ -289,7 +289,8 @@ def test_a_batch_that_a_stream_has_drawn_is_not_lost_where_there_is_no_room() ->
         view, twin = store.transitions(seed=3), store.transitions(seed=3)
         expected = [twin.sample(64).ids.tolist() for _ in range(8)]
         stream = view.stream(64, lookahead=2)
-        found, kept = [], []
+        found: list[Any] = []
+        kept: list[Any] = []
         for _ in range(8):
             try:
                 batch = next(stream)
@@ -328,7 +329,7 @@ def test_a_resize_that_is_accepted_leaves_a_store_that_works(tmp_path: Path) -> 
     """For many limits: refused, or what was done before can be done after, appending included."""
     outcomes = set()
     for disk, mib in itertools.product((False, True), (4, 5, 8, 12)):
-        place = {"disk": tmp_path / f"{mib}", "disk_limit": "1GiB"} if disk else {}
+        place: dict[str, Any] = {"disk": tmp_path / f"{mib}", "disk_limit": "1GiB"} if disk else {}
         with pixel_store(800, ram="64MiB", codec="raw", **place) as store:
             view = store.transitions(n_step=3, sampler=sw.Prioritized())
             view.sample(32)
@@ -369,11 +370,11 @@ def test_parts_that_take_as_much_memory_do_not_get_one_anothers(codec: str, n_st
     view = store.transitions(n_step=n_step, gamma=0.0)
     for _ in range(200):
         batch = view.sample(batch_size)
-        k = np.asarray(batch.action)
-        np.testing.assert_array_equal(batch.reward, k)
-        np.testing.assert_array_equal(batch["more"], np.broadcast_to(k[:, None], (batch_size, 60)))
+        shown = np.asarray(batch.action)
+        np.testing.assert_array_equal(batch.reward, shown)
+        np.testing.assert_array_equal(batch["more"], np.broadcast_to(shown[:, None], (batch_size, 60)))
         for ahead, parts in ((0, batch.obs), (n_step, batch.next_obs)):
             for name, part in parts.items():
                 frame = part[:, -1] if name == "stacked" else part
-                wanted = np.broadcast_to((k + ahead).reshape(-1, *[1] * (frame.ndim - 1)), frame.shape)
+                wanted = np.broadcast_to((shown + ahead).reshape(-1, *[1] * (frame.ndim - 1)), frame.shape)
                 np.testing.assert_array_equal(frame, wanted, err_msg=name)

@@ -35,6 +35,7 @@ from sharpwave.format.region import (
     Identity,
     read_region,
 )
+from sharpwave.native.files import Files
 from sharpwave.offline.episodes import Episode, frames, survey
 from sharpwave.offline.scan import LIMITS, describe
 from sharpwave.offline.verify import check
@@ -334,7 +335,7 @@ def rewrite(folder: Path, kind: int, id_: int, payload: bytes) -> None:
     """A record whose checksums hold, appended in a region of its own."""
     identity = describe(folder).identity
     (number,) = {int(path.stem) + 1 for path in [max((folder / "regions").glob("*.region"))]}
-    regions = RegionFiles(folder / "regions", identity, 1 << 16, sw.store.Files())
+    regions = RegionFiles(folder / "regions", identity, 1 << 16, Files())
     regions.next_number, regions.sequence = number, 10**6
     regions.append(kind, id_, payload, 10**6, {})
     regions.close()
@@ -488,7 +489,8 @@ def test_every_part_of_a_manifest_may_be_anything(tmp_path: Path) -> None:
     path = tmp_path / "store.json"
     manifest = json.loads(path.read_text())
     for name in manifest.keys() - {"checksum"}:
-        for value in (None, -1, 1.5, "x", [], {}, {"fields": {}}, {"fields": {"obs": 3}}, 10**30):
+        values: list[Any] = [None, -1, 1.5, "x", [], {}, {"fields": {}}, {"fields": {"obs": 3}}, 10**30]
+        for value in values:
             if value is None and name in ("capacity", "ram", "disk_limit"):
                 continue
             path.write_bytes(packed_manifest({**manifest, name: value}))

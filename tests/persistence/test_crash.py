@@ -70,7 +70,7 @@ def test_nothing_acknowledged_is_lost_at_any_operation_of_a_compaction(tmp_path:
         compactions.append(range(begin, watched.count + 1))
         return moved
 
-    settings = {"appends": 300, "settings": RESERVOIR}
+    settings: dict[str, Any] = {"appends": 300, "settings": RESERVOIR}
     with mock.patch.object(Compaction, "compact", compact):
         round_of(tmp_path / "whole", "delta", 0, kind, files=watched, **settings)
     compactions = [one for one in compactions if len(one)]
@@ -202,7 +202,7 @@ def test_what_a_failed_write_left_is_made_zeros_again(tmp_path: Path, then: str)
     class HalfWritten(Files):
         fails = False
 
-        def pwrite(self, descriptor: int, data: bytes, offset: int) -> None:
+        def pwrite(self, descriptor: int, data: bytes | memoryview, offset: int) -> None:
             super().pwrite(descriptor, data[:-9] if self.fails else data, offset)
             if self.fails:
                 self.fails = False

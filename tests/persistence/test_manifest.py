@@ -28,7 +28,7 @@ def fields(draw: st.DrawFn, observed: bool) -> sw.Field:
         draw(SHAPES),
         draw(st.sampled_from(DTYPES)),
         stack=draw(STACKS) if observed else None,  # type: ignore[arg-type]
-        pad=draw(st.sampled_from(["repeat", "zeros"])) if observed else "repeat",  # type: ignore[arg-type]
+        pad=draw(st.sampled_from(["repeat", "zeros"])) if observed else "repeat",
         codec=draw(CODECS),
     )
 

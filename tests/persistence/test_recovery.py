@@ -173,7 +173,7 @@ class Full(Files):
     def __init__(self, after: int, failures: int) -> None:
         self.after, self.failures = after, failures
 
-    def pwrite(self, descriptor: int, data: bytes, offset: int) -> None:
+    def pwrite(self, descriptor: int, data: bytes | memoryview, offset: int) -> None:
         self.after -= 1
         if self.after < 0 and self.failures > 0:
             self.failures -= 1
@@ -319,7 +319,7 @@ while True:
 
 @pytest.mark.parametrize("after", [1, 3, 10])
 def test_a_killed_process_loses_nothing_that_was_flushed_or_saved(tmp_path: Path, after: int) -> None:
-    command = [sys.executable, "-c", CHILD, tmp_path / "s", tmp_path / "c"]
+    command = [sys.executable, "-c", CHILD, str(tmp_path / "s"), str(tmp_path / "c")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         acknowledged = saved = 0

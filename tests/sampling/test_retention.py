@@ -14,7 +14,7 @@ from tests.store.test_traps import append_numbered, letter_store
 from tests.support.oracle import Oracle, Stacking, assert_same_transition
 
 
-def number_store(retention: Any, capacity: int, segment_steps: int = 1, **kwargs: Any) -> sw.Store:
+def number_store(retention: Any, capacity: int | None, segment_steps: int = 1, **kwargs: Any) -> sw.Store:
     spec = sw.Spec(obs=sw.Field((), "int32"), action=sw.Field((), "int64"))
     return sw.Store(spec, capacity=capacity, segment_steps=segment_steps, retention=retention, **kwargs)
 
@@ -92,7 +92,8 @@ def test_trap_07_the_probability_is_the_same_for_all_when_room_comes_and_goes() 
     """Open segments take room at times: a reservoir that fills up again with whatever comes next would favour that."""
     counts = np.zeros(13)
     for seed in range(3000):
-        reservoir, here = sw.Reservoir(seed), set()
+        reservoir = sw.Reservoir(seed)
+        here: set[int] = set()
         for slot in range(13):
             most = 3 if slot % 2 else 5
             if reservoir.admits(slot) and made_room(reservoir, here, Newcomer(slot, slot), most):
@@ -231,7 +232,7 @@ def test_memory_that_segments_leave_in_any_order_is_used_again(retention: Any, l
     spec = sw.Spec(obs=sw.Field((40, 40), "uint8", stack=2), action=sw.Field((), "int64"))
     frame = np.zeros((40, 40), np.uint8)
     rng = np.random.default_rng(0)
-    limits: dict[str, Any] = {"capacity": {"capacity": 12_000}, "ram": {"ram": "4MiB"}}[limit]
+    limits: dict[str, Any] = {"capacity": 12_000} if limit == "capacity" else {"ram": "4MiB"}
     with sw.Store(spec, **limits, segment_steps=16, codec="delta", retention=retention) as store:
         replay = store.transitions(sampler=sw.Prioritized())
         for k in range(40_000):

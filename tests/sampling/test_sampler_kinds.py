@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
+from sharpwave.sampling.protocol import Sampler
 from tests.sampling.test_samplers import (
     append,
     chi_square,
@@ -159,7 +160,7 @@ def test_new_steps_rank_first_and_old_ranks_are_sorted_anew_in_time() -> None:
 def test_a_mixtures_probabilities_by_hand() -> None:
     with number_store(seed=3) as store:
         append(store, 4)
-        parts = [(3, sw.Prioritized(alpha=1.0, eps=1e-12)), (1, sw.Uniform())]
+        parts: list[tuple[float, Sampler]] = [(3, sw.Prioritized(alpha=1.0, eps=1e-12)), (1, sw.Uniform())]
         replay = store.transitions(sampler=sw.Mixture(parts, beta=0.5))
         set_priorities(replay, {0: 1.0, 1: 1.0, 2: 2.0, 3: 4.0})
         expected = 0.75 * np.array([1, 1, 2, 4]) / 8 + 0.25 / 4

@@ -122,9 +122,10 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(values: Any, error: An
         with pytest.raises(error, match=match):
             store.annotate(lane, values, episode=episode)
         assert store.annotations(lane, episode=episode) == ({"b": 1} if lane is None else {})
-    for lane, episode in ((-1, False), (50, False), ("0", True), (None, True)):
+    wrong: list[tuple[Any, bool]] = [(-1, False), (50, False), ("0", True), (None, True)]
+    for place, episode in wrong:
         with pytest.raises(ValueError, match=r"annotate: (lane|episode)"):
-            store.annotate(lane, {}, episode=episode)  # type: ignore[arg-type]
+            store.annotate(place, {}, episode=episode)
 
 
 def test_store_and_lanes_share_a_limit_that_store_json_keeps(tmp_path: Path) -> None:
@@ -165,7 +166,7 @@ def test_an_episode_carries_them_through_sealing_flushing_and_a_kill(tmp_path: P
 @pytest.mark.parametrize("disk", [False, True])
 def test_a_checkpoint_has_them_all_those_of_the_next_episode_too(disk: bool, tmp_path: Path) -> None:
     for count in (42, 45, 46):
-        limits = {"disk": tmp_path / f"live{count}"} if disk else {}
+        limits: dict[str, Any] = {"disk": tmp_path / f"live{count}"} if disk else {}
         store = sw.Store(SPEC, capacity=400, segment_steps=4, **limits)
         play(store, count)
         store.annotate(0, {"number": count // 7, "later": True}, episode=True)
@@ -260,7 +261,9 @@ def test_memory_is_counted() -> None:
 def test_lives_of_random_annotations(tmp_path: Path) -> None:
     """Anything said of a store or a lane before a flush is there after a kill; of an episode, where its step is."""
     rng = random.Random(4)
-    folder, said, flushed = tmp_path / "s", {}, {}
+    folder = tmp_path / "s"
+    said: dict[Any, Any] = {}
+    flushed: dict[Any, Any] = {}
     store = sw.Store(SPEC, capacity=300, disk=folder, segment_steps=4)
     begin = 0
     for _ in range(150):

@@ -94,7 +94,7 @@ def test_fetching_and_counting_do_not_move_the_draws() -> None:
         with sw.Store(spec, capacity=50, seed=1) as store:
             replay = store.transitions()
             for k in range(30):
-                store.append(obs=np.float32([k, k]), action=k, reward=0.0, terminated=False, truncated=False)
+                store.append(obs=np.array([k, k], np.float32), action=k, reward=0.0, terminated=False, truncated=False)
             ids = []
             for _ in range(5):
                 ids.append(replay.sample(8).ids.tolist())

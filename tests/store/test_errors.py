@@ -39,7 +39,7 @@ def store() -> Any:
 
 
 def rows(**changes: Any) -> dict[str, Any]:
-    good = {
+    good: dict[str, Any] = {
         "obs": np.stack([frame("h"), frame("x")]),
         "action": np.array([1, 2]),
         "reward": np.array([0.5, 0.25], np.float32),
@@ -78,7 +78,7 @@ def refused(store: sw.Store, work: Callable[[], object], *says: str) -> None:
     assert content(store) == before
 
 
-EXTEND = {
+EXTEND: dict[str, tuple[dict[str, Any], list[str]]] = {
     "obs of another shape": ({"obs": np.zeros((2, 3, 3), np.uint8)}, ["obs", r"\(2, 3, 3\)", r"\(2, 2, 3\)"]),
     "obs with the stack": ({"obs": np.zeros((2, 3, 2, 3), np.uint8)}, ["obs", r"\(2, 3, 2, 3\)", "newest|stack"]),
     "obs of floats": ({"obs": np.zeros((2, 2, 3))}, ["obs", "float64", "uint8"]),
@@ -89,9 +89,9 @@ EXTEND = {
     "fewer actions than rows": ({"action": np.array([1])}, ["action", r"\(1,\)", r"\(2,?\)|2 rows"]),
     "action of another shape": ({"action": np.zeros((2, 1), np.int64)}, ["action", r"\(2, 1\)"]),
     "action of floats": ({"action": np.array([0.5, 1.0])}, ["action", "float64", "int64"]),
-    "reward nan": ({"reward": np.float32([0.0, np.nan])}, ["reward", "(?i)nan"]),
-    "reward inf": ({"reward": np.float32([np.inf, 0.0])}, ["reward", "(?i)inf"]),
-    "reward past float32": ({"reward": np.float64([1e39, 0.0])}, ["reward"]),
+    "reward nan": ({"reward": np.array([0.0, np.nan], np.float32)}, ["reward", "(?i)nan"]),
+    "reward inf": ({"reward": np.array([np.inf, 0.0], np.float32)}, ["reward", "(?i)inf"]),
+    "reward past float32": ({"reward": np.array([1e39, 0.0])}, ["reward"]),
     "reward of another shape": ({"reward": np.zeros(3, np.float32)}, ["reward", r"\(3,\)"]),
     "reward of text": ({"reward": np.array(["a", "b"])}, ["reward"]),
     "terminated of another shape": ({"terminated": np.zeros((2, 2), bool)}, ["terminated", r"\(2, 2\)"]),
@@ -163,13 +163,20 @@ APPEND: dict[str, tuple[dict[str, Any], list[str]]] = {
 @pytest.mark.parametrize("case", APPEND)
 def test_append(store: sw.Store, case: str) -> None:
     changes, says = APPEND[case]
-    good = {"obs": frame("a"), "action": 1, "reward": 0.5, "terminated": False, "truncated": False, "serial": 9}
+    good: dict[str, Any] = {
+        "obs": frame("a"),
+        "action": 1,
+        "reward": 0.5,
+        "terminated": False,
+        "truncated": False,
+        "serial": 9,
+    }
     row = {name: value for name, value in (good | changes).items() if value is not ...}
     refused(store, lambda: store.append(**row), *says)
 
 
 def test_rows_of_a_dict_observation() -> None:
-    good = {
+    good: dict[str, Any] = {
         "action": np.zeros((2, 2), np.float32),
         "reward": np.zeros(2, np.float32),
         "terminated": np.zeros(2, bool),
@@ -426,7 +433,7 @@ def test_lanes_that_the_ram_does_not_bear_are_refused_and_nothing_is_lost() -> N
     spec = sw.Spec(obs=sw.Field((84, 84), "uint8"), action=NUMBER)
     image = np.random.default_rng(0).integers(0, 256, (84, 84), np.uint8)  # does not pack
     with sw.Store(spec, ram="6MiB", segment_steps=8, codec="raw") as store:
-        row = {"obs": image, "action": 0, "reward": 0.0, "terminated": True, "truncated": False}
+        row: dict[str, Any] = {"obs": image, "action": 0, "reward": 0.0, "terminated": True, "truncated": False}
         for _ in range(100):
             store.append(**row)
         refused_by_ram = pytest.raises((ValueError, MemoryError), match=r"ram|lane")

@@ -17,14 +17,14 @@ import pytest
 import sharpwave as sw
 from tests.support.oracle import Oracle, Stacking
 
-gym = pytest.importorskip("gymnasium")
+gym: Any = pytest.importorskip("gymnasium")
 AutoresetMode = gym.vector.AutoresetMode
 MODES = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED]
 
 Array = np.ndarray[Any, Any]
 
 
-class CountingEnv(gym.Env):  # type: ignore[misc]
+class CountingEnv(gym.Env):
     """Every observation is new: (which environment, episodes so far, steps in this one, observations so far).
 
     Episodes have the given lengths in turn. They end by truncation, termination and both flags in turn.
@@ -178,7 +178,7 @@ def counting_spec() -> sw.Spec:
 @pytest.mark.parametrize("n_step", [1, 3])
 def test_trap_10_counting_vector_env(mode: Any, copy: bool, n_step: int) -> None:
     makers = [
-        lambda i=i, lengths=lengths: CountingEnv(i, lengths)  # type: ignore[misc]
+        lambda i=i, lengths=lengths: CountingEnv(i, lengths)
         for i, lengths in enumerate([(3, 1, 7, 2), (1, 1, 1, 5), (40, 6)])
     ]
     with sw.Store(counting_spec(), capacity=1000, segment_steps=7) as store:
@@ -190,7 +190,7 @@ def test_trap_10_counting_vector_env(mode: Any, copy: bool, n_step: int) -> None
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 def test_trap_10_resets_in_mid_episode_of_some_lanes_and_of_all(mode: Any) -> None:
-    makers = [lambda i=i: CountingEnv(i, (4, 6, 3 + i)) for i in range(3)]  # type: ignore[misc]
+    makers = [lambda i=i: CountingEnv(i, (4, 6, 3 + i)) for i in range(3)]
     rng = np.random.default_rng(4)
     with sw.Store(counting_spec(), capacity=1000, segment_steps=3) as store:
         witness = Witness(vector_of(makers, mode), vector_of(makers, mode), store, mode, seed=1)
@@ -269,17 +269,19 @@ def test_pong_lost_to_the_end_in_the_atari_vector_env() -> None:
     """A whole game (nothing pressed: 21 points lost), so that a real termination passes through."""
     atari = pytest.importorskip("ale_py.vector_env")
     mode = AutoresetMode.SAME_STEP
-    envs = [atari.AtariVectorEnv("pong", num_envs=1, num_threads=1, autoreset_mode=mode, frameskip=8) for _ in range(2)]
+    env, twin = (
+        atari.AtariVectorEnv("pong", num_envs=1, num_threads=1, autoreset_mode=mode, frameskip=8) for _ in range(2)
+    )
     with sw.Store(pong_spec(), capacity=2000) as store:
-        witness = Witness(*envs, store, mode, seed=5)
+        witness = Witness(env, twin, store, mode, seed=5)
         ended = None
         for _ in range(600):
             witness.step(np.array([0]))
             ended = ended or next((step for step in witness.oracle.lanes[0][-1:] if step.ended), None)
         assert ended is not None and ended.terminated and not ended.truncated
         witness.check(store)
-    for env in envs:
-        env.close()
+    env.close()
+    twin.close()
 
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
@@ -355,7 +357,7 @@ def test_trap_10_one_environment_that_hands_out_the_same_buffer(reset_every: int
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 def test_recording_past_the_capacity_keeps_the_newest(mode: Any) -> None:
-    makers = [lambda i=i: CountingEnv(i, (5, 3, 9)) for i in range(2)]  # type: ignore[misc]
+    makers = [lambda i=i: CountingEnv(i, (5, 3, 9)) for i in range(2)]
     with sw.Store(counting_spec(), capacity=32, segment_steps=4) as store:
         witness = Witness(vector_of(makers, mode), vector_of(makers, mode), store, mode, seed=1)
         for k in range(200):
@@ -428,7 +430,7 @@ def test_a_step_in_two_halves_is_one(vector: Any) -> None:
             obs, _, *rest = super().step(action)
             return obs, float(action), *rest
 
-    makers = [lambda i=i: Echo(i, (4, 6, 3 + i)) for i in range(2)]  # type: ignore[misc]
+    makers = [lambda i=i: Echo(i, (4, 6, 3 + i)) for i in range(2)]
     mode = AutoresetMode.SAME_STEP
     with sw.Store(counting_spec(), capacity=500) as halves, sw.Store(counting_spec(), capacity=500) as whole:
         recorder = sw.Recorder(vector(makers, autoreset_mode=mode), halves)

@@ -9,7 +9,7 @@ import pytest
 
 import sharpwave as sw
 
-gym = pytest.importorskip("gymnasium")
+gym: Any = pytest.importorskip("gymnasium")
 
 from tests.support.truth import Counting  # noqa: E402
 
@@ -29,7 +29,7 @@ def pairs(store: sw.Store, n_step: int = 1) -> list[tuple[int, int]]:
 
 
 def vector(mode: str = "NextStep", **options: Any) -> Any:
-    makers = [lambda i=i: Counting(i, LONG, **options) for i in range(4)]  # type: ignore[misc]
+    makers = [lambda i=i: Counting(i, LONG, **options) for i in range(4)]
     return gym.vector.SyncVectorEnv(makers, autoreset_mode=gym.vector.AutoresetMode(mode))
 
 
@@ -91,7 +91,7 @@ def test_a_refused_reward_breaks_one_episode_and_the_result_is_in_the_error() ->
 
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
 def test_of_a_vector_only_the_lane_with_the_refused_reward_suffers(mode: str) -> None:
-    class Sick(gym.vector.VectorWrapper):  # type: ignore[misc]
+    class Sick(gym.vector.VectorWrapper):
         """Lane 3's third reward is not a number."""
 
         steps = 0
@@ -199,12 +199,12 @@ def test_fields_that_do_not_fit_the_lanes_are_refused_before_the_environment_ste
 
 
 def test_same_step_without_a_final_observation_stores_what_can_be_stored() -> None:
-    class Forgets(gym.vector.VectorWrapper):  # type: ignore[misc]
+    class Forgets(gym.vector.VectorWrapper):
         def step(self, actions: Any) -> Any:
             *answer, infos = self.env.step(actions)
             return *answer, {key: value for key, value in infos.items() if "final" not in key}
 
-    makers = [lambda i=i: Counting(i, (2,) if i == 1 else LONG) for i in range(2)]  # type: ignore[misc]
+    makers = [lambda i=i: Counting(i, (2,) if i == 1 else LONG) for i in range(2)]
     env = gym.vector.SyncVectorEnv(makers, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
     store = store_of()
     recorder = sw.Recorder(Forgets(env), store)
@@ -219,7 +219,7 @@ def test_same_step_without_a_final_observation_stores_what_can_be_stored() -> No
 
 def test_workers_that_reset_themselves_once_more_make_no_step_of_it() -> None:
     mode = gym.vector.AutoresetMode.NEXT_STEP
-    makers = [lambda i=i: Counting(i, (3,)) for i in range(2)]  # type: ignore[misc]
+    makers = [lambda i=i: Counting(i, (3,)) for i in range(2)]
     env = gym.vector.AsyncVectorEnv(makers, shared_memory=False, autoreset_mode=mode)
     store = store_of()
     recorder = sw.Recorder(env, store)

@@ -10,14 +10,14 @@ import pytest
 import sharpwave as sw
 from sharpwave.envs import step_spec
 
-gym = pytest.importorskip("gymnasium")
-wrappers = gym.wrappers
+gym: Any = pytest.importorskip("gymnasium")
+wrappers: Any = gym.wrappers
 AutoresetMode = gym.vector.AutoresetMode
 
 from tests.support.truth import Counting  # noqa: E402
 
 
-class Showing(gym.Env):  # type: ignore[misc]
+class Showing(gym.Env):
     """Observes the given values in turn."""
 
     def __init__(self, space: Any, values: list[Any]) -> None:
@@ -48,7 +48,7 @@ def append_says(field: sw.Field, value: Any) -> BaseException:
 
 def test_what_append_refuses_is_refused_with_the_same_words() -> None:
     unit = np.linspace(0, 1, 4, dtype=np.float32)
-    cases = [
+    cases: list[tuple[Any, list[Any], sw.Field]] = [
         (gym.spaces.Box(0, 1, (4,), np.float32), [unit], sw.Field((4,), "uint8")),
         (gym.spaces.Discrete(500), [np.int64(314)], sw.Field((), "uint8")),
         (gym.spaces.Box(0, 1e300, (1,), np.float64), [np.array([1e300])], sw.Field((1,), "float32")),
@@ -183,7 +183,7 @@ def test_padding_is_the_environments(vector: str) -> None:
 
 
 def test_stacks_are_looked_at_where_a_wrapper_only_says_what_it_does() -> None:
-    class Stacks(wrappers.FrameStackObservation):  # type: ignore[misc]
+    class Stacks(wrappers.FrameStackObservation):
         how = "first newest"
 
         def reset(self, **how: Any) -> Any:

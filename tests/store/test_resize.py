@@ -67,5 +67,5 @@ def test_limits_that_cannot_be_are_refused_and_nothing_changes(tmp_path: Path) -
         ({"capacity": 5}, "waits for|too small for 3 lanes"),
     ):
         with pytest.raises(ValueError, match=what):
-            store.resize(**changes)  # type: ignore[arg-type]
+            store.resize(**changes)
     assert store.capacity == 1000 and len(store) == 300 and len(view) == 297

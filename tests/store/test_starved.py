@@ -13,7 +13,8 @@ import pytest
 
 import sharpwave as sw
 from sharpwave.log.open_segments import Lanes
-from sharpwave.views import gather
+from sharpwave.sampling.protocol import Sampler
+from sharpwave.views import gather, gather_kernels
 
 PLAY = """
 import os, resource, sys, threading
@@ -196,12 +197,12 @@ class Refusing(sw.Uniform):
 def test_a_segment_that_a_view_had_no_memory_to_forget_leaves_all_the_same(retention: Any, first: bool) -> None:
     spec = sw.Spec(obs=sw.Field((4,), "int64", stack=2), action=sw.Field((), "int64"))
     store = sw.Store(spec, capacity=200, segment_steps=8, codec="raw", retention=retention)
-    samplers = [Refusing(), sw.Prioritized()]
+    samplers: list[Sampler] = [Refusing(), sw.Prioritized()]
     views = [store.transitions(sampler=one) for one in (samplers if first else samplers[::-1])]
     refused = 0
     for k in range(0, 900, 3):
         steps = k + np.arange(3)
-        row = {"obs": np.repeat(steps[:, None], 4, axis=1), "action": steps, "reward": steps}
+        row: dict[str, Any] = {"obs": np.repeat(steps[:, None], 4, axis=1), "action": steps, "reward": steps}
         for _ in range(9):
             try:
                 store.extend(**row, terminated=steps % 23 == 22, truncated=np.zeros(3, bool))
@@ -225,7 +226,7 @@ def test_a_segment_is_sealed_once_where_there_is_no_memory_to_open_the_next(
     disk: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = sw.Spec(obs=sw.Field((4,), "int64"), action=sw.Field((), "int64"))
-    on_disk = {"disk": tmp_path, "ram": "16MiB"} if disk else {}
+    on_disk: dict[str, Any] = {"disk": tmp_path, "ram": "16MiB"} if disk else {}
     store = sw.Store(spec, capacity=200, segment_steps=8, codec="raw", **on_disk)
     view, calls, number_of = store.transitions(n_step=2), 0, Lanes.next_episode_step
 
@@ -285,6 +286,7 @@ def test_steps_that_reach_into_an_evicted_segment_go_though_there_was_no_memory_
     assert refused > 5 and refusing.calls > 2 * refused
     ids = view.sampleable_ids()
     sampled = view.fetch(ids).action
+    assert refusing._tree is not None
     assert len(ids) == len(view) == refusing._tree.total > 300
     for _ in range(20):
         batch = view.sample(64)
@@ -308,7 +310,7 @@ def test_a_store_that_grew_is_read_where_it_lies_now_though_there_was_no_memory_
 
     append(400)
     view.sample(8)
-    calls, made = 0, gather.write_column
+    calls, made = 0, gather_kernels.write_column
 
     def refusing(column: Any) -> Any:
         nonlocal calls
@@ -336,7 +338,7 @@ def test_a_store_that_grew_is_read_where_it_lies_now_though_there_was_no_memory_
 def refusing_to_insert(kind: type[Any]) -> Any:
     """A sampler of that kind that has no memory two times of three that steps come."""
 
-    class RefusingToInsert(kind):  # type: ignore[misc]
+    class RefusingToInsert(kind):
         calls, refuses = 0, True
 
         def insert(self, *runs: Any) -> None:

@@ -202,8 +202,8 @@ def test_trap_06_several_fields_keep_in_step_through_the_wrap() -> None:
         replay = store.transitions(n_step=2, gamma=0.5)
         for k in range(50):
             store.append(
-                obs={"image": numbered(k), "speed": np.float32([k, -k])},
-                action=np.float32([k, 0.5, k]),
+                obs={"image": numbered(k), "speed": np.array([k, -k], np.float32)},
+                action=np.array([k, 0.5, k], np.float32),
                 reward=k,
                 terminated=k % 7 == 6,
                 truncated=False,
@@ -398,7 +398,7 @@ def test_trap_19_sampling_and_appending_cost_the_same_at_a_hundred_times_the_siz
         with sw.Store(spec, capacity=steps, segment_steps=64, codec="raw") as store:
             replay = store.transitions(sampler=sw.Uniform() if sampler == "uniform" else sw.Prioritized(), seed=1)
             lanes = 64
-            row = {
+            row: dict[str, Any] = {
                 "obs": np.ones((lanes, 4), np.float32),
                 "action": np.zeros(lanes, np.int64),
                 "reward": np.ones(lanes, np.float32),

@@ -25,7 +25,7 @@ def test_trap_13_an_update_for_a_step_that_has_left_is_counted_and_ignored() -> 
         assert not set(old.tolist()) & set(now.tolist())  # never given to a successor
         before = replay.sample(64).copy()
         assert replay.update_priorities(old, np.full(len(old), 1000.0)) == len(old)
-        assert replay.update_priorities(np.r_[old[:2], now[:1]], np.float64([1000, 1000, 1])) == 2
+        assert replay.update_priorities(np.r_[old[:2], now[:1]], np.array([1000.0, 1000.0, 1.0])) == 2
         after = replay.sample(64).copy()
         assert len(replay) == len(now)
         for batch in (before, after):
@@ -75,7 +75,9 @@ def test_trap_15_the_newest_step_can_be_drawn_and_starts_with_the_highest_priori
         assert set(first["serial"].tolist()) == {0, 1, 2}
         np.testing.assert_allclose(first.probabilities, 1 / 3, rtol=1e-6)
         # 2.25 is not rounded to 2, and its sign does not matter; roots are 0.5, 1.5, 1
-        replay.update_priorities(np.array([id_of(replay, s) for s in (0, 1, 2)]), np.float32([0.25, -2.25, 1.0]))
+        replay.update_priorities(
+            np.array([id_of(replay, s) for s in (0, 1, 2)]), np.array([0.25, -2.25, 1.0], np.float32)
+        )
         play_all(store, "d.")
         batch = replay.sample(400)
         assert set(batch["serial"].tolist()) == {0, 1, 2, 3}

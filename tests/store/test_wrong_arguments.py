@@ -26,17 +26,17 @@ def store(**settings: Any) -> sw.Store:
         (lambda: store(disk=""), ValueError, "disk: got an empty path"),
         (lambda: store(disk=5), TypeError, "disk: got 5"),
         (lambda: store().checkpoint(""), ValueError, "checkpoint: got an empty path"),
-        (lambda: store().checkpoint(None), TypeError, "checkpoint: got None"),
+        (lambda: store().checkpoint(None), TypeError, "checkpoint: got None"),  # type: ignore[arg-type]
         (lambda: sw.Store.open(""), ValueError, "open: got an empty path"),
-        (lambda: sw.Store.open(b"x"), TypeError, "open: got b'x'"),
-        (lambda: store().break_episode("a"), ValueError, "break_episode: lane 'a'"),
-        (lambda: store().break_episode(1.0), ValueError, "break_episode: lane 1.0"),
+        (lambda: sw.Store.open(b"x"), TypeError, "open: got b'x'"),  # type: ignore[arg-type]
+        (lambda: store().break_episode("a"), ValueError, "break_episode: lane 'a'"),  # type: ignore[arg-type]
+        (lambda: store().break_episode(1.0), ValueError, "break_episode: lane 1.0"),  # type: ignore[arg-type]
         (lambda: store().transitions(seed=-1), ValueError, "transitions: seed=-1"),
-        (lambda: store().transitions(seed="a"), ValueError, "transitions: seed='a'"),
+        (lambda: store().transitions(seed="a"), ValueError, "transitions: seed='a'"),  # type: ignore[arg-type]
         (lambda: store().transitions().update_priorities([1], ["a"]), ValueError, "update_priorities: td_error"),
         (lambda: sw.Field((), "int64", codec="lz4"), ValueError, "Field: codec 'lz4'"),
         (lambda: sw.Recorder("CartPole-v1", store()), TypeError, "Recorder: env is 'CartPole-v1'"),
-        (lambda: sw.Recorder(gym.make("CartPole-v1"), None), TypeError, "Recorder: store is None"),
+        (lambda: sw.Recorder(gym.make("CartPole-v1"), None), TypeError, "Recorder: store is None"),  # type: ignore[arg-type]
         (lambda: sw.Recorder(gym.make("CartPole-v1"), store(), first_lane=-1), ValueError, "Recorder: first_lane=-1"),
         (lambda: step_spec("CartPole-v1"), ValueError, "step_spec: env has observations None"),
         (lambda: step_spec(gym.make("Blackjack-v1")), ValueError, "step_spec: env has observations Tuple"),

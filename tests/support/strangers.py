@@ -47,6 +47,7 @@ from sharpwave.format.region import (
 )
 from sharpwave.offline.episodes import survey
 from sharpwave.offline.verify import check
+from sharpwave.sampling.protocol import Sampler
 
 CORPUS = Path(__file__).parent.parent / "data"
 REFUSED = (sw.DamagedError, sw.NewerVersionError, FileNotFoundError, MemoryError)
@@ -65,7 +66,7 @@ METADATA += [
 NUMBERS = [0, 1, 2, 3, 7, 8, 127, 255, 256, 65535, 65536, 2**20 - 1, 2**20, 2**30 - 1, 2**30, 2**31 - 1, 2**31]
 NUMBERS += [2**32 - 1, 2**32, 2**53, 2**62 - 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1]
 NUMBERS += [one - k for one in (MAX_NUMBER, MAX_GENERATION, MAX_SEQUENCE, segment.MAX_NUMBER) for k in (1, 2, 1100)]
-OTHERS = [
+OTHERS: list[Any] = [
     None,
     True,
     False,
@@ -278,7 +279,8 @@ def use(folder: Path, specs: list[sw.Spec]) -> str:
         named = bool(store.recovery.damages)
         if store.spec.schema_hash not in [spec.schema_hash for spec in specs]:
             return "another spec"
-        for name, sampler in {"transitions": sw.Prioritized(alpha=0.6), "transitions-2": sw.Uniform()}.items():
+        samplers: dict[str, Sampler] = {"transitions": sw.Prioritized(alpha=0.6), "transitions-2": sw.Uniform()}
+        for name, sampler in samplers.items():
             try:
                 view = store.transitions(name=name, n_step=3, gamma=0.9, sampler=sampler)
             except MemoryError:  # tables for a capacity that no machine has room for
@@ -316,7 +318,7 @@ def serials_of(store: sw.Store) -> list[int]:
 
 def play(store: sw.Store, count: int) -> int:
     """Append steps to lane 0 and flush them; returns how many could be, before its numbers were used up."""
-    more = {"core": np.ones((2, 3), np.float32)} if "core" in store.spec.fields else {}
+    more: dict[str, Any] = {"core": np.ones((2, 3), np.float32)} if "core" in store.spec.fields else {}
     for serial in range(7_000_000, 7_000_000 + count):
         try:
             store.append(

@@ -66,9 +66,8 @@ def test_the_optimizer_comes_back_where_its_elements_lie():
     """Convolutions lie with the channels last; the next update must be the one that would have come."""
 
     def build():
-        return nn.Sequential(nn.Conv2d(4, 8, 3), nn.Flatten(), nn.Linear(8 * 4, 2)).to(
-            memory_format=torch.channels_last
-        )
+        layers = nn.Sequential(nn.Conv2d(4, 8, 3), nn.Flatten(), nn.Linear(8 * 4, 2))
+        return layers.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs lack it
 
     def update(agent, obs):
         agent.optimizer.zero_grad()

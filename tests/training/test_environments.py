@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from gymnasium.spaces import Dict
 
 from sharpwave.envs import make_env, step_spec
 from sharpwave.training import setup
@@ -76,6 +77,7 @@ def test_nested_observations_are_stored_by_flat_keys():
         "obs.arm/grip": ((), "int64"), "obs.arm/joints": ((4,), "float32"), "obs.camera": ((16, 16, 3), "uint8"),
     }  # fmt: skip
     obs, _ = env.reset(seed=0)
+    assert isinstance(env.single_observation_space, Dict)
     assert obs["arm/joints"].shape == (2, 4) and env.single_observation_space.keys() == obs.keys()
     env.close()
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from gymnasium.spaces import Discrete
 from gymnasium.vector import AutoresetMode
 
 import sharpwave as sw
@@ -12,7 +13,7 @@ def test_frames_and_actions_are_what_was_asked_for():
     env = AtariFrames("pong", 3, AtariSettings(height=42, width=40, crop=(34, 194), actions=("NOOP", "RIGHT", "LEFT")))
     obs, _ = env.reset(seed=0)
     assert obs.shape == (3, 4, 42, 40) and obs.dtype == np.uint8
-    assert env.single_action_space.n == 3 and env.num_envs == 3
+    assert env.single_action_space == Discrete(3) and env.num_envs == 3
     assert env.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
     assert not obs[:, :3].any() and obs[:, 3].any()  # zeros before the first frame
 
@@ -35,9 +36,11 @@ def test_rewards_are_clipped_and_the_game_s_own_are_kept():
     env = AtariFrames("qbert", 4, AtariSettings())
     env.reset(seed=0)
     rng = np.random.default_rng(0)
+    actions = env.single_action_space
+    assert isinstance(actions, Discrete)
     clipped, own = [], []
     for _ in range(300):
-        _, reward, _, _, infos = env.step(rng.integers(0, env.single_action_space.n, 4))
+        _, reward, _, _, infos = env.step(rng.integers(0, actions.n, 4))
         clipped.append(reward)
         own.append(infos["unclipped_reward"])
     assert np.abs(clipped).max() == 1.0 and np.max(own) >= 25.0

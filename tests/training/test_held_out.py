@@ -197,7 +197,8 @@ def test_an_episode_without_an_end_is_scored_as_it_is(monkeypatch):
     recipe = load_recipe("gymnasium").override(env="CliffWalking-v1")
     env = setup.environments(recipe, 2)
     agent = setup.agent(recipe, env)
-    agent.act = lambda obs, state, step, explore: Acted(np.zeros(2, np.int64), state)  # up, against the wall
+    up = np.zeros(2, np.int64)  # against the wall
+    monkeypatch.setattr(agent, "act", lambda obs, state, step, explore: Acted(up, state))
     assert play(agent, env, 3, 0.0, 5) == [-50.0] * 3
     env.close()
 

@@ -53,7 +53,7 @@ def test_settings_that_fit_only_together_are_changed_together():
     assert (recipe.replay.capacity, recipe.training.warmup_steps) == (100, 100)
     assert recipe.override(capacity=50, warmup_steps=50).override(env="breakout").env == Atari("breakout")
     with pytest.raises(dataclasses.FrozenInstanceError):
-        recipe.training.steps = 5
+        recipe.training.steps = 5  # type: ignore[misc]
 
 
 def test_a_config_of_another_version_is_refused_by_name():

@@ -343,7 +343,7 @@ def test_a_run_s_end_closes_its_replay_memory(made_on_disk, tmp_path):
     """With the steps that no segment was full of."""
     shutil.copytree(made_on_disk / "replay", tmp_path / "replay")
     with sw.Store.open(tmp_path / "replay") as store:
-        assert store.total_steps == 600 and not store.recovery.damages
+        assert store.total_steps == 600 and store.recovery is not None and not store.recovery.damages
 
 
 def test_another_store_in_its_place_is_kept(made_on_disk, tmp_path):
@@ -375,7 +375,9 @@ def test_names_drive_no_terminal(tmp_path):
 
 def test_commands_that_are_printed_can_be_copied(made, tmp_path):
     folder = shutil.copytree(made, tmp_path / "a run's")
-    summary = {**read_summary(folder), "reason": "interrupted by SIGINT"}
+    whole = read_summary(folder)
+    assert whole is not None
+    summary = {**whole, "reason": "interrupted by SIGINT"}
     out = io.StringIO()
     Console(file=out, width=40, _environ={}).print(summary_table(folder, summary), crop=False)
     lines = [line.strip() for line in out.getvalue().splitlines()]

@@ -4,7 +4,7 @@ from sharpwave.configuration import leaves
 from sharpwave.training import setup
 from sharpwave.training.actors.experience import ActorExperience
 from sharpwave.training.callbacks import Callback, HeldOutEvaluations, Training
-from sharpwave.training.experience import LocalExperience
+from sharpwave.training.experience import Experience, LocalExperience
 from sharpwave.training.loop import train
 from sharpwave.training.progress import TrainingState
 
@@ -57,6 +57,7 @@ class Trained:
         self.kept, self.state = Kept(), TrainingState.fresh(recipe, self.agent)
         self.before = {name: tensor.clone() for name, tensor in self.weights.items()}
         progress = self.state.progress
+        experience: Experience
         if recipe.actors.count:
             experience = ActorExperience(recipe, self.agent, self.store, progress)
         else:

@@ -69,8 +69,8 @@ class Log:
 
 @st.composite
 def logs(draw: st.DrawFn) -> Log:
-    end = st.sampled_from([0, 0, 0, TERMINATED, TRUNCATED, TERMINATED | TRUNCATED])
-    ends = draw(st.lists(end, min_size=1, max_size=30))
+    kinds = st.sampled_from([0, 0, 0, TERMINATED, TRUNCATED, TERMINATED | TRUNCATED])
+    ends = draw(st.lists(kinds, min_size=1, max_size=30))
     flags, starting = [], True
     for end in ends:
         flags.append(end | (START if starting else 0))

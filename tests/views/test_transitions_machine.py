@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -92,7 +92,7 @@ class TransitionsMachine(RuleBasedStateMachine):
         self.capacity = data.draw(st.integers(2 * self.lanes, 40), "capacity")
         self.segment_steps = data.draw(st.integers(1, 8), "segment_steps")
         stacks = st.sampled_from([None, 1, 2, 3, 4])
-        pads = st.sampled_from(["repeat", "zeros"])
+        pads: st.SearchStrategy[Literal["repeat", "zeros"]] = st.sampled_from(["repeat", "zeros"])
         kind = data.draw(st.sampled_from(OBS_KINDS), "obs")
         dtype = data.draw(st.sampled_from(DTYPES), "dtype")
         self.content = data.draw(st.integers(0, 2), "content")
@@ -178,7 +178,7 @@ class TransitionsMachine(RuleBasedStateMachine):
         table: list[dict[str, Any]] = []
         for i, (end, kind, reward) in enumerate(zip(ends, kinds, rewards, strict=True)):
             serial = first + i
-            action = np.float32([serial, -serial]) if self.vector_action else np.int64(serial % 7)
+            action = np.array([serial, -serial], np.float32) if self.vector_action else np.int64(serial % 7)
             table.append(
                 {
                     "obs": self.observation(serial, kind),
@@ -189,8 +189,8 @@ class TransitionsMachine(RuleBasedStateMachine):
                     "final_obs": self.observation(serial + 1_000_000, kind),
                     "has_final": end not in ("", "terminated"),
                     "serial": np.int64(serial),
-                    "features": np.float32([serial / 4, -0.0]),
-                    "core": np.float32([serial, 0, -serial]),
+                    "features": np.array([serial / 4, -0.0], np.float32),
+                    "core": np.array([serial, 0, -serial], np.float32),
                 }
             )
         return {"lanes": lanes, "table": table}
@@ -240,7 +240,7 @@ class TransitionsMachine(RuleBasedStateMachine):
             serial=np.array([row["serial"] for row in table]),
             features=np.stack([row["features"] for row in table]),
             core=np.stack([row["core"] for row in table]),
-            **({"lanes": np.array(lanes)} if some else {}),
+            lanes=np.array(lanes) if some else None,
         )
         self.remember(lanes, table, finals_given)
 

@@ -351,5 +351,5 @@ def test_what_is_evicted_does_not_depend_on_when_a_view_is_asked_for(tmp_path: P
         first = first or prioritized(again, max_times_sampled=most)
         other = again.transitions(name="other")
         held.append(np.sort(other.fetch(other.sampleable_ids()).action))
-    assert np.array_equal(*held)
+    assert np.array_equal(held[0], held[1])
     assert held[0][0] < 200, "not the oldest were evicted"

@@ -46,7 +46,7 @@ class Pieces(View[PieceBatch]):
         self._lost: dict[int, int] = {}  # slots whose pieces are lost -> the first id of their segment
 
     def find(self, spans: Int32s) -> Ints:
-        runs = []
+        runs: list[tuple[int, int, int]] = []
         for slot in self._steps.slots():
             if self._lost.get(slot) != self._log.index.segment_id(slot) and len(runs) < MAX_RUNS:
                 self._pieces[slot] = pieces = self._pieces_of(slot)
@@ -56,7 +56,7 @@ class Pieces(View[PieceBatch]):
         return np.array(runs, np.int64).reshape(-1, 3).T
 
     def lose(self, slot: int, spans: Int32s) -> Ints:
-        lost = []
+        lost: list[int] = []
         for other, pieces in self._pieces.items():
             kept = [k for k, piece in enumerate(pieces) if all(at != slot for at, _ in piece)]
             if other != slot and len(kept) < spans[other, 1]:

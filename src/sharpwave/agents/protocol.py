@@ -183,6 +183,7 @@ class Agent(Protocol):
 
     def prepare(self, batch: Any) -> None:
         """Measure a first batch, for instance to standardize observations."""
+        return None  # without it, type checkers take it for abstract
 
     @abstractmethod
     def learn(self, batch: Any, step: int) -> Learned:

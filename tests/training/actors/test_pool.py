@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -52,7 +53,8 @@ def assert_gone(processes, seconds=30):
 
 def test_it_learns_at_the_ratio_replaces_who_dies_and_ends_when_that_is_too_often():
     recipe = CARTPOLE.override(steps=1_000_000, actor_restarts=1)
-    seen, killed = [], []
+    seen: list[Any] = []
+    killed: list[int] = []
 
     class Meddler(Callback):
         """Kills the second actor after some learning, and the one in its place as soon as it is there."""
@@ -140,7 +142,7 @@ def test_actors_wait_for_the_learner_and_one_that_hangs_is_replaced(monkeypatch)
         time.sleep(0.3)
         return made > 0 and counters.made == made and counters.beats(0) > beats
 
-    told = []
+    told: list[str] = []
     with standing.pool(hung_s=1.0e9, say=told.append) as pool:
         arrived = list(listen(pool, stands_still))
         most = limiter.min_size + limiter.error_buffer / limiter.ratio
@@ -175,7 +177,7 @@ def test_segments_larger_than_what_is_read_at_a_time_arrive():
     changes = {"network": "small", "codec": "raw", "segment_steps": 64, "num_envs": 1, "warmup_steps": 1_000}
     standing = Standing(load_recipe("atari").override(env="pong", network="small"), **changes)
     limit = time.monotonic() + 60
-    arrived = []
+    arrived: list[Any] = []
     with standing.pool() as pool:
         while len(arrived) < 2 and time.monotonic() < limit:
             arrived += [message.segment for message in pool.receive(0.05) if not isinstance(message, Episode)]

@@ -17,6 +17,7 @@ from sharpwave.training.actors.transport import (
     Arrival,
     Failure,
     Inbox,
+    Message,
     Outbox,
 )  # fmt: skip
 from sharpwave.training.scores import Episode
@@ -48,7 +49,7 @@ def assert_same(got, sent):
 def test_what_is_sent_is_received_in_order():
     rng = np.random.default_rng(0)
     known = {key: rng.bytes(50) for key in range(1, 3 * MAX_DICTIONARIES)}  # more than either end remembers
-    sent = []
+    sent: list[Message] = []
     for at in range(1_500):
         if at % 10 == 0:
             sent.append(Episode(rng.normal(), int(rng.integers(0, 10_000)), int(rng.integers(0, 99))))
@@ -70,7 +71,8 @@ def test_what_is_sent_is_received_in_order():
 
     sender = threading.Thread(target=send)
     sender.start()
-    inbox, got = Inbox(ours), []
+    inbox = Inbox(ours)
+    got: list[Message] = []
     while not inbox.ended:
         got += inbox.receive()
     sender.join()
@@ -84,23 +86,28 @@ def test_a_segment_of_any_size_arrives(nbytes):
     """Also one that does not fit into what the learner reads at a time, with other frames before and after it."""
     ours, theirs = CONTEXT.Pipe(duplex=False)
     packed = np.random.default_rng(nbytes).bytes(nbytes)
-    sent = [Episode(1.0, 2, 3), Arrival(SealedSegment(0, 0, 1, packed, {}), 1, None), Episode(4.0, 5, 6)]
+    before, arrival, after = (
+        Episode(1.0, 2, 3),
+        Arrival(SealedSegment(0, 0, 1, packed, {}), 1, None),
+        Episode(4.0, 5, 6),
+    )
 
     def send():
         outbox = Outbox(theirs)
-        outbox.send_episode(sent[0])
-        outbox.send_segment(sent[1])
-        outbox.send_episode(sent[2])
+        outbox.send_episode(before)
+        outbox.send_segment(arrival)
+        outbox.send_episode(after)
 
     sender = threading.Thread(target=send, daemon=True)
     sender.start()
-    inbox, got = Inbox(ours), []
+    inbox = Inbox(ours)
+    got: list[Message] = []
     limit = time.monotonic() + 30
     while len(got) < 3 and time.monotonic() < limit:
         got += inbox.receive()
     assert len(got) == 3
     sender.join()
-    for one, other in zip(got, sent, strict=True):
+    for one, other in zip(got, (before, arrival, after), strict=True):
         assert_same(one, other)
 
 

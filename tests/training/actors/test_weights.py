@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from sharpwave.agents.dqn import DQN
+from sharpwave.agents.inputs import FrameInputs
 from sharpwave.training import setup
 from sharpwave.training.actors import weights as weights_module
 from sharpwave.training.actors.counters import CONTEXT
@@ -79,7 +81,9 @@ def test_an_agent_with_the_weights_of_another_acts_alike(name):
     env = setup.environments(recipe)
     obs, _ = env.reset(seed=1)
     one, two = setup.agent(recipe, env), setup.agent(recipe.override(seed=7), env)
+    assert isinstance(one, DQN) and isinstance(two, DQN)
     if recipe.agent.standardize:
+        assert isinstance(one.inputs, FrameInputs)
         one.inputs.standardize(torch.from_numpy(np.ascontiguousarray(obs)))
     assert not np.array_equal(one.values(obs), two.values(obs))
     weights = shared_weights(one)
