@@ -1,215 +1,23 @@
-"""What lies in the arena, against a dict: fetched, pinned, let go, moved, forgotten and damaged in any order."""
+"""What lies in the arena when reads are many, joined, damaged, late or waited for by many threads."""
 
 from __future__ import annotations
 
 import gc
-import itertools
 import math
 import os
-import tempfile
 import threading
 import time
-import zlib
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from sharpwave.disk import disk_budget as disk_module
 from sharpwave.disk import read_pool as readers_module
-from sharpwave.disk.disk_tier import DiskTier
-from sharpwave.disk.segment_cache import SegmentCache
-from sharpwave.format.region import Identity
-from sharpwave.format.segment import FIRST_FIELD, HEADER
-from sharpwave.memory.arena import ALIGNMENT, Arena
-from sharpwave.memory.segment_index import SegmentIndex
+from sharpwave.memory.arena import ALIGNMENT
 from sharpwave.native import direct_io as direct
 from sharpwave.native.files import Files
-
-CHUNK, COLUMNS, SLOTS = 4096, 4, 60
-ME = Identity(bytes(16), 5)
-
-
-class Slow(Files):
-    """Reads through Python; at one in ``every`` places of a file, every second read fails, beginning with the first."""
-
-    def __init__(self, every: int = 10**9, always: bool = False) -> None:
-        self.every, self.always = every, always
-        self.failed: set[tuple[int, int]] = set()
-
-    def pread(self, descriptor: int, out: memoryview, offset: int) -> int:
-        if self.always or ((descriptor, offset) not in self.failed and offset // 8 % self.every == 0):
-            self.failed.add((descriptor, offset))
-            raise OSError(5, "Input/output error")
-        self.failed.discard((descriptor, offset))
-        return super().pread(descriptor, out, offset)
-
-
-class Tier:
-    """SegmentCache, and what it needs, with segments of any bytes."""
-
-    def __init__(self, folder: Path, files: Files, chunks: int = 6, slots: int = SLOTS) -> None:
-        self.disk = DiskTier(folder, ME, None, None, files)
-        self.arena = Arena(chunks * CHUNK, CHUNK)
-        self.index = SegmentIndex(slots, 4, COLUMNS)
-        self.segment_cache = SegmentCache(self.arena, self.index, self.disk)
-        self.content: dict[int, bytes] = {}
-        self.rng = np.random.default_rng(0)
-
-    def append(self, nbytes: int) -> int:
-        """As the log seals a segment; returns its slot."""
-        index, segment_cache = self.index, self.segment_cache
-        slot = index.take()
-        assert slot is not None
-        body = bytes(HEADER.size) + self.rng.integers(0, 256, nbytes, dtype=np.uint8).tobytes()  # of no steps
-        body += zlib.crc32(body).to_bytes(4, "little")
-        while (base := self.arena.allocate(len(body))) is None:
-            assert segment_cache.uncache_chunk()
-        index.region[slot], index.place[slot] = self.disk.append(slot, body, 0, {})
-        index.nbytes[slot], index.sealed[slot], index.rows[slot] = len(body), 1, 1
-        index.offset[FIRST_FIELD:, slot] = base + np.arange(FIRST_FIELD, COLUMNS)
-        self.arena.memory[base : base + len(body)] = np.frombuffer(body, np.uint8)
-        segment_cache.place(slot, base)
-        self.content[slot] = body
-        return slot
-
-    def evict(self, slot: int) -> None:
-        del self.content[slot]
-        self.index.give_back(slot)
-        self.segment_cache.forget(slot)
-        self.disk.release(int(self.index.region[slot]), int(self.index.nbytes[slot]))
-
-    def resident(self) -> set[int]:
-        return {slot for slot in self.content if self.index.resident[slot]}
-
-    def coming(self) -> set[int]:
-        return {
-            slot for slot in self.content if self.segment_cache._state[slot] and slot not in self.segment_cache.damaged
-        }
-
-    def check(self) -> None:
-        """Whatever is said to be here is here, once, and nothing else takes room."""
-        index, arena = self.index, self.arena
-        spaces = {slot: -(-len(data) // 8) * 8 for slot, data in self.content.items()}
-        held = Counter[int]()
-        taken: list[tuple[int, int]] = []
-        resident, coming = self.resident(), self.coming()
-        assert not resident & coming
-        for slot in resident | coming:
-            base = int(index.base[slot])
-            taken.append((base, base + spaces[slot]))
-            if slot in resident:
-                held[arena.chunk_of(base)] += spaces[slot]
-                assert arena.memory[base : base + len(self.content[slot])].tobytes() == self.content[slot]
-            relative = base if slot in resident else 0
-            assert (index.offset[FIRST_FIELD:, slot] == relative + np.arange(FIRST_FIELD, COLUMNS)).all()
-        taken.sort()
-        assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(taken))
-        assert arena.used_bytes == sum(end - begin for begin, end in taken)
-        assert {chunk: int(n) for chunk, n in enumerate(self.segment_cache._lists.held) if n} == held
-
-    def close(self) -> None:
-        self.disk.close()
-
-
-def wait_for_all(tier: Tier) -> None:
-    tier.segment_cache.arrive(np.array(sorted(tier.content), np.int64))
-
-
-class SegmentCacheMachine(RuleBasedStateMachine):
-    @initialize(slow=st.booleans(), chunks=st.integers(4, 9))
-    def begin(self, slow: bool, chunks: int) -> None:
-        self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(disk_module, "MIN_REGION_BYTES", 8192)
-        self.patch.setattr(disk_module, "REGION_BYTES", 8192)
-        self.folder = tempfile.TemporaryDirectory()
-        self.tier = Tier(Path(self.folder.name), Slow(every=3) if slow else Files(), chunks)
-        self.pins = Counter[int]()
-
-    def some(self, data: st.DataObject) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        held = sorted(self.tier.content)
-        return np.array(data.draw(st.lists(st.sampled_from(held), max_size=25)) if held else [], np.int64)
-
-    @rule(sizes=st.lists(st.integers(1, 1500), min_size=1, max_size=8))
-    def append(self, sizes: list[int]) -> None:
-        for nbytes in sizes:
-            if len(self.tier.content) == SLOTS:
-                self.evict(min(self.tier.content))
-            self.tier.append(nbytes)
-
-    def evict(self, slot: int) -> None:
-        self.tier.evict(slot)
-        self.pins.pop(slot, None)
-
-    @rule(data=st.data())
-    def evict_some(self, data: st.DataObject) -> None:
-        for slot in set(self.some(data).tolist()):
-            self.evict(slot)
-
-    @rule(data=st.data(), by=st.sampled_from([1, 1, -1]))
-    def pin(self, data: st.DataObject, by: int) -> None:
-        slots = self.some(data)
-        self.tier.segment_cache.pin(slots, by)
-        for slot in slots.tolist():
-            self.pins[slot] = max(0, self.pins[slot] + by)
-
-    def pinned(self) -> set[int]:
-        return {slot for slot, count in self.pins.items() if count}
-
-    @rule(data=st.data())
-    def fetch(self, data: st.DataObject) -> None:
-        slots = self.some(data)
-        pinned_here = self.tier.resident() & self.pinned()
-        ready = self.tier.segment_cache.fetch(slots)
-        assert set(slots[:ready].tolist()) <= self.tier.resident() | self.tier.coming()
-        assert pinned_here <= self.tier.resident(), "what is pinned moves, but stays"
-
-    @rule(data=st.data())
-    def require(self, data: st.DataObject) -> None:
-        slots = self.some(data)
-        ready = self.tier.segment_cache.require(slots)
-        assert ready >= min(2, len(slots)), "four chunks hold any two segments"
-        assert set(slots[:ready].tolist()) <= self.tier.resident()
-
-    @rule(data=st.data())
-    def wait(self, data: st.DataObject) -> None:
-        slots = self.some(data)
-        self.tier.segment_cache.wait(slots)
-        assert not (self.tier.segment_cache._state[slots] == readers_module.COMING).any()
-
-    @rule()
-    def cool(self) -> None:
-        tier = self.tier
-        before, pinned = tier.resident(), self.pinned()
-        there = before | tier.coming()
-        elsewhere = {slot for slot in there if tier.arena.chunk_of(tier.index.base[slot]) != tier.arena.current}
-        uncached = tier.segment_cache.uncache_chunk()
-        assert uncached == bool(elsewhere), "but for the chunk that is being filled, anything can go"
-        gone = there - tier.resident() - tier.coming()
-        assert not (gone & pinned) or elsewhere <= pinned, "what is pinned goes last"
-
-    @invariant()
-    def the_books_are_right(self) -> None:
-        if hasattr(self, "tier"):
-            self.tier.check()
-            assert not self.tier.segment_cache.damaged
-            pins = {slot: int(n) for slot, n in enumerate(self.tier.segment_cache._pins) if n}
-            assert pins == {slot: count for slot, count in self.pins.items() if count}
-
-    def teardown(self) -> None:
-        if hasattr(self, "tier"):
-            wait_for_all(self.tier)
-            self.tier.check()
-            self.tier.close()
-            self.patch.undo()
-            self.folder.cleanup()
-
-
-TestSegmentCache = SegmentCacheMachine.TestCase
+from tests.disk.tier import Slow, Tier, wait_for_all
 
 
 @pytest.fixture(params=[Files, Slow], ids=["native", "python"])

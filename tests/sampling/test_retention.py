@@ -10,7 +10,7 @@ import pytest
 import sharpwave as sw
 from sharpwave.sampling.retention import Newcomer
 from tests.sampling.test_samplers import append, chi_square, chi_square_bound
-from tests.store.test_traps import append_numbered, letter_store
+from tests.store.letters import append_numbered, letter_store
 from tests.support.oracle import Oracle, Stacking, assert_same_transition
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
-from tests.persistence.test_checkpoint import SPEC, Play
+from tests.persistence.play import SPEC, Play
 
 
 @pytest.mark.parametrize("disk", [False, True], ids=["memory", "disk"])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
-from tests.store.test_traps import EPS, append_numbered, id_of, letter_store, told
+from tests.store.letters import EPS, append_numbered, id_of, letter_store, told
 from tests.support.oracle import Oracle, Stacking, frame, play_all
 
 
