@@ -12,7 +12,7 @@ what was appended; the newest half of the capacity of what was acknowledged in a
 checkpoint that returned, must be there, but for a lane's last step of a round, whose successor is not known.
 
 faults: every file operation of a store's small life comes out as an error, as a short write, as the process's end, or
-as a power cut that leaves any sectors of what was not synced (tests/support/faults.py). So for each retention; where
+as a power cut that leaves any sectors of what was not synced (tests/support/faulty.py). So for each retention; where
 regions are copied together there are more operations, of which --fault-rounds are tried, others for each kind.
 
 flips: single bits of a small store's files are flipped, and they are cut off at every record's boundary and a byte
@@ -45,7 +45,7 @@ from sharpwave.offline import scan
 from sharpwave.offline.verify import check as verify
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tests.support import faults
+from tests.support import faults, faulty
 
 HERE = Path(__file__).parent
 LANES, CAPACITY, STEPS_A_ROUND = 4, 20_000, 1 << 20
@@ -248,10 +248,10 @@ def fail(base: Path, retention: str, most: int, seed: int) -> dict[str, Any]:
     life = LIVES[retention]
     operations = faults.round_of(base / "whole", "delta", 0, "EIO", **life).log
     shutil.rmtree(base / "whole")
-    done: dict[str, Any] = {"rounds": 0, "operations": len(operations), "kinds": list(faults.KINDS), "losses": 0}
-    every = -(-len(operations) * len(faults.KINDS) // most)
+    done: dict[str, Any] = {"rounds": 0, "operations": len(operations), "kinds": list(faulty.KINDS), "losses": 0}
+    every = -(-len(operations) * len(faulty.KINDS) // most)
     begin = time.perf_counter()
-    for number, kind in enumerate(faults.KINDS):
+    for number, kind in enumerate(faulty.KINDS):
         for at in range(1 + (number + seed) % every, len(operations) + 1, every):
             try:
                 faults.round_of(base / "life", "delta", at, kind, seed=at, **life)

@@ -18,7 +18,8 @@ from sharpwave.disk.ownership import MARK
 from sharpwave.disk.store_folder import read_manifest
 from sharpwave.native.files import Files
 from sharpwave.offline.verify import check
-from tests.support.faults import Died, Faulty, on
+from tests.support.faults import on
+from tests.support.faulty import Died, Faulty
 
 SPEC = sw.Spec(obs=sw.Field((4,), "int64"), action=sw.Field((), "int64"))
 

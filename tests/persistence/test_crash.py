@@ -25,18 +25,16 @@ from sharpwave.native.directory import Directory
 from sharpwave.native.files import Files
 from tests.support.faults import (
     CAPACITY,
-    ERRORS,
-    KINDS,
     RESERVOIR,
     SEGMENT_STEPS,
     SPEC,
-    Faulty,
     frame,
     killed,
     on,
     round_of,
     serials_of,
 )
+from tests.support.faulty import ERRORS, KINDS, Faulty
 
 ME = Identity(bytes(16), 5)
 

@@ -16,7 +16,8 @@ from sharpwave.cli.inspect import describe as describe_store
 from sharpwave.format.annotations import MAX_EPISODE_BYTES, MAX_STORE_BYTES
 from sharpwave.offline.episodes import survey
 from sharpwave.offline.verify import check
-from tests.support.faults import CUTS, ERRORS, KINDS, SPEC, Died, Faulty, frame, killed, on
+from tests.support.faults import SPEC, frame, killed, on
+from tests.support.faulty import CUTS, ERRORS, KINDS, Died, Faulty
 
 
 def play(store: Any, count: int, *, lane: int = 0, begin: int = 0, length: int = 7, note: bool = True) -> None:
