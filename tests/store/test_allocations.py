@@ -78,7 +78,8 @@ class Life:
         serials = self.serial + np.arange(lanes)
         self.serial += lanes
         terminated, truncated = serials % 13 > 11, serials % 17 > 15
-        frames, finals = np.stack([frame(k) for k in serials]), np.stack([frame(k + 40_000) for k in serials])
+        frames = np.stack([frame(k) for k in serials.tolist()])
+        finals = np.stack([frame(k + 40_000) for k in serials.tolist()])
         rewards = (serials % 8).astype(np.float32)
         self.come_through(
             lambda: self.store.extend(

@@ -40,7 +40,7 @@ class Handler(ctypes.Structure):
 
 @numba.njit
 def _fails(numbers: Any, nbytes: int) -> bool:
-    state = numba.carray(numbers, 4)
+    state = numba.carray(numbers, 4)  # type: ignore[attr-defined]
     if state[AT] == 0 or nbytes < state[MIN_BYTES]:
         return False
     state[COUNT] += 1
