@@ -28,8 +28,9 @@ class UnknownCodecError(NewerVersionError):
         self.what = what
         RuntimeError.__init__(
             self,
-            f"{what}; register the codec first (sharpwave.codecs.registry.register), or upgrade sharpwave if a later "
-            "release wrote this. Nothing was changed",
+            f"{what}; install the package that brings the codec, or register it first "
+            "(sharpwave.codecs.registry.register), or upgrade sharpwave if a later release wrote this. Nothing was "
+            "changed",
         )
 
 

@@ -15,6 +15,7 @@ Offsets are little-endian and count from the end of the offset table.
 
 from __future__ import annotations
 
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 import numpy as np
@@ -34,9 +35,15 @@ MIN_AUTO_BYTES = 32
 saved."""
 GATHER, PREFETCH = 0, 1
 
+GROUP = "sharpwave.codecs"
+"""Entry points of other packages that are codecs, classes or instances: ``mine = "my_package.codecs:Mine"``. They are
+imported where a codec is asked for that is not known, and never by what a store's files say."""
+
 _by_name: dict[str, Codec] = {}
 _by_number: dict[int, Codec] = {}
 _kernels = np.zeros((2, NUMBERS), np.int64)
+_looked_at: set[EntryPoint] = set()
+_broken: dict[str, str] = {}  # entry points that could not be loaded, and why
 
 
 def register(codec: Codec) -> None:
@@ -64,8 +71,28 @@ def unregister(name: str) -> None:
     _kernels[:, codec.number] = 0
 
 
+def load_installed() -> None:
+    """Register the codecs that installed packages bring, if that was not done yet; a broken one is left out."""
+    for point in set(entry_points(group=GROUP)) - _looked_at:
+        _looked_at.add(point)
+        try:
+            loaded = point.load()
+            codec = loaded() if isinstance(loaded, type) else loaded
+            if type(_by_name.get(codec.name)) is not type(codec):  # its module may have registered it
+                register(codec)
+        except Exception as error:
+            _broken[point.name] = f"{type(error).__name__}: {error}"
+
+
+def not_loaded() -> str:
+    """Name the codecs of installed packages that could not be loaded, for the end of an error message."""
+    return "".join(f"; entry point {name!r} of {GROUP} could not be loaded ({why})" for name, why in _broken.items())
+
+
 def is_known(name: str) -> bool:
     """Return whether ``name`` is a codec's or "auto"."""
+    if name != "auto" and name not in _by_name:
+        load_installed()
     return name == "auto" or name in _by_name
 
 
@@ -75,28 +102,32 @@ def codec_choice(name: Any, where: str) -> str:
         known = ", ".join(repr(one) for one in ("auto", *reversed(_by_name)))
         raise ValueError(
             f"{where}: codec {name!r}, expected one of {known}; register a codec of your own first "
-            "(sharpwave.codecs.registry.register)"
+            f"(sharpwave.codecs.registry.register){not_loaded()}"
         )
     return name
 
 
 def by_name(name: str) -> Codec:
     """Return the codec of that name.  Raises: ValueError: unknown."""
-    if name not in _by_name:
-        raise ValueError(f"codec {name!r}, expected one of {', '.join(map(repr, _by_name))}")
+    if not is_known(name) or name == "auto":
+        raise ValueError(f"codec {name!r}, expected one of {', '.join(map(repr, _by_name))}{not_loaded()}")
     return _by_name[name]
 
 
 def by_number(number: int) -> Codec:
     """Return the codec of that number.  Raises: UnknownCodecError: unknown."""
     if number not in _by_number:
+        load_installed()
+    if number not in _by_number:
         known = ", ".join(f"{one.number} ({one.name})" for one in _by_number.values())
-        raise UnknownCodecError(f"codec number {number}, expected one of {known}")
+        raise UnknownCodecError(f"codec number {number}, expected one of {known}{not_loaded()}")
     return _by_number[number]
 
 
 def name_of(number: int) -> str:
     """Return the name of the codec of that number, or the number if unknown."""
+    if number not in _by_number:
+        load_installed()
     return _by_number[number].name if number in _by_number else str(number)
 
 

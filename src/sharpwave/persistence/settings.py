@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from sharpwave.codecs.registry import codec_choice, is_known
+from sharpwave.codecs.registry import codec_choice, is_known, not_loaded
 from sharpwave.disk.store_folder import MANIFEST_BYTES
 from sharpwave.errors import DamagedError, UnknownCodecError
 from sharpwave.format.annotations import MAX_STORE_BYTES, Annotations
@@ -228,4 +228,4 @@ def _check_codecs(folder: Path, codecs: Any) -> None:
     """Raise UnknownCodecError where fields were packed with a codec that is not registered."""
     for name, codec in codecs.items() if isinstance(codecs, dict) else ():
         if isinstance(codec, str) and not is_known(codec):
-            raise UnknownCodecError(f"{folder}: field {name!r} is packed with codec {codec!r}")
+            raise UnknownCodecError(f"{folder}: field {name!r} is packed with codec {codec!r}{not_loaded()}")
