@@ -243,13 +243,13 @@ LIVES |= {"lowest": {"appends": 200, "settings": faults.LOWEST}}
 """Life into which faults are injected, by retention; regions are compacted only in a full store."""
 
 
-def fail(base: Path, retention: str, most: int, seed: int) -> dict[str, Any]:
-    """Inject every fault at every file operation, in at most ``most`` rounds."""
+def fail(base: Path, retention: str, max_rounds: int, seed: int) -> dict[str, Any]:
+    """Inject every fault at every file operation, in at most ``max_rounds`` rounds."""
     life = LIVES[retention]
     operations = faults.round_of(base / "whole", "delta", 0, "EIO", **life).log
     shutil.rmtree(base / "whole")
     done: dict[str, Any] = {"rounds": 0, "operations": len(operations), "kinds": list(faulty.KINDS), "losses": 0}
-    every = -(-len(operations) * len(faulty.KINDS) // most)
+    every = -(-len(operations) * len(faulty.KINDS) // max_rounds)
     begin = time.perf_counter()
     for number, kind in enumerate(faulty.KINDS):
         for at in range(1 + (number + seed) % every, len(operations) + 1, every):

@@ -26,7 +26,7 @@ def memory_size(
     fresh: Annotated[bool, typer.Option("--fresh", help="start over instead of continuing earlier results")] = False,
 ) -> None:
     """Train recipe pong with memories of several sizes: score and speed against the size."""
-    results = measured.measure(out, numbers(sizes, "--sizes", least=1), numbers(seeds, "--seeds"), steps, fresh=fresh)
+    results = measured.measure(out, numbers(sizes, "--sizes", minimum=1), numbers(seeds, "--seeds"), steps, fresh=fresh)
     rows = results["rows"] = measured.rows(results)
     write_json(out / measured.FILE, results)
     console = Console()

@@ -19,7 +19,7 @@ from training_speed.runs import train
 
 FILE = "ladder.json"
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
-TIME_LIMIT = 3600.0
+TIME_LIMIT_S = 3600.0
 """Time limit of a slice, in seconds."""
 NEVER_STOP = "22"
 """Mean reward beyond Pong's range: the run ends only by the limits set here."""
@@ -91,10 +91,10 @@ def _slice(asked: dict[str, Any]) -> dict[str, Any]:
         command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
-        answers, said = process.communicate(timeout=TIME_LIMIT)
+        answers, said = process.communicate(timeout=TIME_LIMIT_S)
     except subprocess.TimeoutExpired as error:
         raise RuntimeError(
-            f"{asked['name']}: {asked['steps']:,} steps took longer than {TIME_LIMIT:g} s; give fewer --steps"
+            f"{asked['name']}: {asked['steps']:,} steps took longer than {TIME_LIMIT_S:g} s; give fewer --steps"
         ) from error
     finally:
         process.kill()  # it has ended, or its slice has failed

@@ -21,7 +21,7 @@ from training_speed.lanes import make_lanes
 from training_speed.rungs import Rung
 
 PER_UPDATE = 4
-TIMEOUT = 120.0
+TIMEOUT_S = 120.0
 """Seconds that one process waits for the other at most."""
 
 
@@ -72,11 +72,11 @@ class Player:
             RuntimeError: timed out.
         """
         try:
-            transition: textbook.Transition = self._queue.get(timeout=TIMEOUT)
+            transition: textbook.Transition = self._queue.get(timeout=TIMEOUT_S)
         except queue.Empty:
             state = "is running" if self._process.is_alive() else f"ended with {self._process.exitcode}"
             raise RuntimeError(
-                f"waited {TIMEOUT:g} s for a transition from the process that plays, which {state}"
+                f"timed out after {TIMEOUT_S:g} s without a transition from the acting process, which {state}"
             ) from None
         return transition
 
@@ -104,6 +104,6 @@ def play(rung: Rung, net: nn.Module, seed: int, warmup: int, threads: int, trans
         with clock.part("environment"):
             outcomes = lanes.step(actions)
         for state, action, outcome in zip(states, actions, outcomes, strict=True):
-            put(textbook.Transition(state, action, outcome.reward, outcome.done, outcome.next_state), timeout=TIMEOUT)
+            put(textbook.Transition(state, action, outcome.reward, outcome.done, outcome.next_state), timeout=TIMEOUT_S)
         states = [outcome.state for outcome in outcomes]
         step += len(states)

@@ -43,15 +43,15 @@ def begin(path: Path, settings: dict[str, Any], *, fresh: bool) -> Results:
     return results
 
 
-def numbers(text: str, option: str, least: int = 0) -> list[int]:
+def numbers(text: str, option: str, minimum: int = 0) -> list[int]:
     """Parse numbers: "0,1,2" -> [0, 1, 2].
 
     Raises:
         ValueError: not integers of at least ``least``, separated by commas.
     """
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() and int(part) >= least for part in parts):
-        raise ValueError(f"{option}: got {text!r}, expected integers of at least {least} with commas, as 10,20")
+    if not all(part.isascii() and part.isdigit() and int(part) >= minimum for part in parts):
+        raise ValueError(f"{option}: got {text!r}, expected integers of at least {minimum} with commas, as 10,20")
     return list(dict.fromkeys(int(part) for part in parts))
 
 

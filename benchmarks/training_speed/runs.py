@@ -17,7 +17,7 @@ from sharpwave.training.config import CONFIG
 from sharpwave.training.folder import METRICS, SUMMARY
 
 Episodes = list[dict[str, Any]]
-LOOK_EVERY = 1.0
+POLL_S = 1.0
 """Seconds between two reads of a run's metrics."""
 
 
@@ -47,7 +47,7 @@ def train(
         told, size = False, _size(folder)
         try:
             while process.poll() is None:
-                time.sleep(LOOK_EVERY)
+                time.sleep(POLL_S)
                 before, size = size, _size(folder)
                 # A process that has just started does not catch signals yet; one that writes metrics does.
                 if enough is not None and not told and size > before and enough(episodes(folder)):

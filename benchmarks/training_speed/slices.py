@@ -20,14 +20,14 @@ from training_speed import parallel, textbook
 from training_speed.lanes import make_lanes
 from training_speed.rungs import RUNGS, Rung
 
-SETTLE = 10
+SETTLE_TURNS = 10
 """Turns with updates between the warm-up and the start of the clock: first calls compile and allocate."""
 
 Slice = dict[str, Any]
 
 
 class Window:
-    """Turns of a loop: those that fill the memory, SETTLE more, and the measured ones.
+    """Turns of a loop: those that fill the memory, SETTLE_TURNS more, and the measured ones.
 
     Args:
         warmup, steps: environment steps, rounded up to whole turns.
@@ -36,7 +36,7 @@ class Window:
 
     def __init__(self, warmup: int, steps: int, per_turn: int) -> None:
         self.warm = math.ceil(warmup / per_turn)
-        self.begin = self.warm + SETTLE
+        self.begin = self.warm + SETTLE_TURNS
         self.end = self.begin + math.ceil(steps / per_turn)
         self.steps = (self.end - self.begin) * per_turn
 

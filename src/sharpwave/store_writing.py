@@ -247,9 +247,9 @@ class StoreWriting:
     def _check_annotated(self, what: str, lane: Any, episode: bool) -> None:
         if lane is None and episode:
             raise ValueError(f"{what}: episode=True, expected the number of the episode's lane")
-        most = max_lanes(self._log.admission.capacity)
-        if lane is not None and not (isinstance(lane, (int, np.integer)) and 0 <= lane < most):
-            raise ValueError(f"{what}: lane {lane!r}, expected None or an integer from 0 to {most - 1}")
+        lane_limit = max_lanes(self._log.admission.capacity)
+        if lane is not None and not (isinstance(lane, (int, np.integer)) and 0 <= lane < lane_limit):
+            raise ValueError(f"{what}: lane {lane!r}, expected None or an integer from 0 to {lane_limit - 1}")
 
     def _write(
         self,

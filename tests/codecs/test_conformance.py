@@ -175,7 +175,7 @@ def test_names_and_numbers_are_taken_once() -> None:
     for name, number, why in (
         ("zstd", 150, "taken by 'zstd', number 1"),
         ("mine", 2, "taken by 'delta', number 2"),
-        ("auto", 150, "expected an identifier, not 'auto'"),
+        ("auto", 150, "expected an identifier other than 'auto'"),
         ("mine", 256, "0 to 255"),
     ):
         Other.name, Other.number = name, number

@@ -24,7 +24,7 @@ Finals = dict[tuple[int, int], Array]
 """Final frames of episodes, by time and lane of their last steps."""
 
 
-def most_times(frame_bytes: int) -> int:
+def max_times(frame_bytes: int) -> int:
     """Return the maximum number of recorded steps of each lane."""
     return max(MIN_TIMES, min(MAX_STEPS, MAX_BYTES // frame_bytes) // LANES)
 
@@ -69,7 +69,7 @@ def from_env(name: str, folder: Path, seconds: float, say: Say) -> int | None:
     spec = step_spec(env)
     seen, field_name = Observations(env, spec), _largest(spec)
     field = spec.fields[field_name]
-    count = most_times(field.row_bytes)
+    count = max_times(field.row_bytes)
     frames = np.lib.format.open_memmap(folder / "obs.npy", "w+", field.dtype, (count + 1, LANES, *field.shape))
     reward = np.zeros((count, LANES), np.float32)
     terminated, truncated = np.zeros((count, LANES), np.bool_), np.zeros((count, LANES), np.bool_)
@@ -112,7 +112,7 @@ def from_store(path: Path, folder: Path, say: Say) -> tuple[int | None, str]:
     spec = found.described.spec
     name = _largest(spec)
     field = spec.fields[name]
-    wanted = most_times(field.row_bytes) * LANES
+    wanted = max_times(field.row_bytes) * LANES
     rows: list[tuple[Array, float, bool, bool]] = []  # frame, reward, terminated, truncated
     finals: dict[int, Array] = {}  # by the row of the episode's last step
     for episode in reversed(found.episodes):
@@ -160,7 +160,7 @@ def from_array(path: Path, folder: Path) -> int | None:
     if len(array) <= MIN_TIMES * LANES:
         raise ValueError(f"--data: {path} has {len(array):,} frames, expected more than {MIN_TIMES * LANES}")
     frame = array[0]
-    count = min(most_times(frame.nbytes), (len(array) - 1) // LANES)
+    count = min(max_times(frame.nbytes), (len(array) - 1) // LANES)
     # A run of frames for each lane, evenly spaced over the file.
     begins = np.arange(LANES) * ((len(array) - 1) // LANES)
     obs = np.stack([array[begin : begin + count + 1] for begin in begins], axis=1)
@@ -170,7 +170,7 @@ def from_array(path: Path, folder: Path) -> int | None:
 
 def drawn(folder: Path) -> int:
     """Record drawn pictures, a few bars that move over a fixed background; return the stack."""
-    count = most_times(84 * 84)
+    count = max_times(84 * 84)
     background = np.random.default_rng(0).integers(0, 40, (84, 84)).astype(np.uint8)
     obs = np.empty((count + 1, LANES, 84, 84), np.uint8)
     obs[:] = background

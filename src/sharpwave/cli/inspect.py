@@ -344,11 +344,11 @@ def _show_episodes(console: Any, told: dict[str, Any]) -> None:
 def histogram(edges: list[float], counts: list[int]) -> list[str]:
     """Return a line for each bin: its edge, a bar, the count."""
     labels = [f"{edge:,.6g}" for edge in edges[:-1]]
-    width, most = max(map(len, labels)), max(counts)
+    width, largest = max(map(len, labels)), max(counts)
     blocks = " ▏▎▍▌▋▊▉"
     lines = []
     for label, count in zip(labels, counts, strict=True):
-        eighths = max(round(count / most * BAR * 8), count > 0)
+        eighths = max(round(count / largest * BAR * 8), count > 0)
         bar = "█" * (eighths // 8) + blocks[eighths % 8].strip()
         lines.append(f"  {label:>{width}}  {bar} {count:,}")
     return lines

@@ -54,15 +54,15 @@ class AtariSettings:
             raise ValueError(
                 f"crop: got {top}:{bottom}, expected lines within 0:{SCREEN_HEIGHT}, the first before the last"
             )
-        for name, value, least in (
+        for name, value, minimum in (
             ("height", self.height, 8),
             ("width", self.width, 8),
             ("stack", self.stack, 1),
             ("frame_skip", self.frame_skip, 1),
             ("max_episode_frames", self.max_episode_frames, 1),
         ):
-            if value < least:
-                raise ValueError(f"{name}: got {value}, expected at least {least}")
+            if value < minimum:
+                raise ValueError(f"{name}: got {value}, expected at least {minimum}")
         if not 0.0 <= self.sticky < 1.0:
             raise ValueError(f"sticky: got {self.sticky}, expected a probability below 1")
 

@@ -80,8 +80,8 @@ class HeldOut:
     def worth_it(self, scores: Scores) -> bool:
         """Return whether recent training scores reach ``evaluate_from``, so that an evaluation may solve the recipe."""
         recent = list(scores.last)[-RECENT:]
-        least = self.recipe.evaluation.evaluate_from
-        return len(recent) == RECENT and (least is None or fmean(recent) >= least)
+        threshold = self.recipe.evaluation.evaluate_from
+        return len(recent) == RECENT and (threshold is None or fmean(recent) >= threshold)
 
     def evaluate(self, agent: Agent, steps: int) -> bool:
         """Measure the agent's policy; return whether it is the best so far.

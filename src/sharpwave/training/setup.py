@@ -90,11 +90,11 @@ def check_segments(recipe: Recipe, spec: sw.Spec) -> None:
         ValueError: a segment could be too large.
     """
     beside = spec.context * spec.step_bytes + (1 << 20)  # frames before the first step; header and dictionaries
-    most = (MAX_FRAME_BYTES - beside) // spec.step_bytes
-    if recipe.actors.segment_steps > most:
+    max_steps = (MAX_FRAME_BYTES - beside) // spec.step_bytes
+    if recipe.actors.segment_steps > max_steps:
         raise ValueError(
             f"--segment-steps: got {recipe.actors.segment_steps:,}; with steps of {spec.step_bytes:,} bytes expected "
-            f"at most {most:,}: an actor sends a segment in one frame of at most {MAX_FRAME_BYTES:,} bytes"
+            f"at most {max_steps:,}: an actor sends a segment in one frame of at most {MAX_FRAME_BYTES:,} bytes"
         )
 
 
