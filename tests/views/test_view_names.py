@@ -353,3 +353,30 @@ def test_what_is_evicted_does_not_depend_on_when_a_view_is_asked_for(tmp_path: P
         held.append(np.sort(other.fetch(other.sampleable_ids()).action))
     assert np.array_equal(held[0], held[1])
     assert held[0][0] < 200, "not the oldest were evicted"
+
+
+class WithTuple(sw.Prioritized):
+    """A sampler whose settings are not as JSON gives them back."""
+
+    def settings(self) -> dict[str, Any]:
+        return super().settings() | {"shares": (np.float32(0.5), (1, 2))}
+
+
+def test_settings_that_hold_tuples_and_numbers_of_numpy_are_the_same_after_a_checkpoint(tmp_path: Path) -> None:
+    store = filled()
+    view = learned(store.transitions(sampler=WithTuple()), 1)
+    again = opened(store, tmp_path / "one")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert same(view, again.transitions(sampler=WithTuple()))
+
+
+def test_a_sampler_serves_another_view_where_the_first_refused_the_store() -> None:
+    class Refusing(Pieces):
+        def bind(self, log: Any) -> None:
+            raise ValueError("this log does not fit")
+
+    store, sampler = filled(), sw.Uniform()
+    with pytest.raises(ValueError, match="does not fit"):
+        store.view(Refusing(2), sampler=sampler)
+    assert len(store.view(Pieces(2), sampler=sampler)) > 0

@@ -147,7 +147,16 @@ def check_exponents(sampler: object, **values: float) -> None:
 
 def described(sampler: Sampler) -> dict[str, Any]:
     """Return a sampler's class and settings as JSON values."""
-    return {"kind": type(sampler).__name__, **sampler.settings()}
+    return {"kind": type(sampler).__name__, **as_json(sampler.settings())}
+
+
+def as_json(value: Any) -> Any:
+    """Return settings as a checkpoint gives them back: lists for tuples, and Python's numbers for numpy's."""
+    if isinstance(value, dict):
+        return {name: as_json(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [as_json(one) for one in value]
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def checked_array(state: Any, name: str, dtype: type) -> npt.NDArray[Any]:

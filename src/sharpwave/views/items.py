@@ -40,8 +40,8 @@ class Items:
     """
 
     def __init__(self, log: StepLog, view: View[Any], sampler: Sampler, uses: Uses | None) -> None:
+        view.bind(log)  # first: where it refuses the log, the sampler can serve another view
         sampler.bind(log.index.slots, log.stride)
-        view.bind(log)
         self._log, self._view, self.sampler, self.uses = log, view, sampler, uses
         self.spans = np.zeros((log.index.slots, 2), np.int32)
         self.count = self.samples = 0

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from sharpwave.log.inventory import LogListener
 from sharpwave.sampling.limiters import Gate, Limiter
-from sharpwave.sampling.protocol import Sampler, described
+from sharpwave.sampling.protocol import Sampler, as_json, described
 from sharpwave.sampling.uniform import Uniform
 from sharpwave.views.replay import Replay
 from sharpwave.views.saved_view import SavedView
@@ -142,7 +142,7 @@ class Views(LogListener):
 
     def _restored(self, replay: Replay[Any], saved: SavedView) -> str | None:
         """Let a new view go on where a saved one was; return why it begins anew, if it does."""
-        settings = {"kind": replay.view.kind, **replay.view.settings()}
+        settings = {"kind": replay.view.kind, **as_json(replay.view.settings())}
         wrong = saved.differences(settings, described(replay.sampler), replay.max_times_sampled)
         if wrong:
             return (

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from sharpwave.format.segment import MAX_NUMBER
 from sharpwave.sampling.prioritized import Prioritized
-from sharpwave.sampling.protocol import MAX_TD_ERROR, checked_array, described
+from sharpwave.sampling.protocol import MAX_TD_ERROR, as_json, checked_array, described
 from sharpwave.views.prefetch import checked
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class SavedView:
         source, items = replay.source, replay.source.items
         items.follow()
         return cls(
-            {"kind": source.view.kind, **source.view.settings()},
+            {"kind": source.view.kind, **as_json(source.view.settings())},
             described(items.sampler),
             source.max_times_sampled,
             items.sampler.state(),
