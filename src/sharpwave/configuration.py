@@ -137,10 +137,22 @@ def leaf(settings: Any, key: str) -> Leaf:
     found = {one.key: one for one in leaves(settings)}
     if key in found:
         return found[key]
-    last = [known for known in found if known.rpartition(".")[2] == key.rpartition(".")[2]]
-    close = last or difflib.get_close_matches(key, found, n=3, cutoff=0.6)
+    close = _close(key, list(found.values()))
     hint = f"did you mean {' or '.join(close)}?" if close else f"expected one of {', '.join(found)}"
     raise ValueError(f"unknown setting {key!r}; {hint}")
+
+
+def _close(key: str, known: list[Leaf]) -> list[str]:
+    """Return at most three keys that ``key`` may mean: by last name, by option, or by the first words of the help
+    ("learning rate of Adam": learning_rate); else the most similar ones."""
+    asked = key.rpartition(".")[2].replace("-", "_").lower()
+    aliases: dict[str, list[str]] = {}
+    for one in known:
+        help = "_".join(one.field.metadata.get("help", "").lower().split()[:2])
+        for alias in dict.fromkeys((one.path[-1], one.name, help, one.key)):
+            aliases.setdefault(alias, []).append(one.key)
+    alike = [asked] if asked in aliases else difflib.get_close_matches(asked, aliases, n=3, cutoff=0.6)
+    return list(dict.fromkeys(name for alias in alike for name in aliases[alias]))[:3]
 
 
 def changed(settings: Settings, changes: Mapping[tuple[str, ...], Any]) -> Settings:
@@ -210,9 +222,13 @@ def from_table(base: Settings, table: Any, path: str = "") -> Settings:
     fields = {field.name: field for field in dataclasses.fields(base)}  # type: ignore[arg-type]
     unknown = [f"{path}.{name}".lstrip(".") for name in table if name not in fields and name != KIND]
     if unknown:
+        within = tuple(path.split(".")) if path else ()
+        close = [key for name in unknown for key in _close(str(name), list(leaves(base, within)))]
+        meant = f" (did you mean {' or '.join(close)}?)" if close else ""
         known = ", ".join(f"{path}.{name}".lstrip(".") for name in fields)
         raise ValueError(
-            f"unknown settings {', '.join(sorted(unknown))}, expected some of {known} (other versions may have others)"
+            f"unknown settings {', '.join(sorted(unknown))}{meant}, expected some of {known} (other versions may have "
+            "others)"
         )
     hints, values = get_type_hints(type(base)), {}
     for name, value in table.items():

@@ -7,6 +7,7 @@ import resource
 import select
 import signal
 import subprocess
+import sys
 import termios
 import time
 
@@ -63,14 +64,14 @@ def test_help_of_a_recipe_has_no_settings_of_other_environments(here):
     assert not [option for option in ("--frame", "--crop", "--sticky", "--stack", "--clip-rewards") if option in text]
 
 
-def test_options_come_before_the_file_and_values_before_both(here, tmp_path):
+def test_options_come_before_values_and_values_before_the_file(here, tmp_path):
     """A run's config.json says all that it was made with, and makes the same run again."""
     (tmp_path / "quick.toml").write_text(
         "[training]\nsteps = 300\nseed = 4\nwarmup_steps = 200\n[agent]\nlr = 1e-3\nhidden_units = 8\n"
     )
     first = here(
         "train", "cartpole", "--out", tmp_path / "one", "--config", tmp_path / "quick.toml", "--seed", 5,
-        "--set", "agent.lr=1e-4", "--set", "agent.replay.n_step=2",
+        "--set", "agent.lr=1e-4", "--set", "agent.replay.n_step=2", "--set", "training.seed=6",
     )  # fmt: skip
     assert first.code == 0, first.text
     config = json.loads((tmp_path / "one" / "config.json").read_text())
@@ -82,6 +83,42 @@ def test_options_come_before_the_file_and_values_before_both(here, tmp_path):
     assert again.code == 0, again.text
     same = [(tmp_path / run / "last.safetensors").read_bytes() for run in ("one", "two")]
     assert same[0] == same[1] and json.loads((tmp_path / "two" / "config.json").read_text())["recipe"] == "cartpole"
+
+
+def test_options_beside_a_file_apply(here, tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text('recipe = "cartpole"\n[training]\nsteps = 300\nseed = 4\nwarmup_steps = 290\n')
+    done = here("train", "--seed", 3, f"--config={file}", "--hidden-units", 8, "--out", tmp_path / "run")
+    assert done.code == 0, done.text
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    expected = load_recipe("cartpole").override(steps=300, seed=3, warmup_steps=290, hidden_units=8)
+    assert config["recipe"] == "cartpole" and Recipe.from_table(config["settings"]) == expected
+    help = here("train", "--config", file, "--help")
+    assert help.code == 0 and "--n-step" in help.text and "--frame" not in help.text
+    assert "[default: 300]" in help.text
+    wrong = here("train", "--config", file, "--frame", "84x84")
+    assert wrong.code == 2 and "No such option: --frame" in wrong.text
+    late = here("train", "--config", file, "pong")
+    assert late.code == 2 and "sharpwave train pong --config FILE" in late.text
+
+
+def test_an_environment_may_lie_in_the_current_folder(tmp_path):
+    """The installed script, unlike ``python -m``, does not look for modules there."""
+    (tmp_path / "own_envs.py").write_text(
+        "import gymnasium\n"
+        "from gymnasium.envs.classic_control import CartPoleEnv\n"
+        "gymnasium.register('Own-v0', CartPoleEnv, max_episode_steps=20)\n"
+    )
+    script = [sys.executable, "-P", "-c", "from sharpwave.cli import main; main()", "train", "gymnasium"]
+    rest = ["--out", "run", "--steps", "20", "--warmup-steps", "10"]
+    for env, code, text in (
+        ("own_envs:Own-v0", 0, "Ended by the limit of 20 steps"),
+        ("no_envs:Own-v0", 2, "there is no module 'no_envs' in the current folder"),
+    ):
+        done = subprocess.run(
+            [*script, "--env", env, *rest], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == code and text in done.stdout + done.stderr, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -213,7 +250,16 @@ def test_a_run_that_does_not_begin_removes_what_it_made(tmp_path, made):
         (["--seed", "3"], "No such option: --seed"),
         (["--steps", "3"], "--steps comes after the recipe's name, or with --resume RUN or --config FILE"),
         (["--set", "agent.lr=1"], "--set comes after the recipe's name, or with --resume RUN or --config FILE"),
-        (["--config", "none.toml"], "--config: 'none.toml': [Errno 2] No such file"),
+        (["--config", "none.toml"], "--config: 'none.toml': No such file"),
+        (["--config", "/"], "--config: '/': it is a folder, expected a file of settings"),
+        (
+            ["cartpole", "--config", "mine.txt"],
+            "got a name ending in '.txt', expected .toml, .yaml or .json",
+        ),
+        (["cartpole", "--seed", 10**20], f"--seed: got {10**20}, expected at most {2**63 - 1} for gymnasium"),
+        (["pong", "--seed", 2**31], f"--seed: got {2**31}, expected at most {2**31 - 2**16} for atari"),
+        (["cartpole", "--set", "agent.learning_rate=1"], "'agent.learning_rate'; did you mean agent.lr?"),
+        (["cartpole", "--set", "agent.batchsize=1"], "did you mean agent.replay.batch_size?"),
         (["cartpole", "--set", "agent.lr"], "--set: got 'agent.lr', expected key=value, as agent.lr=1e-4"),
         (["cartpole", "--frame", "84x84"], "No such option: --frame"),
         (["gymnasium", "--env", "pong"], "'pong' is an Atari game; use sharpwave train atari --env pong"),

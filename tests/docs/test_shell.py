@@ -9,6 +9,7 @@ import pytest
 import typer
 
 from sharpwave.cli.app import app
+from sharpwave.training.recipes import load_recipe
 from tests.docs.pages import PAGES, ROOT, blocks, name
 
 LINES = [
@@ -37,7 +38,8 @@ def parse(command: Any, words: list[str]) -> None:
 
 
 @pytest.mark.parametrize(("place", "line"), LINES, ids=[place for place, _ in LINES])
-def test_shell_line(place: str, line: str) -> None:
+def test_shell_line(place: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sharpwave.training.recipes.files.read_recipe", lambda *_, **__: ("pong", load_recipe("pong")))
     words = [word for word in shlex.split(line, comments=True) if not re.fullmatch(r"[A-Z_]+=.*", word)]
     program, *rest = words
     program = program.removeprefix(".venv/bin/")

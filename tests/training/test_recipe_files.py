@@ -62,7 +62,15 @@ def test_config_json_of_a_run_is_read_back(tmp_path):
     ("name", "text", "message"),
     [
         ("a.toml", "[agent]\nlr = 'fast'", r"--config: '.*a\.toml': setting agent\.lr: got 'fast', expected float"),
-        ("a.toml", "[agent]\nlearning_rate = 1", r"unknown settings agent\.learning_rate, expected .*agent\.lr,"),
+        (
+            "a.toml",
+            "[agent]\nlearning_rate = 1",
+            r"\.learning_rate \(did you mean agent\.lr\?\), expected .*agent\.lr,",
+        ),
+        ("a.toml", "", "it is empty, expected settings, as recipe ="),
+        ("a.yaml", "# nothing\n", "it is empty"),
+        ("a.json", "", "it is empty"),
+        ("a.toml", "\0\1", "it cannot be read as TOML"),
         ("a.toml", "[training]\nsteps = 0.5", r"setting training\.steps: got 0\.5, expected int"),
         ("a.toml", "[evaluation]\nstop_reward = nan", "--stop-reward: got nan, expected a finite number"),
         ("a.toml", "agent = ", "Invalid value"),

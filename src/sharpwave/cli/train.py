@@ -20,7 +20,9 @@ from sharpwave.training.text import printable
 if TYPE_CHECKING:
     from sharpwave.training.recipes.recipe import Recipe
 
-WITH_RESUME = "With --resume or --config"
+WITH_RESUME = "With --resume"
+FROM_FILE = "FILE"
+"""In the place of a recipe's name: the recipe of a file, with an option for every setting too."""
 
 
 class RecipeGroup(TyperGroup):
@@ -38,6 +40,12 @@ class RecipeGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the recipe's complete command and its arguments."""
         name, *rest = args
+        if name == FROM_FILE:
+            from sharpwave.training.recipes.files import read_recipe
+
+            file = config_file(rest)
+            assert file is not None  # parse_args has seen it
+            return f"--config {name}", recipe_command(*read_recipe(file, trust="--trust" in rest)), rest
         if name not in recipe_names():
             ctx.fail(
                 f"unknown recipe {name!r}, expected one of {', '.join(recipe_names())}; for other environments: "
@@ -46,7 +54,8 @@ class RecipeGroup(TyperGroup):
         return name, recipe_command(name, load_recipe(name)), rest
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse arguments; explain which of them ``--resume`` does not allow."""
+        """Parse arguments; ``--config FILE`` without a recipe's name is a command of its own. Explain which arguments
+        ``--resume`` does not allow."""
         options = [argument.partition("=")[0] for argument in args]
         if "--resume" in options:
             allowed = [leaf.flag for leaf in resumable().values()]
@@ -57,14 +66,30 @@ class RecipeGroup(TyperGroup):
                     )
                 if option.startswith("--") and option not in (*allowed, "--resume", "--trust", "--help"):
                     ctx.fail(f"{option} cannot be changed in a run that is resumed; expected only {', '.join(allowed)}")
+        elif args and args[0] not in recipe_names() and config_file(args) is not None:
+            for before, argument in zip(["", *args], args, strict=False):
+                if argument in recipe_names() and not before.startswith("--"):
+                    ctx.fail(f"the recipe's name comes first: sharpwave train {argument} --config FILE")
+            args = [FROM_FILE, *args]
         rest: list[str] = super().parse_args(ctx, args)
         return rest
 
 
+def config_file(arguments: list[str]) -> Path | None:
+    """Return the file that arguments give with ``--config``, the last one; None: they give none."""
+    file = None
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        option, equals, value = argument.partition("=")
+        if option == "--config" and (equals or following):
+            file = Path(value if equals else following)
+    return file
+
+
 app = typer.Typer(
     cls=RecipeGroup,
-    help="Train an agent by a recipe, with an option for each setting, or by a file of settings (--config FILE), "
-    "or resume a run (--resume RUN).",
+    help="Train an agent by a recipe, with an option for each setting, or by a file of settings (--config FILE, beside "
+    "which its recipe's options may stand: --config FILE --help), or resume a run (--resume RUN). Options override "
+    "--set, which overrides the file.",
     no_args_is_help=True,
     invoke_without_command=True,
     subcommand_metavar="RECIPE [OPTIONS]",
@@ -114,11 +139,6 @@ def group_callback() -> Callable[..., None]:
         changes = {name: value for name, value in values.items() if value is not None}
         if resume is not None:
             resume_run(resume, changes, trust)
-        elif config is not None and ctx.invoked_subcommand is None:
-            from sharpwave.training.recipes.files import read_recipe, with_values
-
-            name, recipe = read_recipe(config, trust=trust)
-            train(name, with_values(recipe, set_values, **changes), out)
         elif trust:
             ctx.fail("--trust needs a run, --resume RUN, or a file, --config FILE, to trust")
         elif changes or out or config or set_values:
@@ -160,7 +180,9 @@ def recipe_command(name: str, recipe: Recipe) -> Any:
     for leaf in leaves(recipe):
         annotations[leaf.name], defaults[leaf.name] = _option(leaf), leaf.value
     single = typer.Typer(add_completion=False)
-    single.command(name, help=recipe_names()[name])(_with_options(command, annotations, defaults))
+    single.command(name, help=recipe_names().get(name, "Train by the settings of a file."))(
+        _with_options(command, annotations, defaults)
+    )
     return typer.main.get_command(single)
 
 

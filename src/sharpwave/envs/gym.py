@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -35,7 +37,8 @@ def make_gym(name: str, num_envs: int, *, render: bool = False, hint: str = "") 
     Tuples and nested dicts of observations become flat dicts, whose keys are joined with "/".
 
     Args:
-        name: its Gymnasium id, "CartPole-v1".
+        name: its Gymnasium id, "CartPole-v1". The module of "module:Name-v0" is imported first; it may lie in the
+            current folder.
         render: let ``env.render()`` return one picture per environment.
         hint: text of the error for an unknown name; default: Gymnasium's.
     Raises:
@@ -43,6 +46,9 @@ def make_gym(name: str, num_envs: int, *, render: bool = False, hint: str = "") 
             observations are not arrays.
     """
     register_atari()
+    module, colon, _ = name.partition(":")
+    if colon and os.getcwd() not in sys.path:  # last: nothing here hides an installed module
+        sys.path.append(os.getcwd())
     options: dict[str, Any] = {"render_mode": "rgb_array"} if render else {}
     try:
         return gymnasium.make_vec(
@@ -54,6 +60,8 @@ def make_gym(name: str, num_envs: int, *, render: bool = False, hint: str = "") 
             **options,
         )
     except (gymnasium.error.Error, ModuleNotFoundError) as error:  # the latter: of "module:Name-v0"
+        if getattr(error.__cause__ or error, "name", "") == module:
+            hint = f"there is no module {module!r} in the current folder, on PYTHONPATH, or installed"
         raise ValueError(
             f"env {name!r} cannot be made: {hint or error} "
             "(expected an Atari game as pong or breakout, or a Gymnasium id as CartPole-v1)"

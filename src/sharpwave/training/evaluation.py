@@ -39,13 +39,17 @@ def evaluate(
     Returns:
         figures about the weights, including ``steps`` and ``checkpoint`` ("best" or "last"); the scores.
     Raises:
-        ValueError: the folder holds no run or no policy, or the video cannot be written.
+        ValueError: the folder holds no run or no policy, the seed is too large, or the video cannot be written.
     """
     checkpoints(run)  # raises where there is no run or no checkpoint
     if checkpoint is None:
         checkpoint = "best" if (run / BEST).is_file() else "last"
     # Batches are small: further threads would only wait.
     recipe = read_config(run, trust=trust).recipe.override(device=device, threads=1)
+    if seed > recipe.env.max_seed:
+        raise ValueError(
+            f"--seed: got {seed}, expected at most {recipe.env.max_seed} for {recipe.env.kind} environments"
+        )
     env = setup.environments(recipe, 1 if video is not None else lanes_for(episodes), render=video is not None)
     with closing(env), setup.arithmetic(recipe):
         state, agent = _player(run, checkpoint, setup.agent(recipe, env))

@@ -76,9 +76,10 @@ def read_regular(path: Path, max_bytes: int) -> bytes:
         ValueError: it is larger than ``max_bytes``.
     """
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    if not stat.S_ISREG(mode := os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise irregular(path, mode, "a regular file")
     with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(mode := os.fstat(descriptor).st_mode):
-            raise irregular(path, mode, "a regular file")
         content = file.read(min(os.fstat(descriptor).st_size, max_bytes) + 1)
     if len(content) > max_bytes:
         raise ValueError(f"{path} is larger than the limit of {max_bytes:,} bytes for such a file")

@@ -18,6 +18,8 @@ class Atari:
     """Settings of an Atari game, stepped as a vector in C++."""
 
     kind: ClassVar[str] = "atari"
+    max_seed: ClassVar[int] = 2**31 - 2**16
+    """ale-py's seeds are int32; environment i has the run's seed + i."""
 
     name: str = setting("pong", "Atari game: pong, breakout, ...", GROUP, flag="--env")
     num_envs: int = setting(8, "environments stepped together", GROUP, at_least=1)
@@ -63,6 +65,8 @@ class Gymnasium:
     """Settings of any environment that Gymnasium knows by an id."""
 
     kind: ClassVar[str] = "gymnasium"
+    max_seed: ClassVar[int] = 2**63 - 1
+    """Torch takes no larger ones."""
 
     name: str = setting(
         "CartPole-v1", "Gymnasium id: CartPole-v1, ALE/Pong-v5, module:Name-v0, ...", GROUP, flag="--env"

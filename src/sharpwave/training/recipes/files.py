@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from sharpwave.configuration import changed, from_table, leaf, parsed
-from sharpwave.training.config import check_imports, check_version, recipe_of
+from sharpwave.training.config import CONFIG, check_imports, check_version, recipe_of
 from sharpwave.training.files import read_regular
 from sharpwave.training.recipes import load_recipe
 from sharpwave.training.recipes.recipe import Recipe
+from sharpwave.training.text import quoted
 
 MAX_BYTES = 1 << 20
 """Size limit of a file of settings."""
@@ -46,31 +47,46 @@ def read_recipe(path: Path, base: Recipe | None = None, *, trust: bool = False) 
                 base = load_recipe(name) if named else Recipe()
             recipe = from_table(base, values)
     except (OSError, KeyError, TypeError, AttributeError, ValueError, OverflowError, RecursionError) as error:
-        raise ValueError(f"--config: {str(path)!r}: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(f"--config: {str(path)!r}: {reason}") from error
     if not trust:
         check_imports(path, recipe)
     return str(name), recipe
 
 
 def _values(path: Path) -> dict[str, Any]:
-    text = read_regular(path, MAX_BYTES).decode()
-    kind = path.suffix.lower()
-    if kind == ".toml":
-        return tomllib.loads(text)
-    if kind == ".json":
-        values = json.loads(text)
-    elif kind in (".yaml", ".yml"):
-        import yaml
-
-        try:
-            values = yaml.load(text, _yaml_loader())
-        except yaml.YAMLError as error:
-            raise ValueError(str(error)) from error
-    else:
-        raise ValueError(f"got a name ending in {kind!r}, expected .toml, .yaml or .json")
+    if path.is_dir():
+        of_run = f"; of a run: --config {quoted(path / CONFIG)}" if (path / CONFIG).is_file() else ""
+        raise ValueError(f"it is a folder, expected a file of settings{of_run}")
+    parse = PARSERS.get(path.suffix.lower())
+    if parse is None:
+        raise ValueError(f"got a name ending in {path.suffix!r}, expected .toml, .yaml or .json")
+    try:
+        values = parse(read_regular(path, MAX_BYTES).decode())
+    except UnicodeDecodeError as error:
+        raise ValueError("it holds no text, expected a file of settings") from error
+    except ValueError as error:
+        raise ValueError(f"it cannot be read as {path.suffix[1:].upper()}: {error}") from error
+    if not values:
+        raise ValueError('it is empty, expected settings, as recipe = "pong"')
     if not isinstance(values, dict):
         raise ValueError(f"it holds a {type(values).__name__}, expected tables of settings")
     return values
+
+
+def _yaml(text: str) -> Any:
+    import yaml
+
+    try:
+        return yaml.load(text, _yaml_loader())
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
+
+
+PARSERS: dict[str, Callable[[str], Any]] = {
+    ".toml": tomllib.loads, ".yaml": _yaml, ".yml": _yaml, ".json": lambda text: json.loads(text or "{}")
+}  # fmt: skip
+"""What reads a file of settings, by the end of its name."""
 
 
 def _yaml_loader() -> Any:
@@ -93,15 +109,15 @@ def with_values(recipe: Recipe, assignments: Sequence[str], **options: Any) -> R
 
     Args:
         options: changes by option name, as for ``Recipe.override``. Options and assignments are validated
-            together; an assignment takes precedence.
+            together; an option takes precedence.
     Raises:
         ValueError: an assignment of another form, an unknown setting, or an invalid value.
     """
-    changes = recipe.paths(options)
+    changes = {}
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals:
             raise ValueError(f"--set: got {assignment!r}, expected key=value, as agent.lr=1e-4")
         found = leaf(recipe, key.strip())
         changes[found.path] = parsed(found, text.strip())
-    return changed(recipe, changes)
+    return changed(recipe, changes | recipe.paths(options))

@@ -126,6 +126,8 @@ class Recipe:
         capacity, lanes = self.replay.capacity, self.env.num_envs
         fits = self.training.warmup_steps <= capacity
         expect(self.training, "warmup_steps", fits, f"at most the capacity of {capacity:,} steps")
+        seeded = self.training.seed <= self.env.max_seed
+        expect(self.training, "seed", seeded, f"at most {self.env.max_seed} for {self.env.kind} environments")
         expect(self.actors, "count", self.actors.count <= lanes, f"at most the {lanes} of --num-envs")
 
     def override(self, **values: Any) -> Recipe:
