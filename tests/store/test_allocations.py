@@ -19,8 +19,6 @@ from tests.support.oracle import Oracle, Stacking, assert_same_transition
 from tests.support.starved import Memory, starved
 
 TURNS = 60
-MIN_BYTES = 9
-"""Memory for arrays of several numbers fails, not that for the single ones which numpy's operators make beside them."""
 
 
 def frame(serial: int) -> Any:
@@ -142,7 +140,7 @@ class Life:
 def test_an_operation_that_gets_no_memory_changes_nothing(
     retention: Any, codec: str, disk: bool, tmp_path: Path
 ) -> None:
-    with starved(MIN_BYTES) as memory:
+    with starved() as memory:
         life = Life(memory, tmp_path if disk else None, retention, codec, capacity=40)
         for turn in range(TURNS):
             life.append(lanes=min(3, 1 + turn // 10))

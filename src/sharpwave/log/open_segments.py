@@ -297,7 +297,7 @@ class Lanes:
             self._add_frames(self.slots[[lane]], _frames({c: final[layout.names[c]] for c in layout.obs_columns}, 1))
         else:
             self.index.frames[slot] += 1
-        self._column(FLAGS, slot)[self.index.rows[slot] - 1] |= TRUNCATED
+        self.arena.memory[self.index.offset[FLAGS, slot] + self.index.rows[slot] - 1] |= TRUNCATED  # takes no memory
         self.successor_known[lane] = False
 
     def drop_last(self, lane: int) -> None:
