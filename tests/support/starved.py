@@ -13,7 +13,7 @@ from numba import types
 
 SET_HANDLER = 304
 """Place of ``PyDataMem_SetHandler`` in numpy's table of functions, since numpy 1.22."""
-AT, COUNT, FAILED, MIN_BYTES = range(4)
+AT, COUNT = range(2)
 """Numbers that the allocator works by."""
 
 _libc = ctypes.CDLL(None)
@@ -39,31 +39,31 @@ class Handler(ctypes.Structure):
 
 
 @numba.njit
-def _fails(numbers: Any, nbytes: int) -> bool:
-    state = numba.carray(numbers, 4)  # type: ignore[attr-defined]
-    if state[AT] == 0 or nbytes < state[MIN_BYTES]:
+def _fails(numbers: Any) -> bool:
+    state = numba.carray(numbers, 2)  # type: ignore[attr-defined]
+    if state[AT] == 0:
         return False
     state[COUNT] += 1
     if state[COUNT] < state[AT]:
         return False
-    state[AT], state[FAILED] = 0, 1
+    state[AT] = 0
     return True
 
 
 # Compiled, as they are also called while an exception is on its way.
 @numba.cfunc(types.uintp(_numbers, types.uintp))
 def _malloc_or_not(numbers: Any, nbytes: int) -> int:
-    return 0 if _fails(numbers, nbytes) else _malloc(nbytes)
+    return 0 if _fails(numbers) else _malloc(nbytes)
 
 
 @numba.cfunc(types.uintp(_numbers, types.uintp, types.uintp))
 def _calloc_or_not(numbers: Any, count: int, nbytes: int) -> int:
-    return 0 if _fails(numbers, count * nbytes) else _calloc(count, nbytes)
+    return 0 if _fails(numbers) else _calloc(count, nbytes)
 
 
 @numba.cfunc(types.uintp(_numbers, types.uintp, types.uintp))
 def _realloc_or_not(numbers: Any, old: int, nbytes: int) -> int:
-    return 0 if _fails(numbers, nbytes) else _realloc(old, nbytes)
+    return 0 if _fails(numbers) else _realloc(old, nbytes)
 
 
 @numba.cfunc(types.void(_numbers, types.uintp, types.uintp))
@@ -72,10 +72,10 @@ def _free_it(numbers: Any, old: int, nbytes: int) -> None:
 
 
 class Memory:
-    """Memory of arrays of this thread, of which the allocation of at least ``min_bytes`` fails that is asked for."""
+    """Memory of arrays of this thread, of which one allocation fails, that which is asked for."""
 
-    def __init__(self, min_bytes: int) -> None:
-        self._numbers = np.array([0, 0, 0, min_bytes])
+    def __init__(self) -> None:
+        self._numbers = np.zeros(2, np.int64)
         functions = (_malloc_or_not, _calloc_or_not, _realloc_or_not, _free_it)
         handler = Handler(b"starved", 1, self._numbers.ctypes.data, *(one.address for one in functions))
         _kept.append((handler, self._numbers))  # arrays that it made know it for as long as they live
@@ -83,24 +83,19 @@ class Memory:
 
     def fail_at(self, at: int) -> None:
         """Let the ``at``-th allocation from now on fail (from 1), and none after it; 0: let none fail."""
-        self._numbers[AT], self._numbers[COUNT], self._numbers[FAILED] = at, 0, 0
-
-    @property
-    def failed(self) -> bool:
-        """Whether it has failed."""
-        return bool(self._numbers[FAILED])
+        self._numbers[AT], self._numbers[COUNT] = at, 0
 
 
 _kept: list[Any] = []
 
 
 @contextlib.contextmanager
-def starved(min_bytes: int = 1) -> Iterator[Memory]:
+def starved() -> Iterator[Memory]:
     """Arrays in this block, of this thread, are made in the memory that is returned."""
     core: Any = np._core  # type: ignore[attr-defined]
     table = ctypes.cast(_capsule_pointer(core._multiarray_umath._ARRAY_API, None), ctypes.POINTER(ctypes.c_void_p))
     set_handler = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object)(table[SET_HANDLER])
-    memory = Memory(min_bytes)
+    memory = Memory()
     before = set_handler(memory.capsule)
     try:
         yield memory
