@@ -1,4 +1,4 @@
-"""What is let into a full store: which segments are evicted for what comes, and whether it is kept itself."""
+"""Admission to a full store: which segments are evicted for new ones, and whether the new one is kept itself."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from sharpwave.memory.ledger import MemoryLedger
 from sharpwave.sampling.retention import Newcomer, Retention
 
 MAX_HELD_OF_COPIED = 0.95
-"""Share of a region that is still held, at most, for the region to be copied because a limit sank."""
+"""A region of which at most this share is held is compacted when a limit was lowered."""
 
 
 class Made(Enum):
-    """What an attempt to make room came to."""
+    """Outcome of an attempt to make room."""
 
     ROOM = "something was evicted or uncached"
-    NOT_KEPT = "the retention keeps what is held rather than the newcomer"
+    NOT_KEPT = "the retention policy rejects the newcomer"
     NOTHING = "there is nothing to evict"
 
 
 class Admission:
-    """Judge of what comes: decides, before anything is committed, what is evicted for it, and evicts that.
+    """Gate for new segments: decides, before anything is committed, which segments to evict for one, and evicts them.
 
-    An error on the way leaves the store whole: what was evicted by then is gone, and nothing else has changed.
+    An error midway leaves the store consistent: segments evicted by then are gone, and nothing else has changed.
 
     Args:
         capacity: limit in steps; ``None``: none. ``ledger`` has the one in bytes, and ``compaction`` that of the disk.
-        retention: chooses what is evicted.
-        on_full: what happens where the disk cannot be written to, as for the store.
+        retention: chooses the segment to evict.
+        on_full: what to do when the disk cannot be written to, as for the store.
 
     Attributes:
-        capacity: the limit in steps.
+        capacity: limit in steps.
     """
 
     def __init__(
@@ -62,16 +62,16 @@ class Admission:
 
     @property
     def threshold(self) -> float:
-        """The retention's, for notes on disk."""
+        """The retention's threshold, for notes on disk."""
         return self.retention.threshold
 
     @property
     def latest_generation(self) -> int:
-        """The highest of any id so far, for notes on disk."""
+        """The highest generation of any id so far, for notes on disk."""
         return self._space.index.latest_generation
 
     def evict(self, newcomer: Newcomer | None = None) -> Made:
-        """Evict the sealed segment that the retention chooses, unless it would rather not keep the ``newcomer``."""
+        """Evict the sealed segment that the retention chooses, unless it chooses the ``newcomer``."""
         slot = self._interrupted
         if slot < 0:
             if not len(self.retention):
@@ -87,7 +87,7 @@ class Admission:
         return Made.ROOM
 
     def drop(self, slot: int) -> None:
-        """Take a segment out of the store but for its bytes. A call that raised can be repeated."""
+        """Remove a segment from the store, but not its bytes. A call that raised can be repeated."""
         self._inventory.announce(slot)
         self._remove(slot)
 
@@ -97,37 +97,40 @@ class Admission:
         self._inventory.remove(slot)
 
     def admits(self, slot: int) -> bool:
-        """Return whether the retention keeps the segment in ``slot``, which is about to be sealed, for now."""
+        """Return whether the retention admits the segment in ``slot``, which is about to be sealed."""
         if self.retention.admits(self._space.index.segment_id(slot)):
             return True
         self._note_not_kept()
         return False
 
     def _note_not_kept(self) -> None:
-        """Say on disk that a segment is not kept, rows of which may have been flushed."""
+        """Note on disk that a segment is not kept: rows of it may have been flushed."""
         if self._disk is not None:
             self._disk.try_note()
 
     def make_room_for_steps(self, coming: int) -> bool:
-        """Evict until the capacity has room for ``coming`` steps. False: no sealed segment is left to evict."""
+        """Evict until the capacity has room for ``coming`` steps; return False if no sealed segment is left to
+        evict."""
         while self.capacity is not None and self._inventory.held_steps + coming > self.capacity:
             if self.evict() is Made.NOTHING:
                 return False
         return True
 
     def take_slot(self) -> int:
-        """Return a free slot, emptied.  Raises: MemoryError: all of them hold open segments."""
+        """Return a free slot, reset.  Raises: MemoryError: all of them hold open segments."""
         index = self._space.index
         while (slot := index.take()) is None:
             if self.evict() is Made.NOTHING:
-                raise MemoryError(f"store: all {index.slots} segments are open; use fewer lanes")
+                raise MemoryError(
+                    f"store: all {index.slots} segments are open; use fewer lanes, or raise capacity= or ram="
+                )
         return slot
 
     def make_lanes_fit(self, lanes: int, max_rows: int, opened: npt.NDArray[np.int32]) -> None:
-        """Provide address space and slots for so many lanes in all.
+        """Provide address space and slots for ``lanes`` lanes in total.
 
         Args:
-            max_rows: steps at which their segments are sealed. ``opened``: slots of open segments.
+            max_rows: steps at which a segment is sealed. ``opened``: slots of open segments.
 
         Raises:
             MemoryError: no address space, or ``ram`` is too small; then nothing changed.
@@ -141,7 +144,7 @@ class Admission:
                     f"store: {lanes} lanes need {need:,} bytes for open segments, ram leaves {left:,}; raise it, "
                     f"use fewer lanes or lower segment_steps= (now {space.layout.stride})"
                 )
-        # For the next power of two, so that what is in memory moves a few times only where lanes come one by one.
+        # For the next power of two, so that memory is moved only a few times where lanes are added one by one.
         disk_limit, to_come = (
             None if self._disk is None else self._disk.budget.limit_bytes,
             1 << (lanes - 1).bit_length(),
@@ -151,7 +154,8 @@ class Admission:
     def resize(
         self, capacity: int | None, ram: int | None, disk_limit: int | None, opened: npt.NDArray[np.int32]
     ) -> None:
-        """Set other limits in steps and in bytes of memory, with address space and slots for these and ``disk_limit``.
+        """Provide address space and slots for these limits and ``disk_limit``, and set the limits in steps and of
+        memory.
 
         Raises:
             MemoryError: no address space; then nothing changed.
@@ -162,11 +166,11 @@ class Admission:
             self._space.arena.limit_bytes = self._space.arena.reserved_bytes
 
     def _grow(self, reserve: int, slots: int, opened: npt.NDArray[np.int32]) -> None:
-        """Provide so much address space and so many slots.  Raises: MemoryError; then nothing changed."""
+        """Provide address space and slots.  Raises: MemoryError; then nothing changed."""
         space = self._space
         if space.fits(reserve, slots):
             return
-        for listener in self._inventory.listeners:  # first: what has no room for a slot would write behind its arrays
+        for listener in self._inventory.listeners:  # first: one without room would write past its arrays
             listener.growing(max(slots, space.index.slots))
         space.grow(reserve, slots, opened)
         if self._ledger.ram is None:
@@ -195,11 +199,10 @@ class Admission:
     def keep(self, newcomer: Newcomer, packed: bytes, dictionaries: dict[tuple[int, int], bytes]) -> Place | None:
         """Make room for an encoded segment, and write it to disk if there is one.
 
-        Returns where it is to lie; :meth:`give_back` undoes that. ``None``: the retention keeps what is held rather
-        than the newcomer.
+        Returns its location, which :meth:`give_back` frees; ``None``: the retention chose the newcomer itself.
 
         Args:
-            dictionaries: that its columns refer to, by (column, key).
+            dictionaries: of its columns, by (column, key).
 
         Raises:
             MemoryError, OSError: there is no room; then none is taken.
@@ -220,7 +223,8 @@ class Admission:
         return None
 
     def give_back(self, place: Place, nbytes: int) -> None:
-        """Free what :meth:`keep` took for a segment of ``nbytes`` that could not be sealed after all."""
+        """Free the memory and disk space that :meth:`keep` took for a segment of ``nbytes`` that was not sealed after
+        all."""
         if self._disk is not None:
             self._disk.held.release(place.region, nbytes)
         self._space.arena.free(place.base, nbytes)
@@ -279,16 +283,16 @@ class Admission:
                 raise too_large(self._compaction.disk.budget.limit_bytes, need)
 
     def free_memory(self, newcomer: Newcomer | None = None) -> Made:
-        """Uncache segments, which are on disk; without a disk, evict one."""
+        """Uncache segments; without a disk, evict one."""
         segment_cache = self._space.segment_cache
         if segment_cache is None:
             return self.evict(newcomer)
         return Made.ROOM if segment_cache.uncache_chunk() else Made.NOTHING
 
     def fit_memory(self, newcomer: Newcomer | None = None) -> bool:
-        """Leave the arena what of ``ram`` no other part takes, and free what is too much there.
+        """Limit the arena to the part of ``ram`` that nothing else takes, and free memory beyond it.
 
-        Returns False where for that the ``newcomer`` is not kept.
+        Returns False if that would evict the ``newcomer``.
         """
         ram, space, arena = self._ledger.ram, self._space, self._space.arena
         if ram is None:
@@ -303,7 +307,7 @@ class Admission:
         return made is not Made.NOT_KEPT
 
     def fit_disk(self) -> None:
-        """Evict what is too much for the region files' limit. A full disk is no error: room is made when needed."""
+        """Evict until the region files are within their limit. A full disk is no error: room is made when needed."""
         compaction = self._compaction
         if compaction is None:
             return
@@ -312,17 +316,17 @@ class Admission:
             while budget.crowded() and self.evict() is Made.ROOM:
                 pass
             while budget.over_limit:
-                # Where segments leave in order, whole regions come free, but for those from before a limit sank.
+                # Evictions in order free whole regions, except those that are older than a lowered limit.
                 share = MAX_HELD_SHARE if budget.compacts else MAX_HELD_OF_COPIED
                 if not (budget.fits and compaction.compact(share)) and self.evict() is Made.NOTHING:
                     break
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Return whether a disk is full or failing, and not taken away."""
+    """Return whether a disk is full or failing, rather than taken over by another process."""
     return isinstance(error, OSError) and not isinstance(error, StoreInUseError)
 
 
 def too_large(limit: int | None, need: int) -> OSError:
-    """Return what to raise where even an empty disk tier has no room."""
+    """Return the error for a segment too large for an empty disk tier."""
     return OSError(f"disk: a segment of {need:,} bytes does not fit into disk_limit={limit or 0:,}; raise it")

@@ -1,4 +1,4 @@
-"""Memory that batches are lent: beside the segments, and never instead of them."""
+"""Memory lent to batches: beside the segments, and never at their expense."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from sharpwave.memory.batch_pool import Block, Pool, Root
 from sharpwave.memory.ledger import MAX_BATCH_SHARE, MemoryLedger
 
 KEPT_TRANSITIONS = 2048
-"""Room for so many transitions is kept for batches from the start, as far as their share of ``ram`` allows."""
+"""Transitions for which room is reserved from the start, as far as the batches' share of ``ram`` allows."""
 
 
 class BatchMemory:
-    """Lender of memory to batches, as far as ``ram`` has room for them. No step is evicted for a batch.
+    """Lender of memory to batches, within ``ram``. No step is evicted for a batch.
 
     Attributes:
         pool: blocks that are lent, or free for the next batch.
@@ -32,18 +32,22 @@ class BatchMemory:
         self.keep(0)
 
     def keep(self, batch_bytes: int) -> None:
-        """Keep room for a batch of ``batch_bytes`` beside those that are held, under a new limit of memory."""
+        """Reserve room for a batch of ``batch_bytes`` beside those held, under a new limit of memory."""
         self._ledger.kept_for_batches = self._kept(self._ledger.ram or 0, batch_bytes)
 
     def _kept(self, ram: int, batch_bytes: int) -> int:
-        """Return the bytes that batches have and segments never take: at most their share of ``ram``."""
+        """Return the bytes reserved for batches, which segments never take: at most the batches' share of ``ram``."""
         if self._space.segment_cache is not None:
-            return 0  # what is read from there can be uncached at any time
+            return 0  # segments can be uncached at any time
         kept = max(KEPT_TRANSITIONS * self._space.layout.transition_bytes, self.pool.held_bytes + batch_bytes)
         return min(int(ram * MAX_BATCH_SHARE), kept)
 
     def check_ram(self, ram: int | None, batch_bytes: int) -> None:
-        """Raises: ValueError: too little for what cannot be freed, and a batch of ``batch_bytes`` beside those held."""
+        """Refuse a ``ram`` too small for what cannot be freed and a batch of ``batch_bytes`` beside those held.
+
+        Raises:
+            ValueError: naming the least that suffices.
+        """
         if ram is None:
             return
         self.pool.collect()
@@ -59,11 +63,11 @@ class BatchMemory:
     def lend(
         self, sizes: tuple[int, ...], roots: Sequence[Root], work_bytes: int = 0
     ) -> list[tuple[Block, npt.NDArray[Any]]]:
-        """Lend blocks of ``sizes`` (of :func:`block_size`), of any content, for one batch.
+        """Lend blocks of ``sizes`` (from :func:`block_size`), uninitialized, for one batch.
 
         Args:
-            roots: the shape and dtype of the array over each.
-            work_bytes: that making the batch takes beyond what the ledger counts for it.
+            roots: shape and dtype of the array over each block.
+            work_bytes: working memory for making the batch, beyond what the ledger counts.
 
         Raises:
             MemoryError: ``ram`` has no room for it; then nothing changed.
@@ -75,14 +79,14 @@ class BatchMemory:
             self._make_room(sizes, work_bytes)
         lent = [pool.lend(size, *root) for size, root in zip(sizes, roots, strict=True)]
         if more:
-            # Room that steps had not taken, and that batches need, stays theirs: what works once works later.
+            # Room that batches once took from free memory stays theirs: a batch that fits once fits later.
             if self._space.segment_cache is None:
                 ledger.kept_for_batches = max(ledger.kept_for_batches, ledger.batch_bytes + work_bytes)
             self._admission.fit_memory()
         return lent
 
     def _make_room(self, sizes: tuple[int, ...], work_bytes: int) -> None:
-        """Make room for a batch beside those that are held, if there can be.  Raises: MemoryError."""
+        """Make room for a batch beside those held.  Raises: MemoryError: impossible."""
         ram, arena, pool = self._ledger.ram, self._space.arena, self.pool
         assert ram is not None
         if pool.missing(sizes) + work_bytes <= self._room_bytes(ram):
@@ -91,7 +95,7 @@ class BatchMemory:
         arena.trim()
         need = pool.missing(sizes) + work_bytes
         if need > self._room_bytes(ram):
-            self._admission.fit_memory()  # evicts for what index and samplers have grown by, not for a batch
+            self._admission.fit_memory()  # evicts for the growth of index and samplers, not for a batch
         room = self._room_bytes(ram)
         if need > room:
             raise MemoryError(
@@ -103,9 +107,9 @@ class BatchMemory:
             )
 
     def _room_bytes(self, ram: int) -> int:
-        """Return the bytes of memory that batches may take beyond what they have."""
+        """Return the bytes of memory that batches may take in addition."""
         space = self._space
-        cached = space.segment_cache is not None  # then sealed segments are uncached for it
+        cached = space.segment_cache is not None  # then sealed segments are uncached for a batch
         segment_bytes = self._min_segment_bytes() if cached else space.arena.committed_bytes
         return self._ledger.batch_room_bytes(ram, segment_bytes)
 

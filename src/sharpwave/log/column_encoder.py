@@ -1,4 +1,4 @@
-"""The choice of codec and dictionary for a field's columns: measured on the data, and measured again."""
+"""Choice of codec and dictionary for a field's columns: measured on the data, and again as the data changes."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from sharpwave.spec import Field
 Bytes = npt.NDArray[np.uint8]
 
 MIN_AUTO_ROWS = 8
-"""Fewer rows than this are no measure: they are kept raw and the choice waits."""
+"""Fewer rows than this are too few to measure: they stay raw, and the choice waits."""
 WORSE = 1.3
-"""A dictionary stops paying when rows take this many times the bytes they took when it was chosen."""
+"""A dictionary is replaced when rows take this many times their bytes when it was chosen."""
 ALL_AGAIN = 16
-"""Segments of a lane from which on every codec is tried, not only the one that other lanes were packed with last."""
+"""Segments of a lane from which on every codec is tried, not only the latest choice of other lanes."""
 HORIZON = 64
-"""Segments over which a new dictionary must earn its own bytes, and those of what decodes with it."""
+"""Segments over which a new dictionary must save its own bytes and its decoder's."""
 
 
 @dataclass
 class _LaneState:
     codec: Codec | None = None  # None: raw
     place: int = 0  # of the dictionary in use
-    bytes_per_row: float = np.inf  # of the first segment after the one that dictionary was chosen by, and may know well
+    bytes_per_row: float = np.inf  # of the first segment after the one that the dictionary was trained on
     segments: int = 0
     next_trial: int = 1
 
 
 class ColumnEncoder:
-    """Packs one field's columns, lane by lane.
+    """Encoder of one field's columns, lane by lane.
 
-    With codec "auto" the first segment of at least 8 rows is packed with every codec that competes; the smallest wins,
-    where a codec that decodes faster may take more bytes (:class:`~sharpwave.codecs.protocol.Competition`). Rows stay
-    raw where no codec saves enough. Other lanes begin with the last winner. Choice and dictionary are tried again
-    after 4, 16, 64, then every 256 segments, and as soon as rows take 1.3 times the bytes they took after the last
-    trial; a new dictionary must earn its bytes. A codec that is asked for by name only chooses dictionaries.
+    With codec "auto" the first segment of at least 8 rows is packed with every competing codec; the smallest result
+    wins, though a codec that decodes faster may take more bytes (:class:`~sharpwave.codecs.protocol.Competition`). Rows
+    stay raw where no codec saves enough. Other lanes begin with the last winner. Codec and dictionary are tried again
+    after 4, 16, 64, then every 256 segments, and as soon as rows take 1.3 times their bytes after the last trial; a new
+    dictionary must save its own bytes. For a codec given by name only dictionaries are chosen.
     """
 
     def __init__(self, field: Field, codec: str, table: DictionaryTable, max_rows: int) -> None:
@@ -55,8 +55,8 @@ class ColumnEncoder:
             one: one.encoder(field.row_bytes, field.line_bytes, max_rows) for one in self.candidates
         }
         self._lanes: dict[int, _LaneState] = {}
-        self._newest: dict[Codec, int] = {}  # place of the dictionary made last, tried by lanes that have none
-        self._leading: Codec | None = None  # the codec that was chosen last, by any lane
+        self._newest: dict[Codec, int] = {}  # place of the latest dictionary, tried by lanes without one
+        self._leading: Codec | None = None  # the latest choice of any lane
 
     @property
     def nbytes(self) -> int:
@@ -64,7 +64,8 @@ class ColumnEncoder:
         return sum(encoder.nbytes for encoder in self._encoders.values())
 
     def pack(self, lane: int, rows: Bytes) -> tuple[Column, int]:
-        """Pack ``rows`` uint8 [n, row_bytes]; returns the column and the place of its dictionary, counted as used."""
+        """Pack ``rows`` uint8 [n, row_bytes]; return the column and the place of its dictionary, with a reference to
+        it."""
         state = self._lanes.setdefault(lane, _LaneState())
         if not self.candidates or len(rows) < (MIN_AUTO_ROWS if self._auto else 1):
             return Column(RAW, len(rows), rows.tobytes()), 0
@@ -85,7 +86,7 @@ class ColumnEncoder:
         return self._encoders[codec].encode(rows, self.table.data(place))
 
     def _trial(self, state: _LaneState, rows: Bytes, current: bytes | None) -> bytes | None:
-        """Try every codec, with the newest dictionary and with one of this lane's own; keep what pays."""
+        """Try every codec, with the latest dictionary and with a new one of this lane; keep the best."""
         tried: list[tuple[Codec, int, bytes | None, int]] = []  # codec, place, payload, share of the dictionary's bytes
         if state.codec is not None:
             tried.append((state.codec, state.place, current, 0))
@@ -128,7 +129,7 @@ class ColumnEncoder:
         return payload
 
     def _max_bytes(self, codec: Codec, rows: Bytes) -> float:
-        """Return the bytes beyond which ``rows`` are better kept raw."""
+        """Return the bytes beyond which ``rows`` stay raw."""
         rules = codec.competition
         if not self._auto or rules is None:
             return rows.nbytes

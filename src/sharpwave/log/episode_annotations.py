@@ -1,4 +1,4 @@
-"""Annotations of episodes: kept beside open segments until they are sealed, and read out of sealed ones."""
+"""Annotations of episodes: held beside open segments until they are sealed, and read out of sealed ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sharpwave.spec import START
 Values = dict[str, Any]
 
 _ENTRY_BYTES = 24
-"""What an entry of the metadata takes beside its values, at most."""
+"""Upper bound of the bytes of a metadata entry beside its values."""
 CROWDED_BYTES = MAX_METADATA_BYTES - 2 * (MAX_EPISODE_BYTES + _ENTRY_BYTES)
 """An open segment with more is sealed before its lane's next step, so that an episode that begins there has room."""
 
@@ -37,11 +37,11 @@ class EpisodeAnnotations:
         return bool(self._lanes)
 
     def has(self, lane: int) -> bool:
-        """Return whether there are any of the lane's episodes."""
+        """Return whether any of the lane's episodes has annotations."""
         return lane in self._lanes
 
     def update(self, lane: int, first: int, values: Any) -> None:
-        """Add to, or replace by key, what was said of the episode whose first step is the lane's step ``first``.
+        """Add to, or replace by key, the annotations of the episode whose first step is the lane's step ``first``.
 
         Raises:
             TypeError, ValueError: as :func:`~sharpwave.json_values.encode`, or there is too much of it; then
@@ -60,29 +60,30 @@ class EpisodeAnnotations:
             self.nbytes += nbytes + _ENTRY_BYTES
 
     def of(self, lane: int, first: int) -> Values:
-        """Return what was said of that episode, encoded."""
+        """Return the annotations of an episode, encoded."""
         return self._lanes.get(lane, {}).get(first, ({}, 0))[0]
 
     def crowded(self, lane: int, end: int) -> bool:
-        """Return whether the lane's open segment, which ends before step ``end``, is to be sealed for them."""
+        """Return whether the lane's open segment, which ends before step ``end``, should be sealed for their size."""
         return sum(size for first, (_, size) in self._lanes.get(lane, {}).items() if first < end) > CROWDED_BYTES
 
     def keep_from(self, lane: int, first: int) -> None:
-        """Drop those of episodes that began before the lane's step ``first``: their segments have them."""
+        """Drop annotations of episodes that began before the lane's step ``first``: sealed segments have them."""
         self._drop(lane, lambda one: one < first)
 
     def drop(self, lane: int, first: int) -> None:
-        """Drop that of an episode which has lost all its steps."""
+        """Drop the annotations of an episode that has lost all its steps."""
         self._drop(lane, lambda one: one == first)
 
     def move(self, lane: int, before: int, now: int) -> None:
-        """Let the episode that is to begin with the lane's step ``before`` begin with ``now``."""
+        """Reassign annotations of the episode about to begin with the lane's step ``before`` to one beginning with
+        ``now``."""
         if self._lanes and (values := self.of(lane, before)):
             self._drop(lane, lambda one: one == before)
             self.update_encoded(lane, now, values)
 
     def update_encoded(self, lane: int, first: int, values: Values) -> None:
-        """Put back what a file said of an episode."""
+        """Restore the annotations of an episode from a file."""
         nbytes = len(json.dumps(values, separators=(",", ":"))) + _ENTRY_BYTES
         self._lanes.setdefault(lane, {})[first] = values, nbytes
         self.nbytes += nbytes
@@ -100,7 +101,7 @@ class EpisodeAnnotations:
         """Return the metadata of the lane's open segment, with ``rows`` steps from ``first_step`` on.
 
         Args:
-            with_next: also of the episode that begins behind it.
+            with_next: include the episode that begins after it.
         """
         episodes = self._lanes.get(lane)
         if episodes is None:
@@ -110,7 +111,7 @@ class EpisodeAnnotations:
         return pack_metadata(here, following=self.of(lane, end) if with_next else {})
 
     def load(self, lane: int, header: Header, flags: npt.NDArray[np.uint8]) -> None:
-        """Put back what :meth:`pack` gave of the lane's open segment."""
+        """Restore what :meth:`pack` returned for the lane's open segment."""
         said = read_metadata(header.metadata, header.steps)
         for row, values in said.episodes:
             began_before = not row and not (header.steps and flags[0] & START)

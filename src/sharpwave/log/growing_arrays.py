@@ -9,7 +9,8 @@ import numpy.typing as npt
 
 
 def appended(array: npt.NDArray[Any], values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return ``array`` with ``values`` behind it. Memory grows by doubling; what came out last may go in again."""
+    """Return ``array`` with ``values`` appended. Memory grows by doubling; pass the latest result in again to reuse
+    it."""
     count, total = len(array), len(array) + len(values)
     memory = array.base if isinstance(array.base, np.ndarray) else array
     if len(memory) < total:

@@ -1,4 +1,4 @@
-"""What a log holds: every lane's chain of segments, how many steps there are, and who is told of evictions."""
+"""Inventory of a log: every lane's chain of segments, counts of their steps, and the listeners to evictions."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Floats = npt.NDArray[np.float64]
 
 
 class LogListener:
-    """Base class for what keeps account of a log's segments; methods do nothing unless overridden."""
+    """Base class for listeners to a log's segments; methods do nothing unless overridden."""
 
     def evicting(self, slot: int) -> None:
-        """Forget the segment in ``slot``, which can be read for the last time. A call that raised is repeated."""
+        """Forget the segment in ``slot``, whose rows can be read for the last time. A call that raised is repeated."""
 
     def growing(self, slots: int) -> None:
-        """Prepare for so many slots.  Raises: MemoryError; then the log does not grow."""
+        """Prepare for ``slots`` slots.  Raises: MemoryError; then the log does not grow."""
 
     def priorities(self, slots: Ints) -> Floats | None:
         """Return the mean priorities of the steps in ``slots`` [n]; ``None`` where no step has one."""
@@ -27,14 +27,14 @@ class LogListener:
 
 
 class Inventory:
-    """The segments of every lane in their order, and counts of their steps.
+    """Segments of every lane in order, and counts of their steps.
 
     Attributes:
         held_steps, total_steps, evicted_steps, evicted_segments, dropped_steps: counts.
-        broken_episodes: that went on with something else than their last step's ``next_obs``.
-        changes: grows with every change of what is held; a reader that has seen this many has seen them all.
+        broken_episodes: those whose next step observed something other than their last step's ``next_obs``.
+        changes: incremented with every change of what is held, so that readers notice.
         oldest: int32 [lanes], slot of each lane's oldest segment.
-        listeners: told of evictions and of growth, in this order.
+        listeners: notified of evictions and of growth, in this order.
     """
 
     def __init__(self, index: SegmentIndex) -> None:
@@ -55,29 +55,29 @@ class Inventory:
         self.oldest = oldest
 
     def append(self, steps: int) -> None:
-        """Count steps that were appended to open segments."""
+        """Count steps appended to open segments."""
         self.held_steps += steps
         self.total_steps += steps
         self.changes += 1
 
     def drop_last(self) -> None:
-        """Count a step that was taken back from an open segment."""
+        """Count a step removed from an open segment."""
         self.held_steps -= 1
         self.evicted_steps += 1
 
     def chain(self, lane: int, slots: list[int], opened: int) -> None:
-        """Put sealed segments in their order before the lane's open one, in the slot ``opened``."""
+        """Link sealed segments, in order, before the lane's open one in the slot ``opened``."""
         self._index.chain([*slots, opened])
         self.oldest[lane] = slots[0]
         self.changes += 1
 
     def announce(self, slot: int) -> None:
-        """Tell listeners that the segment in ``slot`` is about to leave."""
+        """Notify listeners that the segment in ``slot`` is about to be evicted."""
         for listener in self.listeners:
             listener.evicting(slot)
 
     def remove(self, slot: int) -> None:
-        """Take a segment out of its lane's chain, free its slot, and count its steps as evicted."""
+        """Unlink a segment from its lane's chain, free its slot, and count its steps as evicted."""
         index = self._index
         if index.previous[slot] < 0:
             self.oldest[index.lane[slot]] = index.next[slot]

@@ -1,4 +1,4 @@
-"""A lane's open segment -> bytes: of the sealed segment that it becomes, or of its rows so far."""
+"""Packing of a lane's open segment: as the sealed segment that it becomes, or its rows so far."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from sharpwave.log.open_segments import Lanes
 
 
 def pack(opened: Lanes, lane: int, columns: Sequence[Column], *, sealed: bool = True) -> tuple[bytes, list[int]]:
-    """Return the open segment's bytes, with its columns encoded as ``columns``, and where each of them begins.
+    """Return the open segment's bytes, with its columns encoded as ``columns``, and the offset of each.
 
     Args:
-        sealed: they are those of a sealed segment, which knows nothing of the episode that begins behind it.
+        sealed: as a sealed segment, without annotations of the episode that begins after it.
     """
     index, spec, slot = opened.index, opened.layout.spec, int(opened.slots[lane])
     first, rows, notes = int(index.first_step[slot]), int(index.rows[slot]), opened.annotations
@@ -36,9 +36,9 @@ def pack(opened: Lanes, lane: int, columns: Sequence[Column], *, sealed: bool = 
 
 
 def pack_raw(opened: Lanes, lane: int) -> tuple[int, bytes]:
-    """Return the id and the bytes of a lane's open segment as far as it goes, without dictionaries.
+    """Return the id and the bytes of a lane's open segment so far, without dictionaries.
 
-    Where the successor of its last step is known, that is its last frame, as in a sealed segment.
+    A known successor of its last step is its last frame, as in a sealed segment.
     """
     frames, slot = opened.index.frames, int(opened.slots[lane])
     frames[slot] += opened.successor_known[lane]

@@ -1,7 +1,6 @@
-"""The open segment of every lane: rows as they come, raw, in the arena's own address space.
+"""Open segments, one a lane: rows as they arrive, raw, in the arena.
 
-An open segment is described by the same index as the sealed ones, as a segment whose columns are all raw; so sampling
-does not know the difference.
+The index describes an open segment as a segment whose columns are all raw, so sampling treats both kinds alike.
 """
 
 from __future__ import annotations
@@ -41,18 +40,18 @@ Rows = Mapping[str, npt.NDArray[Any]]
 
 
 class Lanes:
-    """The open segments. Knows nothing of sealed ones, nor of what is kept.
+    """Open segments of all lanes. Knows nothing of sealed ones, nor of which are kept.
 
     Attributes:
-        slots: int32 [lanes], of each lane's open segment.
-        steps: int64 [lanes], ever written to each lane.
-        successor_known: uint8 [lanes], whether the row behind an open segment's last frame, which ``index.frames`` does
-            not count, holds what the lane's next step has to observe if its episode goes on.
-        any_known: whether it may be so for any lane.
+        slots: int32 [lanes], slot of each lane's open segment.
+        steps: int64 [lanes], number of steps ever written to each lane.
+        successor_known: uint8 [lanes], whether the row after an open segment's last frame, which ``index.frames`` does
+            not count, holds the observation of the lane's next step if its episode goes on.
+        any_known: whether it may be set for any lane.
         shares: int32 [lanes], how full each open segment gets before it is sealed, ``WHOLE`` being full. The first
-            segments of lanes differ, so that lanes that are written to in step are not sealed in the same call; but
-            not where ``staggered`` is False.
-        first_lane: what segments call lane 0.
+            segments of lanes differ, so that lanes written to together are not sealed in the same call, unless
+            ``staggered`` is False.
+        first_lane: number of lane 0 in segments.
         annotations: of the episodes in open segments. ``sparse``: the columns of sparse fields.
     """
 
@@ -63,7 +62,7 @@ class Lanes:
         self.successor_known = np.zeros(0, np.uint8)
         self.any_known = False
         self.shares = np.zeros(0, np.int32)
-        self._staging = np.zeros(0, np.int64)  # where each lane's rows lie, counted from the arena's first chunk
+        self._staging = np.zeros(0, np.int64)  # offset of each lane's rows from the arena's first chunk
         self.first_lane = 0
         self.annotations = EpisodeAnnotations()
         self.sparse = SparseColumns(layout, arena, index)
@@ -73,10 +72,10 @@ class Lanes:
         return len(self.slots)
 
     def add(self, slots: Ints, staging: Ints, steps: Ints) -> None:
-        """Add lanes, to which ``steps`` [n] were written, with empty segments in ``slots`` [n].
+        """Add lanes, with ``steps`` [n] steps written so far and empty segments in ``slots`` [n].
 
         Args:
-            staging: int64 [n], where their rows lie in the arena, from ``reserve``.
+            staging: int64 [n], offsets of their rows in the arena, from ``reserve``.
 
         Raises:
             MemoryError: there are no more lanes than before.
@@ -99,12 +98,12 @@ class Lanes:
     def reopen(
         self, lane: int, slot: int, context: Mapping[int, Bytes], going_on: bool, successor: Mapping[int, Bytes] | None
     ) -> None:
-        """Open the lane's next segment, in ``slot``, where the bytes of its last were. Takes no memory, once
-        :meth:`prepare` was called: between the end of one segment and the next the lane has none.
+        """Open the lane's next segment, in ``slot``, in the memory of its last. Allocates nothing once :meth:`prepare`
+        was called: between the end of one segment and the next the lane has none.
 
         Args:
-            context: from :meth:`context_behind`. ``going_on``: whether the episode does.
-            successor: what the next step has to observe if it does, [size] by column; ``None``: not known.
+            context: from :meth:`context_behind`. ``going_on``: whether the episode goes on.
+            successor: observation of the next step if it does, [size] by column; ``None``: unknown.
         """
         self.slots[lane], self.shares[lane] = slot, WHOLE
         if not going_on:
@@ -122,14 +121,14 @@ class Lanes:
         self._foresee(lane, successor if going_on else None)
 
     def next_episode_step(self, slot: int) -> int:
-        """Return the number in its episode of the step behind the segment's last one, if the episode goes on."""
+        """Return the episode step of the step after the segment's last one, if the episode goes on."""
         index, rows = self.index, int(self.index.rows[slot])
         begin = int(index.offset[FLAGS, slot])
         starts = np.flatnonzero(self.arena.memory[begin : begin + rows] & START)
         return rows - int(starts[-1]) if starts.size else int(index.episode_step[slot]) + rows
 
     def prepare(self, lane: int, slot: int) -> None:
-        """Let ``slot`` lie where the lane's open segment does, and go on with its episode.
+        """Give ``slot`` the memory and the episode of the lane's open segment.
 
         Raises:
             MemoryError: nothing changed.
@@ -140,7 +139,7 @@ class Lanes:
         self.index.episode_step[slot] = number
 
     def running_episode(self, lane: int) -> int:
-        """Return the lane's number of the first step of the episode under way, or else of that which begins next."""
+        """Return the lane's number of the first step of the episode under way, or else of the next episode."""
         going_on = not self.ended(lane)
         return int(self.steps[lane]) - (self.next_episode_step(int(self.slots[lane])) if going_on else 0)
 
@@ -151,7 +150,7 @@ class Lanes:
             self.any_known = True
 
     def successor(self, lane: int) -> dict[int, Bytes] | None:
-        """Return a copy of what the lane's next step has to observe, [size] by column; ``None``: not known."""
+        """Return a copy of the observation that the lane's next step must have, [size] by column; ``None``: unknown."""
         if not self.successor_known[lane]:
             return None
         slot = int(self.slots[lane])
@@ -186,12 +185,12 @@ class Lanes:
             self.successor_known[lane] = self.any_known = True
 
     def begin_at(self, lane: int, step: int) -> None:
-        """Let the lane's next step, in an open segment that is empty, be the one of that number."""
+        """Number the lane's next step, in an open segment that is empty, ``step``."""
         self.annotations.move(lane, int(self.steps[lane]), step)
         self.steps[lane] = self.index.first_step[self.slots[lane]] = step
 
     def full(self, lanes: Ints, max_rows: int) -> list[int]:
-        """Return the positions in ``lanes`` [n] of those whose segment takes no further step.
+        """Return the positions in ``lanes`` [n] of those whose segment must be sealed before another step.
 
         Args:
             max_rows: steps at which a segment counts as full.
@@ -207,7 +206,7 @@ class Lanes:
         return places
 
     def _crowded(self, lanes: Ints) -> npt.NDArray[np.bool_]:
-        """Return whose open segments have no room for a sparse field's value, or for annotations: bool [n]."""
+        """Return whose open segments lack room for a sparse field's value, or for annotations: bool [n]."""
         crowded = self.sparse.full(self.slots[lanes])
         if self.annotations:
             ends = self.steps[lanes].tolist()
@@ -215,10 +214,10 @@ class Lanes:
         return crowded
 
     def breaks(self, lanes: Ints, rows: Rows) -> list[int]:
-        """Return the positions in ``lanes`` [n] where the coming step observes something else than the known successor.
+        """Return the positions in ``lanes`` [n] whose coming step observes something other than the known successor.
 
         Args:
-            rows: the coming steps' observations by field [n, *shape].
+            rows: observations of the coming steps by field [n, *shape].
         """
         compared, different = self.successor_known[lanes], np.zeros(len(lanes), np.uint8)
         slots, index = self.slots[lanes], self.index
@@ -229,15 +228,15 @@ class Lanes:
         return places
 
     def write(self, lanes: Ints, flags: Bytes, rows: Rows, finals: Rows | None, nexts: Rows | None) -> None:
-        """Append one step to each of ``lanes`` [n] (distinct), which are not full. What takes memory comes before the
-        first of them is counted, so that a MemoryError changes nothing.
+        """Append one step to each of ``lanes`` [n] (distinct), none of them full. Memory is allocated before the first
+        is counted, so that a MemoryError changes nothing.
 
         Args:
             flags: uint8 [n]. ``rows``: ``reward`` float32 [n] and every field [n, *shape]; where a lane's successor is
-                known, the observation is that.
-            finals: final observations by field [n, *shape], of which only rows that ended are read; ``None``: ``nexts``
-                or else ``rows``.
-            nexts: observations after the steps by field [n, *shape], of which rows that ended are not read.
+                known, the observation equals it.
+            finals: final observations by field [n, *shape], read only for rows that ended; ``None``: ``nexts`` or else
+                ``rows``.
+            nexts: observations after the steps by field [n, *shape], read only for rows that did not end.
         """
         layout, index, memory, floats = self.layout, self.index, self.arena.memory, self.arena.floats
         slots, count, names = self.slots[lanes], len(lanes), layout.names
@@ -283,14 +282,14 @@ class Lanes:
             self.successor_known[:], self.any_known = known, any_known
 
     def write_successor(self, lane: int, frames: Mapping[int, npt.NDArray[Any]]) -> None:
-        """Put the observation after the lane's last step, [*shape] by column, behind those of its segment."""
+        """Write the observation after the lane's last step, [*shape] by column, after the frames of its segment."""
         self._add_frames(self.slots[[lane]], _frames({c: frame[None] for c, frame in frames.items()}, 1))
 
     def end_episode(self, lane: int, final: Rows | None) -> None:
         """Truncate the last step of the lane's open segment, which is not empty.
 
         Args:
-            final: [1, *shape] by field, the true final observation; ``None``: the successor, which is known.
+            final: [1, *shape] by field, the true final observation; ``None``: the known successor.
         """
         slot, layout = self.slots[lane], self.layout
         if final is not None:
@@ -314,7 +313,7 @@ class Lanes:
         self.any_known |= not began
 
     def begin_episode(self, lane: int) -> None:
-        """Let the lane's next step, the first of its open segment, begin an episode."""
+        """Mark the lane's next step, the first of its open segment, as beginning an episode."""
         slot = self.slots[lane]
         self.index.begins[slot] = True
         self.index.context[slot] = self.index.frames[slot] = self.index.episode_step[slot] = 0
@@ -323,7 +322,7 @@ class Lanes:
         self.annotations.keep_from(lane, int(self.steps[lane]))
 
     def _add_frames(self, slots: npt.NDArray[np.int32], frames: Mapping[int, Bytes]) -> None:
-        """Put a frame, [n, size] by column, behind those of each of ``slots`` [n]."""
+        """Append a frame, [n, size] by column, to each of ``slots`` [n]."""
         for c, data in frames.items():
             write_rows(self.arena.memory, self.index.offset[c], self.index.frames, slots, data)
         count_frames(self.index.frames, slots)
@@ -335,8 +334,8 @@ class Lanes:
         return bool(self._column(FLAGS, slot)[rows - 1, 0] & ENDED if rows else self.index.begins[slot])
 
     def context_behind(self, lane: int) -> dict[int, Bytes]:
-        """Return copies of what the lane's next segment carries of the present episode, by column: its newest frames,
-        as many as a stack reaches back, and a sparse field's last value, where the next step's is not kept.
+        """Return copies of what the lane's next segment carries over from the episode under way, by column: its newest
+        frames, as many as a stack reaches back, and a sparse field's last value, unless the next step's is kept.
         """
         slot = int(self.slots[lane])
         frames = int(self.index.frames[slot])
@@ -353,7 +352,7 @@ class Lanes:
         return found
 
     def columns(self, lane: int) -> list[Bytes]:
-        """Return the open segment's columns as far as it goes, uint8 [rows, size], views of the arena."""
+        """Return the open segment's columns so far, uint8 [rows, size], views of the arena."""
         slot = int(self.slots[lane])
         counts = dict.fromkeys(range(len(self.layout.names)), int(self.index.rows[slot]))
         counts |= dict.fromkeys(self.layout.obs_columns, int(self.index.frames[slot]))
@@ -368,13 +367,13 @@ class Lanes:
 
 
 def _frames(rows: Mapping[int, npt.NDArray[Any]], count: int) -> dict[int, Bytes]:
-    """Return [count, *shape] as uint8 [count, size], by column."""
+    """Return rows [count, *shape] as uint8 [count, size], by column."""
     return {c: as_bytes(np.ascontiguousarray(data), count) for c, data in rows.items()}
 
 
 def first_shares(lanes: Ints) -> npt.NDArray[np.int32]:
-    """Return how full the first segment of each of ``lanes`` [n] gets: an eighth at least, and spread evenly, however
-    many lanes there are (van der Corput's sequence). Lane 0 fills its whole segment."""
+    """Return how full the first segment of each of ``lanes`` [n] gets: an eighth at least, spread evenly for any
+    number of lanes (van der Corput's sequence). Lane 0 fills its whole segment."""
     reversed_bits = np.zeros(len(lanes), np.int64)
     for bit in range(16):
         reversed_bits |= (lanes >> bit & 1) << 15 - bit

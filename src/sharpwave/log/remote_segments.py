@@ -1,4 +1,4 @@
-"""Segments that were sealed elsewhere, by an actor, come in as they are: checked, and not encoded again."""
+"""Segments sealed elsewhere, by an actor: checked, and entered without being encoded again."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from sharpwave.validation import MAX_LANES
 
 
 def take_in(log: StepLog, packed: bytes, dictionaries: Mapping[int, bytes]) -> tuple[int, Header]:
-    """Put a sealed segment behind what its lane holds. Where steps are missing in between, the episode counts as
-    truncated at the last one there, with its successor's frame as the final observation.
+    """Append a sealed segment to its lane. If steps are missing in between, the episode is truncated at the last one
+    held, with its successor's frame as the final observation.
 
     Args:
-        dictionaries: those that its columns refer to, by key.
+        dictionaries: of its columns, by key.
 
-    Returns its slot, -1 where the retention does not keep it, and its header.
+    Returns its slot, -1 if the retention does not keep it, and its header.
 
     Raises:
-        DamagedError: it is no segment of such a store's, or does not come after the lane's last step.
+        DamagedError: not a segment of such a store, or not after the lane's last step.
         ValueError: the lane has steps of its own in an open segment, or the segment exceeds the capacity.
         MemoryError, OSError: no room.
 
@@ -38,7 +38,7 @@ def take_in(log: StepLog, packed: bytes, dictionaries: Mapping[int, bytes]) -> t
     header = segment.check(packed, log.spec, dictionaries.__getitem__)
     for column in header.placed:
         if column.dictionary and key_of(dictionaries[column.dictionary]) != column.dictionary:
-            raise DamagedError(f"segment: dictionary {column.dictionary:016x} is not what its key says")
+            raise DamagedError(f"segment: dictionary {column.dictionary:016x}: its content has another key")
     too_many = any(column.rows > most for column, most in zip(header.placed, log.layout.limits, strict=True))
     if header.steps > log.stride or too_many or header.lane >= MAX_LANES:
         raise DamagedError(
@@ -47,7 +47,7 @@ def take_in(log: StepLog, packed: bytes, dictionaries: Mapping[int, bytes]) -> t
         )
     capacity = log.admission.capacity
     if capacity is not None and header.steps > capacity:
-        raise ValueError(f"segment: {header.steps} steps exceed the store's capacity of {capacity}")
+        raise ValueError(f"segment: {header.steps} steps exceed the store's capacity of {capacity}; raise capacity=")
     log.open_lanes(header.lane + 1)
     episode_step = _check_order(log, header, packed)
     places = _places(log, header, dictionaries)
@@ -58,15 +58,15 @@ def take_in(log: StepLog, packed: bytes, dictionaries: Mapping[int, bytes]) -> t
 
 
 def _enter(log: StepLog, header: Header, packed: bytes, places: Sequence[int]) -> int:
-    """Let the lane's open segment, which is empty, become ``packed``, and open the next one.
+    """Turn the lane's open segment, which is empty, into ``packed``, and open the next one.
 
     Args:
-        places: of its columns' dictionaries, counted as used.
+        places: of its columns' dictionaries, with references to them.
 
     Returns its slot; -1 if the retention does not keep it.
 
     Raises:
-        MemoryError: no room.  OSError: it cannot be written; then nothing changed but what was evicted.
+        MemoryError: no room.  OSError: it cannot be written; then nothing changed but evictions.
     """
     index, opened, inventory, lane, rows = log.index, log.opened, log.inventory, header.lane, header.steps
     slot = int(opened.slots[lane])
@@ -92,7 +92,7 @@ def _enter(log: StepLog, header: Header, packed: bytes, places: Sequence[int]) -
         inventory.dropped_steps += rows
     before = int(index.previous[slot])
     if before >= 0 and header.first_step > opened.steps[lane]:
-        log.sealed.truncate(before)  # what came after it was lost on the way
+        log.sealed.truncate(before)  # its successors were lost on the way
     index.rows[slot], index.frames[slot], index.context[slot] = rows, header.frames, header.context
     index.sparse[:, slot] = sparse_rows
     index.first_step[slot], index.episode_step[slot] = header.first_step, header.episode_step
@@ -103,17 +103,17 @@ def _enter(log: StepLog, header: Header, packed: bytes, places: Sequence[int]) -
 
 
 def settle(log: StepLog) -> None:
-    """End the episode of every lane whose last step came in a segment from elsewhere and may not be the last: what
-    comes next begins a new one. For a store that was opened, or a lane that is appended to from now on."""
+    """End the episode of every lane whose last step came from elsewhere and whose successor may be missing: the next
+    step begins a new one. For a store that was opened, or a lane that is appended to from now on."""
     for lane in range(log.lanes):
         settle_lane(log, lane)
 
 
 def settle_lane(log: StepLog, lane: int) -> bool:
-    """Do as :func:`settle` for one lane; return whether an episode was under way."""
+    """End one lane's episode as :func:`settle` does; return whether one was under way."""
     opened = int(log.opened.slots[lane])
     before = int(log.index.previous[opened])
-    # Beside these, an open segment that is empty and begins an episode lies behind the end of one.
+    # Elsewhere, an empty open segment that begins an episode follows the end of one.
     if before >= 0 and not log.index.rows[opened] and log.index.begins[opened]:
         went_on = log.sealed.truncate(before)
         if went_on:
@@ -124,7 +124,7 @@ def settle_lane(log: StepLog, lane: int) -> bool:
 
 
 def _check_order(log: StepLog, header: Header, packed: bytes) -> int:
-    """Return the number of its first step in its episode.  Raises: DamagedError: it does not go on with its lane."""
+    """Return the number of its first step in its episode.  Raises: DamagedError: it does not continue its lane."""
     opened, expected = int(log.opened.slots[header.lane]), int(log.opened.steps[header.lane])
     if log.index.rows[opened]:
         raise ValueError(
@@ -154,7 +154,7 @@ def _check_order(log: StepLog, header: Header, packed: bytes) -> int:
 
 
 def _places(log: StepLog, header: Header, dictionaries: Mapping[int, bytes]) -> list[int] | None:
-    """Return where the columns' dictionaries are in the log's tables, counted as used; ``None`` if a table is full."""
+    """Return the places of the columns' dictionaries, with references to them; ``None`` if a table is full."""
     places: list[int] = []
     for table, column in zip(log.tables, header.placed, strict=True):
         place = table.add(dictionaries[column.dictionary]) if column.dictionary else 0
@@ -166,7 +166,7 @@ def _places(log: StepLog, header: Header, dictionaries: Mapping[int, bytes]) -> 
 
 
 def _unshared(packed: bytes, log: StepLog, dictionary: Callable[[int], bytes]) -> bytes:
-    """Return the same segment with columns as they come, for want of places for dictionaries."""
+    """Return the same segment with raw columns, where a table has no place for its dictionaries."""
     header, arrays = segment.unpack(packed, log.spec, dictionary, limit=2 * log.layout.chunk_bytes)
     columns = [Column(RAW, len(rows), np.ascontiguousarray(rows).tobytes()) for rows in arrays.values()]
     return segment.pack_again(header, header.steps, header.frames, columns)

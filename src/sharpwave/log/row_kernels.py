@@ -16,7 +16,7 @@ Ints = npt.NDArray[np.int64]
 
 ENDED = TERMINATED | TRUNCATED
 WHOLE = 1 << 16
-"""The share of a segment's steps after which it is sealed, of all but a lane's first."""
+"""Share of a segment's steps after which it is sealed, but for a lane's first: all of them."""
 
 
 def as_bytes(rows: npt.NDArray[Any], count: int) -> Bytes:
@@ -29,7 +29,7 @@ def as_bytes(rows: npt.NDArray[Any], count: int) -> Bytes:
 def write_rows(
     memory: Bytes, offset: Ints, position: npt.NDArray[np.int32], slots: npt.NDArray[np.int32], rows: Bytes
 ) -> None:
-    """Copy row i of ``rows`` [n, size] to place ``position[slots[i]]`` of slot i's column."""
+    """Copy row i of ``rows`` [n, size] to row ``position[slots[i]]`` of slot i's column."""
     count, size = rows.shape
     for i in range(count):
         start = offset[slots[i]] + np.int64(position[slots[i]]) * size
@@ -47,7 +47,7 @@ def write_other_rows(
     rows: Bytes,
     skip: Bytes,
 ) -> None:
-    """Do as :func:`write_rows`, but not for the rows i where ``skip[i]`` is not 0."""
+    """Copy rows as :func:`write_rows`, except those where ``skip[i]`` is not 0."""
     count, size = rows.shape
     for i in range(count):
         if not skip[i]:
@@ -67,8 +67,8 @@ def mark_different(
     compared: Bytes,
     different: Bytes,
 ) -> None:
-    """Set ``different[i]`` where row i of ``rows`` [n, size] is not what lies at place ``position[slots[i]]`` of slot
-    i's column, bit by bit; only where ``compared[i]`` is not 0."""
+    """Set ``different[i]`` where row i of ``rows`` [n, size] differs, bit by bit, from row ``position[slots[i]]`` of
+    slot i's column; only where ``compared[i]`` is not 0."""
     count, size = rows.shape
     for i in range(count):
         if compared[i] and not different[i]:
@@ -114,7 +114,7 @@ def commit_rows(
 
 @njit(nogil=True, cache=True)
 def any_ended(flags: Bytes) -> bool:
-    """Return whether any of so many steps ended its episode. Cost: .2 us; ``(flags & ENDED).any()`` takes 2 us."""
+    """Return whether any of the steps ended its episode. Cost: 0.2 us; ``(flags & ENDED).any()`` takes 2 us."""
     ended = False
     for flag in flags:
         ended |= flag & ENDED != 0
@@ -123,7 +123,7 @@ def any_ended(flags: Bytes) -> bool:
 
 @njit(nogil=True, cache=True)
 def count_frames(frames: npt.NDArray[np.int32], slots: npt.NDArray[np.int32]) -> None:
-    """Count one more in each of ``slots``, which are distinct."""
+    """Increment the count of each of ``slots``, which are distinct."""
     for slot in slots:
         frames[slot] += 1
 
@@ -138,7 +138,7 @@ def any_full(
     max_rows: int,
     max_frames: int,
 ) -> bool:
-    """Return whether any of ``lanes`` [n] takes no further step in its ``slots`` [n]: see :meth:`Lanes.full`."""
+    """Return whether any of ``lanes`` [n] must be sealed in its ``slots`` [n]: see :meth:`Lanes.full`."""
     for i in range(slots.size):
         slot = slots[i]
         if rows[slot] * WHOLE >= max_rows * np.int64(shares[lanes[i]]) or frames[slot] > max_frames:

@@ -1,4 +1,4 @@
-"""Sealed segments: their bytes, what the index says of them, and the dictionaries that they need."""
+"""Sealed segments: their bytes, their entries in the index, and the dictionaries of their columns."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class Place(NamedTuple):
-    """Where a sealed segment lies: its offset in the arena, and with a disk its region and its offset in the file."""
+    """Location of a sealed segment: its offset in the arena, and with a disk its region and its offset in the file."""
 
     base: int
     region: int = -1
@@ -32,11 +32,11 @@ class Place(NamedTuple):
 
 
 class Sealed:
-    """Sealed segments: their bytes, what the index says of them, their dictionaries. Knows nothing of which are kept.
+    """Sealed segments: their bytes, their entries in the index, their dictionaries. Does not choose which to keep.
 
     Args:
-        disk: where the segments lie, if there is one.
-        tables: each column's dictionaries. ``encoders``: by column.
+        disk: disk tier of the segments, if any.
+        tables: dictionaries, by column. ``encoders``: by column.
 
     Attributes:
         nbytes: bytes of all sealed segments, on disk or in memory.
@@ -56,11 +56,11 @@ class Sealed:
 
     @property
     def damaged(self) -> dict[int, str]:
-        """Messages about segments that could not be read or decoded, by slot."""
+        """Error messages of segments that could not be read or decoded, by slot."""
         return self._undecodable if self._space.segment_cache is None else self._space.segment_cache.damaged
 
     def encode(self, lane: int, rows: Iterable[Bytes], columns: list[Column], places: list[int]) -> None:
-        """Encode a segment's ``rows``, column by column; columns and places of dictionaries are appended."""
+        """Encode a segment's ``rows``, column by column; append to ``columns`` and ``places`` (of dictionaries)."""
         for c, data in enumerate(rows):
             if c < FIRST_FIELD:
                 column, place = Column(RAW, len(data), data.tobytes()), 0
@@ -79,11 +79,11 @@ class Sealed:
         columns: Sequence[Column | Placed],
         places: Sequence[int],
     ) -> None:
-        """Copy a segment's bytes to its ``place`` in the arena, and let the index say that it is sealed. What takes
-        memory comes first: until all of it is done, the segment is an open one.
+        """Copy a segment's bytes to its ``place`` in the arena, and mark it sealed in the index. Memory is allocated
+        first: until all of it is done, the segment is an open one.
 
         Args:
-            placed: where in ``packed`` each of its columns begins. ``places``: of their dictionaries.
+            placed: offset in ``packed`` of each of its columns. ``places``: of their dictionaries.
         """
         index, memory, base = self._space.index, self._space.arena.memory, place.base
         segment_cache = self._space.segment_cache
@@ -101,9 +101,9 @@ class Sealed:
         self.nbytes += len(packed)
 
     def adopt(self, slot: int, content: Bytes) -> bool:
-        """Take in a segment that the index describes already, offsets counting from its beginning.
+        """Adopt a segment that the index describes already, with offsets from its beginning.
 
-        With a disk it stays there. Without, it is copied into the arena; False if there is no room for it.
+        With a disk it stays there. Without, it is copied into the arena; returns False if there is no room for it.
         """
         index, arena = self._space.index, self._space.arena
         if self._space.segment_cache is not None:
@@ -121,7 +121,8 @@ class Sealed:
         return True
 
     def _fill_spine(self, slot: int, source: Bytes, rows: int) -> None:
-        """Copy a segment's flags and rewards from ``source``, where they are at ``offset``, to where they stay."""
+        """Copy a segment's flags and rewards from ``source``, where they are at ``offset``, to their permanent
+        memory."""
         index, memory = self._space.index, self._space.arena.memory
         spine = slot * self._spine_bytes
         for c, to, size in ((FLAGS, spine + 4 * self._stride, rows), (REWARD, spine, 4 * rows)):
@@ -166,7 +167,7 @@ class Sealed:
         if memory[last] & ENDED:
             return False
         memory[last] |= TRUNCATED
-        if self._space.segment_cache is None:  # the flags are those in the segment's own bytes
+        if self._space.segment_cache is None:  # the flags are part of the segment's bytes
             segment.seal_again(memory[index.base[slot] : index.base[slot] + index.nbytes[slot]])
         return True
 
@@ -203,7 +204,7 @@ class Sealed:
         disk.release(region, nbytes) if release else disk.held.release(region, nbytes)
 
     def packed(self, slot: int) -> tuple[int, bytes, dict[tuple[int, int], bytes]]:
-        """Return a segment in memory: its id, its bytes, and the dictionaries it needs by (column, key)."""
+        """Return the id and bytes of a segment in memory, and its dictionaries by (column, key)."""
         index = self._space.index
         begin = int(index.base[slot])
         content = self._space.arena.memory[begin : begin + int(index.nbytes[slot])].tobytes()

@@ -1,4 +1,4 @@
-"""An open segment -> a sealed one: encoded, let in, written to disk, and only then part of the store."""
+"""Sealing of open segments: encode, admit, write to disk, and only then enter into the store."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sharpwave.sampling.retention import Newcomer, Retention
 
 
 class Sealing:
-    """Sealer of open segments; those that are not kept stay open until their lane goes on."""
+    """Sealer of open segments; a segment that is not kept stays open until its lane goes on."""
 
     def __init__(
         self,
@@ -31,10 +31,10 @@ class Sealing:
         self._admission, self._retention = admission, retention
 
     def seal(self, lane: int, slot: int) -> bool:
-        """Encode the lane's open segment, which is in ``slot``, and keep it. False: the retention does not keep it.
+        """Encode the lane's open segment, which is in ``slot``, and keep it; return False if the retention rejects it.
 
         Raises:
-            MemoryError, OSError: there is no room; it is still open.
+            MemoryError, OSError: there is no room; the segment is still open.
         """
         if not self._admission.admits(slot):
             return False
@@ -48,11 +48,11 @@ class Sealing:
         return self.keep(slot, int(self._index.rows[slot]), packed, begins, columns, places)
 
     def encode(self, lane: int, columns: list[Column], places: list[int]) -> tuple[bytes, list[int]]:
-        """Return an open segment's bytes, and where each column begins.
+        """Return an open segment's bytes, and the offset of each column.
 
         Args:
-            columns, places: the columns and the places of their dictionaries are appended here; the dictionaries count
-                as used, also where this raises.
+            columns, places: appended to: the columns and the places of their dictionaries, with references to them,
+                also where this raises.
         """
         self._sealed.encode(lane, self._opened.columns(lane), columns, places)
         return pack(self._opened, lane, columns)
@@ -66,11 +66,11 @@ class Sealing:
         columns: Sequence[Column | Placed],
         places: Sequence[int],
     ) -> bool:
-        """Make room for a segment, and let the one in ``slot`` be sealed as ``packed``.
+        """Make room for a segment, and seal the one in ``slot`` as ``packed``.
 
         Args:
-            begins: where in ``packed`` each column begins.
-            places: of their dictionaries, counted as used; they are released unless the segment is kept.
+            begins: offset in ``packed`` of each column.
+            places: of their dictionaries, with references, which are released unless the segment is kept.
 
         Returns and raises as :meth:`seal`.
         """

@@ -1,4 +1,4 @@
-"""Where segments lie in memory: the arena, the index, and the cache of what is on disk, which grow together."""
+"""Memory of segments: the arena, the index, and the cache of those on disk, which grow together."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from sharpwave.memory.segment_index import SegmentIndex
 from sharpwave.memory.segment_layout import Layout
 
 CACHE_CHUNK_BYTES = 3 << 19
-"""Size of a chunk of segments read from disk, about: each chunk costs time when it comes and when it goes."""
+"""Approximate size of a chunk of segments read from disk: a chunk costs time to fill and to free."""
 MIN_CHUNKS = 32
-"""Chunks that ``ram`` has room for at least, so that a part of them can go while the rest is in use."""
+"""Chunks for which ``ram`` has room at least, so that one can be freed while the others are in use."""
 
 
 class SegmentSpace:
-    """The arena, and the index of what lies in it.
+    """Arena of segments, and its index.
 
     Args:
         capacity, ram: limits in steps and in bytes; ``None``: none.
-        disk: where sealed segments lie, if there is one. ``slots``: as many at least.
-        in_order: whether segments are evicted in the order in which they came.
+        disk: disk tier of sealed segments, if any. ``slots``: minimum.
+        in_order: whether segments are evicted in the order in which they were added.
 
     Attributes:
-        arena, index: where the bytes lie, and the arrays that say so.
-        segment_cache: which of the disk's segments lie in the arena too; ``None`` without a disk.
+        arena, index: the bytes of segments, and the arrays that describe them.
+        segment_cache: cache of the disk's segments in the arena; ``None`` without a disk.
     """
 
     def __init__(
@@ -47,26 +47,26 @@ class SegmentSpace:
 
     @property
     def index_bytes(self) -> int:
-        """Bytes of memory of all that says where segments lie."""
+        """Bytes of memory of the index and of the cache's bookkeeping."""
         spine_bytes = self.layout.spine_bytes * self.index.highest
         return self.index.touched_bytes + spine_bytes + (self.segment_cache.nbytes if self.segment_cache else 0)
 
     def open_bytes(self, lanes: int) -> int:
-        """Return the bytes of the arena that the open segments of so many lanes take, at most."""
+        """Return an upper bound of the arena's bytes for the open segments of ``lanes`` lanes."""
         return self.layout.open_chunks(lanes, self.arena.chunk_bytes) * self.arena.chunk_bytes
 
     def fits(self, reserve: int, slots: int) -> bool:
-        """Return whether there are so many bytes of address space, and so many slots."""
+        """Return whether address space and slots suffice."""
         return reserve <= self.arena.reserved_bytes and slots <= self.index.slots
 
     def grow(self, reserve: int, slots: int, opened: npt.NDArray[np.int32]) -> None:
-        """Provide so many bytes of address space and so many slots: what is in memory may move.
+        """Enlarge to ``reserve`` bytes of address space and ``slots`` slots; memory may move.
 
         Args:
             opened: slots of open segments.
 
         Raises:
-            MemoryError: nothing changed, because all that is needed was asked for before any of it counts.
+            MemoryError: nothing changed: everything is allocated before any of it is used.
         """
         arena, index, segment_cache = self.arena, self.index, self.segment_cache
         reserve, slots = max(reserve, arena.reserved_bytes), max(slots, index.slots)
@@ -89,7 +89,7 @@ class SegmentSpace:
     def allocate(self, nbytes: int) -> int | None:
         """Return the offset of ``nbytes`` of the arena; ``None`` if there is no room.
 
-        Where segments are evicted in any order, chunks that are half empty are used before others.
+        Where segments are evicted in any order, chunks that are half empty are filled before others.
         """
         arena = self.arena
         if self._free_whole_chunks:
@@ -102,7 +102,7 @@ class SegmentSpace:
         return base
 
     def free_pages(self) -> bool:
-        """Free memory between segments, where they are evicted in any order. False if no whole page is left there."""
+        """Free memory between segments that are evicted in any order; return False if no whole page is left there."""
         loose = not self._free_whole_chunks and hasattr(mmap, "MADV_DONTNEED")
         chunk = self.arena.loosest() if loose else None
         self._close_up(chunk)
@@ -111,7 +111,7 @@ class SegmentSpace:
         return chunk is not None
 
     def _close_up(self, chunk: int | None) -> None:
-        """Move the segments in ``chunk`` to its beginning, and go on there."""
+        """Compact the segments in ``chunk`` to its beginning, and continue allocating there."""
         if chunk is None:
             return
         index, memory, used = self.index, self.arena.memory, slice(0, self.index.highest)
@@ -128,7 +128,7 @@ class SegmentSpace:
 
 
 def cache_chunk_bytes(nbytes: int, ram: int | None) -> int:
-    """Return a multiple of ``nbytes`` for a chunk of what is read from disk."""
+    """Return the size of a chunk of segments read from disk, a multiple of ``nbytes``."""
     if ram is None:
         return nbytes
     return nbytes * max(1, min(CACHE_CHUNK_BYTES, ram // MIN_CHUNKS) // nbytes)

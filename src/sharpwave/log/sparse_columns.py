@@ -19,7 +19,7 @@ Int32s = npt.NDArray[np.int32]
 
 
 class SparseColumns:
-    """Writes and counts the rows of sparse fields; false where a store has none."""
+    """Writer of the rows of sparse fields; false in a store without any."""
 
     def __init__(self, layout: Layout, arena: Arena, index: SegmentIndex) -> None:
         self._layout, self._arena, self._index = layout, arena, index
@@ -29,19 +29,19 @@ class SparseColumns:
         return bool(self._layout.sparse_columns)
 
     def columns(self) -> Iterable[tuple[int, Int32s, int]]:
-        """Return their numbers, how many rows each has by slot, and of which steps it keeps values."""
+        """Return each column's number, its row counts by slot, and the period of its values."""
         return zip(self._layout.sparse_columns, self._index.sparse, self._layout.every, strict=True)
 
     def rows(self, slot: int) -> dict[int, int]:
-        """Return how many rows each has in ``slot``, by column."""
+        """Return the row counts in ``slot``, by column."""
         return {c: int(counts[slot]) for c, counts, _ in self.columns()}
 
     def full(self, slots: Int32s) -> npt.NDArray[np.bool_]:
-        """Return in which of ``slots`` [n] one has no room for another value."""
+        """Return which of ``slots`` [n] have a column without room for another value."""
         return np.asarray((self._index.sparse[:, slots] >= self._limits).any(axis=0))
 
     def write(self, slots: Int32s, rows: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Write the values of the coming steps of ``slots`` [n], by field [n, *shape], where they are kept."""
+        """Write the values of the coming steps of ``slots`` [n], by field [n, *shape], where the period keeps them."""
         index = self._index
         for c, counts, every in self.columns():
             data = as_bytes(rows[self._layout.names[c]], len(slots))
@@ -51,7 +51,7 @@ class SparseColumns:
             )  # fmt: skip
 
     def count(self, slots: Int32s) -> None:
-        """Count the rows that ``slots`` [n] have by their steps."""
+        """Count the rows that ``slots`` [n] have after their steps."""
         index, memory = self._index, self._arena.memory
         for _, counts, every in self.columns():
             count_sparse_rows(memory, index.offset[FLAGS], index.rows, index.episode_step, counts, slots, every)

@@ -1,7 +1,7 @@
 """Kernels for the columns of sparse fields, which keep the values of steps 0, k, 2k, ... of each episode.
 
-Which row is a step's follows from the segment's flags and from the number of its first step in its episode:
-:mod:`sharpwave.format.row_counts` says how many there are.
+The row of a step follows from the segment's flags and from its first step's number in its episode:
+:mod:`sharpwave.format.row_counts` counts the rows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Int32s = npt.NDArray[np.int32]
 
 ENDED = TERMINATED | TRUNCATED
 STARTS, NO_START = np.uint64(START * 0x0101010101010101), np.uint64(0)
-"""The flags that begin episodes, in each of eight steps."""
+"""Flags that begin episodes, in each of eight steps."""
 
 
 @njit(nogil=True, cache=True)
@@ -27,7 +27,7 @@ def step_number(memory: Bytes, flags: int, first: int, row: int) -> int:
     """Return the number in its episode of the step in ``row``.
 
     Args:
-        flags: where the segment's flags begin. ``first``: the number of its first step.
+        flags: offset of the segment's flags. ``first``: the number of its first step in its episode.
 
     Cost: 20 ns for 128 steps.
     """
@@ -44,10 +44,10 @@ def step_number(memory: Bytes, flags: int, first: int, row: int) -> int:
 
 @njit(nogil=True, cache=True)
 def sparse_row(memory: Bytes, flags: int, first: int, row: int, every: int) -> int:
-    """Return the row of the step in ``row`` in a column that keeps every ``every``-th step of each episode: that of
-    its own value, or else of the last one before it that is kept. Arguments as :func:`step_number`.
+    """Return the row of the step in ``row`` in a column that keeps every ``every``-th step of each episode: of its own
+    value, or else of the last one kept before it. Arguments as :func:`step_number`.
     """
-    before = begin = 0  # rows of earlier episodes, and the row in which the present one begins
+    before = begin = 0  # rows of earlier episodes, and the row of the last episode's first step
     number = first
     r = 1
     while r <= row:
@@ -65,7 +65,7 @@ def sparse_row(memory: Bytes, flags: int, first: int, row: int, every: int) -> i
 def locate_sparse(
     memory: Bytes, flags_offset: Ints, episode_step: Ints, slots: Ints, rows: Ints, every: int, places: Ints
 ) -> None:
-    """Put the rows of a sparse column where the values of steps lie, in ``rows`` [n] of ``slots`` [n], into ``places``.
+    """Compute the rows of a sparse column for the steps in ``rows`` [n] of ``slots`` [n], into ``places``.
 
     Args:
         flags_offset, episode_step: by slot.
@@ -88,9 +88,9 @@ def write_sparse_rows(
     data: Bytes,
     every: int,
 ) -> None:
-    """Write row i of ``data`` [n, size] behind the ``counts`` rows of slot i's column, if its step's value is kept.
+    """Append row i of ``data`` [n, size] to the ``counts`` rows of slot i's column, if the period keeps its step.
 
-    The steps are those that come next; nothing is counted (:func:`count_sparse_rows`).
+    The steps are the coming ones; counts stay as they are (:func:`count_sparse_rows`).
     """
     size = data.shape[1]
     for i in range(slots.size):
@@ -113,7 +113,7 @@ def write_sparse_rows(
 def count_sparse_rows(
     memory: Bytes, flags_offset: Ints, rows: Int32s, episode_step: Ints, counts: Int32s, slots: Int32s, every: int
 ) -> None:
-    """Count the rows that the columns of ``slots`` have by their steps."""
+    """Count the rows of the columns of ``slots`` after their steps."""
     for slot in slots:
         if rows[slot] == 0:
             counts[slot] = episode_step[slot] % every != 0

@@ -1,4 +1,4 @@
-"""The log of steps: rows come in lane by lane, fill open segments, are sealed, and are evicted."""
+"""The log of steps: rows arrive lane by lane, fill open segments, are sealed, and are evicted."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ Ints = npt.NDArray[np.int64]
 
 
 class Copying(Protocol):
-    """What copies segments while the log goes on."""
+    """Checkpoint writer that copies segments while the log goes on."""
 
     nbytes: int
 
     def waits(self) -> str | None:
-        """Return why nothing may be appended now; ``None``: it may."""
+        """Return why nothing may be appended now; ``None`` if appending is allowed."""
 
     def end(self) -> None:
-        """Copy nothing more."""
+        """Stop copying."""
 
 
 class StepLog:
@@ -52,26 +52,26 @@ class StepLog:
     it into its lane's open segment.
 
     Args:
-        spec: what a step is.
+        spec: schema of a step.
         codecs: codec name ("auto", ...) by field.
         capacity, ram: limits in steps and in bytes; ``None``: none.
-        stride: steps in a segment, at most.
+        stride: limit of steps in a segment.
         retention: chooses what is evicted.
-        disk: where every sealed segment is written to; those that the arena has no room for lie only there.
-        slots: as many at least.
+        disk: disk tier that every sealed segment is written to; the arena holds those that fit.
+        slots: minimum.
         on_full: what an append does when the disk cannot be written to: "raise", "block", "drop_oldest", "drop_newest".
 
     Attributes:
-        layout: where things are in a segment.
-        opened, sealed: the lanes' open segments, and the others. ``inventory``: how many there are, in what order.
+        layout: layout of segments.
+        opened, sealed: the lanes' open segments, and the others. ``inventory``: their counts and order.
         space: memory of segments, with ``arena``, ``index`` and (with a disk) ``segment_cache``.
-        ledger: who takes how much of ``ram``. ``batches``: memory of batches.
-        sealing: seals open segments. ``admission``: decides what is evicted for what comes.
+        ledger: division of ``ram``. ``batches``: memory of batches.
+        sealing: seals open segments. ``admission``: decides which segments to evict for new ones.
         compaction: frees files without evicting; ``None`` without a disk.
         tables: each column's dictionaries.
-        tag: what ids of this store know it by.
+        tag: mark of this store's ids.
         annotations: of the store and of its lanes.
-        copying: the checkpoint that is being written of segments in memory. ``saving``: held by who writes one.
+        copying: the checkpoint being written of segments in memory. ``saving``: held by the thread that writes one.
     """
 
     def __init__(
@@ -122,12 +122,12 @@ class StepLog:
 
     @property
     def identity(self) -> dict[str, str]:
-        """The store's random name, where it has files."""
+        """The store's random name, if it has files."""
         return {} if self.disk is None else {"store": self.disk.regions.identity.store.hex()}
 
     @property
     def annotation_bytes(self) -> int:
-        """Bytes of memory that annotations take beside those in segments: some ten times their JSON."""
+        """Bytes of memory of annotations outside segments: some ten times their JSON."""
         return 10 * (self.annotations.nbytes + self.opened.annotations.nbytes)
 
     @property
@@ -137,17 +137,18 @@ class StepLog:
 
     @property
     def segment_bytes(self) -> int:
-        """Bytes of memory that there are for sealed segments."""
+        """Bytes of memory available to sealed segments."""
         return self.arena.limit_bytes - self.space.open_bytes(self.lanes)
 
     def _max_rows(self, lanes: int) -> int:
-        """Return the steps at which a segment is sealed: the stride, or less where open ones would fill capacity."""
+        """Return the steps at which a segment is sealed: the stride, or fewer where open segments would fill
+        capacity."""
         if self.admission.capacity is None:
             return self.stride
         return max(1, min(self.stride, self.admission.capacity // (4 * max(1, lanes))))
 
     def check_open(self) -> None:
-        """Raises: ValueError once the store is closed; StoreInUseError in a process that was forked from its own."""
+        """Refuse a closed store.  Raises: ValueError; StoreInUseError in a process forked from the store's."""
         if self.closed:
             raise ValueError("store: closed; make a new Store to go on")
         if self.disk is not None:
@@ -156,11 +157,11 @@ class StepLog:
     # lanes
 
     def open_lanes(self, count: int) -> None:
-        """Make lanes up to ``count``.
+        """Open lanes up to ``count``.
 
         Raises:
             ValueError: the capacity is too small for so many.  MemoryError: ``ram`` is, or there is no address space;
-                then there are no more lanes than before.
+                then no lane was added.
         """
         more = count - self.lanes
         if more <= 0:
@@ -181,7 +182,7 @@ class StepLog:
     def reopen_lanes(
         self, slots: Ints, steps: Ints, begins: Bytes, episode_steps: Ints, shares: npt.NDArray[np.int32]
     ) -> None:
-        """Make lanes, to which ``steps`` [n] were written, with empty open segments in ``slots`` [n].
+        """Restore lanes, with ``steps`` [n] steps written so far and empty open segments in ``slots`` [n].
 
         Args:
             begins: whether the next step of each begins an episode. ``episode_steps``: its number in its episode.
@@ -204,17 +205,17 @@ class StepLog:
         self.inventory.add_lanes(oldest)
 
     def begin_at(self, lane: int, step: int) -> None:
-        """Let the lane's next step, in an open segment that is empty, be the one of that number."""
+        """Number the lane's next step, in an open segment that is empty, ``step``."""
         self.opened.begin_at(lane, step)
         self.inventory.total_steps += step
 
     # limits
 
     def resize(self, capacity: int | None, ram: int | None, disk_limit: int | None, batch_bytes: int = 0) -> None:
-        """Set other limits; :meth:`keep_limits` evicts what is too much.
+        """Set other limits; :meth:`keep_limits` evicts what exceeds them.
 
         Args:
-            batch_bytes: of the largest batch that is drawn; there is to be room for one beside those that are held.
+            batch_bytes: of the largest batch in use; there must be room for one beside those held.
 
         Raises:
             ValueError: too small for the lanes; then nothing changed.  MemoryError: no address space; likewise.
@@ -229,14 +230,14 @@ class StepLog:
         self.inventory.changes += 1
 
     def keep_limits(self) -> None:
-        """Evict what is too much for the capacity, the files or the memory."""
+        """Evict whatever exceeds the limits of capacity, files or memory."""
         self.make_room_for_steps(0)
         self.admission.fit_disk()
         self.admission.fit_memory()
 
     def make_room_for_steps(self, coming: int) -> None:
         while not self.admission.make_room_for_steps(coming):
-            # Many lanes that were opened one after another hold all there is.
+            # Many lanes that were opened one after another hold all steps there are.
             self._abandon(int(np.argmax(self.index.rows[self.opened.slots])))
 
     # steps
@@ -249,10 +250,10 @@ class StepLog:
         Args:
             flags: uint8 [n], TERMINATED and TRUNCATED bits.
             rows: ``reward`` float32 [n] and every field [n, *shape].
-            finals: final observations by field [n, *shape]; only rows that ended are read. ``None``: ``nexts``, or
-                else the observation is repeated.
-            nexts: observations after the steps by field [n, *shape]. An episode whose next step observes something
-                else was broken off: it is truncated there, and the next step begins another.
+            finals: final observations by field [n, *shape]; read only for rows that ended. ``None``: ``nexts``, or else
+                the observation is repeated.
+            nexts: observations after the steps by field [n, *shape]. An episode whose next step observes something else
+                is truncated there, and the next step begins another.
 
         Cost: 5 to 8 us a lane for 84x84 frames, sealing included.
         """
@@ -271,16 +272,16 @@ class StepLog:
         """End the lane's episode, which goes on: its last step becomes truncated.
 
         Args:
-            final: [1, *shape] by field, the true final observation. ``None``: the successor that is known; where none
-                is, the last step cannot be learned from and is dropped: what it observed is the final observation of
-                the one before.
+            final: [1, *shape] by field, the true final observation. ``None``: the known successor; without one, the
+                last step cannot be learned from and is dropped: its observation becomes the final observation of the
+                one before.
         """
         opened, index, slot = self.opened, self.index, int(self.opened.slots[lane])
         self.inventory.changes += 1
         if index.rows[slot] and final is None and not opened.successor_known[lane]:
             opened.drop_last(lane)
             self.inventory.drop_last()
-            if opened.ended(lane):  # it was the episode's only one
+            if opened.ended(lane):  # it was the episode's only step
                 return
         if index.rows[slot]:
             opened.end_episode(lane, final)
@@ -312,7 +313,7 @@ class StepLog:
         try:
             following = self.prepare_next(lane)
             kept = self.sealing.seal(lane, slot)
-        except BaseException as error:  # no memory, no disk, or an interrupt by the user
+        except BaseException as error:  # out of memory, disk full, or an interrupt by the user
             if following < 0 or not self.drops_for(error):
                 index.frames[slot] -= going_on  # the successor was not appended after all
                 if following >= 0:
@@ -323,7 +324,7 @@ class StepLog:
         self.go_on(lane, following, kept, context, going_on, known)
 
     def drops_for(self, error: BaseException) -> bool:
-        """Return whether ``error`` drops the newest segment, by ``on_full``."""
+        """Return whether ``on_full`` drops the newest segment for ``error``."""
         return is_refusal(error) and self.admission.on_full == "drop_newest"
 
     def _abandon(self, lane: int) -> None:
@@ -359,14 +360,14 @@ class StepLog:
         if not kept:
             try:
                 self.admission.drop(slot)
-            except BaseException:  # an interrupt, or no memory: its bytes are written over now all the same
+            except BaseException:  # an interrupt, or out of memory: its bytes are being overwritten already
                 self.admission.drop(slot)
                 raise
 
     def adopt(self, slot: int, content: Bytes) -> bool:
-        """Take in a sealed segment that the index describes already, offsets counting from its beginning.
+        """Adopt a sealed segment that the index describes already, with offsets from its beginning.
 
-        With a disk it stays there. Without, it is copied into the arena; False if there is no room for it.
+        With a disk it stays there. Without, it is copied into the arena; returns False if there is no room for it.
         """
         if not self.sealed.adopt(slot, content):
             return False
@@ -375,20 +376,20 @@ class StepLog:
         return True
 
     def write_tails(self, disk: DiskTier) -> None:
-        """Write every open segment to disk as far as it goes, and how far its lane has come.  Raises: OSError."""
+        """Write every open segment to disk so far, and the end of each lane's step numbers.  Raises: OSError."""
         for lane in range(self.lanes):
             if self.index.rows[self.opened.slots[lane]]:
                 id_, packed = pack_raw(self.opened, lane)
                 if disk.has_tail(id_, packed):
-                    continue  # and nothing is evicted for it
+                    continue  # no eviction for a tail
                 self.admission.make_room_on_disk(len(packed))
                 disk.append_tail(id_, packed, self.index.latest_generation)
-        disk.note_ends(self.index.first_step[self.opened.slots])  # beyond what is there, where segments were evicted
+        disk.note_ends(self.index.first_step[self.opened.slots])  # beyond the files' steps, where segments were evicted
 
 
 def check_lanes(capacity: int | None, lanes: int) -> None:
-    """Raises: ValueError."""
+    """Refuse a capacity too small for so many lanes.  Raises: ValueError."""
     if capacity is not None and capacity < 2 * lanes:
         raise ValueError(
-            f"store: capacity {capacity} is too small for {lanes} lanes; every lane needs at least 2 steps"
+            f"store: capacity {capacity} is too small for {lanes} lanes; every lane needs at least 2 steps; raise it"
         )
