@@ -104,7 +104,7 @@ def test_each_segment_that_cannot_be_read_is_named_and_the_others_come(tier: Tie
     assert set(problems) == {flipped, missing, cut}
     assert f"{path}: byte {place:,}: checksum" in problems[flipped] and "expected" in problems[flipped]
     assert "region 77" in problems[missing]
-    assert f"{path}: got 100 bytes" in problems[cut] and "cut off" in problems[cut]
+    assert f"{path}: got 100 bytes" in problems[cut] and "truncated" in problems[cut]
     tier.check()
     tier.index.region[missing] = 0
     tier.segment_cache.forget(flipped)

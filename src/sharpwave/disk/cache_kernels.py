@@ -1,7 +1,7 @@
-"""Which segments each chunk of the arena holds, in kernels: a batch of hundreds of segments takes microseconds.
+"""Lists of the segments in each chunk of the arena, in kernels: a batch of hundreds of segments takes microseconds.
 
 Two kinds of lists, each a ring through its head: the segments of every chunk, and the chunks that have any, in the
-order in which they began to be filled. A slot's or chunk's neighbours stand in ``links``; nothing is searched for.
+order in which they began to be filled. ``links`` holds each slot's or chunk's neighbours; nothing is searched for.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ BEFORE, AFTER = 0, 1
 
 
 class ChunkLists(NamedTuple):
-    """Which segments lie in each chunk of the arena.
+    """Segments in each chunk of the arena.
 
     Attributes:
         members: links; heads are chunks, nodes are slots.
-        order: links; the only head is 0, nodes are chunks that hold anything, in the order of their filling.
+        order: links; the only head is 0, nodes are chunks with segments, in the order in which they began to be filled.
         held: int64 [chunks], bytes of segments in each.
     """
 
@@ -112,7 +112,7 @@ def uncache_chunk(
     pins: Int32s,
     kept: Ints,
 ) -> int:
-    """Take all segments out of a chunk; return how many of them are pinned, whose slots ``kept`` receives."""
+    """Remove all segments from a chunk; return how many of them are pinned, whose slots ``kept`` receives."""
     members, held = lists.members, lists.held
     count = 0
     while members[AFTER, chunk] != chunk:
@@ -126,7 +126,7 @@ def uncache_chunk(
 
 @njit(nogil=True, cache=True)
 def count(lists: ChunkLists, chunk: int, pins: Int32s) -> tuple[int, int]:
-    """Return how many segments lie in a chunk, and how many of them are pinned."""
+    """Return the number of segments in a chunk, and of those pinned."""
     members, heads = lists.members, lists.held.size
     found = pinned = 0
     node = members[AFTER, chunk]
@@ -141,7 +141,7 @@ def count(lists: ChunkLists, chunk: int, pins: Int32s) -> tuple[int, int]:
 def choose(lists: ChunkLists, live: Ints, pins: Int32s, current: int, candidates: int) -> int:
     """Return the chunk with the fewest pinned segments among the oldest that could be freed; -1 if there is none.
 
-    A chunk that is being filled (``current``), or in which room was taken for what is not there yet, is left alone.
+    A chunk that is being filled (``current``), or with room reserved for reads under way, is left alone.
     """
     order, held = lists.order, lists.held
     best = fewest = -1
@@ -161,11 +161,11 @@ def choose(lists: ChunkLists, live: Ints, pins: Int32s, current: int, candidates
 
 @njit(nogil=True, cache=True)
 def missing(slots: Ints, resident: Bytes, state: Ints, mark: int, wanted: Ints, where: Ints) -> tuple[int, int]:
-    """Find the distinct ones of ``slots`` that are not resident and have ``state`` 0, and where in ``slots`` they are.
+    """Find the distinct ones of ``slots`` that are not resident and have ``state`` 0, and their positions in ``slots``.
 
     Args:
-        mark: any ``state`` that is not 0; slots have it for as long as this takes.
-        wanted, where: int64 [n] each, what was found.
+        mark: any ``state`` other than 0; slots have it during this call.
+        wanted, where: int64 [n] each, receive them.
 
     Returns:
         How many are wanted; how many of ``slots`` are resident.
@@ -186,7 +186,7 @@ def missing(slots: Ints, resident: Bytes, state: Ints, mark: int, wanted: Ints, 
 
 @njit(nogil=True, cache=True)
 def pin(pins: Int32s, slots: Ints, by: int) -> None:
-    """Add ``by`` to the pins of slots; a segment that was evicted meanwhile is unpinned already."""
+    """Add ``by`` to the pins of slots; a segment evicted since it was pinned has none."""
     for slot in slots:
         pins[slot] = max(0, pins[slot] + by)
 
@@ -200,7 +200,7 @@ def rebase(offset: Ints, base: Ints, slots: Ints) -> None:
 
 @njit(nogil=True, cache=True)
 def copy(source: Bytes, begins: Ints, target: Bytes, to: Ints, nbytes: Ints) -> None:
-    """Copy ranges [n] from one memory to another."""
+    """Copy ranges [n] from one array of bytes to another."""
     for i in range(nbytes.size):
         words.copy(target, to[i], source, begins[i], nbytes[i])
 
@@ -210,7 +210,7 @@ def pick(slots: Ints, state: Ints, wanted: int, into: Ints) -> int:
     """Collect the distinct ones of ``slots`` in the ``wanted`` state, which becomes 0; return how many."""
     found = 0
     for slot in slots:
-        if state[slot] != 0 and fetch_add(state, slot, 0) == wanted:  # what was read is seen as well
+        if state[slot] != 0 and fetch_add(state, slot, 0) == wanted:  # the bytes read are seen as well
             state[slot] = 0
             into[found] = slot
             found += 1

@@ -1,11 +1,11 @@
 """Compaction: half-empty regions, and many small ones, are copied together.
 
-What is still held of a region is copied, as it is, behind the newest records, under the same ids and sequence numbers;
-the region's file is deleted once the copies are on disk. So a process that ends in between leaves some records twice,
-and none of them not at all; opening takes either one.
+The records held of a region are copied unchanged behind the newest records, under the same ids and sequence numbers;
+the region's file is deleted once the copies are on disk. So a crash in between leaves some records twice, and loses
+none; opening takes either one.
 
-Only regions of which a quarter or more is free are copied: at most three bytes are copied for each byte that is
-appended. So that there is such a region, three quarters of what the limit allows are held at most. Nothing is decoded.
+Only regions of which a quarter or more is free are copied: at most three bytes are copied for each byte appended. So
+that there always is such a region, at most three quarters of the limit are held. Nothing is decoded.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from sharpwave.memory.segment_index import SegmentIndex
 
 
 class Compaction:
-    """Compaction of one store's regions: records are copied together, so that regions become free.
+    """Compaction of one store's regions.
 
     Args:
         tables: dictionaries, by column.
-        segment_cache: reads from a region that is copied are waited for.
+        segment_cache: waits for its reads from a region that is copied.
 
     Cost of a copy: O(slots), one read and one write for each segment, and a sync.
     """
@@ -40,30 +40,31 @@ class Compaction:
         self.disk, self._index, self._tables, self._segment_cache = disk, index, tables, segment_cache
 
     def compact(self, max_share: float = MAX_HELD_SHARE, left_out: frozenset[int] = frozenset()) -> bool:
-        """Copy what is held of the region that is emptiest, and delete it. False if there is none that is empty enough.
+        """Copy the records held of the emptiest region, and delete it; return False if none is empty enough.
 
         Args:
-            max_share: of the region that is held.  left_out: regions that stay as they are.
+            max_share: of the region that is held.  left_out: regions not to copy.
 
         Raises:
-            OSError: the disk is full or failing. What was copied counts already, and nothing is lost.
+            OSError: the disk is full or failing. Records copied by then count, and none is lost.
         """
         number = self.disk.budget.emptiest(max_share, left_out)
         return number is not None and self._copy([number])
 
     def merge(self, left_out: frozenset[int] = frozenset()) -> bool:
-        """Copy what is held of small regions into one, where there are many of them, and delete them. False: there are
-        few.  Raises: OSError: as :meth:`compact`.
+        """Copy small regions into one, where there are many, and delete them; return False if there are few.
+
+        Raises: OSError: as :meth:`compact`.
         """
         numbers = self.disk.budget.small_ones(left_out)
         return bool(numbers) and self._copy(numbers)
 
     def make_room(self, need: int) -> bool:
-        """Return whether there is room for ``need`` bytes, or it could be made without evicting.  Raises: OSError."""
+        """Return whether there is room for ``nbytes``, making it if that takes no eviction.  Raises: OSError."""
         budget, regions = self.disk.budget, self.disk.regions
         if budget.crowded(need):
             return False
-        if not regions.room_for(need):  # a region will be begun
+        if not regions.room_for(need):  # a new region will be needed
             with contextlib.suppress(OSError):
                 while self.merge():
                     pass
@@ -75,10 +76,10 @@ class Compaction:
         return True
 
     def tidy(self, left_out: frozenset[int]) -> None:
-        """Leave few files with little waste for the next opening, which reads them all. An error costs nothing.
+        """Leave few files with little waste for the next opening, which reads them all. Errors are ignored.
 
         Args:
-            left_out: regions that stay as they are.
+            left_out: regions not to copy.
         """
         with contextlib.suppress(OSError):
             while self.merge(left_out):
@@ -87,7 +88,7 @@ class Compaction:
                 pass
 
     def _try_compact(self) -> bool:
-        """As :meth:`compact`, where evicting would make room as well: then a full disk is no error."""
+        """Compact where evicting would make room as well: a full disk is no error then."""
         try:
             return self.compact()
         except OSError:

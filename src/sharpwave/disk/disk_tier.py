@@ -24,11 +24,11 @@ from sharpwave.native.directory import Directory
 from sharpwave.native.files import Files
 
 GENERATIONS = 64
-"""A note or a region's header reserves so many generations beyond those given out, so that few notes are needed."""
+"""Generations that a note or a region's header reserves beyond the latest, so that few notes are needed."""
 
 
 class Tail(NamedTuple):
-    """Place of the flushed rows of an open segment, and their checksum."""
+    """Location of the flushed rows of an open segment, and their checksum."""
 
     region: int
     offset: int
@@ -37,10 +37,10 @@ class Tail(NamedTuple):
 
 
 class Claims(Protocol):
-    """What notes in region files say beside the segments there, so that opening knows it after a crash.
+    """Facts of a log that notes in region files record, for opening after a crash.
 
     Attributes:
-        threshold: the retention's; segments whose keys are not below it were evicted.
+        threshold: the retention's; segments with keys at or above it were evicted.
         latest_generation: the highest of any id so far.
     """
 
@@ -53,28 +53,28 @@ class Claims(Protocol):
 
 @dataclass(frozen=True)
 class _NoClaims:
-    """Of a folder that no log was begun in."""
+    """Claims of a folder before a log is begun in it."""
 
     threshold: float = 1.0
     latest_generation: int = 0
 
 
 class DiskTier:
-    """One process's hold on a store's folder.
+    """Store's folder, held by one process.
 
     Args:
-        path: of the folder, made if absent. ``identity``: of its region files.
-        limit: most bytes of region files; ``None``: none. ``most_bytes``: of steps, as they come.
-        inspect: called with the folder once this process has locked it, before anything is made in it; may raise.
+        path: of the folder, created if absent. ``identity``: of its region files.
+        limit: of the region files, in bytes; ``None``: none. ``most_bytes``: of all steps, unencoded.
+        inspect: called with the folder once this process has locked it, before anything is created in it; may raise.
 
     Attributes:
-        directory: the folder, open; all files are reached from it.
+        directory: the folder, open; all files are opened from it.
         forked: this process was forked from the one that opened the folder, and leaves it alone.
         reads: of segments. ``bytes_written``, ``failures``: of appending.
         budget: the limit on the files, and what it leaves.
         held: which records of which region are held: segments, and the newest rows of open ones.
-        ends: how far the lanes' step numbers go, as the files show.
-        described: what ``store.json`` says.
+        ends: ends of the lanes' step numbers, as the files show.
+        described: contents of ``store.json``.
 
     Raises:
         StoreInUseError: another process holds the folder.
@@ -111,10 +111,10 @@ class DiskTier:
         self.described: dict[str, Any] = {}
 
     def begin(self, claims: Claims, in_order: bool) -> None:
-        """Serve a log, whose ``claims`` notes repeat.
+        """Begin to serve a log, whose ``claims`` are recorded in notes.
 
         Args:
-            in_order: whether segments are evicted in the order in which they came.
+            in_order: whether segments are evicted in the order in which they were added.
         """
         self._claims = claims
         if not in_order:
@@ -122,18 +122,18 @@ class DiskTier:
 
     @property
     def folder(self) -> Path:
-        """Where the folder was when it was opened; for messages."""
+        """Absolute path of the folder when it was opened; for messages."""
         return self.directory.path
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the region files take."""
+        """Bytes of the region files."""
         return self.regions.nbytes
 
     def share(self, folder: Directory) -> list[tuple[int, str]]:
-        """Give every region that holds a segment the same name in ``folder``; it will not be written to any more.
+        """Link every region that holds a segment into ``folder`` under the same name, and write to it no more.
 
-        Returns descriptors of those that could get none, and the names to copy them to.  Raises: OSError.
+        Returns descriptors of those that cannot be linked, and the names to copy them to.  Raises: OSError.
         """
         self.check_held()
         self.regions.check_named()
@@ -159,9 +159,9 @@ class DiskTier:
         generation: int,
         dictionaries: dict[tuple[int, int], bytes],
     ) -> tuple[int, int] | None:
-        """Copy a record behind the newest one, with its id and its sequence number; returns its new region and offset.
+        """Copy a record behind the newest one, with its id and its sequence number; return its new region and offset.
 
-        ``None``: it cannot be read; its region will not be the emptiest one any more.  Raises: OSError: as ``append``.
+        ``None``: it cannot be read, and its region is not compacted again.  Raises: OSError: as ``append``.
         """
         try:
             found = self.regions.read_record(region, offset, nbytes)
@@ -183,7 +183,7 @@ class DiskTier:
         return place
 
     def vacate(self, numbers: list[int], generation: int) -> bool:
-        """Delete regions whose segments were moved; False: something in them cannot be read.  Raises: OSError."""
+        """Delete regions whose segments were moved; return False if a record cannot be read.  Raises: OSError."""
         for id_, tail in list(self._tails.items()):
             if tail.region in numbers:
                 place = self.move(TAIL, tail.region, tail.offset, tail.nbytes, generation, {})
@@ -198,22 +198,22 @@ class DiskTier:
         return True
 
     def delete(self, numbers: list[int]) -> None:
-        """Delete regions in which nothing is held; their notes are written again first.  Raises: OSError."""
+        """Delete regions without held records, after repeating their notes.  Raises: OSError."""
         if not numbers:
             return
         if self._note.region in numbers:
             self.note(always=True)
         if self.ends.rest_on(numbers):
             self.note_ends()
-        self.regions.sync()  # what replaces their content is on disk before they go
+        self.regions.sync()  # replacements of their records are on disk before they are deleted
         for number in numbers:
             self.regions.delete(number)
             self.held.forget(number)
 
     def note(self, always: bool = False) -> None:
-        """Write a note of the retention's threshold and the generations given out, for opening after a crash.
+        """Write a note of the retention's threshold and the generations reserved, for opening after a crash.
 
-        Writes nothing where nothing has changed, unless ``always``.  Raises: OSError.
+        Writes nothing if nothing changed, unless ``always``.  Raises: OSError.
         """
         threshold, generation = self._claims.threshold, self._claims.latest_generation
         before = self._note
@@ -224,9 +224,9 @@ class DiskTier:
         self._note = Note(region, threshold, generation)
 
     def note_ends(self, ends: npt.NDArray[np.int64] | None = None) -> None:
-        """Write a note of how far the lanes' step numbers go: what the files show, or beyond it ``ends`` [lanes].
+        """Write a note of the ends of the lanes' step numbers: as the files show, or beyond them ``ends`` [lanes].
 
-        Writes nothing where the files show ``ends`` already.  Raises: OSError.
+        Writes nothing if the files show ``ends`` already.  Raises: OSError.
         """
         if ends is not None and not self.ends.behind(ends):
             return
@@ -236,7 +236,7 @@ class DiskTier:
         self.ends.reach_all(merged, region)
 
     def begin_life(self) -> None:
-        """Write a note of what opening found, so that no id is given out again however this process ends.
+        """Write a note of what opening found, so that no id is ever reused, even after a crash.
 
         Raises: OSError.
         """
@@ -247,7 +247,7 @@ class DiskTier:
             self.note(always=True)
 
     def try_note(self) -> None:
-        """Write a note as :meth:`note` does, if the limit and the disk allow it, in the spare room too."""
+        """Write a note as :meth:`note` does, if limit and disk allow it, using the spare room too."""
         budget, room = self.budget, self.regions.room_for(THRESHOLD_BYTES)
         if budget.limit_bytes is None or room or self.nbytes + budget.spare_bytes <= budget.limit_bytes:
             try:
@@ -264,7 +264,7 @@ class DiskTier:
         dictionaries: dict[tuple[int, int], bytes],
         sequence: int | None = None,
     ) -> tuple[int, int]:
-        """Write a record that does not count as held yet; returns its region and offset.  Raises: OSError."""
+        """Write a record that does not count as held yet; return its region and offset.  Raises: OSError."""
         most = min(generation + GENERATIONS, MAX_GENERATION - 1)
         if kind == SEGMENT:
             self.ends.make_room_for(payload)  # first: what was written counts
@@ -273,13 +273,13 @@ class DiskTier:
             self.ends.reach_by(payload, region)
         begun = self.regions.regions[region].generation
         if begun > self._note.generation and self._note.threshold >= 1.0:
-            self._note = Note(region, 1.0, begun)  # a header says as much as a note does
+            self._note = Note(region, 1.0, begun)  # a header serves as a note
         return region, offset
 
     def append(
         self, id_: int, packed: bytes, generation: int, dictionaries: dict[tuple[int, int], bytes]
     ) -> tuple[int, int]:
-        """Write a segment; returns its region and offset.  Raises: OSError; then nothing is held of it."""
+        """Write a segment; return its region and offset.  Raises: OSError; then nothing is held of it."""
         if not self.regions.room_for(len(packed)):
             self.budget.grow_regions()
         try:
@@ -295,13 +295,13 @@ class DiskTier:
         return region, offset
 
     def has_tail(self, id_: int, packed: bytes) -> bool:
-        """Return whether just these rows of an open segment were written already."""
+        """Return whether these very rows of an open segment were written already."""
         before = self._tails.get(id_)
-        # The CRC-32 is the one in it: that of bytes with their CRC-32 is a constant.
+        # The stored CRC-32: that of bytes followed by their CRC-32 is a constant.
         return before is not None and before.checksum == checksum_of(packed)
 
     def append_tail(self, id_: int, packed: bytes, generation: int) -> None:
-        """Write an open segment as far as it goes, unless just that was written already.  Raises: OSError."""
+        """Write an open segment's rows so far, unless they were written already.  Raises: OSError."""
         if self.has_tail(id_, packed):
             return
         checksum, before = checksum_of(packed), self._tails.get(id_)
@@ -317,15 +317,15 @@ class DiskTier:
         self.bytes_written += len(packed)
 
     def drop_tail(self, id_: int) -> None:
-        """Release the flushed rows of an open segment, if there are any: it is sealed now, or evicted."""
+        """Release the flushed rows of an open segment, if any: it was sealed or evicted."""
         tail = self._tails.pop(id_, None)
         if tail is not None:
             self.release(tail.region, tail.nbytes)
 
     def release(self, region: int, nbytes: int) -> None:
-        """Release an evicted segment; a region without any is deleted, unless it is being written to.
+        """Release an evicted segment; delete its region once it holds none, unless it is being written.
 
-        Raises nothing: a file that cannot be deleted now is tried again at the next eviction.
+        Raises nothing: deleting a file is tried again at the next eviction.
         """
         self.held.release(region, nbytes)
         unused = [n for n in list(self.regions.regions)[:-1] if not self.held.holds(n)]
@@ -348,17 +348,18 @@ class DiskTier:
         if self.forked:
             raise StoreInUseError(
                 f"disk: {self.folder} was opened by process {self._process}; this is process {os.getpid()}, forked "
-                "from it, and two would write over each other. Open stores after the fork, or use it there"
+                "from it, and both would overwrite each other's files. Open the store after the fork, or use it in the "
+                "parent"
             )
 
     def check_held(self) -> None:
-        """Check that folder and lock were not deleted or replaced.  Raises: StoreInUseError."""
+        """Check that the folder and its lock were not deleted or replaced.  Raises: StoreInUseError."""
         self._hold.check()
         if not self.directory.names_file(FOLDER, self.regions.directory.descriptor):
             raise StoreInUseError(f"disk: {self.regions.directory.path} was deleted or replaced; {ANEW}")
 
     def flush(self) -> None:
-        """Return when everything appended so far is on disk, in files that have their names.
+        """Sync everything appended so far to disk, in files that still have their names.
 
         Raises:
             StoreInUseError: files, the folder or its lock were deleted or replaced.  OSError.
@@ -368,7 +369,7 @@ class DiskTier:
         self.regions.sync()
 
     def leave_to_parent(self) -> None:
-        """Close all files in a process that was just forked: they are its parent's."""
+        """Close all files in a forked process: they are its parent's."""
         self.forked = True
         self.reads.leave_to_parent()
         self.regions.leave()

@@ -1,8 +1,8 @@
-"""Choice of the region files to copy together: those of which little is held, and small ones where there are many.
+"""Choice of the region files to compact: those of which little is held, and small ones where there are many.
 
-A process that ends, and a checkpoint, may leave a region of a few steps. Each takes a descriptor and, at every opening,
-time. So where there are ``MANY`` of one order of size, as many of them as fit one region become one; that one is of a
-higher order, and so a byte is copied a few times in all, and some dozens of small ones are there at any time.
+The end of a process, and a checkpoint, may leave a region of a few steps. Each takes a descriptor and, at every
+opening, time. So where there are ``MANY`` of one order of size, as many of them as fit into one region become one, of a
+higher order. So a byte is copied a few times in total, and there are some dozens of small regions at any time.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from sharpwave.format.region import RECORD, Region
 
 MANY = 8
 DEAD_SHARE = 0.75
-"""A region that another process began is copied when the store is opened if more than this share of it is dead."""
+"""A region of another process is compacted when the store is opened if more than this share of it is dead."""
 MIN_COPY_BYTES = 1 << 18
-"""Fewer dead bytes are not worth copying a region for."""
+"""Fewer dead bytes are not worth compacting a region for."""
 
 Needed = Callable[[int], int]
-"""A region's number -> the most bytes that a copy of what is held of it takes."""
+"""Maps a region's number to an upper bound of the bytes that a copy of its held records takes."""
 
 
 def emptiest(
     regions: dict[int, Region], needed: Needed, most: float, room: int, free: int | None, left_out: Collection[int]
 ) -> int | None:
-    """Return the region of which the smallest share is held, if that is at most ``most`` and it can be copied.
+    """Return the region with the smallest held share, if that is at most ``most`` and it can be copied.
 
     Args:
-        room: bytes that are always left free to copy into. ``free``: that the limit leaves beside them; negative: the
-            files take more than they may already; ``None``: there is no limit.
+        room: bytes always kept free to copy into. ``free``: room within the limit beside them; negative: the files
+            exceed it already; ``None``: there is no limit.
         left_out: regions that cannot be copied.
 
     Cost: O(regions).
@@ -39,7 +39,7 @@ def emptiest(
         nbytes = needed(number)
         if _written_to(regions, number) or number in left_out or nbytes > most * region.allocated:
             continue
-        # A region from before the limit sank may be larger than what is left free.
+        # A region older than a lowered limit may be larger than the room kept free.
         if nbytes + 4 * RECORD.size > room and free is not None and -room <= free < nbytes:
             continue
         found.append((nbytes / region.allocated, number))
@@ -47,7 +47,7 @@ def emptiest(
 
 
 def small_ones(regions: dict[int, Region], needed: Needed, region_bytes: int, left_out: Collection[int]) -> list[int]:
-    """Return regions to copy into one; none where there are few.  Cost: O(regions)."""
+    """Return regions to merge into one; none where there are few.  Cost: O(regions)."""
     groups: dict[int, list[int]] = {}
     for number in regions:
         nbytes = needed(number)
@@ -62,7 +62,7 @@ def small_ones(regions: dict[int, Region], needed: Needed, region_bytes: int, le
                 if chosen and total > region_bytes:
                     break
                 chosen.append(number)
-            if len(chosen) > 2:  # they lie in two at most then; to copy fewer would go on for ever
+            if len(chosen) > 2:  # the copies lie in two at most; merging fewer would never end
                 return chosen
     return []
 

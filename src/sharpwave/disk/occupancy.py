@@ -1,4 +1,4 @@
-"""Count of what is still held of each region file."""
+"""Occupancy of region files: the records held in each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Occupancy:
         self._records: dict[int, int] = {}
         self._bytes: dict[int, int] = {}
         self.total = 0
-        """Bytes held of all regions."""
+        """Bytes held in all regions."""
 
     def hold(self, region: int, nbytes: int) -> None:
         """Count a record of ``region``, with a payload of ``nbytes``, as held."""
@@ -21,7 +21,7 @@ class Occupancy:
         self.total += space(nbytes)
 
     def release(self, region: int, nbytes: int) -> None:
-        """Count it as dead; its file stays."""
+        """Count a record as dead; the file stays."""
         self._records[region] -= 1
         self._bytes[region] -= space(nbytes)
         self.total -= space(nbytes)
@@ -40,7 +40,7 @@ class Occupancy:
         self.total -= self._bytes.pop(region, 0)
 
     def clear(self) -> None:
-        """Count nothing as held."""
+        """Reset all counts."""
         self._records.clear()
         self._bytes.clear()
         self.total = 0

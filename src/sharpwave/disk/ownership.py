@@ -1,4 +1,4 @@
-"""Proof of which files a store wrote itself: nothing else is deleted, moved or overwritten."""
+"""Proof of which files a store wrote itself: it deletes, moves and overwrites no others."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from sharpwave.native.directory import Directory, IrregularError, kind_of
 from sharpwave.native.files import Files
 
 MARK = ".sharpwave"
-"""File in a checkpoint's numbered folder: its number, and the store."""
+"""File that marks a checkpoint's numbered folder: its number, and the store."""
 OPENING = ".opening"
-"""File in a folder to which a checkpoint's files are being linked: the store that they are of."""
+"""File that marks a folder into which a checkpoint's files are being linked: their store."""
 OF_THE_SYSTEM = {"lost+found", ".DS_Store", "Thumbs.db", "desktop.ini"}
-"""What an empty folder may hold."""
+"""Names that an empty folder may contain."""
 _PARTIAL_MANIFEST = re.compile(rf"\.{re.escape(MANIFEST)}\.[0-9a-f]{{32}}\.partial")
 _PARTIAL_PART = re.compile(r"\.[0-9]+\.[0-9a-f]{32}\.partial")
 _REGION = re.compile(r"[0-9]{12}\.(region|partial)|\.[0-9]{12}\.[0-9a-f]{32}\.partial")
@@ -35,7 +35,7 @@ def is_of(directory: Directory, name: str, store: bytes) -> bool:
 
 
 def header_of(directory: Directory, name: str) -> bytes:
-    """Return a region file's header; empty where there is no such file, or it cannot be read."""
+    """Return a region file's header; empty if there is no such file, or it cannot be read."""
     try:
         descriptor = directory.open_file(name)
         try:
@@ -47,7 +47,7 @@ def header_of(directory: Directory, name: str) -> bytes:
 
 
 def unfinished(directory: Directory, identity: Identity) -> list[str]:
-    """Return the store's own files that were about to become regions when their process ended."""
+    """Return the store's own files that were about to become regions when a process crashed."""
     found = []
     for name in directory.names():
         number, _, rest = name.removeprefix(".").partition(".")
@@ -55,7 +55,7 @@ def unfinished(directory: Directory, identity: Identity) -> list[str]:
             continue
         if name == partial_name(int(number), identity):
             found.append(name)
-        elif rest == "partial":  # as they were called before; they read as zeros until the header was written
+        elif rest == "partial":  # names of earlier releases; zeros until the header is written
             header = header_of(directory, name)
             if not any(header) or header[40:56] == identity.store:
                 found.append(name)
@@ -63,7 +63,7 @@ def unfinished(directory: Directory, identity: Identity) -> list[str]:
 
 
 def mark(directory: Directory, name: str, content: dict[str, Any], files: Files) -> None:
-    """Write a file that tells later processes what a folder is for.  Raises: OSError."""
+    """Write a file that tells later processes the purpose of a folder.  Raises: OSError."""
     descriptor = files.open(directory, name)
     try:
         files.pwrite(descriptor, json.dumps(content).encode(), 0)
@@ -77,7 +77,7 @@ def mark(directory: Directory, name: str, content: dict[str, Any], files: Files)
 
 
 def marked(directory: Directory, name: str) -> dict[str, Any]:
-    """Read what :func:`mark` wrote; empty where there is none."""
+    """Read a file that :func:`mark` wrote; return an empty dict if there is none."""
     try:
         descriptor = directory.open_file(name)
         try:
@@ -90,9 +90,9 @@ def marked(directory: Directory, name: str) -> dict[str, Any]:
 
 
 def make_part(directory: Directory, number: int, store: str, files: Files) -> Directory:
-    """Make a checkpoint's numbered folder, with its mark. It is marked before it has that name.
+    """Create a checkpoint's numbered folder, marked before it gets that name.
 
-    Raises: OSError; then it is not there.
+    Raises: OSError; then it does not exist.
     """
     partial = f".{number}.{store}.partial"
     try:
@@ -107,7 +107,7 @@ def make_part(directory: Directory, number: int, store: str, files: Files) -> Di
 
 
 def remove_parts(directory: Directory, store: str, files: Files, *, kept: int = 0, named: int = 0) -> None:
-    """Remove all numbered folders but the one that is ``kept``, and unfinished ones, as :func:`remove_part` does."""
+    """Remove all numbered folders but the one ``kept``, and unfinished ones, as :func:`remove_part` does."""
     for name in directory.names():
         if re.fullmatch("[1-9][0-9]{0,17}", name) and int(name) != kept:
             remove_part(directory, name, store, files, named=int(name) == named)
@@ -123,12 +123,12 @@ def _remove_partial_part(directory: Directory, name: str, files: Files) -> None:
 
 
 def remove_part(directory: Directory, name: str, store: str, files: Files, *, named: bool = False) -> None:
-    """Delete a checkpoint's numbered folder, if a checkpoint made it; what else lies in it stays, and so it does.
+    """Delete a checkpoint's numbered folder, if a checkpoint made it; foreign files in it stay, and so does the folder.
 
-    Where it was made before such folders were marked, its regions must be those of ``store``.
+    In a folder made before such folders were marked, the regions must be those of ``store``.
 
     Args:
-        named: ``store.json`` names it.
+        named: whether ``store.json`` names it.
     """
     try:
         with directory.directory(name) as part:
@@ -166,20 +166,20 @@ def _regions(part: Directory) -> Directory | None:
 
 
 def remove_partial_manifests(directory: Directory, files: Files) -> None:
-    """Delete what processes left that ended while writing ``store.json``. The folder is locked."""
+    """Delete partial files of ``store.json`` that crashed processes left. The folder must be locked."""
     for name in directory.names():
         if _PARTIAL_MANIFEST.fullmatch(name) and directory.is_file(name):
             files.unlink(directory, name)
 
 
 def check_empty(directory: Directory, store: bytes | None) -> None:
-    """Check that a folder holds nothing but what an interrupted creation of a store leaves.
+    """Check that a folder holds nothing but the remains of an interrupted creation of a store.
 
     Args:
-        store: whose regions may be there if they were about to be linked to it from a checkpoint.
+        store: regions of this store may be there: they were about to be linked from a checkpoint.
 
     Raises:
-        FileExistsError: saying what was found, and what to do.
+        FileExistsError: naming what was found, and the remedy.
     """
     for name in directory.names():
         status = directory.status(name)
@@ -194,7 +194,7 @@ def check_empty(directory: Directory, store: bytes | None) -> None:
             name = f"{FOLDER}/{foreign[0]}"
         hint = ""
         if name.startswith(FOLDER) and directory.status(MANIFEST) is None:
-            hint = f"; these may be a store's whose {MANIFEST} was lost: put back a copy of it"
+            hint = f"; these may belong to a store whose {MANIFEST} was lost: put back a copy of it"
         raise FileExistsError(
             f"disk: {directory.path} is neither new nor empty: it holds {name!r} ({kind_of(status.st_mode)}){hint}. "
             "Give another folder, or move away what is in it"
@@ -205,7 +205,7 @@ def check_regions(directory: Directory, store: bytes) -> None:
     """Check that regions can be linked into a checkpoint's folder.
 
     Raises:
-        FileExistsError: something else is there.
+        FileExistsError: other files are there.
     """
     foreign = _unlinked(directory, store) if directory.status(FOLDER) else []
     if foreign:
@@ -236,7 +236,7 @@ def check_apart(path: Path) -> None:
     """
     path = path.resolve()
     for parent in path.parents:
-        with contextlib.suppress(OSError, DamagedError):  # no store's, or nothing that could be said of it
+        with contextlib.suppress(OSError, DamagedError):  # not a store's, or unreadable
             checkpoint = read_manifest(parent).get("checkpoint")
             inside = path.relative_to(parent).parts[0]
             if checkpoint or inside in (FOLDER, QUARANTINE):
@@ -244,4 +244,4 @@ def check_apart(path: Path) -> None:
                 break
     else:
         return
-    raise FileExistsError(f"{path} lies in the folder of a {what}, {parent}; give a folder of its own")
+    raise FileExistsError(f"{path} lies in the folder of a {what}, {parent}; give a folder outside it")

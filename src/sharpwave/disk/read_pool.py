@@ -1,10 +1,10 @@
 """Threads that read segments from disk into the arena, many at a time, without the interpreter lock.
 
-A read of some kilobytes takes a few microseconds where the system has the file in memory: less than it takes to hand
-the interpreter's lock from thread to thread. So a reader waits, reads and verifies in one kernel that never returns to
-Python; it is woken through a pipe, takes reads from a queue, and notes each outcome in ``state``. Who waits for a
-read takes from the queue as well. What went wrong is not told here: a read that failed, or whose bytes do not have
-their checksum, is SUSPECT, and is made again where errors have names.
+A read of some kilobytes takes a few microseconds where the page cache holds the file: less than handing the interpreter
+lock from thread to thread. So a reader waits, reads and verifies in one kernel that never returns to Python; it is
+woken through a pipe, takes reads from a queue, and notes each outcome in ``state``. Threads that wait for a read take
+from the queue as well. Errors are not reported here: a read that failed, or whose bytes do not match their checksum, is
+SUSPECT, and is repeated in Python, which names the error.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 
 COMING, READ, SUSPECT = 1, 2, 3
-"""A slot's ``state`` while its segment is read; 0 and other numbers are not this module's."""
+"""States of a slot while its segment is read; 0 and other numbers are not this module's."""
 SLOT, DESCRIPTOR, DIRECT, PLACE, BASE, NBYTES = 0, 1, 2, 3, 4, 5
-"""Columns of a read: the slot; the file, and the same past the system's memory; the offset there;
+"""Columns of a read: the slot; the file's descriptor, and that for direct reads; the offset in the file;
 the offset in memory; bytes, the last 4 their CRC-32."""
 COLUMNS = 8
 HEAD, TAIL, DONE, JOINED = 0, 8, 16, 24
-"""Counters, each on a cache line of its own: reads that were taken from the queue, put there, settled; and that came
+"""Counters, each on a cache line of its own: reads taken from the queue, put there, and settled; and reads joined
 with the one before."""
 MAX_JOINED_READS = 8
-"""At most so many reads that lie side by side are made as one."""
+"""Limit of the reads of adjoining ranges that are made as one."""
 QUEUE = 2048
 MAX_READERS, MIN_READERS = 32, 4
-"""Reads in flight: a disk answers many at a time, and one only as fast as it turns around."""
+"""Reads in flight: a disk serves many at once, and one only at its latency."""
 BYTES_PER_READER = 1 << 20
-"""Memory to read into for each reader: its window takes an eighth of that."""
+"""Memory for each reader's reads: its window takes an eighth of that."""
 NAP_US = 30
 MAX_NAPS = 1000
-"""After so many a waiting thread returns to Python, where an interrupt by the user is noticed."""
+"""After so many reads a waiting thread returns to Python, where an interrupt by the user is noticed."""
 MAX_FAILURES = 100
 """Failed reads of the pipe (as by signals) after which a reader gives up."""
 
@@ -57,7 +57,7 @@ _usleep: Any = types.ExternalFunction("usleep", types.int32(types.uint32))
 
 @njit(nogil=True, cache=True)
 def _put(queue: Ints, counters: Ints, state: Ints, reads: Ints) -> int:
-    """Queue as many of the first reads as there is room for; return how many. For one thread at a time."""
+    """Queue as many of the first reads as there is room for; return how many. Not thread-safe."""
     tail = fetch_add(counters, TAIL, 0)
     count = min(len(reads), len(queue) - (tail - fetch_add(counters, HEAD, 0)))
     for i in range(count):
@@ -69,12 +69,12 @@ def _put(queue: Ints, counters: Ints, state: Ints, reads: Ints) -> int:
 
 @njit(nogil=True, cache=True)
 def _take(queue: Ints, counters: Ints, reads: Ints) -> int:
-    """Take the oldest read from the queue, and those behind it that adjoin it in the file; return how many."""
+    """Take the oldest read from the queue, and adjoining ones behind it; return how many."""
     while True:
         head, tail = fetch_add(counters, HEAD, 0), fetch_add(counters, TAIL, 0)
         count = 0
         while count < len(reads) and head + count < tail:
-            reads[count] = queue[(head + count) % len(queue)]  # before it is taken, and its place with it
+            reads[count] = queue[(head + count) % len(queue)]  # copied before its place in the queue is free
             if count and not _adjoins(reads[0], reads[count - 1], reads[count]):
                 break
             count += 1
@@ -84,7 +84,7 @@ def _take(queue: Ints, counters: Ints, reads: Ints) -> int:
 
 @njit(nogil=True, cache=True)
 def _adjoins(first: Ints, before: Ints, read: Ints) -> bool:
-    """Return whether a read is worth joining with the one before it, and fits the window."""
+    """Return whether a read is worth joining with the one before it, and fits into the window."""
     gap = read[PLACE] - before[PLACE] - before[NBYTES]
     span = read[PLACE] + read[NBYTES] - first[PLACE]
     return bool(
@@ -100,13 +100,13 @@ def _settle(state: Ints, counters: Ints, slot: int, sound: bool) -> None:
 
 @njit(nogil=True, cache=True)
 def _is_coming(state: Ints, slot: int) -> bool:
-    # A slot that is none of the readers' business needs no order among memory accesses, which costs.
+    # Slots that are not being read skip the atomic access, which costs time.
     return state[slot] != 0 and fetch_add(state, slot, 0) == COMING
 
 
 @njit(nogil=True, cache=True)
 def _is_sound(memory: Bytes, table: Table, read: Ints) -> bool:
-    """Return whether what was read has its checksum."""
+    """Return whether the bytes read match their checksum."""
     end = read[BASE] + read[NBYTES]
     stored = np.uint64(0)
     for i in range(4):
@@ -116,7 +116,7 @@ def _is_sound(memory: Bytes, table: Table, read: Ints) -> bool:
 
 @njit(nogil=True, cache=True)
 def _make(memory: Bytes, counters: Ints, state: Ints, table: Table, reads: Ints, window: Bytes) -> None:
-    """Make reads that lie side by side, and note their outcomes."""
+    """Make reads of adjoining ranges, and note their outcomes."""
     first, last = reads[0], reads[len(reads) - 1]
     at = 0
     if len(reads) > 1:
@@ -136,7 +136,7 @@ def _make(memory: Bytes, counters: Ints, state: Ints, table: Table, reads: Ints,
 
 @njit(nogil=True, cache=True)
 def _serve(memory: Bytes, queue: Ints, counters: Ints, state: Ints, table: Table, window: Bytes, pipe: int) -> None:
-    """Wait for a byte in ``pipe``, make reads until none is queued, and again, until the pipe is closed."""
+    """Wait for a byte in ``pipe``, make reads until none is queued, and repeat, until the pipe is closed."""
     reads = np.empty((MAX_JOINED_READS, COLUMNS), np.int64)
     failures = 0
     while failures < MAX_FAILURES:
@@ -152,7 +152,7 @@ def _serve(memory: Bytes, queue: Ints, counters: Ints, state: Ints, table: Table
 
 @njit(nogil=True, cache=True)
 def _wait(memory: Bytes, queue: Ints, counters: Ints, state: Ints, table: Table, window: Bytes, slots: Ints) -> bool:
-    """Wait until none of ``slots`` is being read, making reads meanwhile; False: not yet, call again."""
+    """Wait until none of ``slots`` is being read, making reads meanwhile; return False to be called again."""
     reads = np.empty((MAX_JOINED_READS, COLUMNS), np.int64)
     naps = 0
     for slot in slots:
@@ -189,7 +189,7 @@ def _thread(
     ends: list[bool],
     window: Bytes,
 ) -> None:
-    """Run a reader. Its arguments keep the memory that it writes to alive until it is done."""
+    """Run a reader. Its arguments keep the memory that it writes to alive until it ends."""
     try:
         if files.native:
             _serve(memory, queue, counters, state, TABLE, window, pipe)
@@ -208,9 +208,9 @@ class Readers:
     """Pool of threads that read segments into ``memory``; a thread that waits for a segment reads as well.
 
     Args:
-        memory: uint8 [bytes], which lives as long as a read is under way.
-        state: int64 [slots]; of a slot to be read it becomes COMING, then READ or SUSPECT.
-        files: where its ``pread`` is the system's, the interpreter takes no part in reading.
+        memory: uint8 [bytes], which outlives all reads.
+        state: int64 [slots]; COMING while a slot is being read, then READ or SUSPECT.
+        files: if its ``pread`` is the system's, reading takes no interpreter lock.
     """
 
     def __init__(self, memory: Bytes, state: Ints, files: Files) -> None:
@@ -233,7 +233,7 @@ class Readers:
         return int(self._counters[JOINED])
 
     def start(self, reads: Ints) -> None:
-        """Begin ``reads`` [n, COLUMNS]. For one thread at a time.
+        """Start ``reads`` [n, COLUMNS]. Not thread-safe.
 
         Cost: 10 us.
         """
@@ -244,13 +244,13 @@ class Readers:
             count = _put(self._queue, self._counters, self._state, reads[begin:])
             begin += count
             if self._writer >= 0:
-                with contextlib.suppress(BlockingIOError):  # as many wake already as the pipe holds bytes
+                with contextlib.suppress(BlockingIOError):  # the pipe is full of wake-ups
                     os.write(self._writer, b"!" * min(count, self.count))
             if begin < len(reads):
                 self._work_or_nap()
 
     def wait(self, slots: Ints) -> None:
-        """Return when none of ``slots`` is being read any more. For any thread at any time."""
+        """Wait until none of ``slots`` is being read. Thread-safe."""
         if self._files.native:
             window = self._window()
             while not _wait(self._memory, self._queue, self._counters, self._state, TABLE, window, slots):
@@ -271,18 +271,18 @@ class Readers:
             self._end()
 
     def leave(self) -> None:
-        """Close the pipe in a process that was just forked: else the parent's readers would not end."""
+        """Close the pipe in a forked process, or else the parent's readers would not end."""
         if self._writer >= 0:
             self._end()
 
     def _begin(self) -> None:
-        """Start the threads: fewer where the system allows no more of them, none where it has no descriptors."""
+        """Start the threads: fewer where the system allows no more, none without descriptors."""
         try:
             pipe, writer = os.pipe()
         except OSError:
             return
         os.set_blocking(writer, False)
-        ends: list[bool] = []  # one for each that was started: the last of them to end takes the True
+        ends: list[bool] = []  # one a thread: the last to end pops True
         arguments = (self._files, self._memory, self._queue, self._counters, self._state, pipe, ends)
         for number in range(self.count):
             ends.append(number == 0)

@@ -1,7 +1,7 @@
-"""Region files: sealed segments on disk, appended one behind the other and deleted a whole file at a time.
+"""Region files: sealed segments on disk, appended one after another and deleted a whole file at a time.
 
-A region is complete in itself: it holds every dictionary that its segments refer to. So deleting the oldest one never
-takes anything from the others, and a damaged one costs no more than what is damaged.
+A region is self-contained: it holds every dictionary that its segments refer to. So deleting the oldest one affects no
+other, and damage is limited to the records that it hits.
 """
 
 from __future__ import annotations
@@ -44,34 +44,34 @@ from sharpwave.native.files import Files
 
 
 def _extent(allocated: int, end: int, size: int) -> int:
-    """Return up to where disk is to be allocated for a file of ``size`` bytes that needs it up to ``end``."""
+    """Return up to where to allocate disk space for a file of ``size`` bytes that needs it up to ``end``."""
     if end <= allocated:
         return allocated
     return min(size, max(end, allocated + min(MAX_EXTENT, max(FIRST_EXTENT, allocated))))
 
 
 def partial_name(number: int, identity: Identity) -> str:
-    """Return the name of a region's file while it is made: no other store uses it."""
+    """Return the name of a region's file while it is created: no other store uses it."""
     return f".{number:012d}.{identity.store.hex()}.partial"
 
 
 FIRST_EXTENT, MAX_EXTENT = 1 << 18, 8 << 20
-"""Bytes allocated for a new region, and at most at a time as it fills."""
+"""Disk space allocated for a new region, and at most in one step as it fills."""
 MAX_DIRECT_REGIONS = 256
-"""Up to so many regions each has a second descriptor, for reads past the page cache."""
+"""Limit of the regions with a second descriptor, for reads that bypass the page cache."""
 
 
 class RegionFiles:
-    """Region files of one store, oldest first; the newest is written to.
+    """Region files of one store, oldest first; records are appended to the newest.
 
     Args:
-        folder: where the files lie: a path, made if absent, or a folder that is open, and stays so.
-        region_bytes: size of a file; one with a single larger record is larger.
-        check: called before a file is made; raises where the folder is not the store's any more.
+        folder: path of the files' folder, created if absent, or an open folder, which stays open.
+        region_bytes: size of a file; a single larger record makes a larger one.
+        check: called before a file is created; raises if the folder is no longer the store's.
 
     Attributes:
-        goes_on: the newest is one that another process began.
-        scarce: the process may not have so many files open; each is opened when it is read.
+        goes_on: whether another process began the newest.
+        scarce: the process may not open so many files; each is opened when it is read.
     """
 
     def __init__(
@@ -93,23 +93,23 @@ class RegionFiles:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the files take on disk."""
+        """Bytes of the files on disk."""
         return sum(region.allocated for region in self.regions.values())
 
     def room_for(self, nbytes: int) -> bool:
-        """Return whether a record of ``nbytes`` fits without another file. Dictionaries may come on top."""
+        """Return whether a record of ``nbytes`` fits without another file. Dictionaries may be added."""
         newest = self.newest
         return newest is not None and not self._full(newest, RECORD.size + nbytes + ALIGNMENT)
 
     def growth(self, nbytes: int) -> int:
-        """Return the bytes of disk that a record of ``nbytes`` takes beyond what is allocated."""
+        """Return the disk space that a record of ``nbytes`` takes beyond what is allocated."""
         need, newest = RECORD.size + nbytes + ALIGNMENT, self.newest
         if newest is None or self._full(newest, need):
             return _extent(0, FIRST + need, max(self.region_bytes, FIRST + need))
         return _extent(newest.allocated, newest.used + need, newest.size) - newest.allocated
 
     def _full(self, region: Region, need: int) -> bool:
-        """Return whether a region takes no further ``need`` bytes. A lowered limit makes it smaller than its file."""
+        """Return whether a region has no room for ``need`` bytes. A lowered limit makes it smaller than its file."""
         return region.finished or region.used + need > min(region.size, self.region_bytes)
 
     def append(
@@ -121,21 +121,21 @@ class RegionFiles:
         dictionaries: dict[tuple[int, int], bytes],
         sequence: int | None = None,
     ) -> tuple[int, int]:
-        """Write a record, and before it the dictionaries that its region lacks; returns (region, offset of payload).
+        """Write a record, preceded by dictionaries that its region lacks; return (region, offset of payload).
 
         Args:
-            generation: highest of any id so far; a new region keeps it.
+            generation: highest of any id so far; stored in a new region's header.
             dictionaries: content by (column, key).
-            sequence: of the record that this one is a copy of; ``None``: it is new.
+            sequence: of the record that this one copies; ``None``: a new record.
         Raises:
-            OSError: the disk is full or failing. What was written of the record is not counted and will be overwritten.
+            OSError: the disk is full or failing. Bytes written of the record do not count and will be overwritten.
         """
         need = sum(space(len(data)) for data in dictionaries.values()) + space(len(payload))
         region = self.newest
         if region is None or self._full(region, need):
             if region is not None:
                 if region.size > self.region_bytes:
-                    self.finish()  # and so gives back what it had taken in advance
+                    self.finish()  # which frees what it had allocated in advance
                 self._clean(region)
                 self.check_named()
                 self.sync()
@@ -148,7 +148,7 @@ class RegionFiles:
         return region.number, self._write(region, kind, id_, 0, payload, sequence)
 
     def finish(self) -> None:
-        """Close the newest region to writing, so that its file may be shared.  Raises: OSError."""
+        """Close the newest region to writing, so that its file can be shared.  Raises: OSError."""
         region = self.newest
         if region is None or region.finished or region.used == FIRST:
             return
@@ -161,16 +161,16 @@ class RegionFiles:
             region.size = region.allocated = region.used
 
     def read(self, number: int, offset: int, out: memoryview) -> None:
-        """Fill ``out`` from a region's bytes.  Raises: OSError, also where the file is too short."""
+        """Fill ``out`` from a region's file.  Raises: OSError: also if the file is too short."""
         region = self.regions[number]
         done = self.files.pread(self.descriptor_of(region), out, offset)
         if done != len(out):
             raise OSError(
-                f"{region.path}: got {done:,} bytes at {offset:,}, expected {len(out):,}: the file was cut off"
+                f"{region.path}: got {done:,} bytes at {offset:,}, expected {len(out):,}: the file was truncated"
             )
 
     def read_record(self, number: int, offset: int, nbytes: int) -> tuple[Record, bytes] | None:
-        """Read a segment or a tail and its payload; ``None``: it is damaged.  Raises: OSError."""
+        """Read a segment or a tail and its payload; return ``None`` if it is damaged.  Raises: OSError."""
         content = bytearray(RECORD.size + nbytes)
         self.read(number, offset - RECORD.size, memoryview(content))
         prefix, payload = bytes(content[: RECORD.size]), bytes(content[RECORD.size :])
@@ -181,7 +181,7 @@ class RegionFiles:
         return Record(kind, id_, sequence, column, offset, nbytes), payload
 
     def descriptors(self, numbers: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
-        """Return [n, 2]: each region's descriptor, and that for reads past the page cache; -1: none."""
+        """Return [n, 2]: each region's descriptor, and that for direct reads; -1: none."""
         different, which = np.unique(numbers, return_inverse=True)
         regions = [self.regions.get(number) for number in different.tolist()]
         direct = len(self.regions) <= MAX_DIRECT_REGIONS
@@ -189,7 +189,7 @@ class RegionFiles:
         return np.array(found, np.int64).reshape(-1, 2)[which]
 
     def sync(self) -> None:
-        """Return when everything appended so far is on disk.  Raises: OSError."""
+        """Sync everything appended so far to disk.  Raises: OSError."""
         for region in self.regions.values():
             if region.synced < region.used:
                 used = region.used
@@ -210,19 +210,19 @@ class RegionFiles:
                 raise StoreInUseError(f"{region.path} was deleted or replaced while the store was open; {ANEW}")
 
     def delete(self, number: int) -> None:
-        """Delete a region's file.  Raises: OSError; then it is still there."""
+        """Delete a region's file.  Raises: OSError; then it still exists."""
         self._unlink(self.regions[number].path.name, self.descriptor_of(self.regions[number]))
         self.regions.pop(number).close()
 
     def _unlink(self, name: str, descriptor: int) -> None:
-        """Delete an open file by its name, unless the name is another file's now."""
+        """Delete an open file by its name, unless the name is another file's by now."""
         if self.directory.names_file(name, descriptor):
             self.files.unlink(self.directory, name)
 
     def close(self) -> None:
         """Close the files."""
         for region in self.regions.values():
-            with contextlib.suppress(OSError):  # it is found when the store is opened, and costs nothing
+            with contextlib.suppress(OSError):  # opening the store finds the file, at no cost
                 self._clean(region)
             region.close()
         self.regions.clear()
@@ -236,7 +236,7 @@ class RegionFiles:
         self.regions.clear()
 
     def descriptor_of(self, region: Region) -> int:
-        """Return a region's open file; where files are scarce it is open until the next one is asked for."""
+        """Return a region's descriptor; where files are scarce, it is valid until the next call."""
         if region.descriptor < 0:
             if self._visited is not None:
                 self._visited.park()
@@ -245,7 +245,7 @@ class RegionFiles:
         return region.descriptor
 
     def keep_open(self, region: Region, descriptor: int = -1) -> None:
-        """Let a region's file stay open, as ``descriptor`` if that is given.  Raises: OSError."""
+        """Keep a region's file open, as ``descriptor`` if given.  Raises: OSError."""
         if descriptor < 0:
             self.descriptor_of(region)
         else:
@@ -254,25 +254,25 @@ class RegionFiles:
 
     @property
     def newest(self) -> Region | None:
-        """The region that is written to, unless it is finished."""
+        """Region that records are appended to, unless it is finished."""
         return next(reversed(self.regions.values()), None)
 
     def _create(self, need: int, generation: int) -> Region:
         """Create a file for at least ``need`` bytes.
 
-        It is renamed once its header is on disk; so a region file without a header is damaged.
+        It is renamed once its header is on disk; a region file without a header is damaged.
         """
         self._check()
-        while self.directory.status(f"{self.next_number:012d}.region"):  # another's, or it could not be deleted
+        while self.directory.status(f"{self.next_number:012d}.region"):  # foreign, or it could not be deleted
             self.next_number += 1
         number, me, size = self.next_number, self.identity, max(self.region_bytes, need)
-        generation = min(generation, MAX_GENERATION - 1)  # behind it no id is written any more
+        generation = min(generation, MAX_GENERATION - 1)  # no id beyond it is ever written
         if number >= MAX_NUMBER:
             raise OverflowError(f"{self.directory.path}: region {number}: this store's numbers are used up")
         name, partial = f"{number:012d}.region", partial_name(number, me)
         body = HEADER.pack(MAGIC, VERSION, 0, number, size, me.schema, me.store, generation, 0, 0)[:-4]
-        self.next_number += 1  # also where it fails: what could not be deleted is in no one's way
-        if self.directory.is_file(partial):  # of a process that ended while it made a region of this number
+        self.next_number += 1  # even if this fails: a file that cannot be deleted does not block the next
+        if self.directory.is_file(partial):  # left by a process that crashed while creating it
             self.files.unlink(self.directory, partial)
         descriptor = self.files.open(self.directory, partial)
         try:
@@ -295,12 +295,12 @@ class RegionFiles:
         return region
 
     def _allocate(self, region: Region, end: int) -> None:
-        """Allocate disk up to ``end``.  Raises: OSError: it is full; then nothing was written."""
+        """Allocate disk space up to ``end``.  Raises: OSError: the disk is full; then nothing was written."""
         if end > region.allocated:
             region.allocated = self._extend(region.descriptor, region.allocated, end, region.size)
 
     def _extend(self, descriptor: int, allocated: int, end: int, size: int) -> int:
-        """Allocate disk behind ``allocated`` bytes of a file up to ``end``, or further; return how far."""
+        """Allocate disk space after ``allocated`` bytes of a file up to ``end`` or further; return how far."""
         for upto in (_extent(allocated, end, size), end):
             try:
                 self.files.allocate(descriptor, allocated, upto - allocated)
@@ -329,13 +329,13 @@ class RegionFiles:
         return offset
 
     def _clean(self, region: Region) -> None:
-        """Overwrite with zeros what a failed write left.  Raises: OSError."""
+        """Overwrite with zeros the bytes that a failed write left.  Raises: OSError."""
         if region.spoiled > region.used:
             self.files.pwrite(region.descriptor, bytes(region.spoiled - region.used), region.used)
         region.spoiled = 0
 
     def _rewrite(self, region: Region) -> None:
-        """Write again, from the page cache, what is not known to be on disk.  Raises: OSError."""
+        """Rewrite, from the page cache, bytes that may not be on disk.  Raises: OSError."""
         content = memoryview(bytearray(region.used - region.synced))
         self.read(region.number, region.synced, content)
         self.files.pwrite(region.descriptor, bytes(content), region.synced)

@@ -1,4 +1,4 @@
-"""Opening a folder's region files: what in them is whole, and whether writing goes on in the newest one."""
+"""Opening of a folder's region files: which records are intact, and whether the newest file is appended to."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from sharpwave.native.directory import IrregularError
 
 
 def open_regions(regions: RegionFiles, go_on: bool = False) -> tuple[list[tuple[int, Record]], list[Damage]]:
-    """Open the folder's files, oldest first; return what is whole, as (region, record), and what is damaged.
+    """Open the folder's files, oldest first; return intact records, as (region, record), and damage.
 
     Nothing is changed on disk.
 
     Args:
-        regions: has no file yet.
-        go_on: append behind the newest file's last record, if the file is as a store leaves it and no checkpoint shares
-            it; else a new file is begun. The newest file is not taken to be on disk before a sync.
+        regions: without files so far.
+        go_on: append to the newest file, if it is as a store leaves it and no checkpoint shares it; else a new file is
+            begun. The newest file is not taken to be on disk before a sync.
 
     Raises:
-        OSError: a file cannot be opened. One that the disk cannot read is damaged.
+        OSError: a file cannot be opened. A file that the disk cannot read counts as damaged.
     """
     found: list[tuple[int, Record]] = []
     damages: list[Damage] = []
@@ -36,7 +36,7 @@ def open_regions(regions: RegionFiles, go_on: bool = False) -> tuple[list[tuple[
             continue
         if path.stem != f"{region.number:012d}":
             region.close()
-            what = f"region {region.number} under another name, expected {region.number:012d}.region"
+            what = f"region {region.number} under a wrong name, expected {region.number:012d}.region"
             damages.append(Damage(path, 0, region.size, what))
             continue
         regions.regions[region.number] = region
@@ -51,13 +51,13 @@ def open_regions(regions: RegionFiles, go_on: bool = False) -> tuple[list[tuple[
         if not (region is newest and regions.goes_on):
             region.used = region.synced = region.size
             region.finished = True
-    if go_on and newest is not None:  # those before it were synced before it was made
+    if go_on and newest is not None:  # older ones were synced before it was created
         newest.synced = FIRST
     return found, damages
 
 
 def open_all_files(regions: RegionFiles) -> None:
-    """Open every file, where :func:`open_regions` could not.  Raises: OSError: there are still too many."""
+    """Open every file that :func:`open_regions` could not keep open.  Raises: OSError: there are still too many."""
     regions.scarce = False
     for region in regions.regions.values():
         try:
@@ -73,7 +73,7 @@ def open_all_files(regions: RegionFiles) -> None:
 
 
 def _read_or_name(regions: RegionFiles, path: Path) -> tuple[Region | None, list[Record], list[Damage]]:
-    """Read a file; one that is no regular file, or that the disk cannot read, is a damage."""
+    """Read a file; report one that is not regular, or that the disk cannot read, as damage."""
     try:
         return _read(regions, path)
     except IrregularError as error:
@@ -86,7 +86,7 @@ def _read_or_name(regions: RegionFiles, path: Path) -> tuple[Region | None, list
 
 
 def _read(regions: RegionFiles, path: Path) -> tuple[Region | None, list[Record], list[Damage]]:
-    """Read a file; where there are more than may be open at a time, close the others, and it."""
+    """Read a file; where too many would be open, close it and all others."""
     try:
         found = read_region(path, regions.identity, regions.directory)
     except OSError as error:
@@ -102,7 +102,7 @@ def _read(regions: RegionFiles, path: Path) -> tuple[Region | None, list[Record]
 
 
 def _continue(regions: RegionFiles, region: Region) -> None:
-    """Append to a file that another process left, of which nothing is known to be on disk but the header."""
+    """Append to a file that another process left, of which only the header is known to be on disk."""
     name = region.path.name
     shared = os.fstat(regions.descriptor_of(region)).st_nlink > 1
     if region.finished or shared or region.used >= region.size:

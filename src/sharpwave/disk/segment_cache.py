@@ -1,9 +1,8 @@
-"""The cache of sealed segments in the arena, where a disk holds them all.
+"""Cache of sealed segments in the arena, in a store with a disk.
 
-A segment that is asked for is read into the arena; where the arena is full a whole chunk of others is uncached: of the
-oldest chunks, the one with the fewest segments that are about to be used. Under random sampling recency predicts
-nothing, so what is kept is what is known to be needed: segments of batches that have been drawn already are pinned, and
-move elsewhere.
+A segment that is needed is read into the arena; where the arena is full, a whole chunk of others is uncached: of the
+oldest chunks, the one with the fewest pinned segments. Under random sampling recency predicts nothing, so the cache
+keeps what is known to be needed: segments of prefetched batches are pinned, and move elsewhere.
 """
 
 from __future__ import annotations
@@ -24,26 +23,26 @@ Ints = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
 
 CANDIDATES = 4
-"""The oldest chunks, of which the one with the fewest pinned segments is freed."""
+"""Number of oldest chunks of which the one with the fewest pinned segments is freed."""
 DAMAGED = SUSPECT + 1
-"""A slot's state, beside those of :mod:`.read_pool`: its segment is damaged."""
+"""State of a slot, beside those of :mod:`.read_pool`: its segment is damaged."""
 
 
 class SegmentCache:
-    """Cache of sealed segments: brings them into the arena, pins and uncaches them.
+    """Cache of sealed segments: reads them into the arena, pins and uncaches them.
 
     Attributes:
-        hits, misses: segments asked for that were in the arena, and that were read.  moved: pinned ones that moved.
-        stalls, waited_s: how often, and how long in all, sampling waited for reads.
+        hits, misses: segments required that were in the arena, and that were read.  moved: pinned segments moved.
+        stalls, waited_s: how often, and how long in total, sampling waited for reads.
         kept_bytes: of segments pinned by prefetching, counted once for each pin.
-        damaged: what was wrong with segments that could not be read or decoded, by slot.
+        damaged: error messages of segments that could not be read or decoded, by slot.
     """
 
     def __init__(self, arena: Arena, index: SegmentIndex, disk: DiskTier) -> None:
         self.arena, self.index, self._reads, self._files = arena, index, disk.reads, disk.files
         self._make(arena, index.slots)
         self.begin()
-        self._coming = 0  # segments whose reads were begun, and that are not counted as here
+        self._coming = 0  # segments whose reads were started and not entered yet
         self.hits = self.misses = self.moved = self.stalls = 0
         self.waited_s = 0.0
         self.kept_bytes = 0
@@ -75,24 +74,24 @@ class SegmentCache:
         self.damaged.pop(slot, None)
 
     def larger(self, arena: Arena, slots: int) -> SegmentCache:
-        """Return an empty cache for a larger arena; call :meth:`clear` before.
+        """Return an empty cache for a larger arena, after :meth:`clear`.
 
         Raises: MemoryError.
         """
         other = copy.copy(self)
         other._make(arena, slots)
         other._pins[: len(self._pins)] = self._pins
-        other._state[: len(self._state)] = self._state  # of damaged segments
+        other._state[: len(self._state)] = self._state  # keeps damaged segments
         return other
 
     def become(self, larger: SegmentCache) -> None:
-        """Go on as one from :meth:`larger`, once the arena and the index have grown as well."""
+        """Become one from :meth:`larger`, once the arena and the index have grown as well."""
         self._lists, self._pins = larger._lists, larger._pins
         self._state, self._readers = larger._state, larger._readers
         self.begin()
 
     def clear(self) -> None:
-        """Uncache every segment; pinned ones will be read again."""
+        """Uncache every segment; pinned ones are read again later."""
         self.arrive(self._under_way())
         index = self.index
         used = slice(0, index.highest)
@@ -100,16 +99,16 @@ class SegmentCache:
             self.uncache(slot)
 
     def uncache(self, slot: int) -> None:
-        """Free the arena of the segment in ``slot``, which is cached."""
+        """Uncache the segment in ``slot``, which is cached."""
         index = self.index
         base, chunk = int(index.base[slot]), self.arena.chunk_of(int(index.base[slot]))
         kernels.uncache(self._lists, index.resident, chunk, slot, index.nbytes, index.base, index.offset)
         self.arena.free(base, int(index.nbytes[slot]))
 
     def uncache_chunk(self) -> bool:
-        """Uncache a chunk's segments; return False if nothing is left that could be uncached.
+        """Uncache a chunk's segments; return False if none is left that could be uncached.
 
-        Pinned segments move elsewhere, and are uncached only where nothing else is left.
+        Pinned segments move elsewhere, and are uncached only as a last resort.
         """
         if self._free_chunk(self._pins):
             return True
@@ -124,10 +123,10 @@ class SegmentCache:
         kernels.pin(self._pins, slots, by)
 
     def fetch(self, slots: Ints) -> int:
-        """Begin to read those of ``slots`` [n] that are neither cached nor being read.
+        """Start reads of those of ``slots`` [n] that are neither cached nor being read.
 
-        Returns how many of the first ones are one or the other now: fewer than n where pinned segments leave no room
-        for all. Damaged ones count as cached and are in ``damaged``. Waits for nothing.
+        Returns how many of the first ones are cached or being read now: fewer than n where pinned segments leave no
+        room for all. Damaged ones count as cached and are in ``damaged``. Does not wait.
         """
         return self._fetch(slots, self._pins)
 
@@ -145,9 +144,9 @@ class SegmentCache:
             self._land(slots)
 
     def require(self, slots: Ints) -> int:
-        """Bring the segments in ``slots`` [n] into the arena; return how many of the first ones are there now.
+        """Read the segments in ``slots`` [n] into the arena; return how many of the first ones are there now.
 
-        What others have pinned is uncached where not even the first two could be brought in otherwise.
+        Other callers' pinned segments are uncached where not even the first two would fit otherwise.
         """
         if self.index.resident[slots].all():
             self.hits += len(slots)
@@ -162,16 +161,16 @@ class SegmentCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of bookkeeping, about."""
+        """Approximate bytes of bookkeeping."""
         per_slot = self._pins.nbytes + self._state.nbytes + self._lists.members.nbytes
         return per_slot * self.index.highest // self.index.slots + self._reads.readers.nbytes
 
     def _under_way(self) -> Ints:
-        """Return the slots whose segments are being read, or were."""
+        """Return the slots whose segments are being read, or were read and not entered."""
         return np.flatnonzero(self._state[: self.index.highest])
 
     def _no_pins(self) -> Int32s:
-        return np.zeros(len(self._pins), np.int32)  # memory that is not touched until it is written to
+        return np.zeros(len(self._pins), np.int32)  # untouched memory costs nothing
 
     def _fetch(self, slots: Ints, pins: Int32s) -> int:
         index = self.index
@@ -200,7 +199,7 @@ class SegmentCache:
         return len(slots) if count == found else int(where[count])
 
     def _make_room(self, nbytes: Ints, pins: Int32s) -> Ints:
-        """Return offsets for as many of the first segments of ``nbytes`` as fit beside the pinned ones."""
+        """Return offsets for as many of the first segments of ``nbytes`` as fit beside pinned ones."""
         bases = np.empty(len(nbytes), np.int64)
         done = 0
         try:
@@ -217,14 +216,14 @@ class SegmentCache:
         return bases[:done]
 
     def _free_chunk(self, pins: Int32s) -> bool:
-        """Uncache a chunk's segments but for pinned ones, which move; return False if that would free nothing.
+        """Uncache a chunk's segments except pinned ones, which move; return False if that would free nothing.
 
         Cost: 0.1 ms, some 80 segments of which 6 move.
         """
         index, arena = self.index, self.arena
         chunk = self._choose(pins)
         if chunk < 0 and self._coming:
-            self._land(self._under_way())  # as long as room is taken in it for what nobody asked for, a chunk stays
+            self._land(self._under_way())  # reads that nobody waits for would keep their chunk in use
             chunk = self._choose(pins)
         if chunk < 0:
             return False
@@ -255,7 +254,7 @@ class SegmentCache:
         return kernels.choose(self._lists, self.arena.live, pins, self.arena.current, CANDIDATES)
 
     def _land(self, slots: Ints) -> None:
-        """Enter those of ``slots`` that were read."""
+        """Enter those of ``slots`` whose reads have ended."""
         picked = np.empty(len(slots), np.int64)
         read = picked[: kernels.pick(slots, self._state, READ, picked)]
         self._coming -= len(read)

@@ -1,4 +1,4 @@
-"""A store's folder: the lock on it, and ``store.json``, which says what it holds."""
+"""A store's folder: its lock, and ``store.json``, which describes its contents."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ _NAME = re.compile("[0-9a-f]{32}")
 
 
 def write_manifest(directory: Directory, manifest: dict[str, Any], files: Files) -> None:
-    """Write ``store.json``, whole or not at all; its partial file is named after the store.  Raises: OSError."""
+    """Write ``store.json`` atomically; its partial file is named after the store.  Raises: OSError."""
     partial = f".{MANIFEST}.{manifest['store']}.partial"
     files.replace(directory, MANIFEST, packed_manifest({"format": FORMAT, **manifest}), partial)
 
 
 class Hold:
-    """Lock on a store's folder, which ends with the process.
+    """Lock on a store's folder, released when the process ends.
 
-    Both the lock file and the folder itself are locked: deleting the lock file by hand lets nobody else in.
+    Both the lock file and the folder itself are locked: deleting the lock file by hand lets no other process in.
 
     Args:
-        directory: open, and kept open as long as this.
-        shared: a lock that several readers may hold at once. Nothing is written.
+        directory: open, and kept open as long as the lock.
+        shared: take a lock that several readers may hold at once, and write nothing.
         wait_s: how long to wait for other processes to release it.
 
     Raises:
@@ -67,12 +67,12 @@ class Hold:
         if self._lock >= 0:
             self._end = end = weakref.finalize(self, os.close, self._lock)
             end.atexit = False
-        if not shared and os.fstat(self._lock).st_nlink == 1:  # by its other name it may be anybody's file
+        if not shared and os.fstat(self._lock).st_nlink == 1:  # under another name it may be anybody's file
             os.ftruncate(self._lock, 0)
             os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
 
     def _try(self, shared: bool) -> bool:
-        """Lock both; again where the lock file was deleted meanwhile."""
+        """Lock both; repeat if the lock file was deleted in between."""
         for _ in range(100):
             self._lock = self._open(shared)
             if not all(_lock(one, shared) for one in (self._lock, self.directory.descriptor) if one >= 0):
@@ -93,7 +93,7 @@ class Hold:
         except IrregularError:
             raise
         except OSError:
-            if shared:  # a place that cannot be written to: who replaces what is there has another way to it
+            if shared:  # a read-only folder: writers reach it by another path
                 return self.directory.open_file(LOCK) if self.directory.is_file(LOCK) else -1
             raise
         if not re.fullmatch(rb"[0-9]{0,20}\n?", os.pread(descriptor, 32, 0)):
@@ -110,7 +110,7 @@ class Hold:
                     holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
                 if not shared and _lock(descriptor, True) and _lock(self.directory.descriptor, True):
                     self.close()
-                    return f"disk: {path} is being read by another process{waited}; let it end"
+                    return f"disk: {path} is being read by another process{waited}; end it, or wait for it"
             finally:
                 os.close(descriptor)
         if holder == str(os.getpid()):
@@ -118,7 +118,7 @@ class Hold:
         return f"disk: {path} is in use by process {holder or 'unknown'}{waited}; end it, or give another folder"
 
     def check(self) -> None:
-        """Check that the folder is still there, and this process's.
+        """Check that the folder still exists, and is this process's.
 
         Raises:
             StoreInUseError: the lock file, or the folder, was deleted or replaced.
@@ -150,7 +150,7 @@ class Hold:
 
 
 def _lock(descriptor: int, shared: bool) -> bool:
-    """Lock an open file or folder; False: others have it."""
+    """Lock an open file or folder; return False if other processes hold it."""
     if fcntl is None:
         return True
     try:
@@ -158,7 +158,7 @@ def _lock(descriptor: int, shared: bool) -> bool:
     except OSError as error:
         if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
             return False
-        if not stat.S_ISDIR(os.fstat(descriptor).st_mode):  # some network file systems lock no folders
+        if not stat.S_ISDIR(os.fstat(descriptor).st_mode):  # some network file systems cannot lock folders
             raise
     return True
 
@@ -174,8 +174,8 @@ def read_manifest(folder: Path | Directory) -> dict[str, Any]:
     """Read a store folder's ``store.json``.
 
     Raises:
-        FileNotFoundError: no store there.  DamagedError: not what a store writes.  NewerVersionError.
-        IrregularError: no regular file.  OSError.
+        FileNotFoundError: no store there.  DamagedError: not as a store writes it.  NewerVersionError.
+        IrregularError: not a regular file.  OSError.
     """
     directory = folder if isinstance(folder, Directory) else None
     path = (folder.path if isinstance(folder, Directory) else folder) / MANIFEST
@@ -190,10 +190,10 @@ def read_manifest(folder: Path | Directory) -> dict[str, Any]:
         expected = packed_manifest(_checked(manifest))
     except (ValueError, RecursionError) as error:
         raise DamagedError(f"{path}: not what a store writes ({error}); put back a copy of it") from error
-    if content != expected:  # byte by byte: there is one way to write it
+    if content != expected:  # byte by byte: it is written in one way only
         at = next((i for i, (a, b) in enumerate(zip(content, expected, strict=False)) if a != b), len(expected))
         raise DamagedError(
-            f"{path}: not what a store writes: its checksum does not hold, or it was edited (byte {at:,}); put back a "
+            f"{path}: not what a store writes: its checksum does not match, or it was edited (byte {at:,}); put back a "
             "copy of it. Limits are changed with the arguments of Store.open"
         )
     if manifest["format"] > FORMAT:
@@ -203,7 +203,7 @@ def read_manifest(folder: Path | Directory) -> dict[str, Any]:
 
 
 def _checked(manifest: Any) -> dict[str, Any]:
-    """Check what every release's ``store.json`` has.  Raises: ValueError."""
+    """Check the entries that every release's ``store.json`` has.  Raises: ValueError."""
     if not isinstance(manifest, dict):
         raise ValueError(f"{type(manifest).__name__}, expected an object")
     numbers = {"format": 1 << 16, "schema": 1 << 64, "checkpoint": MAX_CHECKPOINT}
