@@ -225,7 +225,7 @@ def test_folders_that_are_none_or_in_use_are_refused(tmp_path: Path) -> None:
     store.checkpoint(tmp_path / "checkpoint")
     with pytest.raises(FileExistsError, match="holds a store already"):
         sw.Store.open(tmp_path / "checkpoint", disk=tmp_path / "other")
-    with pytest.raises(ValueError, match="is no checkpoint; a store on disk stays there"):
+    with pytest.raises(ValueError, match="is no checkpoint; a store on disk is opened in place"):
         sw.Store.open(tmp_path / "other", disk=tmp_path / "new")
     with pytest.raises(FileNotFoundError, match="no store there"):
         sw.Store.open(tmp_path / "nothing")

@@ -1,4 +1,4 @@
-"""What a store's folder holds, for people: lanes, episodes, bytes; and the frames of an episode."""
+"""Survey of a store's folder for people: lanes, episodes, bytes; and the frames of an episode."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ End = Literal["terminated", "truncated", "unfinished"]
 
 @dataclass(frozen=True)
 class Episode:
-    """A run of one lane's steps.
+    """Run of one lane's steps.
 
     Attributes:
         lane, first_step, steps: the lane's numbers of its steps, counted from 0.
         total: sum of the rewards.
-        end: "unfinished" where what came after its last step is not there.
-        begun: whether its first step is there.
-        written: place of its last step's segment in the order of writing.
-        annotations: what was said of it, as far as its segments know.
+        end: how it ended; "unfinished" where the successor of its last step is missing.
+        begun: whether its first step is in the store.
+        written: position of its last step's segment in the order of writing.
+        annotations: as far as its segments have them.
     """
 
     lane: int
@@ -59,13 +59,13 @@ class Episode:
 
     @property
     def whole(self) -> bool:
-        """Whether both its beginning and its end are there."""
+        """Whether both its first and its last step are in the store."""
         return self.begun and self.end != "unfinished"
 
 
 @dataclass
 class Packed:
-    """What a field's columns take with one codec. ``raw_bytes``: of their steps' values, each once."""
+    """Size of a field's columns with one codec. ``raw_bytes``: of their steps' values, each once."""
 
     columns: int = 0
     steps: int = 0
@@ -75,7 +75,7 @@ class Packed:
 
 @dataclass(frozen=True)
 class RegionFile:
-    """A region's file: how many segments, tails and dictionaries lie in it, and the bytes of its records."""
+    """Region file: the numbers of its segments, tails and dictionaries, and the bytes of its records."""
 
     path: Path
     nbytes: int
@@ -87,7 +87,7 @@ class RegionFile:
 
 @dataclass
 class Survey:
-    """What a folder holds.
+    """Contents of a folder.
 
     Attributes:
         lanes: by lane, its segments that count.
@@ -95,7 +95,7 @@ class Survey:
         packed: by field and codec, of the segments that count.
         overhead_bytes: of their headers, tables and checksums.
         dictionary_bytes: of all region files.
-        damages: what could not be read, and is in no other number.
+        damages: of bytes that could not be read, and are in no other number.
     """
 
     folder: Path
@@ -110,18 +110,18 @@ class Survey:
 
     @property
     def segments(self) -> list[Segment]:
-        """The segments that count, lane by lane."""
+        """Segments that count, lane by lane."""
         return [one for chain in self.lanes.values() for one in chain.segments]
 
     @property
     def steps(self) -> int:
-        """Steps in them."""
+        """Steps in the segments that count."""
         return sum(one.header.steps for one in self.segments)
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A step of an episode: its number in the episode, its reward (``None`` for the final observation) and frame."""
+    """Step of an episode: its number in the episode, its reward (``None`` for the final observation) and frame."""
 
     step: int
     reward: float | None
@@ -129,10 +129,10 @@ class Shown:
 
 
 def survey(folder: Path, progress: Callable[[int], Progress] = lambda total: lambda nbytes: None) -> Survey:
-    """Return what a store's folder holds: every checksum is verified, and flags and rewards are decoded.
+    """Return the contents of a store's folder: every checksum is verified, and flags and rewards are decoded.
 
     Raises:
-        FileNotFoundError: no store there.  DamagedError: ``store.json`` is not what a store writes.
+        FileNotFoundError: no store there.  DamagedError: ``store.json`` is not as a store writes it.
     """
     result = Survey(folder, describe(folder))
     advance = progress(sum(map(size_of, region_files(folder))))
@@ -179,7 +179,7 @@ def _read_file(reader: Reader, result: Survey, advance: Progress) -> Iterator[tu
         except (DamagedError, OSError) as error:
             result.damages.append(damage_of(reader, record, error))
             continue
-        if header.steps:  # else frames alone, of an episode that goes on
+        if header.steps:  # else only frames of an episode under way
             yield Segment(reader.path, record, header), _pieces(arrays["flags"], arrays["reward"], said)
     advance(max(0, nbytes - told))
 
@@ -210,7 +210,7 @@ class _Piece(NamedTuple):
 def _pieces(
     flags: npt.NDArray[np.uint8], reward: npt.NDArray[np.float32], said: Mapping[int, Mapping[str, Any]]
 ) -> list[_Piece]:
-    """Return a segment's steps, cut where an episode begins and behind one that has ended."""
+    """Return a segment's steps, cut before an episode's first step and after its last."""
     cut = flags & START != 0
     cut[1:] |= flags[:-1] & ENDED != 0
     cut[0] = True
@@ -224,7 +224,7 @@ def _pieces(
 
 
 class _Episodes:
-    """Puts one lane's episodes together from its segments, given in their order."""
+    """Assembler of one lane's episodes from its segments, added in order."""
 
     def __init__(self, lane: int) -> None:
         self.lane = lane
@@ -260,20 +260,20 @@ class _Episodes:
         self._first = -1
 
     def close(self) -> list[Episode]:
-        """Return all episodes; the last one may go on."""
+        """Return all episodes; the last one may be unfinished."""
         self._close("unfinished")
         return self.episodes
 
 
 def frames(result: Survey, episode: Episode, name: str, wanted: npt.NDArray[np.int64]) -> Iterator[Shown]:
-    """Yield what field ``name`` of the observation was at steps of an episode.
+    """Yield field ``name`` of the observation at steps of an episode.
 
     Args:
-        wanted: rising numbers, 0 for the episode's first step; ``episode.steps`` is the final observation, if the
+        wanted: rising step numbers, 0 for the episode's first step; ``episode.steps`` is the final observation, if the
             episode ended. Numbers beyond are left out.
 
     Raises:
-        DamagedError: a segment has gone meanwhile, or cannot be decoded.
+        DamagedError: a segment was deleted meanwhile, or cannot be decoded.
     """
     rows = _Rows(result, name)
     try:
@@ -296,7 +296,7 @@ def frames(result: Survey, episode: Episode, name: str, wanted: npt.NDArray[np.i
 
 
 class _Rows:
-    """Decodes segments for :func:`frames`; a file is opened once for those that follow one another in it."""
+    """Decoder of segments for :func:`frames`; a file stays open for consecutive segments in it."""
 
     def __init__(self, result: Survey, name: str) -> None:
         self.result, self.name = result, name

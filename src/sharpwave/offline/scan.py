@@ -1,7 +1,7 @@
-"""Looking at a store's folder from outside: nothing is changed, nothing is locked, and any bytes may lie there.
+"""Read-only scan of a store's folder: nothing is changed or locked, and the files may hold any bytes.
 
-Another process may have the folder meanwhile. So a file that goes is no damage, and what looks damaged is looked at
-again before it is said to be: it may have been half written.
+Another process may be using the folder. So a deleted file is no damage, and bytes that look damaged are read again
+before they are reported: they may have been half written.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ from sharpwave.spec import Spec
 from sharpwave.validation import max_lanes
 
 Progress = Callable[[int], None]
-"""Told how many bytes were read since it was called last."""
+"""Receives the number of bytes read since the last call."""
 
 LOOK_AGAIN_S = 0.2
-"""How long a process that was writing has to finish a record."""
+"""How long a writing process has to finish a record."""
 
 LIMITS = ("capacity", "ram", "disk_limit", "seed")
 
 
 @dataclass(frozen=True)
 class Described:
-    """What ``store.json`` says.
+    """Contents of ``store.json``.
 
     Attributes:
-        limits: ``capacity``, ``ram``, ``disk_limit`` and ``seed``, as the store was made with.
-        codecs: by field, what was asked for.
+        limits: ``capacity``, ``ram``, ``disk_limit`` and ``seed``, as given for the store.
+        codecs: by field, as given.
         annotations: of the store and of its lanes.
     """
 
@@ -65,25 +65,25 @@ class Described:
 
     @property
     def max_frames(self) -> int:
-        """The most frames that a segment holds."""
+        """Limit of the frames in a segment."""
         return max_rows(self.spec, self.segment_steps)
 
     @property
     def most_bytes(self) -> int:
-        """The most bytes that a segment takes: no codec makes rows larger."""
+        """Limit of the bytes of a segment: no codec makes rows larger."""
         rows = max_segment_bytes(self.spec, self.segment_steps)
         table = (segment.COLUMN.size + segment.ALIGNMENT) * (2 + len(self.spec.fields))
         return rows + segment.HEADER.size + table + MAX_METADATA_BYTES + segment.CHECKSUM.size
 
     @property
     def dictionary_bytes(self) -> int:
-        """The most bytes that a dictionary takes."""
+        """Limit of the bytes of a dictionary."""
         return max(max_dictionary_bytes(field.row_bytes) for field in self.spec.fields.values())
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A segment that was found whole: where it lies, and what it says of itself."""
+    """Segment found intact: its record and its header."""
 
     path: Path
     record: Record
@@ -91,17 +91,17 @@ class Segment:
 
     @property
     def end(self) -> int:
-        """The lane's number of the step behind its last one."""
+        """The lane's number of the step after its last one."""
         return self.header.first_step + self.header.steps
 
 
 @dataclass(frozen=True)
 class Chain:
-    """A lane's segments that count, in their order, and where two of them do not meet.
+    """A lane's segments that count, in order, and where two of them do not adjoin.
 
     Attributes:
-        gaps: (first step that is not there, first that is there again).
-        overlaps: segments whose first steps are another's as well.
+        gaps: (first missing step, first step after it).
+        overlaps: segments whose first steps another has as well.
     """
 
     segments: list[Segment]
@@ -110,10 +110,10 @@ class Chain:
 
 
 def describe(folder: Path) -> Described:
-    """Return what a folder's ``store.json`` says.
+    """Return the contents of a folder's ``store.json``.
 
     Raises:
-        FileNotFoundError: no store there.  DamagedError: not what a store writes.
+        FileNotFoundError: no store there.  DamagedError: not as a store writes it.
     """
     manifest = read_manifest(folder)
     said = Settings.said(folder, manifest)
@@ -124,13 +124,13 @@ def describe(folder: Path) -> Described:
 
 
 def is_store(folder: Path) -> bool:
-    """Return whether a store has been there: with ``store.json``, or with region files and without."""
+    """Return whether the folder is or was a store's: it has ``store.json``, or region files without it."""
     return os.path.lexists(folder / MANIFEST) or bool(region_files(folder))
 
 
 def part_of(folder: Path) -> Path:
-    """Return where a folder's regions lie, and the state beside them of a checkpoint: what ``store.json`` names, or
-    else what is there."""
+    """Return the folder of the regions, and of the state of a checkpoint: the one that ``store.json`` names, or else
+    the one that exists."""
     try:
         number = int(read_manifest(folder).get("checkpoint", 0))
         return folder / str(number) if number else folder
@@ -143,14 +143,14 @@ def part_of(folder: Path) -> Path:
 
 
 def region_files(folder: Path) -> list[Path]:
-    """Return the folder's region files, oldest first, and what else has such a name."""
+    """Return the folder's region files, oldest first, and other files named like one."""
     if irregular_folders(folder):
         return []
     return sorted((part_of(folder) / FOLDER).glob("*.region"))
 
 
 def irregular_folders(folder: Path) -> list[Damage]:
-    """Return what stands in place of the folders that regions lie in: links are not followed."""
+    """Return damage for anything but folders in place of those of region files: links are not followed."""
     part = part_of(folder)
     for path in dict.fromkeys((part, part / FOLDER)):
         if path != folder and os.path.lexists(path):
@@ -161,10 +161,10 @@ def irregular_folders(folder: Path) -> list[Damage]:
 
 
 def checkpoint_ids(folder: Path) -> set[int] | None:
-    """Return ids of the segments that a checkpoint holds, others in its files being evicted; ``None``: it is none.
+    """Return ids of the segments that a checkpoint holds; others in its files are evicted. ``None``: no checkpoint.
 
     Raises:
-        DamagedError: its state is not as it was written.
+        DamagedError: its state is damaged.
     """
     part = part_of(folder)
     if part == folder:
@@ -177,7 +177,7 @@ def checkpoint_ids(folder: Path) -> set[int] | None:
 
 
 def strangers(folder: Path) -> list[Path]:
-    """Return what lies in a store's folder and is no part of it; files that recovery set aside among it."""
+    """Return the files in a store's folder that are no part of it, including those that recovery set aside."""
     part = part_of(folder)
     known = {MANIFEST, LOCK, QUARANTINE, FOLDER if part == folder else part.name}
     found = [path for path in folder.glob("*") if path.name not in known]
@@ -190,7 +190,7 @@ def strangers(folder: Path) -> list[Path]:
 
 
 def size_of(path: Path) -> int:
-    """Return the bytes of a file; 0 for one that is gone."""
+    """Return the bytes of a file; 0 for one that was deleted."""
     try:
         found = path.lstat()
     except OSError:
@@ -199,7 +199,7 @@ def size_of(path: Path) -> int:
 
 
 class Reader:
-    """A region's file, open for reading.
+    """Region file, open for reading.
 
     Args:
         identity: of the store it should belong to; ``None``: any.
@@ -207,10 +207,10 @@ class Reader:
 
     Attributes:
         region: ``None`` where the header cannot be trusted.
-        damages: what does not hold of its bytes, at two looks.
+        damages: damage found in both of two reads.
 
     Raises:
-        OSError: FileNotFoundError where the file has gone.
+        OSError: FileNotFoundError if the file was deleted.
     """
 
     def __init__(self, path: Path, identity: Identity | None, growing: bool = False) -> None:
@@ -223,7 +223,7 @@ class Reader:
             self.close()
             before = self.damages
             self.region, self.records, self.damages = read_region(path, identity)
-            # What is half written now is another record than the one before.
+            # A half-written record now is another one than before.
             self.damages = [damage for damage in self.damages if damage in before]
         self._dictionaries = {
             (record.column, record.id): record for record in self.records if record.kind == DICTIONARY
@@ -248,7 +248,7 @@ class Reader:
         return os.pread(self.region.descriptor, record.nbytes, record.offset)
 
     def _check_header(self, payload: bytes, described: Described, fewest: int) -> None:
-        """Check that a segment's header fits its store and its region.  Raises: DamagedError."""
+        """Check that a segment's header fits the store and the region.  Raises: DamagedError."""
         header = segment.parse(payload, described.spec)
         steps, frames = described.segment_steps, described.max_frames
         if not fewest <= header.steps <= steps or not header.context <= header.frames <= frames:
@@ -262,7 +262,9 @@ class Reader:
                 f"columns of {[column.rows for column in header.placed]} rows, expected at most {limits}"
             )
         if header.lane >= max_lanes(described.limits["capacity"]):
-            raise DamagedError(f"lane {header.lane:,}, and the capacity is {described.limits['capacity']} steps")
+            raise DamagedError(
+                f"lane {header.lane:,}, expected one below the capacity of {described.limits['capacity']} steps"
+            )
         for column, placed in enumerate(header.placed):
             if placed.dictionary and (column, placed.dictionary) not in self._dictionaries:
                 raise DamagedError(
@@ -275,7 +277,7 @@ class Reader:
         return segment.verify(payload, described.spec, lambda key: self._dictionary(key, described))
 
     def _checked(self, record: Record, described: Described) -> bytes:
-        """Return a segment's bytes, if what it says of itself could be held in memory.  Raises: DamagedError."""
+        """Return a segment's bytes, if its header's sizes fit into memory.  Raises: DamagedError."""
         if record.nbytes > described.most_bytes:
             raise DamagedError(f"{record.nbytes:,} bytes, expected at most {described.most_bytes:,}")
         payload = self.payload(record)
@@ -283,7 +285,7 @@ class Reader:
         return payload
 
     def _dictionary(self, key: int, described: Described) -> bytes:
-        """Return a dictionary.  Raises: KeyError: this region does not hold it.  DamagedError."""
+        """Return a dictionary.  Raises: KeyError: not in this region.  DamagedError."""
         record = self._keys[key]
         if record.nbytes > described.dictionary_bytes:
             raise DamagedError(f"dictionary {key:016x} has {record.nbytes:,} bytes, expected at most "
@@ -295,7 +297,7 @@ class Reader:
     ) -> tuple[Header, dict[str, npt.NDArray[Any]]]:
         """Decode a segment, or some of its columns.
 
-        Raises: DamagedError, also where what it says of itself could never be held in memory.
+        Raises: DamagedError: also if its header's sizes could never fit into memory.
         """
         payload = self._checked(record, described)
         try:
@@ -309,13 +311,13 @@ class Reader:
 
 
 def damage_of(reader: Reader, record: Record, error: Exception) -> Damage:
-    """Return what is wrong with a segment whose checksum holds."""
+    """Return damage of a segment whose checksum matches."""
     text = str(error).removeprefix("segment: ")
     return Damage(reader.path, record.offset, record.nbytes, f"segment {record.id}: {text}", record.id)
 
 
 def misnamed(reader: Reader) -> list[Damage]:
-    """Return damage where a file's name is not that of the region in it: a copy, or one that was renamed."""
+    """Return damage where a file's name is not its region's: it was copied or renamed."""
     region = reader.region
     if region is None or reader.path.stem == f"{region.number:012d}":
         return []
@@ -327,7 +329,7 @@ def readers(folder: Path, identity: Identity | None) -> Iterator[Reader | Damage
     paths = region_files(folder)
     for path in paths:
         try:
-            # Records go to the newest file only: one that others followed already is as it will be.
+            # Records are appended to the newest file only: one with successors no longer changes.
             with Reader(path, identity, growing=path == paths[-1]) as reader:
                 yield reader
         except FileNotFoundError:
@@ -353,10 +355,10 @@ def _chain(segments: list[Segment]) -> Chain:
     chain = Chain([], [], [])
     for one in segments:
         last = chain.segments[-1] if chain.segments else None
-        # An opening gives up the last of the rows that were flushed of an episode that went on.
+        # Opening drops the last flushed row of an episode that went on.
         given_up = last is not None and last.record.kind == TAIL and one.header.first_step == last.end - 1
         if last is not None and one.header.first_step < last.end and not given_up:
-            if one.record.kind != TAIL:  # rows that were flushed, and given up when the store was opened again
+            if one.record.kind != TAIL:  # rows that were flushed, and dropped when the store was reopened
                 chain.overlaps.append(one)
             continue
         if last is not None and one.header.first_step > last.end:
@@ -366,7 +368,7 @@ def _chain(segments: list[Segment]) -> Chain:
 
 
 def that_count(folder: Path, found: list[tuple[int, Segment]], damages: list[Damage]) -> list[tuple[int, Segment]]:
-    """Return the found segments that a checkpoint holds; all, where it is none. Damage goes to ``damages``."""
+    """Return the found segments that a checkpoint holds; all, if it is none. Damage is appended to ``damages``."""
     try:
         ids = checkpoint_ids(folder)
     except (OSError, DamagedError) as error:
@@ -378,5 +380,5 @@ def that_count(folder: Path, found: list[tuple[int, Segment]], damages: list[Dam
         return found
     for id_ in sorted(ids - {one.record.id for _, one in found if one.record.kind != TAIL}):
         path = part_of(folder) / FOLDER
-        damages.append(Damage(path, 0, 0, f"segment {id_}: held by the checkpoint, and in no file", id_))
+        damages.append(Damage(path, 0, 0, f"segment {id_}: held by the checkpoint, but missing from its files", id_))
     return [(number, one) for number, one in found if one.record.kind == TAIL or one.record.id in ids]

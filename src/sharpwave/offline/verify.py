@@ -1,4 +1,4 @@
-"""Whether a store's folder is sound: every byte of it is read, and every segment decoded."""
+"""Verification of a store's folder: every byte is read, and every segment decoded."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from sharpwave.offline.scan import (
 
 @dataclass
 class Check:
-    """What was looked at and what was found.
+    """Report of a verification.
 
     Attributes:
-        files, segments, tails, dictionaries: that were looked at and are sound; tails are rows of open segments.
+        files, segments, tails, dictionaries: verified as sound; tails are rows of open segments.
         steps: in the segments and tails that count, each step once.
         superseded: segments and tails that a later record replaces.
         bytes: of all region files.
-        damages: what is not as it was written, with file and offset.
-        notes: what is worth knowing and no damage: steps of a lane that are not there (let go, or never written),
-            files that are no part of the store.
+        damages: bytes that are not as written, with file and offset.
+        notes: observations that are no damage: missing steps of a lane (evicted, or never written), files that are no
+            part of the store.
     """
 
     files: int = 0
@@ -57,15 +57,15 @@ class Check:
 
 
 def check(folder: Path, progress: Callable[[int], Progress] = lambda total: lambda nbytes: None) -> Check:
-    """Look at everything that a store's folder holds.
+    """Verify everything in a store's folder.
 
     Args:
-        progress: called with the bytes that will be read; returns what is told of them as they are.
+        progress: called with the number of bytes to read; returns a function that receives the numbers read.
 
     Raises:
-        FileNotFoundError: no store there. Whatever else is wrong is in ``damages``.
+        FileNotFoundError: no store there. Anything else that is wrong is in ``damages``.
 
-    Holds in memory the largest segment, encoded and decoded, and some 500 bytes for each.
+    Takes the memory of the largest segment, encoded and decoded, and some 500 bytes for each segment.
     """
     if not is_store(folder):
         raise FileNotFoundError(f"{folder}: no store there: neither {MANIFEST} nor {FOLDER}/*.region")
@@ -117,7 +117,7 @@ def _check_file(reader: Reader, described: Described | None, result: Check, adva
             except (DamagedError, OSError) as error:
                 result.damages.append(damage_of(reader, record, error))
                 continue
-            if header.steps:  # else frames alone, of an episode that goes on
+            if header.steps:  # else only frames of an episode under way
                 found.append(Segment(reader.path, record, header))
         if record.kind == TAIL:
             result.tails += 1
@@ -137,6 +137,6 @@ def _check_lanes(found: list[tuple[int, Segment]], stride: int, result: Check) -
             what = f"segment {one.record.id}: steps {first:,} to {last:,} of lane {lane} are in another segment as well"
             result.damages.append(Damage(one.path, one.record.offset, one.record.nbytes, what, one.record.id))
         for begin, end in chain.gaps:
-            result.notes.append(f"lane {lane}: steps {begin:,} to {end - 1:,} are not there; let go, lost or damaged")
+            result.notes.append(f"lane {lane}: steps {begin:,} to {end - 1:,} are missing: evicted, lost or damaged")
     counted = sum(len(chain.segments) + len(chain.overlaps) for chain in lanes.values())
     result.superseded = len(found) - counted

@@ -1,4 +1,4 @@
-"""Segments that lie in region files -> segments of a log: checked, described in its index, and chained by lane."""
+"""Adoption of segments in region files into a log: checked, described in its index, and chained by lane."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ Found = Sequence[tuple[int, Record]]
 
 @dataclass
 class Recovery:
-    """What opening a store found.
+    """Outcome of opening a store.
 
     Attributes:
-        segments, steps: that came back.
-        cut_steps: flushed steps that were the last of an episode that went on; they cannot be learned from, because
-            what came after them is not known. Their observation is the final one of the step before.
-        damages: bytes that were set aside, each with its file, its offset and what was expected.
-        differences: limits that are other than they were, and what that costs.
-        views: names of the checkpoint's views that :meth:`sharpwave.Store.transitions` was not asked for yet. They are
+        segments, steps: restored.
+        cut_steps: flushed steps dropped at the end of an episode that went on: they cannot be learned from without
+            their successor. Their observation is the final one of the step before.
+        damages: bytes set aside, each with its file, its offset and what was expected.
+        differences: limits other than before, and their consequences.
+        views: names of the checkpoint's views that :meth:`sharpwave.Store.transitions` was not called for yet. They are
             kept for the next checkpoint.
     """
 
@@ -61,16 +61,17 @@ class Recovery:
 
 
 def max_slots(found: Found) -> int:
-    """Return more slots than a store has come to: tables of slots must not grow with what a damaged id says."""
+    """Return a bound of the slots of such a store: tables of slots must not grow with a damaged id."""
     return (1 << 22) + 64 * len(found)
 
 
 def lane_ends(spec: Spec, regions: RegionFiles, found: Found, most_bytes: int, max_lanes: int = MAX_LANES) -> LaneEnds:
-    """Return how far the lanes' step numbers have come, by every record that is whole: those that were replaced or
-    evicted among them. Cost: a read of the header of each.
+    """Return the ends of the lanes' step numbers, by every intact record, replaced or evicted ones included.
+
+    Cost: a read of the header of each.
 
     Args:
-        most_bytes: of a segment; a tail that has more is none of the store's own, and is not read.
+        most_bytes: limit of a segment's size; a larger tail is not the store's own, and is not read.
     """
     ends = LaneEnds(max_lanes)
     for number, record in found:
@@ -93,15 +94,15 @@ def lane_ends(spec: Spec, regions: RegionFiles, found: Found, most_bytes: int, m
 
 
 class Adoption:
-    """Takes segments in that lie in ``regions``, as the records ``found`` say.
+    """Adoption of segments that lie in ``regions``, as the records ``found``.
 
     Args:
-        damages: segments that are damaged are added.
+        damages: damaged segments are appended.
         disk: the log's, which has the regions; ``None``: the log keeps segments in memory.
 
     Attributes:
-        full: a segment did not fit into memory.  damaged: the last one that was tried was.
-        broken: slots of segments whose episode was broken off behind them, which their bytes do not say.
+        full: a segment did not fit into memory.  damaged: the last segment tried was damaged.
+        broken: slots of segments whose episode was broken off after them, which their bytes do not say.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class Adoption:
         self._dictionaries = {record.id: (number, record) for number, record in found if record.kind == DICTIONARY}
         generations = [region.generation for region in regions.regions.values()]
         generations += [record.id >> LEAF_BITS for _, record in found if record.kind != DICTIONARY]
-        self._generation = max(generations, default=-1) + 1  # above all that were ever given out
+        self._generation = max(generations, default=-1) + 1  # above all that were ever used
         self._max_slots = max_slots(found)
         self._read: dict[int, bytes] = {}  # dictionaries, by key
         self._lanes: dict[int, list[int]] = {}
@@ -130,10 +131,10 @@ class Adoption:
             disk.ends = self._ends
 
     def try_adopt(self, number: int, record: Record) -> bool:
-        """Take a segment in. False: it is damaged, which is noted, or there is no room, or nothing in it.
+        """Adopt a segment. Return False if it is damaged, which is noted, or empty, or if there is no room.
 
         Raises:
-            OSError: it cannot be written anew, where it was open.
+            OSError: the segment, an open one, cannot be rewritten.
         """
         self.damaged = False
         try:
@@ -147,7 +148,7 @@ class Adoption:
         log, index = self.log, self.log.index
         slot, row = divmod(record.id & LEAF_MASK, log.stride)
         if row or slot >= min(index.slots, self._max_slots):
-            raise DamagedError(f"no id of a segment of {log.stride} steps")
+            raise DamagedError(f"id {record.id}, expected that of a segment of {log.stride} steps")
         data: bytes | bytearray = self._segment(number, record)
         if record.kind != SEGMENT:
             data = self._ended(data)
@@ -167,7 +168,7 @@ class Adoption:
             if place is None:
                 for table, taken in zip(log.tables, places, strict=False):
                     table.drop(taken)
-                raise DamagedError(f"column {c} needs a dictionary, and 255 others are in use")
+                raise DamagedError(f"column {c} needs a dictionary, but its table is full: 255 others are in use")
             places.append(place)
         needed = {
             (c, column.dictionary): one for c, (column, one) in enumerate(zip(header.placed, shared, strict=True))
@@ -175,7 +176,7 @@ class Adoption:
         needed = {key: one for key, one in needed.items() if one}
         offset = record.offset
         if self.disk is not None and (record.kind != SEGMENT or needed.keys() - self.regions.regions[number].keys):
-            # Rows of an open segment; or a dictionary lies in another region only, which may go before this one.
+            # Rows of an open segment; or a dictionary is only in another region, which may be deleted earlier.
             number, offset = self.disk.write(SEGMENT, record.id, bytes(data), self._generation, needed)
         index.codec[:, slot] = [column.codec for column in header.placed]
         index.dictionary[:, slot] = places
@@ -223,7 +224,7 @@ class Adoption:
         self.damages.append(Damage(self.regions.regions[number].path, record.offset, record.nbytes, what, record.id))
 
     def link(self) -> None:
-        """Chain the lanes' segments, open new ones behind them, and free every other slot."""
+        """Chain the lanes' segments, open new ones after them, and free all other slots."""
         log, index = self.log, self.log.index
         used = {slot for slots in self._lanes.values() for slot in slots}
         index.restore(used, self._generation)
@@ -243,7 +244,7 @@ class Adoption:
         log.sealed.rewrite_truncated(sorted(self.broken))
 
     def link_lanes(self) -> None:
-        """Chain the lanes' segments before their open ones, which are there already."""
+        """Chain the lanes' segments before their open ones, which exist already."""
         for lane, slots in self._lanes.items():
             slots.sort(key=lambda slot: int(self.log.index.first_step[slot]))
             self.log.inventory.chain(lane, slots, int(self.log.opened.slots[lane]))
@@ -259,7 +260,7 @@ class Adoption:
         self.log.sealed.rewrite_truncated(sorted(self.broken))
 
     def _number(self, slots: list[int]) -> None:
-        """Number the steps of episodes where segments of version 1, in their order, do not say which they hold."""
+        """Compute the episode steps of segments of version 1, in order, which do not record them."""
         numbers = self.log.index.episode_step
         for before, slot in zip([-1, *slots], slots, strict=False):
             if numbers[slot] < 0:
@@ -280,7 +281,7 @@ class Adoption:
         return out
 
     def _dictionary(self, key: int) -> bytes:
-        """Read a dictionary.  Raises: KeyError: there is none.  DamagedError: it is not as a store makes them."""
+        """Read a dictionary.  Raises: KeyError: there is none.  DamagedError: larger than a store makes them."""
         if key and key not in self._read:
             number, record = self._dictionaries[key]
             most = max_dictionary_bytes(int(self.log.layout.sizes.max()))
@@ -302,7 +303,7 @@ class Adoption:
             steps -= 1
             self.report.cut_steps += 1
             if steps and not flags[steps - 1] & ENDED:
-                flags[steps - 1] |= TRUNCATED  # the last frame was its successor's: now it is the final one
+                flags[steps - 1] |= TRUNCATED  # the last frame, its successor's, becomes the final one
             else:
                 frames -= 1
         if steps == 0:

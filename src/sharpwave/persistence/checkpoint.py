@@ -1,8 +1,8 @@
-"""A store -> a folder from which it goes on exactly.
+"""Checkpoints: folders from which a store resumes exactly.
 
 The folder holds ``store.json`` and one numbered folder beside it, which ``store.json`` names: region files with every
-sealed segment - of a store on disk, second names of its own files - and the state of all else. A new checkpoint is
-written beside the old one and takes its place when ``store.json`` is replaced, in one step.
+sealed segment - of a store on disk, hard links to its own files - and all other state. A new checkpoint is written
+beside the old one and replaces it with ``store.json``, in one step.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from sharpwave.native.files import Files
 from sharpwave.persistence import snapshot
 
 Packed = tuple[int, bytes, dict[tuple[int, int], bytes]]
-"""A segment: its id, its bytes, and the dictionaries that it needs."""
+"""A segment: its id, its bytes, and its dictionaries."""
 AT_A_TIME = 4 << 20
-"""Bytes of segments that are copied while nothing else may happen to the store, and of evicted ones that are kept."""
+"""Limit of the bytes of segments copied under the store's lock, and of copies of evicted segments in memory."""
 COPIED = 1 << 20
-"""Bytes of a file that are copied at a time."""
+"""Bytes of a file copied at a time."""
 WAIT_S = 10.0
-"""How long a checkpoint waits for others who read the one before, and they for it."""
+"""How long a checkpoint waits for readers of the one before, and readers for it."""
 
 
 def save(
@@ -50,13 +50,13 @@ def save(
     """Write a checkpoint of ``log``, or replace the one in ``folder``.
 
     Args:
-        lock: the store's. ``notify``: called with it held when appending may go on.
-        settings: what ``store.json`` says beside.
-        views: the state of the views; called with ``lock`` held.
+        lock: the store's. ``notify``: called with it held when appending may continue.
+        settings: other contents of ``store.json``.
+        views: returns the state of the views; called with ``lock`` held.
 
     Raises:
         OSError: a full or failing disk; the checkpoint that was there before stays.
-        FileExistsError: a store that is no checkpoint is there.  StoreInUseError: it is in use.
+        FileExistsError: the folder holds a store that is no checkpoint.  StoreInUseError: it is in use.
     """
     with lock:
         log.check_open()
@@ -64,9 +64,9 @@ def save(
     with files.make_folder(folder) as directory, Hold(directory, wait_s=WAIT_S) as hold:
         before = _manifest(directory)
         remove_partial_manifests(directory, files)
-        remove_parts(directory, before["store"], files, kept=before["checkpoint"])  # which did not come to their end
+        remove_parts(directory, before["store"], files, kept=before["checkpoint"])  # of interrupted checkpoints
         number = before["checkpoint"] % (MAX_CHECKPOINT - 1) + 1
-        while directory.status(str(number)):  # what is not a checkpoint's
+        while directory.status(str(number)):  # foreign files
             number = number % (MAX_CHECKPOINT - 1) + 1
         identity = settings.get("store") or secrets.token_hex(16)
         try:
@@ -79,7 +79,7 @@ def save(
             write_manifest(directory, settings | said, files)
         except BaseException:
             with suppress(OSError):
-                if _manifest(directory)["checkpoint"] != number:  # else only the sync after that failed
+                if _manifest(directory)["checkpoint"] != number:  # else only the sync after it failed
                     remove_part(directory, str(number), identity, files)
             raise
         if before["checkpoint"]:
@@ -89,7 +89,7 @@ def save(
 
 
 def _check_place(folder: Path, log: StepLog) -> None:
-    """Check where a checkpoint goes.  Raises: FileExistsError: the folder is the store's own, or lies in one."""
+    """Check the folder of a checkpoint.  Raises: FileExistsError: it is the store's own, or lies in one."""
     if log.disk is not None and folder.exists() and log.disk.directory.is_at(folder):
         raise FileExistsError(f"checkpoint: {folder} is the store's own folder; give another one")
     check_apart(folder)
@@ -104,7 +104,7 @@ def _write_part(
     views: Callable[[], dict[str, Any]],
     files: Files,
 ) -> None:
-    """Write all that a checkpoint holds beside ``store.json``."""
+    """Write everything of a checkpoint but ``store.json``."""
     with files.make_directory(part, FOLDER) as target:
         regions = RegionFiles(target, identity, MIN_REGION_BYTES, files)
         sources: list[tuple[int, str]] = []
@@ -139,13 +139,14 @@ def _write_part(
 
 
 def _trim() -> None:
-    """Give back what the C library keeps of the copies made here, which ``ram=`` would miss."""
+    """Return the C library's free memory, left from copies, to the system: it counts towards the process, not
+    ``ram=``."""
     with suppress(AttributeError, OSError, TypeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def _manifest(directory: Directory) -> dict[str, Any]:
-    """Return what ``store.json`` says of the checkpoint in a folder; its number is 0 if there is none."""
+    """Return the ``store.json`` of the checkpoint in a folder; its number is 0 if there is none."""
     try:
         manifest = read_manifest(directory)
     except FileNotFoundError:
@@ -158,7 +159,7 @@ def _manifest(directory: Directory) -> dict[str, Any]:
 
 
 def copy_file(source: int, folder: Directory, name: str, files: Files) -> None:
-    """Copy an open file, which could not get a second name.  Raises: OSError."""
+    """Copy an open file that could not be linked.  Raises: OSError."""
     target = files.open(folder, name)
     try:
         content, at = memoryview(bytearray(COPIED)), 0
@@ -170,10 +171,10 @@ def copy_file(source: int, folder: Directory, name: str, files: Files) -> None:
 
 
 class Copying(LogListener):
-    """Segments in memory on their way into a checkpoint's region files, while the store goes on.
+    """Copier of segments in memory to a checkpoint's region files, while the store goes on.
 
     Attributes:
-        nbytes: of the copies that are in memory at the moment.
+        nbytes: of the copies in memory.
     """
 
     def __init__(self, log: StepLog, regions: RegionFiles, tails: list[tuple[int, bytes]]) -> None:
@@ -182,23 +183,23 @@ class Copying(LogListener):
         self._slots: dict[int, None] = {}
         self._rescued: list[Packed] = []
         self._rescued_bytes = 0
-        self._turn = threading.Lock()  # one at a time writes
+        self._turn = threading.Lock()  # held by the thread that writes
         self._error: OSError | None = None
 
     def begin(self, slots: Any) -> None:
-        """Copy the segments in ``slots``. The store's lock is held, as it is for :meth:`evicting` and :meth:`waits`."""
+        """Copy the segments in ``slots``. The store's lock is held, as for :meth:`evicting` and :meth:`waits`."""
         self._slots = dict.fromkeys(slots.tolist())
         self.log.inventory.listeners.append(self)
         self.log.copying = self
 
     def end(self) -> None:
-        """Copy nothing more."""
+        """Stop copying."""
         if self.log.copying is self:
             self.log.inventory.listeners.remove(self)
             self.log.copying = None
 
     def waits(self) -> str | None:
-        """Return why nothing may be appended now, which might evict: too many copies are not written yet."""
+        """Return why no append, which might evict, is allowed now: too many copies are unwritten."""
         if self._rescued_bytes <= AT_A_TIME:
             return None
         return (
@@ -207,7 +208,7 @@ class Copying(LogListener):
         )
 
     def evicting(self, slot: int) -> None:
-        """Copy the segment in ``slot``, which is about to leave the store. What is too much is written at once."""
+        """Copy the segment in ``slot``, which is about to be evicted; write copies at once beyond the limit."""
         if slot not in self._slots:
             return
         del self._slots[slot]
@@ -219,12 +220,12 @@ class Copying(LogListener):
             return
         try:
             self._write(packed)
-        except OSError as error:  # the checkpoint's matter, not that of whoever evicted
+        except OSError as error:  # reported by the checkpoint, not by the append that evicts
             self._error = error
             self._slots.clear()
 
     def run(self, lock: Any, notify: Callable[[], None]) -> None:
-        """Write all.  Raises: OSError."""
+        """Write all copies.  Raises: OSError."""
         while True:
             with lock:
                 some = self._take()
@@ -239,7 +240,7 @@ class Copying(LogListener):
             self._regions.append(TAIL, id_, content, id_ >> 32, {})
 
     def _take(self) -> list[Packed]:
-        """Return some of them; none if all are done."""
+        """Return some of the copies; none if all are written."""
         some, self._rescued, self._rescued_bytes = self._rescued, [], 0
         size = 0
         while self._slots and size < AT_A_TIME:

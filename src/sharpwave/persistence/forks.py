@@ -1,4 +1,4 @@
-"""What becomes of a store in a forked process: its memory is a copy that goes on, its files stay the parent's."""
+"""Stores in a forked process: the child's memory is a copy that goes on, the files stay the parent's."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _forks = threading.local()
 
 
 def watch(log: StepLog, lock: Any) -> None:
-    """Let forks find ``log`` between two changes, and close its files in the child.
+    """Make forks wait until ``log`` is between two changes, and close its files in the child.
 
     Args:
-        lock: held by whoever changes the log; reentrant.
+        lock: held while the log is changed; reentrant.
     """
     _watched[log] = lock
 
@@ -39,7 +39,7 @@ def _in_child() -> None:
     for log, lock, taken in _forks.__dict__.pop("held", []):
         if log.disk is not None and not log.closed:
             log.disk.leave_to_parent()
-        log.saving = threading.Lock()  # it may be held by a thread that is not here
+        log.saving = threading.Lock()  # it may be held by a thread of the parent
         if log.copying is not None:
             log.copying.end()
         if taken:

@@ -1,4 +1,4 @@
-"""How a store on disk ends: what was appended is written, and its folder is let go, whoever had the store last."""
+"""End of a store on disk: everything appended is written, and its folder released, whichever owner was last."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from sharpwave.errors import StoreInUseError
 from sharpwave.log.step_log import StepLog
 
 EXIT_WAIT_S = 10.0
-"""How long a process that ends waits for a thread that is using the store."""
+"""How long the end of the process waits for a thread that is using the store."""
 
 
 class Life:
-    """Kept by a store and by the views asked of it, and by nothing that these keep: it ends with the last of them.
+    """Token kept by a store and by its views, and by nothing that these keep: it dies with the last of them.
 
-    Then, and when the interpreter exits, a store that was not closed is. A process that was forked leaves that to the
-    one that opened the store.
+    Then, and when the interpreter exits, the store is closed if it was not. A forked process leaves that to the one
+    that opened the store.
     """
 
     def __init__(self, log: StepLog, lock: Any) -> None:
@@ -31,7 +31,7 @@ class Life:
 
 
 def flush(log: StepLog) -> None:
-    """Return when all that was appended so far is on disk, open segments included.  Raises: OSError."""
+    """Sync everything appended so far to disk, open segments included.  Raises: OSError."""
     if log.disk is not None:
         log.write_tails(log.disk)
         if log.annotations.changed:
@@ -45,7 +45,7 @@ def close(log: StepLog) -> None:
     """Flush, and release the folder in any case. The lock is held.
 
     Raises:
-        OSError: saying what could not be written, and is lost.
+        OSError: naming what could not be written, and is lost.
     """
     disk, closed = log.disk, log.closed
     log.closed = True
@@ -57,14 +57,14 @@ def close(log: StepLog) -> None:
         except StoreInUseError:
             raise
         except OSError:
-            flush(log)  # what failed for once costs nothing
+            flush(log)  # a single failure costs nothing
     except (OSError, OverflowError) as error:
         steps = int(log.index.rows[log.opened.slots].sum())
         what = getattr(error, "strerror", None) or error
         raise OSError(
             getattr(error, "errno", None) or errno.EIO,
-            f"close: {disk.folder} could not be written to ({what}). It was let go; the last steps of {log.lanes} "
-            f"lanes, {steps:,} at most, are lost but for those flushed before",
+            f"close: {disk.folder} could not be written to ({what}). It was released; the last steps of {log.lanes} "
+            f"lanes, {steps:,} at most, are lost, except those flushed before",
         ) from error
     finally:
         disk.close()

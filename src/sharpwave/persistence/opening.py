@@ -1,4 +1,4 @@
-"""A folder, or nothing -> a log: a new one, one that another process left, or one that a checkpoint holds."""
+"""Opening of a log: a new one, one that another process left on disk, or one from a checkpoint."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ from sharpwave.persistence.settings import LIMITS, Settings
 from sharpwave.validation import max_lanes
 
 NO_STATE = (KeyError, TypeError, ValueError, IndexError, OverflowError, RecursionError)
-"""What reading a state raises that is none."""
+"""Errors of reading a state that is not one."""
 
 States = dict[int, dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Left:
-    """What lies in ``folder``: a store on disk, or a checkpoint, whose number is ``checkpoint`` (else 0).
+    """Store that was left in a folder: one on disk, or a checkpoint, whose number is ``checkpoint`` (else 0).
 
     Attributes:
         directory: the folder, held open.
-        target: the folder where the store will lie; ``None``: in memory.
-        in_place: it will lie where it is.
+        target: folder of the store that will be opened; ``None``: in memory.
+        in_place: whether it is opened where it is.
     """
 
     directory: Directory
@@ -67,21 +67,21 @@ class Left:
     @classmethod
     @contextlib.contextmanager
     def read(cls, folder: Path, disk: Path | None) -> Iterator[Left]:
-        """Read what lies in a folder; nobody replaces the checkpoint meanwhile.
+        """Read the store in a folder, whose checkpoint is not replaced meanwhile.
 
         Raises:
             FileNotFoundError, DamagedError, StoreInUseError, OSError.
-            ValueError: ``disk`` is not for what lies there.
+            ValueError: ``disk`` was given for a store on disk.
         """
         with contextlib.ExitStack() as stack:
             try:
                 directory = stack.enter_context(Directory.open(folder))
             except (FileNotFoundError, NotADirectoryError) as error:
-                raise FileNotFoundError(f"{folder}: no store there: no such folder") from error
+                raise FileNotFoundError(f"{folder}: no store there: the folder does not exist") from error
             left = cls._read(directory, disk)
             if not left.in_place:
                 stack.enter_context(Hold(directory, shared=True, wait_s=WAIT_S))
-                left = cls._read(directory, disk)  # another checkpoint may have come meanwhile
+                left = cls._read(directory, disk)  # another checkpoint may have replaced it meanwhile
             if left.checkpoint and not directory.status(str(left.checkpoint)):
                 missing = directory.path / str(left.checkpoint)
                 raise FileNotFoundError(f"{missing}: named by {directory.path / MANIFEST}, and not there")
@@ -93,7 +93,8 @@ class Left:
         number = manifest.get("checkpoint", 0)
         if not number and disk is not None:
             raise ValueError(
-                f"open: disk={str(disk)!r}, but {directory.path} is no checkpoint; a store on disk stays there"
+                f"open: disk={str(disk)!r}, but {directory.path} is no checkpoint; a store on disk is opened in place: "
+                "leave out disk="
             )
         in_place = disk is None and bool(not number or manifest.get("on_disk"))
         in_place = in_place or (disk is not None and disk.exists() and directory.is_at(disk))
@@ -101,17 +102,17 @@ class Left:
 
     @property
     def folder(self) -> Path:
-        """For messages."""
+        """Path of the folder, for messages."""
         return self.directory.path
 
     @property
     def described(self) -> dict[str, Any]:
-        """What ``store.json`` says, but for its format and its checksum."""
+        """Contents of ``store.json`` but for its format and its checksum."""
         return {name: value for name, value in self.manifest.items() if name not in ("format", "checksum")}
 
     @property
     def identity(self) -> Identity:
-        """Of the region files."""
+        """Identity of the region files."""
         return Identity(bytes.fromhex(self.manifest["store"]), self.manifest["schema"])
 
     def part(self) -> Directory:
@@ -119,9 +120,9 @@ class Left:
         return self.directory.directory(str(self.checkpoint))
 
     def link(self, disk: DiskTier, files: Files) -> None:
-        """Give its region files a second name in the store's folder, or a copy.  Raises: OSError."""
+        """Link its region files into the store's folder, or copy them.  Raises: OSError."""
         target = disk.regions.directory
-        for name in target.names():  # from an opening that did not come to its end, as was seen to
+        for name in target.names():  # from an interrupted opening, as was checked
             files.unlink(target, name)
         if not disk.directory.is_file(OPENING):
             mark(disk.directory, OPENING, {"store": self.manifest["store"]}, files)
@@ -138,7 +139,7 @@ class Left:
         files.fsync_folder(target)
 
     def unlink(self, disk: DiskTier, files: Files) -> None:
-        """Take those names away again.  Raises: OSError."""
+        """Delete these links again.  Raises: OSError."""
         for region in disk.regions.regions.values():
             region.close()
         disk.regions.regions.clear()
@@ -150,11 +151,11 @@ class Left:
 def begin(
     settings: Settings, folder: Path | None, left: Left | None, files: Files
 ) -> tuple[StepLog, Recovery | None, States]:
-    """Return a log, what opening found, and the states of views by their number.
+    """Return a log, the outcome of opening it, and the states of views by their number.
 
     Args:
         folder: of the store on disk; ``None``: in memory.
-        left: what is to be opened; ``None``: a new store.
+        left: the store to open; ``None``: a new store.
 
     Raises:
         FileExistsError, StoreInUseError, OSError, MemoryError, NewerVersionError.
@@ -171,7 +172,7 @@ def begin(
 
             if left is None or not left.in_place:
                 check_apart(folder)
-                if folder.is_dir():  # before a lock is made in it
+                if folder.is_dir():  # before a lock file is created in it
                     with Directory.open(folder) as found_there:
                         if found_there.status(MANIFEST) is None:
                             inspect(found_there)
@@ -188,16 +189,16 @@ def begin(
             try:
                 found = _opened(settings, disk, left, files)
             except OverflowError as error:
-                raise DamagedError(f"{error}; what it says of itself leaves none to go on with") from error
+                raise DamagedError(f"{error}; its other numbers leave nothing to continue from") from error
         undo.pop_all()
         return found
 
 
 def _check_target(folder: Directory, left: Left | None) -> None:
-    """Check that a folder is one for the store: new or empty, or the one that is opened.
+    """Check that a folder is fit for the store: new or empty, or the one being opened.
 
     Raises:
-        FileExistsError: it holds a store, or something else.  StoreInUseError: it has changed meanwhile.
+        FileExistsError: it holds a store, or foreign files.  StoreInUseError: it has changed meanwhile.
     """
     if left is not None and left.in_place:
         if read_manifest(folder) != left.manifest:
@@ -227,9 +228,9 @@ def _opened(settings: Settings, disk: DiskTier | None, left: Left, files: Files)
         try:
             records, damages = open_regions(regions, go_on=disk is not None)
             if disk is not None and not left.checkpoint and left.manifest["format"] < FORMAT:
-                disk.describe(left.described)  # before anything is written that an older release cannot read
+                disk.describe(left.described)  # before older releases could not read the files
             log, report, states = _filled(settings, disk, left, regions, records, damages)
-        except NewerVersionError:  # found before anything is written but for the links
+        except NewerVersionError:  # raised before anything is written but the links
             if disk is not None and left.checkpoint:
                 left.unlink(disk, files)
             raise
@@ -245,12 +246,12 @@ def _opened(settings: Settings, disk: DiskTier | None, left: Left, files: Files)
         if regions.scarce:
             open_all_files(regions)
         if left.checkpoint:
-            flush(log)  # what it held of open segments lies in none of its regions
+            flush(log)  # the state's open segments are in none of its regions
             about = {"store": left.manifest["store"]}
             disk.describe(settings.manifest() | about | log.annotations.manifest())
         if disk.directory.is_file(OPENING):
             files.unlink(disk.directory, OPENING)
-        if left.in_place:  # what it was a checkpoint with, also where that could not be deleted the last time
+        if left.in_place:  # remains of the checkpoint, also of one that could not be deleted last time
             with contextlib.suppress(OSError):
                 remove_parts(disk.directory, left.manifest["store"], files, named=left.checkpoint)
     return log, report, states
@@ -284,7 +285,7 @@ def _filled(
 
 
 def _numbered(views: Any) -> States:
-    """Return what a file says of views, by their number.  Raises: ValueError."""
+    """Return a file's states of views, by their number.  Raises: ValueError."""
     if not isinstance(views, dict) or not all(
         re.fullmatch("[0-9]{1,9}", number) and isinstance(view, dict) for number, view in views.items()
     ):

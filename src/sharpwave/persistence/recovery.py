@@ -1,4 +1,4 @@
-"""A store's folder -> a log that holds everything in it that is whole."""
+"""Recovery of a store's folder: a log of everything in it that is intact."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sharpwave.validation import MAX_LANES
 
 
 def highest_slot(found: Found, stride: int) -> int:
-    """Return the highest slot that a record's id names, of those that a store can have come to; -1 without any."""
+    """Return the highest slot among the records' ids, within the bounds of a store; -1 without any."""
     slots = ((record.id & LEAF_MASK) // stride for _, record in found if record.kind in (SEGMENT, TAIL))
     most = max_slots(found)
     return max((slot for slot in slots if slot < most), default=-1)
@@ -35,14 +35,14 @@ def adopt_all(
     disk: DiskTier | None,
     max_lanes: int = MAX_LANES,
 ) -> Recovery:
-    """Put every whole segment into the empty ``log``; with a ``disk`` they stay there until they are sampled.
+    """Adopt every intact segment into the empty ``log``; with a ``disk`` they stay there until they are sampled.
 
-    Every lane begins a new episode afterwards: where the last step known of it did not end one, that episode is
-    truncated there, and the observation after that step is the final one. So it is at gaps that damage left.
+    Afterwards every lane begins a new episode: where the lane's last known step did not end one, that episode is
+    truncated there, and the observation after that step is the final one. The same holds at gaps that damage left.
 
     Args:
-        damages: segments that are damaged are added.
-        max_lanes: that the store could have.
+        damages: damaged segments are appended.
+        max_lanes: limit of the store's lanes.
 
     Raises:
         OSError: a file cannot be written; then nothing is deleted or moved.
@@ -55,7 +55,7 @@ def adopt_all(
         for number, record in versions:
             slot = (record.id & LEAF_MASK) // log.stride
             if not log.retention.admits(record.id):
-                break  # it had left
+                break  # it was evicted
             if adoption.try_adopt(number, record):
                 log.retention.add(slot, record.id)
                 break
@@ -66,7 +66,7 @@ def adopt_all(
 
 
 def _threshold(regions: RegionFiles, found: Found) -> float:
-    """Return the lowest that a reservoir noted: it only ever sinks."""
+    """Return the lowest threshold that a reservoir noted: it only ever drops."""
     threshold = 1.0
     for number, record in found:
         if record.kind == NOTE and record.nbytes == THRESHOLD_BYTES:
@@ -78,13 +78,15 @@ def _threshold(regions: RegionFiles, found: Found) -> float:
 
 
 def newest(found: Found, stride: int) -> list[tuple[int, Record]]:
-    """Return of every slot the record that counts, in the order of writing; rows of open segments come last."""
+    """Return the record of every slot that counts, in the order of writing; rows of open segments come last."""
     return [versions[0] for versions in ranked(found, stride)]
 
 
 def ranked(found: Found, stride: int) -> list[list[tuple[int, Record]]]:
-    """As :func:`newest`, and behind each record those it replaced: where it turns out to be of no use, the next one
-    counts. A power cut may leave a segment, and not the dictionary that was written before it."""
+    """Return, by slot, the record of :func:`newest` followed by those that it replaced, for use if it cannot be.
+
+    A power cut may leave a segment without the dictionary that was written before it.
+    """
     slots: dict[int, list[tuple[int, Record]]] = {}
     for place in found:
         if place[1].kind in (SEGMENT, TAIL):
@@ -95,18 +97,20 @@ def ranked(found: Found, stride: int) -> list[list[tuple[int, Record]]]:
 
 
 def _rank(record: Record) -> tuple[int, bool, int]:
-    """Rank a record among its slot's: the one with the latest generation counts; a sealed segment before its rows so
-    far. Copies have the same rank: any will do."""
+    """Return a record's rank in its slot: the latest generation counts; a sealed segment before its rows so far.
+
+    Copies have the same rank: any will do.
+    """
     return record.id >> LEAF_BITS, record.kind == SEGMENT, record.sequence
 
 
 def set_aside(disk: DiskTier, damages: Sequence[Damage]) -> None:
-    """Delete regions that hold nothing any more; move those to ``quarantine`` of which nothing could be used.
+    """Delete regions that hold nothing any more; move those of which nothing could be used to ``quarantine``.
 
-    Both only where the file says itself that it is the store's; others stay where they are.
+    Only files that name this store; others stay where they are.
     """
     regions, files = disk.regions, disk.files
-    regions.sync()  # what was written anew is on disk before what it replaces goes
+    regions.sync()  # rewritten records are on disk before the old ones are deleted
     damaged = {damage.path for damage in damages}
     newest = regions.newest
     written_to = -1 if newest is None or newest.finished else newest.number
@@ -125,6 +129,6 @@ def set_aside(disk: DiskTier, damages: Sequence[Damage]) -> None:
 
 
 def _free_name(directory: Directory, name: str) -> str:
-    """Return ``name``, or with a number behind it where something has it already."""
+    """Return ``name``, with a number appended if it is taken."""
     names = (name if n == 0 else f"{name}.{n}" for n in itertools.count())
     return next(one for one in names if directory.status(one) is None)

@@ -1,4 +1,4 @@
-"""What a store was asked for: checked, and as ``store.json`` keeps it."""
+"""Settings of a store: its arguments, checked, and as ``store.json`` keeps them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MAX_SETTINGS_BYTES = MANIFEST_BYTES - MAX_STORE_BYTES - (64 << 10)
 
 @dataclass(frozen=True)
 class Settings:
-    """Of one store. ``retention`` is the caller's, and copied where it is used."""
+    """Settings of one store. ``retention`` is the caller's, and copied where it is used."""
 
     spec: Spec
     capacity: int | None
@@ -95,16 +95,16 @@ class Settings:
 
     @property
     def most_bytes(self) -> int | None:
-        """Bytes of the steps that ``capacity`` allows, as they come; ``None``: no limit."""
+        """Bytes of the steps that ``capacity`` allows, unencoded; ``None``: no limit."""
         return None if self.capacity is None else self.capacity * self.spec.step_bytes
 
     def limited(self, capacity: Any, ram: Any, disk_limit: Any) -> Settings:
-        """Return the same with other limits.  Raises: ValueError: naming the argument."""
+        """Return these settings with other limits.  Raises: ValueError: naming the argument."""
         found: dict[str, Any] = {**checked_limits(capacity, ram, disk_limit, self.on_disk)}
         return replace(self, **found)
 
     def manifest(self) -> dict[str, Any]:
-        """Return what :meth:`from_manifest` needs, as JSON has it."""
+        """Return the JSON values that :meth:`from_manifest` reads."""
         return {
             "schema": self.spec.schema_hash,
             "spec": self.spec.description(),
@@ -121,10 +121,10 @@ class Settings:
 
     @classmethod
     def from_manifest(cls, folder: Path, manifest: Mapping[str, Any], on_disk: bool, **given: Any) -> Settings:
-        """Return what ``store.json`` says, but for what is ``given`` and not ``None``.
+        """Return the settings in ``store.json``, overridden by those ``given`` that are not ``None``.
 
         Raises:
-            DamagedError: not what a store writes.  ValueError: what is given.
+            DamagedError: not as a store writes it.  ValueError: a given one.
         """
         said = cls.said(folder, manifest)
         now: dict[str, Any] = {name: getattr(said, name) for name in (*LIMITS, "on_full", "seed")}
@@ -134,10 +134,10 @@ class Settings:
 
     @classmethod
     def said(cls, folder: Path, manifest: Mapping[str, Any]) -> Settings:
-        """Return just what ``store.json`` says: whoever reads it, reads it here.
+        """Parse the settings in ``store.json``; every reader calls this.
 
         Raises:
-            DamagedError: not what a store writes.  UnknownCodecError.
+            DamagedError: not as a store writes it.  UnknownCodecError.
         """
         _check_codecs(folder, manifest.get("codecs"))
         on_disk = bool(manifest.get("on_disk", not manifest.get("checkpoint")))
@@ -150,7 +150,7 @@ class Settings:
                     raise ValueError(f"{name} {value!r}, expected an integer")
             spec, codecs, retention = Spec.from_json(manifest["spec"]), manifest["codecs"], manifest["retention"]
             if spec.schema_hash != manifest["schema"]:
-                raise ValueError(f"schema {manifest['schema']!r}, expected {spec.schema_hash} of the spec it holds")
+                raise ValueError(f"schema {manifest['schema']!r}, expected {spec.schema_hash}, that of its spec")
             if not isinstance(codecs, dict) or codecs.keys() != spec.fields.keys():
                 raise ValueError(f"codecs {codecs!r}, expected one for each of {list(spec.fields)}")
             if not isinstance(retention, dict) or retention.get("kind") not in RETENTIONS:
@@ -169,14 +169,14 @@ class Settings:
 
 
 def _retention(described: dict[str, Any]) -> Retention:
-    """Make a retention.  Raises: ValueError, TypeError: no settings of that retention."""
+    """Return a new retention.  Raises: ValueError, TypeError: not the settings of one."""
     settings = dict(described)
     made: Retention = RETENTIONS[settings.pop("kind")](**settings)
     return made
 
 
 def checked_limits(capacity: Any, ram: Any, disk_limit: Any, on_disk: bool) -> dict[str, int | None]:
-    """Return numbers by name.  Raises: ValueError: naming the argument, or because there is no limit."""
+    """Return limits by name.  Raises: ValueError: naming the argument, or because there is no limit."""
     found = {
         "capacity": check_capacity(capacity),
         "ram": None if ram is None else parse_bytes(ram),
@@ -202,8 +202,8 @@ def _stride(spec: Spec, segment_steps: Any, limits: Mapping[str, int | None], on
             raise ValueError(f"Store: segment_steps={segment_steps!r}, expected an integer from 1 to 65536")
         if max_segment_bytes(spec, int(segment_steps)) > MAX_SEGMENT_BYTES:
             raise ValueError(
-                f"Store: segment_steps={segment_steps}, {spec.step_bytes:,} bytes each; a segment may have "
-                f"{MAX_SEGMENT_BYTES >> 20:,} MiB; lower it"
+                f"Store: segment_steps={segment_steps}, {spec.step_bytes:,} bytes each, exceed the limit of "
+                f"{MAX_SEGMENT_BYTES >> 20:,} MiB a segment; lower it"
             )
         return int(segment_steps)
     stride = DISK_STRIDE if on_disk else DEFAULT_STRIDE
@@ -225,7 +225,7 @@ def _codecs(spec: Spec, codec: str | Mapping[str, str]) -> dict[str, str]:
 
 
 def _check_codecs(folder: Path, codecs: Any) -> None:
-    """Raise UnknownCodecError where fields were packed with a codec that is not registered."""
+    """Refuse fields packed with a codec that is not registered.  Raises: UnknownCodecError."""
     for name, codec in codecs.items() if isinstance(codecs, dict) else ():
         if isinstance(codec, str) and not is_known(codec):
             raise UnknownCodecError(f"{folder}: field {name!r} is packed with codec {codec!r}{not_loaded()}")

@@ -1,4 +1,4 @@
-"""A log's state beside its sealed segments -> a tree of arrays, and a log that goes on from it."""
+"""Snapshots: a log's state beside its sealed segments as a tree of arrays, and the log restored from it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COUNTS = ("total_steps", "evicted_steps", "evicted_segments", "dropped_steps")
 
 
 def capture(log: StepLog) -> dict[str, Any]:
-    """Return what :func:`restore` needs beside the segments ``ids`` and :func:`tails`: 30 bytes a segment."""
+    """Return the state for :func:`restore` beside the segments ``ids`` and :func:`tails`: 30 bytes a segment."""
     index, highest = log.index, log.index.highest
     order = log.retention.order()
     slots = order["slots"]
@@ -49,7 +49,7 @@ def capture(log: StepLog) -> dict[str, Any]:
 
 
 def tails(log: StepLog) -> list[tuple[int, bytes]]:
-    """Return ids and bytes of the open segments that have rows, frames of the episode that goes on, or annotations.
+    """Return ids and bytes of the open segments with rows, frames of an episode under way, or annotations.
 
     Cost: packing every lane's open segment.
     """
@@ -60,13 +60,13 @@ def tails(log: StepLog) -> list[tuple[int, bytes]]:
 
 
 def checked(state: Any, stride: int) -> dict[str, Any]:
-    """Check what a file says a log was, in which every number is one that a log could have.
+    """Check a log's state from a file: every number is within a log's bounds.
 
     Raises:
-        ValueError: not what :func:`capture` gives.
+        ValueError: not from :func:`capture`.
     """
     if not isinstance(state, dict) or not isinstance(state.get("retention"), dict):
-        raise ValueError(f"log: {type(state).__name__}, expected a dict with the retention's")
+        raise ValueError(f"log: {type(state).__name__}, expected a dict with one for the retention")
     most = {"generation": MAX_GENERATION + ROOM, "open_rows": stride + 1, "lane_steps": MAX_NUMBER, "ids": MAX_ID}
     for name in ("generation", "ids", "open_slots", "open_rows", "lane_steps"):
         array = checked_array(state, name, np.int64)
@@ -78,13 +78,13 @@ def checked(state: Any, stride: int) -> dict[str, Any]:
             raise ValueError(f"{name} {state.get(name)!r}, expected an integer from 0 below {limit}")
     if len(state["open_slots"]) > MAX_LANES or len(state["generation"]) > LEAF_MASK // stride:
         raise ValueError(
-            f"{len(state['open_slots']):,} lanes, {len(state['generation']):,} slots: no store has so many"
+            f"{len(state['open_slots']):,} lanes, {len(state['generation']):,} slots: beyond the limits of a store"
         )
     return state
 
 
 def slots_needed(state: dict[str, Any]) -> int:
-    """Return how many slots were in use."""
+    """Return the number of slots in use."""
     return len(state["generation"])
 
 
@@ -96,13 +96,14 @@ def restore(
     disk: DiskTier | None,
     state: dict[str, Any],
 ) -> Recovery:
-    """Put everything back into the empty ``log``: with a ``disk`` the segments stay there, else they come into memory.
+    """Restore everything into the empty ``log``: with a ``disk`` the segments stay there, else they are read into
+    memory.
 
-    What is not among the records ``found``, or is damaged, or has no room in memory any more, is gone: the first to
-    leave are the first that are not kept.
+    Segments that are not among the records ``found``, are damaged, or no longer fit into memory are lost: those that
+    would be evicted first are the first not to be kept.
 
     Raises:
-        KeyError, TypeError, ValueError, DamagedError: not what :func:`capture` gives.
+        KeyError, TypeError, ValueError, DamagedError: not from :func:`capture`.
     """
     adoption = Adoption(log, regions, found, damages, disk)
     report = adoption.report
@@ -112,18 +113,20 @@ def restore(
     opened = checked_array(state, "open_slots", np.int64)
     taken = np.concatenate([slots, opened])
     if len(np.unique(taken)) < len(taken) or (taken.size and not 0 <= taken.min() <= taken.max() < len(generation)):
-        raise ValueError("slots that are no slots, or come twice")
+        raise ValueError("ids: expected distinct slots of segments")
     if (generation[slots] != ids >> LEAF_BITS).any() or (slots * stride != ids & LEAF_MASK).any():
-        raise ValueError("segments of other generations")
+        raise ValueError("ids: generations differ from those of the slots")
     if not np.array_equal(checked_array(state["retention"], "slots", np.int64), slots):
-        raise ValueError("the retention knows other segments")
+        raise ValueError("retention: its segments differ from those of the log")
     index.highest = len(generation)
     index.generation[: index.highest] = generation
     _open_lanes(adoption, state, opened, found)
     log.admission.fit_memory()
     at = {record.id: (number, record) for number, record in found if record.kind == SEGMENT}
     kept = np.zeros(len(slots), np.bool_)
-    for k in reversed(range(len(slots))):  # the last to leave first: where memory is too small the others are not kept
+    for k in reversed(
+        range(len(slots))
+    ):  # the last to be evicted first: where memory is too small the others are not kept
         if int(ids[k]) not in at:
             report.damages.append(f"segment {ids[k]}: in no file of the checkpoint")
             continue
@@ -154,14 +157,14 @@ def _open_lanes(adoption: Adoption, state: dict[str, Any], opened: Ints, found: 
     log, count = adoption.log, len(opened)
     steps, begins = checked_array(state, "lane_steps", np.int64), checked_array(state, "open_begins", np.uint8)
     rows = checked_array(state, "open_rows", np.int64)
-    shares = np.full(count, WHOLE, np.int32)  # as it was in all checkpoints that do not say
+    shares = np.full(count, WHOLE, np.int32)  # as in all checkpoints that do not record it
     if "open_shares" in state:
         shares = checked_array(state, "open_shares", np.int32)
-    numbers = np.full(count, -1)  # version 1 does not say
+    numbers = np.full(count, -1)  # version 1 does not record it
     if "open_episode_steps" in state:
         numbers = checked_array(state, "open_episode_steps", np.int64)
     if not count == len(steps) == len(rows) == len(begins) == len(shares) == len(numbers):
-        raise ValueError("lanes and their open segments are not the same number")
+        raise ValueError(f"{len(shares):,} shares for {count:,} lanes, expected one a lane")
     if count and not 0 < shares.min() <= shares.max() <= WHOLE:
         raise ValueError(f"open_shares from {shares.min()} to {shares.max()}, expected 1 to {WHOLE}")
     if count and not -1 <= numbers.min() <= numbers.max() < MAX_NUMBER:
@@ -179,7 +182,7 @@ def _open_lanes(adoption: Adoption, state: dict[str, Any], opened: Ints, found: 
         if header is not None:
             log.refill_lane(lane, header, arrays)
             continue
-        # Without its frames the rest of an episode would be stacked as if it began there: then it does.
+        # Without these frames the rest of the episode would be stacked as if it began here: so it does.
         needs_more = log.spec.context > 0 or any(int(numbers[lane]) % every for every in log.layout.every)
         if rows[lane] or (not begins[lane] and needs_more):
             what = f"the {rows[lane]} steps of its open segment" if rows[lane] else "the last frames of its episode"
