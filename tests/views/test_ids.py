@@ -106,7 +106,7 @@ def test_a_store_that_was_opened_anew_is_another(tmp_path: Path) -> None:
         store.checkpoint(tmp_path / "ckpt")
         with sw.Store.open(tmp_path / "ckpt") as opened:
             again = opened.transitions()
-            with pytest.raises(ValueError, match="opened anew"):
+            with pytest.raises(ValueError, match="opened again"):
                 again.fetch(batch)
             assert again.fetch(np.asarray(batch.ids)).action.tolist() == batch.action.tolist()
 

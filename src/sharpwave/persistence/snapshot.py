@@ -124,9 +124,8 @@ def restore(
     log.admission.fit_memory()
     at = {record.id: (number, record) for number, record in found if record.kind == SEGMENT}
     kept = np.zeros(len(slots), np.bool_)
-    for k in reversed(
-        range(len(slots))
-    ):  # the last to be evicted first: where memory is too small the others are not kept
+    # The last to be evicted first: where memory is too small the others are not kept.
+    for k in reversed(range(len(slots))):
         if int(ids[k]) not in at:
             report.damages.append(f"segment {ids[k]}: in no file of the checkpoint")
             continue

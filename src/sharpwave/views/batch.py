@@ -1,4 +1,4 @@
-"""What a view hands to the learner."""
+"""Batches of transitions for the learner."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import numpy as np
 
 @dataclass
 class Batch:
-    """B transitions, in memory that is theirs for as long as an array, slice or CPU tensor over it is there.
+    """Batch of B transitions, whose memory is theirs while any array, slice or CPU tensor over it lives.
 
-    ``obs`` and ``next_obs`` of a view with ``n_step=1`` share memory, as they overlap by all but one frame: what is
-    written to one can be seen in the other. All that takes less than 256 bytes an item lies in one piece of memory.
-    What is held counts as the store's memory, in ``stats()`` and against ``ram=``; ``copy`` and ``torch`` on
-    another device take memory of the process's own.
+    With ``n_step=1``, ``obs`` and ``next_obs`` share memory, as they overlap by all but one frame: a write to one shows
+    in the other. Arrays of less than 256 bytes an item share one block of memory. Batches in use count as the store's
+    memory, in ``stats()`` and against ``ram=``; ``copy``, and ``torch`` on another device, take memory of the process's
+    own.
 
     Attributes:
         obs, next_obs: [B, stack, *shape] where the field has a stack, else [B, *shape]; for dict observations a dict of
@@ -24,10 +24,10 @@ class Batch:
             that step ended the episode.
         action: [B, *shape].
         reward: float32 [B], the discounted sum of up to n rewards.
-        discount: float32 [B], ``gamma**n_used * (1 - terminated)``: what the value of ``next_obs`` counts for.
+        discount: float32 [B], ``gamma**n_used * (1 - terminated)``: the factor of the value of ``next_obs``.
         weights: float32 [B], importance weights, 1 for uniform sampling.
-        probabilities: float64 [B], with which each was drawn.
-        ids: int64 [B], for ``update_priorities``. They know which store they are of, which refuses those of another.
+        probabilities: float64 [B], of each item in its draw.
+        ids: int64 [B], for ``update_priorities``. They carry their store's tag; other stores refuse them.
         fields: the spec's further fields by name, at the transition's first step. Also as ``batch["name"]``.
     """
 
@@ -42,7 +42,7 @@ class Batch:
     fields: dict[str, Any]
 
     def __getitem__(self, name: str) -> Any:
-        """Any part by its name.  Raises: KeyError."""
+        """Return an array or field by its name.  Raises: KeyError."""
         if name in self.fields:
             return self.fields[name]
         if name in (field.name for field in fields(self)):
@@ -53,7 +53,7 @@ class Batch:
         return len(self.ids)
 
     def map(self, function: Callable[[Any], Any]) -> Batch:
-        """The batch with ``function`` applied to every array."""
+        """Return the batch with ``function`` applied to every array."""
 
         def apply(value: Any) -> Any:
             return {k: apply(v) for k, v in value.items()} if isinstance(value, dict) else function(value)
@@ -61,11 +61,11 @@ class Batch:
         return Batch(*(apply(getattr(self, field.name)) for field in fields(self)))
 
     def copy(self) -> Batch:
-        """A batch in memory that no store counts, laid out anew: to change what ``obs`` and ``next_obs`` share."""
+        """Return a copy in memory that no store counts, without sharing: ``obs`` and ``next_obs`` can be written to."""
         return self.map(lambda array: np.array(array, subok=True))
 
     def torch(self, device: Any = "cpu") -> Batch:
-        """The same batch as torch tensors on ``device``.
+        """Return the batch as torch tensors on ``device``.
 
         On the CPU they share the batch's memory. For CUDA they are copied through pinned memory, without waiting.
         """

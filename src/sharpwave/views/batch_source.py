@@ -1,4 +1,4 @@
-"""Where batches come from: drawn once the rate limiter admits it, in memory that is lent, without damaged segments."""
+"""Source of batches: drawn once the rate limiter admits it, into memory that is lent, without damaged segments."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 Ints = npt.NDArray[np.int64]
 
 MAX_LAYOUTS = 4
-"""Batch sizes of which the layout is kept, and what drawing works in."""
+"""Number of batch sizes whose layouts, with working memory, are kept."""
 
 
 class BatchSource:
     """Batches of one view. The store's lock is held throughout.
 
     Args:
-        log: the store's log; at ``gate`` batches wait for steps.
-        seed: as :func:`numpy.random.default_rng` takes it.
-        max_times_sampled: times that an item is given out, at most; ``None``: no limit.
-        limiter: bounds samples and inserts; ``None``: nothing waits.
+        log: the store's log; ``gate``: where batches wait for steps.
+        seed: as for :func:`numpy.random.default_rng`.
+        max_times_sampled: limit of the times that an item is sampled; ``None``: none.
+        limiter: bounds samples against inserts; ``None``: nothing waits.
 
     Attributes:
-        items: which there are. ``rng``: what they are drawn with.
-        steps_before: of the store's steps, those that the limiter does not count as inserts.
+        items: items that can be drawn. ``rng``: generator of the draws.
+        steps_before: steps of the store that the limiter does not count as inserts.
 
     Raises:
         ValueError, TypeError: naming the argument.
@@ -65,12 +65,12 @@ class BatchSource:
         self.steps_before = log.inventory.total_steps - log.inventory.held_steps
         self.rng = np.random.default_rng(seed)
         self.items = Items(log, view, sampler, uses)
-        self._layouts: dict[int, Layout] = {}  # by batch size, those used last
+        self._layouts: dict[int, Layout] = {}  # by batch size, the latest
 
     # waiting
 
     def sample_waits(self, batch_size: int) -> str | None:
-        """Return what a batch must wait for."""
+        """Return what a batch must wait for; ``None`` if it need not."""
         self.log.check_open()
         self.items.follow()
         if self.limiter is None:
@@ -83,7 +83,7 @@ class BatchSource:
         return None if reason is None else f"{reason} ({self.limiter}; {cursor})"
 
     def append_waits(self, steps: int) -> str | None:
-        """Return what so many steps must wait for."""
+        """Return what an append of ``steps`` steps must wait for; ``None`` if it need not."""
         if self.limiter is None:
             return None
         self.items.follow()
@@ -96,7 +96,7 @@ class BatchSource:
         return Cursor(self.log.inventory.total_steps - self.steps_before, items.samples, items.count, items.uses_left)
 
     def wait(self, batch_size: int, timeout: float | None) -> None:
-        """Wait until a batch may be drawn, and is there.  Raises: EmptyError, LimiterTimeoutError, ValueError."""
+        """Wait until a batch can be drawn.  Raises: EmptyError, LimiterTimeoutError, ValueError."""
         self.gate.wait("sample", lambda: self.sample_waits(batch_size), timeout)
         self._check_enough(batch_size)
 
@@ -110,17 +110,17 @@ class BatchSource:
             )
         if left < batch_size:
             raise EmptyError(
-                f"sample: batch_size={batch_size}, but the {count} steps that are left can be sampled "
-                f"{left} times in all (max_times_sampled={most}); nothing was taken"
+                f"sample: batch_size={batch_size}, but the {count} steps left can be sampled {left} times in total "
+                f"(max_times_sampled={most}); nothing was taken: use a smaller batch_size, or append more"
             )
 
     # batches
 
     def sample(self, batch_size: int, beta: float | None) -> Any:
-        """Return a batch drawn now, after :meth:`wait`. Whatever is raised, nothing was given out."""
+        """Return a new batch, after :meth:`wait`. An error leaves everything undrawn."""
         changes = self.log.inventory.changes
         target = self._lend(batch_size)
-        if self.log.inventory.changes != changes:  # steps were evicted for what index and samplers have grown by
+        if self.log.inventory.changes != changes:  # steps were evicted for the growth of index and samplers
             self.items.follow()
             self._check_enough(batch_size)
         return self._drawn(target, beta)
@@ -154,7 +154,7 @@ class BatchSource:
             other = Draw.of(gone.size)
             self.items.draw(other, beta, self.rng)
             draw.items[gone], draw.probabilities[gone] = other.items, other.probabilities
-            self.items.weigh(draw, beta)  # those of other are over its own largest, not over the batch's
+            self.items.weigh(draw, beta)  # those of the resampled items were divided by their own largest
         try:
             self._fill(target)
         except DamagedError:
@@ -168,13 +168,13 @@ class BatchSource:
         self.items.follow()
         _, there = self.items.resolve(ids)
         if not there.all():
-            raise KeyError(f"fetch: id {ids[~there][0]} has left the store, or its successor is not known yet")
-        layout = self._layout(len(ids))  # not kept: there are as many sizes as callers like
+            raise KeyError(f"fetch: id {ids[~there][0]} was evicted, or its successor is not known yet")
+        layout = self._layout(len(ids))  # not kept: sizes of fetches vary freely
         blocks = self.log.batches.lend(layout.sizes, layout.roots, layout.work_bytes)
         target = layout.over(blocks, self.view, self.log.tag)
-        items, there = self.items.resolve(ids)  # steps may have been evicted where index and samplers had grown
+        items, there = self.items.resolve(ids)  # steps may have been evicted for the growth of index and samplers
         if not there.all():
-            raise KeyError(f"fetch: id {ids[~there][0]} has left the store")
+            raise KeyError(f"fetch: id {ids[~there][0]} was evicted")
         target.draw.items[:] = items
         target.draw.probabilities.fill(np.nan)
         target.draw.weights.fill(1)
@@ -186,9 +186,9 @@ class BatchSource:
         fill(self.log, self.view, target)
 
     def _set_aside_damaged(self) -> bool:
-        """Drop the items of segments that cannot be read or decoded.
+        """Exclude the items of segments that cannot be read or decoded.
 
-        False if nothing changed, or nothing is left.
+        Returns False if nothing changed, or no item is left.
         """
         items, before = self.items, self.items.count
         for slot, problem in self.log.sealed.damaged.items():
@@ -204,7 +204,7 @@ class BatchSource:
         return Layout(self.view.columns(), self.view.scratch_rows, batch_size)
 
     def _lend(self, batch_size: int) -> Target:
-        """Return memory for a batch.  Raises: MemoryError: there is no room for it."""
+        """Lend memory for a batch.  Raises: MemoryError: there is no room for it."""
         batches, layout = self.log.batches, self._layouts.get(batch_size)
         if layout is None:
             layout = self._layout(batch_size)
@@ -218,10 +218,10 @@ class BatchSource:
 
     @property
     def work_bytes(self) -> int:
-        """Bytes of memory that making batches takes."""
+        """Bytes of working memory for batches."""
         return sum(layout.work_bytes for layout in self._layouts.values())
 
     @property
     def batch_bytes(self) -> int:
-        """Bytes of the largest batch that was drawn lately."""
+        """Bytes of the largest recent batch."""
         return max((sum(layout.sizes) for layout in self._layouts.values()), default=0)

@@ -1,10 +1,10 @@
-"""Threads beside the calling one that help it decode a large batch.
+"""Helper threads that decode a large batch together with the calling one.
 
-A helper waits and works inside one kernel that never returns to Python, so it never asks for the interpreter's lock,
-for which it would make the calling thread wait. (numba's ``prange`` is no way out: it changes torch's number of
-threads, as both use OpenMP, and keeps the other cores spinning after each batch.) A helper is told what to do in an
-array of numbers and addresses, and is woken through a pipe. It takes items from a counter shared with the calling
-thread: one that wakes late, or never, takes fewer or none.
+A helper waits and works inside one kernel that never returns to Python, so it never takes the interpreter lock, for
+which the calling thread would have to wait. (numba's ``prange`` does not serve: it changes torch's number of threads,
+as both use OpenMP, and keeps the other cores spinning after each batch.) A helper reads its job from an array of
+numbers and addresses, and is woken through a pipe. It takes items from a counter shared with the calling thread: one
+that wakes late, or never, takes fewer or none.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from sharpwave.native.memory_ops import INTERPRETED, exchange, pointer_to
 from sharpwave.views.gather_kernels import COLUMN_WORDS, TURNS, Bytes, Ints, gather_items
 
 IDLE, CALLED, WORKING = 0, 1, 2
-"""A helper's states. IDLE -> CALLED by the caller, CALLED -> WORKING -> IDLE by the helper, CALLED -> IDLE by a caller
-who has found nothing left to do."""
+"""States of a helper. IDLE -> CALLED by the caller, CALLED -> WORKING -> IDLE by the helper, CALLED -> IDLE by a caller
+that finds nothing left to do."""
 SPINS = 1000
-"""How often a caller looks whether a helper is done before it lets other threads run (some 20 us)."""
+"""Checks of whether a helper is done before the caller lets other threads run (some 20 us)."""
 JOB_WORDS = 10
 FAILURES = 100
 """Failed reads (as by signals) after which a helper gives up."""
@@ -37,7 +37,7 @@ _read: Any = types.ExternalFunction("read", types.int64(types.int32, types.voidp
 
 @njit(nogil=True, cache=True)
 def _help(end: int, state: Ints, job: Ints, byte: Bytes, byte_address: int, pipe: int) -> None:
-    """Wait for a byte in ``pipe``, do what ``job`` says if still CALLED, and again, until the pipe is closed."""
+    """Wait for a byte in ``pipe``, do the ``job`` if still CALLED, and repeat, until the pipe is closed."""
     failures = 0
     while failures < FAILURES:
         got = _read(pipe, pointer_to(byte_address), 1)
@@ -83,7 +83,7 @@ def _call(state: Ints) -> None:
 
 @njit(nogil=True, cache=True)
 def _dismissed(state: Ints) -> bool:
-    """Return whether the helper is done with the job for good; waits for one that is working, not for long."""
+    """Return whether the helper will not touch the job any more; waits briefly for one that is working."""
     spins = 0
     while spins < SPINS:
         if exchange(state, 0, CALLED, IDLE) or exchange(state, 0, IDLE, IDLE):
@@ -93,7 +93,7 @@ def _dismissed(state: Ints) -> bool:
 
 
 class _Helper:
-    """One thread. Its ``state`` has a cache line of its own."""
+    """Helper thread. Its ``state`` has a cache line of its own."""
 
     def __init__(self, end: int, job: Ints) -> None:
         self.state = np.zeros(16, np.int64)
@@ -117,9 +117,9 @@ class _Helper:
 
 
 class Team:
-    """The helpers of a process: fewer than asked for, or none, where the system allows no more threads or descriptors.
+    """Helpers of a process: fewer than requested, or none, where the system allows no more threads or descriptors.
 
-    One caller at a time has them; another works alone meanwhile.
+    One caller at a time uses them; another works alone meanwhile.
     """
 
     def __init__(self, helpers: int) -> None:
@@ -152,13 +152,13 @@ class Team:
 
 @cache
 def team(threads: int) -> Team | None:
-    """Return the process's team for that many threads in all; ``None`` where there are no helpers.
+    """Return the process's team for ``threads`` threads in total; ``None`` without helpers.
 
-    There are none on Windows, whose C library does not have the ``read`` that helpers wait in: linking it would end the
+    There are none on Windows, whose C library lacks the ``read`` that helpers wait in: linking it would end the
     process.
     """
     return Team(threads - 1) if threads > 1 and not INTERPRETED and os.name == "posix" else None
 
 
-if hasattr(os, "register_at_fork"):  # threads do not survive a fork: a child makes its own
+if hasattr(os, "register_at_fork"):  # threads do not survive a fork: a child starts its own
     os.register_at_fork(after_in_child=team.cache_clear)

@@ -1,4 +1,4 @@
-"""Items that were drawn -> a batch: bring the segments that they need into memory, and decode."""
+"""Filling of a batch: read the segments of the drawn items into memory, and decode."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Ints = npt.NDArray[np.int64]
 
 
 def fill(log: StepLog, view: View[Any], target: Target) -> None:
-    """Fill ``target`` for its items, which are there.
+    """Fill ``target`` for its items, all present.
 
     Raises:
-        DamagedError: a segment is not as it was written; it is in ``log.sealed.damaged``.
+        DamagedError: a segment is damaged; it is in ``log.sealed.damaged``.
         MemoryError: there is no room to read one.
     """
     try:
@@ -41,12 +41,12 @@ def fill(log: StepLog, view: View[Any], target: Target) -> None:
 
 
 def _resident(log: StepLog, slots: Ints) -> int:
-    """Bring the segments ``slots`` [n, k] of items into memory, of as many of the first items as there is room for.
+    """Read the segments ``slots`` [n, k] of items into memory, for as many of the first items as there is room for.
 
-    Returns how many items that is.
+    Returns the number of those items.
 
     Raises:
-        MemoryError: not even one fits.  DamagedError: what was read is not what was written.
+        MemoryError: not even one fits.  DamagedError: a segment read is damaged.
     """
     assert log.segment_cache is not None
     needed = np.ascontiguousarray(slots).reshape(-1)

@@ -1,4 +1,4 @@
-"""Decoding windows of fields' rows into a batch, by one thread or several."""
+"""Decoding of windows of rows into a batch, on one thread or several."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ if TYPE_CHECKING:
 
 THREADS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 THREAD_BYTES = 2 << 20
-"""Bytes to decode for which another thread is worth waking (some 0.15 ms)."""
+"""Bytes to decode that are worth waking another thread for (some 0.15 ms)."""
 CHUNK_BYTES = 1 << 18
-"""Bytes that a thread decodes before it asks for more."""
+"""Bytes that a thread decodes at a time."""
 
 
 class UndecodableError(DamagedError):
-    """Segments in memory whose payloads do not hold their rows, which no check finds before they are decoded.
+    """Error of segments in memory whose payloads do not hold their rows, which only decoding finds.
 
     Attributes:
-        slots: where they lie.
+        slots: their slots.
     """
 
     def __init__(self, slots: list[int], why: str) -> None:
-        super().__init__(f"sample: columns that cannot be decoded ({why}); see `sharpwave verify`")
+        super().__init__(f"sample: columns cannot be decoded ({why}); run `sharpwave verify` on the folder")
         self.slots = slots
 
 
 class _Payloads(NamedTuple):
-    """What is to be decoded of a batch, and for which of its items: arrays of n, ``rows`` [n, W]."""
+    """Payloads to decode for some items of a batch: arrays of n, ``rows`` [n, W]."""
 
     slots: Ints
     begins: Ints
@@ -59,13 +59,13 @@ class _Payloads(NamedTuple):
 
 
 class FieldReader:
-    """Decodes one field's rows from the segments in memory.
+    """Decoder of one field's rows in memory.
 
-    It knows the addresses of the index's and the arena's arrays: a store that grows has others, and needs a new reader.
+    It keeps addresses of the index's and the arena's arrays: after the store has grown, a new reader is needed.
 
     Args:
         number: of the field's column in a segment.
-        counts: names the array of the index with the column's rows, by slot.
+        counts: name of the index's array with the column's rows, by slot.
         table: the field's dictionaries.
         sparse: number of the column among those of sparse fields, if it is one.
     """
@@ -86,15 +86,15 @@ class FieldReader:
         self._words = write_column(self._column())
 
     def _counts(self) -> Int32s:
-        """Return how many rows the column has, by slot."""
+        """Return the column's row counts, by slot."""
         counts: Int32s = getattr(self._index, self._counted_by)
         return counts[self._sparse] if self._counted_by == "sparse" else counts
 
     def read_steps(self, slot: Ints, row: Ints, out: Bytes) -> None:
-        """Decode the values of steps into ``out`` uint8 [B, 1, size]; of a sparse field the last ones that were kept.
+        """Decode the values of steps into ``out`` uint8 [B, 1, size]; of a sparse field the last ones kept.
 
         Args:
-            slot, row: int64 [B], where the steps lie.
+            slot, row: int64 [B], locations of the steps.
 
         Raises:
             UndecodableError: naming the segments that hold no rows.
@@ -144,7 +144,7 @@ class FieldReader:
         )
 
     def _read_left_out(self, slot: Ints, newest: Ints, first: Ints, out: Bytes) -> None:
-        """Decode the items of a batch whose codec has no kernel, by codec and dictionary."""
+        """Decode the items whose codec has no kernel, by codec and dictionary."""
         index, memory, c = self._index, self._arena.memory, self._number
         codecs = index.codec[c][slot]
         items = np.flatnonzero((codecs != RAW) & (self._kernels[GATHER][codecs] == 0))
@@ -182,12 +182,12 @@ class FieldReader:
 
 
 class FieldReaders:
-    """A reader for every field of a log."""
+    """Readers of every field of a log."""
 
     def __init__(self, log: StepLog) -> None:
         self._log = log
         self._readers: list[FieldReader] = []
-        # Arrays that a store replaces when it grows, by which readers are out of date; weak, so that they can go.
+        # Arrays that a store replaces when it grows, which outdates readers; weak, so that they can be freed.
         self._memory: Callable[[], Any] = lambda: None
         self._offset: Callable[[], Any] = lambda: None
 
@@ -201,6 +201,6 @@ class FieldReaders:
                 counts: Any = "frames" if name in spec.obs_names else "rows" if field.every is None else "sparse"
                 sparse = spec.sparse_names.index(name) if counts == "sparse" else 0
                 readers.append(FieldReader(index, arena, c, counts, tables[c], field, sparse))
-            self._readers = readers  # once there are all of them: old ones know addresses of memory that is gone
+            self._readers = readers  # once all are made: old ones hold addresses of freed memory
             self._memory, self._offset = weakref.ref(arena.memory), weakref.ref(index.offset)
         return self._readers

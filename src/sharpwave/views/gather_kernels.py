@@ -1,10 +1,10 @@
 """Kernels that decode windows of a field's rows straight into a batch.
 
-They trust the index and the arena, which only hold what :mod:`sharpwave.log.step_log` put there.
+They trust the index and the arena, which only :mod:`sharpwave.log.step_log` writes.
 
-What a kernel reads of a column is one NamedTuple of arrays, :class:`Column`. It does not come in as an argument: numba
-takes 1.8 us for a call with nine of them in a tuple, .8 us where each is an argument of its own, and .4 us where their
-addresses come in one array of words. :func:`read_column` makes the tuple of these in compiled code, for the calling
+A kernel reads a column through one NamedTuple of arrays, :class:`Column`. It is not passed as an argument: numba takes
+1.8 us for a call with nine of them in a tuple, 0.8 us where each is an argument of its own, and 0.4 us where their
+addresses come in one array of words, from which :func:`read_column` makes the tuple in compiled code, for the calling
 thread and for helpers.
 """
 
@@ -28,17 +28,17 @@ Ints = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
 
 TAKEN, LEFT_OUT, ENDS, TURNS = 0, 8, 16, 32
-"""Places in ``turns`` int64 [TURNS], in a cache line each: items that some thread took, items that have no kernel, and
-at ENDS and ENDS + 8 the items taken from the first on and from the last back."""
+"""Positions in ``turns`` int64 [TURNS], each with a cache line of its own: items taken by any thread, items without a
+kernel, and at ENDS and ENDS + 8 the items taken from the first on and from the last back."""
 
 
 class Column(NamedTuple):
-    """One field's column in every segment.
+    """Column of one field in every segment.
 
     Attributes:
         memory, words: the arena as uint8, and as uint32 (offset tables).
         offset, codec, dictionary, counts: the column's arrays of the index; counts are the column's rows by slot.
-        references: uint8 [places, size], dictionaries that are as long as a row.
+        references: uint8 [places, size], dictionaries as long as a row.
         kernels: int64 [2, NUMBERS], addresses by codec (:func:`sharpwave.codecs.registry.kernels`).
         line: bytes from a pixel to the one below, 0 for none.
         zeros: whether rows before an episode's first are zeros; else they are the first again.
@@ -57,7 +57,7 @@ class Column(NamedTuple):
 
 
 def write_column(column: Column) -> Ints:
-    """Return the words that :func:`read_column` reads. The arrays have to outlive them."""
+    """Return the words that :func:`read_column` reads. The arrays must outlive them."""
     slots, (places, size) = len(column.offset), column.references.shape
     by_slot = (column.offset, column.codec, column.dictionary, column.counts)
     assert {len(array) for array in by_slot} == {slots} and column.kernels.shape == (2, NUMBERS)
@@ -119,33 +119,33 @@ def gather_items(
         end: 0 to take from the first item on, 1 from the last back.
         turns: zeros at first.
         chunk: items that a thread takes at a time.
-        column_words: of :func:`write_column`.
-        slot, newest, first: int64 [B], where each window lies.
+        column_words: from :func:`write_column`.
+        slot, newest, first: int64 [B], location of each window.
 
     Cost: raw and delta 0.5 to 0.7 us a row of 7 KB (benchmarks/codec_sizes.py).
     """
     column = read_column(column_words)
     memory, words, offset, codec, counts = column.memory, column.words, column.offset, column.codec, column.counts
     count = slot.size
-    window = np.empty(fused.WINDOW_WORDS, np.int64)  # what a codec's kernel is told
+    window = np.empty(fused.WINDOW_WORDS, np.int64)  # arguments of a codec's kernel
     window[fused.MEMORY], window[fused.MEMORY_BYTES] = memory.ctypes.data, memory.size
     window[fused.SIZE], window[fused.LENGTH] = out.shape[2], out.shape[1]
     window[fused.LINE], window[fused.ZEROS] = column.line, column.zeros
-    # Items between a prefetch and its use, on each of three levels: as many as take a tenth of a microsecond, or two.
+    # Items between a prefetch and its use, on each of three levels: as many as take 0.1 us, or 0.2.
     ahead = 16 if out.shape[1] * out.shape[2] < 1024 else 2
-    few = out.shape[1] == 1 and out.shape[2] <= 64  # so few bytes that slicing arrays costs more than copying them
+    few = out.shape[1] == 1 and out.shape[2] <= 64  # slicing arrays costs more than copying so few bytes
     while True:
         taken = fetch_add(turns, TAKEN, chunk)
         if taken >= count:
             break
-        # How many is settled; which: the next from this end, so that a core decodes into what lies in its own cache.
+        # The number is settled; which: the next from this end, so that a core decodes into its own cache.
         size = min(chunk, count - taken)
         begin = fetch_add(turns, ENDS + 8 * end, size)
         if end == 1:
             begin = count - begin - size
         left_out = 0
         for i in range(begin, begin + size):
-            # What lies at random in memory is asked for ahead of its use: the index, then the offsets, the patches.
+            # Memory at random addresses is prefetched: the index, then the offsets, then the patches.
             if i + 3 * ahead < count:
                 s = slot[i + 3 * ahead]
                 prefetch(offset, s)
@@ -187,9 +187,9 @@ def gather_items(
 
 @njit(nogil=True, cache=True)
 def gather_alone(column_words: Ints, slot: Ints, newest: Ints, first: Ints, out: Bytes) -> int:
-    """Run :func:`gather_items` in one thread; returns how many items are left out.
+    """Run :func:`gather_items` on one thread; return how many items are left out.
 
-    To make and read ``turns`` outside took .6 us a field.
+    Making and reading ``turns`` outside took 0.6 us a field.
     """
     turns = np.zeros(TURNS, np.int64)
     gather_items(0, turns, slot.size, column_words, slot, newest, first, out)

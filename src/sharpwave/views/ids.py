@@ -1,4 +1,4 @@
-"""Ids that know which store they are of, so that another store refuses them."""
+"""Ids that carry their store's tag, so that another store refuses them."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ Ints = npt.NDArray[np.int64]
 
 
 SEVERAL = object()
-"""Of ids that come from more than one store."""
+"""Tag of ids from more than one store."""
 
 
 class Ids(np.ndarray):
-    """int64 [n]: an array like any other, but slices, copies, selections and concatenations of it know their store.
+    """Array int64 [n] whose slices, copies, selections and concatenations keep the store's tag.
 
     ``np.asarray(ids)``, lists and tensors of it are plain numbers, which no store can tell from its own.
 
     Attributes:
-        store: the store's tag, the same object for all of its ids; ``None``: not known.
+        store: the store's tag, the same object for all of its ids; ``None``: unknown.
     """
 
     store: object | None = None
-    __array_priority__ = 1.0  # or what is concatenated would be plain
+    __array_priority__ = 1.0  # otherwise concatenations would be plain
 
     def __array_finalize__(self, source: Any) -> None:
-        if isinstance(source, Ids):  # .35 us less than getattr(source, "store", None) where it is a plain array
+        if isinstance(source, Ids):  # 0.35 us less than getattr(source, "store", None) where it is a plain array
             self.store = source.store
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -41,14 +41,14 @@ class Ids(np.ndarray):
 
 
 def tagged(ids: Ints, tag: object) -> Ids:
-    """The same memory as ids of a store."""
+    """Return ids of a store over the same memory."""
     made = ids.view(Ids)
     made.store = tag
     return made
 
 
 def tag_of(ids: Any) -> object | None:
-    """Which store ids are of; ``None`` where that is not known."""
+    """Return the tag of the store of ids; ``None`` if unknown."""
     if isinstance(ids, Ids):
         return ids.store
     return _joined(_ids_in((ids,))) if isinstance(ids, (list, tuple)) else None

@@ -1,4 +1,4 @@
-"""Which items of a view there are: found as they become known, lost by eviction, counted as they are drawn."""
+"""Items of a view: found as steps are appended, dropped at evictions, counted as they are drawn."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ Bools = npt.NDArray[np.bool_]
 
 
 class Items:
-    """The items of ``view``, told to ``sampler``. The store's lock is held throughout.
+    """Items of ``view``, reported to ``sampler``. The store's lock is held throughout.
 
     An item's id is ``generation << 32 | item``, where the generation is that of its segment's slot: so ids are never
-    used for a second item.
+    reused.
 
     Args:
-        uses: counts how often each item is given out; ``None``: there is no limit.
+        uses: counts how often each item is sampled; ``None``: there is no limit.
 
     Attributes:
         spans: int32 [slots, 2], the items of each slot that can be sampled, or could until they were used up.
-        count: items that can be sampled. ``samples``: how many were given out so far.
+        count: items that can be sampled. ``samples``: how many were drawn so far.
     """
 
     def __init__(self, log: StepLog, view: View[Any], sampler: Sampler, uses: Uses | None) -> None:
@@ -45,12 +45,12 @@ class Items:
         self._log, self._view, self.sampler, self.uses = log, view, sampler, uses
         self.spans = np.zeros((log.index.slots, 2), np.int32)
         self.count = self.samples = 0
-        self._found: Ints | None = None  # runs of items that the sampler had no memory for yet
-        self._losing: list[Ints] = []  # items that are to be excluded, and that there was no memory for yet
-        self._seen = -1  # the log's changes when it was followed last
+        self._found: Ints | None = None  # runs of items that await memory in the sampler
+        self._losing: list[Ints] = []  # items that await exclusion, for lack of memory
+        self._seen = -1  # the log's changes at the last call of follow
 
     def follow(self) -> None:
-        """Find the items that became known since the last call.  Raises: MemoryError; a later call goes on."""
+        """Find the items that became known since the last call.  Raises: MemoryError; a later call continues."""
         if self._seen == self._log.inventory.changes:
             return
         self._insert_found()
@@ -64,7 +64,7 @@ class Items:
         self._seen = self._log.inventory.changes
 
     def _insert_found(self) -> None:
-        """Insert what was found last, if that is still to be done: a view finds it once."""
+        """Insert the items found last, if that is still to be done: a view reports an item once."""
         if self._found is not None:
             self._insert(self._found)
 
@@ -81,15 +81,15 @@ class Items:
             self.sampler.update(*first)
 
     def restore(self, generation: Ints, given: Int32s | None, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint, before anything was followed.
+        """Restore a checkpoint, before anything was followed.
 
         Args:
-            generation: int64 [slots], the segments' of the checkpoint; items of others are new.
-            given: int32 [items], how often each was given out; where uses are counted.
+            generation: int64 [slots], of the checkpoint's segments; items of others are new.
+            given: int32 [items], how often each was sampled; where uses are counted.
             state: the sampler's.
 
         Raises:
-            ValueError: no such state; then all items are new.
+            ValueError: not such a state; then all items are new.
         """
         found: list[Ints] = []
         while not found or found[-1].shape[1] == MAX_RUNS:
@@ -114,24 +114,24 @@ class Items:
 
     @property
     def uses_left(self) -> float:
-        """How often items can be given out in all, as things are."""
+        """Uses left of all items that can be sampled now."""
         return self.uses.left if self.uses is not None else math.inf if self.count else 0
 
     def enough(self, batch_size: int) -> bool:
-        """Return whether there are so many items."""
+        """Return whether there are ``batch_size`` items."""
         return self.count > 0 and self.uses_left >= batch_size
 
     def written(self) -> None:
-        """Take note that the log has changed."""
-        if self.sampler.in_order:  # else it is followed when next asked
-            with contextlib.suppress(MemoryError):  # the steps were appended; the rest is done when next asked
+        """Follow the log where the order of insertions matters, after it has changed."""
+        if self.sampler.in_order:  # else the next draw follows it
+            with contextlib.suppress(MemoryError):  # the steps were appended; the next draw finishes the rest
                 self.follow()
 
     def draw(self, draw: Draw, beta: float | None, rng: np.random.Generator) -> Callable[[], None]:
-        """Fill ``draw`` and count it as given out; returns what takes that back.
+        """Fill ``draw`` and count its items as sampled; return a function that undoes this.
 
         Args:
-            beta: instead of the sampler's.
+            beta: overrides the sampler's.
         """
         ended, unused = 0, None
         if self.uses is None:
@@ -155,7 +155,7 @@ class Items:
         return undo
 
     def weigh(self, draw: Draw, beta: float | None) -> None:
-        """Compute importance weights of what was drawn, by its probabilities; ``beta``: instead of the sampler's."""
+        """Compute importance weights of a draw from its probabilities; ``beta`` overrides the sampler's."""
         beta = self.sampler.beta if beta is None else float(beta)
         if beta == 0.0:
             draw.weights.fill(1.0)
@@ -167,7 +167,7 @@ class Items:
         _write_ids(items, self._log.index.generation, self._log.stride, ids)
 
     def resolve(self, ids: Ints) -> tuple[Ints, Bools]:
-        """Return the items of ``ids`` [n], and bool [n]: it is there. An item that is not is 0."""
+        """Return the items of ``ids`` [n], and bool [n], whether each is present; absent ones are item 0."""
         items, there = np.empty(len(ids), np.int64), np.empty(len(ids), np.bool_)
         _resolve(ids, self._log.index.generation, self.spans, self._log.stride, items, there)
         return items, there
@@ -181,23 +181,23 @@ class Items:
         return ids
 
     def update(self, ids: Ints, td_error: npt.NDArray[np.float64]) -> int:
-        """Change priorities by ``td_error`` [n, ...] for the items ``ids`` [n] that can be sampled: how many are."""
+        """Set priorities by ``td_error`` [n, ...] for those of ``ids`` [n] that can be sampled; return their number."""
         items, there = self.resolve(ids)
         if self.uses is not None:
             there &= self.uses.remaining(items)
-        if np.count_nonzero(there) < len(there):  # .2 us; there.all() takes .9 us
+        if np.count_nonzero(there) < len(there):  # 0.2 us; there.all() takes 0.9 us
             items, td_error = items[there], td_error[there]
         self.sampler.update(items, self._view.item_errors(items, td_error))
         return len(items)
 
     def expect(self, slot: int, td_error: npt.NDArray[np.float32]) -> None:
-        """Note what the first priorities of items of the segment in ``slot`` are made of, by step."""
+        """Note TD errors, by step, for the first priorities of items of the segment in ``slot``."""
         self._view.expect(slot, td_error)
 
     def priorities(self, slots: Ints) -> npt.NDArray[np.float64] | None:
-        """Return mean priorities of items that can be sampled, by slot; infinite where none can yet.
+        """Return mean priorities of items that can be sampled, by slot; infinite where none can be sampled yet.
 
-        ``None`` if there are no priorities to be had.
+        ``None`` if there are no priorities.
         """
         if not isinstance(self.sampler, Prioritized):
             return None
@@ -210,7 +210,7 @@ class Items:
         repeated."""
         self._insert_found()
         self._drop(slot)
-        self._losing.append(self._view.lose(slot, self.spans))  # which tells of an item once
+        self._losing.append(self._view.lose(slot, self.spans))  # which reports an item once
         lost = self._losing[0]
         if len(self._losing) > 1:
             lost = np.unique(np.concatenate(self._losing))
@@ -248,7 +248,7 @@ class Items:
             self.uses.left -= left
 
     def grow(self, slots: int) -> None:
-        """Make room for so many slots; there may be room for more than the log comes to have.  Raises: MemoryError."""
+        """Enlarge for ``slots`` slots; the log may come to have fewer.  Raises: MemoryError."""
         if slots > len(self.spans):
             self.sampler.grow(slots)
             self._view.grow(slots)
@@ -256,7 +256,7 @@ class Items:
                 self.uses.grow(slots * self._log.stride)
             spans = np.zeros((slots, 2), np.int32)
             spans[: len(self.spans)] = self.spans
-            self.spans = spans  # at last: it says how many there is room for
+            self.spans = spans  # last: its length tells the capacity
 
     @property
     def nbytes(self) -> int:

@@ -1,4 +1,4 @@
-"""How a batch of a given size lies in memory, and the arrays over memory that was lent for one."""
+"""Memory layout of batches of a given size, and arrays over the memory lent for one."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ Ints = npt.NDArray[np.int64]
 
 COMMON = (("weights", np.float32), ("probabilities", np.float64), ("ids", np.int64))
 LARGE = 256
-"""A column of at least this many bytes an item has a block of its own: who keeps ``reward`` keeps no frames. Each block
+"""Columns of at least this many bytes an item have blocks of their own: keeping ``reward`` keeps no frames. Each block
 costs 1 us a batch."""
 ALIGNMENT = 64
 MAX_DTYPE_BYTES = (1 << 31) - ALIGNMENT
-"""numpy's limit for the itemsize of a structured dtype, less what alignment adds."""
+"""numpy's limit for the itemsize of a structured dtype, less the padding for alignment."""
 WHOLE = "whole"
 Arrays = Mapping[str | tuple[str, str], npt.NDArray[Any]]
-"""The arrays of a batch that are handed out, by name, or by name and part where a column has parts."""
+"""Arrays of a batch, by name, or by name and part where a column has parts."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """An array of a batch.
+    """Array of a batch.
 
     Attributes:
         dtype, shape: of an item, as the view fills it.
-        parts: arrays that are handed out of the same memory, by name: dtype, shape of an item, and the byte at which
-            the item's begins. They may overlap. Without any the array itself is handed out.
+        parts: arrays over the same memory that the batch has instead, by name: dtype, shape of an item, and the byte
+            offset of the item's. They may overlap. Without any the batch has the array itself.
     """
 
     dtype: npt.DTypeLike
@@ -46,7 +46,7 @@ class Column:
 
     @property
     def item(self) -> np.dtype[Any]:
-        """One item: structured, where there are parts."""
+        """Dtype of one item: structured, where there are parts."""
         whole = np.dtype((self.dtype, self.shape))
         if not self.parts:
             return whole
@@ -62,12 +62,12 @@ class Column:
 
 @dataclass(slots=True)
 class Target:
-    """What a batch is written to: arrays over its memory that do not hold it; ``batch`` does.
+    """Memory of a batch to fill: arrays that do not keep it alive; ``batch`` does.
 
     Attributes:
-        batch: what is handed out.
+        batch: the batch.
         columns: arrays by name, as :meth:`.view.View.columns` describes them, B items each.
-        scratch: int64 [rows, B], for the view to work in. ``rows``: its rows.
+        scratch: int64 [rows, B], working memory of the view. ``rows``: its rows.
     """
 
     batch: Any
@@ -86,14 +86,14 @@ class Target:
 
 
 class Layout:
-    """Batches of ``size`` items.
+    """Layout of batches of ``size`` items.
 
-    A block is one array of a structured dtype, whose fields are what is handed out: to take a field costs .1 us, to
-    make an array from a shape, dtype, offset and strides .5 us. Columns with parts are structures of their own.
+    A block is one array of a structured dtype, whose fields are the batch's arrays: taking a field costs 0.1 us, making
+    an array from a shape, dtype, offset and strides 0.5 us. Columns with parts are structures of their own.
 
     Attributes:
-        sizes: bytes of the blocks that a batch needs, the first for all that is small. ``roots``: what each is lent as.
-        work_bytes: of memory that is used again for every batch.
+        sizes: bytes of a batch's blocks, the first for all small columns. ``roots``: shape and dtype of each.
+        work_bytes: of memory that is reused for every batch.
     """
 
     def __init__(self, columns: Mapping[str, Column], scratch_rows: int, size: int) -> None:
@@ -103,7 +103,7 @@ class Layout:
         nbytes = sum(rounded(item.itemsize, ALIGNMENT) for item in small.values())
         large: list[np.dtype[Any]] = []
         self._inside: list[dict[str, bool]] = [{}]  # names of each block's columns, and whether they have parts
-        # What is handed out: by name, or by name and part; its block, name in the block's dtype, and part.
+        # The batch's arrays, by name, or by name and part: block, name in the block's dtype, and part.
         self._plain: list[tuple[str, int, str | None]] = [(name, 0, name) for name in small if name != "ids"]
         self._parts: list[tuple[tuple[str, str], int, str | None, str]] = []
         for name, column in columns.items():
@@ -134,15 +134,15 @@ class Layout:
         self._work: tuple[Ints, npt.NDArray[np.float64], Ints, list[Ints]] | None = None
 
     def _over(self, block: Block, number: int) -> tuple[Layout, int, Any, dict[str, Array]]:
-        """Return the arrays over a block itself, kept with it for when it is lent again; then it may be another of as
-        many bytes."""
+        """Return the arrays over a block itself, which are kept with it; a block lent again may come from another
+        layout of the same size."""
         kept = block.arrays
         if kept is not None and kept[0] is self and kept[1] == number:
             arrays: tuple[Layout, int, Any, dict[str, Array]] = kept
             return arrays
         shape, dtype = self.roots[number]
         root = np.ndarray(shape, dtype, block.memory)
-        if self._work is None:  # not before there is room for it
+        if self._work is None:  # not before there is room
             whole = np.empty((self._scratch_rows + 1, self.size), np.int64)
             self._work = whole[-1], np.empty((2, self.size), np.float64), whole[:-1], list(whole[:-1])
         common = None
@@ -160,7 +160,7 @@ class Layout:
         """Return the arrays of one batch of ``view`` over blocks of :attr:`sizes` and :attr:`roots`.
 
         Args:
-            tag: the store's, which ids carry.
+            tag: the store's, for the ids.
         """
         roots = [root for _, root in lent]
         _, _, (draw, ids), columns = self._over(lent[0][0], 0)

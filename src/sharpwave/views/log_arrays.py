@@ -1,8 +1,8 @@
-"""The log's arrays that kernels read, as one array of their addresses.
+"""The log's arrays for kernels, as one array of their addresses.
 
-A kernel takes 2.0 us to be called with these nine arrays in a NamedTuple, 0.9 us with each as an argument, and 0.1 us
-with one array of words, of which :func:`read_arrays` makes the NamedTuple in compiled code. Nor is the class part of
-what numba keeps on disk by argument types, which a release that moves it could not load.
+Calling a kernel takes 2.0 us with these nine arrays in a NamedTuple, 0.9 us with each as an argument, and 0.1 us with
+one array of words, from which :func:`read_arrays` makes the NamedTuple in compiled code. Nor does the class become part
+of the argument types in numba's cache on disk, which a release that moves it could not load.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class LogArrays(NamedTuple):
 
 
 def write_arrays(arrays: LogArrays) -> Ints:
-    """Return the words that :func:`read_arrays` reads. The arrays have to outlive them."""
+    """Return the words that :func:`read_arrays` reads. The arrays must outlive them."""
     memory, offset = arrays.memory, arrays.offset
     by_address: list[npt.NDArray[Any]] = [memory, *arrays[2:]]
     kinds = (np.uint8, np.int64, np.int32, np.int32, np.int32, np.uint8, np.uint8, np.int32)
@@ -69,12 +69,12 @@ def read_arrays(words: Ints) -> LogArrays:
 
 
 class LogWords:
-    """The words of a log's arrays, written again when it has grown."""
+    """Words of a log's arrays, rewritten when it has grown."""
 
     def __init__(self, log: StepLog) -> None:
         self._log = log
         self._words = np.empty(0, np.int64)
-        # Arrays that a store replaces when it grows, by which words are out of date; weak, so that they can go.
+        # Arrays that a store replaces when it grows, which outdates words; weak, so that they can be freed.
         self._memory: Callable[[], Any] = lambda: None
         self._offset: Callable[[], Any] = lambda: None
 

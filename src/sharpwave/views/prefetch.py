@@ -1,4 +1,4 @@
-"""Batches drawn ahead of the learner, so that what they need is read from disk before it is asked for."""
+"""Prefetching: batches drawn ahead of the learner, whose segments are read from disk meanwhile."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Ints = npt.NDArray[np.int64]
 B = TypeVar("B")
 
 AHEAD = 0.75
-"""Share of the memory for segments that reading ahead may fill. The rest is for what is asked for now."""
+"""Share of the memory for segments that prefetching may fill. The rest is for batches drawn now."""
 
 
 @dataclass
 class Drawn:
-    """A batch that was drawn; ``slots``: those of segments that are read and kept for it, ``nbytes`` theirs."""
+    """Draw of a future batch; ``slots``: of segments read and pinned for it, ``nbytes`` theirs."""
 
     ids: Ints
     probabilities: npt.NDArray[np.float64]
@@ -36,21 +36,22 @@ class Drawn:
 
     @property
     def draw_bytes(self) -> int:
-        """Bytes of what was drawn."""
+        """Bytes of the draw's arrays."""
         return self.ids.nbytes + self.probabilities.nbytes + self.weights.nbytes
 
 
 class Stream(Generic[B]):
-    """An endless iterator over batches; made by :meth:`.replay.Replay.stream`.
+    """Endless iterator over batches; made by :meth:`.replay.Replay.stream`.
 
-    All are drawn as far ahead as asked for. Of these as many are read ahead as three quarters of the store's memory for
-    segments hold, counted over all streams of the store: what was read is to be there still when it is used.
+    Batches are drawn as far ahead as requested, and read ahead as far as three quarters of the store's memory for
+    segments
+    allow, counted over all its streams: a segment that was read must still be there when it is used.
 
     Args:
-        owner: the replay, which lasts as long as this: only one that is in use is told of what is evicted.
+        owner: the replay, kept alive by the stream: only live replays are notified of evictions.
 
     Attributes:
-        drawn: batches that were drawn and not used, oldest first.
+        drawn: batches drawn and not used yet, oldest first.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Stream(Generic[B]):
         return self
 
     def __next__(self) -> B:
-        """The batch drawn longest ago.  Raises: as :meth:`.replay.Replay.sample`."""
+        """Return the batch drawn longest ago.  Raises: as :meth:`.replay.Replay.sample`."""
         source = self._source
         with self._lock:
             self._streams.forget_dropped()
@@ -96,7 +97,7 @@ class Stream(Generic[B]):
                 source.log.check_open()
                 batch: B = source.of_draw(one.ids, one.probabilities, one.weights, self._beta)
                 return batch
-        except MemoryError:  # what was drawn counts as given out: it comes when there is room
+        except MemoryError:  # the draw counts as sampled: it is returned when there is room
             self.drawn.appendleft(replace(one, slots=None, nbytes=0))
             raise
         finally:
@@ -105,12 +106,12 @@ class Stream(Generic[B]):
                 self._read()
 
     def close(self) -> None:
-        """Forget what was drawn and not used."""
+        """Discard batches that were drawn and not used."""
         with self._lock:
             release(self._source.log, self.drawn)
 
     def resume(self, drawn: list[dict[str, Any]]) -> None:
-        """Begin with what another stream had drawn; batches of another size come as well."""
+        """Begin with the draws of another stream; batches of other sizes are returned as well."""
         for batch in drawn:
             _, there = self._source.items.resolve(batch["ids"])
             self.drawn.append(Drawn(np.where(there, batch["ids"], -1), batch["probabilities"], batch["weights"]))
@@ -123,7 +124,7 @@ class Stream(Generic[B]):
         source.gate.notify()
 
     def _read(self) -> None:
-        """Begin to read what the next batches need, as far as there is room to keep it."""
+        """Start to read the segments of the next batches, as far as there is room to keep them."""
         log = self._source.log
         segment_cache = log.segment_cache
         if segment_cache is None or log.closed:
@@ -140,7 +141,7 @@ class Stream(Generic[B]):
                 segment_cache.fetch(slots)
 
     def _needed(self, ids: Ints) -> Ints:
-        """Return slots of the sealed segments that items of a batch need, as far as they are there still."""
+        """Return slots of the sealed segments that a batch's items need, as far as they are still held."""
         items, there = self._source.items.resolve(ids)
         slots = self._source.view.segments(items[there]).reshape(-1)
         sealed: Ints = slots[self._source.log.index.sealed[slots] > 0]
@@ -148,27 +149,27 @@ class Stream(Generic[B]):
 
 
 class Streams:
-    """The streams of one replay; it keeps none alive. The store's lock is held throughout.
+    """Streams of one replay; it keeps none alive. The store's lock is held throughout.
 
     Attributes:
-        resumed: what streams before a checkpoint had drawn ahead, for those that are asked for next.
+        resumed: draws of streams before a checkpoint, for the next streams made.
     """
 
     def __init__(self, log: StepLog) -> None:
         self._log = log
         self._made: list[tuple[weakref.ref[Stream[Any]], deque[Drawn]]] = []
-        self._dropped: deque[Any] = deque()  # streams that are gone, from whatever thread dropped them
+        self._dropped: deque[Any] = deque()  # draws of deleted streams, appended by any thread
         self.resumed: list[list[dict[str, Any]]] = []
 
     def add(self, stream: Stream[Any]) -> None:
-        """Keep account of a new stream, which goes on where one before a checkpoint was."""
+        """Register a new stream, which continues one from a checkpoint, if any is left."""
         if self.resumed:
             stream.resume(self.resumed.pop(0))
         self.forget_dropped()
         self._made.append((weakref.ref(stream, self._dropped.append), stream.drawn))
 
     def forget_dropped(self) -> None:
-        """Release what streams had drawn that nobody can ask any more."""
+        """Release draws of streams that were deleted."""
         if self._dropped:
             self._dropped.clear()
             for ref, drawn in self._made:
@@ -177,13 +178,13 @@ class Streams:
             self._made = [one for one in self._made if one[0]() is not None]
 
     def state(self) -> list[list[dict[str, Any]]]:
-        """Return what each had drawn and not used, in the order of making, for :attr:`resumed`."""
+        """Return each stream's unused draws, in the order of making, for :attr:`resumed`."""
         in_use = (drawn for ref, drawn in self._made if ref() is not None)
         return [*([_state(one) for one in drawn] for drawn in in_use), *self.resumed]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory of what was drawn."""
+        """Bytes of memory of all draws."""
         return sum(len(drawn) * drawn[0].draw_bytes for _, drawn in self._made if drawn)
 
 
@@ -192,16 +193,16 @@ def _state(one: Drawn) -> dict[str, Any]:
 
 
 def checked(batch: Any) -> dict[str, Any]:
-    """Return a batch of :meth:`Streams.state`.  Raises: ValueError: it is none."""
+    """Return a batch of :meth:`Streams.state`.  Raises: ValueError: it is something else."""
     arrays = {"ids": np.int64, "probabilities": np.float64, "weights": np.float32}
     found = {name: checked_array(batch, name, dtype) for name, dtype in arrays.items()}
     if len({len(array) for array in found.values()}) > 1 or not len(found["ids"]):
-        raise ValueError("a batch drawn ahead whose parts are not of one length")
+        raise ValueError("drawn ahead: ids, probabilities and weights of different lengths, expected one each an item")
     return found
 
 
 def release(log: StepLog, drawn: deque[Drawn]) -> None:
-    """Forget batches, and unpin the segments that they need. The store's lock is held."""
+    """Discard draws, and unpin their segments. The store's lock is held."""
     while drawn:
         batch = drawn.popleft()
         if log.segment_cache is not None and batch.slots is not None:

@@ -1,4 +1,4 @@
-"""The views of one store: made, restored from a checkpoint by name, told of what changes, asked what they need."""
+"""Registry of a store's views: made, restored from a checkpoint by name, notified of changes."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ R = TypeVar("R", bound=Replay[Any])
 
 MAX_NAME_CHARACTERS = 100
 NO_STATE = (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError)
-"""What restoring a state raises that is none."""
+"""Errors of restoring a state that is not one."""
 
 
 class Views(LogListener):
-    """Those that are in use, in the order of their making; the store keeps none alive. Its lock is held throughout.
+    """Views in use, in the order of making; the store keeps none alive. Its lock is held throughout.
 
-    A checkpoint knows views by name. What it keeps of a view that was not asked for since it was opened stays plain
-    data, and is written again as it is.
+    A checkpoint knows views by name. A view that was not requested since the store was opened stays plain data, and is
+    saved again unchanged.
 
     Args:
-        log: the store's log; ``lock`` guards it; at ``gate`` batches wait for steps.
-        seed: the store's. ``life``: of the store, which lasts as long as any of its views.
+        log: the store's log; ``lock`` guards it; ``gate``: where batches wait for steps.
+        seed: the store's. ``life``: of the store, which lives as long as any of its views.
 
     Attributes:
-        unclaimed: names of the views in the checkpoint that were not asked for yet.
+        unclaimed: names of the checkpoint's views that were not requested yet.
     """
 
     def __init__(self, log: StepLog, lock: Any, gate: Gate, seed: int, life: object) -> None:
@@ -49,9 +49,9 @@ class Views(LogListener):
         self._made = 0
         self.unclaimed: list[str] = []
         self._saved: dict[str, tuple[int, SavedView]] = {}  # by name, with the number that the view gets; those are < 0
-        self._claimed: set[str] = set()  # names of restored views that were given out and remember something
+        self._claimed: set[str] = set()  # names of restored views in use
         self._views: dict[int, weakref.KeyedRef[int, Replay[Any]]] = {}  # by number, ascending
-        self._dropped: deque[Any] = deque()  # references to those that are gone, from whatever thread dropped them
+        self._dropped: deque[Any] = deque()  # references to deleted views, appended by any thread
         log.inventory.listeners.append(self)
         log.ledger.enter("samplers", lambda: self.nbytes)
         log.ledger.enter_for_batches(lambda: self.work_bytes)
@@ -65,14 +65,14 @@ class Views(LogListener):
         return iter([view for ref in self._views.values() if (view := ref()) is not None])
 
     def restore(self, number: int, state: dict[str, Any]) -> None:
-        """Keep a view's ``state`` until it is asked for by its name; checkpoints of earlier releases know a number.
+        """Keep a view's ``state`` until it is requested by its name; checkpoints of earlier releases have numbers.
 
         Raises:
-            KeyError, TypeError, ValueError, IndexError, OverflowError: not what :meth:`states` gives.
+            KeyError, TypeError, ValueError, IndexError, OverflowError: not from :meth:`states`.
         """
         name = checked_name(state.get("name", "transitions" if number == 0 else f"transitions-{number + 1}"))
         if name is None or name in self._saved:
-            raise ValueError(f"view {number} is named {name!r}, expected a name that no other has")
+            raise ValueError(f"view {number}: name {name!r}, expected one that no other view has")
         self._saved[name] = number - (1 << 32), SavedView.from_state(state, self._log)
         self.unclaimed.append(name)
 
@@ -86,11 +86,11 @@ class Views(LogListener):
         limiter: Limiter | None,
         seed: Any,
     ) -> R:
-        """Make a replay; where the checkpoint has a view of that name and settings it goes on where that was.
+        """Make a replay; one of the same name and settings as a view in the checkpoint is restored from it.
 
         Args:
             name: ``None``: the view's kind. ``sampler``: ``None``: ``Uniform()``.
-            seed: ``None``: from the store's and the number of views made before.
+            seed: ``None``: derived from the store's and the number of views made before.
 
         Raises:
             ValueError, TypeError: naming the argument; then a saved view is kept.
@@ -136,7 +136,7 @@ class Views(LogListener):
         self._views[number] = weakref.KeyedRef(replay, self._dropped.append, number)
         self._views = dict(sorted(self._views.items()))
         self._made += 1
-        replay.source.items.follow()  # what it takes beside batches is known from here on
+        replay.source.items.follow()  # its memory beside batches is known from here on
         self._log.admission.fit_memory()
         return replay
 
@@ -156,7 +156,7 @@ class Views(LogListener):
         return None
 
     def states(self) -> dict[str, Any]:
-        """Return what :meth:`restore` needs, by number; a warning for a view that cannot be kept."""
+        """Return the state for :meth:`restore`, by number; warn of a view that cannot be saved."""
         kept: dict[str, tuple[int, SavedView]] = dict(self._saved)
         last = {view.name: view for view in self}
         for view in self:
@@ -175,7 +175,7 @@ class Views(LogListener):
         return {str(k): saved.state(self._log) | {"name": name} for k, (name, (_, saved)) in enumerate(ordered)}
 
     def append_waits(self, steps: int) -> str | None:
-        """Return what so many steps must wait for."""
+        """Return what an append of ``steps`` steps must wait for; ``None`` if it need not."""
         for view in self:
             reason = view.source.append_waits(steps)
             if reason is not None:
@@ -183,19 +183,19 @@ class Views(LogListener):
         return None
 
     def check_capacity(self, capacity: int | None) -> None:
-        """Raises: ValueError: a limiter could never be satisfied by a store of that size."""
+        """Refuse a capacity with which a limiter could never be satisfied.  Raises: ValueError."""
         for view in self:
             if view.limiter is not None:
                 view.limiter.check(capacity, view.max_times_sampled)
 
     def written(self) -> None:
-        """Tell views that steps were appended, or can be sampled now."""
+        """Notify views that steps were appended, or can be sampled now."""
         for view in self:
             view.source.items.written()
         self._gate.notify()
 
     def growing(self, slots: int) -> None:
-        """Make room for so many of the log's slots.  Raises: MemoryError."""
+        """Enlarge views for ``slots`` slots of the log.  Raises: MemoryError."""
         for view in self:
             view.source.items.grow(slots)
 
@@ -205,7 +205,7 @@ class Views(LogListener):
             view.view.expect(slot, td_error)
 
     def priorities(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.float64] | None:
-        """Return mean priorities of the items in ``slots`` by the first view that has any, asked for yet or not."""
+        """Return mean priorities of the items in ``slots`` by the first view that has any, requested yet or not."""
         made = {number: view for number, ref in self._views.items() if (view := ref()) is not None}
         saved = dict(self._saved.values())
         for number in sorted({*made, *saved}):
@@ -219,27 +219,27 @@ class Views(LogListener):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that they take, beside their batches, with what a checkpoint says of others."""
+        """Bytes of memory of the views, beside their batches, and of those saved in a checkpoint."""
         return sum(view.nbytes for view in self) + sum(saved.nbytes for _, saved in self._saved.values())
 
     @property
     def work_bytes(self) -> int:
-        """Bytes of memory that making batches takes."""
+        """Bytes of working memory for batches."""
         return sum(view.work_bytes for view in self)
 
     @property
     def batch_bytes(self) -> int:
-        """Bytes of the largest batch that any of them drew lately."""
+        """Bytes of the largest recent batch of any view."""
         return max((view.source.batch_bytes for view in self), default=0)
 
     def evicting(self, slot: int) -> None:
-        """Forget the segment in ``slot``."""
+        """Drop items of the segment in ``slot``, which is about to be evicted."""
         for view in self:
             view.source.items.forget(slot)
 
 
 def checked_name(name: Any) -> str | None:
-    """Return a view's name, or ``None`` for none.  Raises: ValueError."""
+    """Return a view's name, ``None`` for none.  Raises: ValueError: too long, or not printable."""
     if name is None or (isinstance(name, str) and 0 < len(name) <= MAX_NAME_CHARACTERS and name.isprintable()):
         return name
     raise ValueError(f"name={name!r}, expected 1 to {MAX_NAME_CHARACTERS} printable characters")

@@ -1,4 +1,4 @@
-"""A view of a store, sampled: what is the same whatever its items are."""
+"""Replay of a view: sampling, independent of what the items are."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ MAX_LOOKAHEAD = 1024
 
 
 class Replay(Generic[B]):
-    """A store's items, as a ``.view.View`` says what they are, sampled. Made by ``sharpwave.Store.view``.
+    """Replay of a store's items, which a ``.view.View`` defines. Made by ``sharpwave.Store.view``.
 
     Args:
-        log: the store's log; ``lock`` guards it; at ``gate`` batches wait for steps.
-        max_times_sampled: times that an item is given out, at most; ``None``: no limit.
-        limiter: bounds samples and inserts; ``None``: nothing waits.
+        log: the store's log; ``lock`` guards it; ``gate``: where batches wait for steps.
+        max_times_sampled: limit of the times that an item is sampled; ``None``: none.
+        limiter: bounds samples against inserts; ``None``: nothing waits.
 
     Attributes:
-        name: by which a checkpoint knows it.
-        view: what its items are.
+        name: its name in a checkpoint.
+        view: the definition of its items.
     """
 
     def __init__(
@@ -56,28 +56,28 @@ class Replay(Generic[B]):
         self.source = BatchSource(log, gate, view, sampler, seed, max_times_sampled, limiter)
         self.streams = Streams(log)
         self._log, self._lock, self._items = log, lock, self.source.items
-        self.life: object = None  # of the store, which lasts as long as this view
+        self.life: object = None  # of the store, which lives as long as this view
 
     @property
     def sampler(self) -> Sampler:
-        """What chooses the items."""
+        """Sampler of the items."""
         return self._items.sampler
 
     @property
     def limiter(self) -> Limiter | None:
-        """What bounds samples and inserts."""
+        """Rate limiter of samples and inserts."""
         return self.source.limiter
 
     @property
     def max_times_sampled(self) -> int | None:
-        """Times that an item is given out, at most."""
+        """Limit of the times that an item is sampled."""
         return self.source.max_times_sampled
 
     def __reduce__(self) -> NoReturn:
         raise not_to_be_copied(self)
 
     def __len__(self) -> int:
-        """Items that can be sampled now; not those that were ``max_times_sampled`` times."""
+        """Return the number of items that can be sampled now, without those sampled ``max_times_sampled`` times."""
         with self._lock:
             self._items.follow()
             return self._items.count
@@ -87,23 +87,23 @@ class Replay(Generic[B]):
 
         Args:
             beta: overrides the sampler's.
-            timeout: seconds to wait at most until the limiter allows it; default 60. Without a limiter nothing waits.
+            timeout: seconds to wait at most until the limiter admits it; default 60. Without a limiter nothing waits.
 
-        Returns a batch whose memory is the caller's for as long as anything made of it is there (see ``Batch``).
-        The order of its items says nothing: each part of it is like a smaller batch, but for ``Fifo()`` and ``Lifo()``,
-        which are orders. Cost: drawing is O(log8 items) an item; decoding a window of five 84x84 frames takes 3 us.
+        Returns a batch whose memory is the caller's while anything that derives from it lives (see ``Batch``). Its
+        items are
+        shuffled: each part of it is distributed like a smaller batch; not with ``Fifo()`` and ``Lifo()``, which keep
+            their order. Cost: drawing is O(log8 items) an item; decoding a window of five 84x84 frames takes 3 us.
 
-        With a disk, segments that are not in memory are read now. One that is damaged, or that cannot be decoded, is
-        named in a RuntimeWarning and in ``stats()["damaged"]``, and sampled no more.
+        With a disk, segments that are not in memory are read now. A segment that is damaged, or cannot be decoded, is
+        named in a RuntimeWarning and in ``stats()["damaged"]``, and no longer sampled.
 
         Raises:
             EmptyError: no step can be sampled yet, or ``max_times_sampled`` leaves too few for the whole batch; then
-                nothing was given out.
-            LimiterTimeoutError: the limiter did not allow it in time, or there were too few steps for so long.
-            ValueError: ``batch_size``, ``beta`` or ``timeout`` out of range, or the limiter can never allow it.
-            DamagedError: nothing readable is left.
-            MemoryError: ``ram`` leaves no room for the batch beside those that are held, or for a segment; no step
-                is evicted for a batch.
+                nothing was drawn.
+            LimiterTimeoutError: the limiter did not admit it in time, or there were too few steps for so long.
+                ValueError: ``batch_size``, ``beta`` or ``timeout`` out of range, or the limiter can never admit it.
+                DamagedError: nothing readable is left. MemoryError: ``ram`` leaves no room for the batch beside those
+                in use, or for a segment; no step is evicted for a batch.
         """
         _check_batch_size(batch_size)
         _check_beta(beta)
@@ -116,12 +116,12 @@ class Replay(Generic[B]):
     def stream(
         self, batch_size: int, *, lookahead: int = 4, beta: float | None = None, timeout: float | None = None
     ) -> Stream[B]:
-        """Return batches without end, each drawn ``lookahead`` batches before it is handed out.
+        """Return an endless iterator over batches, each drawn ``lookahead`` batches ahead.
 
-        With a disk, what they need is read meanwhile, and stays in memory until it is used. Priorities that change
+        With a disk, their segments are read meanwhile, and stay in memory until they are used. Priorities that change
         after the draw count from the next draw on, so they are up to ``lookahead`` batches late; weights and
-        probabilities are those of the draw. Items evicted since the draw are resampled, and the batch weighed anew. A
-        batch counts as sampled when it is drawn; a limiter is waited for only where nothing is drawn yet.
+        probabilities are those of the draw. Items evicted since the draw are resampled, and the batch's weights
+        recomputed. A batch counts as sampled when it is drawn; the limiter delays only a batch that is not drawn yet.
 
         Raises:
             ValueError: an argument out of range.  ``next()`` raises what ``sample`` does.
@@ -157,20 +157,19 @@ class Replay(Generic[B]):
             return tagged(self._items.ids(), self._log.tag)
 
     def update_priorities(self, ids: npt.ArrayLike | B, td_error: npt.ArrayLike) -> int:
-        """Set priorities to ``|td_error| + eps`` for ``ids``, or for those of a batch; returns how many were stale.
+        """Set priorities to ``|td_error| + eps`` for ``ids``, or for those of a batch; return how many were stale.
 
-        An item that was evicted, or whose place another has taken, or that cannot be sampled yet or not again, is
-        counted and skipped.
-        Of repeated ids the last wins; for the largest priority so far, which new items get, all that were not skipped
-        count.
+        An item that was evicted, or that cannot be sampled yet or not again, is stale: it is counted and skipped.
+        Of repeated ids the last wins; towards the largest priority so far, which new items get, all values count that
+        were not skipped.
 
         Raises:
-            ValueError: shapes differ, a value is NaN or larger than a float32 can be, or ``batch.ids`` (or slices,
-                copies, selections of them) are those of another store; then nothing changed.
+            ValueError: shapes differ, a value is NaN or beyond float32, or ``batch.ids`` (or slices, copies, selections
+                of them) are those of another store; then nothing changed.
         """
         checked = _checked_ids("update_priorities", ids, self._log.tag)
         try:
-            errors = np.asarray(td_error, np.float64, order="C")  # kernels would be compiled anew for any other order
+            errors = np.asarray(td_error, np.float64, order="C")  # any other order would compile kernels again
         except (TypeError, ValueError) as error:
             raise ValueError(f"update_priorities: td_error cannot be read as numbers ({error})") from error
         expected = checked.shape + self.view.error_shape
@@ -191,12 +190,12 @@ class Replay(Generic[B]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the view takes, beside its batches: sampler and bookkeeping."""
+        """Bytes of memory of the view, beside its batches: sampler and bookkeeping."""
         return self._items.nbytes
 
     @property
     def work_bytes(self) -> int:
-        """Bytes of memory that making batches takes, with what streams have drawn ahead."""
+        """Bytes of working memory for batches, with the draws of streams."""
         return self.source.work_bytes + self.streams.nbytes
 
 
@@ -211,12 +210,12 @@ def _check_beta(beta: float | None) -> None:
 
 
 def _checked_ids(what: str, ids: Any, tag: object) -> Ints:
-    """Return ids, or those of a batch, as a plain array.  Raises: ValueError: none, or ids of another store."""
+    """Return ids, or those of a batch, as a plain array.  Raises: ValueError: no ids, or those of another store."""
     ids = getattr(ids, "ids", ids)
     ids = ids.cpu() if hasattr(ids, "cpu") else ids
     if (other := tag_of(ids)) is not None and other is not tag:
         raise ValueError(
-            f"{what}: these ids are of another store (or of one that was opened anew), where they name other steps; "
+            f"{what}: these ids are of another store (or of one that was opened again), where they name other steps; "
             "pass them to a view of the store that they were sampled from. np.asarray(ids) is not checked"
         )
     array = np.asarray(ids)

@@ -1,4 +1,4 @@
-"""What a checkpoint keeps of a view: plain data, until a view of its name is asked for."""
+"""State of a view in a checkpoint: plain data, until a view of its name is requested."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass
 class SavedView:
-    """A view as it was when a checkpoint was written.
+    """View as of a checkpoint.
 
     Attributes:
-        settings, sampler: of the view and of its sampler, with their classes as ``kind``.
+        settings, sampler: settings of the view and of its sampler, with their classes as ``kind``.
         remembered: the sampler's state.
-        uses: int32 [items], how often each was given out; ``None`` without ``max_times_sampled``.
+        uses: int32 [items], how often each was sampled; ``None`` without ``max_times_sampled``.
         rng: the generator's state.
-        samples: items given out.
-        steps_before: of the store's steps, those that do not count as inserts.
-        ahead: what each stream had drawn ahead.
-        generation: int64 [slots], of each slot's segment; -1 where there was none. Items of others are new.
+        samples: items sampled so far.
+        steps_before: steps of the store that do not count as inserts.
+        ahead: each stream's unused draws.
+        generation: int64 [slots], of each slot's segment; -1 for an empty slot. Items of others are new.
     """
 
     settings: dict[str, Any]
@@ -50,7 +50,7 @@ class SavedView:
 
     @classmethod
     def of(cls, replay: Replay[Any], log: StepLog) -> SavedView:
-        """Return what there is to be kept of a view, as copies, the store's lock held."""
+        """Return a view's state, as copies; the store's lock is held."""
         source, items = replay.source, replay.source.items
         items.follow()
         return cls(
@@ -68,13 +68,13 @@ class SavedView:
 
     @classmethod
     def from_state(cls, state: dict[str, Any], log: StepLog) -> SavedView:
-        """Inverse of :meth:`state`, also of what earlier releases wrote, when nothing was appended to ``log`` yet.
+        """Return the view of a state from :meth:`state`, or from an earlier release; ``log`` is as just restored.
 
         Raises:
-            KeyError, TypeError, ValueError: it is none.
+            KeyError, TypeError, ValueError: it is something else.
         """
         settings = state.get("settings")
-        if settings is None:  # as when there were transitions only
+        if settings is None:  # as when all views were transitions
             settings = {"kind": "transitions", "n_step": state["n_step"], "gamma": state["gamma"]}
         most, sampler, remembered = state["max_times_sampled"], state["sampler"], state["remembered"]
         for name, value in {"settings": settings, "sampler": sampler, "sampler's state": remembered}.items():
@@ -96,7 +96,7 @@ class SavedView:
         )
 
     def state(self, log: StepLog) -> dict[str, Any]:
-        """Return a tree of arrays and numbers."""
+        """Return the state as a tree of arrays and numbers."""
         return {
             "settings": self.settings,
             "sampler": self.sampler,
@@ -118,14 +118,14 @@ class SavedView:
     def priorities(self, slots: Ints, log: StepLog) -> Floats | None:
         """Return the mean priorities of the steps in ``slots`` [n], as the view would; ``None``: it has none.
 
-        Steps that came since have the largest so far.
+        Steps appended since the checkpoint have the largest so far.
         """
         if self.sampler.get("kind") != Prioritized.__name__:
             return None
         values, largest = self.remembered.get("values"), self.remembered.get("max_priority")
         alpha = self.sampler.get("alpha")
         if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype != np.float64:
-            return None  # a damaged state, which begins anew when it is asked for
+            return None  # a damaged state: the view will begin anew
         if not (isinstance(largest, float) and 0 < largest <= MAX_TD_ERROR and isinstance(alpha, float) and alpha <= 1):
             return None
         if self._by_slot is None:
@@ -147,18 +147,18 @@ class SavedView:
     def differences(
         self, settings: dict[str, Any], sampler: dict[str, Any], max_times_sampled: int | None
     ) -> list[str]:
-        """Say which settings a view that is asked for has otherwise."""
+        """Return the settings in which a requested view differs, in words."""
         found = _differences("", self.settings, settings)
         if self.max_times_sampled != max_times_sampled:
             found.append(f"max_times_sampled was {self.max_times_sampled}, is {max_times_sampled}")
         return found + _differences("sampler", self.sampler, sampler)
 
     def restore(self, replay: Replay[Any]) -> None:
-        """Let a new view of the same settings go on where this was, over the steps that are there.
+        """Restore a new view of the same settings, over the steps that are there.
 
         Raises:
-            KeyError, TypeError, ValueError, IndexError, OverflowError: the sampler or the uses have no such state; then
-                it is a new view.
+            KeyError, TypeError, ValueError, IndexError, OverflowError: not such a state of the sampler or the uses;
+                then it is a new view.
         """
         source, items = replay.source, replay.source.items
         items.restore(self.generation, self.uses, self.remembered)
@@ -182,14 +182,14 @@ def _nbytes(tree: Any) -> int:
 
 
 def _count(state: dict[str, Any], name: str) -> int:
-    """Return a number of steps or samples; ratios of them are floats.  Raises: ValueError."""
+    """Return a number of steps or samples, a float if a ratio.  Raises: ValueError."""
     if type(count := state.get(name)) is not int or not 0 <= count < MAX_NUMBER:
-        raise ValueError(f"{name} of another kind, expected an integer from 0 below {MAX_NUMBER}")
+        raise ValueError(f"{name} {state.get(name)!r:.40}, expected an integer from 0 below {MAX_NUMBER}")
     return count
 
 
 def _differences(path: str, was: Any, now: dict[str, Any]) -> list[str]:
-    """Say which of the settings ``now`` were others; what ``was`` has beside may change at any time."""
+    """Return in words how the settings ``now`` differ; further entries of ``was`` may change at any time."""
     kind = was.get("kind") if isinstance(was, dict) else None
     if kind != now["kind"]:
         return [f"{path or 'view'} was {kind}, is {now['kind']}"]
@@ -208,6 +208,6 @@ def _differences(path: str, was: Any, now: dict[str, Any]) -> list[str]:
 
 
 def _are_parts(value: Any) -> bool:
-    """Return whether a setting is that of a mixture: shares, each with the settings of a sampler."""
+    """Return whether a setting is a mixture's parts: shares, each with the settings of a sampler."""
     pairs = isinstance(value, list) and all(isinstance(one, (list, tuple)) and len(one) == 2 for one in value)
     return pairs and all(isinstance(part, dict) and "kind" in part for _, part in value)

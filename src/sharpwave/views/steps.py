@@ -1,4 +1,4 @@
-"""Steps of a log as plain arrays, for views that are written without kernels of their own."""
+"""Steps of a log as plain arrays, for views without kernels of their own."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Ints = npt.NDArray[np.int64]
 
 
 class Steps:
-    """Reads the steps of a log, each named by the slot of its segment and its row there. The store's lock is held.
+    """Reader of a log's steps, each named by the slot of its segment and its row there. The store's lock is held.
 
-    Flags and rewards are always in memory; other fields where their segments are (:meth:`.view.View.segments`).
+    Flags and rewards are always in memory; other fields where their segments are (``View.segments``).
     """
 
     def __init__(self, log: StepLog) -> None:
@@ -29,7 +29,7 @@ class Steps:
         self._numbers = {name: k for k, name in enumerate(log.spec.fields)}
 
     def slots(self) -> list[int]:
-        """Return the slots of all segments that have steps. Cost: O(slots)."""
+        """Return the slots of all segments with steps. Cost: O(slots)."""
         slots: list[int] = np.flatnonzero(self._log.index.rows[: self._log.index.highest]).tolist()
         return slots
 
@@ -46,12 +46,12 @@ class Steps:
         return self._log.arena.floats[begin : begin + int(index.rows[slot])]
 
     def following(self, slot: int) -> int:
-        """Return the slot of the segment whose steps come next in the lane; -1 if there is none, or a gap before it."""
+        """Return the slot of the lane's following segment; -1 if there is none, or a gap before it."""
         index = self._log.index
         return -1 if index.gap[slot] else int(index.next[slot])
 
     def preceding(self, slot: int) -> int:
-        """Return the slot of the segment whose steps come before in the lane; -1 if they were evicted."""
+        """Return the slot of the lane's preceding segment; -1 if it was evicted."""
         index = self._log.index
         before = int(index.previous[slot])
         return -1 if before < 0 or index.gap[before] else before
@@ -59,7 +59,7 @@ class Steps:
     def read(self, name: str, slots: Ints, rows: Ints, out: npt.NDArray[Any]) -> None:
         """Decode a field of the steps ``rows`` [n] of ``slots`` [n] into ``out`` uint8 [n, frames, row bytes].
 
-        An observation's stack is as many frames as ``out`` has room for, padded as the field says.
+        A stack has as many frames as ``out`` has room for, padded as the field says.
         """
         reader = self._readers.current()[self._numbers[name]]
         if name not in self._log.spec.obs_names:

@@ -1,6 +1,6 @@
-"""Kernels that find which transitions there are, and where the rows of each lie.
+"""Kernels that find the transitions that can be sampled, and the rows of each.
 
-They trust the index and the arena, which only hold what :mod:`sharpwave.log.step_log` put there.
+They trust the index and the arena, which only :mod:`sharpwave.log.step_log` writes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Floats = npt.NDArray[np.float32]
 
 ENDED = TERMINATED | TRUNCATED
 EVENTS, NO_EVENT = np.uint64((START | ENDED) * 0x0101010101010101), np.uint64(0)
-"""The flags that begin and end episodes, in each of eight steps."""
+"""Flags that begin and end episodes, in each of eight steps."""
 
 
 @njit(nogil=True, cache=True)
@@ -29,16 +29,17 @@ def sync(words: Ints, cursor: Int32s, spans: Int32s, n_step: int, runs: Ints) ->
     """Find the steps whose n-step successor has become known since the last call.
 
     A step can be sampled when an episode's end lies within the n steps that begin with it, or when the step n later has
-    been appended. In a segment such steps are a prefix, because steps come in order. Where steps in between were
+    been appended. Such steps are a prefix of their segment, because steps arrive in order. Where steps in between were
     evicted, a return may reach up to the last step before them, whose successor frame its segment holds.
 
     Args:
-        words: of :func:`.log_arrays.write_arrays`, as in all kernels here.
-        cursor: int32 [lanes], the slot each lane has been followed to; moved on.
-        spans: int32 [slots, 2], of which the second is how many rows of a slot were found so far; raised.
+        words: from :func:`.log_arrays.write_arrays`, as in all kernels here.
+        cursor: int32 [lanes], the slot up to which each lane has been followed; advanced.
+        spans: int32 [slots, 2]; the second is the number of a slot's rows found so far; raised.
         runs: int64 [3, n], receives the new runs: slot, begin and end of rows ``begin <= r < end``.
 
-    Returns the number of runs; as many as fit, so call again while it equals their size. Cost: 20 ns a lane, 2 a step.
+    Returns the number of runs, at most as many as fit: call again while it equals their size. Cost: 20 ns a lane, 2 a
+    step.
     """
     log = read_arrays(words)
     memory, flags_offset, rows, following, gap = log.memory, log.offset[FLAGS], log.rows, log.next, log.gap
@@ -85,10 +86,10 @@ def cut(words: Ints, slot: int, stride: int, spans: Int32s, leaves: Ints) -> int
     """Find the steps before the segment in ``slot`` whose returns reach into it; they cannot be sampled without it.
 
     Args:
-        spans: int32 [slots, 2], of which the second is how many rows of a slot can be sampled; lowered.
-        leaves: int64 [n_step - 1], receives such steps that could.
+        spans: int32 [slots, 2]; the second is the number of a slot's rows that can be sampled; lowered.
+        leaves: int64 [n_step - 1], receives those steps that could be sampled.
 
-    Returns how many those are.
+    Returns the number of those.
     """
     log = read_arrays(words)
     memory, flags_offset, rows, previous, gap = log.memory, log.offset[FLAGS], log.rows, log.previous, log.gap
@@ -109,7 +110,7 @@ def cut(words: Ints, slot: int, stride: int, spans: Int32s, leaves: Ints) -> int
 
 @njit(nogil=True, cache=True)
 def _frame_of(memory: Bytes, flags: int, context: int, row: int) -> tuple[int, int]:
-    """Return the frame of the step in ``row``, and its episode's first (0 where that lies before the segment)."""
+    """Return the frame of the step in ``row``, and its episode's first (0 if that lies before the segment)."""
     ends = 0
     first = 0
     r = 0
@@ -131,7 +132,7 @@ def _frame_of(memory: Bytes, flags: int, context: int, row: int) -> tuple[int, i
 
 @njit(nogil=True, cache=True)
 def frames_of(words: Ints, slots: Ints, rows: Ints, newest: Ints, first: Ints) -> None:
-    """Find the newest frame of each step's stack, and the frame below which it is padded."""
+    """Find each step's newest frame, and the frame below which its stack is padded."""
     log = read_arrays(words)
     for i in range(slots.size):
         s = slots[i]
@@ -149,7 +150,7 @@ def locate(
     discount: Floats,
     places: Ints,
 ) -> None:
-    """Compute n-step returns and where the frames lie, for each of ``leaves`` [B].
+    """Compute n-step returns and the rows of frames, for each of ``leaves`` [B].
 
     ``reward`` and ``discount`` receive ``sum_i gamma^i r_i`` over the n_used steps up to the episode's end, and
     ``gamma^n_used * (1 - terminated)`` (Sutton & Barto 2018, eq. 7.1). ``frame`` and ``next_frame`` are the newest
@@ -166,7 +167,7 @@ def locate(
     for i in range(count):
         slot[i] = leaves[i] // stride
     for i in range(count):
-        # What lies at random in memory is asked for ahead of its use: first the index, then what it points to.
+        # Memory at random addresses is prefetched: first the index, then the arena.
         if i + 8 < count:
             s = slot[i + 8]
             prefetch(flags_offset, s)

@@ -1,4 +1,4 @@
-"""N-step transitions: frame stacks, returns and next observations, put together from the log when they are sampled."""
+"""N-step transitions: frame stacks, returns and next observations, computed from the log when they are sampled."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ Ints = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
 
 MAX_N_STEP = 1_000_000
-"""More than any episode has; a segment that is evicted is looked back from by so many steps."""
+"""Limit of ``n_step``: evicting a segment looks back so many steps."""
 HERE, NEXT, AFTER = "here", "next", ".after"
 """Parts of a column: the value at a transition's first step, and the one after its last; where they do not overlap, the
-latter has a column of its own, with this behind its name."""
+latter has a column of its own, named with this suffix."""
 
 
 class NStep(View[Batch]):
-    """View of a store as n-step transitions: an item is a step.
+    """View of n-step transitions: an item is a step.
 
     Args:
-        n_step: steps that ``reward`` sums, at most.
+        n_step: limit of the steps that ``reward`` sums.
         gamma: discount factor, 0 to 1.
 
     Raises:
@@ -52,7 +52,7 @@ class NStep(View[Batch]):
 
     @property
     def waits_for(self) -> str:
-        """What a step waits for."""
+        """What a step must wait for before it can be sampled."""
         return f"a step can be sampled once its episode has ended or {self.n_step} more steps were appended to its lane"
 
     def settings(self) -> dict[str, Any]:
@@ -60,12 +60,12 @@ class NStep(View[Batch]):
         return {"n_step": self.n_step, "gamma": self.gamma}
 
     def bind(self, log: StepLog) -> None:
-        """Serve ``log``."""
+        """Begin to serve ``log``."""
         self._log, self._spec = log, log.spec
-        self._cursor = np.zeros(0, np.int32)  # by lane, slot of the segment that was followed so far
+        self._cursor = np.zeros(0, np.int32)  # by lane, slot of the segment up to which it was followed
         self._runs = np.empty((3, MAX_RUNS), np.int64)
         self._none = self._runs[:, :0]
-        self._expected: dict[int, npt.NDArray[np.float32]] = {}  # slot -> TD errors of its steps, not all known yet
+        self._expected: dict[int, npt.NDArray[np.float32]] = {}  # by slot, TD errors of steps that await being items
         self._readers, self._words = FieldReaders(log), LogWords(log)
         self._framed = {k for k, name in enumerate(log.spec.fields) if name in log.spec.obs_names}
         # Of a batch's windows of frames: column, number of its field, and whether it ends with the frame after.
@@ -89,7 +89,7 @@ class NStep(View[Batch]):
         return self._runs[:, :found] if found else self._none
 
     def lose(self, slot: int, spans: Int32s) -> Ints:
-        """Find the steps whose returns reach into the segment, and go on from the one after it."""
+        """Find the steps whose returns reach into the segment, and move cursors past it."""
         log, index = self._log, self._log.index
         self._expected.pop(slot, None)
         reaching = np.empty(self.n_step - 1, np.int64)
@@ -98,11 +98,11 @@ class NStep(View[Batch]):
         if lane < len(self._cursor) and self._cursor[lane] == slot:
             self._cursor[lane] = index.next[slot]
         lost = reaching[:found]
-        lost.sort()  # in place: no call tells of them again where there is no memory now
+        lost.sort()  # in place: a MemoryError now would lose them
         return lost
 
     def expect(self, slot: int, td_error: npt.NDArray[np.float32]) -> None:
-        """Note the TD errors [rows] of the steps in ``slot``."""
+        """Note TD errors [rows] of the steps in ``slot``."""
         self._expected[slot] = td_error
 
     def first_errors(self, runs: Ints) -> tuple[Ints, npt.NDArray[np.float64]] | None:
@@ -186,17 +186,17 @@ class NStep(View[Batch]):
 
 
 class Transitions(Replay[Batch]):
-    """A store's n-step transitions, sampled. Made by ``sharpwave.Store.transitions``.
+    """Replay of a store's n-step transitions. Made by ``sharpwave.Store.transitions``.
 
     Attributes:
-        n_step, gamma: as it was asked for.
+        n_step, gamma: settings of the view.
     """
 
     view: NStep
 
     @property
     def n_step(self) -> int:
-        """Steps that ``reward`` sums, at most."""
+        """Limit of the steps that ``reward`` sums."""
         return self.view.n_step
 
     @property

@@ -1,4 +1,4 @@
-"""How often each step was given out, where that is limited."""
+"""Uses: how often each step was sampled, where that is limited."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _accept(
 ) -> tuple[int, int]:
     """Count a use of each item that has one left, and move those to the front, in order.
 
-    Returns how many there are, and how many distinct ones ``full`` received: their last use was this.
+    Returns how many there are, and the number of distinct ones that had their last use, which ``full`` receives.
     """
     kept = found = 0
     for i in range(items.size):
@@ -37,7 +37,7 @@ def _accept(
 
 
 class Uses:
-    """Draws that give out each step at most ``most`` times.
+    """Counts of uses, for draws that sample each step at most ``most`` times.
 
     Attributes:
         left: uses left of all steps that can be sampled.
@@ -54,15 +54,15 @@ class Uses:
         self._given = np.zeros(items, np.int32)
 
     def grow(self, items: int) -> None:
-        """Make room for so many."""
+        """Enlarge for ``items`` items."""
         self._given = extended(self._given, items)
 
     def add(self, count: int) -> None:
-        """``count`` steps came that can be sampled."""
+        """Add the uses of ``count`` new steps that can be sampled."""
         self.left += count * self.most
 
     def remaining(self, items: Ints) -> npt.NDArray[np.bool_]:
-        """Which of the steps can be given out once more: bool [n]."""
+        """Return which of the steps can be sampled again: bool [n]."""
         remaining: npt.NDArray[np.bool_] = self._given[items] < self.most
         return remaining
 
@@ -71,15 +71,15 @@ class Uses:
         return int((self.most - self._given[items]).sum())
 
     def clear(self, begin: int, end: int) -> None:
-        """Other steps will take the items ``begin <= i < end``."""
+        """Reset the counts of the items ``begin <= i < end``, for other steps."""
         self._given[begin:end] = 0
 
     def draw(self, sampler: Sampler, draw: Draw, rng: np.random.Generator) -> tuple[int, Callable[[], None]]:
-        """Fill ``draw``; no more items than there are uses left. Steps whose last use this was leave the sampler.
+        """Fill ``draw`` with at most as many items as there are uses left; exclude steps at their last use.
 
-        What was drawn too often is drawn anew from the steps that are left, with the probabilities of that draw.
+        Items drawn too often are resampled from the steps left, with the probabilities of that draw.
 
-        Returns how many steps have no use left now, and what takes all of it back.
+        Returns how many steps have no use left now, and a function that undoes all of it.
         """
         count, taken, ended = len(draw.items), 0, 0
         full = np.empty(count, np.int64)
@@ -107,11 +107,11 @@ class Uses:
         return ended, undo
 
     def given(self, items: int) -> npt.NDArray[np.int32]:
-        """How often each of so many items was given out: int32 [items], a copy."""
+        """Return how often each of the first ``items`` items was sampled: int32 [items], a copy."""
         return self._given[:items].copy()
 
     def restore(self, given: npt.NDArray[np.int32], items: Ints) -> Ints:
-        """Take the counts of a checkpoint for ``items``, which are there and were then; returns those used up.
+        """Restore a checkpoint's counts for ``items``, present both then and now; return those used up.
 
         Raises:
             ValueError: counts out of range.
@@ -125,5 +125,5 @@ class Uses:
         return full
 
     def nbytes(self, items: int) -> int:
-        """Bytes of memory in use, where items below that many are."""
+        """Return the bytes of memory in use for the items below that number."""
         return items * self._given.itemsize

@@ -1,4 +1,4 @@
-"""What a view is: a kind of items that are put together from the log when they are sampled."""
+"""Protocol of views: a view is a kind of items that are computed from the log when they are sampled."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ Floats = npt.NDArray[np.float64]
 Batch_co = TypeVar("Batch_co", covariant=True)
 
 MAX_RUNS = 1024
-"""Runs of new items that one call of ``View.find`` returns."""
+"""Limit of the runs of new items that one call of ``View.find`` returns."""
 
 
 class View(Protocol[Batch_co]):
-    """Kind of items that a store's log holds: which there are, what each needs, and how a batch of them is filled.
+    """Kind of items in a store's log: which there are, the segments that each needs, and how a batch of them is filled.
 
     ``sharpwave.views.replay.Replay`` does the rest: drawing, waiting, priorities, streams, limits, checkpoints.
-    An instance is constructed with its settings and serves one replay. The store's lock is held whenever it is called.
+    An instance is constructed with its settings and serves one replay. The store's lock is held during every call.
 
     An item belongs to the segment in which it begins; item k of the segment in slot s has the number
     ``s * stride + k``. A segment's items are found in order, from 0 on, and are at most as many as its steps.
     ``spans`` int32 [slots, 2] says which there are: ``spans[s, 0] <= k < spans[s, 1]``.
 
     Attributes:
-        kind: name of the view's class, and of views of it that are given no other.
+        kind: name of the view's class, and default name of its replays.
         waits_for: what a step must wait for before it is part of an item, for error messages.
         scratch_rows: rows of int64 [rows, batch size] that ``fill`` works in.
-        error_shape: what ``update_priorities`` takes of each item beside its id.
+        error_shape: shape of an item's values in ``update_priorities``.
     """
 
     kind: str
@@ -47,29 +47,30 @@ class View(Protocol[Batch_co]):
         return "a step can be sampled once all that its item needs was appended"
 
     def settings(self) -> dict[str, Any]:
-        """Return its settings, as JSON has them: a checkpoint's state is only restored into a view of the same."""
+        """Return its settings as JSON values: a checkpoint's state is only restored into a view of the same
+        settings."""
         raise NotImplementedError
 
     def bind(self, log: StepLog) -> None:
-        """Serve a log from now on.  Raises: ValueError: the settings don't fit it."""
+        """Begin to serve a log.  Raises: ValueError: the settings do not fit it."""
         raise NotImplementedError
 
     def grow(self, slots: int) -> None:
-        """Make room for so many slots, more than before."""
+        """Enlarge for ``slots`` slots, more than before."""
         return None
 
     def find(self, spans: Int32s) -> Ints:
         """Find the items that became known since the last call, and raise the ends of their spans.
 
         Returns int64 [3, runs]: slots, begins and ends of runs of items, the slots distinct. At most ``MAX_RUNS``;
-        called again while it returns so many.
+        called again after as many.
         """
         raise NotImplementedError
 
     def lose(self, slot: int, spans: Int32s) -> Ints:
         """Narrow the spans of other segments, as the segment in ``slot`` is about to be evicted.
 
-        Returns the items, ascending, that need it; those of its own span are lost anyway.
+        Returns their items, ascending, that need it; those of its own span are dropped anyway.
         """
         raise NotImplementedError
 
@@ -81,7 +82,7 @@ class View(Protocol[Batch_co]):
         raise NotImplementedError
 
     def columns(self) -> Mapping[str, Column]:
-        """Return the arrays of a batch beside ``weights``, ``probabilities`` and ``ids``."""
+        """Return the arrays of a batch other than ``weights``, ``probabilities`` and ``ids``."""
         raise NotImplementedError
 
     def fill(self, target: Target) -> None:
@@ -89,17 +90,17 @@ class View(Protocol[Batch_co]):
         raise NotImplementedError
 
     def batch(self, arrays: Arrays) -> Batch_co:
-        """Return what is handed out; its ``ids`` are ``arrays["ids"]``."""
+        """Return the batch of these arrays; its ``ids`` are ``arrays["ids"]``."""
         raise NotImplementedError
 
     def expect(self, slot: int, td_error: npt.NDArray[np.float32]) -> None:
-        """Note the TD errors [rows] of the steps in ``slot``, for ``first_errors``."""
+        """Note TD errors [rows] of the steps in ``slot``, for ``first_errors``."""
         return None
 
     def first_errors(self, runs: Ints) -> tuple[Ints, Floats] | None:
-        """Return items of new ``runs`` and their TD errors; ``None``: none are known, they get the largest priority."""
+        """Return items of new ``runs`` and their TD errors; ``None``: unknown, they get the largest priority."""
         return None
 
     def item_errors(self, items: Ints, td_error: Floats) -> Floats:
-        """Return one TD error [n] an item, of ``td_error`` [n, *error_shape]."""
+        """Return one TD error [n] an item, from ``td_error`` [n, *error_shape]."""
         return td_error
