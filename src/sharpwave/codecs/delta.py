@@ -1,6 +1,6 @@
 """Codec ``delta``: frames as patches over a background common to the column's frames.
 
-Payload: uint32 offsets [n + 2], then patches (:mod:`sharpwave.codecs.delta_kernels`): first those that turn the
+Payload: uint32 offsets [n + 2], then patches (``sharpwave.codecs.delta_kernels``): first those that turn the
 reference row, which is the dictionary, into the column's background, then those that turn the background into each row.
 """
 

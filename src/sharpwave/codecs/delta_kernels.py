@@ -198,7 +198,7 @@ def paint(data: Bytes, cursor: int, stop: int, line: int, out: Bytes) -> bool:
 def fits(data: Bytes, offsets: npt.NDArray[np.int64], line: int, size: int) -> int:
     """Return the first entry ``data[offsets[i]:offsets[i + 1]]`` whose patches do not fit ``size`` bytes, or -1.
 
-    ``offsets`` rise from 0 to at most ``data.size``. Agrees with :func:`paint`; cost: 4 ns a patch.
+    ``offsets`` rise from 0 to at most ``data.size``. Agrees with ``paint``; cost: 4 ns a patch.
     """
     for entry in range(offsets.size - 1):
         cursor, stop = offsets[entry], offsets[entry + 1]

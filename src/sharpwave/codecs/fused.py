@@ -49,9 +49,9 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True)
 class Fused:
-    """Kernels of a codec. Each takes the address of a window's words (:func:`read_window`) and returns 0.
+    """Kernels of a codec. Each takes the address of a window's words (``read_window``) and returns 0.
 
-    They may rely on :meth:`Codec.check`. They are plain functions, compiled when the first batch is sampled.
+    They may rely on ``Codec.check``. They are plain functions, compiled when the first batch is sampled.
 
     Attributes:
         gather: decodes the window's rows.

@@ -54,7 +54,7 @@ class Compaction:
     def merge(self, left_out: frozenset[int] = frozenset()) -> bool:
         """Copy small regions into one, where there are many, and delete them; return False if there are few.
 
-        Raises: OSError: as :meth:`compact`.
+        Raises: OSError: as ``compact``.
         """
         numbers = self.disk.budget.small_ones(left_out)
         return bool(numbers) and self._copy(numbers)

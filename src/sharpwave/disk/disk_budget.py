@@ -118,7 +118,7 @@ class DiskBudget:
         return self._held.nbytes(number) + self._regions.regions[number].shared
 
     def emptiest(self, max_share: float, left_out: frozenset[int] = frozenset()) -> int | None:
-        """Return the region with the smallest held share; see :func:`.mergeable_regions.emptiest`."""
+        """Return the region with the smallest held share; see ``mergeable_regions.emptiest``."""
         room = self._regions.region_bytes
         free = None if self.limit_bytes is None else self.limit_bytes - room - self._regions.nbytes
         return emptiest(self._regions.regions, self.needed_bytes, max_share, room, free, self.unreadable | left_out)

@@ -247,7 +247,7 @@ class DiskTier:
             self.note(always=True)
 
     def try_note(self) -> None:
-        """Write a note as :meth:`note` does, if limit and disk allow it, using the spare room too."""
+        """Write a note as ``note`` does, if limit and disk allow it, using the spare room too."""
         budget, room = self.budget, self.regions.room_for(THRESHOLD_BYTES)
         if budget.limit_bytes is None or room or self.nbytes + budget.spare_bytes <= budget.limit_bytes:
             try:

@@ -77,7 +77,7 @@ def mark(directory: Directory, name: str, content: dict[str, Any], files: Files)
 
 
 def marked(directory: Directory, name: str) -> dict[str, Any]:
-    """Read a file that :func:`mark` wrote; return an empty dict if there is none."""
+    """Read a file that ``mark`` wrote; return an empty dict if there is none."""
     try:
         descriptor = directory.open_file(name)
         try:
@@ -107,7 +107,7 @@ def make_part(directory: Directory, number: int, store: str, files: Files) -> Di
 
 
 def remove_parts(directory: Directory, store: str, files: Files, *, kept: int = 0, named: int = 0) -> None:
-    """Remove all numbered folders but the one ``kept``, and unfinished ones, as :func:`remove_part` does."""
+    """Remove all numbered folders but the one ``kept``, and unfinished ones, as ``remove_part`` does."""
     for name in directory.names():
         if re.fullmatch("[1-9][0-9]{0,17}", name) and int(name) != kept:
             remove_part(directory, name, store, files, named=int(name) == named)

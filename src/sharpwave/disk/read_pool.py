@@ -169,7 +169,7 @@ def _wait(memory: Bytes, queue: Ints, counters: Ints, state: Ints, table: Table,
 
 
 def _make_with(files: Files, memory: Bytes, read: Ints) -> bool:
-    """Make a read as :func:`_make` does, through ``files``."""
+    """Make a read as ``_make`` does, through ``files``."""
     begin, end = int(read[BASE]), int(read[BASE] + read[NBYTES])
     try:
         done = files.pread(int(read[DESCRIPTOR]), memory[begin:end].data, int(read[PLACE]))

@@ -200,7 +200,7 @@ class RegionFiles:
                 region.synced, region.unsure = used, False
 
     def check_named(self) -> None:
-        """Check that files written to since the last :meth:`sync` still have their names.
+        """Check that files written to since the last ``sync`` still have their names.
 
         Raises:
             StoreInUseError: one was deleted or replaced.

@@ -57,7 +57,7 @@ def open_regions(regions: RegionFiles, go_on: bool = False) -> tuple[list[tuple[
 
 
 def open_all_files(regions: RegionFiles) -> None:
-    """Open every file that :func:`open_regions` could not keep open.  Raises: OSError: there are still too many."""
+    """Open every file that ``open_regions`` could not keep open.  Raises: OSError: there are still too many."""
     regions.scarce = False
     for region in regions.regions.values():
         try:

@@ -25,7 +25,7 @@ Int32s = npt.NDArray[np.int32]
 CANDIDATES = 4
 """Number of oldest chunks of which the one with the fewest pinned segments is freed."""
 DAMAGED = SUSPECT + 1
-"""State of a slot, beside those of :mod:`.read_pool`: its segment is damaged."""
+"""State of a slot, beside those of ``read_pool``: its segment is damaged."""
 
 
 class SegmentCache:
@@ -74,7 +74,7 @@ class SegmentCache:
         self.damaged.pop(slot, None)
 
     def larger(self, arena: Arena, slots: int) -> SegmentCache:
-        """Return an empty cache for a larger arena, after :meth:`clear`.
+        """Return an empty cache for a larger arena, after ``clear``.
 
         Raises: MemoryError.
         """
@@ -85,7 +85,7 @@ class SegmentCache:
         return other
 
     def become(self, larger: SegmentCache) -> None:
-        """Become one from :meth:`larger`, once the arena and the index have grown as well."""
+        """Become one from ``larger``, once the arena and the index have grown as well."""
         self._lists, self._pins = larger._lists, larger._pins
         self._state, self._readers = larger._state, larger._readers
         self.begin()

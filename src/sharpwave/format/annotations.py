@@ -30,7 +30,7 @@ class Annotations:
     """
 
     def __init__(self, said: Any = None) -> None:
-        """Read what :meth:`manifest` returned; ``None``: no annotations.  Raises: ValueError: it is something else."""
+        """Read what ``manifest`` returned; ``None``: no annotations.  Raises: ValueError: it is something else."""
         self.store: dict[str, Any] = {}
         self.lanes: dict[int, dict[str, Any]] = {}
         self.changed, self.nbytes = False, 0

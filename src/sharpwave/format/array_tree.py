@@ -1,7 +1,7 @@
 """A tree of arrays and numbers <-> one file: NumPy's format in an uncompressed zip, with checksums; no pickle.
 
 NumPy can read these files. A file that is read here may come from a stranger, so it does not go through the zip module,
-which trusts a file's own sizes: only what :func:`write` writes is accepted, and takes no more memory than the file has
+which trusts a file's own sizes: only what ``write`` writes is accepted, and takes no more memory than the file has
 bytes.
 """
 
@@ -62,7 +62,7 @@ def write(descriptor: int, tree: dict[str, Any]) -> None:
 
 
 def read(descriptor: int) -> dict[str, Any]:
-    """Read a file that :func:`write` wrote, in no more memory than the file has bytes (without arrays: 400 MB).
+    """Read a file that ``write`` wrote, in no more memory than the file has bytes (without arrays: 400 MB).
 
     Raises:
         DamagedError: not a tree, or damaged.  NewerVersionError.  OSError.
@@ -98,7 +98,7 @@ def _plain(value: Any, arrays: Arrays) -> Any:
 
 
 def _rich(value: Any, descriptor: int, members: dict[str, _Member]) -> Any:
-    """Undo :func:`_plain`. Each array may be named only once, so that a file cannot demand more memory than it has."""
+    """Undo ``_plain``. Each array may be named only once, so that a file cannot demand more memory than it has."""
     if isinstance(value, list):
         return [_rich(one, descriptor, members) for one in value]
     if not isinstance(value, dict):

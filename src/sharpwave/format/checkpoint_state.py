@@ -26,7 +26,7 @@ def write_state(directory: Directory, name: str, tree: dict[str, Any], files: Fi
 
 
 def read_state(path: Path, directory: Directory | None = None) -> dict[str, Any]:
-    """Read a file that :func:`write_state` wrote, in no more memory than it has bytes (see :func:`array_tree.read`).
+    """Read a file that ``write_state`` wrote, in no more memory than it has bytes (see ``array_tree.read``).
 
     Args:
         directory: folder to open the file from; by default ``path``'s.

@@ -104,7 +104,7 @@ class Region:
 
     @cached_property
     def direct(self) -> int:
-        """Descriptor for reads that bypass the page cache; -1: unavailable. See :func:`direct.open_direct`."""
+        """Descriptor for reads that bypass the page cache; -1: unavailable. See ``direct_io.open_direct``."""
         return open_direct(self.descriptor)
 
     def park(self) -> None:

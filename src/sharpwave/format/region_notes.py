@@ -39,7 +39,7 @@ class Note(NamedTuple):
 
 
 def pack_threshold(threshold: float) -> bytes:
-    """Return the payload that :func:`unpack_threshold` reads."""
+    """Return the payload that ``unpack_threshold`` reads."""
     return _checked(THRESHOLD.pack(threshold))
 
 
@@ -61,7 +61,7 @@ def unpack_ends(payload: bytes | bytearray) -> Ints:
 
 
 def pack_ends(ends: Ints) -> bytes:
-    """Return the payload that :func:`unpack_ends` reads."""
+    """Return the payload that ``unpack_ends`` reads."""
     return _checked(ENDS + ends[: int(ends.nonzero()[0].max(initial=-1)) + 1].astype("<i8").tobytes())
 
 

@@ -45,7 +45,7 @@ MAX_NUMBER = (1 << 62) - ROOM
 """Limits: steps in a segment; lanes and step numbers. They leave room to count on from what a file says; nothing is
 written beyond them, as it could not be read again."""
 DECODED_BYTES = 1 << 30
-"""Default limit of the bytes that :func:`unpack` decodes."""
+"""Default limit of the bytes that ``unpack`` decodes."""
 
 FLAGS, REWARD, FIRST_FIELD = 0, 1, 2
 """Column numbers: flags (uint8), reward (float32), then the spec's fields in their order."""
@@ -246,8 +246,8 @@ def _shared(name: str, key: int, dictionary: Callable[[int], bytes]) -> bytes:
 def check(data: bytes | memoryview | npt.NDArray[np.uint8], spec: Spec, dictionary: Callable[[int], bytes]) -> Header:
     """Check that a sealed segment of any origin can be sampled in place, where nothing is checked again.
 
-    Beyond :func:`parse`: flags and rewards are raw, every step and every episode's end has a frame, the metadata can be
-    parsed, and each payload's rows lie within it (:meth:`Codec.check <sharpwave.codecs.protocol.Codec.check>`).
+    Beyond ``parse``: flags and rewards are raw, every step and every episode's end has a frame, the metadata can be
+    parsed, and each payload's rows lie within it (``Codec.check``).
 
     Raises:
         DamagedError: naming what is wrong and what was expected.  NewerVersionError, UnknownCodecError.

@@ -199,7 +199,7 @@ class Admission:
     def keep(self, newcomer: Newcomer, packed: bytes, dictionaries: dict[tuple[int, int], bytes]) -> Place | None:
         """Make room for an encoded segment, and write it to disk if there is one.
 
-        Returns its location, which :meth:`give_back` frees; ``None``: the retention chose the newcomer itself.
+        Returns its location, which ``give_back`` frees; ``None``: the retention chose the newcomer itself.
 
         Args:
             dictionaries: of its columns, by (column, key).
@@ -223,14 +223,14 @@ class Admission:
         return None
 
     def give_back(self, place: Place, nbytes: int) -> None:
-        """Free the memory and disk space that :meth:`keep` took for a segment of ``nbytes`` that was not sealed after
+        """Free the memory and disk space that ``keep`` took for a segment of ``nbytes`` that was not sealed after
         all."""
         if self._disk is not None:
             self._disk.held.release(place.region, nbytes)
         self._space.arena.free(place.base, nbytes)
 
     def _allocate(self, newcomer: Newcomer, nbytes: int) -> int | None:
-        """Return the offset of ``nbytes`` of the arena; ``None`` as :meth:`keep`."""
+        """Return the offset of ``nbytes`` of the arena; ``None`` as ``keep``."""
         space = self._space
         while (base := space.allocate(nbytes)) is None:
             made = self.free_memory(newcomer)
@@ -251,7 +251,7 @@ class Admission:
         packed: bytes,
         dictionaries: dict[tuple[int, int], bytes],
     ) -> tuple[int, int] | None:
-        """Append a segment to the newest region; return its region and offset. ``None`` as :meth:`keep`."""
+        """Append a segment to the newest region; return its region and offset. ``None`` as ``keep``."""
         disk = compaction.disk
         need = len(packed) + sum(len(data) + 64 for data in dictionaries.values())
         while True:

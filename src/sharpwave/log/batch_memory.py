@@ -63,7 +63,7 @@ class BatchMemory:
     def lend(
         self, sizes: tuple[int, ...], roots: Sequence[Root], work_bytes: int = 0
     ) -> list[tuple[Block, npt.NDArray[Any]]]:
-        """Lend blocks of ``sizes`` (from :func:`block_size`), uninitialized, for one batch.
+        """Lend blocks of ``sizes`` (from ``block_size``), uninitialized, for one batch.
 
         Args:
             roots: shape and dtype of the array over each block.

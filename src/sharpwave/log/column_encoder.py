@@ -39,7 +39,7 @@ class ColumnEncoder:
     """Encoder of one field's columns, lane by lane.
 
     With codec "auto" the first segment of at least 8 rows is packed with every competing codec; the smallest result
-    wins, though a codec that decodes faster may take more bytes (:class:`~sharpwave.codecs.protocol.Competition`). Rows
+    wins, though a codec that decodes faster may take more bytes (``Competition``). Rows
     stay raw where no codec saves enough. Other lanes begin with the last winner. Codec and dictionary are tried again
     after 4, 16, 64, then every 256 segments, and as soon as rows take 1.3 times their bytes after the last trial; a new
     dictionary must save its own bytes. For a codec given by name only dictionaries are chosen.

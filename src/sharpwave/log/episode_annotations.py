@@ -111,7 +111,7 @@ class EpisodeAnnotations:
         return pack_metadata(here, following=self.of(lane, end) if with_next else {})
 
     def load(self, lane: int, header: Header, flags: npt.NDArray[np.uint8]) -> None:
-        """Restore what :meth:`pack` returned for the lane's open segment."""
+        """Restore what ``pack`` returned for the lane's open segment."""
         said = read_metadata(header.metadata, header.steps)
         for row, values in said.episodes:
             began_before = not row and not (header.steps and flags[0] & START)

@@ -98,11 +98,11 @@ class Lanes:
     def reopen(
         self, lane: int, slot: int, context: Mapping[int, Bytes], going_on: bool, successor: Mapping[int, Bytes] | None
     ) -> None:
-        """Open the lane's next segment, in ``slot``, in the memory of its last. Allocates nothing once :meth:`prepare`
+        """Open the lane's next segment, in ``slot``, in the memory of its last. Allocates nothing once ``prepare``
         was called: between the end of one segment and the next the lane has none.
 
         Args:
-            context: from :meth:`context_behind`. ``going_on``: whether the episode goes on.
+            context: from ``context_behind``. ``going_on``: whether the episode goes on.
             successor: observation of the next step if it does, [size] by column; ``None``: unknown.
         """
         self.slots[lane], self.shares[lane] = slot, WHOLE

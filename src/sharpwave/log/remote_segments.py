@@ -110,7 +110,7 @@ def settle(log: StepLog) -> None:
 
 
 def settle_lane(log: StepLog, lane: int) -> bool:
-    """End one lane's episode as :func:`settle` does; return whether one was under way."""
+    """End one lane's episode as ``settle`` does; return whether one was under way."""
     opened = int(log.opened.slots[lane])
     before = int(log.index.previous[opened])
     # Elsewhere, an empty open segment that begins an episode follows the end of one.

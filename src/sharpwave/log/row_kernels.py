@@ -47,7 +47,7 @@ def write_other_rows(
     rows: Bytes,
     skip: Bytes,
 ) -> None:
-    """Copy rows as :func:`write_rows`, except those where ``skip[i]`` is not 0."""
+    """Copy rows as ``write_rows``, except those where ``skip[i]`` is not 0."""
     count, size = rows.shape
     for i in range(count):
         if not skip[i]:
@@ -138,7 +138,7 @@ def any_full(
     max_rows: int,
     max_frames: int,
 ) -> bool:
-    """Return whether any of ``lanes`` [n] must be sealed in its ``slots`` [n]: see :meth:`Lanes.full`."""
+    """Return whether any of ``lanes`` [n] must be sealed in its ``slots`` [n]: see ``Lanes.full``."""
     for i in range(slots.size):
         slot = slots[i]
         if rows[slot] * WHOLE >= max_rows * np.int64(shares[lanes[i]]) or frames[slot] > max_frames:

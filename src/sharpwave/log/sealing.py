@@ -72,7 +72,7 @@ class Sealing:
             begins: offset in ``packed`` of each column.
             places: of their dictionaries, with references, which are released unless the segment is kept.
 
-        Returns and raises as :meth:`seal`.
+        Returns and raises as ``seal``.
         """
         newcomer, place, added = Newcomer(slot, self._index.segment_id(slot)), None, False
         try:

@@ -1,7 +1,7 @@
 """Kernels for the columns of sparse fields, which keep the values of steps 0, k, 2k, ... of each episode.
 
 The row of a step follows from the segment's flags and from its first step's number in its episode:
-:mod:`sharpwave.format.row_counts` counts the rows.
+``sharpwave.format.row_counts`` counts the rows.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def step_number(memory: Bytes, flags: int, first: int, row: int) -> int:
 @njit(nogil=True, cache=True)
 def sparse_row(memory: Bytes, flags: int, first: int, row: int, every: int) -> int:
     """Return the row of the step in ``row`` in a column that keeps every ``every``-th step of each episode: of its own
-    value, or else of the last one kept before it. Arguments as :func:`step_number`.
+    value, or else of the last one kept before it. Arguments as ``step_number``.
     """
     before = begin = 0  # rows of earlier episodes, and the row of the last episode's first step
     number = first
@@ -90,7 +90,7 @@ def write_sparse_rows(
 ) -> None:
     """Append row i of ``data`` [n, size] to the ``counts`` rows of slot i's column, if the period keeps its step.
 
-    The steps are the coming ones; counts stay as they are (:func:`count_sparse_rows`).
+    The steps are the coming ones; counts stay as they are (``count_sparse_rows``).
     """
     size = data.shape[1]
     for i in range(slots.size):

@@ -48,7 +48,7 @@ class Copying(Protocol):
 class StepLog:
     """Lanes and their segments, open and sealed. Knows nothing of sampling.
 
-    A step takes three hops: the caller validates it once, :class:`Admission` makes room for it, :class:`Lanes` writes
+    A step takes three hops: the caller validates it once, ``Admission`` makes room for it, ``Lanes`` writes
     it into its lane's open segment.
 
     Args:
@@ -212,7 +212,7 @@ class StepLog:
     # limits
 
     def resize(self, capacity: int | None, ram: int | None, disk_limit: int | None, batch_bytes: int = 0) -> None:
-        """Set other limits; :meth:`keep_limits` evicts what exceeds them.
+        """Set other limits; ``keep_limits`` evicts what exceeds them.
 
         Args:
             batch_bytes: of the largest batch in use; there must be room for one beside those held.

@@ -29,7 +29,7 @@ def rounded(nbytes: int, unit: int) -> int:
 
 
 class Arena:
-    """Allocator of byte ranges in :attr:`memory`.
+    """Allocator of byte ranges in ``memory``.
 
     Args:
         reserve_bytes: address space to reserve; bounds what the arena can ever hold.
@@ -77,7 +77,7 @@ class Arena:
         self._fresh = 0  # chunks from here on are unused so far
         self._current = -1
         self._top = 0
-        self._opened = np.zeros(chunks, np.bool_)  # chunks with ranges from :meth:`reserve`
+        self._opened = np.zeros(chunks, np.bool_)  # chunks with ranges from ``reserve``
         self._open, self._open_top = -1, 0  # the one that the next of these are cut from
 
     @property
@@ -86,7 +86,7 @@ class Arena:
         return len(self._live) * self.chunk_bytes
 
     def larger(self, reserve_bytes: int, head_bytes: int) -> Arena:
-        """Return an empty arena for :meth:`become`.
+        """Return an empty arena for ``become``.
 
         Raises:
             MemoryError: the address space cannot be reserved.
@@ -94,7 +94,7 @@ class Arena:
         return Arena(reserve_bytes, self.chunk_bytes, head_bytes, huge_pages=self._huge_pages)
 
     def become(self, larger: Arena, head_used: int) -> None:
-        """Become one from :meth:`larger`: the contents move there, chunk by chunk. Raises nothing.
+        """Become one from ``larger``: the contents move there, chunk by chunk. Raises nothing.
 
         Args:
             head_used: bytes of the head to copy.
@@ -183,7 +183,7 @@ class Arena:
         return range(first, first + some * nbytes, nbytes)
 
     def free(self, offset: int, nbytes: int) -> None:
-        """Free a range from :meth:`allocate` or from :meth:`reserve`."""
+        """Free a range from ``allocate`` or from ``reserve``."""
         chunk = self.chunk_of(offset)
         nbytes = rounded(nbytes, ALIGNMENT)
         self.used_bytes -= nbytes

@@ -79,10 +79,10 @@ class Pool:
     the last is gone, the block returns. So memory that was touched once is reused: fresh memory costs a page fault for
     every 4 KiB, as much time as decoding into it.
 
-    :meth:`lend` and methods that release memory run under the store's lock; arrays may die in any thread at any time.
+    ``lend`` and methods that release memory run under the store's lock; arrays may die in any thread at any time.
 
     Attributes:
-        held_bytes: of blocks that are lent, as of the last :meth:`collect`. ``free_bytes``: of the others.
+        held_bytes: of blocks that are lent, as of the last ``collect``. ``free_bytes``: of the others.
     """
 
     def __init__(self) -> None:
@@ -115,10 +115,10 @@ class Pool:
                 self._free[size] = [block]
 
     def missing(self, sizes: Sequence[int]) -> int:
-        """Return the bytes of memory that :meth:`lend` would have to request from the system.
+        """Return the bytes of memory that ``lend`` would have to request from the system.
 
         Args:
-            sizes: from :func:`block_size`.
+            sizes: from ``block_size``.
         """
         self.collect()
         return sum(size * max(0, sizes.count(size) - len(self._free.get(size, ()))) for size in set(sizes))
@@ -127,7 +127,7 @@ class Pool:
         """Return a block, and an array of that shape over it, uninitialized, which holds the block.
 
         Args:
-            size: from :func:`block_size`, at least the array's bytes.
+            size: from ``block_size``, at least the array's bytes.
 
         Raises: MemoryError: the system has none.
         """

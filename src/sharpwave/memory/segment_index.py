@@ -168,7 +168,7 @@ class SegmentIndex:
         return other
 
     def become(self, other: SegmentIndex) -> None:
-        """Become a copy from :meth:`larger`. Raises nothing."""
+        """Become a copy from ``larger``. Raises nothing."""
         for name in BY_SLOT:
             setattr(self, name, getattr(other, name))
         self.slots = other.slots

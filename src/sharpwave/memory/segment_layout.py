@@ -22,7 +22,7 @@ more memory for the index."""
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Geometry of a store's segments; made by :func:`layout_of`.
+    """Geometry of a store's segments; made by ``layout_of``.
 
     Attributes:
         spec: schema of a step.

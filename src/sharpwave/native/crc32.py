@@ -1,4 +1,4 @@
-"""CRC-32 in kernels: equal to :func:`zlib.crc32`, without the interpreter lock."""
+"""CRC-32 in kernels: equal to ``zlib.crc32``, without the interpreter lock."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _table() -> Table:
 
 
 TABLE = _table()
-"""The argument ``table`` of :func:`crc32`."""
+"""The argument ``table`` of ``crc32``."""
 
 
 @njit(nogil=True, cache=True, inline="always")

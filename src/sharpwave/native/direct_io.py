@@ -59,8 +59,8 @@ def read(descriptor: int, direct: int, offset: int, memory: Bytes, begin: int, e
     """Fill ``memory[begin:end]`` from ``offset`` of a file; return whether all of it was read.
 
     Args:
-        direct: descriptor from :func:`open_direct`; -1: read through the page cache.
-        window: memory from :func:`window`.
+        direct: descriptor from ``open_direct``; -1: read through the page cache.
+        window: memory from ``window``.
     """
     if direct >= 0 and not _cached(descriptor, offset, end - begin, window):
         while begin < end:

@@ -105,7 +105,7 @@ class Directory:
         self.close()
 
     def at(self, name: str) -> tuple[str | Path, int | None]:
-        """Return the path and ``dir_fd`` with which functions of :mod:`os` find a file of the folder."""
+        """Return the path and ``dir_fd`` with which functions of ``os`` find a file of the folder."""
         assert name == os.path.basename(name) and name not in ("", ".", ".."), name
         if not RELATIVE:
             return self.path / name, None

@@ -41,7 +41,7 @@ class Files:
 
     @property
     def native(self) -> bool:
-        """Whether kernels may call the system's ``pread`` in place of :meth:`pread`."""
+        """Whether kernels may call the system's ``pread`` instead of the method."""
         return type(self).pread is Files.pread and hasattr(os, "pread") and not INTERPRETED
 
     def open(self, directory: Directory, name: str) -> int:

@@ -32,7 +32,7 @@ def _call_in_python(address: int, argument: int) -> int:
 
 
 call: Callable[[int, int], int] = _call_in_python if INTERPRETED else _call  # type: ignore[assignment]
-"""Call the function at an address from :func:`address_of` with one integer. Cost: 2 ns."""
+"""Call the function at an address from ``address_of`` with one integer. Cost: 2 ns."""
 
 
 def address_of(function: Callable[[int], int]) -> int:

@@ -41,9 +41,9 @@ class Handlers:
         self._came: list[int] = []
 
     def defer(self, depth: int = 1) -> None:
-        """Defer handlers until :meth:`allow` has been called ``depth`` times. Handlers may raise until this returns.
+        """Defer handlers until ``allow`` has been called ``depth`` times. Handlers may raise until this returns.
 
-        Cost: 2 us with the call of :meth:`allow`.
+        Cost: 2 us with the call of ``allow``.
         """
         if get_ident() != self._main:
             return
@@ -62,7 +62,7 @@ class Handlers:
         self._depth += depth
 
     def allow(self) -> None:
-        """Undo one :meth:`defer`. The outermost call runs the handlers of signals that arrived meanwhile."""
+        """Undo one ``defer``. The outermost call runs the handlers of signals that arrived meanwhile."""
         if get_ident() != self._main or not self._depth:
             return
         self._depth -= 1
@@ -74,7 +74,7 @@ class Handlers:
                 self._others[number](number, sys._getframe())
 
     def suspend(self) -> int:
-        """Undo every :meth:`defer`; return the ``depth`` to restore."""
+        """Undo every ``defer``; return the ``depth`` to restore."""
         if get_ident() != self._main or not self._depth:
             return 0
         depth, self._depth = self._depth, 1

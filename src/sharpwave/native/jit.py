@@ -18,7 +18,7 @@ PACKAGE = Path(__file__).parent.parent
 
 
 def njit(*, cache: bool = False, **options: Any) -> Callable[[Function], Function]:
-    """Apply :func:`numba.njit`, caching machine code only in a safe folder."""
+    """Apply ``numba.njit``, caching machine code only in a safe folder."""
     compiled: Callable[[Function], Function] = numba.njit(cache=cache and CACHED, **options)
     return compiled
 

@@ -154,4 +154,4 @@ exchange: Callable[[Words, int, int, int], bool] = _exchange_in_python if INTERP
 """Set item ``index`` to ``desired`` if it is ``expected``; return whether it was. Orders all memory access."""
 
 pointer_to: Callable[[int], Any] = _pointer_to_in_python if INTERPRETED else _pointer_to  # type: ignore[assignment]
-"""Convert an address to a pointer, for :func:`numba.carray` and C functions."""
+"""Convert an address to a pointer, for ``numba.carray`` and C functions."""

@@ -296,7 +296,7 @@ def frames(result: Survey, episode: Episode, name: str, wanted: npt.NDArray[np.i
 
 
 class _Rows:
-    """Decoder of segments for :func:`frames`; a file stays open for consecutive segments in it."""
+    """Decoder of segments for ``frames``; a file stays open for consecutive segments in it."""
 
     def __init__(self, result: Survey, name: str) -> None:
         self.result, self.name = result, name

@@ -48,7 +48,7 @@ class Recovery:
             their successor. Their observation is the final one of the step before.
         damages: bytes set aside, each with its file, its offset and what was expected.
         differences: limits other than before, and their consequences.
-        views: names of the checkpoint's views that :meth:`sharpwave.Store.transitions` was not called for yet. They are
+        views: names of the checkpoint's views that ``sharpwave.Store.transitions`` was not called for yet. They are
             kept for the next checkpoint.
     """
 

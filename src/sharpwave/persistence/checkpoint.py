@@ -187,7 +187,7 @@ class Copying(LogListener):
         self._error: OSError | None = None
 
     def begin(self, slots: Any) -> None:
-        """Copy the segments in ``slots``. The store's lock is held, as for :meth:`evicting` and :meth:`waits`."""
+        """Copy the segments in ``slots``. The store's lock is held, as for ``evicting`` and ``waits``."""
         self._slots = dict.fromkeys(slots.tolist())
         self.log.inventory.listeners.append(self)
         self.log.copying = self

@@ -83,7 +83,7 @@ def newest(found: Found, stride: int) -> list[tuple[int, Record]]:
 
 
 def ranked(found: Found, stride: int) -> list[list[tuple[int, Record]]]:
-    """Return, by slot, the record of :func:`newest` followed by those that it replaced, for use if it cannot be.
+    """Return, by slot, the record of ``newest`` followed by those that it replaced, for use if it cannot be.
 
     A power cut may leave a segment without the dictionary that was written before it.
     """

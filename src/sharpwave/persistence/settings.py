@@ -104,7 +104,7 @@ class Settings:
         return replace(self, **found)
 
     def manifest(self) -> dict[str, Any]:
-        """Return the JSON values that :meth:`from_manifest` reads."""
+        """Return the JSON values that ``from_manifest`` reads."""
         return {
             "schema": self.spec.schema_hash,
             "spec": self.spec.description(),

@@ -28,7 +28,7 @@ COUNTS = ("total_steps", "evicted_steps", "evicted_segments", "dropped_steps")
 
 
 def capture(log: StepLog) -> dict[str, Any]:
-    """Return the state for :func:`restore` beside the segments ``ids`` and :func:`tails`: 30 bytes a segment."""
+    """Return the state for ``restore`` beside the segments ``ids`` and ``tails``: 30 bytes a segment."""
     index, highest = log.index, log.index.highest
     order = log.retention.order()
     slots = order["slots"]
@@ -63,7 +63,7 @@ def checked(state: Any, stride: int) -> dict[str, Any]:
     """Check a log's state from a file: every number is within a log's bounds.
 
     Raises:
-        ValueError: not from :func:`capture`.
+        ValueError: not from ``capture``.
     """
     if not isinstance(state, dict) or not isinstance(state.get("retention"), dict):
         raise ValueError(f"log: {type(state).__name__}, expected a dict with one for the retention")
@@ -103,7 +103,7 @@ def restore(
     would be evicted first are the first not to be kept.
 
     Raises:
-        KeyError, TypeError, ValueError, DamagedError: not from :func:`capture`.
+        KeyError, TypeError, ValueError, DamagedError: not from ``capture``.
     """
     adoption = Adoption(log, regions, found, damages, disk)
     report = adoption.report

@@ -31,7 +31,7 @@ class BatchSource:
 
     Args:
         log: the store's log; ``gate``: where batches wait for steps.
-        seed: as for :func:`numpy.random.default_rng`.
+        seed: as for ``numpy.random.default_rng``.
         max_times_sampled: limit of the times that an item is sampled; ``None``: none.
         limiter: bounds samples against inserts; ``None``: nothing waits.
 
@@ -117,7 +117,7 @@ class BatchSource:
     # batches
 
     def sample(self, batch_size: int, beta: float | None) -> Any:
-        """Return a new batch, after :meth:`wait`. An error leaves everything undrawn."""
+        """Return a new batch, after ``wait``. An error leaves everything undrawn."""
         changes = self.log.inventory.changes
         target = self._lend(batch_size)
         if self.log.inventory.changes != changes:  # steps were evicted for the growth of index and samplers

@@ -63,7 +63,7 @@ def _help(end: int, state: Ints, job: Ints, byte: Bytes, byte_address: int, pipe
 def _describe(
     job: Ints, turns: Ints, chunk: int, column_words: Ints, slot: Ints, newest: Ints, first: Ints, out: Bytes
 ) -> None:
-    """Write the arguments of :func:`gather_items` into ``job``, as :func:`_help` reads them."""
+    """Write the arguments of ``gather_items`` into ``job``, as ``_help`` reads them."""
     job[0] = turns.ctypes.data
     job[1] = chunk
     job[2] = column_words.ctypes.data
@@ -131,7 +131,7 @@ class Team:
         self._taken = threading.Lock()
 
     def gather_items(self, helpers: int, *arguments: Any) -> None:
-        """Run :func:`sharpwave.views.gather_kernels.gather_items` on the calling thread and up to ``helpers`` others.
+        """Run ``sharpwave.views.gather_kernels.gather_items`` on the calling thread and up to ``helpers`` others.
 
         Cost: 5 us, 2 for each helper, and some 20 until they wake.
         """

@@ -1,10 +1,10 @@
 """Kernels that decode windows of a field's rows straight into a batch.
 
-They trust the index and the arena, which only :mod:`sharpwave.log.step_log` writes.
+They trust the index and the arena, which only ``sharpwave.log.step_log`` writes.
 
-A kernel reads a column through one NamedTuple of arrays, :class:`Column`. It is not passed as an argument: numba takes
+A kernel reads a column through one NamedTuple of arrays, ``Column``. It is not passed as an argument: numba takes
 1.8 us for a call with nine of them in a tuple, 0.8 us where each is an argument of its own, and 0.4 us where their
-addresses come in one array of words, from which :func:`read_column` makes the tuple in compiled code, for the calling
+addresses come in one array of words, from which ``read_column`` makes the tuple in compiled code, for the calling
 thread and for helpers.
 """
 
@@ -39,7 +39,7 @@ class Column(NamedTuple):
         memory, words: the arena as uint8, and as uint32 (offset tables).
         offset, codec, dictionary, counts: the column's arrays of the index; counts are the column's rows by slot.
         references: uint8 [places, size], dictionaries as long as a row.
-        kernels: int64 [2, NUMBERS], addresses by codec (:func:`sharpwave.codecs.registry.kernels`).
+        kernels: int64 [2, NUMBERS], addresses by codec (``sharpwave.codecs.registry.kernels``).
         line: bytes from a pixel to the one below, 0 for none.
         zeros: whether rows before an episode's first are zeros; else they are the first again.
     """
@@ -57,7 +57,7 @@ class Column(NamedTuple):
 
 
 def write_column(column: Column) -> Ints:
-    """Return the words that :func:`read_column` reads. The arrays must outlive them."""
+    """Return the words that ``read_column`` reads. The arrays must outlive them."""
     slots, (places, size) = len(column.offset), column.references.shape
     by_slot = (column.offset, column.codec, column.dictionary, column.counts)
     assert {len(array) for array in by_slot} == {slots} and column.kernels.shape == (2, NUMBERS)
@@ -119,7 +119,7 @@ def gather_items(
         end: 0 to take from the first item on, 1 from the last back.
         turns: zeros at first.
         chunk: items that a thread takes at a time.
-        column_words: from :func:`write_column`.
+        column_words: from ``write_column``.
         slot, newest, first: int64 [B], location of each window.
 
     Cost: raw and delta 0.5 to 0.7 us a row of 7 KB (benchmarks/codec_sizes.py).
@@ -187,7 +187,7 @@ def gather_items(
 
 @njit(nogil=True, cache=True)
 def gather_alone(column_words: Ints, slot: Ints, newest: Ints, first: Ints, out: Bytes) -> int:
-    """Run :func:`gather_items` on one thread; return how many items are left out.
+    """Run ``gather_items`` on one thread; return how many items are left out.
 
     Making and reading ``turns`` outside took 0.6 us a field.
     """

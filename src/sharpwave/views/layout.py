@@ -66,7 +66,7 @@ class Target:
 
     Attributes:
         batch: the batch.
-        columns: arrays by name, as :meth:`.view.View.columns` describes them, B items each.
+        columns: arrays by name, as ``view.View.columns`` describes them, B items each.
         scratch: int64 [rows, B], working memory of the view. ``rows``: its rows.
     """
 
@@ -157,7 +157,7 @@ class Layout:
         return arrays
 
     def over(self, lent: Sequence[tuple[Block, Array]], view: Any, tag: object) -> Target:
-        """Return the arrays of one batch of ``view`` over blocks of :attr:`sizes` and :attr:`roots`.
+        """Return the arrays of one batch of ``view`` over blocks of ``sizes`` and ``roots``.
 
         Args:
             tag: the store's, for the ids.

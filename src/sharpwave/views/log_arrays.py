@@ -1,7 +1,7 @@
 """The log's arrays for kernels, as one array of their addresses.
 
 Calling a kernel takes 2.0 us with these nine arrays in a NamedTuple, 0.9 us with each as an argument, and 0.1 us with
-one array of words, from which :func:`read_arrays` makes the NamedTuple in compiled code. Nor does the class become part
+one array of words, from which ``read_arrays`` makes the NamedTuple in compiled code. Nor does the class become part
 of the argument types in numba's cache on disk, which a release that moves it could not load.
 """
 
@@ -27,7 +27,7 @@ Int32s = npt.NDArray[np.int32]
 
 
 class LogArrays(NamedTuple):
-    """The arena's memory, as uint8 and as float32, and arrays of :class:`sharpwave.memory.segment_index.SegmentIndex`
+    """The arena's memory, as uint8 and as float32, and arrays of ``sharpwave.memory.segment_index.SegmentIndex``
     of these names."""
 
     memory: Bytes
@@ -42,7 +42,7 @@ class LogArrays(NamedTuple):
 
 
 def write_arrays(arrays: LogArrays) -> Ints:
-    """Return the words that :func:`read_arrays` reads. The arrays must outlive them."""
+    """Return the words that ``read_arrays`` reads. The arrays must outlive them."""
     memory, offset = arrays.memory, arrays.offset
     by_address: list[npt.NDArray[Any]] = [memory, *arrays[2:]]
     kinds = (np.uint8, np.int64, np.int32, np.int32, np.int32, np.uint8, np.uint8, np.int32)

@@ -41,7 +41,7 @@ class Drawn:
 
 
 class Stream(Generic[B]):
-    """Endless iterator over batches; made by :meth:`.replay.Replay.stream`.
+    """Endless iterator over batches; made by ``replay.Replay.stream``.
 
     Batches are drawn as far ahead as requested, and read ahead as far as three quarters of the store's memory for
     segments
@@ -77,7 +77,7 @@ class Stream(Generic[B]):
         return self
 
     def __next__(self) -> B:
-        """Return the batch drawn longest ago.  Raises: as :meth:`.replay.Replay.sample`."""
+        """Return the batch drawn longest ago.  Raises: as ``replay.Replay.sample``."""
         source = self._source
         with self._lock:
             self._streams.forget_dropped()
@@ -178,7 +178,7 @@ class Streams:
             self._made = [one for one in self._made if one[0]() is not None]
 
     def state(self) -> list[list[dict[str, Any]]]:
-        """Return each stream's unused draws, in the order of making, for :attr:`resumed`."""
+        """Return each stream's unused draws, in the order of making, for ``resumed``."""
         in_use = (drawn for ref, drawn in self._made if ref() is not None)
         return [*([_state(one) for one in drawn] for drawn in in_use), *self.resumed]
 
@@ -193,7 +193,7 @@ def _state(one: Drawn) -> dict[str, Any]:
 
 
 def checked(batch: Any) -> dict[str, Any]:
-    """Return a batch of :meth:`Streams.state`.  Raises: ValueError: it is something else."""
+    """Return a batch of ``Streams.state``.  Raises: ValueError: it is something else."""
     arrays = {"ids": np.int64, "probabilities": np.float64, "weights": np.float32}
     found = {name: checked_array(batch, name, dtype) for name, dtype in arrays.items()}
     if len({len(array) for array in found.values()}) > 1 or not len(found["ids"]):

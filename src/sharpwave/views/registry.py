@@ -68,7 +68,7 @@ class Views(LogListener):
         """Keep a view's ``state`` until it is requested by its name; checkpoints of earlier releases have numbers.
 
         Raises:
-            KeyError, TypeError, ValueError, IndexError, OverflowError: not from :meth:`states`.
+            KeyError, TypeError, ValueError, IndexError, OverflowError: not from ``states``.
         """
         name = checked_name(state.get("name", "transitions" if number == 0 else f"transitions-{number + 1}"))
         if name is None or name in self._saved:
@@ -156,7 +156,7 @@ class Views(LogListener):
         return None
 
     def states(self) -> dict[str, Any]:
-        """Return the state for :meth:`restore`, by number; warn of a view that cannot be saved."""
+        """Return the state for ``restore``, by number; warn of a view that cannot be saved."""
         kept: dict[str, tuple[int, SavedView]] = dict(self._saved)
         last = {view.name: view for view in self}
         for view in self:

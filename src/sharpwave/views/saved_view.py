@@ -68,7 +68,7 @@ class SavedView:
 
     @classmethod
     def from_state(cls, state: dict[str, Any], log: StepLog) -> SavedView:
-        """Return the view of a state from :meth:`state`, or from an earlier release; ``log`` is as just restored.
+        """Return the view of a state from ``state``, or from an earlier release; ``log`` is as just restored.
 
         Raises:
             KeyError, TypeError, ValueError: it is something else.

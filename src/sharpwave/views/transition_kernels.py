@@ -1,6 +1,6 @@
 """Kernels that find the transitions that can be sampled, and the rows of each.
 
-They trust the index and the arena, which only :mod:`sharpwave.log.step_log` writes.
+They trust the index and the arena, which only ``sharpwave.log.step_log`` writes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def sync(words: Ints, cursor: Int32s, spans: Int32s, n_step: int, runs: Ints) ->
     evicted, a return may reach up to the last step before them, whose successor frame its segment holds.
 
     Args:
-        words: from :func:`.log_arrays.write_arrays`, as in all kernels here.
+        words: from ``log_arrays.write_arrays``, as in all kernels here.
         cursor: int32 [lanes], the slot up to which each lane has been followed; advanced.
         spans: int32 [slots, 2]; the second is the number of a slot's rows found so far; raised.
         runs: int64 [3, n], receives the new runs: slot, begin and end of rows ``begin <= r < end``.
