@@ -138,7 +138,7 @@ class Sharpwave:
             return math.nan, math.nan
         numbers = np.array(list(regions))
         descriptors = np.array(opened)[np.searchsorted(numbers, index.region[slots])]
-        places, sizes = index.place[slots].astype(np.int64), index.nbytes[slots].astype(np.int64)
+        places, sizes = index.region_offset[slots].astype(np.int64), index.nbytes[slots].astype(np.int64)
         return reads(descriptors, places, sizes, threads, seconds, direct=direct)
 
 

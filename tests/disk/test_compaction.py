@@ -191,7 +191,7 @@ def test_a_region_that_cannot_be_read_is_left_alone(tmp_path: Path, region: int)
     slots = np.flatnonzero((log.index.region == 0) & (log.index.sealed == 1))
     data = bytearray(first.path.read_bytes())
     for slot in slots.tolist():
-        data[int(log.index.place[slot]) + 60] ^= 1
+        data[int(log.index.region_offset[slot]) + 60] ^= 1
     with first.path.open("r+b") as file:
         file.write(data)
     append(store, range(30, 600))

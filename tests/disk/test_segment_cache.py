@@ -90,13 +90,13 @@ def test_each_segment_that_cannot_be_read_is_named_and_the_others_come(tier: Tie
     slots = cold(tier, 10)
     (path,) = (tier.disk.folder / "regions").glob("*.region")
     flipped, missing, cut = int(slots[2]), int(slots[5]), int(slots[9])
-    place = int(tier.index.place[flipped])
+    place = int(tier.index.region_offset[flipped])
     with path.open("r+b") as file:
         file.seek(place + 100)
         (byte,) = file.read(1)
         file.seek(place + 100)
         file.write(bytes([byte ^ 1]))
-        file.truncate(int(tier.index.place[cut]) + 100)
+        file.truncate(int(tier.index.region_offset[cut]) + 100)
     tier.index.region[missing] = 77
     assert tier.segment_cache.require(slots) == 10
     assert tier.resident() == set(slots.tolist()) - {flipped, missing, cut}

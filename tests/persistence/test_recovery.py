@@ -278,7 +278,7 @@ def test_a_damaged_segment_is_named_and_the_rest_comes_back(tmp_path: Path) -> N
     writer = Writer(store)
     for _ in range(100):
         writer.append(0, "")
-    place, nbytes = int(store._log.index.place[3]), int(store._log.index.nbytes[3])
+    place, nbytes = int(store._log.index.region_offset[3]), int(store._log.index.nbytes[3])
     killed(store)
     (path,) = (tmp_path / "regions").glob("*.region")
     data = bytearray(path.read_bytes())

@@ -99,7 +99,7 @@ class Compaction:
         used = slice(0, index.highest)
         there = np.isin(index.region[used], numbers)
         slots = np.flatnonzero(there & (index.sealed[used] > 0) & (index.rows[used] > 0))
-        slots = slots[np.lexsort((index.place[slots], index.region[slots]))]
+        slots = slots[np.lexsort((index.region_offset[slots], index.region[slots]))]
         self._segment_cache.arrive(slots)
         keys: dict[tuple[int, int], int] = {}
         generation = index.latest_generation
@@ -111,9 +111,9 @@ class Compaction:
                     if (c, place) not in keys:
                         keys[c, place] = key_of(data)
                     needed[c, keys[c, place]] = data
-            region, offset, nbytes = int(index.region[slot]), int(index.place[slot]), int(index.nbytes[slot])
+            region, offset, nbytes = int(index.region[slot]), int(index.region_offset[slot]), int(index.nbytes[slot])
             moved = disk.move(SEGMENT, region, offset, nbytes, generation, needed)
             if moved is None:
                 return False
-            index.region[slot], index.place[slot] = moved
+            index.region[slot], index.region_offset[slot] = moved
         return disk.vacate(numbers, generation)

@@ -64,7 +64,7 @@ class DiskTier:
 
     Args:
         path: of the folder, created if absent. ``identity``: of its region files.
-        limit: of the region files, in bytes; ``None``: none. ``most_bytes``: of all steps, unencoded.
+        limit: of the region files, in bytes; ``None``: none. ``max_step_bytes``: of all steps, unencoded.
         inspect: called with the folder once this process has locked it, before anything is created in it; may raise.
 
     Attributes:
@@ -85,7 +85,7 @@ class DiskTier:
         path: Path,
         identity: Identity,
         limit: int | None,
-        most_bytes: int | None,
+        max_step_bytes: int | None,
         files: Files,
         inspect: Callable[[Directory], None] = lambda folder: None,
     ) -> None:
@@ -96,7 +96,7 @@ class DiskTier:
         try:
             inspect(self.directory)
             directory = files.make_directory(self.directory, FOLDER)
-            self.regions = RegionFiles(directory, identity, region_bytes(limit, most_bytes), files, self.check_held)
+            self.regions = RegionFiles(directory, identity, region_bytes(limit, max_step_bytes), files, self.check_held)
         except BaseException:
             self._hold.close()
             raise
@@ -104,7 +104,7 @@ class DiskTier:
         self._tails: dict[int, Tail] = {}  # of open segments, by id
         self._note = Note()
         self.ends = LaneEnds()
-        self.budget = DiskBudget(self.regions, self.held, limit, most_bytes)
+        self.budget = DiskBudget(self.regions, self.held, limit, max_step_bytes)
         self._claims: Claims = _NoClaims()
         self.reads = SegmentReads(self.regions)
         self.bytes_written = self.failures = 0
@@ -173,23 +173,23 @@ class DiskTier:
             return None
         record, payload = found
         try:
-            place = self.write(kind, record.id, payload, generation, dictionaries, record.sequence)
+            moved = self.write(kind, record.id, payload, generation, dictionaries, record.sequence)
         except OSError:
             self.failures += 1
             raise
-        self.held.hold(place[0], nbytes)
+        self.held.hold(moved[0], nbytes)
         self.held.release(region, nbytes)
         self.bytes_written += nbytes
-        return place
+        return moved
 
     def vacate(self, numbers: list[int], generation: int) -> bool:
         """Delete regions whose segments were moved; return False if a record cannot be read.  Raises: OSError."""
         for id_, tail in list(self._tails.items()):
             if tail.region in numbers:
-                place = self.move(TAIL, tail.region, tail.offset, tail.nbytes, generation, {})
-                if place is None:
+                moved = self.move(TAIL, tail.region, tail.offset, tail.nbytes, generation, {})
+                if moved is None:
                     return False
-                self._tails[id_] = tail._replace(region=place[0], offset=place[1])
+                self._tails[id_] = tail._replace(region=moved[0], offset=moved[1])
         try:
             self.delete(numbers)
         except OSError:

@@ -31,7 +31,7 @@ Ints = npt.NDArray[np.int64]
 
 COMING, READ, SUSPECT = 1, 2, 3
 """States of a slot while its segment is read; 0 and other numbers are not this module's."""
-SLOT, DESCRIPTOR, DIRECT, PLACE, BASE, NBYTES = 0, 1, 2, 3, 4, 5
+SLOT, DESCRIPTOR, DIRECT, OFFSET, BASE, NBYTES = 0, 1, 2, 3, 4, 5
 """Columns of a read: the slot; the file's descriptor, and that for direct reads; the offset in the file;
 the offset in memory; bytes, the last 4 their CRC-32."""
 COLUMNS = 8
@@ -85,8 +85,8 @@ def _take(queue: Ints, counters: Ints, reads: Ints) -> int:
 @njit(nogil=True, cache=True)
 def _adjoins(first: Ints, before: Ints, read: Ints) -> bool:
     """Return whether a read is worth joining with the one before it, and fits into the window."""
-    gap = read[PLACE] - before[PLACE] - before[NBYTES]
-    span = read[PLACE] + read[NBYTES] - first[PLACE]
+    gap = read[OFFSET] - before[OFFSET] - before[NBYTES]
+    span = read[OFFSET] + read[NBYTES] - first[OFFSET]
     return bool(
         read[DESCRIPTOR] == first[DESCRIPTOR] and 0 <= gap < direct.BLOCK and span <= direct.WINDOW - direct.BLOCK
     )
@@ -120,17 +120,17 @@ def _make(memory: Bytes, counters: Ints, state: Ints, table: Table, reads: Ints,
     first, last = reads[0], reads[len(reads) - 1]
     at = 0
     if len(reads) > 1:
-        span = last[PLACE] + last[NBYTES] - first[PLACE]
-        at = direct.look(first[DESCRIPTOR], first[DIRECT], first[PLACE], span, window)
+        span = last[OFFSET] + last[NBYTES] - first[OFFSET]
+        at = direct.look(first[DESCRIPTOR], first[DIRECT], first[OFFSET], span, window)
         fetch_add(counters, JOINED, len(reads) - 1)
     for i in range(len(reads)):
         read = reads[i]
         begin, nbytes = read[BASE], read[NBYTES]
         if len(reads) > 1 and at >= 0:
-            copy(memory, begin, window, at + read[PLACE] - first[PLACE], nbytes)
+            copy(memory, begin, window, at + read[OFFSET] - first[OFFSET], nbytes)
             sound = True
         else:
-            sound = direct.read(read[DESCRIPTOR], read[DIRECT], read[PLACE], memory, begin, begin + nbytes, window)
+            sound = direct.read(read[DESCRIPTOR], read[DIRECT], read[OFFSET], memory, begin, begin + nbytes, window)
         _settle(state, counters, read[SLOT], sound and _is_sound(memory, table, read))
 
 
@@ -172,7 +172,7 @@ def _make_with(files: Files, memory: Bytes, read: Ints) -> bool:
     """Make a read as ``_make`` does, through ``files``."""
     begin, end = int(read[BASE]), int(read[BASE] + read[NBYTES])
     try:
-        done = files.pread(int(read[DESCRIPTOR]), memory[begin:end].data, int(read[PLACE]))
+        done = files.pread(int(read[DESCRIPTOR]), memory[begin:end].data, int(read[OFFSET]))
     except OSError:
         return False
     stored = int.from_bytes(memory[end - 4 : end].tobytes(), "little")

@@ -12,7 +12,7 @@ from sharpwave.disk.compaction import Compaction
 from sharpwave.disk.disk_budget import MAX_HELD_SHARE
 from sharpwave.errors import StoreInUseError
 from sharpwave.log.inventory import Inventory
-from sharpwave.log.sealed_segments import Place, Sealed
+from sharpwave.log.sealed_segments import Location, Sealed
 from sharpwave.log.segment_space import SegmentSpace
 from sharpwave.memory.ledger import MemoryLedger
 from sharpwave.sampling.retention import Newcomer, Retention
@@ -209,7 +209,7 @@ class Admission:
         """
         base = self._allocate(newcomer, len(packed)) if self.fit_memory(newcomer) else None
         if base is not None and self._compaction is None:
-            return Place(base)
+            return Location(base)
         if base is not None and self._compaction is not None:
             try:
                 written = self._write(self._compaction, newcomer, packed, dictionaries)
@@ -217,17 +217,17 @@ class Admission:
                 self._space.arena.free(base, len(packed))
                 raise
             if written is not None:
-                return Place(base, *written)
+                return Location(base, *written)
             self._space.arena.free(base, len(packed))
         self._note_not_kept()
         return None
 
-    def give_back(self, place: Place, nbytes: int) -> None:
+    def give_back(self, location: Location, nbytes: int) -> None:
         """Free the memory and disk space that ``keep`` took for a segment of ``nbytes`` that was not sealed after
         all."""
         if self._disk is not None:
-            self._disk.held.release(place.region, nbytes)
-        self._space.arena.free(place.base, nbytes)
+            self._disk.held.release(location.region, nbytes)
+        self._space.arena.free(location.base, nbytes)
 
     def _allocate(self, newcomer: Newcomer, nbytes: int) -> int | None:
         """Return the offset of ``nbytes`` of the arena; ``None`` as ``keep``."""

@@ -202,8 +202,8 @@ class Lanes:
         reached = index.rows[slots].astype(np.int64) * WHOLE >= max_rows * self.shares[lanes].astype(np.int64)
         if crowded is not None:
             reached |= crowded
-        places: list[int] = np.flatnonzero(reached | (index.frames[slots] > max_frames)).tolist()
-        return places
+        positions: list[int] = np.flatnonzero(reached | (index.frames[slots] > max_frames)).tolist()
+        return positions
 
     def _crowded(self, lanes: Ints) -> npt.NDArray[np.bool_]:
         """Return whose open segments lack room for a sparse field's value, or for annotations: bool [n]."""
@@ -224,8 +224,8 @@ class Lanes:
         for c in self.layout.obs_columns:
             data = as_bytes(rows[self.layout.names[c]], len(lanes))
             mark_different(self.arena.memory, index.offset[c], index.frames, slots, data, compared, different)
-        places: list[int] = np.flatnonzero(different).tolist()
-        return places
+        positions: list[int] = np.flatnonzero(different).tolist()
+        return positions
 
     def write(self, lanes: Ints, flags: Bytes, rows: Rows, finals: Rows | None, nexts: Rows | None) -> None:
         """Append one step to each of ``lanes`` [n] (distinct), none of them full. Memory is allocated before the first

@@ -103,9 +103,9 @@ def commit_rows(
     """Write flags, with START where an episode begins, and rewards; count the rows."""
     for i in range(slots.size):
         slot, row = slots[i], rows[slots[i]]
-        place = flags_offset[slot] + row
-        starts = memory[place - 1] & ENDED if row > 0 else begins[slot]
-        memory[place] = flags[i] | (START if starts else 0)
+        at = flags_offset[slot] + row
+        starts = memory[at - 1] & ENDED if row > 0 else begins[slot]
+        memory[at] = flags[i] | (START if starts else 0)
         floats[(reward_offset[slot] >> 2) + row] = reward[i]
         rows[slot] += 1
         frames[slot] += 1

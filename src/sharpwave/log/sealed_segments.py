@@ -23,7 +23,7 @@ from sharpwave.spec import TRUNCATED
 Bytes = npt.NDArray[np.uint8]
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """Location of a sealed segment: its offset in the arena, and with a disk its region and its offset in the file."""
 
     base: int
@@ -73,23 +73,23 @@ class Sealed:
         self,
         slot: int,
         rows: int,
-        place: Place,
+        location: Location,
         packed: bytes,
         placed: Sequence[int],
         columns: Sequence[Column | Placed],
         places: Sequence[int],
     ) -> None:
-        """Copy a segment's bytes to its ``place`` in the arena, and mark it sealed in the index. Memory is allocated
+        """Copy a segment's bytes to its ``location`` in the arena, and mark it sealed in the index. Memory is allocated
         first: until all of it is done, the segment is an open one.
 
         Args:
             placed: offset in ``packed`` of each of its columns. ``places``: of their dictionaries.
         """
-        index, memory, base = self._space.index, self._space.arena.memory, place.base
+        index, memory, base = self._space.index, self._space.arena.memory, location.base
         segment_cache = self._space.segment_cache
         memory[base : base + len(packed)] = np.frombuffer(packed, np.uint8)
         index.base[slot], index.nbytes[slot] = base, len(packed)
-        index.region[slot], index.place[slot] = place.region, place.offset
+        index.region[slot], index.region_offset[slot] = location.region, location.offset
         if segment_cache is not None:
             segment_cache.place(slot, base)
         for c, (column, begin, of_dictionary) in enumerate(zip(columns, placed, places, strict=True)):

@@ -74,18 +74,18 @@ class Sealing:
 
         Returns and raises as ``seal``.
         """
-        newcomer, place, added = Newcomer(slot, self._index.segment_id(slot)), None, False
+        newcomer, location, added = Newcomer(slot, self._index.segment_id(slot)), None, False
         try:
             dictionaries = {} if self._disk is None else self._sealed.dictionaries(columns, places)
-            place = self._admission.keep(newcomer, packed, dictionaries)
-            if place is not None:
+            location = self._admission.keep(newcomer, packed, dictionaries)
+            if location is not None:
                 self._retention.add(*newcomer)
                 added = True
-                self._sealed.enter(slot, rows, place, packed, begins, columns, places)
+                self._sealed.enter(slot, rows, location, packed, begins, columns, places)
                 return True
         except BaseException:
-            if place is not None:
-                self._admission.give_back(place, len(packed))
+            if location is not None:
+                self._admission.give_back(location, len(packed))
             if added:
                 self._retention.discard(slot)
             self._sealed.drop_dictionaries(places)

@@ -63,16 +63,16 @@ def sparse_row(memory: Bytes, flags: int, first: int, row: int, every: int) -> i
 
 @njit(nogil=True, cache=True)
 def locate_sparse(
-    memory: Bytes, flags_offset: Ints, episode_step: Ints, slots: Ints, rows: Ints, every: int, places: Ints
+    memory: Bytes, flags_offset: Ints, episode_step: Ints, slots: Ints, rows: Ints, every: int, positions: Ints
 ) -> None:
-    """Compute the rows of a sparse column for the steps in ``rows`` [n] of ``slots`` [n], into ``places``.
+    """Compute the rows of a sparse column for the steps in ``rows`` [n] of ``slots`` [n], into ``positions``.
 
     Args:
         flags_offset, episode_step: by slot.
     """
     for i in range(slots.size):
         slot = slots[i]
-        places[i] = sparse_row(memory, flags_offset[slot], episode_step[slot], rows[i], every)
+        positions[i] = sparse_row(memory, flags_offset[slot], episode_step[slot], rows[i], every)
 
 
 @njit(nogil=True, cache=True)

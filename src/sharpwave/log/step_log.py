@@ -169,7 +169,7 @@ class StepLog:
         check_lanes(self.admission.capacity, count)
         self.admission.make_lanes_fit(count, self._max_rows(count), self.opened.slots)
         slots: list[int] = []
-        places = self.admission.stage(more)
+        offsets = self.admission.stage(more)
         try:
             slots.extend(self.admission.take_slot() for _ in range(more))
             self._add_lanes(np.array(slots), places, np.zeros(more, np.int64))

@@ -23,7 +23,7 @@ GENERATION_BITS = 21
 
 BY_SLOT = (
     "rows", "generation", "lane", "next", "previous", "gap", "context", "frames", "sealed", "begins", "offset", "codec",
-    "dictionary", "base", "nbytes", "resident", "region", "place", "first_step", "episode_step", "sparse",
+    "dictionary", "base", "nbytes", "resident", "region", "region_offset", "first_step", "episode_step", "sparse",
 )  # fmt: skip
 """Arrays of an index whose last axis is the slot."""
 
@@ -46,7 +46,8 @@ class SegmentIndex:
         base, nbytes: int64 [slots], the sealed segment's offset in the arena, and its size.
         resident: uint8 [slots], whether the segment lies in the arena; where it does not, ``offset`` of the fields'
             columns counts from the segment's beginning.
-        region, place: int32, int64 [slots], the sealed segment's region file, and its offset there, if it is on disk.
+        region, region_offset: int32, int64 [slots], the sealed segment's region file, and its offset there, if it is
+            on disk.
         first_step: int64 [slots], the lane's number of the first step.
         episode_step: int64 [slots], the number of the first step in its episode.
         latest_generation: the highest generation of any id so far.
@@ -73,7 +74,7 @@ class SegmentIndex:
         self.nbytes = np.zeros(slots, np.int64)
         self.resident = np.zeros(slots, np.uint8)
         self.region = np.zeros(slots, np.int32)
-        self.place = np.zeros(slots, np.int64)
+        self.region_offset = np.zeros(slots, np.int64)
         self.first_step = np.zeros(slots, np.int64)
         self.episode_step = np.zeros(slots, np.int64)
         self._returned: list[int] = []  # free slots whose ids have room for a shard's number, and those without

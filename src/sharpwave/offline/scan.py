@@ -69,7 +69,7 @@ class Described:
         return max_rows(self.spec, self.segment_steps)
 
     @property
-    def most_bytes(self) -> int:
+    def max_segment_bytes(self) -> int:
         """Limit of the bytes of a segment: no codec makes rows larger."""
         rows = max_segment_bytes(self.spec, self.segment_steps)
         table = (segment.COLUMN.size + segment.ALIGNMENT) * (2 + len(self.spec.fields))
@@ -278,8 +278,8 @@ class Reader:
 
     def _checked(self, record: Record, described: Described) -> bytes:
         """Return a segment's bytes, if its header's sizes fit into memory.  Raises: DamagedError."""
-        if record.nbytes > described.most_bytes:
-            raise DamagedError(f"{record.nbytes:,} bytes, expected at most {described.most_bytes:,}")
+        if record.nbytes > described.max_segment_bytes:
+            raise DamagedError(f"{record.nbytes:,} bytes, expected at most {described.max_segment_bytes:,}")
         payload = self.payload(record)
         self._check_header(payload, described, fewest=0 if record.kind == TAIL else 1)
         return payload
@@ -302,7 +302,7 @@ class Reader:
         payload = self._checked(record, described)
         try:
             return segment.unpack(
-                payload, described.spec, lambda key: self._dictionary(key, described), only, described.most_bytes
+                payload, described.spec, lambda key: self._dictionary(key, described), only, described.max_segment_bytes
             )
         except DamagedError:
             raise

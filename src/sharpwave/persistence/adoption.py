@@ -65,17 +65,19 @@ def max_slots(found: Found) -> int:
     return (1 << 22) + 64 * len(found)
 
 
-def lane_ends(spec: Spec, regions: RegionFiles, found: Found, most_bytes: int, max_lanes: int = MAX_LANES) -> LaneEnds:
+def lane_ends(
+    spec: Spec, regions: RegionFiles, found: Found, max_segment_bytes: int, max_lanes: int = MAX_LANES
+) -> LaneEnds:
     """Return the ends of the lanes' step numbers, by every intact record, replaced or evicted ones included.
 
     Cost: a read of the header of each.
 
     Args:
-        most_bytes: limit of a segment's size; a larger tail is not the store's own, and is not read.
+        max_segment_bytes: limit of a segment's size; a larger tail is not the store's own, and is not read.
     """
     ends = LaneEnds(max_lanes)
     for number, record in found:
-        if record.kind == TAIL and record.nbytes > most_bytes:
+        if record.kind == TAIL and record.nbytes > max_segment_bytes:
             continue
         whole = record.kind == TAIL or record.kind == NOTE
         size = record.nbytes if whole else min(record.nbytes, WHERE_BYTES)
@@ -186,7 +188,7 @@ class Adoption:
         index.episode_step[slot] = header.known_episode_step
         index.sparse[:, slot] = [header.placed[c].rows for c in log.layout.sparse_columns]
         index.generation[slot] = record.id >> LEAF_BITS
-        index.nbytes[slot], index.region[slot], index.place[slot] = len(data), number, offset
+        index.nbytes[slot], index.region[slot], index.region_offset[slot] = len(data), number, offset
         if not log.adopt(slot, np.frombuffer(data, np.uint8)):
             log.sealed.drop_dictionaries(index.dictionary[:, slot])
             self.full = True

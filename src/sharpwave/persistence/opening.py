@@ -177,7 +177,7 @@ def begin(
                         if found_there.status(MANIFEST) is None:
                             inspect(found_there)
             identity = left.identity if left else fresh
-            disk = DiskTier(folder, identity, settings.disk_limit, settings.most_bytes, files, inspect)
+            disk = DiskTier(folder, identity, settings.disk_limit, settings.max_step_bytes, files, inspect)
             undo.callback(disk.close)
             if left is None or not left.in_place:
                 remove_partial_manifests(disk.directory, files)

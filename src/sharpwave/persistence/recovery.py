@@ -88,11 +88,11 @@ def ranked(found: Found, stride: int) -> list[list[tuple[int, Record]]]:
     A power cut may leave a segment without the dictionary that was written before it.
     """
     slots: dict[int, list[tuple[int, Record]]] = {}
-    for place in found:
-        if place[1].kind in (SEGMENT, TAIL):
-            slots.setdefault((place[1].id & LEAF_MASK) // stride, []).append(place)
+    for one in found:
+        if one[1].kind in (SEGMENT, TAIL):
+            slots.setdefault((one[1].id & LEAF_MASK) // stride, []).append(one)
     for versions in slots.values():
-        versions.sort(key=lambda place: (*_rank(place[1]), place[0]), reverse=True)
+        versions.sort(key=lambda one: (*_rank(one[1]), one[0]), reverse=True)
     return sorted(slots.values(), key=lambda versions: (versions[0][1].kind != SEGMENT, versions[0][1].sequence))
 
 

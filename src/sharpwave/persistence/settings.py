@@ -94,7 +94,7 @@ class Settings:
         return settings
 
     @property
-    def most_bytes(self) -> int | None:
+    def max_step_bytes(self) -> int | None:
         """Bytes of the steps that ``capacity`` allows, unencoded; ``None``: no limit."""
         return None if self.capacity is None else self.capacity * self.spec.step_bytes
 

@@ -148,21 +148,21 @@ def locate(
     gamma: float,
     reward: Floats,
     discount: Floats,
-    places: Ints,
+    located: Ints,
 ) -> None:
     """Compute n-step returns and the rows of frames, for each of ``leaves`` [B].
 
     ``reward`` and ``discount`` receive ``sum_i gamma^i r_i`` over the n_used steps up to the episode's end, and
     ``gamma^n_used * (1 - terminated)`` (Sutton & Barto 2018, eq. 7.1). ``frame`` and ``next_frame`` are the newest
     frames of the stacks, in the columns of ``slot`` and ``next_slot``; ``first`` and ``next_first`` the frames below
-    which the stacks are padded; these are rows of ``places`` int64 [7, B], one array because each costs a call time.
+    which the stacks are padded; these are rows of ``located`` int64 [7, B], one array because each costs a call time.
     Cost: 0.1 us an item.
     """
     log = read_arrays(words)
     memory, floats, flags_offset, reward_offset = log.memory, log.floats, log.offset[FLAGS], log.offset[REWARD]
     rows, context = log.rows, log.context
-    slot, row, frame, first = places[0], places[1], places[2], places[3]
-    next_slot, next_frame, next_first = places[4], places[5], places[6]
+    slot, row, frame, first = located[0], located[1], located[2], located[3]
+    next_slot, next_frame, next_first = located[4], located[5], located[6]
     count = leaves.size
     for i in range(count):
         slot[i] = leaves[i] // stride

@@ -130,12 +130,12 @@ class NStep(View[Batch]):
         both = np.stack([slots, slots], axis=1)
         crossing = np.flatnonzero(items - slots * log.stride + self.n_step >= log.index.rows[slots])
         if len(crossing):
-            places, (reward, discount) = (
+            located, (reward, discount) = (
                 np.empty((7, len(crossing)), np.int64),
                 np.empty((2, len(crossing)), np.float32),
             )
-            self._locate(items[crossing], reward, discount, places)
-            both[crossing, 1] = places[4]
+            self._locate(items[crossing], reward, discount, located)
+            both[crossing, 1] = located[4]
         return both
 
     def columns(self) -> Mapping[str, Column]:
@@ -163,8 +163,8 @@ class NStep(View[Batch]):
             else:
                 readers[number].read(slot, frame, first, columns[name])
 
-    def _locate(self, items: Ints, reward: Any, discount: Any, places: Ints) -> None:
-        locate(self._words.current(), items, self._log.stride, self.n_step, self.gamma, reward, discount, places)
+    def _locate(self, items: Ints, reward: Any, discount: Any, located: Ints) -> None:
+        locate(self._words.current(), items, self._log.stride, self.n_step, self.gamma, reward, discount, located)
 
     def batch(self, arrays: Arrays) -> Batch:
         """Return a ``Batch``."""
