@@ -41,7 +41,7 @@ class Claims(Protocol):
 
     Attributes:
         threshold: the retention's; segments with keys at or above it were evicted.
-        latest_generation: the highest of any id so far.
+        latest_generation: the highest generation of any id so far.
     """
 
     @property

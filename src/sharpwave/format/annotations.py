@@ -53,7 +53,7 @@ class Annotations:
         """Add to, or replace by key, the annotations of a lane, or (``None``) of the store.
 
         Raises:
-            TypeError, ValueError: as :func:`~sharpwave.json_values.encode`, or beyond the limit; nothing changed.
+            TypeError, ValueError: as ``encode``, or beyond the limit; nothing changed.
         """
         before = self.of(lane)
         merged = merge(before, encode(values, "annotate"))

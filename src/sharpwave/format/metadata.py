@@ -25,7 +25,7 @@ class Metadata(NamedTuple):
 
 
 def pack_metadata(episodes: Episodes, following: Mapping[str, Any] | None = None) -> bytes:
-    """Return the JSON that :func:`read_metadata` reads; no bytes where there is no metadata."""
+    """Return the JSON that ``read_metadata`` reads; no bytes where there is no metadata."""
     said: dict[str, Any] = {}
     if episodes:
         said["episodes"] = [[row, dict(values)] for row, values in episodes]

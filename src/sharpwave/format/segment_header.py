@@ -32,9 +32,9 @@ class Header:
             did not.
         nbytes: of the whole segment, checksum included.
         placed: the columns.
-        features: see :mod:`sharpwave.format.features`.
+        features: see ``sharpwave.format.features``.
         episode_step: number of the first step in its episode, counted from 0; ``UNKNOWN`` in version 1.
-        metadata: JSON; see :mod:`sharpwave.format.metadata`.
+        metadata: JSON; see ``sharpwave.format.metadata``.
     """
 
     schema: int

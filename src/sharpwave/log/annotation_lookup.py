@@ -18,10 +18,10 @@ from sharpwave.spec import START
 
 
 def annotations_of(log: StepLog, ids: Iterable[int]) -> list[Values]:
-    """Return what was said of the episode of each step of ``ids``, encoded, as far as the step's segment knows it.
+    """Return the annotations of the episode of each step of ``ids``, encoded, as far as the step's segment has them.
 
     Raises:
-        KeyError: an id that has left.  DamagedError: a segment on disk that cannot be read.
+        KeyError: an evicted id.  DamagedError: a segment on disk that cannot be read.
     """
     index, opened = log.index, log.opened
     known: dict[int, dict[int, Values]] = {}  # by slot: by the row of the episode's first step there
@@ -31,7 +31,7 @@ def annotations_of(log: StepLog, ids: Iterable[int]) -> list[Values]:
         if not (
             id_ >= 0 and slot < index.slots and row < index.rows[slot] and index.generation[slot] == id_ >> LEAF_BITS
         ):
-            raise KeyError(f"annotations: id {id_} has left the store")
+            raise KeyError(f"annotations: id {id_} was evicted from the store")
         if slot not in known:
             lane = int(index.lane[slot])
             if index.sealed[slot]:

@@ -44,7 +44,7 @@ class EpisodeAnnotations:
         """Add to, or replace by key, the annotations of the episode whose first step is the lane's step ``first``.
 
         Raises:
-            TypeError, ValueError: as :func:`~sharpwave.json_values.encode`, or there is too much of it; then
+            TypeError, ValueError: as ``encode``, or there is too much of it; then
                 nothing changed.
         """
         merged = merge(self.of(lane, first), encode(values, "annotate"))

@@ -9,12 +9,12 @@ from sharpwave.spec import START
 
 
 def adjoins(index: SegmentIndex, slot: int, following: int) -> bool:
-    """Return whether the segment in ``following`` begins with the step behind the last one of that in ``slot``."""
+    """Return whether the segment in ``following`` begins with the step after the last one of that in ``slot``."""
     return bool(index.first_step[following] == index.first_step[slot] + index.rows[slot])
 
 
 def goes_on(index: SegmentIndex, arena: Arena, slot: int, following: int) -> bool:
-    """Return whether the segment in ``following``, sealed or open, goes on with the episode open in ``slot``."""
+    """Return whether the segment in ``following``, sealed or open, continues the episode under way in ``slot``."""
     if not adjoins(index, slot, following):
         return False
     if not index.rows[following]:

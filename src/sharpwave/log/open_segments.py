@@ -168,7 +168,7 @@ class Lanes:
         index.resident[slots] = True
 
     def fill(self, lane: int, header: Header, arrays: Rows) -> None:
-        """Put the lane's last rows, from :func:`.open_packing.pack_raw` and decoded, into its empty open segment."""
+        """Fill the lane's empty open segment with rows from ``open_packing.pack_raw``, decoded."""
         index, slot = self.index, int(self.slots[lane])
         index.rows[slot], index.frames[slot], index.context[slot] = header.steps, header.frames, header.context
         index.first_step[slot] = header.first_step

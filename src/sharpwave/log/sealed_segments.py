@@ -145,7 +145,7 @@ class Sealed:
         self.nbytes -= nbytes
 
     def dictionaries(self, columns: Sequence[Column | Placed], places: Sequence[int]) -> dict[tuple[int, int], bytes]:
-        """Return those that a segment's columns refer to, by (column, key). ``places``: where they are, by column."""
+        """Return the dictionaries of a segment's columns, by (column, key). ``places``: theirs, by column."""
         return {
             (c, column.dictionary): self._tables[c].data(places[c])
             for c, column in enumerate(columns)
@@ -160,7 +160,7 @@ class Sealed:
     def truncate(self, slot: int) -> bool:
         """Truncate the episode after a segment's last step, with the successor's frame as the final one.
 
-        Returns whether it went on so far. The bytes on disk are left as they are; see :meth:`rewrite_truncated`.
+        Returns whether it went on so far. The bytes on disk are left as they are; see ``rewrite_truncated``.
         """
         index, memory = self._space.index, self._space.arena.memory
         last = index.offset[FLAGS, slot] + index.rows[slot] - 1
@@ -172,7 +172,7 @@ class Sealed:
         return True
 
     def rewrite_truncated(self, slots: Iterable[int], release: bool = False) -> None:
-        """Write the segments in ``slots``, of which :meth:`truncate` changed only what is in memory, to disk again.
+        """Write the segments in ``slots``, of which ``truncate`` changed only what is in memory, to disk again.
 
         A process that ended in mid-episode leaves a last segment whose episode goes on; what comes behind it, in a
         later process, begins an episode and says so (START). From that alone the break is known, so a disk that
@@ -198,7 +198,7 @@ class Sealed:
         content[header.placed[FLAGS].offset + header.steps - 1] |= TRUNCATED
         segment.seal_again(content)
         dictionaries = self.dictionaries(header.placed, index.dictionary[:, slot].tolist())
-        index.region[slot], index.place[slot] = disk.append(
+        index.region[slot], index.region_offset[slot] = disk.append(
             index.segment_id(slot), content.tobytes(), index.latest_generation, dictionaries
         )
         disk.release(region, nbytes) if release else disk.held.release(region, nbytes)

@@ -293,7 +293,7 @@ class StepLog:
             self.sealed.rewrite_truncated([before], release=True)
 
     def refill_lane(self, lane: int, header: Header, arrays: Rows) -> None:
-        """Put the lane's last rows, from :func:`pack_raw` and decoded, into its open segment."""
+        """Restore the lane's last rows, from ``pack_raw`` and decoded, to its open segment."""
         self.opened.fill(lane, header, arrays)
         self.inventory.held_steps += header.steps
 

@@ -207,7 +207,7 @@ class Adoption:
             raise DamagedError(f"columns of {rows} rows, expected at most {list(limits)}")
 
     def open_rows(self, number: int, record: Record) -> tuple[Header | None, dict[str, np.ndarray[Any, Any]]]:
-        """Return an open segment's rows, decoded; or ``None``: it is damaged, which is noted."""
+        """Return an open segment's rows, decoded; ``None``: it is damaged, which is noted."""
         log = self.log
         try:
             data = self._segment(number, record)
@@ -236,7 +236,7 @@ class Adoption:
             slots.sort(key=lambda slot: int(index.first_step[slot]))
             for slot, following in zip(slots, [*slots[1:], -1], strict=True):
                 broken = following < 0 or not goes_on(index, log.arena, slot, following)
-                # A gap in the steps' numbers is in the bytes already, and may lie behind every segment of a reservoir.
+                # A gap in the step numbers shows in the bytes already, and may follow every segment of a reservoir.
                 if broken and log.sealed.truncate(slot) and (following < 0 or adjoins(index, slot, following)):
                     self.broken.add(slot)
             log.inventory.chain(lane, slots, int(log.opened.slots[lane]))
@@ -319,7 +319,7 @@ class Adoption:
         return segment.pack_again(header, steps, frames, columns)
 
     def _rows_left(self, name: str, header: Header, flags: np.ndarray[Any, Any], frames: int) -> int:
-        """Return how many rows a column has once the segment has the steps of ``flags`` only."""
+        """Return the rows that a column keeps when the segment is cut to the steps of ``flags``."""
         spec = self.log.spec
         if name in spec.obs_names:
             return frames

@@ -28,7 +28,7 @@ ON_FULL = ("raise", "block", "drop_oldest", "drop_newest")
 LIMITS = ("capacity", "ram", "disk_limit")
 RETENTIONS: dict[str, Any] = {kind.__name__: kind for kind in (Fifo, LowestPriority, Reservoir)}
 MAX_SEGMENT_BYTES = 1 << 30
-"""Of a segment's rows, decoded."""
+"""Limit of a segment's rows, decoded."""
 MAX_SETTINGS_BYTES = MANIFEST_BYTES - MAX_STORE_BYTES - (64 << 10)
 """Of the settings in ``store.json``, fields' names and metadata included: annotations have room beside them."""
 
