@@ -193,7 +193,7 @@ def pin(pins: Int32s, slots: Ints, by: int) -> None:
 
 @njit(nogil=True, cache=True)
 def rebase(offset: Ints, base: Ints, slots: Ints) -> None:
-    """Let the column offsets of ``slots`` count from the arena's beginning, not from the segment's."""
+    """Make the column offsets of ``slots`` count from the arena's beginning, not from the segment's."""
     for slot in slots:
         offset[FIRST_FIELD:, slot] += base[slot]
 

@@ -219,7 +219,7 @@ class Readers:
         self._counters = np.zeros(32, np.int64)
         self.count = max(MIN_READERS, min(MAX_READERS, len(memory) // BYTES_PER_READER))
         self._local = threading.local()
-        self._dropped = np.empty((MAX_JOINED_READS, COLUMNS), np.int64)  # for :meth:`close`, which takes no memory
+        self._dropped = np.empty((MAX_JOINED_READS, COLUMNS), np.int64)  # for ``close``, which takes no memory
         self._writer = -1
 
     @property
@@ -261,7 +261,7 @@ class Readers:
                     self._work_or_nap()
 
     def close(self) -> None:
-        """Drop queued reads, and return when nothing is being read any more."""
+        """Drop queued reads, and wait for those under way."""
         while count := _take(self._queue, self._counters, self._dropped):
             for read in self._dropped[:count]:
                 _settle(self._state, self._counters, int(read[SLOT]), False)

@@ -56,7 +56,7 @@ class SegmentCache:
         self._readers = Readers(arena.memory, self._state, self._files)
 
     def begin(self) -> None:
-        """Direct reads to this arena's memory."""
+        """Direct reads into this arena's memory."""
         self._reads.use(self._readers)
 
     def place(self, slot: int, base: int) -> None:
@@ -187,8 +187,8 @@ class SegmentCache:
         count = len(bases)
         begun = wanted[:count]
         try:
-            reads = self._reads.plan(begun, index.region[begun], index.place[begun], bases, index.nbytes[begun])
-        except BaseException:  # no memory for them
+            reads = self._reads.plan(begun, index.region[begun], index.region_offset[begun], bases, index.nbytes[begun])
+        except BaseException:  # out of memory
             for slot, base in zip(begun.tolist(), bases.tolist(), strict=True):
                 self.arena.free(base, int(index.nbytes[slot]))
             raise
@@ -274,11 +274,11 @@ class SegmentCache:
         kernels.place(self._lists, index.resident, slots, index.base, index.nbytes, first, arena.chunk_bytes)
 
     def _again(self, slot: int) -> None:
-        """Read a segment again that could not be read or failed its checksum; note what is wrong with it."""
+        """Repeat a read that failed or did not match its checksum; note what is wrong with the segment."""
         index, slots = self.index, np.array([slot])
         base, nbytes = int(index.base[slot]), int(index.nbytes[slot])
         out = self.arena.memory[base : base + nbytes].data
-        problem = self._reads.read(int(index.region[slot]), int(index.place[slot]), out)
+        problem = self._reads.read(int(index.region[slot]), int(index.region_offset[slot]), out)
         self._state[slot] = 0 if problem is None else DAMAGED
         self._coming -= 1
         if problem is None:

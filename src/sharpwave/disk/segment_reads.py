@@ -39,26 +39,26 @@ class SegmentReads:
         bases: npt.NDArray[np.int64],
         nbytes: npt.NDArray[np.int64],
     ) -> npt.NDArray[np.int64]:
-        """Return what :meth:`start` takes, to read segments [n] from ``places`` of ``regions`` to ``bases``."""
+        """Return reads for ``start``: segments [n] from offsets ``places`` in ``regions`` to ``bases``."""
         reads = np.empty((len(slots), COLUMNS), np.int64)
         reads[:, SLOT], reads[:, PLACE], reads[:, BASE], reads[:, NBYTES] = slots, places, bases, nbytes
         reads[:, [DESCRIPTOR, DIRECT]] = self._regions.descriptors(regions)
         return reads[np.lexsort((places, regions))]
 
     def start(self, reads: npt.NDArray[np.int64]) -> None:
-        """Begin reads. Cost: 50 us for 256, with :meth:`plan`."""
+        """Begin reads. Cost: 50 us for 256, with ``plan``."""
         nbytes = sum(reads[:, NBYTES].tolist())
         self.readers.start(reads)
         self.nbytes += nbytes
 
     @property
     def joined(self) -> int:
-        """Reads that were made together with the one before, beside which they lie in the file."""
+        """Reads that were joined with the read of the range before them in the file."""
         return self._joined + self.readers.joined
 
     @property
     def readers(self) -> Readers:
-        """The pool that reads segments; after :meth:`use`."""
+        """The pool that reads segments; after ``use``."""
         assert self._readers is not None
         return self._readers
 

@@ -177,7 +177,7 @@ class Admission:
             space.arena.limit_bytes = space.arena.reserved_bytes
 
     def stage(self, count: int) -> list[int]:
-        """Return offsets for the rows of so many open segments.  Raises: MemoryError: no room; none is taken."""
+        """Return offsets for the rows of ``count`` open segments.  Raises: MemoryError: no room; then none is taken."""
         arena, nbytes = self._space.arena, self._space.layout.open_bytes
         offsets: list[int] = []
         try:
@@ -192,7 +192,7 @@ class Admission:
         return offsets
 
     def unstage(self, offsets: list[int]) -> None:
-        """Free what :meth:`stage` returned."""
+        """Free what ``stage`` returned."""
         for offset in reversed(offsets):
             self._space.arena.free(offset, self._space.layout.open_bytes)
 

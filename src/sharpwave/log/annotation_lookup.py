@@ -52,7 +52,7 @@ def _content(log: StepLog, slot: int) -> npt.NDArray[np.uint8]:
     if log.disk is None or index.resident[slot]:
         return log.arena.memory[index.base[slot] : index.base[slot] + nbytes]
     content = np.empty(nbytes, np.uint8)
-    problem = log.disk.reads.read(int(index.region[slot]), int(index.place[slot]), content.data)
+    problem = log.disk.reads.read(int(index.region[slot]), int(index.region_offset[slot]), content.data)
     if problem is not None:
         raise DamagedError(f"annotations: segment {index.segment_id(slot)}: {problem}")
     return content

@@ -100,7 +100,7 @@ class ColumnEncoder:
     def _choose(
         self, state: _LaneState, rows: Bytes, tried: list[tuple[Codec, int, bytes | None, int]], added: list[int]
     ) -> bytes | None:
-        """Do as :meth:`_trial`; new dictionaries, ``added``, count as used once more."""
+        """Do as ``_trial``; new dictionaries, ``added``, count as used once more."""
         for codec in self.candidates if state.segments >= ALL_AGAIN or self._leading is None else (self._leading,):
             shared = self._newest.get(codec, 0)
             tried.append((codec, shared, self._encode(codec, rows, shared), 0))

@@ -300,7 +300,7 @@ class Lanes:
         self.successor_known[lane] = False
 
     def drop_last(self, lane: int) -> None:
-        """Take back the last step of the lane's open segment: what it observed is the successor of the one before."""
+        """Remove the last step of the lane's open segment: its observation becomes the successor of the one before."""
         index, slot, slots = self.index, self.slots[lane], self.slots[[lane]]
         began = self._column(FLAGS, slot)[index.rows[slot] - 1, 0] & START
         index.rows[slot] -= 1

@@ -192,7 +192,7 @@ class Sealed:
         index = self._space.index
         region, nbytes = int(index.region[slot]), int(index.nbytes[slot])
         content = np.empty(nbytes, np.uint8)
-        if disk.reads.read(region, int(index.place[slot]), content.data) is not None:
+        if disk.reads.read(region, int(index.region_offset[slot]), content.data) is not None:
             return  # it cannot be read: nothing is made of it
         header = segment.parse(content, self._space.layout.spec)
         content[header.placed[FLAGS].offset + header.steps - 1] |= TRUNCATED

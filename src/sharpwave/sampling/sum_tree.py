@@ -146,7 +146,7 @@ class SumTree:
             self.touch(highest + 1)
 
     def swap(self, leaves: Ints, values: Floats) -> Callable[[], None]:
-        """Set distinct leaves as :meth:`set` does; returns what undoes that, and takes no memory."""
+        """Set distinct leaves as ``set`` does; returns what undoes that, and takes no memory."""
         if not leaves.size:
             return lambda: None
         leaves, before = leaves.copy(), self.get(leaves)

@@ -222,7 +222,7 @@ class Items:
         self._losing.clear()
 
     def _exclude(self, items: Ints) -> None:
-        """Remove ``items``, whose spans end before them already.  Raises: MemoryError; then they are all there."""
+        """Exclude ``items``, whose spans end before them already.  Raises: MemoryError; then none is excluded."""
         left = 0 if self.uses is None else self.uses.left_of(items)
         self.sampler.exclude(items)
         self._lose(len(items), left)

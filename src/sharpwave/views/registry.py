@@ -141,7 +141,7 @@ class Views(LogListener):
         return replay
 
     def _restored(self, replay: Replay[Any], saved: SavedView) -> str | None:
-        """Let a new view go on where a saved one was; return why it begins anew, if it does."""
+        """Restore a new view from a saved one; return why it begins anew, if it does."""
         settings = {"kind": replay.view.kind, **as_json(replay.view.settings())}
         wrong = saved.differences(settings, described(replay.sampler), replay.max_times_sampled)
         if wrong:
