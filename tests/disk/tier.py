@@ -56,7 +56,7 @@ class Tier:
         body += zlib.crc32(body).to_bytes(4, "little")
         while (base := self.arena.allocate(len(body))) is None:
             assert segment_cache.uncache_chunk()
-        index.region[slot], index.place[slot] = self.disk.append(slot, body, 0, {})
+        index.region[slot], index.region_offset[slot] = self.disk.append(slot, body, 0, {})
         index.nbytes[slot], index.sealed[slot], index.rows[slot] = len(body), 1, 1
         index.offset[FIRST_FIELD:, slot] = base + np.arange(FIRST_FIELD, COLUMNS)
         self.arena.memory[base : base + len(body)] = np.frombuffer(body, np.uint8)

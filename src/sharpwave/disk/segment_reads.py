@@ -7,7 +7,7 @@ import zlib
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.disk.read_pool import BASE, COLUMNS, DESCRIPTOR, DIRECT, NBYTES, PLACE, SLOT, Readers
+from sharpwave.disk.read_pool import BASE, COLUMNS, DESCRIPTOR, DIRECT, NBYTES, OFFSET, SLOT, Readers
 from sharpwave.disk.region_files import RegionFiles
 
 
@@ -35,15 +35,15 @@ class SegmentReads:
         self,
         slots: npt.NDArray[np.int64],
         regions: npt.NDArray[np.int32],
-        places: npt.NDArray[np.int64],
+        offsets: npt.NDArray[np.int64],
         bases: npt.NDArray[np.int64],
         nbytes: npt.NDArray[np.int64],
     ) -> npt.NDArray[np.int64]:
-        """Return reads for ``start``: segments [n] from offsets ``places`` in ``regions`` to ``bases``."""
+        """Return reads for ``start``: segments [n] from ``offsets`` in ``regions`` to ``bases``."""
         reads = np.empty((len(slots), COLUMNS), np.int64)
-        reads[:, SLOT], reads[:, PLACE], reads[:, BASE], reads[:, NBYTES] = slots, places, bases, nbytes
+        reads[:, SLOT], reads[:, OFFSET], reads[:, BASE], reads[:, NBYTES] = slots, offsets, bases, nbytes
         reads[:, [DESCRIPTOR, DIRECT]] = self._regions.descriptors(regions)
-        return reads[np.lexsort((places, regions))]
+        return reads[np.lexsort((offsets, regions))]
 
     def start(self, reads: npt.NDArray[np.int64]) -> None:
         """Begin reads. Cost: 50 us for 256, with ``plan``."""

@@ -196,7 +196,7 @@ class Admission:
         for offset in reversed(offsets):
             self._space.arena.free(offset, self._space.layout.open_bytes)
 
-    def keep(self, newcomer: Newcomer, packed: bytes, dictionaries: dict[tuple[int, int], bytes]) -> Place | None:
+    def keep(self, newcomer: Newcomer, packed: bytes, dictionaries: dict[tuple[int, int], bytes]) -> Location | None:
         """Make room for an encoded segment, and write it to disk if there is one.
 
         Returns its location, which ``give_back`` frees; ``None``: the retention chose the newcomer itself.

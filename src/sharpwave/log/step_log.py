@@ -172,11 +172,11 @@ class StepLog:
         offsets = self.admission.stage(more)
         try:
             slots.extend(self.admission.take_slot() for _ in range(more))
-            self._add_lanes(np.array(slots), places, np.zeros(more, np.int64))
+            self._add_lanes(np.array(slots), offsets, np.zeros(more, np.int64))
         except BaseException:
             for slot in slots:
                 self.index.give_back(slot)
-            self.admission.unstage(places)
+            self.admission.unstage(offsets)
             raise
 
     def reopen_lanes(
@@ -198,10 +198,10 @@ class StepLog:
         index.begins[slots], index.episode_step[slots] = begins, episode_steps
         self.opened.shares[-len(slots) :] = shares
 
-    def _add_lanes(self, slots: Ints, places: list[int], steps: Ints) -> None:
+    def _add_lanes(self, slots: Ints, offsets: list[int], steps: Ints) -> None:
         """Add lanes.  Raises: MemoryError; then there are no more than before."""
         oldest = appended(self.inventory.oldest, slots)
-        self.opened.add(slots, np.array(places), steps)
+        self.opened.add(slots, np.array(offsets), steps)
         self.inventory.add_lanes(oldest)
 
     def begin_at(self, lane: int, step: int) -> None:
