@@ -180,7 +180,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
     if three.dictionaries:
         with pytest.raises(sw.DamagedError, match="dictionary"):
             store.add_segment(three.packed, {})
-        with pytest.raises(sw.DamagedError, match="not what its key says"):
+        with pytest.raises(sw.DamagedError, match="its content has another key"):
             store.add_segment(three.packed, {key: bytes(len(data)) for key, data in three.dictionaries.items()})
     other = sw.Store(spec((6, 9)), capacity=1_000, segment_steps=8)
     with pytest.raises(sw.DamagedError, match="another Spec"):

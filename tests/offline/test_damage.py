@@ -233,7 +233,7 @@ def test_a_region_that_is_gone_leaves_gaps_and_no_wrong_episode(tmp_path: Path) 
     assert len(paths) > 2
     paths[1].unlink()
     found = check(tmp_path)
-    assert found.damages == [] and any("are not there" in note for note in found.notes)
+    assert found.damages == [] and any("are missing" in note for note in found.notes)
     expected = {one[:3]: one for one in writer.episodes()}
     for one in survey(tmp_path).episodes:
         if one.whole:
