@@ -54,7 +54,8 @@ def test_a_state_of_a_terabyte_that_is_not_there_is_not_read(tmp_path: Path) -> 
     os.truncate(path, 1 << 40)
     opened: list[sw.Store] = []
     assert peak_of(lambda: opened.append(sw.Store.open(tmp_path / "c"))) < 64 << 20
-    assert opened[0].recovery is not None and "not there" in opened[0].recovery.damages[-1] and len(opened[0]) > 95
+    assert opened[0].recovery is not None and len(opened[0]) > 95
+    assert "a hole in a sparse file" in opened[0].recovery.damages[-1]
     assert [one.path.name for one in check(tmp_path / "c").damages] == ["state.npz"]
 
 
