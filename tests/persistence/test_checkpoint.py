@@ -235,3 +235,25 @@ def test_folders_that_are_none_or_in_use_are_refused(tmp_path: Path) -> None:
     store.close()
     with pytest.raises(ValueError, match="closed"):
         store.checkpoint(tmp_path / "late")
+
+
+def test_rows_that_were_flushed_and_dropped_since_cost_nothing_else(tmp_path: Path) -> None:
+    """An episode that is broken off loses its last step, which may be all that its open segment held."""
+    spec = sw.Spec(obs=sw.Field((2,), "uint8"), action=sw.Field((), "int64"))
+    store = sw.Store(spec, capacity=40, segment_steps=3, disk=tmp_path / "store")
+    view = store.transitions(sampler=sw.Prioritized(alpha=1.0, beta=1.0))
+    for k in range(4):
+        store.append(obs=[k, 0], action=k, reward=k, terminated=False, truncated=False)
+    store.flush()
+    store.break_episode(0)
+    ids = view.sampleable_ids()
+    view.update_priorities(ids, np.arange(1.0, 1.0 + len(ids)))
+    store.checkpoint(tmp_path / "c")
+    with sw.Store.open(tmp_path / "c", disk=tmp_path / "again") as opened:
+        assert opened.recovery is not None and not opened.recovery.damages and len(opened) == len(store) == 3
+        batch = opened.transitions(sampler=sw.Prioritized(alpha=1.0, beta=1.0)).sample(8)
+        total = 6.0 + 3e-6
+        expected = {int(id_): (k + 1) / total for k, id_ in enumerate(ids)}
+        found = dict(zip(batch.ids.tolist(), batch.probabilities.tolist(), strict=True))
+        assert found == pytest.approx({id_: expected[id_] for id_ in found}, rel=1e-3)
+    store.close()

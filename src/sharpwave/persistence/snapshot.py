@@ -176,6 +176,8 @@ def _open_lanes(adoption: Adoption, state: dict[str, Any], opened: Ints, found: 
     for lane, id_ in enumerate(log.index.ids(opened * log.stride).tolist()):
         header, arrays = adoption.open_rows(*at[id_]) if id_ in at else (None, {})
         first = int(steps[lane] - rows[lane])
+        if header is not None and header.steps and not rows[lane]:
+            header = None  # of rows that were flushed, and dropped with the episode that was broken off
         if header is not None and (header.lane, header.steps, header.first_step) != (lane, rows[lane], first):
             raise DamagedError(f"lane {lane}: rows of lane {header.lane} from step {header.first_step} on")
         if header is not None:
