@@ -260,7 +260,9 @@ def test_an_environment_that_is_gone_is_named(folder):
 
 
 def test_a_module_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(ValueError, match="env 'no_such_module:Gone-v3' cannot be made: No module named"):
+    with pytest.raises(
+        ValueError, match="env 'no_such_module:Gone-v3' cannot be made: there is no module 'no_such_module'"
+    ):
         go(run, "cartpole", CARTPOLE.override(env="no_such_module:Gone-v3"), tmp_path / "own")
 
 
