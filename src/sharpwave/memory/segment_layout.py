@@ -18,6 +18,8 @@ Ints = npt.NDArray[np.int64]
 DEFAULT_STRIDE, DISK_STRIDE = 128, 64
 """Steps in a segment. Sampling an item from disk reads its whole segment for a few frames of it; shorter segments take
 more memory for the index."""
+MIN_CHUNK_BYTES = 64 * 1024
+"""Small segments fill a chunk but for part of one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,7 +138,7 @@ def layout_of(spec: Spec, stride: int, on_disk: bool) -> Layout:
         every=tuple(spec.fields[name].every or 1 for name in spec.sparse_names),
         column_starts=starts[:-1].astype(np.int64),
         open_bytes=int(starts[-1]),
-        chunk_bytes=rounded(int(starts[-1]) + overhead, PAGE),
+        chunk_bytes=max(MIN_CHUNK_BYTES, rounded(int(starts[-1]) + overhead, PAGE)),
         # With a disk, flags and rewards of all segments lie before the chunks: sampleable steps, and their
         # returns, are known without reading.
         spine_bytes=rounded(5 * stride, ALIGNMENT) if on_disk else 0,
