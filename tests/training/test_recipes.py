@@ -38,7 +38,10 @@ def test_every_setting_says_what_it_is_and_has_an_option_of_its_own(env):
         ({"learning_rate": 0.0}, "--learning-rate: got 0.0, expected above 0"),
         ({"epsilon_end": -1.0}, "--epsilon-end: got -1.0, expected from 0 to 1"),
         ({"average_decay": 1.0}, "--average-decay: got 1.0, expected at least 0 and below 1"),
-        ({"evaluate_every": 0, "stop_reward": 1.0}, "--evaluate-every: got 0, expected above 0: --stop-reward needs"),
+        (
+            {"evaluate_every": 0, "stop_reward": 1.0},
+            "--evaluate-every: got 0, .*needs it .--set evaluation.stop_reward=null",
+        ),
         ({"standardize": True, "network": "mlp"}, "--standardize: got True, expected a network for images"),
         ({"warp_drive": 1}, "unknown settings warp_drive, expected some of env, num_envs"),
     ],

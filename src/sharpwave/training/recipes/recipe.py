@@ -79,7 +79,8 @@ class EvaluationSettings:
     def __post_init__(self) -> None:
         check(self)
         solvable = self.stop_reward is None or self.evaluate_every > 0
-        expect(self, "evaluate_every", solvable, "above 0: --stop-reward needs it")
+        remedy = "--set evaluation.stop_reward=null turns it off"
+        expect(self, "evaluate_every", solvable, f"above 0: --stop-reward needs it ({remedy})")
 
 
 @dataclass(frozen=True)
