@@ -257,3 +257,19 @@ def test_rows_that_were_flushed_and_dropped_since_cost_nothing_else(tmp_path: Pa
         found = dict(zip(batch.ids.tolist(), batch.probabilities.tolist(), strict=True))
         assert found == pytest.approx({id_: expected[id_] for id_ in found}, rel=1e-3)
     store.close()
+
+
+def test_a_lane_broken_off_behind_evicted_steps_opens_with_the_items_it_had(tmp_path: Path) -> None:
+    """The step before the gap needs one that is gone: opening must not end its episode there instead."""
+    spec = sw.Spec(obs=sw.Field((2,), "uint8"), action=sw.Field((), "int64"))
+    store = sw.Store(spec, capacity=4, segment_steps=8, retention=sw.Reservoir(0))
+    view = store.transitions(n_step=2)
+    for lane, k in ((1, 0), (0, 1), (0, 2), (0, 3), (0, 4)):
+        store.append(lane=lane, obs=[k, lane], action=k, reward=k, terminated=False, truncated=False)
+    assert store.stats()["evicted_steps"] == 1, "from the middle of lane 0"
+    store.break_episode(0)
+    store.checkpoint(tmp_path / "c")
+    with sw.Store.open(tmp_path / "c") as opened:
+        there = opened.transitions(n_step=2).sampleable_ids()
+        np.testing.assert_array_equal(there, view.sampleable_ids())
+        assert len(there) == 1

@@ -113,8 +113,8 @@ def settle_lane(log: StepLog, lane: int) -> bool:
     """End one lane's episode as ``settle`` does; return whether one was under way."""
     opened = int(log.opened.slots[lane])
     before = int(log.index.previous[opened])
-    # Elsewhere, an empty open segment that begins an episode follows the end of one.
-    if before >= 0 and not log.index.rows[opened] and log.index.begins[opened]:
+    # Elsewhere, an empty open segment that begins an episode follows the end of one, or steps that were evicted.
+    if before >= 0 and not log.index.gap[before] and not log.index.rows[opened] and log.index.begins[opened]:
         went_on = log.sealed.truncate(before)
         if went_on:
             log.sealed.rewrite_truncated([before], release=True)
