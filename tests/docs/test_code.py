@@ -37,3 +37,14 @@ def test_what_the_readme_prints(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert " ".join(shape) == "(256, 4, 84, 84)"
     assert float(reward) == pytest.approx(1 + 0.99 + 0.99**2)
     assert float(bytes_per_step) > 0
+
+
+def test_the_agent_on_the_page_passes_its_suite(tmp_path: Path) -> None:
+    """The page only defines the subclass of the suite, so running the page's code runs none of its tests."""
+    page = next(page for page in PAGES if page.name == "extending.md")
+    code = "\n".join(block.text for block in blocks(page, "python"))
+    (tmp_path / "test_page.py").write_text(code, "utf-8")
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", "TestLinear", "test_page.py"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT), *sys.path])}
+    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
