@@ -92,8 +92,9 @@ class SegmentWriter:
         hand_over: called with each sealed segment, in the order of each lane's steps. If it raises, the step that is
             being appended is not taken.
         first_lane: the store's number of lane 0.
-        first_steps: int [lanes], the store's number of each lane's first step; default 0. A number larger than the
-            steps that the store has of the lane tells it that some were lost.
+        first_steps: int [lanes], the store's number of each lane's first step; default 0. For lanes that have steps,
+            as of an earlier writer, pass ``Store.lane_steps`` + 1: the number skipped tells the store that unsent
+            steps are lost, and it truncates the episode that they belonged to.
         codec: as for ``Store``.
         segment_steps: steps in a segment; at most those of the store's segments.
 

@@ -171,7 +171,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
     assert one.dictionaries or two.dictionaries
     far.deliver(store)
     far.deliver(store)
-    with pytest.raises(sw.DamagedError, match="begins with step 8 of lane 0, expected 16 or later"):
+    with pytest.raises(sw.DamagedError, match="begins with step 8 of lane 0, expected 16 or later: each segment once"):
         store.add_segment(two.packed, two.dictionaries)
     damaged = bytearray(three.packed)
     damaged[len(damaged) // 2] ^= 4
@@ -190,7 +190,8 @@ def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
     elsewhere = Far(1, first_steps=[16])  # begins an episode, where none had ended
     for _ in range(9):
         elsewhere.step("-")
-    with pytest.raises(sw.DamagedError, match="begins an episode, but the one before did not end one"):
+    refused = r"begins an episode, but the one before did not end one; .* first_steps=store\.lane_steps \+ 1"
+    with pytest.raises(sw.DamagedError, match=refused):
         store.add_segment(elsewhere.sealed[0].packed, elsewhere.sealed[0].dictionaries)
     far.assert_same(view, 1)
     far.deliver(store)
@@ -199,6 +200,28 @@ def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
     own.append(obs=picture(0), action=0, reward=0.0, terminated=False, truncated=False, serial=0)
     with pytest.raises(ValueError, match="lane 0 is being appended to"):
         own.add_segment(one.packed, one.dictionaries)
+
+
+def test_a_writer_in_place_of_another_skips_a_number() -> None:
+    """What the first one had not sent is lost, and its episode is truncated; the second one's steps all count."""
+    store = sw.Store(spec(), capacity=1_000, segment_steps=8)
+    view = store.transitions(gamma=GAMMA)
+    first = Far(1)
+    for _ in range(13):
+        first.step("-")
+    first.deliver(store)
+    second = Far(1, first_steps=store.lane_steps + 1)
+    second.serial = 100
+    for _ in range(9):
+        second.step("-")
+    (sealed,) = second.sealed
+    store.add_segment(sealed.packed, sealed.dictionaries)
+    batch = view.fetch(view.sampleable_ids())
+    rows = {int(serial): row for row, serial in enumerate(batch["serial"])}
+    assert rows.keys() == {*range(8), *range(100, 107)}
+    np.testing.assert_array_equal(batch.next_obs[rows[7]], np.stack([picture(serial) for serial in (6, 7, 8)]))
+    np.testing.assert_array_equal(batch.obs[rows[100]], np.stack([picture(100)] * 3))
+    assert store.lane_steps.tolist() == [17]
 
 
 def test_without_a_place_for_a_dictionary_the_columns_are_kept_raw() -> None:

@@ -18,6 +18,9 @@ from sharpwave.log.step_log import StepLog
 from sharpwave.spec import START
 from sharpwave.validation import MAX_LANES
 
+NEW_WRITER = "a new SegmentWriter on a lane with steps takes first_steps=store.lane_steps + 1"
+"""Remedy where a writer was replaced: unsent steps of the former one are lost, and the number skipped says so."""
+
 
 def take_in(log: StepLog, packed: bytes, dictionaries: Mapping[int, bytes]) -> tuple[int, Header]:
     """Append a sealed segment to its lane. If steps are missing in between, the episode is truncated at the last one
@@ -132,7 +135,8 @@ def _check_order(log: StepLog, header: Header, packed: bytes) -> int:
         )
     if header.first_step < expected:
         raise DamagedError(
-            f"segment: begins with step {header.first_step} of lane {header.lane}, expected {expected} or later"
+            f"segment: begins with step {header.first_step} of lane {header.lane}, expected {expected} or later: each "
+            f"segment once, in order; {NEW_WRITER}"
         )
     before = int(log.index.previous[opened])
     starts = packed[header.placed[FLAGS].offset] & START
@@ -142,7 +146,7 @@ def _check_order(log: StepLog, header: Header, packed: bytes) -> int:
     if bool(last & ENDED) != bool(starts):
         raise DamagedError(
             f"segment: step {header.first_step} of lane {header.lane} {'begins' if starts else 'goes on with'} an "
-            f"episode, but the one before {'ended' if last & ENDED else 'did not end'} one"
+            f"episode, but the one before {'ended' if last & ENDED else 'did not end'} one; {NEW_WRITER}"
         )
     number = 0 if starts else log.opened.next_episode_step(before)
     if header.known_episode_step not in (-1, number):
