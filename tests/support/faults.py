@@ -27,6 +27,9 @@ from sharpwave.persistence import settings as settings_module
 from tests.support.faulty import CUTS, Died, Faulty
 
 SPEC = sw.Spec(obs=sw.Field((8, 12), "uint8", stack=2), action=sw.Field((), "int64"), serial=sw.Field((), "int64"))
+EVERY = 3
+LIFE_SPEC = sw.Spec(**SPEC.fields, core=sw.Field((2,), "float32", every=EVERY))
+"""Of the stores whose lives these are: a segment of 4 steps may hold the kept value of a step before it."""
 LANES, CAPACITY, SEGMENT_STEPS, REGION_BYTES = 2, 40, 4, 4096
 
 
@@ -44,11 +47,26 @@ def frame(serial: int) -> Any:
 
 @dataclass
 class Step:
-    """A step that was appended: ``ends`` an episode, and what followed it, as far as that is known."""
+    """A step that was appended: ``ends`` an episode, and what followed it, as far as that is known.
+
+    Attributes:
+        number: in its episode, counted from 0.
+    """
 
     serial: int
     id: int
     ends: bool
+    number: int
+
+    @property
+    def core(self) -> float:
+        """The value of the sparse field at this step: the serial number of the last step that has one."""
+        return float(self.serial - LANES * (self.number % EVERY))
+
+    @property
+    def annotations(self) -> dict[str, Any]:
+        """Of the step's episode, which was annotated before its first step."""
+        return {"begins": self.serial - LANES * self.number}
 
 
 FIFO: dict[str, Any] = {"capacity": CAPACITY}
@@ -113,7 +131,7 @@ def opened(folder: Path, codec: str, settings: dict[str, Any] = FIFO) -> sw.Stor
     """The store in a folder, made where there is none."""
     if (folder / MANIFEST).exists():
         return sw.Store.open(folder)
-    return sw.Store(SPEC, disk=folder, segment_steps=SEGMENT_STEPS, codec=codec, **settings)
+    return sw.Store(LIFE_SPEC, disk=folder, segment_steps=SEGMENT_STEPS, codec=codec, **settings)
 
 
 def serials_of(store: sw.Store) -> list[int]:
@@ -144,16 +162,21 @@ def live(
 
     with on(files):
         store = account.store = done(lambda: opened(folder, codec, settings))
+        numbers = [0] * LANES
         for serial in range(appends):
             lane = serial % LANES
             terminated, truncated = serial % 13 > 10, serial % 17 > 14
             step = {"obs": frame(serial), "action": serial, "reward": serial % 8, "serial": serial}
             step |= {"terminated": terminated, "truncated": truncated, "final_obs": frame(serial + FINAL)}
+            step |= {"core": [serial, serial]}
+            if not numbers[lane]:
+                store.annotate(lane, {"begins": serial}, episode=True)
             done(functools.partial(store.append, lane=lane, **step))
             slot = int(store._log.opened.slots[lane])
             leaf = slot * SEGMENT_STEPS + int(store._log.index.rows[slot]) - 1
             id_ = int(store._log.index.generation[slot]) << 32 | leaf
-            account.steps[lane].append(Step(serial, id_, terminated or truncated))
+            account.steps[lane].append(Step(serial, id_, terminated or truncated, numbers[lane]))
+            numbers[lane] = 0 if terminated or truncated else numbers[lane] + 1
             account.prioritize(store, lane)
             account.look(store)
             if serial % 9 == 8:
@@ -162,7 +185,7 @@ def live(
                 flush(store)
                 store.close()
                 store = account.store = done(lambda: opened(folder, codec, settings))
-                account.view = None
+                account.view, numbers = None, [0] * LANES
                 for one in range(store.lanes):
                     kept = int(store._log.opened.steps[one])
                     given_up = [step for step in account.held[one] if kept <= step < account.flushed[one]]
@@ -212,12 +235,14 @@ def compare(store: sw.Store, account: Account, *, power: bool) -> None:
     batch = replay.fetch(ids) if len(ids) else None
     serials = batch["serial"].tolist() if batch is not None else []
     assert len(set(serials)) == len(serials), "a step is there twice"
+    annotations = store.annotations_of(ids)
     known = {step.serial: step for steps in account.steps.values() for step in steps}
     assert set(serials) <= known.keys(), "a step is there that was never appended"
     for row, serial in enumerate(serials):
         step = known[serial]
         assert batch is not None and batch.ids[row] == step.id
         assert batch.action[row] == serial and batch.reward[row] == serial % 8
+        assert batch["core"][row].tolist() == [step.core] * 2 and annotations[row] == step.annotations
         assert np.array_equal(batch.obs[row, -1], frame(serial))
         assert np.array_equal(batch.next_obs[row, -1], frame(serial + (FINAL if step.ends else LANES)))
     for lane, steps in account.steps.items():
@@ -247,7 +272,7 @@ def go_on(store: sw.Store) -> None:
     for serial in range(1000, 1012):
         store.append(
             lane=serial % LANES, obs=frame(serial), action=serial, reward=0.0, serial=serial,
-            terminated=False, truncated=False,
+            terminated=False, truncated=False, core=[serial, serial],
         )  # fmt: skip
     store.flush()
     replay = store.transitions()
@@ -257,6 +282,9 @@ def go_on(store: sw.Store) -> None:
     assert len(np.unique(batch.ids)) == len(batch.ids)
     for row, serial in enumerate(batch["serial"].tolist()):
         assert np.array_equal(batch.obs[row, -1], frame(serial))
+        if serial >= 1000:
+            step = Step(serial, int(batch.ids[row]), False, (serial - 1000) // LANES)
+            assert batch["core"][row].tolist() == [step.core] * 2 and store.annotations_of([step.id]) == [{}]
 
 
 def round_of(
