@@ -19,7 +19,8 @@ from sharpwave.sampling.uniform import Uniform
 from sharpwave.segment_writer import SealedSegment, SegmentWriter
 from sharpwave.spec import Field, Spec
 from sharpwave.store import Store
-from sharpwave.views.batch import Batch
+from sharpwave.views.batch import Batch, SequenceBatch
+from sharpwave.views.sequences import Sequences
 from sharpwave.views.transitions import Transitions
 
 __version__ = "0.1.0"
@@ -44,6 +45,8 @@ __all__ = [
     "SamplesPerInsert",
     "SealedSegment",
     "SegmentWriter",
+    "SequenceBatch",
+    "Sequences",
     "Spec",
     "Store",
     "StoreInUseError",

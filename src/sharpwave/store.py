@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import EllipsisType
-from typing import Any, NoReturn, Self, TypeVar
+from typing import Any, NoReturn, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -20,23 +20,18 @@ from sharpwave.persistence.forks import watch
 from sharpwave.persistence.lifetime import Life, close, flush
 from sharpwave.persistence.opening import NO_STATE, Left, begin
 from sharpwave.persistence.settings import Settings
-from sharpwave.sampling.limiters import Gate, Limiter
+from sharpwave.sampling.limiters import Gate
 from sharpwave.sampling.ordered import Fifo
-from sharpwave.sampling.protocol import Sampler
 from sharpwave.sampling.retention import LowestPriority, Reservoir
 from sharpwave.spec import Spec
 from sharpwave.store_stats import account
+from sharpwave.store_views import StoreViews
 from sharpwave.store_writing import StoreWriting
 from sharpwave.validation import checked_folder
 from sharpwave.views.registry import Views
-from sharpwave.views.replay import Replay
-from sharpwave.views.transitions import NStep, Transitions
-from sharpwave.views.view import View
-
-B = TypeVar("B")
 
 
-class Store(StoreWriting):
+class Store(StoreWriting, StoreViews):
     """Compressed replay memory: steps are encoded once, when appended; batches are decoded when sampled.
 
     Args:
@@ -131,68 +126,6 @@ class Store(StoreWriting):
     def disk_limit(self) -> int | None:
         """Limit in bytes of files; ``None``: unlimited."""
         return self._settings.disk_limit
-
-    # sampling
-
-    def transitions(
-        self,
-        *,
-        name: str | None = None,
-        n_step: int = 1,
-        gamma: float = 0.99,
-        sampler: Sampler | None = None,
-        max_times_sampled: int | None = None,
-        limiter: Limiter | None = None,
-        seed: int | None = None,
-    ) -> Transitions:
-        """Make a view that samples n-step transitions. A store may have several views.
-
-        Args:
-            name: name of the view in checkpoints; default "transitions". A newer view replaces one of the same name.
-            n_step: rewards summed; fewer at an episode's end.
-            gamma: discount factor.
-            sampler: ``Uniform()`` (default), ``Prioritized(...)``, ``RankPrioritized(...)``, ``Fifo()``, ``Lifo()``, a
-                ``Mixture([...])`` of them, or your own (``sharpwave.sampling.protocol.Sampler``); one instance per
-                view.
-            max_times_sampled: limit on how often this view samples a step, also within a batch.
-            limiter: rate limiter: ``MinSize``, ``SamplesPerInsert`` or ``Queue``. It makes this view's ``sample`` and
-                the store's ``append`` and ``extend`` wait for each other.
-            seed: seed of the view; default: derived from the store's seed and the number of views made before.
-
-        In a store opened from a checkpoint this restores the view of that name, and ``seed`` is ignored; steps evicted
-        since are missing from it, those appended since are new. A warning names what is lost if the settings differ or
-        the view was restored before. Views that are not restored yet are listed in ``recovery.views`` and remain in the
-        next checkpoint. A store on disk that is opened without a checkpoint has no views to restore: priorities start
-        anew.
-
-        Raises:
-            ValueError, TypeError: an invalid argument.
-        """
-        with self._lock:
-            step = NStep(n_step, gamma)
-            return self._views.make(Transitions, step, name, sampler, max_times_sampled, limiter, seed)
-
-    def view(
-        self,
-        view: View[B],
-        *,
-        name: str | None = None,
-        sampler: Sampler | None = None,
-        max_times_sampled: int | None = None,
-        limiter: Limiter | None = None,
-        seed: int | None = None,
-    ) -> Replay[B]:
-        """Make a view of items of your own kind.
-
-        Args:
-            view: definition of the items and of their batches (``sharpwave.views.view.View``); one instance per call.
-            name: name of the view in checkpoints; default ``view.kind``. Other arguments are as for ``transitions``.
-
-        Raises:
-            ValueError, TypeError: an invalid argument.
-        """
-        with self._lock:
-            return self._views.make(Replay[B], view, name, sampler, max_times_sampled, limiter, seed)
 
     # accounting
 

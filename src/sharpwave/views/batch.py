@@ -1,22 +1,67 @@
-"""Batches of transitions for the learner."""
+"""What a view hands to the learner."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
 
-@dataclass
-class Batch:
-    """Batch of B transitions, whose memory is theirs while any array, slice or CPU tensor over it lives.
+class Arrays:
+    """Arrays of a batch, each an attribute of a dataclass; ``fields`` holds those of further fields by name."""
 
-    With ``n_step=1``, ``obs`` and ``next_obs`` share memory, as they overlap by all but one frame: a write to one shows
-    in the other. Arrays of less than 256 bytes an item share one block of memory. Batches in use count as the store's
-    memory, in ``stats()`` and against ``ram=``; ``copy``, and ``torch`` on another device, take memory of the process's
-    own.
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+    ids: Any
+    fields: dict[str, Any]
+
+    def __getitem__(self, name: str) -> Any:
+        """Return any part by its name.  Raises: KeyError."""
+        if name in self.fields:
+            return self.fields[name]
+        if name in (field.name for field in fields(self)):
+            return getattr(self, name)
+        raise KeyError(f"batch: no field {name!r}; there are {[f.name for f in fields(self)] + list(self.fields)}")
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def map(self, function: Callable[[Any], Any]) -> Self:
+        """Return the batch with ``function`` applied to every array."""
+
+        def apply(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {k: apply(v) for k, v in value.items()}
+            return value if isinstance(value, int) else function(value)
+
+        return type(self)(*(apply(getattr(self, field.name)) for field in fields(self)))
+
+    def copy(self) -> Self:
+        """Copy the batch into memory that no store counts, arrays that share theirs apart from each other."""
+        return self.map(lambda array: np.array(array, subok=True))
+
+    def torch(self, device: Any = "cpu") -> Self:
+        """Return the same batch as torch tensors on ``device``.
+
+        On the CPU they share the batch's memory. For CUDA they are copied through pinned memory, without waiting.
+        """
+        import torch
+
+        target = torch.device(device)
+        if target.type == "cpu":
+            return self.map(torch.from_numpy)
+        return self.map(lambda a: torch.from_numpy(np.ascontiguousarray(a)).pin_memory().to(target, non_blocking=True))
+
+
+@dataclass
+class Batch(Arrays):
+    """B transitions, in memory that is theirs for as long as an array, slice or CPU tensor over it is there.
+
+    ``obs`` and ``next_obs`` of a view with ``n_step=1`` share memory, as they overlap by all but one frame: what is
+    written to one can be seen in the other. All that takes less than 256 bytes an item lies in one piece of memory.
+    What is held counts as the store's memory, in ``stats()`` and against ``ram=``; ``copy`` and ``torch`` on
+    another device take memory of the process's own.
 
     Attributes:
         obs, next_obs: [B, stack, *shape] where the field has a stack, else [B, *shape]; for dict observations a dict of
@@ -24,10 +69,10 @@ class Batch:
             that step ended the episode.
         action: [B, *shape].
         reward: float32 [B], the discounted sum of up to n rewards.
-        discount: float32 [B], ``gamma**n_used * (1 - terminated)``: the factor of the value of ``next_obs``.
+        discount: float32 [B], ``gamma**n_used * (1 - terminated)``: what the value of ``next_obs`` counts for.
         weights: float32 [B], importance weights, 1 for uniform sampling.
-        probabilities: float64 [B], of each item in its draw.
-        ids: int64 [B], for ``update_priorities``. They carry their store's tag; other stores refuse them.
+        probabilities: float64 [B], with which each was drawn.
+        ids: int64 [B], for ``update_priorities``. They know which store they are of, which refuses those of another.
         fields: the spec's further fields by name, at the transition's first step. Also as ``batch["name"]``.
     """
 
@@ -41,37 +86,45 @@ class Batch:
     ids: Any
     fields: dict[str, Any]
 
-    def __getitem__(self, name: str) -> Any:
-        """Return an array or field by its name.  Raises: KeyError."""
-        if name in self.fields:
-            return self.fields[name]
-        if name in (field.name for field in fields(self)):
-            return getattr(self, name)
-        raise KeyError(f"batch: no field {name!r}; there are {[f.name for f in fields(self)] + list(self.fields)}")
 
-    def __len__(self) -> int:
-        return len(self.ids)
+@dataclass
+class SequenceBatch(Arrays):
+    """B windows of T = ``burn_in + length`` steps, in memory as a ``Batch``'s.
 
-    def map(self, function: Callable[[Any], Any]) -> Batch:
-        """Return the batch with ``function`` applied to every array."""
+    Columns ``burn_in`` ... T - 1 are trained; those before only prepare a recurrent state. A window that begins less
+    than ``burn_in`` steps after its episode is padded at the left, one that reaches beyond its episode's end at the
+    right. Where ``mask`` is false all arrays are zero, ``bootstrap`` apart.
 
-        def apply(value: Any) -> Any:
-            return {k: apply(v) for k, v in value.items()} if isinstance(value, dict) else function(value)
+    Attributes:
+        obs: [B, T + n_step, *shape], or [B, T + n_step, stack, *shape] where the field has a stack; for dict
+            observations a dict of those. Each step's observation, then those that returns bootstrap from; after an
+            episode's last step its true final one; zeros beyond.
+        action: [B, T, *shape].
+        reward: float32 [B, T], n-step returns: the discounted sum of up to n rewards.
+        step_reward: float32 [B, T], of each step alone.
+        discount: float32 [B, T], ``gamma**n_used * (1 - terminated)``: what the value of the observation in column
+            ``bootstrap`` counts for.
+        bootstrap: int64 [B, T], columns of ``obs``: a step's own plus n_used.
+        mask: bool [B, T], a step. ``first``: bool [B, T], an episode's first one: a recurrent state is zero there.
+        weights: float32 [B], importance weights, 1 for uniform sampling.
+        probabilities: float64 [B], with which each was drawn.
+        ids: int64 [B], for ``update_priorities``.
+        fields: the spec's further fields by name, [B, T, *shape]; a sparse one (``Field(every=k)``) [B, *shape], its
+            value at the window's first step, where that step's number in its episode is a multiple of k, else at the
+            last multiple before it. Also as ``batch["name"]``.
+        burn_in: columns before the first trained one.
+    """
 
-        return Batch(*(apply(getattr(self, field.name)) for field in fields(self)))
-
-    def copy(self) -> Batch:
-        """Return a copy in memory that no store counts, without sharing: ``obs`` and ``next_obs`` can be written to."""
-        return self.map(lambda array: np.array(array, subok=True))
-
-    def torch(self, device: Any = "cpu") -> Batch:
-        """Return the batch as torch tensors on ``device``.
-
-        On the CPU they share the batch's memory. For CUDA they are copied through pinned memory, without waiting.
-        """
-        import torch
-
-        target = torch.device(device)
-        if target.type == "cpu":
-            return self.map(torch.from_numpy)
-        return self.map(lambda a: torch.from_numpy(np.ascontiguousarray(a)).pin_memory().to(target, non_blocking=True))
+    obs: Any
+    action: Any
+    reward: Any
+    step_reward: Any
+    discount: Any
+    bootstrap: Any
+    mask: Any
+    first: Any
+    weights: Any
+    probabilities: Any
+    ids: Any
+    fields: dict[str, Any]
+    burn_in: int

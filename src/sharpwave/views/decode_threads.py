@@ -21,14 +21,14 @@ from numba import carray, types  # type: ignore[attr-defined]
 
 from sharpwave.native.jit import njit
 from sharpwave.native.memory_ops import INTERPRETED, exchange, pointer_to
-from sharpwave.views.gather_kernels import COLUMN_WORDS, TURNS, Bytes, Ints, gather_items
+from sharpwave.views.gather_kernels import COLUMN_WORDS, PIECE_ROWS, TURNS, Bytes, Ints, gather_items, gather_pieces
 
 IDLE, CALLED, WORKING = 0, 1, 2
 """States of a helper. IDLE -> CALLED by the caller, CALLED -> WORKING -> IDLE by the helper, CALLED -> IDLE by a caller
 that finds nothing left to do."""
 SPINS = 1000
 """Checks of whether a helper is done before the caller lets other threads run (some 20 us)."""
-JOB_WORDS = 10
+JOB_WORDS = 11
 FAILURES = 100
 """Failed reads (as by signals) after which a helper gives up."""
 
@@ -45,17 +45,25 @@ def _help(end: int, state: Ints, job: Ints, byte: Bytes, byte_address: int, pipe
             return
         failures = failures + 1 if got < 0 else 0
         if exchange(state, 0, CALLED, WORKING):
+            turns = carray(pointer_to(job[0]), (TURNS,), np.int64)
+            column_words = carray(pointer_to(job[2]), (COLUMN_WORDS,), np.int64)
             items = job[3]
-            gather_items(
-                end,
-                carray(pointer_to(job[0]), (TURNS,), np.int64),
-                job[1],
-                carray(pointer_to(job[2]), (COLUMN_WORDS,), np.int64),
-                carray(pointer_to(job[4]), (items,), np.int64),
-                carray(pointer_to(job[5]), (items,), np.int64),
-                carray(pointer_to(job[6]), (items,), np.int64),
-                carray(pointer_to(job[7]), (items, job[8], job[9]), np.uint8),
-            )
+            if job[10]:
+                pieces = carray(pointer_to(job[4]), (PIECE_ROWS, items), np.int64)
+                gather_pieces(
+                    end, turns, job[1], column_words, pieces, carray(pointer_to(job[7]), (job[8], job[9]), np.uint8)
+                )
+            else:
+                gather_items(
+                    end,
+                    turns,
+                    job[1],
+                    column_words,
+                    carray(pointer_to(job[4]), (items,), np.int64),
+                    carray(pointer_to(job[5]), (items,), np.int64),
+                    carray(pointer_to(job[6]), (items,), np.int64),
+                    carray(pointer_to(job[7]), (items, job[8], job[9]), np.uint8),
+                )
             exchange(state, 0, WORKING, IDLE)
 
 
@@ -74,6 +82,21 @@ def _describe(
     job[7] = out.ctypes.data
     job[8] = out.shape[1]
     job[9] = out.shape[2]
+    job[10] = 0
+
+
+@njit(nogil=True, cache=True)
+def _describe_pieces(job: Ints, turns: Ints, chunk: int, column_words: Ints, pieces: Ints, out: Bytes) -> None:
+    """Write the arguments of :func:`gather_pieces` into ``job``, as :func:`_help` reads them."""
+    job[0] = turns.ctypes.data
+    job[1] = chunk
+    job[2] = column_words.ctypes.data
+    job[3] = pieces.shape[1]
+    job[4] = pieces.ctypes.data
+    job[7] = out.ctypes.data
+    job[8] = out.shape[0]
+    job[9] = out.shape[1]
+    job[10] = 1
 
 
 @njit(nogil=True, cache=True)
@@ -135,15 +158,22 @@ class Team:
 
         Cost: 5 us, 2 for each helper, and some 20 until they wake.
         """
+        self._run(helpers, gather_items, _describe, arguments)
+
+    def gather_pieces(self, helpers: int, *arguments: Any) -> None:
+        """Run :func:`sharpwave.views.gather_kernels.gather_pieces` likewise."""
+        self._run(helpers, gather_pieces, _describe_pieces, arguments)
+
+    def _run(self, helpers: int, gather: Any, describe: Any, arguments: tuple[Any, ...]) -> None:
         if not self._taken.acquire(blocking=False):
-            gather_items(0, *arguments)
+            gather(0, *arguments)
             return
         called = self._helpers[:helpers]
         try:
-            _describe(self._job, *arguments)
+            describe(self._job, *arguments)
             for helper in called:
                 helper.call()
-            gather_items(0, *arguments)
+            gather(0, *arguments)
         finally:
             for helper in called:
                 helper.dismiss()

@@ -30,6 +30,7 @@ Int32s = npt.NDArray[np.int32]
 TAKEN, LEFT_OUT, ENDS, TURNS = 0, 8, 16, 32
 """Positions in ``turns`` int64 [TURNS], each with a cache line of its own: items taken by any thread, items without a
 kernel, and at ENDS and ENDS + 8 the items taken from the first on and from the last back."""
+PIECE_ROWS = 5
 
 
 class Column(NamedTuple):
@@ -186,6 +187,48 @@ def gather_items(
 
 
 @njit(nogil=True, cache=True)
+def gather_pieces(end: int, turns: Ints, chunk: int, column_words: Ints, pieces: Ints, out: Bytes) -> None:
+    """Decode windows of different lengths into ``out`` uint8 [R, size], shared by several threads.
+
+    Args:
+        end, turns, chunk, column_words: as in :func:`gather_items`.
+        pieces: int64 [PIECE_ROWS, n]: slot, newest and first row, and length of each window, and the row of ``out``
+            that its first goes to.
+    """
+    column = read_column(column_words)
+    memory, offset, codec, counts = column.memory, column.offset, column.codec, column.counts
+    slot, newest, first, length, target = pieces[0], pieces[1], pieces[2], pieces[3], pieces[4]
+    count = slot.size
+    window = np.empty(fused.WINDOW_WORDS, np.int64)
+    window[fused.MEMORY], window[fused.MEMORY_BYTES] = memory.ctypes.data, memory.size
+    window[fused.SIZE], window[fused.LINE], window[fused.ZEROS] = out.shape[1], column.line, column.zeros
+    while True:
+        taken = fetch_add(turns, TAKEN, chunk)
+        if taken >= count:
+            break
+        size = min(chunk, count - taken)
+        begin = fetch_add(turns, ENDS + 8 * end, size)
+        if end == 1:
+            begin = count - begin - size
+        left_out = 0
+        for i in range(begin, begin + size):
+            s = slot[i]
+            kernel = column.kernels[GATHER, codec[s]]
+            into = out[target[i] : target[i] + length[i]]
+            if codec[s] == RAW:
+                _copy_window(memory, offset[s], column.zeros, newest[i], first[i], into)
+            elif kernel:
+                window[fused.BEGIN], window[fused.ROWS] = offset[s], counts[s]
+                window[fused.NEWEST], window[fused.FIRST], window[fused.LENGTH] = newest[i], first[i], length[i]
+                window[fused.DICTIONARY] = column.references[column.dictionary[s]].ctypes.data
+                window[fused.OUT] = into.ctypes.data
+                call(kernel, window.ctypes.data)
+            else:
+                left_out += 1
+        fetch_add(turns, LEFT_OUT, left_out)
+
+
+@njit(nogil=True, cache=True)
 def gather_alone(column_words: Ints, slot: Ints, newest: Ints, first: Ints, out: Bytes) -> int:
     """Run ``gather_items`` on one thread; return how many items are left out.
 
@@ -193,4 +236,12 @@ def gather_alone(column_words: Ints, slot: Ints, newest: Ints, first: Ints, out:
     """
     turns = np.zeros(TURNS, np.int64)
     gather_items(0, turns, slot.size, column_words, slot, newest, first, out)
+    return int(turns[LEFT_OUT])
+
+
+@njit(nogil=True, cache=True)
+def gather_pieces_alone(column_words: Ints, pieces: Ints, out: Bytes) -> int:
+    """Run :func:`gather_pieces` in one thread; returns how many pieces are left out."""
+    turns = np.zeros(TURNS, np.int64)
+    gather_pieces(0, turns, pieces.shape[1], column_words, pieces, out)
     return int(turns[LEFT_OUT])

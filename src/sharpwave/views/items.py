@@ -79,6 +79,10 @@ class Items:
         first = self._view.first_errors(runs)
         if first is not None:
             self.sampler.update(*first)
+        missing = np.minimum(self.spans[groups, 0], ends)
+        if (missing > begins).any():  # found together with those behind them, but gone
+            lost = _items_of(np.stack([groups, begins, np.maximum(begins, missing)]), self._log.stride)
+            self._exclude(lost if self.uses is None else lost[self.uses.remaining(lost)])
 
     def restore(self, generation: Ints, given: Int32s | None, state: dict[str, Any]) -> None:
         """Restore a checkpoint, before anything was followed.

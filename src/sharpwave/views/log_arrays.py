@@ -1,6 +1,6 @@
 """The log's arrays for kernels, as one array of their addresses.
 
-Calling a kernel takes 2.0 us with these nine arrays in a NamedTuple, 0.9 us with each as an argument, and 0.1 us with
+Calling a kernel takes 2.0 us with nine such arrays in a NamedTuple, 0.9 us with each as an argument, and 0.1 us with
 one array of words, from which ``read_arrays`` makes the NamedTuple in compiled code. Nor does the class become part
 of the argument types in numba's cache on disk, which a release that moves it could not load.
 """
@@ -39,13 +39,14 @@ class LogArrays(NamedTuple):
     gap: Bytes
     sealed: Bytes
     context: Int32s
+    episode_step: Ints
 
 
 def write_arrays(arrays: LogArrays) -> Ints:
     """Return the words that ``read_arrays`` reads. The arrays must outlive them."""
     memory, offset = arrays.memory, arrays.offset
     by_address: list[npt.NDArray[Any]] = [memory, *arrays[2:]]
-    kinds = (np.uint8, np.int64, np.int32, np.int32, np.int32, np.uint8, np.uint8, np.int32)
+    kinds = (np.uint8, np.int64, np.int32, np.int32, np.int32, np.uint8, np.uint8, np.int32, np.int64)
     for array, kind in zip(by_address, kinds, strict=True):
         assert array.dtype == kind and array.flags.c_contiguous and array.shape[-1] in (memory.size, offset.shape[1])
     return np.array([memory.size, *offset.shape, *(array.ctypes.data for array in by_address)], np.int64)
@@ -65,6 +66,7 @@ def read_arrays(words: Ints) -> LogArrays:
         carray(pointer_to(words[8]), (slots,), np.uint8),
         carray(pointer_to(words[9]), (slots,), np.uint8),
         carray(pointer_to(words[10]), (slots,), np.int32),
+        carray(pointer_to(words[11]), (slots,), np.int64),
     )
 
 

@@ -177,7 +177,7 @@ class Replay(Generic[B]):
             raise ValueError(
                 f"update_priorities: td_error has shape {errors.shape}, expected {expected}, one for each id"
             )
-        if not all_within(errors, MAX_TD_ERROR):
+        if not all_within(errors.reshape(-1), MAX_TD_ERROR):
             worst = int(np.flatnonzero(~(np.abs(errors) <= MAX_TD_ERROR))[0])
             raise ValueError(
                 f"update_priorities: td_error[{worst}] is {errors.flat[worst]}, expected finite numbers of at most "

@@ -109,7 +109,7 @@ def cut(words: Ints, slot: int, stride: int, spans: Int32s, leaves: Ints) -> int
 
 
 @njit(nogil=True, cache=True)
-def _frame_of(memory: Bytes, flags: int, context: int, row: int) -> tuple[int, int]:
+def frame_of(memory: Bytes, flags: int, context: int, row: int) -> tuple[int, int]:
     """Return the frame of the step in ``row``, and its episode's first (0 if that lies before the segment)."""
     ends = 0
     first = 0
@@ -136,7 +136,7 @@ def frames_of(words: Ints, slots: Ints, rows: Ints, newest: Ints, first: Ints) -
     log = read_arrays(words)
     for i in range(slots.size):
         s = slots[i]
-        newest[i], first[i] = _frame_of(log.memory, log.offset[FLAGS, s], log.context[s], rows[i])
+        newest[i], first[i] = frame_of(log.memory, log.offset[FLAGS, s], log.context[s], rows[i])
 
 
 @njit(nogil=True, cache=True)
@@ -183,7 +183,7 @@ def locate(
         s = slot[i]
         r = leaves[i] - s * stride
         row[i] = r
-        frame[i], first[i] = _frame_of(memory, flags_offset[s], context[s], r)
+        frame[i], first[i] = frame_of(memory, flags_offset[s], context[s], r)
         total = 0.0
         factor = 1.0
         for used in range(1, n_step + 1):
@@ -203,5 +203,5 @@ def locate(
             next_first[i] = first[i]
             next_frame[i] = frame[i] + 1
         else:
-            newest, next_first[i] = _frame_of(memory, flags_offset[s], context[s], r)
+            newest, next_first[i] = frame_of(memory, flags_offset[s], context[s], r)
             next_frame[i] = newest + 1

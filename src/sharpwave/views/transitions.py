@@ -10,11 +10,12 @@ import numpy.typing as npt
 
 from sharpwave.views.batch import Batch
 from sharpwave.views.gather import FieldReaders
+from sharpwave.views.known_steps import KnownSteps
 from sharpwave.views.layout import Arrays, Column, Target
 from sharpwave.views.log_arrays import LogWords
 from sharpwave.views.replay import Replay
-from sharpwave.views.transition_kernels import cut, locate, sync
-from sharpwave.views.view import MAX_RUNS, View
+from sharpwave.views.transition_kernels import locate
+from sharpwave.views.view import View
 
 if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
@@ -62,9 +63,7 @@ class NStep(View[Batch]):
     def bind(self, log: StepLog) -> None:
         """Begin to serve ``log``."""
         self._log, self._spec = log, log.spec
-        self._cursor = np.zeros(0, np.int32)  # by lane, slot of the segment up to which it was followed
-        self._runs = np.empty((3, MAX_RUNS), np.int64)
-        self._none = self._runs[:, :0]
+        self._known = KnownSteps(log, self.n_step)
         self._expected: dict[int, npt.NDArray[np.float32]] = {}  # by slot, TD errors of steps that await being items
         self._readers, self._words = FieldReaders(log), LogWords(log)
         self._framed = {k for k, name in enumerate(log.spec.fields) if name in log.spec.obs_names}
@@ -82,22 +81,13 @@ class NStep(View[Batch]):
 
     def find(self, spans: Int32s) -> Ints:
         """Find the steps whose n-step successor became known."""
-        log = self._log
-        if len(self._cursor) < log.lanes:
-            self._cursor = np.concatenate([self._cursor, log.inventory.oldest[len(self._cursor) :]])
-        found = sync(self._words.current(), self._cursor, spans, self.n_step, self._runs)
-        return self._runs[:, :found] if found else self._none
+        return self._known.find(spans)
 
     def lose(self, slot: int, spans: Int32s) -> Ints:
         """Find the steps whose returns reach into the segment, and move cursors past it."""
-        log, index = self._log, self._log.index
         self._expected.pop(slot, None)
         reaching = np.empty(self.n_step - 1, np.int64)
-        found = cut(self._words.current(), slot, log.stride, spans, reaching)
-        lane = index.lane[slot]
-        if lane < len(self._cursor) and self._cursor[lane] == slot:
-            self._cursor[lane] = index.next[slot]
-        lost = reaching[:found]
+        lost = reaching[: self._known.lose(slot, spans, reaching)]
         lost.sort()  # in place: a MemoryError now would lose them
         return lost
 

@@ -63,7 +63,7 @@ class View(Protocol[Batch_co]):
         """Find the items that became known since the last call, and raise the ends of their spans.
 
         Returns int64 [3, runs]: slots, begins and ends of runs of items, the slots distinct. At most ``MAX_RUNS``;
-        called again after as many.
+        called again after as many. Items below the begin of their span, raised now, exist no longer.
         """
         raise NotImplementedError
 

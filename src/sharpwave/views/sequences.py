@@ -1,0 +1,279 @@
+"""Windows of consecutive steps of an episode, with burn-in and n-step returns, put together when they are sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.views import sequence_kernels as kernels
+from sharpwave.views.batch import SequenceBatch
+from sharpwave.views.gather import FieldReaders
+from sharpwave.views.gather_kernels import PIECE_ROWS
+from sharpwave.views.known_steps import KnownSteps
+from sharpwave.views.layout import Arrays, Column, Target
+from sharpwave.views.log_arrays import LogWords
+from sharpwave.views.replay import Replay
+from sharpwave.views.view import MAX_RUNS, View
+
+if TYPE_CHECKING:
+    from sharpwave.log.step_log import StepLog
+    from sharpwave.spec import Field
+
+Ints = npt.NDArray[np.int64]
+Int32s = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float64]
+
+MAX_COLUMNS = 1_000_000
+"""Columns of a window, the observations behind its last step included."""
+VALUE = "value"
+"""Part of a column that is handed out."""
+
+
+class Windows(View[SequenceBatch]):
+    """View of a store as windows of steps: an item is a window, named by the step that is trained first in it.
+
+    Args:
+        length: steps that are trained, at most.
+        burn_in: steps before them.
+        stride: windows begin with steps whose number in their episode is a multiple of it; ``None``: ``length``.
+        n_step: steps that ``reward`` sums, at most.
+        gamma: discount factor, 0 to 1.
+        eta: share of the largest TD error in a window's priority, 0 to 1 (Kapturowski et al. 2019, section 2.3).
+
+    Raises:
+        ValueError: naming the argument.
+    """
+
+    kind = "sequences"
+    scratch_rows = 2
+
+    def __init__(self, length: int, burn_in: int, stride: int | None, n_step: int, gamma: float, eta: float) -> None:
+        stride = length if stride is None else stride
+        for name, value, lowest in (("length", length, 1), ("burn_in", burn_in, 0), ("n_step", n_step, 1)):
+            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < lowest:
+                raise ValueError(f"sequences: {name}={value!r}, expected an integer of at least {lowest}")
+        if length + burn_in + n_step > MAX_COLUMNS:
+            raise ValueError(
+                f"sequences: length={length}, burn_in={burn_in} and n_step={n_step} are {length + burn_in + n_step:,} "
+                f"columns, expected at most {MAX_COLUMNS:,}"
+            )
+        if isinstance(stride, bool) or not isinstance(stride, (int, np.integer)) or not 1 <= stride <= length:
+            raise ValueError(
+                f"sequences: stride={stride!r}, expected an integer from 1 to length={length}: with a larger one some "
+                "steps would be in no window"
+            )
+        for name, share in (("gamma", gamma), ("eta", eta)):
+            if not isinstance(share, (int, float, np.floating)) or not 0 <= share <= 1:
+                raise ValueError(f"sequences: {name}={share!r}, expected a number from 0 to 1")
+        self.length, self.burn_in, self.stride, self.n_step = int(length), int(burn_in), int(stride), int(n_step)
+        self.gamma, self.eta = float(gamma), float(eta)
+        self.error_shape = (self.length,)
+
+    @property
+    def waits_for(self) -> str:
+        """What a step waits for."""
+        return (
+            f"a window can be sampled once its episode has ended or {self.length + self.n_step} steps from its first "
+            "trained one on were appended to its lane"
+        )
+
+    def settings(self) -> dict[str, Any]:
+        """Return all that it was constructed with."""
+        names = ("length", "burn_in", "stride", "n_step", "gamma", "eta")
+        return {name: getattr(self, name) for name in names}
+
+    def bind(self, log: StepLog) -> None:
+        """Serve ``log``."""
+        self._log, self._spec = log, log.spec
+        self._readers, self._words = FieldReaders(log), LogWords(log)
+        self._known = KnownSteps(log, self.length + self.n_step - 1)
+        self._steps = np.zeros((log.index.slots, 2), np.int32)  # of each segment's rows, which begin whole windows
+        self._found = np.empty((3, MAX_RUNS), np.int64)
+        self._expected: dict[int, npt.NDArray[np.float32]] = {}  # slot -> TD errors of its steps
+        self._runs = np.empty((kernels.RUN_ROWS, 0), np.int64)
+        self._columns = self.burn_in + self.length
+
+    def grow(self, slots: int) -> None:
+        """Make room for so many slots."""
+        if slots > len(self._steps):
+            steps = np.zeros((slots, 2), np.int32)
+            steps[: len(self._steps)] = self._steps
+            self._steps = steps
+
+    # items
+
+    def find(self, spans: Int32s) -> Ints:
+        """Find the windows that became whole."""
+        steps = self._known.find(self._steps)
+        # Where there may be more, as many runs as steps have, empty ones too: the caller calls again then.
+        keep = steps.shape[1] == MAX_RUNS
+        count = kernels.windows_of_steps(
+            self._words.current(), steps, self.stride, self.burn_in, spans, self._found, keep
+        )
+        return self._found[:, :count]
+
+    def lose(self, slot: int, spans: Int32s) -> Ints:
+        """Find the windows that need a step of the segment: earlier ones for returns, later ones for their burn-in."""
+        words, group = self._words.current(), self._log.stride
+        ahead = self.length + self.n_step - 2
+        steps, lost = np.empty(ahead, np.int64), np.empty(ahead + self.burn_in, np.int64)
+        self._expected.pop(slot, None)
+        self._steps[slot] = 0
+        count = self._known.lose(slot, self._steps, steps)
+        found = kernels.lose_ahead(words, steps[:count], group, self.stride, spans, lost)
+        found += kernels.lose_behind(words, slot, self.burn_in, group, self.stride, spans, lost[found:])
+        lost = lost[:found]
+        lost.sort()  # in place: no call tells of them again where there is no memory now
+        return lost
+
+    def expect(self, slot: int, td_error: npt.NDArray[np.float32]) -> None:
+        """Note the TD errors [rows] of the steps in ``slot``."""
+        self._expected[slot] = td_error
+
+    def first_errors(self, runs: Ints) -> tuple[Ints, Floats] | None:
+        """Return the windows of ``runs`` of which the TD errors of all trained steps are known."""
+        if not self._expected:
+            return None
+        group, following, rows = self._log.stride, self._log.index.next, self._log.index.rows
+        items = np.concatenate([np.arange(begin, end) + slot * group for slot, begin, end in runs.T.tolist()])
+        begins, counts = self._trained(items)
+        known, errors = [], []
+        for item, begin, left in zip(items.tolist(), begins.tolist(), counts.tolist(), strict=True):
+            slot, parts = item // group, []
+            while left > 0 and slot in self._expected:
+                part = self._expected[slot][begin : begin + left]
+                parts.append(part)
+                left -= len(part)
+                slot, begin = int(following[slot]), 0
+            if left == 0:
+                known.append(item)
+                errors.append(self._mixed(np.abs(np.concatenate(parts))))
+        done = [slot for slot in self._expected if self._steps[slot, 1] == rows[slot]]
+        for slot in done:  # all windows that begin in it or before it were found
+            del self._expected[slot]
+        return np.array(known, np.int64), np.array(errors, np.float64)
+
+    def _mixed(self, errors: npt.NDArray[Any]) -> float:
+        return self.eta * float(errors.max()) + (1 - self.eta) * float(errors.mean(dtype=np.float64))
+
+    def item_errors(self, items: Ints, td_error: Floats) -> Floats:
+        """Return ``eta max |e| + (1 - eta) mean |e|`` over the trained steps of each item."""
+        _, counts = self._trained(items)
+        errors = np.where(np.arange(self.length) < counts[:, None], np.abs(td_error), 0.0)
+        mixed: Floats = self.eta * errors.max(axis=1) + (1 - self.eta) * errors.sum(axis=1) / counts
+        return mixed
+
+    def _trained(self, items: Ints) -> Ints:
+        """Return the row of each item's first trained step, and how many there are: int64 [2, n]."""
+        trained = np.empty((2, len(items)), np.int64)
+        kernels.trained_steps(
+            self._words.current(), items, self._log.stride, self.stride, self.length, trained[0], trained[1]
+        )
+        return trained
+
+    # batches
+
+    def segments(self, items: Ints) -> Ints:
+        """Return the segments that each window touches."""
+        shape = len(items), self._columns
+        columns: dict[str, Any] = {name: np.empty(shape, dtype) for name, dtype in _NUMBERS.items()}
+        count = self._locate(items, columns, np.empty((2, len(items)), np.int64))
+        runs = self._runs[:, :count]
+        touched = np.bincount(runs[0], minlength=len(items))
+        ends = np.cumsum(touched)
+        slots: Ints = np.repeat(runs[1, ends - touched][:, None], touched.max(), axis=1)
+        slots[runs[0], np.arange(count) - (ends - touched)[runs[0]]] = runs[1]
+        return slots
+
+    def columns(self) -> Mapping[str, Column]:
+        """Return what is made of flags and rewards, and a window a field."""
+        columns = {name: Column(dtype, (self._columns,)) for name, dtype in _NUMBERS.items()}
+        for name, field in self._spec.fields.items():
+            rows, shape = self._shape(name, field)
+            columns[name] = Column(np.uint8, (rows, field.row_bytes), {VALUE: (field.dtype, shape, 0)})
+        return columns
+
+    def _shape(self, name: str, field: Field) -> tuple[int, tuple[int, ...]]:
+        """Return the rows of a field that a window has, and the shape in which they are handed out."""
+        if name in self._spec.obs_names:
+            columns = self._columns + self.n_step
+            stacked = (columns,) if field.stack is None else (columns, field.stack)
+            return columns * field.frames, (*stacked, *field.shape)
+        if field.every is not None:
+            return 1, field.shape
+        return self._columns, (self._columns, *field.shape)
+
+    def fill(self, target: Target) -> None:
+        """Compute returns and decode every field."""
+        columns, readers, places = target.columns, self._readers.current(), target.scratch
+        count = self._locate(target.draw.items, columns, places)
+        words, runs, pieces = self._words.current(), self._runs, np.empty((PIECE_ROWS, count), np.int64)
+        steps = pieces[:, : kernels.step_pieces(runs, count, self._columns, pieces)].copy()
+        for reader, (name, field) in zip(readers, self._spec.fields.items(), strict=True):
+            out = columns[name]
+            rows = out.reshape(-1, field.row_bytes)
+            if name in self._spec.obs_names:
+                stack, window = field.frames, out.shape[1]
+                begin = window - window // stack - stack + 1
+                kernels.frame_pieces(words, runs, places, stack, window, begin, pieces)
+                reader.read_pieces(pieces, rows)
+                if stack > 1:
+                    kernels.spread_stacks(out, places, stack)
+                kernels.clear_padding(out.reshape(len(out), -1, stack * field.row_bytes), places, 1)
+            elif field.every is not None:
+                first = np.flatnonzero(runs[4, :count] == places[0, runs[0, :count]])
+                reader.read_steps(runs[1, first], runs[2, first], out)
+            else:
+                reader.read_pieces(steps, rows)
+                kernels.clear_padding(out, places, 0)
+
+    def _locate(self, items: Ints, columns: Mapping[str, npt.NDArray[Any]], places: Ints) -> int:
+        """Compute what is made of flags and rewards, and the runs of steps; returns how many of these there are."""
+        while True:
+            count: int = kernels.locate(
+                self._words.current(), items, self._log.stride, self.stride, self.burn_in, self.n_step, self.gamma,
+                columns["step_reward"], columns["reward"], columns["discount"], columns["bootstrap"], columns["mask"],
+                columns["first"], places, self._runs,
+            )  # fmt: skip
+            if count <= self._runs.shape[1]:
+                return count
+            self._runs = np.empty((kernels.RUN_ROWS, 2 * count), np.int64)
+
+    def batch(self, arrays: Arrays) -> SequenceBatch:
+        """Return a ``SequenceBatch``."""
+        spec = self._spec
+        return SequenceBatch(
+            spec.join_obs({name: arrays[name, VALUE] for name in spec.obs_names}),
+            arrays["action", VALUE],
+            arrays["reward"],
+            arrays["step_reward"],
+            arrays["discount"],
+            arrays["bootstrap"],
+            arrays["mask"],
+            arrays["first"],
+            arrays["weights"],
+            arrays["probabilities"],
+            arrays["ids"],
+            {name: arrays[name, VALUE] for name in spec.step_names if name != "action"},
+            self.burn_in,
+        )
+
+
+_NUMBERS = {
+    "step_reward": np.float32,
+    "reward": np.float32,
+    "discount": np.float32,
+    "bootstrap": np.int64,
+    "mask": np.bool_,
+    "first": np.bool_,
+}
+"""Columns of a batch that are made of flags and rewards."""
+
+
+class Sequences(Replay[SequenceBatch]):
+    """A store's windows of steps, sampled. Made by ``sharpwave.Store.sequences``; ``view`` has its settings."""
+
+    view: Windows
