@@ -28,7 +28,9 @@ class Log:
     @property
     def words(self) -> Array:
         slots = len(self.rows)
-        self.others = np.full(slots, -1, np.int32), np.zeros(slots, np.uint8)  # which the words do not keep alive
+        # which the words do not keep alive
+        self.others = np.full(slots, -1, np.int32), np.zeros(slots, np.uint8)
+        self.episode_step = np.zeros(slots, np.int64)
         return write_arrays(
             LogArrays(
                 self.memory,
@@ -39,6 +41,7 @@ class Log:
                 *self.others,
                 self.sealed,
                 self.context,
+                self.episode_step,
             )
         )
 
