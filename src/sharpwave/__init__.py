@@ -20,6 +20,7 @@ from sharpwave.segment_writer import SealedSegment, SegmentWriter
 from sharpwave.spec import Field, Spec
 from sharpwave.store import Store
 from sharpwave.views.batch import Batch, SequenceBatch
+from sharpwave.views.blend import Blend
 from sharpwave.views.sequences import Sequences
 from sharpwave.views.transitions import Transitions
 
@@ -27,6 +28,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Batch",
+    "Blend",
     "DamagedError",
     "EmptyError",
     "Field",

@@ -13,8 +13,10 @@ class Arrays:
     """Arrays of a batch, each an attribute of a dataclass; ``fields`` holds those of further fields by name."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
+    probabilities: Any
     ids: Any
     fields: dict[str, Any]
+    source: Any
 
     def __getitem__(self, name: str) -> Any:
         """Return any part by its name.  Raises: KeyError."""
@@ -33,7 +35,7 @@ class Arrays:
         def apply(value: Any) -> Any:
             if isinstance(value, dict):
                 return {k: apply(v) for k, v in value.items()}
-            return value if isinstance(value, int) else function(value)
+            return value if value is None or isinstance(value, int) else function(value)
 
         return type(self)(*(apply(getattr(self, field.name)) for field in fields(self)))
 
@@ -74,6 +76,7 @@ class Batch(Arrays):
         probabilities: float64 [B], with which each was drawn.
         ids: int64 [B], for ``update_priorities``. They know which store they are of, which refuses those of another.
         fields: the spec's further fields by name, at the transition's first step. Also as ``batch["name"]``.
+        source: int64 [B], which view of a ``Blend`` each is from; ``None`` where there is one.
     """
 
     obs: Any
@@ -85,6 +88,7 @@ class Batch(Arrays):
     probabilities: Any
     ids: Any
     fields: dict[str, Any]
+    source: Any = None
 
 
 @dataclass
@@ -113,6 +117,7 @@ class SequenceBatch(Arrays):
             value at the window's first step, where that step's number in its episode is a multiple of k, else at the
             last multiple before it. Also as ``batch["name"]``.
         burn_in: columns before the first trained one.
+        source: int64 [B], which view of a ``Blend`` each is from; ``None`` where there is one.
     """
 
     obs: Any
@@ -128,3 +133,4 @@ class SequenceBatch(Arrays):
     ids: Any
     fields: dict[str, Any]
     burn_in: int
+    source: Any = None

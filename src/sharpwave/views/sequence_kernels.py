@@ -51,7 +51,7 @@ def count_windows(log: LogArrays, slot: int, rows: int, stride: int) -> int:
     while begin < rows:
         end = _next_start(memory, flags, begin + 1, rows)
         if memory[flags + begin] & START:
-            number = int(0)
+            number = 0
         count += (number + end - begin + stride - 1) // stride - (number + stride - 1) // stride
         begin = end
     return count
@@ -61,11 +61,11 @@ def count_windows(log: LogArrays, slot: int, rows: int, stride: int) -> int:
 def _window_row(log: LogArrays, slot: int, k: int, stride: int) -> tuple[int, int]:
     """Return the row of the k-th window's first trained step, and its number in its episode."""
     memory, flags, rows = log.memory, log.offset[FLAGS, slot], int(log.rows[slot])
-    number, begin = log.episode_step[slot], int(0)
+    number, begin = log.episode_step[slot], 0
     while True:
         end = _next_start(memory, flags, begin + 1, rows)
         if memory[flags + begin] & START:
-            number = int(0)
+            number = 0
         first = (number + stride - 1) // stride
         count = (number + end - begin + stride - 1) // stride - first
         if k < count or end >= rows:
@@ -241,7 +241,7 @@ def locate(
                 runs[3, found], runs[4, found] = end - run_column, run_column
             found += 1
             if row == rows and end < reach and not ended:
-                slot, row = int(log.next[slot]), int(0)
+                slot, row = int(log.next[slot]), 0
         places[0, i], places[1, i] = begin, end
         for j in range(columns):
             if j < begin or j >= end:
@@ -276,7 +276,7 @@ def trained_steps(words: Ints, items: Ints, group: int, stride: int, length: int
         begins[i] = row
         while count < length and not ended:
             if row == log.rows[slot]:
-                slot, row = int(log.next[slot]), int(0)
+                slot, row = int(log.next[slot]), 0
             ended = log.memory[log.offset[FLAGS, slot] + row] & ENDED != 0
             row += 1
             count += 1
