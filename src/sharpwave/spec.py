@@ -91,7 +91,7 @@ class Field:
             )
         object.__setattr__(self, "shape", tuple(int(n) for n in shape))
         object.__setattr__(self, "stack", None if self.stack is None else int(self.stack))
-        object.__setattr__(self, "every", None if self.every in (None, 1) else int(self.every))
+        object.__setattr__(self, "every", None if self.every is None else int(self.every))
         object.__setattr__(self, "dtype", dtype.newbyteorder("=").name)
         object.__setattr__(self, "metadata", decode(encode(self.metadata, "Field: metadata")))
 

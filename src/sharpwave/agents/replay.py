@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import sharpwave as sw
 from sharpwave.agents.schedules import linear
-from sharpwave.configuration import check, setting
+from sharpwave.configuration import check, expect, setting
 
 MEMORY, LEARNING = "Replay memory", "Learning"
 
@@ -43,3 +44,58 @@ class TransitionsSettings:
     def beta(self, step: int) -> float | None:
         """Return the exponent of importance weights after ``step`` environment steps; None without priorities."""
         return linear(step, self.beta_start, self.beta_end, self.beta_steps) if self.prioritized else None
+
+
+@dataclass(frozen=True)
+class SequencesSettings:
+    """Settings of a view of windows of an episode's steps, sampled uniformly or by priority.
+
+    Defaults are those of Kapturowski et al. (2019), Recurrent experience replay in distributed reinforcement learning,
+    table 2. Returns are of one step: a recurrent agent sums more within the window.
+    """
+
+    batch_size: int = setting(64, "windows per update", LEARNING, at_least=1)
+    length: int = setting(80, "steps of a window that are trained", LEARNING, at_least=1)
+    burn_in: int = setting(40, "steps before them, from which the recurrent state is computed", LEARNING, at_least=0)
+    stride: int = setting(40, "steps between the beginnings of windows, at most length", LEARNING, at_least=1)
+    gamma: float = setting(0.997, "discount factor per step", LEARNING, at_least=0, at_most=1)
+    prioritized: bool = setting(True, "sample by temporal-difference error instead of uniformly", MEMORY)
+    priority_alpha: float = setting(0.9, "prioritized: exponent of the priorities", MEMORY, at_least=0, at_most=1)
+    priority_beta: float = setting(
+        0.6, "prioritized: exponent of the importance weights", MEMORY, at_least=0, at_most=1
+    )
+    eta: float = setting(
+        0.9, "share of a window's largest error in its priority; the rest is the mean", MEMORY, at_least=0, at_most=1
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+        expect(self, "stride", self.stride <= self.length, f"at most length={self.length}")
+
+    @property
+    def horizon(self) -> int:
+        """Later steps that must arrive before a window can be sampled."""
+        return self.length
+
+    @property
+    def state_every(self) -> int:
+        """Steps between recurrent states that are stored: windows and their burn-in begin at multiples of it."""
+        return math.gcd(self.stride, self.burn_in)
+
+    def open(self, store: sw.Store, name: str | None, seed: int) -> Any:
+        """Make the view of ``store``."""
+        prioritized = sw.Prioritized(alpha=self.priority_alpha, beta=self.priority_beta)
+        return store.sequences(
+            self.length,
+            burn_in=self.burn_in,
+            stride=self.stride,
+            gamma=self.gamma,
+            eta=self.eta,
+            name=name,
+            sampler=prioritized if self.prioritized else sw.Uniform(),
+            seed=seed,
+        )
+
+    def beta(self, step: int) -> float | None:
+        """Return the exponent of importance weights; None: the sampler's own."""
+        return None

@@ -12,19 +12,22 @@ import gymnasium
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from sharpwave.envs.memory_tasks import register_tasks
+
 ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 """Spaces whose observations are arrays of a fixed shape."""
 
 
-def register_atari() -> None:
-    """Register ale-py's environments (``ALE/Pong-v5``) with Gymnasium."""
+def register() -> None:
+    """Register ale-py's environments (``ALE/Pong-v5``) and this package's (``sharpwave/TMaze-v0``) with Gymnasium."""
+    register_tasks()
     if "ALE/Pong-v5" not in gymnasium.registry:
         gymnasium.register_envs(ale_py)
 
 
 def known(name: str) -> bool:
     """Return whether Gymnasium knows an id; one that names a module to import counts as known."""
-    register_atari()
+    register()
     try:
         return ":" in name or gymnasium.spec(name) is not None
     except gymnasium.error.Error:
@@ -45,7 +48,7 @@ def make_gym(name: str, num_envs: int, *, render: bool = False, hint: str = "") 
         ValueError: an unknown name, an environment that cannot be made here (a package is missing), or one whose
             observations are not arrays.
     """
-    register_atari()
+    register()
     module, colon, _ = name.partition(":")
     if colon and os.getcwd() not in sys.path:  # last: nothing here hides an installed module
         sys.path.append(os.getcwd())

@@ -1,0 +1,246 @@
+"""R2D2: recurrent Q-network that learns from windows of an episode's steps with stored states and burn-in.
+
+Source: Kapturowski et al. (2019), Recurrent experience replay in distributed reinforcement learning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium.spaces import Discrete
+
+from sharpwave.agents.architectures import NETWORKS
+from sharpwave.agents.averaging import move_towards
+from sharpwave.agents.devices import pick_device
+from sharpwave.agents.exploration import EpsilonGreedy, epsilon_greedy
+from sharpwave.agents.modules import load_optimizer, load_tensors, optimizer_tensors, tensors_of, to_tensors
+from sharpwave.agents.protocol import Acted, Agent, Learned, Obs, Spaces, space_text
+from sharpwave.agents.replay import SequencesSettings
+from sharpwave.configuration import check, setting
+from sharpwave.spec import Field
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from sharpwave.agents.recurrent import RecurrentQNetwork
+
+LEARNING, NETWORK = "Learning", "Network"
+CORE = "core"
+"""Field of the recurrent state, with the previous action and reward: what a window's first step needs."""
+
+
+@dataclass(frozen=True)
+class R2D2Settings:
+    """Settings of R2D2; the defaults are those of Kapturowski et al. (2019), table 2."""
+
+    kind: ClassVar[str] = "r2d2"
+
+    replay: SequencesSettings = field(default_factory=SequencesSettings)
+    exploration: EpsilonGreedy = field(default_factory=EpsilonGreedy)
+
+    network: str = setting("auto", "torso of the Q-network; auto: by the observation", NETWORK, choices=NETWORKS)
+    hidden_units: int = setting(512, "units of layers before and behind the recurrent core", NETWORK, at_least=1)
+    core: str = setting("lstm", "recurrent core", NETWORK, choices=("lstm", "gru"))
+    core_units: int = setting(512, "units of the recurrent core", NETWORK, at_least=1)
+    dueling: bool = setting(True, "separate streams for value and advantage", NETWORK)
+
+    n_step: int = setting(5, "rewards summed before the bootstrap; fewer at a window's end", LEARNING, at_least=1)
+    double: bool = setting(True, "double Q-learning", LEARNING)
+    rescale: bool = setting(True, "learn values rescaled by sign(x) (sqrt(|x| + 1) - 1) + .001 x", LEARNING)
+    lr: float = setting(1e-4, "learning rate of Adam", LEARNING, flag="--learning-rate", above=0)
+    adam_eps: float = setting(1e-3, "epsilon of Adam", LEARNING, above=0)
+    max_grad_norm: float = setting(40.0, "gradients are clipped to this norm; 0: never", LEARNING, at_least=0)
+    target_every: int = setting(8_000, "steps between copies to the target network", LEARNING, at_least=1)
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+class R2D2State(NamedTuple):
+    """Acting state.
+
+    Attributes:
+        lanes: which of the run's ``of`` lanes these are.
+        core: float32 [lanes, n]: recurrent state, one-hot previous action, previous reward; zeros where an episode
+            begins.
+        chosen: int64 [lanes], indices of the last actions.
+    """
+
+    lanes: slice
+    of: int
+    core: npt.NDArray[np.float32]
+    chosen: npt.NDArray[np.int64]
+
+
+class R2D2(Agent):
+    """Recurrent Q-network agent: online and target network, and the optimizer."""
+
+    Settings = R2D2Settings
+
+    def __init__(
+        self, spaces: Spaces, settings: R2D2Settings | None = None, device: torch.device | str = "cpu", seed: Any = 0
+    ) -> None:
+        from sharpwave.agents.inputs import inputs_for
+
+        if not isinstance(spaces.action, Discrete):
+            raise ValueError(f"r2d2 needs Discrete actions; {spaces.env} has {space_text(spaces.action)}")
+        self.spaces, self.settings = spaces, settings or R2D2Settings()
+        self.device = pick_device(device)
+        self.num_actions, self._first_action = int(spaces.action.n), int(spaces.action.start)
+        self._rng = np.random.default_rng(seed)
+        self._targets_copied = 0
+        self.inputs = inputs_for(spaces.observation, images=self.settings.network != "mlp").to(self.device)
+        self.online = self.network().to(self.device)
+        self.target = self.network().to(self.device).requires_grad_(False)
+        move_towards(self.target, self.online, 1.0)
+
+    # network
+
+    def network(self) -> RecurrentQNetwork:
+        """Make a fresh network."""
+        from sharpwave.agents.heads import QHead
+        from sharpwave.agents.recurrent import RecurrentQNetwork
+        from sharpwave.agents.torsos import torso_for
+
+        settings = self.settings
+        torso = torso_for(self.spaces.observation, settings.network, settings.hidden_units)
+        head = QHead(settings.core_units, settings.hidden_units, self.num_actions, settings.dueling)
+        return RecurrentQNetwork(torso, settings.core, settings.core_units, self.num_actions + 1, head)
+
+    @cached_property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """Adam for the online network; made on first use, because torch takes a second to import it."""
+        import torch
+
+        return torch.optim.Adam(self.online.parameters(), lr=self.settings.lr, eps=self.settings.adam_eps, fused=True)
+
+    # act
+
+    def step_fields(self) -> dict[str, Field]:
+        return {CORE: Field((self._core_size,), "float32", every=self.settings.replay.state_every)}
+
+    @property
+    def _core_size(self) -> int:
+        return self.online.state_size + self.num_actions + 1
+
+    def begin(self, lanes: int, first_lane: int = 0, of_lanes: int | None = None) -> R2D2State:
+        core = np.zeros((lanes, self._core_size), np.float32)
+        of = of_lanes or first_lane + lanes
+        return R2D2State(slice(first_lane, first_lane + lanes), of, core, np.zeros(lanes, np.int64))
+
+    def act(self, obs: Obs, state: R2D2State, step: int, explore: bool = True) -> Acted:
+        import torch
+
+        with torch.inference_mode():
+            core = torch.from_numpy(state.core).to(self.device)
+            recurrent, previous = core.split([self.online.state_size, self.num_actions + 1], dim=1)
+            q, recurrent = self.online.step(self.inputs(to_tensors(obs, self.device)), previous, recurrent)
+            chosen = q.argmax(dim=1).cpu().numpy()
+        if explore:
+            epsilons = self.settings.exploration.epsilons(step, state.of)[state.lanes]
+            chosen = epsilon_greedy(chosen, self.num_actions, epsilons, self._rng)
+        after = np.zeros_like(state.core)
+        after[:, : self.online.state_size] = recurrent.cpu().numpy()
+        after[np.arange(len(chosen)), self.online.state_size + chosen] = 1.0
+        return Acted(chosen + self._first_action, state._replace(core=after, chosen=chosen), {CORE: state.core})
+
+    def observe(self, state: R2D2State, reward: npt.NDArray[Any], ended: npt.NDArray[np.bool_]) -> R2D2State:
+        core = state.core.copy()  # the one that was acted with may still be on its way into the store
+        core[:, -1] = reward
+        core[ended] = 0.0
+        return state._replace(core=core)
+
+    def scored_lanes(self, lanes: int) -> npt.NDArray[np.bool_]:
+        return self.settings.exploration.scored(lanes)
+
+    # learn
+
+    def replay(self) -> SequencesSettings:
+        return self.settings.replay
+
+    def loss(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """Compute the weighted mean over windows of each one's mean loss, and TD errors, unweighted, float32 [B, L]."""
+        import torch
+
+        from sharpwave.agents.rescaling import n_step_targets, signed_hyperbolic, signed_parabolic
+
+        settings, burn_in = self.settings, batch.burn_in
+        mask = batch.mask[:, burn_in:]
+        q = self._unroll(self.online, batch)
+        with torch.no_grad():
+            next_q = self._unroll(self.target, batch)[:, 1:]
+            chosen = (q[:, 1:] if settings.double else next_q).argmax(dim=2, keepdim=True)
+            value = next_q.gather(2, chosen).squeeze(2)
+            value = signed_parabolic(value) if settings.rescale else value
+            ends = torch.cat([~mask[:, 1:], mask.new_ones(len(mask), 1)], dim=1)
+            reward, discount = batch.step_reward[:, burn_in:], batch.discount[:, burn_in:]
+            targets = n_step_targets(reward, discount, value, ends, settings.n_step)
+            targets = signed_hyperbolic(targets) if settings.rescale else targets
+        action = (batch.action[:, burn_in:] - self._first_action).clamp(min=0)
+        td_error = (targets - q[:, :-1].gather(2, action.unsqueeze(2)).squeeze(2)) * mask
+        losses = 0.5 * td_error.square().sum(dim=1) / mask.sum(dim=1)
+        return (batch.weights * losses).mean(), td_error.detach()
+
+    def _unroll(self, network: RecurrentQNetwork, batch: Any) -> Tensor:
+        """Return Q of the trained steps and the one behind them, float32 [B, L + 1, A]."""
+        import torch
+
+        steps = batch.mask.shape[1]
+        obs = batch.obs if isinstance(batch.obs, dict) else {"": batch.obs}
+        size, columns = batch.mask.shape[0], steps + 1
+        flat = {name: one[:, :columns].reshape(size * columns, *one.shape[2:]) for name, one in obs.items()}
+        inputs = self.inputs(flat if isinstance(batch.obs, dict) else flat[""])
+        recurrent, before = batch[CORE].split([self.online.state_size, self.num_actions + 1], dim=1)
+        one_hot = torch.nn.functional.one_hot((batch.action - self._first_action).clamp(min=0), self.num_actions)
+        made = torch.cat([one_hot.float(), batch.step_reward.unsqueeze(2)], dim=2)
+        previous = torch.cat([made.new_zeros(size, 1, made.shape[2]), made], dim=1)  # by the column that observes it
+        begin = batch.mask.int().argmax(dim=1)
+        previous[torch.arange(size, device=begin.device), begin] = before
+        return network.unroll(inputs, previous, recurrent, begin, batch.burn_in)
+
+    def learn(self, batch: Any, step: int) -> Learned:
+        from torch.nn.utils import clip_grad_norm_
+
+        settings = self.settings
+        if step // settings.target_every > self._targets_copied:
+            self._targets_copied = step // settings.target_every
+            move_towards(self.target, self.online, 1.0)
+        loss, td_error = self.loss(batch)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        if settings.max_grad_norm > 0:
+            clip_grad_norm_(self.online.parameters(), settings.max_grad_norm)
+        self.optimizer.step()
+        return Learned(td_error, {"loss": loss.detach()})
+
+    def schedules(self, step: int) -> dict[str, float]:
+        return {"epsilon": self.settings.exploration.epsilon(step)}
+
+    # save
+
+    def policy_tensors(self, explore: bool = False) -> dict[str, Tensor]:
+        tensors = tensors_of({"inputs": self.inputs, "policy": self.online})
+        return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+
+    def load_policy(self, tensors: Mapping[str, Tensor]) -> None:
+        load_tensors({"inputs": self.inputs, "policy": self.online}, tensors)
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "weights": tensors_of({"inputs": self.inputs, "online": self.online, "target": self.target}),
+            "optimizer": optimizer_tensors(self.optimizer),
+            "exploration": self._rng.bit_generator.state,
+            "targets_copied": self._targets_copied,
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        load_tensors({"inputs": self.inputs, "online": self.online, "target": self.target}, state["weights"])
+        load_optimizer(self.optimizer, state["optimizer"])
+        self._rng.bit_generator.state = state["exploration"]
+        self._targets_copied = int(state["targets_copied"])

@@ -1,0 +1,99 @@
+"""Small tasks that need memory: what is shown at an episode's first step decides which action is right much later."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+from gymnasium.spaces import Box, Discrete
+
+Obs = npt.NDArray[np.float32]
+
+
+class TMaze(gymnasium.Env[Obs, np.int64]):
+    """Corridor with a junction at its end; a cue at the first step says on which side the reward is.
+
+    Observation float32 [3]: the cue (-1 or 1; 0 after the first step), whether this is the junction, and 1. Actions:
+    0 goes on, 1 and 2 turn; in the corridor a turn does nothing. At the junction the right side gives 1, the other -1,
+    and the episode ends. It is truncated after twice the corridor's length.
+
+    Source: Bakker (2002), Reinforcement learning with long short-term memory.
+
+    Args:
+        length: steps from the start to the junction.
+    """
+
+    def __init__(self, length: int = 20) -> None:
+        if length < 1:
+            raise ValueError(f"TMaze: length={length}, expected at least 1")
+        self.observation_space = Box(-1.0, 1.0, (3,), np.float32)
+        self.action_space = Discrete(3)
+        self._length = length
+        self._cue = self._place = self._steps = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._cue = 2 * int(self.np_random.integers(2)) - 1
+        self._place = self._steps = 0
+        return self._observed(self._cue), {}
+
+    def step(self, action: np.int64) -> tuple[Obs, float, bool, bool, dict[str, Any]]:
+        self._steps += 1
+        reward, terminated = 0.0, False
+        if self._place < self._length:
+            self._place += action == 0
+        elif action != 0:
+            reward, terminated = (1.0 if (action == 1) == (self._cue == 1) else -1.0), True
+        return self._observed(0), reward, terminated, not terminated and self._steps >= 2 * self._length, {}
+
+    def _observed(self, cue: int) -> Obs:
+        return np.array([cue, self._place == self._length, 1.0], np.float32)
+
+
+class Lock(gymnasium.Env[Obs, np.int64]):
+    """Doors in a row, all of which the same key opens; it is shown once, at the first step.
+
+    Observation float32 [keys + 1]: the key, one-hot, zeros after the first step; and the share of doors that are open.
+    The action is a key. The wrong one ends the episode with reward 0, the last door gives 1.
+
+    Args:
+        doors: number of doors.  keys: number of keys.
+    """
+
+    def __init__(self, doors: int = 8, keys: int = 4) -> None:
+        if doors < 1 or keys < 2:
+            raise ValueError(f"Lock: doors={doors}, keys={keys}, expected at least 1 and 2")
+        self.observation_space = Box(0.0, 1.0, (keys + 1,), np.float32)
+        self.action_space = Discrete(keys)
+        self._doors, self._keys = doors, keys
+        self._key = self._open = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._key, self._open = int(self.np_random.integers(self._keys)), 0
+        obs = self._observed()
+        obs[self._key] = 1.0
+        return obs, {}
+
+    def step(self, action: np.int64) -> tuple[Obs, float, bool, bool, dict[str, Any]]:
+        right = int(action) == self._key
+        self._open += right
+        ended = not right or self._open == self._doors
+        return self._observed(), float(right and ended), ended, False, {}
+
+    def _observed(self) -> Obs:
+        obs = np.zeros(self._keys + 1, np.float32)
+        obs[-1] = self._open / self._doors
+        return obs
+
+
+TASKS = {"sharpwave/TMaze-v0": TMaze, "sharpwave/Lock-v0": Lock}
+
+
+def register_tasks() -> None:
+    """Register the tasks with Gymnasium."""
+    for name, task in TASKS.items():
+        if name not in gymnasium.registry:
+            gymnasium.register(name, f"{__name__}:{task.__name__}")
