@@ -80,6 +80,6 @@ def update(training: Training, feed: Feed) -> Learned:
     learned = agent.learn(tensors, progress.steps)
     feed.prepare(beta)
     if replay.prioritized and learned.td_error is not None:
-        view.update_priorities(batch.ids, learned.td_error.cpu().numpy())
+        view.update_priorities(batch, learned.td_error.cpu().numpy())
     progress.learned(learned.metrics)
     return learned

@@ -15,6 +15,7 @@ RECIPES: dict[str, str] = {
     "pong": "Atari Pong to a held-out mean of 18 with no game lost, sized for two CPU cores.",
     "apex": "Pong as Ape-X does it: two actors with a ladder of epsilons give each step its initial priority.",
     "tmaze": "Memory: R2D2 recalls a cue over a corridor of 20 steps; about a minute.",
+    "lock": "Demonstrations: R2D3 opens eight doors in a row, of which random play opens none.",
     "atari": "Any Atari game, whole screen and all actions; name it with --env breakout.",
     "gymnasium": "Any Gymnasium environment with discrete actions; name it with --env LunarLander-v3.",
 }

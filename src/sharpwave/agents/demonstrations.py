@@ -1,0 +1,102 @@
+"""Demonstrations: episodes of an ordinary store that an agent learns from beside its own, mixed with ``Blend``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+
+import sharpwave as sw
+from sharpwave.agents.replay import SequencesSettings
+from sharpwave.offline.recorded import Recorded, RecordedEpisodes
+
+SPARE_STEPS = 1024
+"""Room beyond the demonstrations' steps, so that none is evicted."""
+Fields = Callable[[Recorded], Mapping[str, npt.NDArray[Any]]]
+
+
+@dataclass(frozen=True)
+class BlendedSettings:
+    """Settings of a blend of windows: of the agent's own steps, and of demonstrations.
+
+    Attributes:
+        own: settings of both views.
+        demonstrations: folder of a store or of a checkpoint of one.
+        share: share of the demonstrations in a batch.
+        fields: what the agent would have stored with the steps of an episode beside those of the environment.
+    """
+
+    own: SequencesSettings
+    demonstrations: str
+    share: float
+    fields: Fields
+
+    @property
+    def batch_size(self) -> int:
+        """Windows per update."""
+        return self.own.batch_size
+
+    @property
+    def horizon(self) -> int:
+        """Later steps that must arrive before a window can be sampled."""
+        return self.own.horizon
+
+    @property
+    def prioritized(self) -> bool:
+        """Whether windows are sampled by priorities."""
+        return self.own.prioritized
+
+    def open(self, store: sw.Store, name: str | None, seed: int) -> Any:
+        """Make the blend: a view of ``store``, and one of the demonstrations, which are read into memory."""
+        demonstrations = read_demonstrations(Path(self.demonstrations), store.spec, self.fields)
+        views = [self.own.open(one, name, seed) for one in (demonstrations, store)]
+        return sw.Blend([(self.share, views[0]), (1 - self.share, views[1])], seed=seed)
+
+    def beta(self, step: int) -> float | None:
+        """Return the exponent of importance weights; None: the sampler's own."""
+        return self.own.beta(step)
+
+
+def read_demonstrations(folder: Path, spec: sw.Spec, fields: Fields) -> sw.Store:
+    """Read the whole episodes of a store's folder into a store in memory.
+
+    Args:
+        spec: of that store; observations and actions must be those of the demonstrations.
+        fields: what the agent stores with an episode's steps beside those, [T, *shape] by name.
+    Raises:
+        ValueError: no such folder, other observations or actions, or no whole episode.
+    """
+    try:
+        episodes = RecordedEpisodes(folder)
+    except (OSError, sw.DamagedError) as error:
+        raise ValueError(f"demonstrations: {str(folder)!r}: {error}; record some with sharpwave record") from error
+    for name in (*spec.obs_names, "action"):
+        own, other = spec.fields[name], episodes.spec.fields.get(name)
+        if other is None or _kind(own) != _kind(other):
+            raise ValueError(f"demonstrations: {str(folder)!r} has {name} {other}, expected {own}, as the environment")
+    if not episodes.steps:
+        raise ValueError(f"demonstrations: {str(folder)!r} holds no whole episode; record at least one to its end")
+    store = sw.Store(spec, capacity=episodes.steps + SPARE_STEPS)
+    for one in episodes:
+        count = len(one.reward)
+        obs, beside = one.obs, dict(fields(one))
+        terminated = one.episode.end == "terminated"
+        for t in range(count):
+            last = t == count - 1
+            store.append(
+                obs=spec.join_obs({name: frames[t] for name, frames in obs.items()}),
+                action=one.fields["action"][t],
+                reward=float(one.reward[t]),
+                terminated=last and terminated,
+                truncated=last and not terminated,
+                final_obs=spec.join_obs({name: frames[-1] for name, frames in obs.items()}) if last else None,
+                **{name: values[t] for name, values in beside.items()},
+            )
+    return store
+
+
+def _kind(field: sw.Field) -> tuple[Any, ...]:
+    return field.shape, field.dtype, field.stack, field.pad

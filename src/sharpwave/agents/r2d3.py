@@ -1,0 +1,58 @@
+"""R2D3: R2D2 that learns from demonstrations and from its own experience.
+
+Source: Paine et al. (2019), Making efficient use of demonstrations to solve hard exploration problems.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.agents.demonstrations import BlendedSettings
+from sharpwave.agents.r2d2 import CORE, R2D2, R2D2Settings
+from sharpwave.configuration import check, setting
+from sharpwave.offline.recorded import Recorded
+
+MEMORY = "Replay memory"
+
+
+@dataclass(frozen=True)
+class R2D3Settings(R2D2Settings):
+    """Settings of R2D3."""
+
+    kind: ClassVar[str] = "r2d3"
+
+    demonstrations: str = setting("", "folder of demonstrations, as sharpwave record makes it", MEMORY)
+    demonstration_share: float = setting(
+        1 / 256, "share of the demonstrations in a batch", MEMORY, at_least=0, at_most=1
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+class R2D3(R2D2):
+    """Recurrent Q-network agent with two memories. Windows of demonstrations start from a zero recurrent state."""
+
+    Settings = R2D3Settings
+    settings: R2D3Settings
+
+    def replay(self) -> Any:
+        settings = self.settings
+        if not settings.demonstrations:
+            raise ValueError("r2d3 needs --demonstrations FOLDER; sharpwave record ENV makes one")
+        return BlendedSettings(
+            settings.replay, settings.demonstrations, settings.demonstration_share, self._demonstrated
+        )
+
+    def _demonstrated(self, episode: Recorded) -> Mapping[str, npt.NDArray[Any]]:
+        """Return the fields of an episode's steps: no recurrent state, but the previous action and reward."""
+        actions = episode.fields["action"].astype(np.int64) - self._first_action
+        core = np.zeros((len(actions), self._core_size), np.float32)
+        core[np.arange(1, len(actions)), self.online.state_size + actions[:-1]] = 1.0
+        core[1:, -1] = episode.reward[:-1]
+        return {CORE: core}

@@ -1,0 +1,85 @@
+"""Whole episodes of a store's folder as arrays, read without opening the store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.errors import DamagedError
+from sharpwave.offline.episodes import Episode, survey
+from sharpwave.offline.scan import Reader
+from sharpwave.spec import TERMINATED, TRUNCATED, Spec
+
+ENDED = TERMINATED | TRUNCATED
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """An episode of T steps.
+
+    Attributes:
+        obs: [T + 1, *shape] by field, the newest frame only; the last is the final observation.
+        fields: [T, *shape] by name: the action, and further fields but for sparse ones.
+        reward: float32 [T].
+    """
+
+    episode: Episode
+    obs: dict[str, npt.NDArray[Any]]
+    fields: dict[str, npt.NDArray[Any]]
+    reward: npt.NDArray[np.float32]
+
+
+class RecordedEpisodes:
+    """The whole episodes of the store in ``folder``, or of a checkpoint there, in the order of their ends.
+
+    Iterating reads them; unfinished episodes are left out.
+
+    Attributes:
+        spec: of the store. ``steps``: of all those episodes.
+
+    Raises:
+        FileNotFoundError: no store there.  DamagedError: it is damaged; iterating raises it, too.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._found = survey(folder)
+        if self._found.damages:
+            raise DamagedError(f"{str(folder)!r}: {self._found.damages[0]}; see `sharpwave verify`")
+        self._episodes = [episode for episode in self._found.episodes if episode.whole]
+        self.spec: Spec = self._found.described.spec
+        self.steps = sum(episode.steps for episode in self._episodes)
+
+    def __iter__(self) -> Iterator[Recorded]:
+        return map(self._read, self._episodes)
+
+    def _read(self, episode: Episode) -> Recorded:
+        spec, found = self.spec, self._found
+        names = [name for name in spec.step_names if name not in spec.sparse_names]
+        obs: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in spec.obs_names}
+        fields: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in names}
+        reward: list[npt.NDArray[np.float32]] = []
+        for one in found.lanes[episode.lane].segments:
+            begin = max(0, episode.first_step - one.header.first_step)
+            end = min(one.header.steps, episode.first_step + episode.steps - one.header.first_step)
+            if begin >= end:
+                continue
+            with Reader(one.path, found.described.identity) as reader:
+                _, arrays = reader.unpack(one.record, found.described, ("flags", "reward", *obs, *fields))
+            frame = one.header.context + begin + int(np.count_nonzero(arrays["flags"][:begin] & ENDED))
+            last = one.header.first_step + end == episode.first_step + episode.steps
+            for name, parts in obs.items():
+                parts.append(arrays[name][frame : frame + end - begin + last])
+            for name, parts in fields.items():
+                parts.append(arrays[name][begin:end])
+            reward.append(arrays["reward"][begin:end])
+        return Recorded(
+            episode,
+            {name: np.concatenate(parts) for name, parts in obs.items()},
+            {name: np.concatenate(parts) for name, parts in fields.items()},
+            np.concatenate(reward),
+        )
