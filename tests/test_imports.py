@@ -26,7 +26,7 @@ disk
 log
 persistence views
 offline
-store_stats store_writing
+store_stats store_views store_writing
 segment_writer store
 observations
 recorder

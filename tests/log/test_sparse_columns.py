@@ -229,7 +229,7 @@ def test_every_is_refused_where_each_step_is_needed() -> None:
     ):
         with pytest.raises(ValueError, match="only fields beside obs and action may be sparse"):
             sw.Spec(**fields)
-    assert sw.Field((), "int64", every=1) == field
+    assert sw.Field((), "int64", every=1).every == 1, "a batch of sequences has one value a window of it"
 
 
 def test_a_truncated_flag_does_not_move_rows() -> None:
