@@ -57,8 +57,12 @@ class CheckpointMachine(TransitionsMachine):
                     assert_same_batch(next(view.stream), next(stream))
                 view.stream = stream
             view.replay = replay
+        self.others_go_on(new, size)
         old.close()
         self.store = new
+
+    def others_go_on(self, new: sw.Store, size: int) -> None:
+        """Views of another kind, if there are any, are made again in ``new``."""
 
     @precondition(lambda self: hasattr(self, "store"))
     @rule(data=st.data())

@@ -85,10 +85,11 @@ class Oracle:
         self.stacking: Stacking | Mapping[str, Stacking] = Stacking() if stacking is None else stacking
         self.lanes: dict[int, list[Step]] = {}
         self.where: dict[int, tuple[int, int]] = {}  # serial -> (lane, index in the lane's history)
+        self.dropped = 0  # steps that were taken back
 
     @property
     def total_steps(self) -> int:
-        return len(self.where)
+        return len(self.where) + self.dropped
 
     def append(
         self,
@@ -124,6 +125,15 @@ class Oracle:
         assert not last.ended
         last.truncated = True
         last.final_obs = copied(final_obs)
+
+    def drop_last(self, lane: int) -> None:
+        """Break the episode off where nobody knows what its last step led to."""
+        dropped = self.lanes[lane].pop()
+        assert not dropped.ended
+        del self.where[dropped.serial]
+        self.dropped += 1
+        if self.can_end_episode(lane):
+            self.end_episode(lane, dropped.obs)
 
     def can_end_episode(self, lane: int) -> bool:
         return bool(self.lanes.get(lane)) and not self.lanes[lane][-1].ended
