@@ -128,7 +128,7 @@ class SequenceOracle:
             arrays["first"].append(np.bool_(real and episode.number + at == 0))
         found = {name: np.array(values) for name, values in arrays.items()}
         for name in ("action", *steps[trained].extra):
-            if self.oracle.every.get(name, 1) > 1:
+            if name in self.oracle.every:
                 found[name] = self.oracle._kept(episode.lane, episode.begin + max(0, begin), name)
             else:
                 values = [step.action if name == "action" else step.extra[name] for step in steps]

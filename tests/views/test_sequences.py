@@ -258,6 +258,14 @@ def test_a_sparse_value_of_the_second_episode_is_its_own() -> None:
     assert found == {1: 1, 4: 1, 7: 7, 10: 7}  # first real steps 0 and 2 of each
 
 
+def test_a_sparse_field_of_every_step_is_the_first_real_steps_own() -> None:
+    store, append = count_store(1)
+    append(5, True)
+    replay = store.sequences(2, burn_in=1)
+    batch = replay.fetch(replay.sampleable_ids())
+    assert dict(zip(serials_of(batch, 1), batch["core"][:, 0].tolist(), strict=True)) == {1: 1, 3: 2, 5: 4}
+
+
 def test_fields_are_zero_where_there_is_no_step() -> None:
     store, append = count_store(100)
     append(3, True)

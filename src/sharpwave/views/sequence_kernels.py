@@ -84,8 +84,8 @@ def _burn_in_missing(log: LogArrays, slot: int, burn_in: int) -> int:
         if rows > 0 and log.memory[log.offset[FLAGS, at]] & START:
             return 0  # at the beginning of a segment an episode begins
         at = log.previous[at]
-        if at < 0 or log.gap[at]:
-            break
+        if at < 0 or log.gap[at] or log.memory[log.offset[FLAGS, at] + log.rows[at] - 1] & ENDED:
+            break  # an end that no start follows was made where segments from elsewhere were lost
         for r in range(log.rows[at] - 1, 0, -1):
             if log.memory[log.offset[FLAGS, at] + r] & START:
                 return 0
