@@ -67,22 +67,30 @@ class Items:
         """Insert the items found last, if that is still to be done: a view reports an item once."""
         if self._found is not None:
             self._insert(self._found)
+        if self._losing:
+            self._exclude_lost()
 
     def _insert(self, runs: Ints) -> None:
         groups, begins, ends = runs
         came = int(ends.sum() - begins.sum())
+        gone = np.minimum(self.spans[groups, 0], ends)  # items before were found, but are lost already
+        lost = (
+            _items_of(np.stack([groups, begins, np.maximum(begins, gone)]), self._log.stride)
+            if (gone > begins).any()
+            else None
+        )
         self.sampler.insert(groups, begins, ends)
         self._found = None
+        if lost is not None:
+            self._losing.append(lost)
         self.count += came
         if self.uses is not None:
             self.uses.add(came)
         first = self._view.first_errors(runs)
         if first is not None:
             self.sampler.update(*first)
-        missing = np.minimum(self.spans[groups, 0], ends)
-        if (missing > begins).any():  # found together with those behind them, but gone
-            lost = _items_of(np.stack([groups, begins, np.maximum(begins, missing)]), self._log.stride)
-            self._exclude(lost if self.uses is None else lost[self.uses.remaining(lost)])
+        if lost is not None:
+            self._exclude_lost()
 
     def restore(self, generation: Ints, given: Int32s | None, state: dict[str, Any]) -> None:
         """Restore a checkpoint, before anything was followed.
@@ -215,10 +223,17 @@ class Items:
         self._insert_found()
         self._drop(slot)
         self._losing.append(self._view.lose(slot, self.spans))  # which reports an item once
+        self._exclude_lost(slot)
+
+    def _exclude_lost(self, evicted: int = -1) -> None:
+        """Exclude the items that were lost, but for those of the slot ``evicted``, which are gone.
+
+        A call that raised is repeated.
+        """
         lost = self._losing[0]
         if len(self._losing) > 1:
             lost = np.unique(np.concatenate(self._losing))
-            lost = lost[lost // self._log.stride != slot]
+            lost = lost[lost // self._log.stride != evicted]
         if self.uses is not None:
             lost = lost[self.uses.remaining(lost)]
         if len(lost):
