@@ -134,6 +134,7 @@ class SequencesMachine(CheckpointMachine):
         elif len(self.store) < before:
             self.oracle.drop_last(lane)
             self.let_go += 1
+            self.dropped = self.lanes
         else:  # it had been evicted before: whatever it led to
             self.oracle.end_episode(lane, self.oracle.lanes[lane][-1].obs)
 

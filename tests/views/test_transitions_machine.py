@@ -87,6 +87,7 @@ class TransitionsMachine(RuleBasedStateMachine):
         self.held: set[int] = set()  # serials, those aside that wait for their successor
         self.gone: set[int] = set()
         self.let_go = 0  # steps, for a smaller capacity than now
+        self.dropped = 0  # steps at most that were taken back since segments were evicted for them, one a lane
         self.views: list[ViewUnderTest] = []
         self.add_view(1, 0.5, None, 0.0)  # the view that tells which steps are held
 
@@ -347,7 +348,7 @@ class TransitionsMachine(RuleBasedStateMachine):
         self.learn_what_is_held()
         assert self.store.total_steps == self.oracle.total_steps
         assert len(self.store) <= self.capacity
-        slack = min(self.segment_steps, self.capacity)
+        slack = min(self.segment_steps, self.capacity) + self.dropped
         if not isinstance(self.retention, sw.Reservoir):  # which keeps room rather than favour the newest
             most = min(self.capacity, self.oracle.total_steps - self.let_go)
             assert len(self.store) > most - slack, "more left than had to"
