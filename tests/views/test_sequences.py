@@ -210,7 +210,7 @@ def test_a_stack_of_one_keeps_its_axis() -> None:
             assert store.sequences(2).sample(1).obs.shape == shape
 
 
-def count_store(every: int, **settings: Any) -> tuple[sw.Store, Callable[[int], None]]:
+def count_store(every: int, **settings: Any) -> tuple[sw.Store, Callable[..., None]]:
     """Steps whose dense and sparse values are their numbers from 1 on, and what appends some."""
     store = store_of(spec_of(core=sw.Field((2,), "float32", every=every)), **settings)
 
@@ -445,7 +445,8 @@ def test_a_checkpoint_keeps_priorities_ids_and_the_windows_under_way(tmp_path: P
     def view_of(store: sw.Store) -> Any:
         return store.sequences(3, burn_in=2, n_step=2, gamma=0.5, sampler=sw.Prioritized(alpha=1.0), name="learner")
 
-    store = store_of(**({"disk": tmp_path / "store"} if on_disk else {}))
+    settings: dict[str, Any] = {"disk": tmp_path / "store"} if on_disk else {}
+    store = store_of(**settings)
     view = view_of(store)
     play_all(store, "abcdefgh. ijklmn")
     ids = view.sampleable_ids()

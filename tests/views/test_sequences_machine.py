@@ -273,7 +273,7 @@ class DiskSequencesMachine(SequencesMachine, DiskCheckpointMachine):
 def same_obs(one: Any, other: Any) -> bool:
     if isinstance(one, dict):
         return all(same_obs(value, other[name]) for name, value in one.items())
-    return one.tobytes() == other.tobytes()  # type: ignore[no-any-return]
+    return bool(one.tobytes() == other.tobytes())
 
 
 def assert_same_draws(one: Any, other: Any) -> None:
