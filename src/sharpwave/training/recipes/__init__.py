@@ -14,6 +14,7 @@ RECIPES: dict[str, str] = {
     "cartpole": "CartPole-v1 to a held-out mean of 490, with room to 475: the quick look, about a minute.",
     "pong": "Atari Pong to a held-out mean of 18 with no game lost, sized for two CPU cores.",
     "apex": "Pong as Ape-X does it: two actors with a ladder of epsilons give each step its initial priority.",
+    "lunarlander": "LunarLander-v3 to a held-out mean of 230, which is well above the 200 that count as solved.",
     "tmaze": "Memory: R2D2 recalls a cue over a corridor of 20 steps; about a minute.",
     "lock": "Demonstrations: R2D3 opens eight doors in a row, of which random play opens none.",
     "atari": "Any Atari game, whole screen and all actions; name it with --env breakout.",

@@ -1,0 +1,25 @@
+"""LunarLander-v3 to a held-out mean of 200: the second thing that everybody tries."""
+
+from sharpwave.agents.dqn import DQN
+from sharpwave.agents.exploration import EpsilonGreedy
+from sharpwave.agents.replay import TransitionsSettings
+from sharpwave.training.recipes.environments import Gymnasium
+from sharpwave.training.recipes.recipe import EvaluationSettings, Recipe, ReplaySettings, TrainingSettings
+
+RECIPE = Recipe(
+    env=Gymnasium("LunarLander-v3", num_envs=8),
+    agent=DQN.Settings(
+        network="mlp",
+        hidden_units=256,
+        dueling=True,
+        lr=5e-4,
+        adam_eps=1e-5,
+        target_tau=0.005,
+        average_decay=0.999,
+        replay=TransitionsSettings(batch_size=128, n_step=3),
+        exploration=EpsilonGreedy(end=0.02, steps=40_000),
+    ),
+    replay=ReplaySettings(capacity=200_000),
+    training=TrainingSettings(steps=500_000, threads=1, checkpoint_every=100_000, warmup_steps=5_000, update_every=8),
+    evaluation=EvaluationSettings(stop_reward=230.0, evaluate_every=20_000, evaluate_from=100.0),
+)
