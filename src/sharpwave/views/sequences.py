@@ -184,7 +184,7 @@ class Windows(View[SequenceBatch]):
         runs = self._runs[:, :count]
         touched = np.bincount(runs[0], minlength=len(items))
         ends = np.cumsum(touched)
-        slots: Ints = np.repeat(runs[1, ends - touched][:, None], touched.max(), axis=1)
+        slots: Ints = np.repeat(runs[1, ends - touched][:, None], touched.max(initial=1), axis=1)
         slots[runs[0], np.arange(count) - (ends - touched)[runs[0]]] = runs[1]
         return slots
 
