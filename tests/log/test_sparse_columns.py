@@ -87,12 +87,12 @@ def play(store: Any, count: int, *, lane: int = 0, begin: int = 0, length: int =
         )  # fmt: skip
 
 
-def assert_kept(store: sw.Store, fewest: int, length: int = 11) -> None:
+def assert_kept(store: sw.Store, min_serials: int, length: int = 11) -> None:
     """Every step that can be sampled has the value of the last step of its episode that is kept."""
     view = store.transitions()
     batch = view.fetch(view.sampleable_ids())
     serials = batch["serial"]
-    assert len(serials) >= fewest
+    assert len(serials) >= min_serials
     expected = serials - serials % length % EVERY
     np.testing.assert_array_equal(batch["core"], np.broadcast_to(expected[:, None, None], batch["core"].shape))
 

@@ -43,9 +43,9 @@ def numbers_of(store: sw.Store, length: int = 7) -> dict[int, int | None]:
     return dict(zip(view.fetch(ids)["serial"].tolist(), [one.get("number") for one in said], strict=True))
 
 
-def assert_numbered(store: sw.Store, fewest: int) -> None:
+def assert_numbered(store: sw.Store, min_found: int) -> None:
     found = numbers_of(store)
-    assert len(found) >= fewest
+    assert len(found) >= min_found
     assert {serial: number for serial, number in found.items() if number != serial // 7} == {}
 
 

@@ -70,7 +70,7 @@ def _audit_view(view: Any) -> None:
         ids = np.concatenate([ids, losing if items.uses is None else losing[items.uses.remaining(losing)]])
     assert count == len(ids)
     if items.uses is not None:
-        assert items.uses.left == (items.uses.most - items.uses._given[ids]).sum()
+        assert items.uses.left == (items.uses.max_uses - items.uses._given[ids]).sum()
     _audit_sampler(view.sampler, count)
 
 

@@ -23,9 +23,9 @@ Needed = Callable[[int], int]
 
 
 def emptiest(
-    regions: dict[int, Region], needed: Needed, most: float, room: int, free: int | None, left_out: Collection[int]
+    regions: dict[int, Region], needed: Needed, max_share: float, room: int, free: int | None, left_out: Collection[int]
 ) -> int | None:
-    """Return the region with the smallest held share, if that is at most ``most`` and it can be copied.
+    """Return the region with the smallest held share, if that is at most ``max_share`` and it can be copied.
 
     Args:
         room: bytes always kept free to copy into. ``free``: room within the limit beside them; negative: the files
@@ -37,7 +37,7 @@ def emptiest(
     found: list[tuple[float, int]] = []
     for number, region in regions.items():
         nbytes = needed(number)
-        if _written_to(regions, number) or number in left_out or nbytes > most * region.allocated:
+        if _written_to(regions, number) or number in left_out or nbytes > max_share * region.allocated:
             continue
         # A region older than a lowered limit may be larger than the room kept free.
         if nbytes + 4 * RECORD.size > room and free is not None and -room <= free < nbytes:

@@ -207,10 +207,10 @@ def _checked(manifest: Any) -> dict[str, Any]:
     if not isinstance(manifest, dict):
         raise ValueError(f"{type(manifest).__name__}, expected an object")
     numbers = {"format": 1 << 16, "schema": 1 << 64, "checkpoint": MAX_CHECKPOINT}
-    for name, most in numbers.items():
+    for name, limit in numbers.items():
         value = manifest.get(name, 0)
-        if type(value) is not int or not (name == "format") <= value < most:
-            raise ValueError(f"{name} {value!r}, expected an integer below {most}")
+        if type(value) is not int or not (name == "format") <= value < limit:
+            raise ValueError(f"{name} {value!r}, expected an integer below {limit}")
     requires = manifest.get("requires", [])
     if not isinstance(requires, list) or not all(isinstance(name, str) for name in requires):
         raise ValueError(f"requires {requires!r}, expected names of features")

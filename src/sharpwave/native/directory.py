@@ -151,14 +151,14 @@ def open_file(path: Path) -> int:
     return _opened(path, None, path, _READ)
 
 
-def read_file(path: Path, directory: Directory | None = None, most: int = -1) -> bytes:
-    """Return a regular file's content, or its first ``most`` bytes; found from ``directory``, if given.
+def read_file(path: Path, directory: Directory | None = None, max_bytes: int = -1) -> bytes:
+    """Return a regular file's content, or its first ``max_bytes`` bytes; found from ``directory``, if given.
 
     Raises: IrregularError; OSError.
     """
     descriptor = open_file(path) if directory is None else directory.open_file(path.name)
     with os.fdopen(descriptor, "rb") as file:
-        return file.read(most)
+        return file.read(max_bytes)
 
 
 def _opened(target: str | Path, base: int | None, path: Path, flags: int) -> int:

@@ -247,14 +247,14 @@ class Reader:
         assert self.region is not None
         return os.pread(self.region.descriptor, record.nbytes, record.offset)
 
-    def _check_header(self, payload: bytes, described: Described, fewest: int) -> None:
+    def _check_header(self, payload: bytes, described: Described, min_steps: int) -> None:
         """Check that a segment's header fits the store and the region.  Raises: DamagedError."""
         header = segment.parse(payload, described.spec)
         steps, frames = described.segment_steps, described.max_frames
-        if not fewest <= header.steps <= steps or not header.context <= header.frames <= frames:
+        if not min_steps <= header.steps <= steps or not header.context <= header.frames <= frames:
             raise DamagedError(
                 f"{header.steps:,} steps, {header.frames:,} frames, {header.context:,} of them context; "
-                f"expected {fewest} to {steps:,} steps and at most {frames:,} frames"
+                f"expected {min_steps} to {steps:,} steps and at most {frames:,} frames"
             )
         limits = column_limits(described.spec, steps)
         if any(column.rows > most for column, most in zip(header.placed, limits, strict=True)):
@@ -281,7 +281,7 @@ class Reader:
         if record.nbytes > described.max_segment_bytes:
             raise DamagedError(f"{record.nbytes:,} bytes, expected at most {described.max_segment_bytes:,}")
         payload = self.payload(record)
-        self._check_header(payload, described, fewest=0 if record.kind == TAIL else 1)
+        self._check_header(payload, described, min_steps=0 if record.kind == TAIL else 1)
         return payload
 
     def _dictionary(self, key: int, described: Described) -> bytes:

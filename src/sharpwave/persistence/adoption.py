@@ -286,9 +286,9 @@ class Adoption:
         """Read a dictionary.  Raises: KeyError: there is none.  DamagedError: larger than a store makes them."""
         if key and key not in self._read:
             number, record = self._dictionaries[key]
-            most = max_dictionary_bytes(int(self.log.layout.sizes.max()))
-            if record.nbytes > most:
-                raise DamagedError(f"dictionary {key:016x} has {record.nbytes:,} bytes, expected at most {most:,}")
+            max_bytes = max_dictionary_bytes(int(self.log.layout.sizes.max()))
+            if record.nbytes > max_bytes:
+                raise DamagedError(f"dictionary {key:016x} has {record.nbytes:,} bytes, expected at most {max_bytes:,}")
             self._read[key] = bytes(self._content(number, record))
         return self._read[key] if key else b""
 

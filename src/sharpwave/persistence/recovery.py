@@ -23,8 +23,8 @@ from sharpwave.validation import MAX_LANES
 def highest_slot(found: Found, stride: int) -> int:
     """Return the highest slot among the records' ids, within the bounds of a store; -1 without any."""
     slots = ((record.id & LEAF_MASK) // stride for _, record in found if record.kind in (SEGMENT, TAIL))
-    most = max_slots(found)
-    return max((slot for slot in slots if slot < most), default=-1)
+    end = max_slots(found)
+    return max((slot for slot in slots if slot < end), default=-1)
 
 
 def adopt_all(

@@ -67,11 +67,11 @@ def checked(state: Any, stride: int) -> dict[str, Any]:
     """
     if not isinstance(state, dict) or not isinstance(state.get("retention"), dict):
         raise ValueError(f"log: {type(state).__name__}, expected a dict with one for the retention")
-    most = {"generation": MAX_GENERATION + ROOM, "open_rows": stride + 1, "lane_steps": MAX_NUMBER, "ids": MAX_ID}
+    limits = {"generation": MAX_GENERATION + ROOM, "open_rows": stride + 1, "lane_steps": MAX_NUMBER, "ids": MAX_ID}
     for name in ("generation", "ids", "open_slots", "open_rows", "lane_steps"):
         array = checked_array(state, name, np.int64)
-        if array.size and not 0 <= array.min() <= array.max() < most.get(name, LEAF_MASK):
-            raise ValueError(f"{name} from {array.min()} to {array.max()}, expected from 0 below {most.get(name)}")
+        if array.size and not 0 <= array.min() <= array.max() < limits.get(name, LEAF_MASK):
+            raise ValueError(f"{name} from {array.min()} to {array.max()}, expected from 0 below {limits.get(name)}")
     numbers = {"first_generation": MAX_GENERATION + ROOM, **dict.fromkeys(COUNTS, MAX_NUMBER)}
     for name, limit in numbers.items():
         if type(state.get(name)) is not int or not 0 <= state[name] < limit:

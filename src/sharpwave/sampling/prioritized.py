@@ -153,11 +153,13 @@ class Prioritized:
         """Restore priorities. Cost: O(items)."""
         assert self._tree is not None
         values, largest = checked_array(state, "values", np.float64), state.get("max_priority")
-        most = MAX_TD_ERROR + MAX_EPS
-        if not isinstance(largest, float) or not MIN_EPS <= largest <= most:
-            raise ValueError(f"Prioritized: max_priority {largest!r}, expected a number from {MIN_EPS:g} to {most:g}")
-        if not ((values == 0) | (values >= MIN_EPS) & (values <= most)).all():
-            raise ValueError(f"Prioritized: state: values, expected each 0, or from {MIN_EPS:g} to {most:g}")
+        max_value = MAX_TD_ERROR + MAX_EPS
+        if not isinstance(largest, float) or not MIN_EPS <= largest <= max_value:
+            raise ValueError(
+                f"Prioritized: max_priority {largest!r}, expected a number from {MIN_EPS:g} to {max_value:g}"
+            )
+        if not ((values == 0) | (values >= MIN_EPS) & (values <= max_value)).all():
+            raise ValueError(f"Prioritized: state: values, expected each 0, or from {MIN_EPS:g} to {max_value:g}")
         there = np.flatnonzero(self._tree.leaves)
         before = np.zeros(len(self._tree.leaves))
         before[: len(values)] = values[: len(before)]

@@ -228,10 +228,10 @@ class SamplerSuite:
             told.sampler.restore(empty)
         assert told.probabilities() == pytest.approx(before)
 
-    @pytest.mark.parametrize("most", [None, 3], ids=["any times", "three times"])
-    def test_a_store_with_it_comes_back_from_a_checkpoint(self, most: int | None, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("max_times_sampled", [None, 3], ids=["any times", "three times"])
+    def test_a_store_with_it_comes_back_from_a_checkpoint(self, max_times_sampled: int | None, tmp_path: Path) -> None:
         store = sw.Store(SPEC, capacity=60, segment_steps=8, seed=3)
-        view = store.transitions(sampler=self.make_sampler(), max_times_sampled=most)
+        view = store.transitions(sampler=self.make_sampler(), max_times_sampled=max_times_sampled)
         rng = np.random.default_rng(0)
 
         def go_on(of: sw.Store) -> None:
@@ -247,10 +247,10 @@ class SamplerSuite:
         store.checkpoint(tmp_path)
         opened = sw.Store.open(tmp_path)
         go_on(opened)  # nothing waits for a view that was not asked for yet
-        first = opened.transitions(sampler=self.make_sampler(), max_times_sampled=most)
+        first = opened.transitions(sampler=self.make_sampler(), max_times_sampled=max_times_sampled)
         assert set(first.sample(8).action.tolist()) <= set(range(100))
         again = sw.Store.open(tmp_path)
-        views = [view, again.transitions(sampler=self.make_sampler(), max_times_sampled=most)]
+        views = [view, again.transitions(sampler=self.make_sampler(), max_times_sampled=max_times_sampled)]
         for _ in range(5):
             one, other = (each.sample(6) for each in views)
             np.testing.assert_array_equal(one.ids, other.ids)

@@ -186,10 +186,10 @@ class ViewSuite:
             monkeypatch.setattr(filling, "_resident", lambda log, slots: resident(log, slots[:3]))
             assert self._told(replay.fetch(ids)) == whole
 
-    @pytest.mark.parametrize("most", [None, 2], ids=["any times", "twice"])
-    def test_it_comes_back_from_a_checkpoint(self, most: int | None, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("max_times_sampled", [None, 2], ids=["any times", "twice"])
+    def test_it_comes_back_from_a_checkpoint(self, max_times_sampled: int | None, tmp_path: Path) -> None:
         def view_of(store: sw.Store) -> Replay[Any]:
-            return store.view(self.make_view(), sampler=sw.Prioritized(), max_times_sampled=most)
+            return store.view(self.make_view(), sampler=sw.Prioritized(), max_times_sampled=max_times_sampled)
 
         store = self._store()
         play, replay = Play(store, 6), view_of(store)
@@ -208,4 +208,4 @@ class ViewSuite:
         Play(later, 7, [list(lane) for lane in play.lanes]).go_on(50)
         assert later.recovery is not None and later.recovery.views == [replay.view.kind]
         items = self._items(view_of(later))
-        assert items == self._items(later.view(self.make_view(), name="new")) or most is not None
+        assert items == self._items(later.view(self.make_view(), name="new")) or max_times_sampled is not None

@@ -56,7 +56,7 @@ class BatchSource:
         check_sampler(f"{view.kind}: sampler", sampler)
         uses = None if max_times_sampled is None else Uses(max_times_sampled, log.index.leaves)
         self.log, self.gate, self.view = log, gate, view
-        self.max_times_sampled = None if uses is None else uses.most
+        self.max_times_sampled = None if uses is None else uses.max_uses
         if limiter is not None:
             if isinstance(limiter, type) or not hasattr(limiter, "sample_waits"):
                 raise TypeError(f"{view.kind}: limiter={limiter!r}, expected a limiter such as sharpwave.MinSize(1000)")
@@ -101,9 +101,9 @@ class BatchSource:
         self._check_enough(batch_size)
 
     def _check_enough(self, batch_size: int) -> None:
-        count, left, most = self.items.count, self.items.uses_left, self.max_times_sampled
+        count, left, max_uses = self.items.count, self.items.uses_left, self.max_times_sampled
         if count == 0 and left == 0:
-            used = "" if most is None else f" (or all were, max_times_sampled={most} times)"
+            used = "" if max_uses is None else f" (or all were, max_times_sampled={max_uses} times)"
             raise EmptyError(
                 f"sample: no step can be sampled yet{used}: the store holds {self.log.inventory.held_steps}, and "
                 f"{self.view.waits_for}"
@@ -111,7 +111,7 @@ class BatchSource:
         if left < batch_size:
             raise EmptyError(
                 f"sample: batch_size={batch_size}, but the {count} steps left can be sampled {left} times in total "
-                f"(max_times_sampled={most}); nothing was taken: use a smaller batch_size, or append more"
+                f"(max_times_sampled={max_uses}); nothing was taken: use a smaller batch_size, or append more"
             )
 
     # batches

@@ -261,7 +261,7 @@ class Items:
             self.uses.clear(first, first + self._log.stride)
 
     def _lose(self, count: int, left: int) -> None:
-        """Count so many items less, which could have been given out ``left`` times more."""
+        """Subtract ``count`` items, which could still have been sampled ``left`` times."""
         self.count -= count
         if self.uses is not None:
             self.uses.left -= left

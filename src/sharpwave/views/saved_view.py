@@ -76,7 +76,7 @@ class SavedView:
         settings = state.get("settings")
         if settings is None:  # as when all views were transitions
             settings = {"kind": "transitions", "n_step": state["n_step"], "gamma": state["gamma"]}
-        most, sampler, remembered = state["max_times_sampled"], state["sampler"], state["remembered"]
+        max_times_sampled, sampler, remembered = state["max_times_sampled"], state["sampler"], state["remembered"]
         for name, value in {"settings": settings, "sampler": sampler, "sampler's state": remembered}.items():
             if not isinstance(value, dict):
                 raise ValueError(f"{name}: {type(value).__name__}, expected a dict")
@@ -85,9 +85,9 @@ class SavedView:
         return cls(
             settings,
             sampler,
-            most,
+            max_times_sampled,
             remembered,
-            None if most is None else checked_array(state, "uses", np.int32),
+            None if max_times_sampled is None else checked_array(state, "uses", np.int32),
             dict(rng.bit_generator.state),
             _count(state, "samples"),
             log.inventory.total_steps - _count(state, "inserts"),

@@ -16,7 +16,7 @@ Ints = npt.NDArray[np.int64]
 
 @njit(nogil=True, cache=True)
 def _accept(
-    items: Ints, probabilities: npt.NDArray[np.float64], given: npt.NDArray[np.int32], most: int, full: Ints
+    items: Ints, probabilities: npt.NDArray[np.float64], given: npt.NDArray[np.int32], max_uses: int, full: Ints
 ) -> tuple[int, int]:
     """Count a use of each item that has one left, and move those to the front, in order.
 
@@ -25,9 +25,9 @@ def _accept(
     kept = found = 0
     for i in range(items.size):
         item = items[i]
-        if given[item] < most:
+        if given[item] < max_uses:
             given[item] += 1
-            if given[item] == most:
+            if given[item] == max_uses:
                 full[found] = item
                 found += 1
             items[kept] = item
@@ -37,19 +37,19 @@ def _accept(
 
 
 class Uses:
-    """Counts of uses, for draws that sample each step at most ``most`` times.
+    """Counts of uses, for draws that sample each step at most ``max_uses`` times.
 
     Attributes:
         left: uses left of all steps that can be sampled.
 
     Raises:
-        ValueError: ``most`` is out of range.
+        ValueError: ``max_uses`` is out of range.
     """
 
-    def __init__(self, most: Any, items: int) -> None:
-        if isinstance(most, bool) or not isinstance(most, (int, np.integer)) or not 1 <= most < 2**31:
-            raise ValueError(f"transitions: max_times_sampled={most!r}, expected an integer of at least 1, or None")
-        self.most = int(most)
+    def __init__(self, max_uses: Any, items: int) -> None:
+        if isinstance(max_uses, bool) or not isinstance(max_uses, (int, np.integer)) or not 1 <= max_uses < 2**31:
+            raise ValueError(f"transitions: max_times_sampled={max_uses!r}, expected an integer of at least 1, or None")
+        self.max_uses = int(max_uses)
         self.left = 0
         self._given = np.zeros(items, np.int32)
 
@@ -59,16 +59,16 @@ class Uses:
 
     def add(self, count: int) -> None:
         """Add the uses of ``count`` new steps that can be sampled."""
-        self.left += count * self.most
+        self.left += count * self.max_uses
 
     def remaining(self, items: Ints) -> npt.NDArray[np.bool_]:
         """Return which of the steps can be sampled again: bool [n]."""
-        remaining: npt.NDArray[np.bool_] = self._given[items] < self.most
+        remaining: npt.NDArray[np.bool_] = self._given[items] < self.max_uses
         return remaining
 
     def left_of(self, items: Ints) -> int:
-        """How often ``items`` (distinct) can be given out in all."""
-        return int((self.most - self._given[items]).sum())
+        """Return how often ``items`` (distinct) can still be sampled in total."""
+        return int((self.max_uses - self._given[items]).sum())
 
     def clear(self, begin: int, end: int) -> None:
         """Reset the counts of the items ``begin <= i < end``, for other steps."""
@@ -95,7 +95,7 @@ class Uses:
             while taken < count:
                 part = draw.part(taken, count)
                 sampler.draw(part, rng)
-                kept, found = _accept(part.items, part.probabilities, self._given, self.most, full)
+                kept, found = _accept(part.items, part.probabilities, self._given, self.max_uses, full)
                 taken += kept
                 self.left -= kept
                 if found:
@@ -116,12 +116,12 @@ class Uses:
         Raises:
             ValueError: counts out of range.
         """
-        if ((given < 0) | (given > self.most)).any() or len(given) > len(self._given):
-            raise ValueError(f"uses: expected counts from 0 to {self.most} of at most {len(self._given)} items")
+        if ((given < 0) | (given > self.max_uses)).any() or len(given) > len(self._given):
+            raise ValueError(f"uses: expected counts from 0 to {self.max_uses} of at most {len(self._given)} items")
         items = items[items < len(given)]
         self._given[items] = given[items]
         self.left -= int(given[items].sum())
-        full: Ints = items[given[items] == self.most]
+        full: Ints = items[given[items] == self.max_uses]
         return full
 
     def nbytes(self, items: int) -> int:
