@@ -91,7 +91,7 @@ class StoreViews:
             name: default "sequences". ``gamma`` and all else is as for ``transitions``; ``max_times_sampled=1`` with
                 ``Fifo()`` makes a queue of windows.
 
-        Batches are a :class:`sharpwave.SequenceBatch`. Where observations have a stack, each frame is in a batch
+        Batches are a ``SequenceBatch``. Where observations have a stack, each frame is in a batch
         ``stack`` times. Cost: as ``sample`` of as many frames.
 
         Raises:
