@@ -1,4 +1,4 @@
-"""DQN passes the suite that every agent passes, over several kinds of observations."""
+"""Every agent passes the suite of agents, over several kinds of observations."""
 
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete
@@ -6,6 +6,7 @@ from gymnasium.spaces import Box, Dict, Discrete
 from sharpwave.agents.dqn import DQN
 from sharpwave.agents.exploration import EpsilonGreedy
 from sharpwave.agents.protocol import Spaces
+from sharpwave.agents.rainbow import Rainbow
 from sharpwave.agents.replay import TransitionsSettings
 from sharpwave.testing.agent import AgentSuite
 
@@ -46,3 +47,35 @@ class TestDQNOverImages(AgentSuite):
         agent = DQN(spaces, settings, seed=seed)
         agent.FIRST_LOOK = 32
         return agent
+
+
+class TestRainbow(AgentSuite):
+    def make_agent(self, spaces, seed):
+        replay = TransitionsSettings(batch_size=8, n_step=3, prioritized=True)
+        return Rainbow(spaces, Rainbow.Settings(hidden_units=16, target_every=50, replay=replay), seed=seed)
+
+
+class TestIQN(AgentSuite):
+    """Over MinAtar's observations, with Munchausen rewards, averaged, without noise."""
+
+    spaces = Spaces(Box(0, 1, (10, 10, 4), np.bool_), Discrete(3))
+
+    def make_agent(self, spaces, seed):
+        settings = Rainbow.Settings(
+            hidden_units=16, head="iqn", quantiles=4, noisy=False, munchausen=0.9, average_decay=0.9,
+            exploration=EXPLORING, replay=TransitionsSettings(batch_size=8, prioritized=True),
+        )  # fmt: skip
+        return Rainbow(spaces, settings, seed=seed)
+
+
+class TestQR(AgentSuite):
+    """Noisy, with actions counted from 2 and soft target updates."""
+
+    spaces = Spaces(Dict(speed=Box(-1, 1, (2,), np.float32), gear=Discrete(4)), Discrete(3, start=2))
+
+    def make_agent(self, spaces, seed):
+        settings = Rainbow.Settings(
+            hidden_units=16, head="qr", quantiles=5, dueling_baseline="max", target_tau=0.1,
+            replay=TransitionsSettings(batch_size=8),
+        )  # fmt: skip
+        return Rainbow(spaces, settings, seed=seed)

@@ -5,8 +5,16 @@ import math
 import pytest
 import torch
 
-from sharpwave.agents.heads import dueling_combine
-from sharpwave.agents.losses import double_q_targets, huber, q_targets, squared
+from sharpwave.agents.losses import (
+    double_q_targets,
+    greedy_policy,
+    huber,
+    munchausen_bonus,
+    q_targets,
+    soft_policy,
+    squared,
+)
+from sharpwave.agents.networks import dueling_combine
 
 
 def test_q_targets_take_the_largest_value_of_the_target_network():
@@ -29,6 +37,43 @@ def test_dueling_combine_subtracts_the_mean_advantage():
     # 10 + (1, 2, 6) - 3
     got = dueling_combine(torch.tensor([[10.0]]), torch.tensor([[1.0, 2.0, 6.0]]))
     torch.testing.assert_close(got, torch.tensor([[8.0, 9.0, 13.0]]))
+
+
+@pytest.mark.parametrize(("baseline", "expected"), [("max", [5.0, 6.0, 10.0]), ("naive", [11.0, 12.0, 16.0])])
+def test_dueling_baselines(baseline, expected):
+    # 10 + (1, 2, 6) - 6; 10 + (1, 2, 6)
+    got = dueling_combine(torch.tensor([[10.0]]), torch.tensor([[1.0, 2.0, 6.0]]), baseline)
+    torch.testing.assert_close(got, torch.tensor([expected]))
+
+
+def test_dueling_combine_takes_the_mean_over_actions_for_each_atom():
+    value, advantage = torch.tensor([[[10.0, 20.0]]]), torch.tensor([[[1.0, 2.0], [3.0, 6.0]]])
+    # Atom 0: 10 + (1, 3) - 2; atom 1: 20 + (2, 6) - 4.
+    torch.testing.assert_close(dueling_combine(value, advantage), torch.tensor([[[9.0, 18.0], [11.0, 22.0]]]))
+
+
+def test_greedy_policy_chooses_the_first_of_the_largest():
+    got = greedy_policy(torch.tensor([[1.0, 3.0, 2.0], [5.0, 0.0, 5.0]]))
+    assert got.tolist() == [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]
+
+
+def test_munchausen_bonus_is_the_clipped_log_probability():
+    # temperature 2, Q = 2 log(1), 2 log(3): pi = 1/4, 3/4. 2 log(3/4) = -.5754; 2 log(1/4) = -2.7726, clipped to -1.
+    q = torch.tensor([[0.0, 2 * math.log(3)]] * 2)
+    got = munchausen_bonus(q, torch.tensor([1, 0]), 2.0, -1.0)
+    torch.testing.assert_close(got, torch.tensor([2 * math.log(0.75), -1.0]))
+
+
+def test_munchausen_bonus_survives_small_temperatures():
+    got = munchausen_bonus(torch.tensor([[0.0, 100.0]] * 2), torch.tensor([1, 0]), 1e-3, -1.0)
+    assert got.tolist() == [0.0, -1.0]
+
+
+def test_soft_policy_and_its_entropy():
+    # pi = 1/4, 3/4; entropy .25 log 4 + .75 log(4/3) = .5623; times 2.
+    policy, entropy = soft_policy(torch.tensor([[0.0, 2 * math.log(3)]]), 2.0)
+    torch.testing.assert_close(policy, torch.tensor([[0.25, 0.75]]))
+    torch.testing.assert_close(entropy, torch.tensor([2 * (0.25 * math.log(4) + 0.75 * math.log(4 / 3))]))
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text
 
 from sharpwave.agents.architectures import CONVOLUTIONS, NETWORKS
-from sharpwave.agents.heads import QHead, QNetwork
 from sharpwave.agents.inputs import FrameInputs, image_shape, inputs_for
 from sharpwave.agents.modules import to_tensors
+from sharpwave.agents.networks import QHead, QNetwork
 from sharpwave.agents.torsos import torso_for
 
 

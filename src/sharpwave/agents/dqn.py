@@ -48,6 +48,12 @@ class DQNSettings:
     network: str = setting("auto", "torso of the Q-network; auto: by the observation", NETWORK, choices=NETWORKS)
     hidden_units: int = setting(512, "units of the hidden layer", NETWORK, at_least=1)
     dueling: bool = setting(False, "separate streams for value and advantage", NETWORK)
+    dueling_baseline: str = setting(
+        "mean",
+        "dueling: what is subtracted from the advantages, their mean or maximum; naive: nothing",
+        NETWORK,
+        choices=("mean", "max", "naive"),
+    )
     standardize: bool = setting(
         False, "images: subtract the mean image of the warm-up and divide by the deviation from it", NETWORK
     )
@@ -107,7 +113,7 @@ class DQN(Agent):
     ``average_decay`` is set: the mean forgets less than single networks along the way.
     """
 
-    Settings = DQNSettings
+    Settings: type[DQNSettings] = DQNSettings
     FIRST_LOOK = 2048
     """Transitions of the warm-up by which images are standardized."""
 
@@ -117,8 +123,10 @@ class DQN(Agent):
         from sharpwave.agents.inputs import inputs_for
 
         if not isinstance(spaces.action, Discrete):
-            raise ValueError(f"dqn needs Discrete actions; {spaces.env} has {space_text(spaces.action)}")
-        self.spaces, self.settings = spaces, settings or DQNSettings()
+            kind, action = self.Settings.kind, space_text(spaces.action)
+            raise ValueError(f"{kind} needs Discrete actions; {spaces.env} has {action}")
+        self.spaces, self.settings = spaces, settings or self.Settings()
+        self.exploration = self.settings.exploration
         self.device = pick_device(device)
         self.num_actions, self._first_action = int(spaces.action.n), int(spaces.action.start)
         self._precision = pick_precision(self.settings.precision, self.device)
@@ -135,12 +143,13 @@ class DQN(Agent):
 
     def network(self) -> nn.Module:
         """Make a fresh network: what ``inputs`` give -> Q [B, A]."""
-        from sharpwave.agents.heads import QHead, QNetwork
+        from sharpwave.agents.networks import QHead, QNetwork
         from sharpwave.agents.torsos import torso_for
 
         settings = self.settings
         torso = torso_for(self.spaces.observation, settings.network, settings.hidden_units)
-        return QNetwork(torso, QHead(torso.features, settings.hidden_units, self.num_actions, settings.dueling))
+        units, dueling, baseline = settings.hidden_units, settings.dueling, settings.dueling_baseline
+        return QNetwork(torso, QHead(torso.features, units, self.num_actions, dueling, baseline=baseline))
 
     @cached_property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -155,7 +164,7 @@ class DQN(Agent):
         return DQNState(slice(first_lane, first_lane + lanes), of_lanes or first_lane + lanes)
 
     def act(self, obs: Obs, state: DQNState, step: int, explore: bool = True) -> Acted:
-        epsilons = self.settings.exploration.epsilons(step, state.of)[state.lanes] if explore else None
+        epsilons = self.exploration.epsilons(step, state.of)[state.lanes] if explore else None
         if epsilons is not None and epsilons.min() >= 1.0 and not self._keeps_values:
             q, chosen = None, np.zeros(len(epsilons), np.int64)  # all actions are random: Q is not needed
         else:
@@ -179,7 +188,7 @@ class DQN(Agent):
         return q
 
     def scored_lanes(self, lanes: int) -> npt.NDArray[np.bool_]:
-        return self.settings.exploration.scored(lanes)
+        return self.exploration.scored(lanes)
 
     def initial_errors(self, lanes: int, kept: int) -> NStepErrors | None:
         replay = self.settings.replay
@@ -247,7 +256,7 @@ class DQN(Agent):
         return Learned(td_error, {"loss": loss.detach()})
 
     def schedules(self, step: int) -> dict[str, float]:
-        return {"epsilon": self.settings.exploration.epsilon(step), "learning_rate": self._learning_rate(step)}
+        return {"epsilon": self.exploration.epsilon(step), "learning_rate": self._learning_rate(step)}
 
     def _learning_rate(self, step: int) -> float:
         settings = self.settings

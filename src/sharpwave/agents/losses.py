@@ -41,6 +41,39 @@ def double_q_targets(next_q: Tensor, next_q_online: Tensor, reward: Tensor, disc
     return reward + discount * next_q.gather(1, chosen).squeeze(1)
 
 
+def greedy_policy(q: Tensor) -> Tensor:
+    """Return the greedy policy of values [B, A] as probabilities, float [B, A]: 1 for the first largest, else 0."""
+    import torch
+
+    return torch.zeros_like(q).scatter_(1, q.argmax(dim=1, keepdim=True), 1.0)
+
+
+def munchausen_bonus(q: Tensor, action: Tensor, temperature: float, lowest: float) -> Tensor:
+    """Compute the scaled log-probability of the taken actions, which Munchausen learning adds to their rewards.
+
+    Args:
+        q: float [B, A], Q(s_t, .) of the target network.  action: int64 [B], indices of the taken actions.
+        temperature: that of the softmax policy.
+        lowest: lower bound of the result, at most 0.
+    Returns:
+        float [B]: max(lowest, temperature * log pi(a_t | s_t)), where pi = softmax(q / temperature).
+    Source: Vieillard, Pietquin and Geist (2020), Munchausen reinforcement learning, eq. 2 and section 3 (clipping).
+    """
+    assert q.ndim == 2 and action.shape == q.shape[:1], (q.shape, action.shape)
+    scaled = temperature * (q / temperature).log_softmax(dim=1)
+    return scaled.gather(1, action.unsqueeze(1)).squeeze(1).clamp(min=lowest, max=0.0)
+
+
+def soft_policy(q: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Return the softmax policy of values, float [B, A], and its entropy times the temperature, float [B].
+
+    With both, sum_a pi(a) (Q(a) - temperature * log pi(a)) is the policy's mean of Q plus that entropy.
+    """
+    log_policy = (q / temperature).log_softmax(dim=1)
+    policy = log_policy.exp()
+    return policy, -temperature * (policy * log_policy).sum(dim=1)
+
+
 def huber(error: Tensor, delta: float = 1.0) -> Tensor:
     """Compute the Huber loss of each error: e^2 / 2 up to ``delta``, then delta * (|e| - delta / 2). Any shape.
 

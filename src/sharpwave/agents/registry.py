@@ -14,6 +14,7 @@ AGENTS: dict[str, str | type[Agent]] = {
     "dqn": "sharpwave.agents.dqn:DQN",
     "r2d2": "sharpwave.agents.r2d2:R2D2",
     "r2d3": "sharpwave.agents.r2d3:R2D3",
+    "rainbow": "sharpwave.agents.rainbow:Rainbow",
 }
 """Class of each algorithm, or its import path, which is imported on demand."""
 

@@ -1,0 +1,63 @@
+"""Noisy linear layers: learned noise on the weights in place of random actions."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+
+class NoisyLinear(nn.Module):
+    """Linear layer with factorised Gaussian noise: y = (W + S * f(e_out) f(e_in)') x + b + s * f(e_out).
+
+    It is silent, with the means W and b alone, until :func:`resample` draws noise, and again after :func:`silence`.
+    Noise is no part of its state: whoever needs noise draws it.
+
+    Args:
+        sigma: initial S and s times the root of ``inputs``.
+    Source: Fortunato et al. (2018), Noisy networks for exploration, eq. 10, 11 and section 3.2.
+    """
+
+    def __init__(self, inputs: int, outputs: int, sigma: float = 0.5) -> None:
+        super().__init__()
+        bound = 1 / math.sqrt(inputs)
+        self.weight = nn.Parameter(torch.empty(outputs, inputs).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(outputs).uniform_(-bound, bound))
+        self.weight_sigma = nn.Parameter(torch.full((outputs, inputs), sigma * bound))
+        self.bias_sigma = nn.Parameter(torch.full((outputs,), sigma * bound))
+        self.noise: tuple[Tensor, Tensor] | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map float [B, inputs] to [B, outputs]; the noise is the same for every item."""
+        y = nn.functional.linear(x, self.weight, self.bias)
+        if self.noise is None:
+            return y
+        noise_in, noise_out = self.noise
+        # The outer product of noise is never formed: with two products of matrices an update needs less memory.
+        return y + noise_out * nn.functional.linear(x * noise_in, self.weight_sigma, self.bias_sigma)
+
+
+def factor(noise: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Compute f(e) = sign(e) sqrt(|e|), the factor of a weight's noise."""
+    return np.copysign(np.sqrt(np.abs(noise)), noise)
+
+
+def resample(network: nn.Module, rng: np.random.Generator) -> None:
+    """Draw fresh noise for every noisy layer of ``network``."""
+    for layer in _noisy(network):
+        outputs, inputs = layer.weight.shape
+        noise = torch.from_numpy(factor(rng.standard_normal(inputs + outputs, np.float32))).to(layer.weight.device)
+        layer.noise = (noise[:inputs], noise[inputs:])
+
+
+def silence(network: nn.Module) -> None:
+    """Let every noisy layer of ``network`` use its means."""
+    for layer in _noisy(network):
+        layer.noise = None
+
+
+def _noisy(network: nn.Module) -> list[NoisyLinear]:
+    return [module for module in network.modules() if isinstance(module, NoisyLinear)]

@@ -1,0 +1,199 @@
+"""Rainbow: a DQN whose network predicts distributions of returns and explores by noise on its weights. Every part is
+a switch: double, dueling, n-step, priorities, noisy layers, the head (C51, QR, IQN or the mean), Munchausen rewards.
+
+Acting, Adam, target copies and saving are DQN's; here is what differs: settings, network, act, loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from sharpwave.agents.dqn import DQN, LEARNING, NETWORK, DQNSettings, DQNState
+from sharpwave.agents.exploration import EXPLORATION, EpsilonGreedy
+from sharpwave.agents.losses import greedy_policy, munchausen_bonus, soft_policy
+from sharpwave.agents.priorities import NStepErrors
+from sharpwave.agents.protocol import Acted, Obs, Spaces
+from sharpwave.agents.replay import TransitionsSettings
+from sharpwave.configuration import expect, setting
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from sharpwave.agents.heads import Head
+
+RETURNS = "Distribution of returns"
+
+
+@dataclass(frozen=True)
+class RainbowSettings(DQNSettings):
+    """Settings of Rainbow; the defaults are those of Hessel et al. (2018) where they are given there."""
+
+    kind: ClassVar[str] = "rainbow"
+
+    replay: TransitionsSettings = field(
+        default_factory=lambda: TransitionsSettings(n_step=3, prioritized=True, priority_alpha=0.5)
+    )
+    dueling: bool = setting(True, "separate streams for value and advantage", NETWORK)
+    lr: float = setting(6.25e-5, "learning rate of Adam", LEARNING, flag="--learning-rate", above=0)
+
+    head: str = setting(
+        "c51",
+        "what is predicted of the return: probabilities of atoms (c51), quantiles (qr, iqn) or the mean (expected)",
+        RETURNS,
+        choices=("c51", "qr", "iqn", "expected"),
+    )
+    atoms: int = setting(51, "c51: number of atoms", RETURNS, at_least=2)
+    lowest_return: float = setting(-10.0, "c51: return of the first atom", RETURNS)
+    highest_return: float = setting(10.0, "c51: return of the last atom", RETURNS)
+    quantiles: int = setting(64, "qr: number of quantiles; iqn: fractions drawn for each item", RETURNS, at_least=1)
+
+    noisy: bool = setting(True, "learned noise on the weights explores, instead of random actions", EXPLORATION)
+    noisy_sigma: float = setting(0.5, "noisy: initial scale of the noise", EXPLORATION, at_least=0)
+
+    munchausen: float = setting(
+        0.0,
+        "weight of the policy's log-probability in rewards, with a soft policy in targets (double is then not used); "
+        "0: off; Munchausen RL: .9",
+        LEARNING,
+        at_least=0,
+        at_most=1,
+    )
+    munchausen_temperature: float = setting(0.03, "munchausen: temperature of the soft policy", LEARNING, above=0)
+    munchausen_lowest: float = setting(
+        -1.0, "munchausen: lower bound of temperature times log-probability", LEARNING, at_most=0
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        lowest = self.lowest_return
+        expect(self, "highest_return", self.highest_return > lowest, f"above the {lowest} of --lowest-return")
+
+
+class Rainbow(DQN):
+    """Rainbow agent: a :class:`~sharpwave.agents.dqn.DQN` with a distributional head and noisy layers.
+
+    With noisy layers no action is random: fresh noise is drawn for every step of the lanes, and for every pass of a
+    network in an update. The policy, which is evaluated and saved, uses the means of the weights.
+    """
+
+    Settings: type[RainbowSettings] = RainbowSettings
+    settings: RainbowSettings
+
+    def __init__(
+        self, spaces: Spaces, settings: RainbowSettings | None = None, device: torch.device | str = "cpu", seed: Any = 0
+    ) -> None:
+        super().__init__(spaces, settings, device, seed)
+        if self.settings.noisy:
+            self.exploration = EpsilonGreedy(start=0.0, end=0.0, steps=0)
+
+    # network
+
+    @cached_property
+    def head(self) -> Head:
+        """What the network predicts of each action's return."""
+        from sharpwave.agents.heads import C51, IQN, QR, Expected
+
+        settings = self.settings
+        if settings.head == "c51":
+            return C51(settings.atoms, settings.lowest_return, settings.highest_return)
+        if settings.head == "qr":
+            return QR(settings.quantiles, settings.huber_delta)
+        if settings.head == "iqn":
+            return IQN(settings.quantiles, settings.huber_delta)
+        return Expected(settings.huber_delta, mse=settings.loss == "mse")
+
+    def network(self) -> nn.Module:
+        """Make a fresh network: what ``inputs`` give -> predictions [B, A, ...] for the head."""
+        from torch import nn
+
+        from sharpwave.agents.networks import ImplicitQNetwork, QHead, QNetwork
+        from sharpwave.agents.noisy import NoisyLinear
+        from sharpwave.agents.torsos import torso_for
+
+        settings = self.settings
+        linear: Callable[[int, int], nn.Module] = nn.Linear
+        if settings.noisy:
+            linear = partial(NoisyLinear, sigma=settings.noisy_sigma)
+        torso = torso_for(self.spaces.observation, settings.network, settings.hidden_units)
+        layers = QHead(
+            torso.features,
+            settings.hidden_units,
+            self.num_actions,
+            settings.dueling,
+            baseline=settings.dueling_baseline,
+            outputs=self.head.outputs,
+            linear=linear,
+        )
+        return ImplicitQNetwork(torso, torso.features, layers) if settings.head == "iqn" else QNetwork(torso, layers)
+
+    # act
+
+    def act(self, obs: Obs, state: DQNState, step: int, explore: bool = True) -> Acted:
+        from sharpwave.agents.noisy import resample, silence
+
+        if explore:
+            resample(self.online, self._rng)
+        else:
+            silence(self.online)
+        return super().act(obs, state, step, explore)
+
+    def _q(self, obs: Obs) -> Tensor:
+        return self.head.values(super()._q(obs))
+
+    def initial_errors(self, lanes: int, kept: int) -> NStepErrors | None:
+        if self.settings.head == "c51":
+            return None  # its priorities are losses, on another scale than errors of the mean
+        return super().initial_errors(lanes, kept)
+
+    # learn
+
+    def loss(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """Compute the weighted mean of the items' losses, and what their priorities are made of, float32 [B]."""
+        import torch
+
+        head = self.head
+        action = batch.action - self._first_action if self._first_action else batch.action
+        fractions, next_fractions = self._fractions(len(action)), self._fractions(len(action))
+        with self.autocast():
+            # First: autocast caches rounded weights, and those of a pass without gradient would carry none.
+            predicted = self._predicted(self.online, self.inputs(batch.obs), fractions)
+            with torch.no_grad():
+                next_inputs = self.inputs(batch.next_obs)
+                next_predicted = self._predicted(self.target, next_inputs, next_fractions)
+                reward, policy = self._next_policy(batch, action, next_inputs, head.values(next_predicted))
+        target = head.target(next_predicted, policy, reward, batch.discount)
+        taken = predicted[torch.arange(len(action), device=action.device), action]
+        losses, errors = head.loss(taken, target, fractions)
+        return (batch.weights * losses).mean(), errors
+
+    def _next_policy(self, batch: Any, action: Tensor, next_inputs: Any, next_q: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the rewards [B], with Munchausen's terms if those are on, and probabilities of next actions [B, A].
+
+        Args:
+            next_q: float [B, A], of the target network.
+        """
+        settings, head = self.settings, self.head
+        if settings.munchausen == 0:
+            if settings.double:
+                next_q = head.values(self._predicted(self.online, next_inputs))
+            return batch.reward, greedy_policy(next_q)
+        q = head.values(self._predicted(self.target, self.inputs(batch.obs)))
+        bonus = munchausen_bonus(q, action, settings.munchausen_temperature, settings.munchausen_lowest)
+        policy, entropy = soft_policy(next_q, settings.munchausen_temperature)
+        return batch.reward + settings.munchausen * bonus + batch.discount * entropy, policy
+
+    def _predicted(self, network: nn.Module, inputs: Any, fractions: Tensor | None = None) -> Tensor:
+        """Predict with fresh noise."""
+        from sharpwave.agents.noisy import resample
+
+        resample(network, self._rng)
+        predicted: Tensor = network(inputs) if fractions is None else network(inputs, fractions)
+        return predicted.float()
+
+    def _fractions(self, items: int) -> Tensor | None:
+        fractions = self.head.draw(items, self._rng)
+        return None if fractions is None else fractions.to(self.device)

@@ -1,0 +1,21 @@
+"""Losses, and whole updates of Rainbow, against rlax, each file in a process of its own: jax has threads, and warns
+whenever a process that imported it forks, as other tests do."""
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.skipif(find_spec("rlax") is None, reason="needs rlax: pip install '.[test]'")
+@pytest.mark.parametrize("file", ["losses.py", "rainbow_updates.py"])
+def test_all_of(file):
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/agents/with_rlax/{file}"],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stdout + ran.stderr
