@@ -28,6 +28,7 @@ MADE_UP = "tests.training.made_up:"
         ("CliffWalking-v1", {}),
         ("Blackjack-v1", {}),  # a tuple of three categories
         ("ALE/Pong-v5", {"steps": 80, "warmup_steps": 40, "batch_size": 2, "standardize": True}),  # 210x160x3
+        ("MinAtar/Breakout-v1", {}),
         (MADE_UP + "Pictures-v0", {"standardize": True}),
         (MADE_UP + "Grey-v0", {}),
         (MADE_UP + "Nested-v0", {"standardize": True}),

@@ -17,9 +17,9 @@ def test_recipes_survive_json(name):
     assert Recipe.from_table(recipe.to_table()) == recipe
 
 
-@pytest.mark.parametrize("env", [Atari(), Gymnasium()])
-def test_every_setting_says_what_it_is_and_has_an_option_of_its_own(env):
-    settings = list(leaves(Recipe(env=env)))
+@pytest.mark.parametrize("recipe", [Recipe(env=Atari()), Recipe(env=Gymnasium()), load_recipe("rainbow")])
+def test_every_setting_says_what_it_is_and_has_an_option_of_its_own(recipe):
+    settings = list(leaves(recipe))
     for leaf in settings:
         assert leaf.field.metadata["help"] and leaf.field.metadata["group"], leaf.key
     assert len({leaf.flag for leaf in settings}) == len({leaf.key for leaf in settings}) == len(settings)
@@ -49,6 +49,11 @@ def test_every_setting_says_what_it_is_and_has_an_option_of_its_own(env):
 def test_errors_name_the_option(changes, message):
     with pytest.raises(ValueError, match=message.replace("(", r"\(")):
         Recipe().override(**changes)
+
+
+def test_atoms_are_in_order():
+    with pytest.raises(ValueError, match=r"--highest-return: got -20\.0, expected above the -10\.0 of"):
+        load_recipe("rainbow").override(highest_return=-20.0)
 
 
 def test_settings_that_fit_only_together_are_changed_together():

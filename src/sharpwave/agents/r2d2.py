@@ -104,7 +104,7 @@ class R2D2(Agent):
 
     def network(self) -> RecurrentQNetwork:
         """Make a fresh network."""
-        from sharpwave.agents.heads import QHead
+        from sharpwave.agents.networks import QHead
         from sharpwave.agents.recurrent import RecurrentQNetwork
         from sharpwave.agents.torsos import torso_for
 

@@ -25,9 +25,24 @@ def register() -> None:
         gymnasium.register_envs(ale_py)
 
 
+def register_for(name: str) -> None:
+    """Register the environments that an id may belong to: those of :func:`register`, and MinAtar's where asked for.
+
+    Raises:
+        ValueError: the id is one of MinAtar's, which is not installed.
+    """
+    register()
+    if name.startswith("MinAtar/") and "MinAtar/Breakout-v1" not in gymnasium.registry:
+        try:
+            import minatar.gym
+        except ModuleNotFoundError as error:
+            raise ValueError(f"env {name!r} needs MinAtar: pip install 'sharpwave[minatar]'") from error
+        minatar.gym.register_envs()
+
+
 def known(name: str) -> bool:
     """Return whether Gymnasium knows an id; one that names a module to import counts as known."""
-    register()
+    register_for(name)
     try:
         return ":" in name or gymnasium.spec(name) is not None
     except gymnasium.error.Error:
@@ -48,7 +63,7 @@ def make_gym(name: str, num_envs: int, *, render: bool = False, hint: str = "") 
         ValueError: an unknown name, an environment that cannot be made here (a package is missing), or one whose
             observations are not arrays.
     """
-    register()
+    register_for(name)
     module, colon, _ = name.partition(":")
     if colon and os.getcwd() not in sys.path:  # last: nothing here hides an installed module
         sys.path.append(os.getcwd())

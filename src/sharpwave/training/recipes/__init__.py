@@ -17,10 +17,16 @@ RECIPES: dict[str, str] = {
     "lunarlander": "LunarLander-v3 to a held-out mean of 230, which is well above the 200 that count as solved.",
     "tmaze": "Memory: R2D2 recalls a cue over a corridor of 20 steps; about a minute.",
     "lock": "Demonstrations: R2D3 opens eight doors in a row, of which random play opens none.",
+    "minatar": "A game of MinAtar, 500,000 steps in minutes; others with --env MinAtar/Seaquest-v1.",
+    "minatar-rainbow": "The same by Rainbow.",
+    "minatar-iqn": "The same by implicit quantile networks.",
+    "rainbow": "Any Atari game by Rainbow with the settings of its paper.",
+    "data-efficient-rainbow": "Any Atari game by Rainbow with an update at every step, for 100,000 steps.",
+    "iqn": "Any Atari game by implicit quantile networks with the settings of their paper.",
     "atari": "Any Atari game, whole screen and all actions; name it with --env breakout.",
     "gymnasium": "Any Gymnasium environment with discrete actions; name it with --env LunarLander-v3.",
 }
-"""Summary of each recipe, by name; ``RECIPE`` in ``<name>.py`` of this folder is the recipe itself."""
+"""Summary of each recipe, by name; ``RECIPE`` in the file of that name here ("_" for "-") is the recipe itself."""
 
 
 def recipe_names() -> dict[str, str]:
@@ -33,7 +39,7 @@ def recipe_names() -> dict[str, str]:
 def load_recipe(name: str) -> Recipe:
     """Return the recipe of a name of ``recipe_names``.  Raises: ValueError: an unknown name."""
     if name in RECIPES:
-        recipe: Recipe = importlib.import_module(f"{__name__}.{name}").RECIPE
+        recipe: Recipe = importlib.import_module(f"{__name__}.{name.replace('-', '_')}").RECIPE
         return recipe
     if name in kinds():
         from sharpwave.training.recipes.recipe import default_recipe
