@@ -76,7 +76,7 @@ def test_a_name_is_given_once(registered):
 
     with pytest.raises(ValueError, match="agent 'tabular': the name is taken"):
         registry.register(Other)
-    with pytest.raises(ValueError, match="agent: got kind 'genius', expected one of dqn, .*, tabular"):
+    with pytest.raises(ValueError, match=r"agent: got kind 'genius', expected one of dqn, .*, tabular"):
         registry.agent_class("genius")
 
 
