@@ -1,6 +1,9 @@
 """Recipes are whole, frozen, and refuse what does not fit by its name on the command line."""
 
 import dataclasses
+import json
+import subprocess
+import sys
 
 import pytest
 
@@ -105,3 +108,12 @@ def test_sizes_and_lines():
     assert parse_size("84x84", "--obs") == (84, 84)
     assert parse_size("17", "--obs") == (17,)
     assert parse_lines("34:194", "--crop") == (34, 194)
+
+
+def test_lunarlander_trains(tmp_path):
+    """In a process of its own: Box2D warns as it is imported, and crashes where warnings are errors."""
+    options = ("--steps", "400", "--warmup-steps", "200", "--out", str(tmp_path / "run"))
+    command = [sys.executable, "-m", "sharpwave.cli", "train", "lunarlander", *options]
+    subprocess.run(command, check=True, timeout=240, capture_output=True)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["steps"] >= 400 and summary["updates"] > 0
