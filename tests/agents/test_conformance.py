@@ -5,9 +5,10 @@ from gymnasium.spaces import Box, Dict, Discrete
 
 from sharpwave.agents.dqn import DQN
 from sharpwave.agents.exploration import EpsilonGreedy
+from sharpwave.agents.pqn import PQN
 from sharpwave.agents.protocol import Spaces
 from sharpwave.agents.rainbow import Rainbow
-from sharpwave.agents.replay import TransitionsSettings
+from sharpwave.agents.replay import RolloutSettings, TransitionsSettings
 from sharpwave.testing.agent import AgentSuite
 
 EXPLORING = EpsilonGreedy(start=0.5, end=0.5)
@@ -79,3 +80,15 @@ class TestQR(AgentSuite):
             replay=TransitionsSettings(batch_size=8),
         )  # fmt: skip
         return Rainbow(spaces, settings, seed=seed)
+
+
+class TestPQN(AgentSuite):
+    """Actions are counted from 2; windows are short enough for 20 batches."""
+
+    spaces = Spaces(Dict(speed=Box(-1, 1, (2,), np.float32), gear=Discrete(4)), Discrete(3, start=2))
+
+    def make_agent(self, spaces, seed):
+        settings = PQN.Settings(
+            hidden_units=16, exploration=EXPLORING, replay=RolloutSettings(batch_size=3, length=4, epochs=4)
+        )
+        return PQN(spaces, settings, seed=seed)

@@ -26,6 +26,14 @@ def test_it_trains_and_its_policy_plays(name):
     trained.close()
 
 
+def test_pqn_learns_from_each_window_a_fixed_number_of_times():
+    recipe = load_recipe("minatar-pqn").override(steps=4_000, hidden_units=16, evaluate_every=0)
+    trained = Trained(recipe)
+    windows, replay = len(trained.view), recipe.agent.replay  # fewer than a batch remain
+    assert windows < replay.batch_size and trained.last["updates"] > 2 * 4_000 // (replay.batch_size * replay.length)
+    trained.close()
+
+
 def test_noise_explores_in_place_of_random_actions():
     recipe = load_recipe("minatar-rainbow").override(**TINY)
     env = setup.environments(recipe)

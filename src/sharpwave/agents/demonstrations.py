@@ -40,6 +40,11 @@ class BlendedSettings:
         return self.own.batch_size
 
     @property
+    def fewest(self) -> int:
+        """Items without which no update is made."""
+        return self.own.fewest
+
+    @property
     def horizon(self) -> int:
         """Later steps that must arrive before a window can be sampled."""
         return self.own.horizon

@@ -74,6 +74,29 @@ def soft_policy(q: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     return policy, -temperature * (policy * log_policy).sum(dim=1)
 
 
+def lambda_returns(reward: Tensor, discount: Tensor, value: Tensor, ends: Tensor, share: float) -> Tensor:
+    """Compute lambda-returns: G_t = r_{t+1} + gamma_{t+1} ((1 - lambda) v(s_{t+1}) + lambda G_{t+1}).
+
+    Args:
+        reward, discount: float [B, T], r_{t+1} and gamma_{t+1} = gamma * (1 - terminated) for step t.
+        value: float [B, T], v(s_{t+1}): of the observation behind step t.
+        ends: bool [B, T], a step behind which the sum is cut and bootstraps: an episode's last one, or the window's.
+        share: lambda, from 0 (one step) to 1 (all of them).
+    Returns:
+        float [B, T].
+    Source: Sutton and Barto (2018), eq. 12.18; with v = max_a Q(s, a) Peng's Q(lambda).
+    """
+    import torch
+
+    assert reward.shape == discount.shape == value.shape == ends.shape, (reward.shape, discount.shape, value.shape)
+    returns, behind = torch.empty_like(value), value[:, -1]
+    for t in reversed(range(reward.shape[1])):
+        behind = torch.where(ends[:, t], value[:, t], torch.lerp(value[:, t], behind, share))
+        behind = reward[:, t] + discount[:, t] * behind
+        returns[:, t] = behind
+    return returns
+
+
 def huber(error: Tensor, delta: float = 1.0) -> Tensor:
     """Compute the Huber loss of each error: e^2 / 2 up to ``delta``, then delta * (|e| - delta / 2). Any shape.
 

@@ -79,6 +79,10 @@ class ViewSettings(Protocol):
         """Items per update."""
 
     @property
+    def fewest(self) -> int:
+        """Items without which no update is made: 1, or a batch where items are used up."""
+
+    @property
     def horizon(self) -> int:
         """Later steps that must arrive before a step can be sampled."""
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 AGENTS: dict[str, str | type[Agent]] = {
     "dqn": "sharpwave.agents.dqn:DQN",
+    "pqn": "sharpwave.agents.pqn:PQN",
     "r2d2": "sharpwave.agents.r2d2:R2D2",
     "r2d3": "sharpwave.agents.r2d3:R2D3",
     "rainbow": "sharpwave.agents.rainbow:Rainbow",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import sharpwave as sw
 from sharpwave.agents.schedules import linear
@@ -30,6 +30,11 @@ class TransitionsSettings:
 
     def __post_init__(self) -> None:
         check(self)
+
+    @property
+    def fewest(self) -> int:
+        """Items without which no update is made."""
+        return 1
 
     @property
     def horizon(self) -> int:
@@ -73,6 +78,11 @@ class SequencesSettings:
         expect(self, "stride", self.stride <= self.length, f"at most length={self.length}")
 
     @property
+    def fewest(self) -> int:
+        """Items without which no update is made."""
+        return 1
+
+    @property
     def horizon(self) -> int:
         """Later steps that must arrive before a window can be sampled."""
         return self.length
@@ -98,4 +108,39 @@ class SequencesSettings:
 
     def beta(self, step: int) -> float | None:
         """Return the exponent of importance weights; None: the sampler's own."""
+        return None
+
+
+@dataclass(frozen=True)
+class RolloutSettings:
+    """Settings of a queue of windows, each learned from a fixed number of times and then no more: no replay."""
+
+    batch_size: int = setting(8, "windows per update", LEARNING, at_least=1)
+    length: int = setting(32, "steps of a window", LEARNING, at_least=1)
+    gamma: float = setting(0.99, "discount factor per step", LEARNING, at_least=0, at_most=1)
+    epochs: int = setting(2, "times that each window is learned from", LEARNING, at_least=1)
+
+    prioritized: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @property
+    def fewest(self) -> int:
+        """Items without which no update is made."""
+        return self.batch_size
+
+    @property
+    def horizon(self) -> int:
+        """Later steps that must arrive before a window can be sampled."""
+        return self.length
+
+    def open(self, store: sw.Store, name: str | None, seed: int) -> Any:
+        """Make the view of ``store``."""
+        return store.sequences(
+            self.length, gamma=self.gamma, name=name, sampler=sw.Fifo(), max_times_sampled=self.epochs, seed=seed
+        )
+
+    def beta(self, step: int) -> float | None:
+        """Return no exponent of importance weights: there are none."""
         return None

@@ -19,15 +19,19 @@ class ConvTorso(nn.Sequential):
     Args:
         name: key of ``CONVOLUTIONS``.
         shape: channels, height, width.
+        normalized: normalize each layer's outputs over an item before its ReLU (layer norm).
     Attributes:
         features: n.
     """
 
-    def __init__(self, name: str, shape: tuple[int, int, int]) -> None:
+    def __init__(self, name: str, shape: tuple[int, int, int], normalized: bool = False) -> None:
         layers: list[nn.Module] = []
         channels = shape[0]
         for out_channels, kernel, stride in CONVOLUTIONS[name]:
-            layers += [nn.Conv2d(channels, out_channels, kernel, stride), nn.ReLU(inplace=True)]
+            layers.append(nn.Conv2d(channels, out_channels, kernel, stride))
+            if normalized:
+                layers.append(nn.GroupNorm(1, out_channels))
+            layers.append(nn.ReLU(inplace=True))
             channels = out_channels
         super().__init__(*layers)
         try:
@@ -50,8 +54,9 @@ class ConvTorso(nn.Sequential):
 class VectorTorso(nn.Sequential):
     """Torso of one layer for flat vectors."""
 
-    def __init__(self, size: int, units: int) -> None:
-        super().__init__(nn.Linear(size, units), nn.ReLU())
+    def __init__(self, size: int, units: int, normalized: bool = False) -> None:
+        norm = [nn.LayerNorm(units)] if normalized else []
+        super().__init__(nn.Linear(size, units), *norm, nn.ReLU())
         self.features = units
 
 
@@ -69,13 +74,16 @@ class DictTorso(nn.Module):
         return torch.cat(features, dim=1)
 
 
-def torso_for(space: Space[Any], network: str, units: int) -> ConvTorso | VectorTorso | DictTorso:
+def torso_for(
+    space: Space[Any], network: str, units: int, normalized: bool = False
+) -> ConvTorso | VectorTorso | DictTorso:
     """Make a fresh torso for observations of ``space``.
 
     Args:
         network: one of ``NETWORKS``: convolutions for images, with vectors beside them in a dict through one layer;
             "mlp": everything through one layer; "auto": the convolutions that suit an image's size.
         units: units of layers over vectors.
+        normalized: normalize each layer's outputs over an item before its ReLU (layer norm).
     Raises:
         ValueError: an unknown network, or one that does not support the observations.
     """
@@ -88,14 +96,14 @@ def torso_for(space: Space[Any], network: str, units: int) -> ConvTorso | Vector
             f"network {network!r} takes images, [H, W], [C, H, W] or [H, W, C], got observations of shape {shapes}; "
             "use 'mlp' or 'auto'"
         )
-    torsos = {name: _torso(part, network, units) for name, part in parts.items()}
+    torsos = {name: _torso(part, network, units, normalized) for name, part in parts.items()}
     return DictTorso(torsos) if isinstance(space, Dict) else torsos[""]
 
 
-def _torso(space: Space[Any], network: str, units: int) -> ConvTorso | VectorTorso:
+def _torso(space: Space[Any], network: str, units: int, normalized: bool) -> ConvTorso | VectorTorso:
     shape = image_shape(space)
     if shape is None or network == "mlp":
-        return VectorTorso(input_size(space), units)
+        return VectorTorso(input_size(space), units, normalized)
     if network == "auto":
         network = next(name for name, side in MIN_SIDES.items() if min(shape[1:]) >= side)
-    return ConvTorso(network, shape)
+    return ConvTorso(network, shape, normalized)

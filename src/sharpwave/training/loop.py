@@ -60,8 +60,8 @@ def train(training: Training, ahead: bool | None = None) -> Metrics:
 
 def catch_up(training: Training, feed: Feed, max_updates: int | None = None) -> int:
     """Make the updates that are due, at most ``max_updates``; return how many."""
-    progress, made = training.state.progress, 0
-    while progress.updates < progress.updates_due and made != max_updates and len(training.view):
+    progress, made, fewest = training.state.progress, 0, training.agent.replay().fewest
+    while progress.updates < progress.updates_due and made != max_updates and len(training.view) >= fewest:
         learned = update(training, feed)
         made += 1
         for callback in training.callbacks:

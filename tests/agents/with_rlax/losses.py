@@ -6,7 +6,7 @@ import torch
 
 from sharpwave.agents.distributions import cross_entropy, project, quantile_huber
 from sharpwave.agents.heads import C51, IQN, QR, Expected
-from sharpwave.agents.losses import double_q_targets, greedy_policy, huber, q_targets
+from sharpwave.agents.losses import double_q_targets, greedy_policy, huber, lambda_returns, q_targets
 
 from .quiet import jax, rlax
 
@@ -131,3 +131,14 @@ def test_quantile_q_learning(drawn, head):
     target = head.target(next_quantiles, greedy_policy(head.values(selector)), reward, discount)
     taken = quantiles[torch.arange(ITEMS), action]
     np.testing.assert_allclose(head.loss(taken, target, drawn_fractions).losses, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.65, 1.0])
+def test_lambda_returns(share):
+    rng = np.random.default_rng(5)
+    reward, value = rng.normal(size=(ITEMS, 9)), rng.normal(size=(ITEMS, 9))
+    discount = 0.9 * (rng.random((ITEMS, 9)) < 0.8)
+    expected = jax.vmap(lambda r, d, v: rlax.lambda_returns(r, d, v, share))(reward, discount, value)
+    r, d, v = tensors(reward, discount, value)
+    ends = torch.arange(9).expand(ITEMS, 9) == 8
+    np.testing.assert_allclose(lambda_returns(r, d, v, ends, share), expected, rtol=1e-10, atol=1e-12)

@@ -20,6 +20,7 @@ RECIPES: dict[str, str] = {
     "minatar": "A game of MinAtar, 500,000 steps in minutes; others with --env MinAtar/Seaquest-v1.",
     "minatar-rainbow": "The same by Rainbow.",
     "minatar-iqn": "The same by implicit quantile networks.",
+    "minatar-pqn": "The same by PQN, without replay.",
     "rainbow": "Any Atari game by Rainbow with the settings of its paper.",
     "data-efficient-rainbow": "Any Atari game by Rainbow with an update at every step, for 100,000 steps.",
     "iqn": "Any Atari game by implicit quantile networks with the settings of their paper.",
