@@ -20,10 +20,12 @@ def signed_hyperbolic(x: Tensor, eps: float = EPS) -> Tensor:
 def signed_parabolic(x: Tensor, eps: float = EPS) -> Tensor:
     """Undo :func:`signed_hyperbolic`. Any shape.
 
-    Source: Pohlen et al. (2018), Observe and look further, proposition A.2.
+    Source: Pohlen et al. (2018), Observe and look further, proposition A.2: with the root
+    z = (sqrt(1 + 4 eps (eps + 1 + |x|)) - 1) / (2 eps) it is sign(x) (z^2 - 1).
     """
-    root = (1 + 4 * eps * (eps + 1 + x.abs())).sqrt()
-    return x.sign() * (((root - 1) / (2 * eps)).square() - 1)
+    # 4 eps is divided out: as written above, the small difference of two numbers near 1 would be lost in float32.
+    root = 2 * (eps + 1 + x.abs()) / ((1 + 4 * eps * (eps + 1 + x.abs())).sqrt() + 1)
+    return x.sign() * (root.square() - 1)
 
 
 def n_step_targets(reward: Tensor, discount: Tensor, value: Tensor, ends: Tensor, n_step: int) -> Tensor:

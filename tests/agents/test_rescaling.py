@@ -1,0 +1,132 @@
+"""Rescaled values and n-step targets: numbers worked out by hand, a plain loop, and rlax."""
+
+import io
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from sharpwave.agents.rescaling import n_step_targets, signed_hyperbolic, signed_parabolic
+
+RLAX = """
+import io, sys, warnings
+import numpy as np
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import jax, rlax
+    jax.config.update("jax_enable_x64", True)
+given = dict(np.load(io.BytesIO(sys.stdin.buffer.read())))
+n, found = int(given.pop("n")), {"h": rlax.signed_hyperbolic(given["x"]), "inverse": rlax.signed_parabolic(given["x"])}
+names = ("q", "action", "target_q", "chosen", "reward", "discount")
+for name, pair in (("plain", rlax.IDENTITY_PAIR), ("rescaled", rlax.SIGNED_HYPERBOLIC_PAIR)):
+    one = lambda *values: rlax.transformed_n_step_q_learning(*values, n, tx_pair=pair)
+    found[name] = jax.vmap(one)(*(given[key] for key in names))
+np.savez(sys.stdout.buffer, **found)
+"""
+"""Run in a process of its own: jax warns of every later fork."""
+
+
+def by_rlax(**given):
+    sent = io.BytesIO()
+    np.savez(sent, **given)
+    ran = subprocess.run(
+        [sys.executable, "-c", RLAX], input=sent.getvalue(), capture_output=True, timeout=120,
+        env={"JAX_PLATFORMS": "cpu", "PATH": ""},
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr.decode()
+    return dict(np.load(io.BytesIO(ran.stdout)))
+
+
+@pytest.mark.parametrize(
+    ("x", "expected"),
+    [(0.0, 0.0), (3.0, 1.003), (-3.0, -1.003), (99.0, 9.099), (-8.0, -2.008)],  # sqrt(3 + 1) - 1 + .003 = 1.003
+)
+def test_signed_hyperbolic(x, expected):
+    assert signed_hyperbolic(torch.tensor(x)).item() == pytest.approx(expected)
+    assert signed_parabolic(torch.tensor(expected)).item() == pytest.approx(x, abs=1e-5)
+
+
+@pytest.mark.parametrize("eps", [1e-3, 0.5])
+def test_rescaling_and_its_inverse(eps):
+    x = torch.linspace(-500, 500, 2001)
+    torch.testing.assert_close(signed_parabolic(signed_hyperbolic(x, eps), eps), x, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(signed_hyperbolic(signed_parabolic(x, eps), eps), x, rtol=1e-5, atol=1e-5)
+
+
+def test_small_values_keep_their_precision_in_float32():
+    x = torch.tensor([1e-4, -1e-4, 1e-2])
+    torch.testing.assert_close(signed_parabolic(x), signed_parabolic(x.double()).float(), rtol=2e-3, atol=0)
+
+
+def test_n_step_targets_by_hand():
+    # Three steps, the second ends its episode by truncation: it bootstraps, and no sum goes beyond it.
+    reward, discount, value = torch.tensor([[1.0, 2.0, 4.0]]), torch.full((1, 3), 0.5), torch.tensor([[10.0, 20, 30]])
+    ends = torch.tensor([[False, True, True]])
+    # 1 + .5 (2 + .5 * 20) = 7; 2 + .5 * 20 = 12; 4 + .5 * 30 = 19.
+    assert n_step_targets(reward, discount, value, ends, 5).tolist() == [[7.0, 12.0, 19.0]]
+    # 1 + .5 * 10 = 6.
+    assert n_step_targets(reward, discount, value, ends, 1).tolist() == [[6.0, 12.0, 19.0]]
+
+
+def plain_targets(reward, discount, value, ends, n_step):
+    """The sum step by step, as one would write it down."""
+    targets = np.zeros_like(reward)
+    for row in range(reward.shape[0]):
+        for t in range(reward.shape[1]):
+            factor, at = 1.0, t
+            while True:
+                targets[row, t] += factor * reward[row, at]
+                factor *= discount[row, at]
+                if ends[row, at] or at - t == n_step - 1:
+                    break
+                at += 1
+            targets[row, t] += factor * value[row, at]
+    return targets
+
+
+@pytest.mark.parametrize("n_step", [1, 2, 3, 5, 7, 20])
+def test_n_step_targets_are_those_of_a_plain_loop(n_step):
+    """Every pattern of ends in six steps, each end by termination and by truncation."""
+    steps = 6
+    patterns = np.array(np.meshgrid(*[[0, 1, 2]] * steps)).reshape(steps, -1).T  # 1: terminated, 2: truncated
+    rng = np.random.default_rng(n_step)
+    reward, value = rng.normal(size=(2, *patterns.shape))
+    discount, ends = 0.9 * (patterns != 1), patterns > 0
+    ends[:, -1] = True
+    given = [torch.from_numpy(array) for array in (reward, discount, value, ends)]
+    expected = plain_targets(reward, discount, value, ends, n_step)
+    np.testing.assert_allclose(n_step_targets(*given, n_step), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_a_window_must_end():
+    with pytest.raises(AssertionError, match="last column"):
+        n_step_targets(*torch.zeros(3, 1, 4), torch.zeros(1, 4, dtype=torch.bool), 2)
+
+
+@pytest.mark.parametrize("n_step", [1, 5])
+def test_rlax_agrees(n_step):
+    """Within one episode, of which the last step may terminate: rlax knows no truncation."""
+    pytest.importorskip("rlax")
+    rng, size, steps, actions = np.random.default_rng(5), 16, 9, 4
+    q, target_q = rng.normal(size=(2, size, steps, actions))
+    action, chosen = rng.integers(0, actions, (2, size, steps))
+    reward, discount = 10 * rng.normal(size=(size, steps)), np.full((size, steps), 0.9)
+    discount[: size // 2, -1] = 0
+    x = np.linspace(-300, 300, 1001)
+    found = by_rlax(
+        n=n_step, x=x, q=q, action=action, target_q=target_q, chosen=chosen, reward=reward, discount=discount
+    )
+    h, inverse = (function(torch.from_numpy(x)) for function in (signed_hyperbolic, signed_parabolic))
+    np.testing.assert_allclose(h, found["h"], rtol=1e-12)
+    np.testing.assert_allclose(inverse, found["inverse"], rtol=1e-7, atol=1e-9)
+    value = torch.from_numpy(np.take_along_axis(target_q, chosen[..., None], 2)[..., 0])
+    ends = torch.zeros(size, steps, dtype=torch.bool)
+    ends[:, -1] = True
+    sums = [torch.from_numpy(reward), torch.from_numpy(discount)]
+    taken = np.take_along_axis(q, action[..., None], 2)[..., 0]
+    plain = n_step_targets(*sums, value, ends, n_step)
+    np.testing.assert_allclose(plain.numpy() - taken, found["plain"], rtol=1e-10)
+    rescaled = signed_hyperbolic(n_step_targets(*sums, signed_parabolic(value), ends, n_step))
+    np.testing.assert_allclose(rescaled.numpy() - taken, found["rescaled"], rtol=1e-7, atol=1e-9)
