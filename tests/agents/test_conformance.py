@@ -1,17 +1,22 @@
 """Every agent passes the suite of agents, over several kinds of observations."""
 
 import numpy as np
+import pytest
 from gymnasium.spaces import Box, Dict, Discrete
 
+import sharpwave as sw
 from sharpwave.agents.dqn import DQN
 from sharpwave.agents.exploration import EpsilonGreedy
 from sharpwave.agents.pqn import PQN
 from sharpwave.agents.protocol import Spaces
+from sharpwave.agents.r2d2 import R2D2
+from sharpwave.agents.r2d3 import R2D3
 from sharpwave.agents.rainbow import Rainbow
-from sharpwave.agents.replay import RolloutSettings, TransitionsSettings
+from sharpwave.agents.replay import RolloutSettings, SequencesSettings, TransitionsSettings
 from sharpwave.testing.agent import AgentSuite
 
 EXPLORING = EpsilonGreedy(start=0.5, end=0.5)
+WINDOWS = SequencesSettings(batch_size=8, length=6, burn_in=4, stride=2)
 
 
 class TestDQN(AgentSuite):
@@ -92,3 +97,46 @@ class TestPQN(AgentSuite):
             hidden_units=16, exploration=EXPLORING, replay=RolloutSettings(batch_size=3, length=4, epochs=4)
         )
         return PQN(spaces, settings, seed=seed)
+
+
+class TestR2D2(AgentSuite):
+    def make_agent(self, spaces, seed):
+        settings = R2D2.Settings(hidden_units=16, core_units=8, exploration=EXPLORING, replay=WINDOWS)
+        return R2D2(spaces, settings, seed=seed)
+
+
+class TestR2D2WithAGRU(AgentSuite):
+    """Sampled uniformly and without burn-in, over images, numbers and categories; actions are counted from 2."""
+
+    spaces = TestDQNOverImages.spaces
+
+    def make_agent(self, spaces, seed):
+        settings = R2D2.Settings(
+            hidden_units=16, core_units=8, core="gru", exploration=EXPLORING, target_every=50,
+            replay=SequencesSettings(batch_size=8, length=5, burn_in=0, stride=3, prioritized=False),
+        )  # fmt: skip
+        return R2D2(spaces, settings, seed=seed)
+
+
+class TestR2D3(AgentSuite):
+    @pytest.fixture(autouse=True, scope="class")
+    @classmethod
+    def demonstrations(cls, tmp_path_factory):
+        """Two episodes of a policy that nobody would call an expert."""
+        folder, rng = tmp_path_factory.mktemp("demonstrations") / "store", np.random.default_rng(0)
+        with sw.Store(sw.Spec(obs=sw.Field((3,), "float32"), action=sw.Field((), "int64")), capacity=100) as store:
+            for step in range(20):
+                obs = rng.normal(size=(2, 3)).astype(np.float32)
+                store.append(
+                    obs=obs[0], action=step % 4, reward=float(step), terminated=step % 10 == 9, truncated=False,
+                    final_obs=obs[1],
+                )  # fmt: skip
+            store.checkpoint(folder)
+        cls.folder = folder
+
+    def make_agent(self, spaces, seed):
+        settings = R2D3.Settings(
+            hidden_units=16, core_units=8, exploration=EXPLORING, replay=WINDOWS, demonstrations=str(self.folder),
+            demonstration_share=0.5,
+        )  # fmt: skip
+        return R2D3(spaces, settings, seed=seed)

@@ -82,7 +82,9 @@ def test_no_gradient_flows_through_the_burn_in(core):
             for t in range(int(begin[row]), burn_in):
                 _, one = network.step(x[None, row, t], beside[None, row, t], one)
             refreshed.append(one)
-    q = network.unroll(x[:, burn_in:].flatten(0, 1), beside[:, burn_in:], torch.cat(refreshed), torch.zeros(3).long(), 0)
+    q = network.unroll(
+        x[:, burn_in:].flatten(0, 1), beside[:, burn_in:], torch.cat(refreshed), torch.zeros(3).long(), 0
+    )
     q.square().sum().backward()
     for name, one in network.named_parameters():
         torch.testing.assert_close(found[name], one.grad, rtol=1e-9, atol=1e-12, msg=name)

@@ -1,0 +1,169 @@
+"""R2D2: whole updates against numpy in float64 with gradients by hand; what it remembers while acting, and stores."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete
+
+import sharpwave as sw
+from sharpwave.agents.exploration import EpsilonGreedy
+from sharpwave.agents.protocol import Spaces
+from sharpwave.agents.r2d2 import CORE, R2D2
+from sharpwave.agents.replay import SequencesSettings
+from tests.agents.recurrent_oracle import Oracle
+
+SIZE, UNITS, CORE_UNITS, ACTIONS, FIRST, LANES = 4, 6, 5, 3, 2, 3
+SPACES = Spaces(Box(-np.inf, np.inf, (SIZE,), np.float32), Discrete(ACTIONS, start=FIRST))
+WINDOWS = SequencesSettings(batch_size=16, length=6, burn_in=4, stride=2, gamma=0.9)
+
+
+def make(seed=0, **changes):
+    torch.manual_seed(seed)
+    settings = {
+        "network": "mlp", "hidden_units": UNITS, "core_units": CORE_UNITS, "replay": WINDOWS, "n_step": 3,
+        "target_every": 40, "lr": 2e-3, "exploration": EpsilonGreedy(start=0.5, end=0.5),
+    }  # fmt: skip
+    return R2D2(SPACES, R2D2.Settings(**settings | changes), seed=seed)
+
+
+def played(agent, steps=120, seed=0):
+    """A view of what the agent did in episodes of 1 to 15 steps, and its states by the step's observation."""
+    rng, states = np.random.default_rng(seed), {}
+    spec = sw.Spec(obs=sw.Field((SIZE,), "float32"), action=sw.Field((), "int64"), **agent.step_fields())
+    store = sw.Store(spec, capacity=10 * steps * LANES)
+    view = agent.replay().open(store, "learner", seed)
+    state, obs, left = agent.begin(LANES), rng.normal(size=(LANES, SIZE)), rng.integers(1, 16, LANES)
+    for step in range(steps):
+        acted = agent.act(obs.astype(np.float32), state, step * LANES)
+        states |= {one.tobytes(): core for one, core in zip(obs.astype(np.float32), state.core, strict=True)}
+        left -= 1
+        ended = left == 0
+        terminated, reward = ended & (rng.random(LANES) < 0.5), (2 * rng.normal(size=LANES)).astype(np.float32)
+        following = rng.normal(size=(LANES, SIZE))
+        store.extend(
+            obs=obs.astype(np.float32), action=acted.action, reward=reward, terminated=terminated,
+            truncated=ended & ~terminated, final_obs=following.astype(np.float32), **acted.fields,
+        )  # fmt: skip
+        state = agent.observe(acted.state, reward, ended)
+        obs = np.where(ended[:, None], rng.normal(size=(LANES, SIZE)), following)
+        left = np.where(ended, rng.integers(1, 16, LANES), left)
+    return view, states
+
+
+def online(agent, network="online."):
+    weights = agent.state()["weights"]
+    return {name.removeprefix(network): one.numpy() for name, one in weights.items() if name.startswith(network)}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"double": False},
+        {"dueling": False},
+        {"rescale": False},
+        {"max_grad_norm": 0.05},
+        {"max_grad_norm": 0.0, "n_step": 1},
+        {"n_step": 9, "adam_eps": 1e-4},
+        {"replay": SequencesSettings(batch_size=16, length=5, burn_in=0, stride=5, prioritized=False)},
+    ],
+    ids=str,
+)
+def test_updates_are_those_of_the_equations(changes):
+    agent = make(1, **changes)
+    view, _ = played(agent)
+    oracle = Oracle(online(agent), agent.settings, ACTIONS, FIRST)
+    begun, padded, uneven = dict(oracle.online), np.zeros(3, bool), False
+    for update in range(10):
+        batch = view.sample(16).copy()
+        uneven |= bool(batch.weights.std() > 0.05)
+        burn_in, steps = batch.burn_in, batch.mask.shape[1]
+        trained = batch.mask[:, burn_in:].sum(axis=1)
+        padded |= [not batch.mask[:, :burn_in].all(), trained.min() < steps - burn_in, batch.discount.min() == 0]
+        expected = oracle.learn(batch, 12 * update)
+        learned = agent.learn(batch.torch(), 12 * update)
+        np.testing.assert_allclose(learned.td_error, expected, rtol=1e-4, atol=2e-5)
+        view.update_priorities(batch, learned.td_error.numpy())
+    assert padded.tolist() == [burn_in > 0, True, True], "batches with padding at both ends, and terminations"
+    assert uneven == agent.settings.replay.prioritized
+    for network, weights in (("online.", oracle.online), ("target.", oracle.target)):
+        for name, found in online(agent, network).items():
+            np.testing.assert_allclose(found, weights[name], rtol=1e-5, atol=1e-6, err_msg=network + name)
+    assert all(np.abs(oracle.online[name] - begun[name]).max() > 1e-3 for name in begun)
+    assert oracle.copied == 2  # 108 steps, periods of 40
+
+
+def test_the_state_holds_the_previous_action_and_reward_and_begins_anew_with_an_episode():
+    agent = make()
+    state, obs = agent.begin(LANES), np.random.default_rng(3).normal(size=(LANES, SIZE)).astype(np.float32)
+    assert not state.core.any()
+    acted = agent.act(obs, state, 0)
+    kept = acted.fields[CORE].copy()
+    after = agent.observe(acted.state, np.array([1.5, -2.0, 4.0]), np.array([False, False, True]))
+    recurrent = 2 * CORE_UNITS
+    one_hot = np.eye(ACTIONS)[acted.action - FIRST]
+    np.testing.assert_array_equal(after.core[:2, recurrent:-1], one_hot[:2])
+    assert after.core[:, -1].tolist() == [1.5, -2.0, 0.0]
+    assert after.core[:2, :recurrent].any(axis=1).all() and not after.core[2].any()
+    np.testing.assert_array_equal(acted.fields[CORE], kept)  # what is on its way into the store
+
+
+def test_what_is_stored_is_the_state_before_the_step():
+    agent = make()
+    view, states = played(agent)
+    batch = view.sample(200)
+    begin = batch.mask.argmax(axis=1)
+    assert set(begin.tolist()) == {0, 2, 4}
+    for row, column in enumerate(begin):
+        np.testing.assert_array_equal(batch[CORE][row], states[batch.obs[row, column].tobytes()])
+    assert (batch[CORE][batch.first[np.arange(200), begin]] == 0).all()
+
+
+def test_windows_repeat_what_the_agent_computed_while_it_acted():
+    """By the same weights: stored states, previous actions and rewards are those of every column."""
+    agent = make()
+    view, states = played(agent)
+    batch = view.sample(100)
+    with torch.no_grad():
+        q = agent._unroll(agent.online, batch.torch()).numpy()
+    seen = 0
+    for row in range(100):
+        for column in range(batch.burn_in, batch.mask.shape[1]):
+            if batch.mask[row, column]:
+                core = torch.from_numpy(states[batch.obs[row, column].tobytes()])[None]
+                recurrent, previous = core.split([2 * CORE_UNITS, ACTIONS + 1], dim=1)
+                obs = torch.from_numpy(batch.obs[row, column].copy())[None]
+                with torch.no_grad():
+                    expected, _ = agent.online.step(agent.inputs(obs), previous, recurrent)
+                np.testing.assert_allclose(q[row, column - batch.burn_in], expected[0], atol=1e-5)
+                seen += 1
+    assert seen > 300
+
+
+def test_states_are_stored_as_often_as_windows_need_them():
+    assert make().step_fields()[CORE].every == 2
+    paper = R2D2(SPACES, R2D2.Settings(network="mlp"))
+    assert paper.step_fields()[CORE] == sw.Field((2 * 512 + ACTIONS + 1,), "float32", every=40)
+
+
+def test_it_needs_discrete_actions():
+    with pytest.raises(ValueError, match=r"r2d2 needs Discrete actions; the toy has Box\(1,\)"):
+        R2D2(Spaces(SPACES.observation, Box(-1, 1, (1,)), "the toy"))
+
+
+def test_padding_has_no_errors():
+    """What lies beyond an episode's end counts for nothing, whatever the network says of it."""
+    agent = make()
+    view, _ = played(agent)
+    batch = view.sample(64).copy()
+    _, errors = agent.loss(batch.torch())
+    assert not errors.numpy()[~batch.mask[:, batch.burn_in :]].any()
+    changed = SimpleNamespace(**vars(batch))
+    real = np.concatenate([batch.mask, np.zeros((64, 1), bool)], axis=1)
+    real[:, 1:] |= batch.mask  # the observation behind the last step is bootstrapped from
+    changed.obs = np.where(real[:, :, None], batch.obs[:, : real.shape[1]], 1e3).astype(np.float32)
+    again = type(batch)(**vars(changed))
+    _, others = agent.loss(again.torch())
+    np.testing.assert_allclose(others, errors, atol=1e-6)
