@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.views.batch import Arrays
-from sharpwave.views.replay import MAX_BATCH_SIZE, Replay
+from sharpwave.views.replay import MAX_BATCH_SIZE, Replay, checked_errors
 
 B = TypeVar("B", bound=Arrays)
 Ints = npt.NDArray[np.int64]
@@ -44,12 +44,14 @@ class Blend(Generic[B]):
                 "own.sequences(80))]"
             )
         self.views: list[Replay[B]] = [view for _, view in pairs]
-        kinds = {view.view.kind for view in self.views}
-        settings = {repr(_shapes(view)) for view in self.views}
-        if len(kinds) > 1 or len(settings) > 1:
+        shapes = [_shapes(view) for view in self.views]
+        differing = {name for one in shapes for name in one if any(one[name] != two.get(name) for two in shapes)}
+        if differing:
+            name = min(differing)
             raise ValueError(
-                f"Blend: views of {', '.join(sorted(kinds))} whose batches differ: {'; '.join(sorted(settings))}; "
-                "expected views of one kind, with the same fields, lengths and n_step"
+                f"Blend: batches of its views differ in {', '.join(sorted(differing))} ({name}: "
+                f"{' and '.join(str(one.get(name)) for one in shapes)}); expected views of one kind, with the same "
+                "fields, lengths, burn_in and n_step"
             )
         self._shares = [share for share, _ in pairs]
         self.samples = 0
@@ -68,27 +70,31 @@ class Blend(Generic[B]):
         return np.array(values, np.float64) / total
 
     def __len__(self) -> int:
-        """Items that can be sampled now, from all views."""
-        return sum(len(view) for view in self.views)
+        """Items that can be sampled now, from all views; none while one that has a share is empty."""
+        counts = [len(view) for view in self.views]
+        whole = all(count for count, share in zip(counts, self.shares(), strict=True) if share)
+        return sum(counts) if whole else 0
 
     def sample(self, batch_size: int, *, beta: float | None = None, timeout: float | None = None) -> B:
-        """Draw a batch: arguments and errors as :meth:`.replay.Replay.sample`, of each view that has a share.
+        """Draw a batch: arguments and errors as ``Replay.sample``, of each view that has a share.
 
         ``batch.source`` int64 [batch_size] says which view each item is from. ``probabilities`` are those of the blend,
         the view's times its share; ``weights`` are each view's own, relative to its largest. Arrays are copies in
         memory that no store counts.
+
+        Nothing is drawn from any view before all can be sampled; only for want of memory, or by damage, a part may fail
+        after others were drawn.
         """
         if not isinstance(batch_size, (int, np.integer)) or not 1 <= batch_size <= MAX_BATCH_SIZE:
             raise ValueError(f"sample: batch_size={batch_size!r}, expected an integer from 1 to {MAX_BATCH_SIZE:,}")
         shares = self.shares()
         before = self._rng.bit_generator.state
         source = self._rng.choice(len(self.views), size=int(batch_size), p=shares)
+        counts = {k: int(count) for k, count in enumerate(np.bincount(source)) if count}
         try:
-            drawn = {
-                k: view.sample(count, beta=beta, timeout=timeout)
-                for k, view in enumerate(self.views)
-                if (count := int(np.count_nonzero(source == k)))
-            }
+            for k, count in counts.items():
+                self.views[k].wait(count, beta=beta, timeout=timeout)
+            drawn = {k: self.views[k].sample(count, beta=beta, timeout=timeout) for k, count in counts.items()}
         except BaseException:
             self._rng.bit_generator.state = before  # the call is repeated with the same choice
             raise
@@ -110,17 +116,13 @@ class Blend(Generic[B]):
 
         Raises:
             TypeError: not a batch of a blend: ids alone do not say which view they are from.
-            ValueError: as :meth:`.replay.Replay.update_priorities`.
+            ValueError: as ``Replay.update_priorities``; then nothing changed.
         """
         source = getattr(batch, "source", None)
         if source is None:
             raise TypeError("update_priorities: expected a batch that this blend sampled, whose source is known")
         source, ids = np.asarray(source), np.asarray(batch.ids)
-        errors = np.asarray(td_error)
-        if errors.shape[:1] != ids.shape:
-            raise ValueError(
-                f"update_priorities: td_error has shape {errors.shape}, expected one for each of {len(ids)} ids"
-            )
+        errors = checked_errors(td_error, ids.shape + self.views[0].view.error_shape)
         return sum(
             view.update_priorities(ids[source == k], errors[source == k])
             for k, view in enumerate(self.views)
@@ -128,7 +130,7 @@ class Blend(Generic[B]):
         )
 
     def state(self) -> dict[str, Any]:
-        """Return what :meth:`restore` needs, as JSON has it; views are in their stores' checkpoints."""
+        """Return what ``restore`` needs, as JSON has it; views are in their stores' checkpoints."""
         return {"rng": self._rng.bit_generator.state, "samples": self.samples}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -138,9 +140,10 @@ class Blend(Generic[B]):
 
 
 def _shapes(view: Replay[Any]) -> dict[str, Any]:
-    """Return the dtype and shape of every array of an item, by name."""
+    """Return the kind of a view, and what the arrays of its items look like, by name."""
+    about = {"kind": view.view.kind, "burn_in": getattr(view.view, "burn_in", None)}
     columns = view.view.columns()
-    return {name: column.parts or (np.dtype(column.dtype).name, column.shape) for name, column in columns.items()}
+    return about | {name: column.parts or (column.dtype, column.shape) for name, column in columns.items()}
 
 
 def _joined(batches: list[B], places: list[Ints], size: int) -> B:

@@ -113,6 +113,17 @@ class Replay(Generic[B]):
             batch: B = self.source.sample(batch_size, beta)
             return batch
 
+    def wait(self, batch_size: int, *, beta: float | None = None, timeout: float | None = None) -> None:
+        """Wait until ``sample`` of the same arguments need not wait, and draw nothing.
+
+        Raises:
+            EmptyError, LimiterTimeoutError, ValueError: as ``sample``.
+        """
+        _check_batch_size(batch_size)
+        _check_beta(beta)
+        with self._lock:
+            self.source.wait(batch_size, timeout)
+
     def stream(
         self, batch_size: int, *, lookahead: int = 4, beta: float | None = None, timeout: float | None = None
     ) -> Stream[B]:
@@ -168,21 +179,7 @@ class Replay(Generic[B]):
                 of them) are those of another store; then nothing changed.
         """
         checked = _checked_ids("update_priorities", ids, self._log.tag)
-        try:
-            errors = np.asarray(td_error, np.float64, order="C")  # any other order would compile kernels again
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"update_priorities: td_error cannot be read as numbers ({error})") from error
-        expected = checked.shape + self.view.error_shape
-        if errors.shape != expected:
-            raise ValueError(
-                f"update_priorities: td_error has shape {errors.shape}, expected {expected}, one for each id"
-            )
-        if not all_within(errors.reshape(-1), MAX_TD_ERROR):
-            worst = int(np.flatnonzero(~(np.abs(errors) <= MAX_TD_ERROR))[0])
-            raise ValueError(
-                f"update_priorities: td_error[{worst}] is {errors.flat[worst]}, expected finite numbers of at most "
-                f"{MAX_TD_ERROR:.2g}, float32's largest; look for a diverging loss"
-            )
+        errors = checked_errors(td_error, checked.shape + self.view.error_shape)
         with self._lock:
             self._log.check_open()
             self._items.follow()  # steps appended before this call get the largest priority of before this call
@@ -207,6 +204,23 @@ def _check_batch_size(batch_size: int) -> None:
 def _check_beta(beta: float | None) -> None:
     if beta is not None and not (isinstance(beta, (int, float, np.floating)) and 0 <= beta <= 1):
         raise ValueError(f"sample: beta={beta!r}, expected a number from 0 to 1")
+
+
+def checked_errors(td_error: Any, expected: tuple[int, ...]) -> npt.NDArray[np.float64]:
+    """Return TD errors as float64 of the shape ``expected``.  Raises: ValueError: another shape, or no such number."""
+    try:
+        errors = np.asarray(td_error, np.float64, order="C")  # any other order would compile kernels again
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"update_priorities: td_error cannot be read as numbers ({error})") from error
+    if errors.shape != expected:
+        raise ValueError(f"update_priorities: td_error has shape {errors.shape}, expected {expected}, one for each id")
+    if not all_within(errors.reshape(-1), MAX_TD_ERROR):
+        worst = int(np.flatnonzero(~(np.abs(errors) <= MAX_TD_ERROR))[0])
+        raise ValueError(
+            f"update_priorities: td_error[{worst}] is {errors.flat[worst]}, expected finite numbers of at most "
+            f"{MAX_TD_ERROR:.2g}, float32's largest; look for a diverging loss"
+        )
+    return errors
 
 
 def _checked_ids(what: str, ids: Any, tag: object) -> Ints:

@@ -1,0 +1,290 @@
+"""``Blend``: which view an item is from, what each view learns of it, and that a failing part changes nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import sharpwave as sw
+
+NUMBER = sw.Spec(obs=sw.Field((), "float32"), action=sw.Field((), "int64"))
+
+
+def numbered(first: int, steps: int = 100, seed: int = 0, **settings: Any) -> sw.Store:
+    """One episode of steps whose actions are numbers from ``first`` on."""
+    store = sw.Store(NUMBER, capacity=1000, seed=seed, **settings)
+    append(store, first, steps)
+    return store
+
+
+def append(store: sw.Store, first: int, steps: int) -> None:
+    for number in range(first, first + steps):
+        store.append(obs=number, action=number, reward=1.0, terminated=False, truncated=False)
+
+
+def prioritized() -> sw.Prioritized:
+    return sw.Prioritized(alpha=1.0, beta=1.0)
+
+
+def states(*views: Any) -> list[Any]:
+    """What the next draws of views depend on."""
+    return [(view.source.rng.bit_generator.state, view.source.items.samples, len(view)) for view in views]
+
+
+@pytest.mark.parametrize("shares", [(1 / 4, 3 / 4), (1, 255), (2.0, 1.0), (1, 0), (0.0, 0.5)])
+def test_items_come_from_each_view_with_its_share(shares: tuple[float, float]) -> None:
+    with numbered(0) as one, numbered(1000) as two:
+        blend = sw.Blend([(shares[0], one.transitions()), (shares[1], two.transitions())], seed=3)
+        expected = np.array(shares) / sum(shares)
+        np.testing.assert_allclose(blend.shares(), expected)
+        counts = np.zeros(2)
+        for _ in range(40):
+            batch = blend.sample(500)
+            assert batch.source.dtype == np.int64 and batch.source.shape == (500,)
+            np.testing.assert_array_equal(batch.source, batch.action >= 1000)
+            counts += np.bincount(batch.source, minlength=2)
+        assert blend.samples == counts.sum() == 20_000
+        some = expected > 0
+        assert not counts[~some].any()
+        if some.all():
+            assert stats.chisquare(counts, expected * 20_000).pvalue > 1e-4
+
+
+def test_three_views_of_one_store() -> None:
+    with numbered(0) as store:
+        views = [store.transitions(name=name, sampler=prioritized()) for name in ("a", "b", "c")]
+        views[1].update_priorities(views[1].sampleable_ids(), np.arange(99.0))
+        blend = sw.Blend([(1, view) for view in views])
+        batch = blend.sample(3000)
+        counts = np.bincount(batch.source)
+        assert stats.chisquare(counts).pvalue > 1e-4
+        assert batch.action[batch.source == 1].mean() > 60 > 55 > batch.action[batch.source == 0].mean()
+
+
+def test_shares_may_be_scheduled() -> None:
+    with numbered(0) as one, numbered(1000) as two:
+        seen: list[int] = []
+
+        def falling(samples: int) -> float:
+            seen.append(samples)
+            return max(0.0, 1 - samples / 1000)
+
+        blend = sw.Blend([(falling, one.transitions()), (lambda samples: min(1.0, samples / 1000), two.transitions())])
+        sources = [blend.sample(250).source.mean() for _ in range(6)]
+        assert sources[0] == 0 and sources[4] == sources[5] == 1
+        assert 0.1 < sources[1] < 0.4 < sources[2] < 0.6 < sources[3] < 0.9
+        assert set(seen) == {0, 250, 500, 750, 1000, 1250}
+
+
+def test_probabilities_are_the_blend_s_and_weights_each_view_s() -> None:
+    with numbered(0, 11) as one, numbered(1000, 21) as two:
+        views = [one.transitions(sampler=prioritized()), two.transitions()]
+        errors = np.arange(1.0, 11.0)
+        views[0].update_priorities(views[0].sampleable_ids(), errors)
+        by_action = dict(zip(views[0].fetch(views[0].sampleable_ids()).action.tolist(), errors, strict=True))
+        batch = sw.Blend([(0.2, views[0]), (0.8, views[1])]).sample(2000)
+        own = batch.source == 0
+        np.testing.assert_allclose(batch.probabilities[~own], 0.8 / 20)
+        priorities = np.array([by_action[action] for action in batch.action[own].tolist()])
+        np.testing.assert_allclose(batch.probabilities[own], 0.2 * priorities / errors.sum(), rtol=1e-3)
+        assert (batch.weights[~own] == 1).all()
+        np.testing.assert_allclose(batch.weights[own], priorities.min() / priorities, rtol=1e-3)
+
+
+def test_priorities_go_to_the_view_that_an_item_is_from() -> None:
+    with numbered(0) as one, numbered(1000) as two:
+        views = [one.transitions(sampler=prioritized()), two.transitions(sampler=prioritized())]
+        blend = sw.Blend([(1, views[0]), (1, views[1])])
+        batch = blend.sample(64)  # ids of both stores are the same numbers
+        assert set(batch.ids[batch.source == 0].tolist()) & set(batch.ids[batch.source == 1].tolist())
+        chosen = [int(batch.action[batch.source == k][0]) for k in (0, 1)]
+        assert blend.update_priorities(batch, np.where(np.isin(batch.action, chosen), 1e9, 1e-9)) == 0
+        for view, action in zip(views, chosen, strict=True):
+            assert (view.sample(50).action == action).all()  # others have 1e-9, or 1 as new ones
+
+
+def test_stale_items_are_counted_and_skipped() -> None:
+    with sw.Store(NUMBER, capacity=50, segment_steps=10) as one, numbered(1000) as two:
+        append(one, 0, 50)
+        blend = sw.Blend([(1, one.transitions(sampler=prioritized())), (1, two.transitions(sampler=prioritized()))])
+        batch = blend.sample(40)
+        append(one, 50, 60)  # evicts what was sampled
+        assert blend.update_priorities(batch, np.ones(40)) == np.count_nonzero(batch.source == 0)
+
+
+def test_batches_of_windows_are_joined_with_all_their_parts() -> None:
+    core = {"core": sw.Field((2,), "float32", every=2)}
+    spec = sw.Spec(obs={"a": sw.Field((3,), "uint8", stack=2), "b": sw.Field((), "float32")},
+                   action=sw.Field((), "int64"), **core)  # fmt: skip
+    stores = [sw.Store(spec, capacity=100) for _ in range(2)]
+    for k, store in enumerate(stores):
+        for number in range(20):
+            store.append(
+                obs={"a": np.full(3, number + 100 * k, np.uint8), "b": number}, action=number + 100 * k, reward=1.0,
+                terminated=number % 10 == 9, truncated=False, final_obs={"a": np.zeros(3, np.uint8), "b": 0.0},
+                core=np.full(2, number + 100 * k),
+            )  # fmt: skip
+    views = [store.sequences(4, burn_in=2, stride=2, n_step=2, sampler=prioritized()) for store in stores]
+    blend = sw.Blend([(0.3, views[0]), (0.7, views[1])])
+    batch = blend.sample(50)
+    assert len(batch) == 50 and batch.burn_in == 2 and set(batch.source.tolist()) == {0, 1}
+    for k, view in enumerate(views):
+        mine = batch.source == k
+        alone = view.fetch(batch.ids[mine])
+        for name in ("action", "reward", "step_reward", "discount", "bootstrap", "mask", "first", "core"):
+            np.testing.assert_array_equal(batch[name][mine], alone[name], err_msg=name)
+        for name in ("a", "b"):
+            np.testing.assert_array_equal(batch.obs[name][mine], alone.obs[name])
+    assert blend.update_priorities(batch, np.ones((50, 4))) == 0
+    tensors = batch.torch()
+    assert tensors.source.tolist() == batch.source.tolist() and tensors.burn_in == 2
+    for store in stores:
+        store.close()
+
+
+def test_the_same_seed_gives_the_same_batches_also_from_a_state() -> None:
+    def blends(seed: int) -> sw.Blend[Any]:
+        views = [numbered(first, seed=0).transitions(seed=first) for first in (0, 1000)]
+        return sw.Blend([(0.4, views[0]), (0.6, views[1])], seed=seed)
+
+    one, two, other = blends(1), blends(1), blends(2)
+    for _ in range(3):
+        np.testing.assert_array_equal(one.sample(30).action, two.sample(30).action)
+    assert not np.array_equal(blends(1).sample(30).source, other.sample(30).source)
+    restored = blends(7)
+    restored.restore(one.state())
+    assert restored.samples == one.samples == 90
+    np.testing.assert_array_equal(restored.sample(30).source, one.sample(30).source)
+
+
+def test_a_stream_gives_batches() -> None:
+    with numbered(0) as one, numbered(1000) as two:
+        blend = sw.Blend([(1, one.transitions()), (1, two.transitions())])
+        batches = [batch for batch, _ in zip(blend.stream(8), range(3), strict=False)]
+        assert [len(batch) for batch in batches] == [8, 8, 8]
+
+
+# what fails
+
+
+@pytest.mark.parametrize(
+    ("limits", "error"),
+    [
+        ({}, sw.EmptyError),
+        ({"limiter": sw.MinSize(10)}, sw.LimiterTimeoutError),
+    ],
+    ids=["empty", "limiter"],
+)
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_part_that_cannot_be_sampled_leaves_all_undrawn(limits: Any, error: Any, order: int) -> None:
+    with numbered(0) as one, sw.Store(NUMBER, capacity=100) as two:
+        views = [one.transitions(max_times_sampled=1), two.transitions(**limits)][::order]
+        blend = sw.Blend([(1, view) for view in views], seed=5)
+        assert len(blend) == 0
+        before, state = states(*views), blend.state()
+        for _ in range(3):
+            with pytest.raises(error):
+                blend.sample(40, timeout=0)
+        assert states(*views) == before and blend.state() == state
+        append(two, 1000, 20)
+        assert len(blend) == 99 + 19
+        batch = blend.sample(40)
+        again = np.random.default_rng(5).choice(2, size=40, p=[0.5, 0.5])
+        np.testing.assert_array_equal(batch.source, again)
+
+
+def test_too_few_uses_left_in_one_part_leave_all_undrawn() -> None:
+    with numbered(0) as one, numbered(1000, 5) as two:
+        views = [one.transitions(), two.transitions(max_times_sampled=1)]
+        blend = sw.Blend([(1, views[0]), (1, views[1])])
+        before = states(*views)
+        with pytest.raises(sw.EmptyError, match="nothing was taken"):
+            blend.sample(40)
+        assert states(*views) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"batch_size": 0}, "batch_size=0, expected an integer from 1"),
+        ({"batch_size": 2.5}, "batch_size=2.5"),
+        ({"batch_size": 8, "beta": 2}, "beta=2, expected a number from 0 to 1"),
+        ({"batch_size": 8, "timeout": -1}, "timeout=-1, expected seconds"),
+    ],
+)
+def test_arguments_of_sample_are_named(arguments: dict[str, Any], message: str) -> None:
+    with numbered(0) as one, numbered(1000) as two:
+        views = [one.transitions(), two.transitions()]
+        blend = sw.Blend([(1, views[0]), (1, views[1])])
+        before = states(*views)
+        with pytest.raises(ValueError, match=message):
+            blend.sample(**arguments)
+        assert states(*views) == before and blend.samples == 0
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e39])
+def test_errors_that_one_view_refuses_change_no_view(bad: float) -> None:
+    with numbered(0) as one, numbered(1000) as two:
+        views = [one.transitions(sampler=prioritized()), two.transitions(sampler=prioritized())]
+        blend = sw.Blend([(1, views[0]), (1, views[1])])
+        batch = blend.sample(20)
+        errors = np.full(20, 5.0)
+        errors[np.flatnonzero(batch.source == 1)[-1]] = bad
+        with pytest.raises(ValueError, match=r"td_error\[\d+\] is"):
+            blend.update_priorities(batch, errors)
+        with pytest.raises(ValueError, match=r"shape \(19,\), expected \(20,\)"):
+            blend.update_priorities(batch, errors[1:])
+        for view in views:
+            assert np.ptp(view.sample(99).probabilities) < 1e-9  # all have their first priority still
+
+
+def test_ids_alone_do_not_say_which_view_they_are_from() -> None:
+    with numbered(0) as one, numbered(1000) as two:
+        blend = sw.Blend([(1, one.transitions()), (1, two.transitions())])
+        batch = blend.sample(4)
+        for given in (batch.ids, one.transitions(name="alone").sample(4)):
+            with pytest.raises(TypeError, match="a batch that this blend sampled"):
+                blend.update_priorities(given, np.ones(4))  # type: ignore[arg-type]
+
+
+def test_parts_are_refused_by_name() -> None:
+    with numbered(0) as one, numbered(1000) as two:
+        view, other = one.transitions(), two.transitions()
+        for parts in ([], [view], [(1, "view")], [(0.5, view), other], [(1, one)]):
+            with pytest.raises(TypeError, match=r"expected a list of \(share, view\)"):
+                sw.Blend(parts)  # type: ignore[arg-type]
+        for share in (-1, float("nan"), float("inf"), "half", True, None):
+            with pytest.raises(ValueError, match=r"Blend: share=.*, expected a finite number of at least 0"):
+                sw.Blend([(1, view), (share, other)])  # type: ignore[list-item]
+        with pytest.raises(ValueError, match="sum to 0, expected a positive one"):
+            sw.Blend([(0, view), (0.0, other)])
+        blend = sw.Blend([(1, view), (lambda samples: -samples, other)])
+        blend.sample(4)
+        with pytest.raises(ValueError, match="share=-4, expected a finite number"):
+            blend.sample(4)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "named"),
+    [
+        ({"length": 4}, {"length": 5}, "action"),
+        ({"length": 4, "n_step": 2}, {"length": 4}, "obs"),
+        ({"length": 4, "burn_in": 2}, {"length": 3, "burn_in": 3}, "burn_in"),
+    ],
+)
+def test_views_whose_batches_differ_are_refused(first: Any, second: Any, named: str) -> None:
+    with numbered(0) as one, numbered(1000) as two:
+        with pytest.raises(ValueError, match=rf"differ in .*{named}.*expected views of one kind"):
+            sw.Blend([(1, one.sequences(**first)), (1, two.sequences(**second))])
+        with pytest.raises(ValueError, match=r"differ in .*kind"):
+            sw.Blend([(1, one.transitions()), (1, two.sequences(4))])  # type: ignore[list-item]
+
+
+def test_stores_of_other_fields_are_refused() -> None:
+    other = sw.Spec(obs=sw.Field((), "float32"), action=sw.Field((2,), "float32"))
+    message = r"differ in action \(action: .*int64.* and .*float32"
+    with numbered(0) as one, sw.Store(other, capacity=10) as two, pytest.raises(ValueError, match=message):
+        sw.Blend([(1, one.transitions()), (1, two.transitions())])
