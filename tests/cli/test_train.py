@@ -17,7 +17,7 @@ from sharpwave.configuration import leaves
 from sharpwave.training.folder import new_folder
 from sharpwave.training.recipes import load_recipe, recipe_names
 from sharpwave.training.recipes.recipe import Recipe
-from sharpwave.training.run import caught_signals
+from sharpwave.training.signals import caught_signals
 from tests.cli.conftest import COMMAND, ENVIRONMENT
 
 pytestmark = pytest.mark.timeout(180)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -11,8 +11,40 @@ from gymnasium.spaces import Box, Discrete
 
 Obs = npt.NDArray[np.float32]
 
+CELL = 16
+"""Pixels of a cell's side in a picture."""
+GREY, WHITE, BLUE = (90, 90, 90), (230, 230, 230), (70, 110, 230)
+COLOURS = ((230, 90, 80), (90, 190, 100), (240, 200, 70), (160, 110, 220))
+"""Colours of cues and keys, in turn."""
 
-class TMaze(gymnasium.Env[Obs, np.int64]):
+
+class PicturedTask(gymnasium.Env[Obs, np.int64]):
+    """Task whose state is drawn as a row of cells, with the cue above it while it is observed."""
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 8}
+
+    def __init__(self, render_mode: str | None) -> None:
+        if render_mode not in (None, "rgb_array"):
+            raise ValueError(f"{type(self).__name__}: render_mode={render_mode!r}, expected None or 'rgb_array'")
+        self.render_mode = render_mode
+
+    def cells(self) -> tuple[int | None, list[tuple[int, int, int]]]:
+        """Return the cue that is observed now, None if there is none, and the colours of the row."""
+        raise NotImplementedError
+
+    def render(self) -> Any:
+        """Return the picture, uint8 [H, W, 3]; None without ``render_mode``."""
+        if self.render_mode is None:
+            return None
+        cue, row = self.cells()
+        picture = np.zeros((2, len(row), 3), np.uint8)
+        picture[1] = row
+        if cue is not None:
+            picture[0, 0] = COLOURS[cue % len(COLOURS)]
+        return picture.repeat(CELL, axis=0).repeat(CELL, axis=1)
+
+
+class TMaze(PicturedTask):
     """Corridor with a junction at its end; a cue at the first step says on which side the reward is.
 
     Observation float32 [3]: the cue (-1 or 1; 0 after the first step), whether this is the junction, and 1. Actions:
@@ -23,9 +55,11 @@ class TMaze(gymnasium.Env[Obs, np.int64]):
 
     Args:
         length: steps from the start to the junction.
+        render_mode: "rgb_array" or None.
     """
 
-    def __init__(self, length: int = 20) -> None:
+    def __init__(self, length: int = 20, render_mode: str | None = None) -> None:
+        super().__init__(render_mode)
         if length < 1:
             raise ValueError(f"TMaze: length={length}, expected at least 1")
         self.observation_space = Box(-1.0, 1.0, (3,), np.float32)
@@ -48,11 +82,16 @@ class TMaze(gymnasium.Env[Obs, np.int64]):
             reward, terminated = (1.0 if (action == 1) == (self._cue == 1) else -1.0), True
         return self._observed(0), reward, terminated, not terminated and self._steps >= 2 * self._length, {}
 
+    def cells(self) -> tuple[int | None, list[tuple[int, int, int]]]:
+        row = [GREY] * self._length + [WHITE]
+        row[self._place] = BLUE
+        return (self._cue > 0 if self._steps == 0 else None), row
+
     def _observed(self, cue: int) -> Obs:
         return np.array([cue, self._place == self._length, 1.0], np.float32)
 
 
-class Lock(gymnasium.Env[Obs, np.int64]):
+class Lock(PicturedTask):
     """Doors in a row, all of which the same key opens; it is shown once, at the first step.
 
     Observation float32 [keys + 1]: the key, one-hot, zeros after the first step; and the share of doors that are open.
@@ -60,9 +99,11 @@ class Lock(gymnasium.Env[Obs, np.int64]):
 
     Args:
         doors: number of doors.  keys: number of keys.
+        render_mode: "rgb_array" or None.
     """
 
-    def __init__(self, doors: int = 8, keys: int = 4) -> None:
+    def __init__(self, doors: int = 8, keys: int = 4, render_mode: str | None = None) -> None:
+        super().__init__(render_mode)
         if doors < 1 or keys < 2:
             raise ValueError(f"Lock: doors={doors}, keys={keys}, expected at least 1 and 2")
         self.observation_space = Box(0.0, 1.0, (keys + 1,), np.float32)
@@ -82,6 +123,10 @@ class Lock(gymnasium.Env[Obs, np.int64]):
         self._open += right
         ended = not right or self._open == self._doors
         return self._observed(), float(right and ended), ended, False, {}
+
+    def cells(self) -> tuple[int | None, list[tuple[int, int, int]]]:
+        row = [WHITE] * self._open + [GREY] * (self._doors - self._open)
+        return (self._key if self._open == 0 else None), row
 
     def _observed(self) -> Obs:
         obs = np.zeros(self._keys + 1, np.float32)

@@ -41,9 +41,7 @@ def evaluate(
     Raises:
         ValueError: the folder holds no run or no policy, the seed is too large, or the video cannot be written.
     """
-    checkpoints(run)  # raises where there is no run or no checkpoint
-    if checkpoint is None:
-        checkpoint = "best" if (run / BEST).is_file() else "last"
+    checkpoint = chosen_checkpoint(run, checkpoint)
     # Batches are small: further threads would only wait.
     recipe = read_config(run, trust=trust).recipe.override(device=device, threads=1)
     if seed > recipe.env.max_seed:
@@ -52,7 +50,7 @@ def evaluate(
         )
     env = setup.environments(recipe, 1 if video is not None else lanes_for(episodes), render=video is not None)
     with closing(env), setup.arithmetic(recipe):
-        state, agent = _player(run, checkpoint, setup.agent(recipe, env))
+        state, agent = with_policy(setup.agent(recipe, env), run, checkpoint)
         state = {**state, "checkpoint": checkpoint}
         if video is None:
             return state, play(agent, env, episodes, epsilon, seed)
@@ -60,8 +58,22 @@ def evaluate(
             return state, play(agent, env, episodes, epsilon, seed, show)
 
 
-def _player(run: Path, checkpoint: str, agent: Agent) -> tuple[dict[str, Any], Agent]:
-    """Load a saved policy into ``agent``; return the policy's figures and the agent."""
+def chosen_checkpoint(run: Path, checkpoint: str | None) -> str:
+    """Return which of a run's policies is meant: "best" or "last"; None: the best if there is one, else the last.
+
+    Raises:
+        ValueError: the folder holds no run, or no checkpoint.
+    """
+    checkpoints(run)
+    return checkpoint or ("best" if (run / BEST).is_file() else "last")
+
+
+def with_policy(agent: Agent, run: Path, checkpoint: str) -> tuple[dict[str, Any], Agent]:
+    """Load a saved policy into ``agent``; return the policy's figures and the agent.
+
+    Raises:
+        ValueError: the policy is missing, damaged, or another network's.
+    """
     try:
         weights, figures = load_policy(run / {"best": BEST, "last": LAST}[checkpoint])
     except FileNotFoundError as error:

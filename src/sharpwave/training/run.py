@@ -6,12 +6,10 @@ import importlib.util
 import json
 import os
 import secrets
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from rich.console import Console
@@ -34,6 +32,7 @@ from sharpwave.training.progress import Metrics, TrainingState
 from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.replay_folder import store_id
 from sharpwave.training.saving import Saver
+from sharpwave.training.signals import caught_signals
 from sharpwave.training.text import quoted, speaker
 
 MAX_SUMMARY_BYTES = 1 << 20
@@ -183,29 +182,3 @@ def read_summary(folder: Path) -> Metrics | None:
         return {name: value for name, value in summary.items() if name != "checksum"}
     except (OSError, ValueError, TypeError, LookupError, OverflowError, RecursionError):
         return None
-
-
-@contextmanager
-def caught_signals() -> Iterator[Callable[[], str | None]]:
-    """Catch SIGINT, SIGTERM and SIGHUP instead of ending the process; a second SIGINT raises KeyboardInterrupt.
-
-    A SIGHUP that is already ignored, as under nohup, stays ignored.
-
-    Yields:
-        a function that returns which signal interrupted the run; None: none did.
-    """
-    came: list[str] = []
-
-    def note(number: int, _: FrameType | None) -> None:
-        came.append(signal.Signals(number).name)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    caught = [signal.SIGINT, signal.SIGTERM]
-    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        caught.append(signal.SIGHUP)
-    before: dict[int, Any] = {number: signal.signal(number, note) for number in caught}
-    try:
-        yield lambda: f"interrupted by {came[0]}" if came else None
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -1,0 +1,180 @@
+"""Recording of episodes into an ordinary store: by a trained policy, a script, or a person at the keyboard."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+import sharpwave as sw
+from sharpwave import envs
+from sharpwave.agents.protocol import Agent
+from sharpwave.training.measuring import sometimes_random
+from sharpwave.training.scores import Episode, EpisodeSums
+from sharpwave.training.setup import Env
+
+MAX_STEPS = 1 << 24
+"""Limit of the steps of a recording."""
+
+
+class Player(Protocol):
+    """Who chooses the actions of a vector of one environment."""
+
+    def act(self, obs: Any) -> Any:
+        """Return the actions [1, ...] for observations [1, ...].  Raises: StopIteration: it plays no more."""
+
+    def observe(self, reward: npt.NDArray[Any], ended: npt.NDArray[np.bool_]) -> None:
+        """Take note of the outcome, rewards and ends [1]."""
+
+
+class PolicyPlayer:
+    """Player that acts by a trained agent."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent, self._state = agent, agent.begin(1)
+
+    def act(self, obs: Any) -> Any:
+        """Return the agent's greedy action."""
+        acted = self._agent.act(obs, self._state, 0, explore=False)
+        self._state = acted.state
+        return acted.action
+
+    def observe(self, reward: npt.NDArray[Any], ended: npt.NDArray[np.bool_]) -> None:
+        """Pass the outcome on to the agent."""
+        self._state = self._agent.observe(self._state, reward, ended)
+
+
+Policy = Callable[[Any], Any]
+"""One episode's policy: an observation -> an action."""
+
+
+class ScriptPlayer:
+    """Player that acts by a function of a Python file.
+
+    Args:
+        begin: called at each episode's start with a ``numpy.random.Generator``; returns the episode's policy, a
+            function of an observation, which may keep what it has seen.
+        space: action space of one environment.
+        what: the script as the user named it, for errors.
+    """
+
+    def __init__(self, begin: Callable[[np.random.Generator], Policy], space: Any, seed: int, what: str) -> None:
+        self._begin, self._space, self._what = begin, space, what
+        self._rng = np.random.default_rng(seed)
+        self._policy: Policy | None = None
+
+    def act(self, obs: Any) -> Any:
+        """Return the script's action.  Raises: ValueError: it is not one of the environment."""
+        if self._policy is None:
+            self._policy = self._begin(self._rng)
+            if not callable(self._policy):
+                raise ValueError(
+                    f"--script: {self._what}(rng) returned {self._policy!r}, expected an episode's policy, a function "
+                    "of an observation that returns an action"
+                )
+        action = self._policy({k: v[0] for k, v in obs.items()} if isinstance(obs, dict) else obs[0])
+        try:
+            chosen = np.asarray(action, self._space.dtype)
+            valid = np.array_equal(chosen, action) and self._space.contains(chosen[()])
+        except (TypeError, ValueError, OverflowError):
+            valid = False
+        if not valid:
+            raise ValueError(f"--script: {self._what} chose {action!r}, expected an action of {self._space}")
+        return chosen[None]
+
+    def observe(self, reward: npt.NDArray[Any], ended: npt.NDArray[np.bool_]) -> None:
+        """Begin the next episode with a new policy."""
+        if ended[0]:
+            self._policy = None
+
+
+def load_script(text: str) -> Callable[[np.random.Generator], Policy]:
+    """Run a Python file and return one of its functions: "player.py:expert".
+
+    Raises:
+        ValueError: no such file, or no such function in it.
+    """
+    file, _, name = text.rpartition(":")
+    if not file or not name.isidentifier():
+        raise ValueError(f"--script: got {text!r}, expected FILE.py:FUNCTION")
+    spec = importlib.util.spec_from_file_location(Path(file).stem, file) if Path(file).is_file() else None
+    if spec is None or spec.loader is None:
+        raise ValueError(f"--script: {file!r} is no Python file; expected FILE.py:FUNCTION")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found: Any = getattr(module, name, None)
+    if not callable(found):
+        raise ValueError(f"--script: {file!r} has no function {name!r}")
+    begin: Callable[[np.random.Generator], Policy] = found
+    return begin
+
+
+def check_new(folder: Path) -> None:
+    """Check that a recording can be written to ``folder``: it is not there yet, or empty.  Raises: ValueError."""
+    if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
+        raise ValueError(
+            f"--out: {str(folder)!r} exists and is not empty; a recording needs a folder of its own, so give another "
+            "name"
+        )
+    if not folder.absolute().parent.is_dir():
+        raise ValueError(f"--out: the folder {str(folder.absolute().parent)!r} does not exist; make it first")
+
+
+class Recording(NamedTuple):
+    """Outcome of a recording: its whole episodes, their steps, and what they take on disk."""
+
+    episodes: list[Episode]
+    steps: int
+    nbytes: int
+
+
+def record(
+    env: Env,
+    player: Player,
+    folder: Path,
+    *,
+    episodes: int,
+    seed: int,
+    epsilon: float = 0.0,
+    tell: Callable[[Episode], None] = lambda episode: None,
+    interrupted: Callable[[], str | None] = lambda: None,
+) -> Recording:
+    """Play episodes and write them to ``folder``, a checkpoint of a store with the environment's own fields.
+
+    What was played is written however the recording ends. Readers take its whole episodes; the steps of one that was
+    interrupted are not learned from.
+
+    Args:
+        env: a vector of one environment.
+        folder: checked by ``check_new`` before; not written to if no episode ended.
+        epsilon: probability of a random action.
+        tell: called with each episode that ended.
+        interrupted: asked after each step whether to end.
+    Raises:
+        ValueError: the player chose no action of the environment.
+    """
+    rng, sums, done = np.random.default_rng([seed, 1]), EpisodeSums(1), list[Episode]()
+    with sw.Store(envs.step_spec(env), capacity=MAX_STEPS, seed=seed) as store:
+        recorder = sw.Recorder(env, store)
+        try:
+            obs, _ = recorder.reset(seed=seed)
+            while len(done) < episodes and interrupted() is None and len(store) < MAX_STEPS - 1:
+                try:
+                    action = sometimes_random(player.act(obs), env.single_action_space, epsilon, rng)
+                except StopIteration:
+                    break
+                obs, reward, terminated, truncated, infos = recorder.step(action)
+                ended = terminated | truncated
+                player.observe(reward, ended)
+                for episode in sums.add(infos.get("unclipped_reward", reward), ended):
+                    done.append(episode)
+                    tell(episode)
+        finally:
+            if done:
+                store.checkpoint(folder)
+    nbytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) if done else 0
+    return Recording(done, sum(one.steps for one in done), nbytes)

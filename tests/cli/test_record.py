@@ -1,0 +1,216 @@
+"""``sharpwave record``: episodes of a script, a trained run or a person, in a store that agents learn from."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import sharpwave as sw
+from sharpwave.envs import make_env
+from sharpwave.offline.recorded import RecordedEpisodes
+from tests.cli.conftest import COMMAND, ENVIRONMENT
+
+pytestmark = pytest.mark.timeout(240)
+
+EXPERT = """
+def expert(rng):
+    key = None
+    def policy(obs):
+        nonlocal key
+        if obs[:-1].any():
+            key = int(obs[:-1].argmax())
+        return key
+    return policy
+
+def drunk(rng):
+    return lambda obs: rng.integers(4)
+
+def lost(rng):
+    return lambda obs: 4
+
+def forgetful(rng):
+    return 3
+
+number = 5
+"""
+INTERRUPTED = """
+import os, signal
+steps = 0
+def player(rng):
+    def policy(obs):
+        global steps
+        steps += 1
+        if steps == 100:
+            os.kill(os.getpid(), signal.SIGINT)
+        return steps // 2 % 2
+    return policy
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "players.py"
+    path.write_text(EXPERT)
+    return path
+
+
+def scores(text: str) -> list[float]:
+    return [float(line.split()[3]) for line in text.splitlines() if line.startswith("episode")]
+
+
+def test_a_script_s_demonstrations_are_learned_from(sharpwave, script, tmp_path):
+    demos = tmp_path / "demos"
+    result = sharpwave("record", "lock", "--out", demos, "--script", f"{script}:expert", "--episodes", 5, "--seed", 3)
+    assert result.code == 0, result.text
+    assert scores(result.text) == [1.0] * 5 and "5 episodes, 40 steps, mean score 1.00" in result.text
+    assert f"sharpwave train lock --demonstrations {demos}" in result.text
+    found = RecordedEpisodes(demos)
+    assert found.steps == 40
+    for one in found:
+        assert len(set(one.fields["action"].tolist())) == 1 and one.reward.tolist() == [0.0] * 7 + [1.0]
+        np.testing.assert_allclose(one.obs["obs"][:, -1], np.arange(9) / 8)
+    trained = sharpwave(
+        "train", "lock", "--demonstrations", demos, "--out", tmp_path / "run", "--steps", 640, "--warmup-steps", 320,
+    )  # fmt: skip
+    assert trained.code == 0, trained.text
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["updates"] == 40
+
+
+def test_the_same_seed_records_the_same(here, script, tmp_path):
+    folders = [tmp_path / name for name in "ab"]
+    for folder in folders:
+        result = here(
+            "record", "sharpwave/Lock-v0", "--out", folder, "--script", f"{script}:drunk", "--episodes", 20,
+            "--epsilon", 0.5,
+        )  # fmt: skip
+        assert result.code == 0, result.text
+    one, two = (
+        np.concatenate([episode.fields["action"] for episode in RecordedEpisodes(folder)]) for folder in folders
+    )
+    np.testing.assert_array_equal(one, two)
+    assert "sharpwave train r2d3 --env sharpwave/Lock-v0" in result.text
+
+
+def test_a_trained_run_plays(here, sharpwave, tmp_path):
+    run = tmp_path / "run"
+    trained = sharpwave("train", "cartpole", "--out", run, "--steps", 400, "--warmup-steps", 200)
+    assert trained.code == 0, trained.text
+    result = here("record", "cartpole", "--policy", run, "--out", tmp_path / "demos", "--episodes", 3, "--seed", 7)
+    assert result.code == 0, result.text
+    episodes = list(RecordedEpisodes(tmp_path / "demos"))
+    assert [len(one.reward) for one in episodes] == scores(result.text)
+    with sw.Store.open(tmp_path / "demos") as store:
+        assert store.annotations(0) == {"env": "CartPole-v1", "seed": 7}
+    env = make_env("CartPole-v1", 1)
+    np.testing.assert_array_equal(episodes[0].obs["obs"][0], env.reset(seed=7)[0][0])
+    for t, action in enumerate(episodes[0].fields["action"][:-1]):
+        np.testing.assert_array_equal(episodes[0].obs["obs"][t + 1], env.step(np.array([action]))[0][0])
+    env.close()
+
+
+def test_a_recurrent_run_remembers(here, sharpwave, tmp_path):
+    """It scores as in an evaluation of the same seed."""
+    run = tmp_path / "run"
+    trained = sharpwave("train", "tmaze", "--out", run, "--steps", 800, "--warmup-steps", 400)
+    assert trained.code == 0, trained.text
+    for seed in (1, 2):
+        demos = tmp_path / f"demos{seed}"
+        recorded = here("record", "tmaze", "--policy", run, "--out", demos, "--episodes", 1, "--seed", seed)
+        assert recorded.code == 0, recorded.text
+        played = here("eval", run, "--episodes", 1, "--seed", seed, "--epsilon", 0)
+        assert scores(recorded.text) == scores(played.text)
+
+
+def test_an_atari_game(here, pong_run, tmp_path):
+    folder, _ = pong_run
+    result = here("record", "pong", "--policy", folder, "--out", tmp_path / "demos", "--episodes", 1, "--epsilon", 0.2)
+    assert result.code == 0, result.text
+    found = RecordedEpisodes(tmp_path / "demos")
+    field = found.spec.fields["obs"]
+    assert field.shape == (42, 42) and field.stack is not None
+    (one,) = found
+    assert one.reward.sum() == scores(result.text)[0] and one.episode.steps == found.steps > 700
+    assert "learn from them" not in result.text
+
+
+def test_ctrl_c_keeps_whole_episodes(tmp_path):
+    (tmp_path / "player.py").write_text(INTERRUPTED)
+    command = [*COMMAND, "record", "CartPole-v1", "--script", f"{tmp_path}/player.py:player", "--episodes", "1000"]
+    ran = subprocess.run(
+        [*command, "--out", str(tmp_path / "demos")], env=ENVIRONMENT, capture_output=True, text=True, timeout=120
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    lengths = [int(score) for score in scores(ran.stdout)]
+    found = list(RecordedEpisodes(tmp_path / "demos"))
+    assert [len(one.reward) for one in found] == lengths and 0 < sum(lengths) <= 100
+    assert all(one.episode.end == "terminated" for one in found)
+
+
+def test_an_error_of_the_script_keeps_whole_episodes(here, tmp_path):
+    (tmp_path / "other.py").write_text(
+        "n = 0\ndef player(rng):\n    global n\n    n += 1\n    return lambda obs: 0 if n < 3 else 'left'\n"
+    )
+    result = here("record", "CartPole-v1", "--script", f"{tmp_path}/other.py:player", "--out", tmp_path / "demos")
+    assert result.code == 2 and "chose 'left', expected an action of Discrete(2)" in result.text
+    assert len(list(RecordedEpisodes(tmp_path / "demos"))) == 2
+
+
+def test_no_episode_nothing_written(here, tmp_path):
+    (tmp_path / "player.py").write_text(INTERRUPTED.replace("== 100", "== 3"))
+    result = here("record", "CartPole-v1", "--script", f"{tmp_path}/player.py:player", "--out", tmp_path / "demos")
+    assert result.code == 1 and "no episode ended; nothing was written" in result.text
+    assert not (tmp_path / "demos").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["lock"], "got no player, expected one of --policy RUN, --script FILE.py:FUNCTION and --keyboard"),
+        (["lock", "--keyboard", "--script", "x.py:f"], "got --script and --keyboard, expected one of"),
+        (["lock", "--script", "SCRIPT"], "expected FILE.py:FUNCTION"),
+        (["lock", "--script", "nowhere.py:f"], "'nowhere.py' is no Python file"),
+        (["lock", "--script", "SCRIPT:nobody"], "has no function 'nobody'"),
+        (["lock", "--script", "SCRIPT:number"], "has no function 'number'"),
+        (["lock", "--script", "SCRIPT:lost"], "chose 4, expected an action of Discrete(4)"),
+        (["lock", "--script", "SCRIPT:forgetful"], "returned 3, expected an episode's policy"),
+        (["lock", "--policy", "nowhere"], "does not exist"),
+        (["nothing", "--script", "SCRIPT:expert"], "'nothing' cannot be made"),
+        (["lock", "--script", "SCRIPT:expert", "--episodes", "0"], "--episodes"),
+        (["MountainCarContinuous-v0", "--keyboard"], "expected at most 10 discrete ones; use --script"),
+    ],
+)
+def test_errors_teach(here, script, tmp_path, arguments, message):
+    out = tmp_path / "demos"
+    result = here("record", *(word.replace("SCRIPT", str(script)) for word in arguments), "--out", out)
+    assert result.code == 2 and message in result.text and "Traceback" not in result.text
+    assert not out.exists()
+
+
+def test_others_files_are_left_alone(here, script, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("3 years")
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "link").symlink_to(tmp_path)
+    for name in ("mine", "file", "link"):
+        result = here("record", "lock", "--script", f"{script}:expert", "--out", tmp_path / name)
+        assert result.code == 2 and "exists and is not empty" in result.text
+    assert os.listdir(tmp_path / "mine") == ["thesis.txt"]
+    result = here("record", "lock", "--script", f"{script}:expert", "--out", tmp_path / "no" / "demos")
+    assert result.code == 2 and "make it first" in result.text
+
+
+def test_a_run_of_another_environment_is_refused(here, pong_run, tmp_path):
+    result = here("record", "lock", "--policy", pong_run[0], "--out", tmp_path / "demos")
+    assert result.code == 2 and "plays pong, not lock; expected sharpwave record pong" in result.text
+
+
+def test_without_a_display_nobody_plays(here, tmp_path, monkeypatch):
+    pytest.importorskip("pygame")
+    for name in ("SDL_VIDEODRIVER", "DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    result = here("record", "lock", "--keyboard", "--out", tmp_path / "demos")
+    assert result.code == 2 and "there is no display here" in result.text
+    assert "use --script or --policy" in result.text
