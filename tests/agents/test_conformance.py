@@ -1,5 +1,7 @@
 """Every agent passes the suite of agents, over several kinds of observations."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete
@@ -119,6 +121,8 @@ class TestR2D2WithAGRU(AgentSuite):
 
 
 class TestR2D3(AgentSuite):
+    folder: Path
+
     @pytest.fixture(autouse=True, scope="class")
     @classmethod
     def demonstrations(cls, tmp_path_factory):

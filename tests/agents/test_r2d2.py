@@ -1,6 +1,7 @@
 """R2D2: whole updates against numpy in float64 with gradients by hand; what it remembers while acting, and stores."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ WINDOWS = SequencesSettings(batch_size=16, length=6, burn_in=4, stride=2, gamma=
 
 def make(seed=0, **changes):
     torch.manual_seed(seed)
-    settings = {
+    settings: dict[str, Any] = {
         "network": "mlp", "hidden_units": UNITS, "core_units": CORE_UNITS, "replay": WINDOWS, "n_step": 3,
         "target_every": 40, "lr": 2e-3, "exploration": EpsilonGreedy(start=0.5, end=0.5),
     }  # fmt: skip
@@ -30,7 +31,8 @@ def make(seed=0, **changes):
 
 def played(agent, steps=120, seed=0):
     """A view of what the agent did in episodes of 1 to 15 steps, and its states by the step's observation."""
-    rng, states = np.random.default_rng(seed), {}
+    rng = np.random.default_rng(seed)
+    states: dict[bytes, Any] = {}
     spec = sw.Spec(obs=sw.Field((SIZE,), "float32"), action=sw.Field((), "int64"), **agent.step_fields())
     store = sw.Store(spec, capacity=10 * steps * LANES)
     view = agent.replay().open(store, "learner", seed)

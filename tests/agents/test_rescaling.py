@@ -70,6 +70,11 @@ def test_n_step_targets_by_hand():
     assert n_step_targets(reward, discount, value, ends, 1).tolist() == [[6.0, 12.0, 19.0]]
 
 
+def by_arrays(reward, discount, value, ends, n_step):
+    tensors = [torch.from_numpy(np.ascontiguousarray(one)) for one in (reward, discount, value, ends)]
+    return n_step_targets(tensors[0], tensors[1], tensors[2], tensors[3], n_step).numpy()
+
+
 def plain_targets(reward, discount, value, ends, n_step):
     """The sum step by step, as one would write it down."""
     targets = np.zeros_like(reward)
@@ -95,14 +100,15 @@ def test_n_step_targets_are_those_of_a_plain_loop(n_step):
     reward, value = rng.normal(size=(2, *patterns.shape))
     discount, ends = 0.9 * (patterns != 1), patterns > 0
     ends[:, -1] = True
-    given = [torch.from_numpy(array) for array in (reward, discount, value, ends)]
+    found = by_arrays(reward, discount, value, ends, n_step)
     expected = plain_targets(reward, discount, value, ends, n_step)
-    np.testing.assert_allclose(n_step_targets(*given, n_step), expected, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_a_window_must_end():
+    zeros = np.zeros((1, 4))
     with pytest.raises(AssertionError, match="last column"):
-        n_step_targets(*torch.zeros(3, 1, 4), torch.zeros(1, 4, dtype=torch.bool), 2)
+        by_arrays(zeros, zeros, zeros, zeros > 0, 2)
 
 
 @pytest.mark.parametrize("n_step", [1, 5])
@@ -121,12 +127,11 @@ def test_rlax_agrees(n_step):
     h, inverse = (function(torch.from_numpy(x)) for function in (signed_hyperbolic, signed_parabolic))
     np.testing.assert_allclose(h, found["h"], rtol=1e-12)
     np.testing.assert_allclose(inverse, found["inverse"], rtol=1e-7, atol=1e-9)
-    value = torch.from_numpy(np.take_along_axis(target_q, chosen[..., None], 2)[..., 0])
-    ends = torch.zeros(size, steps, dtype=torch.bool)
+    value, ends = np.take_along_axis(target_q, chosen[..., None], 2)[..., 0], np.zeros((size, steps), bool)
     ends[:, -1] = True
-    sums = [torch.from_numpy(reward), torch.from_numpy(discount)]
     taken = np.take_along_axis(q, action[..., None], 2)[..., 0]
-    plain = n_step_targets(*sums, value, ends, n_step)
-    np.testing.assert_allclose(plain.numpy() - taken, found["plain"], rtol=1e-10)
-    rescaled = signed_hyperbolic(n_step_targets(*sums, signed_parabolic(value), ends, n_step))
+    plain = by_arrays(reward, discount, value, ends, n_step)
+    np.testing.assert_allclose(plain - taken, found["plain"], rtol=1e-10)
+    values = signed_parabolic(torch.from_numpy(value)).numpy()
+    rescaled = signed_hyperbolic(torch.from_numpy(by_arrays(reward, discount, values, ends, n_step)))
     np.testing.assert_allclose(rescaled.numpy() - taken, found["rescaled"], rtol=1e-7, atol=1e-9)

@@ -36,7 +36,7 @@ class Account:
 
     def append(self, lane: int, end: str = "", next_obs: bool = False) -> None:
         serial = self.serial = self.serial + 1
-        later = {"next_obs": observation(serial + 10_000)} if next_obs else {}
+        later: dict[str, Any] = {"next_obs": observation(serial + 10_000)} if next_obs else {}
         self.store.append(
             lane=lane, obs=observation(serial), action=serial % 5, reward=serial / 4, terminated=end == "terminated",
             truncated=end == "truncated", final_obs=observation(serial + 10_000) if end else None,
@@ -143,6 +143,8 @@ def test_a_store_that_another_process_uses(tmp_path: Path) -> None:
     with sw.Store(SPEC, capacity=10_000, disk=tmp_path, segment_steps=16) as store:
         account = Account(store)
         fill(account, 100)
+        for lane in [*account.current]:  # opening would break them off
+            account.append(lane, "terminated")
     with subprocess.Popen(
         [sys.executable, "-c", OPENED, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -21,7 +23,7 @@ def post(kind: int, key: int) -> None:
     pygame.event.post(pygame.event.Event(kind, key=key))
 
 
-def test_number_keys_are_actions_and_the_environment_waits(tmp_path) -> None:
+def test_number_keys_are_actions_and_the_environment_waits(tmp_path, monkeypatch) -> None:
     env = make_env("sharpwave/Lock-v0", 1, render=True)
     player = Keyboard(env)
     assert "0 to 3" in player.help
@@ -34,7 +36,7 @@ def test_number_keys_are_actions_and_the_environment_waits(tmp_path) -> None:
         if len(waited) % 3 == 0:
             post(pygame.KEYDOWN, pygame.K_0 + key)
 
-    player._pygame = type("Pygame", (), {**vars(pygame), "time": type("Time", (), {"wait": staticmethod(wait)})})
+    monkeypatch.setattr(pygame.time, "wait", wait)
     assert player.act(obs).tolist() == [key] and len(waited) == 3
     found = record(env, player, tmp_path / "demos", episodes=1, seed=2)
     assert [(one.reward, one.steps) for one in found.episodes] == [(1.0, 8)] and len(waited) == 27
@@ -43,7 +45,7 @@ def test_number_keys_are_actions_and_the_environment_waits(tmp_path) -> None:
 
 
 def test_atari_games_go_on_while_keys_are_held() -> None:
-    env = make_env("pong", 1, AtariSettings(), render=True)
+    env: Any = make_env("pong", 1, AtariSettings(), render=True)
     assert env.action_names == ("NOOP", "FIRE", "RIGHT", "LEFT", "RIGHTFIRE", "LEFTFIRE")
     player = Keyboard(env)
     player._fps = 10_000

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -79,7 +80,7 @@ def test_four_frames_at_the_junction_are_the_same_for_both_cues() -> None:
     assert len(found) == 2 and found[-1.0] == found[1.0]
     for turn in (1, 2):
         by_cue = {float(TMaze().reset(seed=seed)[0][0]): seed for seed in range(20)}
-        rewards = [score(TMaze(), lambda seen, turn=turn: turn if seen[-1][1] else 0, seed) for seed in by_cue.values()]
+        rewards = [score(TMaze(), partial(_turning, turn), seed) for seed in by_cue.values()]
         assert sorted(rewards) == [-1.0, 1.0]
 
 
@@ -92,13 +93,17 @@ def test_four_frames_at_a_lock_s_later_doors_are_the_same_for_all_keys() -> None
         assert len(frames) == (4 if door < 4 else 1)
     # Policies of four frames press the key that they see, and a fixed one at each later door.
     best = max(
-        np.mean([score(Lock(), lambda seen, later=later: _four_frames(seen, later), seed) for seed in keys.values()])
+        np.mean([score(Lock(), partial(_four_frames, later), seed) for seed in keys.values()])
         for later in itertools.product(range(2), repeat=4)
     )
     assert best == 0.25
 
 
-def _four_frames(seen: list[np.ndarray[Any, Any]], later: tuple[int, ...]) -> int:
+def _turning(turn: int, seen: list[np.ndarray[Any, Any]]) -> int:
+    return turn if seen[-1][1] else 0
+
+
+def _four_frames(later: tuple[int, ...], seen: list[np.ndarray[Any, Any]]) -> int:
     last = np.array(seen[-4:])[:, :-1]
     return int(last.max(axis=0).argmax()) if last.any() else later[len(seen) - 5]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -21,7 +21,7 @@ COLOURS = ((230, 90, 80), (90, 190, 100), (240, 200, 70), (160, 110, 220))
 class PicturedTask(gymnasium.Env[Obs, np.int64]):
     """Task whose state is drawn as a row of cells, with the cue above it while it is observed."""
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 8}
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 8}  # noqa: RUF012
 
     def __init__(self, render_mode: str | None) -> None:
         if render_mode not in (None, "rgb_array"):
