@@ -18,6 +18,7 @@ RECIPE = replace(
         quantiles=8,  # more made little difference in figure 2 of Dabney et al. (2018), and take longer
         noisy=False,
         dueling=False,
+        double=False,  # choosing by the online network too would take as long as all else
         replay=DQN.replay,
         exploration=DQN.exploration,
     ),
