@@ -47,7 +47,7 @@ class Arm:
 
 
 FOUR_FRAMES = {
-    "num_envs": 8, "steps": 40_000, "network": "mlp", "hidden_units": 64, "lr": 1e-3, "target_tau": 0.0,
+    "num_envs": 8, "steps": 40_000, "network": "mlp", "hidden_units": 64, "learning_rate": 1e-3, "target_tau": 0.0,
     "target_every": 800, "average_decay": 0.0, "n_step": 5, "batch_size": 128, "update_every": 8, "gamma": 0.99,
     "epsilon_end": 0.05, "epsilon_steps": 10_000, "evaluate_every": 0, "codec": "raw",
 }  # fmt: skip
