@@ -1,0 +1,207 @@
+"""Contenders of ``sequences.py``: windows of an episode's steps, as R2D2 learns from.
+
+Every contender stores as its action the step's number in the recording, so that its samples can be checked, and hands
+out the same content: observations of a window's steps and of those that returns bootstrap from, action, reward, end,
+and the recurrent state of the first step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+import sharpwave as sw
+from sharpwave.bench.contenders import times
+from sharpwave.bench.recording import Recording
+
+BURN_IN, LENGTH, STRIDE, N_STEP, GAMMA = 40, 80, 40, 5, 0.997
+STEPS = BURN_IN + LENGTH
+WINDOW = STEPS + N_STEP
+"""Observations of a window, the last of which returns bootstrap from."""
+STATE = (2, 512)
+ALPHA, BETA = 0.9, 0.6
+STATES = 4093
+"""Different recurrent states: a prime, so that the segments of a store do not repeat one another."""
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Step:
+    """Step of all lanes. ``final_obs``: their last observations; ``None`` where no episode ended."""
+
+    number: npt.NDArray[np.int64]
+    obs: npt.NDArray[np.uint8]
+    state: npt.NDArray[np.float32]
+    reward: npt.NDArray[np.float32]
+    terminated: npt.NDArray[np.bool_]
+    final_obs: npt.NDArray[np.uint8] | None
+
+
+@dataclass
+class Seen:
+    """Batch to be checked: [B, STEPS] observations and numbers of steps, which of them are steps, and states [B]."""
+
+    obs: Array
+    number: Array
+    mask: Array
+    state: Array
+
+
+class Contender(Protocol):
+    """Replay memory of a library in one configuration. Timed methods do only what a user's code would do."""
+
+    def build(self, recording: Recording, steps: int) -> None:
+        """Make an empty buffer for ``steps`` steps like those of ``recording``."""
+
+    def item(self, step: Step) -> Any:
+        """Convert a step to the argument of ``add``, outside the clock."""
+
+    def add(self, item: Any) -> None:
+        """Add a step of all lanes."""
+
+    def sample(self, batch: int) -> Any:
+        """Return a uniform batch of windows, all of it in memory."""
+
+    def seen(self, sampled: Any) -> Seen:
+        """Convert what ``sample`` returned, for checking."""
+
+    def close(self) -> None:
+        """Release what would outlive the process."""
+
+
+def recurrent_states() -> npt.NDArray[np.float32]:
+    """Return made-up recurrent states [STATES, *STATE], which no codec compresses much."""
+    return np.tanh(np.random.default_rng(0).standard_normal((STATES, *STATE), np.float32))
+
+
+def play(recording: Recording, states: npt.NDArray[np.float32], begin: int, end: int) -> Iterator[Step]:
+    """Yield all lanes' steps of ``begin <= t < end``."""
+    for start, stop, number in times(recording, begin, end):
+        obs = np.array(recording.obs[start:stop])
+        for i, t in enumerate(range(start, stop)):
+            ended = recording.final_place[t].max() >= 0
+            yield Step(
+                number[i],
+                obs[i],
+                states[number[i] % STATES],
+                recording.reward[t],
+                recording.terminated[t] | recording.truncated[t],
+                recording.next_frames(t, t + 1)[0] if ended else None,
+            )
+
+
+class Sharpwave:
+    """Contender ``sharpwave.Store.sequences``: padded windows at both ends of an episode, among the others."""
+
+    def __init__(self, codec: str) -> None:
+        self.codec = codec
+
+    def build(self, recording: Recording, steps: int) -> None:
+        spec = sw.Spec(
+            obs=sw.Field(recording.frame_shape, "uint8"),
+            action=sw.Field((), "int64"),
+            state=sw.Field(STATE, "float32", every=STRIDE),
+        )
+        self.store = sw.Store(spec, capacity=steps, codec={"obs": self.codec}, seed=0)
+        settings: dict[str, Any] = {"burn_in": BURN_IN, "stride": STRIDE, "n_step": N_STEP, "gamma": GAMMA}
+        self.prioritized = self.store.sequences(
+            LENGTH, sampler=sw.Prioritized(alpha=ALPHA, beta=BETA), name="prioritized", seed=1, **settings
+        )
+        self.uniform = self.store.sequences(LENGTH, name="uniform", seed=2, **settings)
+
+    def item(self, step: Step) -> Any:
+        return {
+            "obs": step.obs,
+            "action": step.number,
+            "state": step.state,
+            "reward": step.reward,
+            "terminated": step.terminated,
+            "truncated": np.zeros_like(step.terminated),
+            "final_obs": step.final_obs,
+        }
+
+    def add(self, item: Any) -> None:
+        self.store.extend(**item)
+
+    def sample(self, batch: int) -> Any:
+        return self.uniform.sample(batch)
+
+    def sample_prioritized(self, batch: int, td_error: Array) -> Any:
+        """Return a prioritized batch, its priorities updated with ``td_error`` [B, LENGTH]."""
+        sampled = self.prioritized.sample(batch)
+        self.prioritized.update_priorities(sampled.ids, td_error)
+        return sampled
+
+    def seen(self, sampled: Any) -> Seen:
+        return Seen(sampled.obs[:, :STEPS], sampled.action, sampled.mask, sampled["state"])
+
+    def close(self) -> None:
+        self.store.close()
+
+
+class Ring:
+    """Contender numpy: a ring of raw frames, copied into memory that every batch of its size shares.
+
+    A lane's first steps are written once more behind its last ones, so that each window lies in one piece; it is copied
+    by one call. A batch is overwritten by the next, which spares the page faults of new memory.
+    """
+
+    def build(self, recording: Recording, steps: int) -> None:
+        self.lanes = recording.lanes
+        self.size = steps // self.lanes
+        rows = self.lanes, self.size + WINDOW - 1
+        self.obs = np.zeros((*rows, *recording.frame_shape), np.uint8)
+        self.state = np.zeros((*rows, *STATE), np.float32)
+        self.action, self.episode = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
+        self.reward, self.terminated = np.zeros(rows, np.float32), np.zeros(rows, np.bool_)
+        self.episodes = np.zeros(self.lanes, np.int64)
+        self.added = 0
+        self.rng = np.random.default_rng(0)
+        self.batches: dict[int, list[Array]] = {}
+
+    def item(self, step: Step) -> Any:
+        return step
+
+    def add(self, item: Any) -> None:
+        t = self.added % self.size
+        for row in (t, t + self.size) if t < WINDOW - 1 else (t,):
+            self.obs[:, row], self.state[:, row] = item.obs, item.state
+            self.action[:, row], self.reward[:, row] = item.number, item.reward
+            self.terminated[:, row], self.episode[:, row] = item.terminated, self.episodes
+        self.episodes += item.terminated
+        self.added += 1
+
+    def sample(self, batch: int) -> Any:
+        columns = self.obs, self.action, self.reward, self.terminated
+        if batch not in self.batches:
+            self.batches[batch] = [np.zeros((batch, WINDOW, *column.shape[2:]), column.dtype) for column in columns]
+        lanes, begins = self._begins(batch)
+        for column, out in zip(columns, self.batches[batch], strict=True):
+            for i, (lane, begin) in enumerate(zip(lanes, begins, strict=True)):
+                out[i] = column[lane, begin : begin + WINDOW]
+        return [*self.batches[batch], self.state[lanes, begins]]
+
+    def _begins(self, batch: int) -> tuple[list[int], list[int]]:
+        """Return lanes and first rows of windows that lie in one episode."""
+        held = min(self.added, self.size)
+        oldest = self.added % self.size if self.added > self.size else 0
+        lanes, begins = [], []
+        while len(lanes) < batch:
+            lane = self.rng.integers(self.lanes, size=2 * batch)
+            begin = (oldest + self.rng.integers(held - WINDOW + 1, size=2 * batch)) % self.size
+            inside = self.episode[lane, begin] == self.episode[lane, begin + WINDOW - 1]
+            lanes += lane[inside].tolist()
+            begins += begin[inside].tolist()
+        return lanes[:batch], begins[:batch]
+
+    def seen(self, sampled: Any) -> Seen:
+        obs, action, _, _, state = sampled
+        return Seen(obs[:, :STEPS], action[:, :STEPS], np.ones((len(obs), STEPS), np.bool_), state)
+
+    def close(self) -> None:
+        pass
