@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: pong cartpole test check tests coverage docs bench tiers latency soak ladder clean
+.PHONY: pong cartpole test check tests coverage docs bench tiers latency soak ladder sequences clean
 
 pong: $(VENV)/.train
 	$(BIN)/sharpwave train pong
@@ -31,7 +31,7 @@ docs: $(VENV)/.docs
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/store.py
 
-tiers latency soak ladder: $(VENV)/.bench
+tiers latency soak ladder sequences: $(VENV)/.bench
 	$(BIN)/python benchmarks/$@.py
 
 clean:

@@ -7,9 +7,10 @@ and the recurrent state of the first step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -52,25 +53,35 @@ class Seen:
     state: Array
 
 
-class Contender(Protocol):
+class Contender(ABC):
     """Replay memory of a library in one configuration. Timed methods do only what a user's code would do."""
 
+    @abstractmethod
     def build(self, recording: Recording, steps: int) -> None:
         """Make an empty buffer for ``steps`` steps like those of ``recording``."""
 
+    @abstractmethod
     def item(self, step: Step) -> Any:
         """Convert a step to the argument of ``add``, outside the clock."""
 
+    @abstractmethod
     def add(self, item: Any) -> None:
         """Add a step of all lanes."""
 
+    @abstractmethod
     def sample(self, batch: int) -> Any:
         """Return a uniform batch of windows, all of it in memory."""
 
+    @abstractmethod
     def seen(self, sampled: Any) -> Seen:
         """Convert what ``sample`` returned, for checking."""
 
-    def close(self) -> None:
+    def fill(self, steps: Iterable[Step]) -> None:
+        """Add ``steps``, outside the clock."""
+        for step in steps:
+            self.add(self.item(step))
+
+    def close(self) -> None:  # noqa: B027
         """Release what would outlive the process."""
 
 
@@ -95,7 +106,7 @@ def play(recording: Recording, states: npt.NDArray[np.float32], begin: int, end:
             )
 
 
-class Sharpwave:
+class Sharpwave(Contender):
     """Contender ``sharpwave.Store.sequences``: padded windows at both ends of an episode, among the others."""
 
     def __init__(self, codec: str) -> None:
@@ -144,7 +155,7 @@ class Sharpwave:
         self.store.close()
 
 
-class Ring:
+class Ring(Contender):
     """Contender numpy: a ring of raw frames, copied into memory that every batch of its size shares.
 
     A lane's first steps are written once more behind its last ones, so that each window lies in one piece; it is copied
@@ -177,7 +188,7 @@ class Ring:
         self.added += 1
 
     def sample(self, batch: int) -> Any:
-        columns = self.obs, self.action, self.reward, self.terminated
+        columns: list[Array] = [self.obs, self.action, self.reward, self.terminated]
         if batch not in self.batches:
             self.batches[batch] = [np.zeros((batch, WINDOW, *column.shape[2:]), column.dtype) for column in columns]
         lanes, begins = self._begins(batch)
@@ -190,7 +201,8 @@ class Ring:
         """Return lanes and first rows of windows that lie in one episode."""
         held = min(self.added, self.size)
         oldest = self.added % self.size if self.added > self.size else 0
-        lanes, begins = [], []
+        lanes: list[int] = []
+        begins: list[int] = []
         while len(lanes) < batch:
             lane = self.rng.integers(self.lanes, size=2 * batch)
             begin = (oldest + self.rng.integers(held - WINDOW + 1, size=2 * batch)) % self.size
@@ -202,6 +214,3 @@ class Ring:
     def seen(self, sampled: Any) -> Seen:
         obs, action, _, _, state = sampled
         return Seen(obs[:, :STEPS], action[:, :STEPS], np.ones((len(obs), STEPS), np.bool_), state)
-
-    def close(self) -> None:
-        pass

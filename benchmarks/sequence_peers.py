@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
-from sequence_contenders import STATE, STEPS, STRIDE, WINDOW, Seen, Step
+from sequence_contenders import STATE, STEPS, STRIDE, WINDOW, Contender, Seen, Step
 
 from sharpwave.bench.recording import Recording
 
+BLOCK = 64
+"""Times of all lanes that TorchRL is filled with at once."""
 
-class TorchRL:
+
+class TorchRL(Contender):
     """Contender TorchRL: ``SliceSampler`` over a storage of [time, lanes]; slices that lie in one episode.
 
     Args:
@@ -39,19 +42,31 @@ class TorchRL:
         sampler = SliceSampler(
             slice_len=WINDOW, end_key="done", cache_values=True, strict_length=True, truncated_key=None, init_key=None
         )
-        self.buffer: Any = TensorDictReplayBuffer(
-            storage=storage, sampler=sampler, dim_extend=0, batch_size=WINDOW * self.lanes
-        )
+        self.buffer: Any = TensorDictReplayBuffer(storage=storage, sampler=sampler, dim_extend=0)
 
     def item(self, step: Step) -> Any:
+        return self._items([step])
+
+    def fill(self, steps: Iterable[Step]) -> None:
+        """Add ``steps`` in blocks, as each call takes milliseconds."""
+        left = iter(steps)
+        while block := list(islice(left, BLOCK)):
+            self.add(self._items(block))
+
+    def _items(self, steps: list[Step]) -> Any:
         import torch
         from tensordict import TensorDict
 
-        columns = {"obs": step.obs, "action": step.number, "reward": step.reward, "done": step.terminated[:, None]}
+        columns: dict[str, list[Any]] = {
+            "obs": [step.obs for step in steps],
+            "action": [step.number for step in steps],
+            "reward": [step.reward for step in steps],
+            "done": [step.terminated[:, None] for step in steps],
+        }
         if self.state:
-            columns["state"] = step.state
-        tensors = {name: torch.from_numpy(array[None].copy()) for name, array in columns.items()}
-        return TensorDict(tensors, batch_size=[1, self.lanes])
+            columns["state"] = [step.state for step in steps]
+        tensors = {name: torch.from_numpy(np.stack(arrays)) for name, arrays in columns.items()}
+        return TensorDict(tensors, batch_size=[len(steps), self.lanes])
 
     def add(self, item: Any) -> None:
         self.buffer.extend(item)
@@ -60,7 +75,9 @@ class TorchRL:
         return self.buffer.sample(batch * WINDOW)
 
     def seen(self, sampled: Any) -> Seen:
-        obs, action = (sampled[name].reshape(-1, WINDOW, *sampled[name].shape[1:]).numpy() for name in ("obs", "action"))
+        obs, action = (
+            sampled[name].reshape(-1, WINDOW, *sampled[name].shape[1:]).numpy() for name in ("obs", "action")
+        )
         if self.state:
             state = sampled["state"].reshape(-1, WINDOW, *STATE)[:, 0].numpy()
         else:
@@ -72,7 +89,7 @@ class TorchRL:
             shutil.rmtree(self.folder, ignore_errors=True)
 
 
-class Flashbax:
+class Flashbax(Contender):
     """Contender Flashbax: the trajectory buffer, jitted, on the processor. Its windows cross the ends of episodes.
 
     Args:
@@ -97,10 +114,10 @@ class Flashbax:
         if self.state:
             step["state"] = jnp.zeros(STATE, jnp.float32)
         buffer = self._buffer(flashbax, 1)
-        self.memory = jax.jit(buffer.init)(step)
+        self.memory: Any = jax.jit(buffer.init)(step)
         self._add = jax.jit(buffer.add, donate_argnums=0)
         self.key = jax.random.key(0)
-        self._split = jax.jit(lambda key: tuple(jax.random.split(key)))
+        self._split: Any = jax.jit(lambda key: tuple(jax.random.split(key)))
 
     def _buffer(self, flashbax: Any, batch: int) -> Any:
         return flashbax.make_trajectory_buffer(
@@ -117,7 +134,7 @@ class Flashbax:
         return self.made[batch]
 
     def item(self, step: Step) -> Any:
-        columns = {
+        columns: dict[str, Any] = {
             "obs": step.obs, "action": step.number.astype(np.int32), "reward": step.reward,
             "terminated": step.terminated,
         }  # fmt: skip
@@ -130,21 +147,19 @@ class Flashbax:
         self.memory.current_index.block_until_ready()
 
     def sample(self, batch: int) -> Any:
-        import jax
-
         self.key, key = self._split(self.key)
-        return jax.block_until_ready(self._sampler(batch)(self.memory, key).experience)
+        sampled = self._sampler(batch)(self.memory, key).experience
+        for array in sampled.values():
+            array.block_until_ready()
+        return sampled
 
     def seen(self, sampled: Any) -> Seen:
         obs, number = np.asarray(sampled["obs"])[:, :STEPS], np.asarray(sampled["action"])[:, :STEPS]
         state = np.asarray(sampled["state"])[:, 0] if self.state else np.empty((0, *STATE), np.float32)
         return Seen(obs, number, np.ones(number.shape, np.bool_), state)
 
-    def close(self) -> None:
-        pass
 
-
-class Reverb:
+class Reverb(Contender):
     """Contender Reverb: overlapping items of whole windows, written by a ``TrajectoryWriter`` a lane, in this process.
 
     Its chunks are compressed. A state is stored for the first step of each window only.

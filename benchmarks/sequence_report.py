@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from pathlib import Path
-from typing import Any
 
 from report import CONSOLE, Results, bytes_a_step, median
 from rich.table import Table
@@ -69,11 +68,11 @@ def table(results: Results) -> None:
     copied = [f"{statistics.median(results['limit'][str(batch)]):,.0f}" for batch in BATCHES]
     shown.add_row("frames copied, all cores", copied[0], "", "", copied[1], "", "", "", "")
     CONSOLE.print(shown)
+    load, versions = where["load"] or [0.0], where["versions"]
     CONSOLE.print(
-        f"x: of the fastest library's uniform windows with recurrent states, the median of {settings['rounds']} rounds' "
-        f"ratios; CPU: of all threads, a batch.\n{where['machine']}, load {min(where['load'], default=0):.1f} to "
-        f"{max(where['load'], default=0):.1f}, "
-        + ", ".join(f"{name} {number}" for name, number in where["versions"].items()),
+        f"x: of the fastest library's uniform windows with recurrent states, median of {settings['rounds']} ratios; "
+        f"CPU: of all threads, a batch.\n{where['machine']}, load {min(load):.1f} to {max(load):.1f}, "
+        + ", ".join(f"{name} {number}" for name, number in versions.items()),
         style="dim",
     )
     for name, entry in results["contenders"].items():
@@ -126,7 +125,10 @@ def figure(results: Results, path: Path) -> None:
     shown_rows = [row for row in rows(results) if STATELESS not in row[0]]
     names = [title for title, _, _ in shown_rows]
     panels: list[tuple[str, list[float]]] = [
-        (f"windows a second, batch {batch}", [median(results, name, f"{how} {batch}") or 0 for _, name, how in shown_rows])
+        (
+            f"windows a second, batch {batch}",
+            [median(results, name, f"{how} {batch}") or 0 for _, name, how in shown_rows],
+        )
         for batch in BATCHES
     ]
     panels.append(("bytes a step", [bytes_a_step(results, name) for _, name, _ in shown_rows]))
