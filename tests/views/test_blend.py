@@ -253,7 +253,7 @@ def test_ids_alone_do_not_say_which_view_they_are_from() -> None:
 def test_parts_are_refused_by_name() -> None:
     with numbered(0) as one, numbered(1000) as two:
         view, other = one.transitions(), two.transitions()
-        wrong: list[Any] = [[], [view], [(1, "view")], [(0.5, view), other], [(1, one)]]
+        wrong: list[Any] = [None, 5, view, [], [view], [(1, "view")], [(0.5, view), other], [(1, one)]]
         for parts in wrong:
             with pytest.raises(TypeError, match=r"expected a list of \(share, view\)"):
                 sw.Blend(parts)
@@ -263,6 +263,10 @@ def test_parts_are_refused_by_name() -> None:
                 sw.Blend([(1, view), (share, other)])
         with pytest.raises(ValueError, match="sum to 0, expected a positive one"):
             sw.Blend([(0, view), (0.0, other)])
+        with pytest.raises(ValueError, match="sum to inf, expected a positive one that is finite"):
+            sw.Blend([(1e308, view), (1e308, other)])
+        numpys: list[Any] = [np.int64(1), np.float32(3)]
+        assert sw.Blend(list(zip(numpys, (view, other), strict=True))).shares().tolist() == [0.25, 0.75]
         blend = sw.Blend([(1, view), (lambda samples: -samples, other)])
         blend.sample(4)
         with pytest.raises(ValueError, match="share=-4, expected a finite number"):

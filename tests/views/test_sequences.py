@@ -527,8 +527,8 @@ def test_too_large_a_stride_says_why() -> None:
         (np.ones((3, 3)), r"td_error has shape \(3, 3\), expected \(3, 2\)"),  # burn-in is not trained
         (np.ones((2, 2)), r"td_error has shape \(2, 2\), expected \(3, 2\)"),
         (np.ones((3, 2, 1)), r"td_error has shape \(3, 2, 1\), expected \(3, 2\)"),
-        (np.array([[1, 2], [3, np.nan], [5, 6]]), "nan"),
-        (np.array([[1, 2], [3, np.inf], [5, 6]]), "inf"),
+        (np.array([[1, 2], [3, np.nan], [5, 6]]), r"td_error\[1, 1\] is nan"),
+        (np.array([[1, 2], [3, np.inf], [5, 6]]), r"td_error\[1, 1\] is inf"),
         ([["a", "b"]] * 3, "td_error cannot be read as numbers"),
     ],
 )

@@ -37,8 +37,9 @@ class Blend(Generic[B]):
     """
 
     def __init__(self, parts: Sequence[tuple[Share, Replay[B]]], *, seed: int = 0) -> None:
-        pairs = [part for part in parts if isinstance(part, (tuple, list)) and len(part) == 2]
-        if not pairs or len(pairs) < len(parts) or not all(isinstance(view, Replay) for _, view in pairs):
+        given = parts if isinstance(parts, Sequence) else []
+        pairs = [part for part in given if isinstance(part, (tuple, list)) and len(part) == 2]
+        if not pairs or len(pairs) < len(given) or not all(isinstance(view, Replay) for _, view in pairs):
             raise TypeError(
                 f"Blend: got {parts!r}, expected a list of (share, view), as [(1 / 16, demos.sequences(80)), (15 / 16, "
                 "own.sequences(80))]"
@@ -62,11 +63,12 @@ class Blend(Generic[B]):
         """Return the present share of each view, float64 [views], with sum 1.  Raises: ValueError: none is positive."""
         values: list[float] = [share(self.samples) if callable(share) else share for share in self._shares]
         for value in values:
-            if isinstance(value, bool) or not isinstance(value, (int, float, np.floating)) or not 0 <= value < math.inf:
+            number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+            if not number or not 0 <= value < math.inf:
                 raise ValueError(f"Blend: share={value!r}, expected a finite number of at least 0")
         total = sum(values)
-        if total == 0:
-            raise ValueError(f"Blend: shares {values} sum to 0, expected a positive one")
+        if not 0 < total < math.inf:
+            raise ValueError(f"Blend: shares {values} sum to {total:g}, expected a positive one that is finite")
         return np.array(values, np.float64) / total
 
     def __len__(self) -> int:

@@ -215,9 +215,9 @@ def checked_errors(td_error: Any, expected: tuple[int, ...]) -> npt.NDArray[np.f
     if errors.shape != expected:
         raise ValueError(f"update_priorities: td_error has shape {errors.shape}, expected {expected}, one for each id")
     if not all_within(errors.reshape(-1), MAX_TD_ERROR):
-        worst = int(np.flatnonzero(~(np.abs(errors) <= MAX_TD_ERROR))[0])
+        worst = np.argwhere(~(np.abs(errors) <= MAX_TD_ERROR))[0].tolist()
         raise ValueError(
-            f"update_priorities: td_error[{worst}] is {errors.flat[worst]}, expected finite numbers of at most "
+            f"update_priorities: td_error{worst} is {errors[*worst]}, expected finite numbers of at most "
             f"{MAX_TD_ERROR:.2g}, float32's largest; look for a diverging loss"
         )
     return errors

@@ -48,7 +48,7 @@ class Uses:
 
     def __init__(self, max_uses: Any, items: int) -> None:
         if isinstance(max_uses, bool) or not isinstance(max_uses, (int, np.integer)) or not 1 <= max_uses < 2**31:
-            raise ValueError(f"transitions: max_times_sampled={max_uses!r}, expected an integer of at least 1, or None")
+            raise ValueError(f"max_times_sampled={max_uses!r}, expected an integer of at least 1, or None")
         self.max_uses = int(max_uses)
         self.left = 0
         self._given = np.zeros(items, np.int32)
