@@ -3,8 +3,9 @@
 python benchmarks/learning.py [--tasks tmaze lock] [--seeds 101 102 ...] [--at-a-time 2] [--runs FOLDER] [--out FILE]
 
 Each run that has ended is a line of FILE (results/learning.jsonl); started again, only missing runs are made. A run
-ends as its recipe says; then the policy that it ended with plays 100 episodes on seeds that neither training nor its
-evaluations used, at epsilon .001. IQM and 95 % interval: see scoring.py.
+ends as its recipe says; then the policy that it kept (the best by its own evaluations, else the last) plays 100
+episodes on seeds that neither training nor its evaluations used, at epsilon .001. IQM and 95 % interval: see
+scoring.py.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def trained(task: str, agent: str, seed: int, folder: Path) -> dict[str, Any]:
         if arm.demonstrated:
             changes["demonstrations"] = str(frames4.demonstrations(recipe.override(**changes), folder, DEMONSTRATIONS))
         _, summary = run(arm.recipe, recipe.override(seed=seed, device="cpu", **changes), folder, console)
-    figures, scores = evaluate(folder, EPISODES, EPSILON, HELD_OUT + seed, "cpu", checkpoint="last", trust=True)
+    figures, scores = evaluate(folder, EPISODES, EPSILON, HELD_OUT + seed, "cpu", trust=True)
     return {
         "task": task, "agent": agent, "seed": seed, "score": statistics.fmean(scores), "scores": scores,
         "steps": figures["steps"], "minutes": summary["minutes"], "reason": summary["reason"],
