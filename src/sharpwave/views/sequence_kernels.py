@@ -104,7 +104,7 @@ def windows_of_steps(words: Ints, steps: Ints, stride: int, burn_in: int, spans:
         spans: int32 [slots, 2], which windows there are; ends are raised, and begins where a burn-in was evicted.
         keep: also runs without any window.
 
-    Returns how many runs there are.  Cost: 0.1 us a run, and 20 ns for 128 steps of its segment.
+    Returns how many runs there are.  Cost: counting the windows of each run's segment two or three times.
     """
     log = read_arrays(words)
     found = 0
@@ -207,7 +207,7 @@ def locate(
             it touches segments.
 
     Returns the number of runs; where that is more than n, only so many were written.
-    Cost: 0.2 us an item, and 3 ns a step and step of its return.
+    Cost: 5 ns a column, and 0.5 more for each further step of its return (52 us for 64 windows of 120, n_step 5).
     """
     log = read_arrays(words)
     columns = mask.shape[1]
