@@ -8,7 +8,7 @@ from gymnasium.spaces import Box, Dict, Discrete
 
 import sharpwave as sw
 from sharpwave.agents.dqn import DQN
-from sharpwave.agents.exploration import EpsilonGreedy
+from sharpwave.agents.exploration import EpsilonGreedy, Softmax
 from sharpwave.agents.pqn import PQN
 from sharpwave.agents.protocol import Spaces
 from sharpwave.agents.r2d2 import R2D2
@@ -35,6 +35,15 @@ class TestPrioritizedDQN(AgentSuite):
             hidden_units=16, dueling=True, target_tau=0.1, average_decay=0.9, lr_end=1e-5, lr_steps=500,
             exploration=EpsilonGreedy(steps=200, ladder=7.0),
             replay=TransitionsSettings(batch_size=8, n_step=3, prioritized=True),
+        )  # fmt: skip
+        return DQN(spaces, settings, seed=seed)
+
+
+class TestSoftmaxDQN(AgentSuite):
+    def make_agent(self, spaces, seed):
+        settings = DQN.Settings(
+            hidden_units=16, explore="softmax", softmax=Softmax(steps=100, hold=50, ladder=10.0),
+            replay=TransitionsSettings(batch_size=8, prioritized=True),
         )  # fmt: skip
         return DQN(spaces, settings, seed=seed)
 

@@ -20,7 +20,7 @@ from gymnasium.spaces import Discrete
 from sharpwave.agents.architectures import NETWORKS
 from sharpwave.agents.averaging import move_towards
 from sharpwave.agents.devices import PRECISIONS, autocast, pick_device, pick_precision
-from sharpwave.agents.exploration import EpsilonGreedy, epsilon_greedy
+from sharpwave.agents.exploration import ExplorationSettings
 from sharpwave.agents.losses import double_q_targets, huber, q_targets, squared
 from sharpwave.agents.modules import load_optimizer, load_tensors, optimizer_tensors, tensors_of, to_tensors
 from sharpwave.agents.priorities import NStepErrors
@@ -37,13 +37,12 @@ LEARNING, NETWORK = "Learning", "Network"
 
 
 @dataclass(frozen=True)
-class DQNSettings:
+class DQNSettings(ExplorationSettings):
     """Settings of a deep Q-network; the defaults are those of Mnih et al. (2015) where they are given there."""
 
     kind: ClassVar[str] = "dqn"
 
     replay: TransitionsSettings = field(default_factory=TransitionsSettings)
-    exploration: EpsilonGreedy = field(default_factory=EpsilonGreedy)
 
     network: str = setting("auto", "torso of the Q-network; auto: by the observation", NETWORK, choices=NETWORKS)
     hidden_units: int = setting(512, "units of the hidden layer", NETWORK, at_least=1)
@@ -126,7 +125,7 @@ class DQN(Agent):
             kind, action = self.Settings.kind, space_text(spaces.action)
             raise ValueError(f"{kind} needs Discrete actions; {spaces.env} has {action}")
         self.spaces, self.settings = spaces, settings or self.Settings()
-        self.exploration = self.settings.exploration
+        self.exploration = self.settings.strategy
         self.device = pick_device(device)
         self.num_actions, self._first_action = int(spaces.action.n), int(spaces.action.start)
         self._precision = pick_precision(self.settings.precision, self.device)
@@ -164,16 +163,14 @@ class DQN(Agent):
         return DQNState(slice(first_lane, first_lane + lanes), of_lanes or first_lane + lanes)
 
     def act(self, obs: Obs, state: DQNState, step: int, explore: bool = True) -> Acted:
-        epsilons = self.exploration.epsilons(step, state.of)[state.lanes] if explore else None
-        if epsilons is not None and epsilons.min() >= 1.0 and not self._keeps_values:
-            q, chosen = None, np.zeros(len(epsilons), np.int64)  # all actions are random: Q is not needed
+        lanes, of = state.lanes, state.of
+        if explore and not self._keeps_values and self.exploration.ignores_values(step, lanes, of):
+            values = np.zeros((lanes.stop - lanes.start, self.num_actions), np.float32)
         else:
-            q = self._q(obs)
-            chosen = q.argmax(dim=1).cpu().numpy()
-        if epsilons is not None:
-            chosen = epsilon_greedy(chosen, self.num_actions, epsilons, self._rng)
-        values = q.float().cpu().numpy() if q is not None and self._keeps_values else None
-        return Acted(chosen + self._first_action, state._replace(chosen=chosen, values=values))
+            values = self.values(obs)
+        chosen = self.exploration.choose(values, step, lanes, of, self._rng) if explore else values.argmax(axis=1)
+        state = state._replace(chosen=chosen, values=values if self._keeps_values else None)
+        return Acted(chosen + self._first_action, state)
 
     def values(self, obs: Obs) -> npt.NDArray[np.float32]:
         """Return Q of the online network, float32 [N, A], for observations [N, ...]."""
@@ -256,7 +253,7 @@ class DQN(Agent):
         return Learned(td_error, {"loss": loss.detach()})
 
     def schedules(self, step: int) -> dict[str, float]:
-        return {"epsilon": self.exploration.epsilon(step), "learning_rate": self._learning_rate(step)}
+        return self.exploration.schedules(step) | {"learning_rate": self._learning_rate(step)}
 
     def _learning_rate(self, step: int) -> float:
         settings = self.settings

@@ -1,13 +1,17 @@
-"""Exploration: epsilon-greedy actions, a schedule of epsilon, and a ladder of epsilons over environments."""
+"""Exploration while acting: a strategy turns action values into actions, by schedules and with a ladder over lanes.
+
+Noisy networks explore by themselves (``noisy.py``).
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.agents.schedules import linear
+from sharpwave.agents.schedules import held
 from sharpwave.configuration import check, setting
 
 MAX_SCORED_EPSILON = 0.05
@@ -15,10 +19,40 @@ MAX_SCORED_EPSILON = 0.05
 
 EXPLORATION = "Exploration"
 
+Values = npt.NDArray[np.floating[Any]]
+Actions = npt.NDArray[np.int64]
+
+
+class Strategy(Protocol):
+    """Choice of actions by their values. Strategies are settings: all random state is the caller's generator."""
+
+    def ignores_values(self, step: int, lanes: slice, of: int) -> bool:
+        """Return whether every one of the lanes acts uniformly at random after ``step`` steps, whatever the values."""
+
+    def choose(self, values: Values, step: int, lanes: slice, of: int, rng: np.random.Generator) -> Actions:
+        """Choose an action for each lane.
+
+        Args:
+            values: float [N, A], the estimated value of each action.
+            step: environment steps so far.
+            lanes: which of the run's ``of`` lanes the N are.
+        Returns:
+            int64 [N], in 0 ... A-1.
+        """
+
+    def scored(self, lanes: int) -> npt.NDArray[np.bool_]:
+        """Return bool [lanes]: lanes whose scores show what was learned."""
+
+    def schedules(self, step: int) -> dict[str, float]:
+        """Return the value of its schedule after ``step`` steps by name, for reports."""
+
 
 @dataclass(frozen=True)
-class EpsilonGreedy:
-    """Settings of epsilon-greedy exploration: epsilon falls linearly, and may differ between lanes."""
+class EpsilonGreedy(Strategy):
+    """Settings of epsilon-greedy exploration: epsilon falls linearly, and may differ between lanes.
+
+    Source: Watkins (1989), Learning from delayed rewards; the schedule: Mnih et al. (2015), extended data table 1.
+    """
 
     start: float = setting(
         1.0,
@@ -31,6 +65,13 @@ class EpsilonGreedy:
     end: float = setting(0.01, "final epsilon", EXPLORATION, flag="--epsilon-end", at_least=0, at_most=1)
     steps: int = setting(
         250_000, "steps from epsilon-start to epsilon-end", EXPLORATION, flag="--epsilon-steps", at_least=0
+    )
+    hold: int = setting(
+        0,
+        "steps at epsilon-start before it falls; in Mnih et al. (2015) those of the warm-up",
+        EXPLORATION,
+        flag="--epsilon-hold",
+        at_least=0,
     )
     ladder: float = setting(
         0.0,
@@ -46,11 +87,17 @@ class EpsilonGreedy:
 
     def epsilon(self, step: int) -> float:
         """Return the largest epsilon of all lanes after ``step`` environment steps."""
-        return linear(step, self.start, self.end, self.steps)
+        return held(step, self.start, self.end, self.steps, self.hold)
 
     def epsilons(self, step: int, lanes: int) -> npt.NDArray[np.float64]:
         """Return the epsilon of each lane after ``step`` environment steps, float64 [lanes]."""
         return epsilon_ladder(self.epsilon(step), lanes, self.ladder)
+
+    def ignores_values(self, step: int, lanes: slice, of: int) -> bool:
+        return bool(self.epsilons(step, of)[lanes].min() >= 1.0)
+
+    def choose(self, values: Values, step: int, lanes: slice, of: int, rng: np.random.Generator) -> Actions:
+        return epsilon_greedy(values.argmax(axis=1), values.shape[1], self.epsilons(step, of)[lanes], rng)
 
     def scored(self, lanes: int) -> npt.NDArray[np.bool_]:
         """Return bool [lanes]: lanes with a small final epsilon, or the smallest, whose scores show what was learned.
@@ -60,6 +107,96 @@ class EpsilonGreedy:
         """
         final = epsilon_ladder(self.end, lanes, self.ladder)
         return np.less_equal(final, max(MAX_SCORED_EPSILON, final.min()))
+
+    def schedules(self, step: int) -> dict[str, float]:
+        return {"epsilon": self.epsilon(step)}
+
+
+@dataclass(frozen=True)
+class Softmax(Strategy):
+    """Settings of softmax (Boltzmann) exploration: the temperature falls linearly, and may differ between lanes.
+
+    Actions of nearly equal value are tried equally often, bad ones seldom; how often depends on the scale of values.
+    Source: Sutton and Barto (2018), Reinforcement learning, eq. 2.11.
+    """
+
+    start: float = setting(
+        1.0,
+        "softmax: initial temperature, in units of value: e times the probability for a value that is higher by it",
+        EXPLORATION,
+        flag="--temperature-start",
+        at_least=0,
+    )
+    end: float = setting(
+        0.02, "softmax: final temperature; 0: greedy", EXPLORATION, flag="--temperature-end", at_least=0
+    )
+    steps: int = setting(
+        250_000,
+        "softmax: steps from temperature-start to temperature-end",
+        EXPLORATION,
+        flag="--temperature-steps",
+        at_least=0,
+    )
+    hold: int = setting(
+        0,
+        "softmax: steps at temperature-start before it falls",
+        EXPLORATION,
+        flag="--temperature-hold",
+        at_least=0,
+    )
+    ladder: float = setting(
+        1.0,
+        "softmax: environment i of N explores with temperature / ladder ** (i / (N-1)); 1: all alike. Mean rewards "
+        "are then those of the last",
+        EXPLORATION,
+        flag="--temperature-ladder",
+        at_least=1,
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    def temperature(self, step: int) -> float:
+        """Return the highest temperature of all lanes after ``step`` environment steps."""
+        return held(step, self.start, self.end, self.steps, self.hold)
+
+    def temperatures(self, step: int, lanes: int) -> npt.NDArray[np.float64]:
+        """Return the temperature of each lane after ``step`` environment steps, float64 [lanes]."""
+        return self.temperature(step) / self.ladder ** rungs(lanes)
+
+    def ignores_values(self, step: int, lanes: slice, of: int) -> bool:
+        return False
+
+    def choose(self, values: Values, step: int, lanes: slice, of: int, rng: np.random.Generator) -> Actions:
+        return softmax_actions(values, self.temperatures(step, of)[lanes], rng)
+
+    def scored(self, lanes: int) -> npt.NDArray[np.bool_]:
+        """Return bool [lanes]: those of the lowest temperature; without a ladder all."""
+        return np.full(lanes, True) if self.ladder == 1 else rungs(lanes) == rungs(lanes)[-1]
+
+    def schedules(self, step: int) -> dict[str, float]:
+        return {"temperature": self.temperature(step)}
+
+
+@dataclass(frozen=True)
+class ExplorationSettings:
+    """Settings of how an agent explores: the strategy, and each one's own."""
+
+    explore: str = setting(
+        "epsilon", "strategy of exploration: epsilon-greedy or softmax", EXPLORATION, choices=("epsilon", "softmax")
+    )
+    exploration: EpsilonGreedy = field(default_factory=EpsilonGreedy)
+    softmax: Softmax = field(default_factory=Softmax)
+
+    @property
+    def strategy(self) -> Strategy:
+        """Strategy that is chosen."""
+        return self.softmax if self.explore == "softmax" else self.exploration
+
+
+def rungs(lanes: int) -> npt.NDArray[np.float64]:
+    """Return the lanes' places on a ladder, i / (N - 1), float64 [lanes]; 0 for a single lane."""
+    return np.arange(lanes) / max(lanes - 1, 1)
 
 
 def epsilon_ladder(epsilon: float, lanes: int, exponent: float) -> npt.NDArray[np.float64]:
@@ -72,8 +209,7 @@ def epsilon_ladder(epsilon: float, lanes: int, exponent: float) -> npt.NDArray[n
         float64 [N].
     Source: Horgan et al. (2018), Distributed prioritized experience replay, section 4.1.
     """
-    rungs = np.arange(lanes) / max(lanes - 1, 1)
-    return np.asarray(epsilon, np.float64) ** (1.0 + exponent * rungs)
+    return np.asarray(epsilon, np.float64) ** (1.0 + exponent * rungs(lanes))
 
 
 def epsilon_greedy(
@@ -92,3 +228,19 @@ def epsilon_greedy(
     explores = rng.random(len(greedy)) < epsilon
     random = rng.integers(0, num_actions, len(greedy))
     return np.where(explores, random, greedy)
+
+
+def softmax_actions(values: Values, temperature: npt.NDArray[np.float64], rng: np.random.Generator) -> Actions:
+    """Draw actions with probabilities in proportion to exp(value / temperature).
+
+    The largest of values plus Gumbel noise is such a draw: nothing overflows, and temperature 0 is greedy.
+
+    Args:
+        values: float [N, A].  temperature: float [N].
+    Returns:
+        int64 [N]. Always takes one draw of N x A from ``rng``.
+    Source: Gumbel (1954), Statistical theory of extreme values; Maddison et al. (2014), A* sampling, section 2.
+    """
+    noise = rng.gumbel(size=values.shape)
+    chosen: Actions = (values + temperature[:, None] * noise).argmax(axis=1)
+    return chosen

@@ -17,7 +17,7 @@ from gymnasium.spaces import Discrete
 
 from sharpwave.agents.architectures import NETWORKS
 from sharpwave.agents.devices import pick_device
-from sharpwave.agents.exploration import EpsilonGreedy, epsilon_greedy
+from sharpwave.agents.exploration import EpsilonGreedy, ExplorationSettings
 from sharpwave.agents.losses import lambda_returns
 from sharpwave.agents.modules import load_optimizer, load_tensors, optimizer_tensors, tensors_of, to_tensors
 from sharpwave.agents.protocol import Acted, Agent, Learned, Obs, Spaces, space_text
@@ -33,7 +33,7 @@ LEARNING, NETWORK = "Learning", "Network"
 
 
 @dataclass(frozen=True)
-class PQNSettings:
+class PQNSettings(ExplorationSettings):
     """Settings of PQN; the defaults are those of Gallici et al. (2024) for MinAtar where they are given there."""
 
     kind: ClassVar[str] = "pqn"
@@ -113,14 +113,13 @@ class PQN(Agent):
         import torch
 
         with torch.inference_mode():
-            chosen = self.online(self.inputs(to_tensors(obs, self.device))).argmax(dim=1).cpu().numpy()
-        if explore:
-            epsilons = self.settings.exploration.epsilons(step, state.of)[state.lanes]
-            chosen = epsilon_greedy(chosen, self.num_actions, epsilons, self._rng)
+            q = self.online(self.inputs(to_tensors(obs, self.device))).cpu().numpy()
+        strategy = self.settings.strategy
+        chosen = strategy.choose(q, step, state.lanes, state.of, self._rng) if explore else q.argmax(axis=1)
         return Acted(chosen + self._first_action, state)
 
     def scored_lanes(self, lanes: int) -> npt.NDArray[np.bool_]:
-        return self.settings.exploration.scored(lanes)
+        return self.settings.strategy.scored(lanes)
 
     # learn
 
@@ -156,7 +155,7 @@ class PQN(Agent):
         return Learned(None, {"loss": loss.detach()})
 
     def schedules(self, step: int) -> dict[str, float]:
-        return {"epsilon": self.settings.exploration.epsilon(step), "learning_rate": self._learning_rate(step)}
+        return self.settings.strategy.schedules(step) | {"learning_rate": self._learning_rate(step)}
 
     def _learning_rate(self, step: int) -> float:
         return linear(step, self.settings.lr, self.settings.lr_end, self.settings.lr_steps)

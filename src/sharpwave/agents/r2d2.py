@@ -17,7 +17,7 @@ from gymnasium.spaces import Discrete
 from sharpwave.agents.architectures import NETWORKS
 from sharpwave.agents.averaging import move_towards
 from sharpwave.agents.devices import pick_device
-from sharpwave.agents.exploration import EpsilonGreedy, epsilon_greedy
+from sharpwave.agents.exploration import ExplorationSettings
 from sharpwave.agents.modules import load_optimizer, load_tensors, optimizer_tensors, tensors_of, to_tensors
 from sharpwave.agents.protocol import Acted, Agent, Learned, Obs, Spaces, space_text
 from sharpwave.agents.replay import SequencesSettings
@@ -36,13 +36,12 @@ CORE = "core"
 
 
 @dataclass(frozen=True)
-class R2D2Settings:
+class R2D2Settings(ExplorationSettings):
     """Settings of R2D2; the defaults are those of Kapturowski et al. (2019), table 2."""
 
     kind: ClassVar[str] = "r2d2"
 
     replay: SequencesSettings = field(default_factory=SequencesSettings)
-    exploration: EpsilonGreedy = field(default_factory=EpsilonGreedy)
 
     network: str = setting("auto", "torso of the Q-network; auto: by the observation", NETWORK, choices=NETWORKS)
     hidden_units: int = setting(512, "units of layers before and behind the recurrent core", NETWORK, at_least=1)
@@ -141,10 +140,8 @@ class R2D2(Agent):
             core = torch.from_numpy(state.core).to(self.device)
             recurrent, previous = core.split([self.online.state_size, self.num_actions + 1], dim=1)
             q, recurrent = self.online.step(self.inputs(to_tensors(obs, self.device)), previous, recurrent)
-            chosen = q.argmax(dim=1).cpu().numpy()
-        if explore:
-            epsilons = self.settings.exploration.epsilons(step, state.of)[state.lanes]
-            chosen = epsilon_greedy(chosen, self.num_actions, epsilons, self._rng)
+        values, strategy = q.cpu().numpy(), self.settings.strategy
+        chosen = strategy.choose(values, step, state.lanes, state.of, self._rng) if explore else values.argmax(axis=1)
         after = np.zeros_like(state.core)
         after[:, : self.online.state_size] = recurrent.cpu().numpy()
         after[np.arange(len(chosen)), self.online.state_size + chosen] = 1.0
@@ -157,7 +154,7 @@ class R2D2(Agent):
         return state._replace(core=core)
 
     def scored_lanes(self, lanes: int) -> npt.NDArray[np.bool_]:
-        return self.settings.exploration.scored(lanes)
+        return self.settings.strategy.scored(lanes)
 
     # learn
 
@@ -220,7 +217,7 @@ class R2D2(Agent):
         return Learned(td_error, {"loss": loss.detach()})
 
     def schedules(self, step: int) -> dict[str, float]:
-        return {"epsilon": self.settings.exploration.epsilon(step)}
+        return self.settings.strategy.schedules(step)
 
     # save
 

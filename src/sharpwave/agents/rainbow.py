@@ -70,6 +70,7 @@ class RainbowSettings(DQNSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         lowest = self.lowest_return
+        expect(self, "explore", not self.noisy or self.explore == "epsilon", "epsilon; softmax needs --no-noisy")
         expect(self, "highest_return", self.highest_return > lowest, f"above the {lowest} of --lowest-return")
 
 

@@ -12,3 +12,11 @@ def linear(step: int, start: float, end: float, over: int) -> float:
     if step >= over:
         return end
     return start + (end - start) * (step / over)
+
+
+def held(step: int, start: float, end: float, over: int, hold: int) -> float:
+    """Return ``start`` during the first ``hold`` steps, then go from it to ``end`` as :func:`linear` does.
+
+    Source: Mnih et al. (2015), Human-level control: epsilon falls once the replay memory holds its first steps.
+    """
+    return start if step < hold else linear(step - hold, start, end, over)

@@ -19,7 +19,7 @@ RECIPE = Recipe(
         adam_eps=3.125e-4,  # .01 / 32
         target_every=40_000,  # 10,000 updates
         replay=TransitionsSettings(),
-        exploration=EpsilonGreedy(steps=1_000_000),
+        exploration=EpsilonGreedy(steps=1_000_000, hold=50_000),
     ),
     training=TrainingSettings(steps=50_000_000, checkpoint_every=500_000, warmup_steps=50_000, update_every=4),
     evaluation=EvaluationSettings(evaluate_every=500_000),
