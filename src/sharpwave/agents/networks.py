@@ -42,6 +42,8 @@ class QHead(nn.Module):
         baseline: dueling: the ``baseline`` of :func:`dueling_combine`.
         outputs: shape of what is predicted of one action: () for its value, (51,) for 51 atoms.
         linear: function, inputs and outputs -> layer: ``nn.Linear`` or a noisy one.
+    Attributes:
+        units: of the hidden layer, both streams together.
     """
 
     def __init__(
@@ -57,13 +59,22 @@ class QHead(nn.Module):
     ) -> None:
         super().__init__()
         self._outputs, self._baseline, size = outputs, baseline, math.prod(outputs)
-        self.hidden = linear(features, hidden_units * (2 if dueling else 1))  # one product for both streams
+        self.units = hidden_units * (2 if dueling else 1)
+        self.hidden = linear(features, self.units)  # one product for both streams
         self.advantage = linear(hidden_units, num_actions * size)
         self.value = linear(hidden_units, size) if dueling else None
 
     def forward(self, features: Tensor) -> Tensor:
         """Map features, float [B, features], to predictions, float32 [B, A, *outputs]."""
+        return self.predict(self.hide(features))
+
+    def hide(self, features: Tensor) -> Tensor:
+        """Map features to the hidden layer, float [B, hidden units, twice as many when dueling]."""
         hidden: Tensor = self.hidden(features).relu_()
+        return hidden
+
+    def predict(self, hidden: Tensor) -> Tensor:
+        """Map the hidden layer to predictions."""
         with torch.autocast(hidden.device.type, enabled=False):
             hidden = hidden.float()
             if self.value is None:
@@ -93,15 +104,18 @@ class ImplicitQNetwork(QNetwork):
     """Implicit quantile network: a torso, a Q-head, and between them a product with embedded quantile fractions.
 
     Args:
-        features: n of the torso.
+        size: of what the embedded fractions are multiplied with.
+        behind_hidden: that is the head's hidden layer, which is then computed once for all fractions of an item; else
+            it is the torso's features.
     Source: Dabney et al. (2018), Implicit quantile networks, eq. 4: 64 cosines, a linear layer, a ReLU.
     """
 
     COSINES = 64
 
-    def __init__(self, torso: nn.Module, features: int, head: QHead) -> None:
+    def __init__(self, torso: nn.Module, size: int, head: QHead, behind_hidden: bool = False) -> None:
         super().__init__(torso, head)
-        self.embedding = nn.Linear(self.COSINES, features)
+        self._behind_hidden = behind_hidden
+        self.embedding = nn.Linear(self.COSINES, size)
 
     def forward(self, inputs: Tensor | dict[str, Tensor], fractions: Tensor | None = None) -> Tensor:
         """Map inputs to quantiles.
@@ -115,7 +129,8 @@ class ImplicitQNetwork(QNetwork):
         if fractions is None:
             fractions = midpoints(ACTING_FRACTIONS, features.device)
         angles = math.pi * torch.arange(self.COSINES, device=features.device)
-        embedded: Tensor = self.embedding((fractions.unsqueeze(2) * angles).cos()).relu_()  # [B or 1, N, features]
-        product = features.unsqueeze(1) * embedded
-        quantiles: Tensor = self.head(product.flatten(0, 1)).unflatten(0, product.shape[:2])
+        embedded: Tensor = self.embedding((fractions.unsqueeze(2) * angles).cos()).relu_()  # [B or 1, N, size]
+        product = (self.head.hide(features) if self._behind_hidden else features).unsqueeze(1) * embedded
+        predict = self.head.predict if self._behind_hidden else self.head
+        quantiles: Tensor = predict(product.flatten(0, 1)).unflatten(0, product.shape[:2])
         return quantiles.transpose(1, 2)

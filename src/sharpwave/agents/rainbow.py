@@ -50,6 +50,11 @@ class RainbowSettings(DQNSettings):
     lowest_return: float = setting(-10.0, "c51: return of the first atom", RETURNS)
     highest_return: float = setting(10.0, "c51: return of the last atom", RETURNS)
     quantiles: int = setting(64, "qr: number of quantiles; iqn: fractions drawn for each item", RETURNS, at_least=1)
+    late_fractions: bool = setting(
+        False,
+        "iqn: fractions are multiplied with the hidden layer instead of the torso's features: much less to compute",
+        RETURNS,
+    )
 
     noisy: bool = setting(True, "learned noise on the weights explores, instead of random actions", EXPLORATION)
     noisy_sigma: float = setting(0.5, "noisy: initial scale of the noise", EXPLORATION, at_least=0)
@@ -129,7 +134,11 @@ class Rainbow(DQN):
             outputs=self.head.outputs,
             linear=linear,
         )
-        return ImplicitQNetwork(torso, torso.features, layers) if settings.head == "iqn" else QNetwork(torso, layers)
+        if settings.head != "iqn":
+            return QNetwork(torso, layers)
+        late = settings.late_fractions
+        size = layers.units if late else torso.features
+        return ImplicitQNetwork(torso, size, layers, behind_hidden=late)
 
     # act
 
