@@ -1,36 +1,36 @@
 """Tasks learned by several agents from several seeds: held-out scores of fixed weights, their IQM and its interval.
 
-python benchmarks/learning.py [--tasks tmaze lock] [--seeds 101 102 ...] [--at-a-time 2] [--runs FOLDER] [--out FILE]
+python benchmarks/learning.py [--tasks tmaze lock minatar] [--seeds 101 102 ...] [--at-a-time 2] [--runs FOLDER]
+                              [--out FILE]
 
 Each run that has ended is a line of FILE (results/learning.jsonl); started again, only missing runs are made. A run
 ends as its recipe says; then the policy that it kept (the best by its own evaluations, else the last) plays 100
-episodes on seeds that neither training nor its evaluations used, at epsilon .001. IQM and 95 % interval: see
-scoring.py.
+episodes (MinAtar: 30) on seeds that neither training nor its evaluations used, at epsilon .001. IQM and 95 % interval:
+see sharpwave.bench.scoring. ``minatar`` means its five games; their last policies are measured, and the scores of all
+games together, each divided by the best mean that an agent has in it, are drawn as results/minatar.png.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
-from scoring import interquartile_mean, interval
+
+from sharpwave.bench.learning_runs import Key, Line, all_runs, by_agent, learned, normalized
+from sharpwave.bench.scoring import interquartile_mean, interval
 
 HERE = Path(__file__).parent
-EPISODES, EPSILON = 100, 0.001
-HELD_OUT = 7 << 28
-"""First seed of the measurement; those of training and of its evaluations are below."""
+EPISODES, MINATAR_EPISODES = 100, 30
 DEMONSTRATIONS = 8
 
 
@@ -54,7 +54,7 @@ FOUR_FRAMES = {
 }  # fmt: skip
 """A DQN over stacks of four observations, otherwise with what the recurrent recipes have."""
 
-TASKS = {
+TASKS: dict[str, dict[str, Arm]] = {
     "tmaze": {"r2d2": Arm("tmaze"), "dqn-4-frames": Arm("gymnasium", FOUR_FRAMES | {"env": "frames4:TMaze4-v0"})},
     "lock": {
         "r2d3": Arm("lock", demonstrated=True),
@@ -65,66 +65,67 @@ TASKS = {
     },
 }
 
+MINATAR_AGENTS = {
+    "dqn": Arm("minatar", {"double": False, "n_step": 1}),  # as in Mnih et al. (2015)
+    "double-dqn-3-steps": Arm("minatar"),
+    "rainbow": Arm("minatar-rainbow"),
+    "iqn": Arm("minatar-iqn"),
+    "pqn": Arm("minatar-pqn"),
+}
+MINATAR_GAMES = {
+    "breakout": "Breakout", "asterix": "Asterix", "freeway": "Freeway", "seaquest": "Seaquest",
+    "space_invaders": "SpaceInvaders",
+}  # fmt: skip
+MINATAR = {
+    f"minatar-{game}": {
+        agent: Arm(arm.recipe, arm.changes | {"env": f"MinAtar/{name}-v1", "evaluate_every": 0})
+        for agent, arm in MINATAR_AGENTS.items()
+    }
+    for game, name in MINATAR_GAMES.items()
+}
+"""All from the same network, samples and updates, but PQN, which keeps no replay memory."""
+TASKS |= MINATAR
 
-def trained(task: str, agent: str, seed: int, folder: Path) -> dict[str, Any]:
+
+def trained(task: str, agent: str, seed: int, folder: Path) -> Line:
     """Train one run in this process, or go on with it, and measure it."""
     import frames4
 
-    from sharpwave.training.evaluation import evaluate
     from sharpwave.training.recipes import load_recipe
-    from sharpwave.training.resume import resume
-    from sharpwave.training.run import run
 
-    arm, console = TASKS[task][agent], Console()
-    if any((folder / "checkpoints").glob("[0-9]*")):
-        _, summary = resume(folder, {}, console, trust=True)
-    else:
-        recipe = frames4.DEMONSTRATED if arm.recipe == "demonstrated-dqn" else load_recipe(arm.recipe)
-        changes = dict(arm.changes)
-        if arm.demonstrated:
-            changes["demonstrations"] = str(frames4.demonstrations(recipe.override(**changes), folder, DEMONSTRATIONS))
-        _, summary = run(arm.recipe, recipe.override(seed=seed, device="cpu", **changes), folder, console)
-    figures, scores = evaluate(folder, EPISODES, EPSILON, HELD_OUT + seed, "cpu", trust=True)
-    return {
-        "task": task, "agent": agent, "seed": seed, "score": statistics.fmean(scores), "scores": scores,
-        "steps": figures["steps"], "minutes": summary["minutes"], "reason": summary["reason"],
-    }  # fmt: skip
+    arm = TASKS[task][agent]
+    recipe = frames4.DEMONSTRATED if arm.recipe == "demonstrated-dqn" else load_recipe(arm.recipe)
+    changes = dict(arm.changes)
+    if arm.demonstrated:
+        changes["demonstrations"] = str(frames4.demonstrations(recipe.override(**changes), folder, DEMONSTRATIONS))
+    recipe = recipe.override(seed=seed, device="cpu", **changes)
+    names = {"task": task, "agent": agent, "seed": seed, "commit": commit()}
+    return {**names, **learned(arm.recipe, recipe, folder, episodes_of(task))}
 
 
-def all_runs(wanted: list[tuple[str, str, int]], runs: Path, out: Path, at_a_time: int) -> list[dict[str, Any]]:
-    """Return a line for each run; those that ``out`` lacks are made, each in a process of its own, and appended."""
-    lines = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
-    done = {(line["task"], line["agent"], line["seed"]): line for line in lines}
-    lock = threading.Lock()
-
-    def make(task: str, agent: str, seed: int) -> None:
-        folder = runs / f"{task}-{agent}-{seed}"
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, __file__, "--one", task, agent, str(seed), str(folder)]
-        with folder.with_suffix(".log").open("a") as log:
-            environment = os.environ | {"OMP_NUM_THREADS": "1"}
-            ran = subprocess.run(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment, check=False)
-            log.write(ran.stdout)
-        if ran.returncode:
-            raise RuntimeError(f"{' '.join(command)}: ended with {ran.returncode}, see {folder.with_suffix('.log')}")
-        line = ran.stdout.splitlines()[-1]
-        with lock, out.open("a") as file:
-            file.write(line + "\n")
-            done[task, agent, seed] = json.loads(line)
-            print(f"{task} {agent} seed {seed}: {done[task, agent, seed]['score']:.3f}", flush=True)
-
-    with ThreadPoolExecutor(at_a_time) as pool:
-        for future in [pool.submit(make, *one) for one in wanted if one not in done]:
-            future.result()
-    return [done[one] for one in wanted]
+def commit() -> str:
+    """Return the commit of the working tree, with "+" if it differs from it."""
+    told = subprocess.run(
+        ["git", "describe", "--always", "--dirty=+", "--exclude=*"],
+        cwd=HERE,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return told.stdout.strip()
 
 
-def print_table(lines: list[dict[str, Any]]) -> None:
+def episodes_of(task: str) -> int:
+    """Return how many held-out episodes a task's runs are measured on; one of Freeway has 2,500 steps."""
+    return MINATAR_EPISODES if task in MINATAR else EPISODES
+
+
+def print_table(lines: list[Line]) -> None:
     """Print a row for each agent on each task."""
-    table = Table(title=f"Mean of {EPISODES} held-out episodes, fixed weights", title_justify="left")
+    table = Table(title="Mean of the held-out episodes, fixed weights", title_justify="left")
     for name in ("task", "agent"):
         table.add_column(name)
-    columns: dict[str, Callable[[list[dict[str, Any]]], str]] = {
+    columns: dict[str, Callable[[list[Line]], str]] = {
         "seeds": lambda runs: str(len(runs)),
         "IQM": lambda runs: f"{interquartile_mean([run['score'] for run in runs]):.3f}",
         "95 %": lambda runs: "{:.3f} to {:.3f}".format(*interval([[run["score"] for run in runs]])),
@@ -141,10 +142,44 @@ def print_table(lines: list[dict[str, Any]]) -> None:
     Console(width=130).print(table)
 
 
+def print_games(lines: list[Line], picture: Path) -> None:
+    """Print IQM and interval over MinAtar's games by agent, normalized, and draw them beside the games' own."""
+    of_games, together = by_agent(lines), normalized(by_agent(lines))
+    table = Table(title="MinAtar: scores / best mean of an agent in the game", title_justify="left")
+    for name in ("agent", "runs", "IQM", "95 %"):
+        table.add_column(name)
+    for agent, games in together.items():
+        low, high = interval([*games.values()])
+        iqm = interquartile_mean([*games.values()])
+        table.add_row(agent, str(sum(map(len, games.values()))), f"{iqm:.3f}", f"{low:.3f} to {high:.3f}")
+    Console(width=130).print(table)
+
+    panels = {"all games, normalized": together}
+    for game in dict.fromkeys(line["task"] for line in lines):
+        panels[game.removeprefix("minatar-")] = {
+            agent: {game: games[game]} for agent, games in of_games.items() if game in games
+        }
+    figure = Figure(figsize=(2.5 * len(panels), 3.2), layout="constrained")
+    for axes, (title, agents) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+        for place, scores in enumerate(agents.values()):
+            low, high = interval([*scores.values()])
+            color = f"C{[*of_games].index([*agents][place])}"
+            axes.plot([place, place], [low, high], color=color, lw=7, alpha=0.35, solid_capstyle="butt")
+            axes.plot([place - 0.3, place + 0.3], [interquartile_mean([*scores.values()])] * 2, color=color, lw=2)
+            runs = [score for seeds in scores.values() for score in seeds]
+            axes.plot([place] * len(runs), runs, ".", color=color, ms=4)
+        axes.set_xticks(range(len(agents)), list(agents), rotation=45)
+        axes.set_title(title, fontsize=10)
+        axes.set_ylim(bottom=0)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle("MinAtar, 500,000 steps: runs, IQM and its 95 % interval", fontsize=11)
+    figure.savefig(picture, dpi=120)
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=[*TASKS])
+    parser.add_argument("--tasks", nargs="+", choices=[*TASKS, "minatar"], default=[*TASKS])
     parser.add_argument("--agents", nargs="+", help="only these")
     parser.add_argument("--seeds", type=int, nargs="+", default=[101, 102, 103, 104, 105])
     parser.add_argument("--at-a-time", type=int, default=2, help="runs that train side by side")
@@ -156,14 +191,24 @@ def main() -> None:
         task, agent, seed, folder = arguments.one
         print(json.dumps(trained(task, agent, int(seed), Path(folder))))
         return
-    agents = [(task, agent) for task in arguments.tasks for agent in TASKS[task]]
+    tasks = [one for task in arguments.tasks for one in (MINATAR if task == "minatar" else [task])]
+    agents = [(task, agent) for task in tasks for agent in TASKS[task]]
     wanted = [
         (task, agent, seed)
         for seed in arguments.seeds
         for task, agent in agents
         if not arguments.agents or agent in arguments.agents
     ]
-    print_table(all_runs(wanted, arguments.runs, arguments.out, arguments.at_a_time))
+
+    def command(key: Key, folder: Path) -> list[str]:
+        task, agent, seed = key
+        return [sys.executable, __file__, "--one", task, agent, str(seed), str(folder)]
+
+    lines = all_runs(wanted, command, arguments.runs, arguments.out, arguments.at_a_time)
+    print_table(lines)
+    games = [line for line in lines if line["task"] in MINATAR]
+    if games:
+        print_games(games, arguments.out.with_name("minatar.png"))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from sharpwave.agents.noisy import NoisyLinear, factor, resample, silence
+from sharpwave.agents.noisy import FORMED_ROWS, NoisyLinear, factor, resample, silence
 
 
 def test_factor_is_the_signed_root():
@@ -24,6 +24,19 @@ def test_noise_is_factorised():
     torch.testing.assert_close(layer(torch.tensor([[1.0, 10.0]])), torch.tensor([[1.6 + 16.0 + 1.1]]))
     silence(layer)
     torch.testing.assert_close(layer(torch.tensor([[1.0, 10.0]])), torch.tensor([[21.5]]))
+
+
+def test_batches_and_single_items_see_the_same_noisy_weights():
+    layer, x = NoisyLinear(5, 3).double(), torch.randn(2 * FORMED_ROWS, 5, dtype=torch.float64)
+    layer.noise = (torch.randn(5, dtype=torch.float64), torch.randn(3, dtype=torch.float64))
+    formed = layer(x)
+    formed.square().sum().backward()
+    gradients = [one.grad.clone() for one in layer.parameters()]
+    layer.zero_grad()
+    alone = torch.cat([layer(one) for one in x.split(1)])
+    alone.square().sum().backward()
+    torch.testing.assert_close(formed, alone)
+    torch.testing.assert_close([one.grad for one in layer.parameters()], gradients)
 
 
 def test_initial_scales():

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-
 
 FORMED_ROWS, FORMED_WEIGHTS = 16, 1 << 19
 """From how many items, and up to how many weights, the noisy weights are computed as a matrix."""
@@ -55,10 +55,14 @@ def factor(noise: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
 
 def resample(network: nn.Module, rng: np.random.Generator) -> None:
     """Draw fresh noise for every noisy layer of ``network``."""
-    for layer in _noisy(network):
-        outputs, inputs = layer.weight.shape
-        noise = torch.from_numpy(factor(rng.standard_normal(inputs + outputs, np.float32))).to(layer.weight.device)
-        layer.noise = (noise[:inputs], noise[inputs:])
+    layers = _noisy(network)
+    if not layers:
+        return
+    sizes = [size for layer in layers for size in reversed(layer.weight.shape)]  # inputs, outputs of each
+    drawn = torch.from_numpy(factor(rng.standard_normal(sum(sizes), np.float32))).to(layers[0].weight.device)
+    parts = drawn.split(sizes)
+    for layer, noise_in, noise_out in zip(layers, parts[::2], parts[1::2], strict=True):
+        layer.noise = (noise_in, noise_out)
 
 
 def silence(network: nn.Module) -> None:
@@ -67,5 +71,13 @@ def silence(network: nn.Module) -> None:
         layer.noise = None
 
 
+_LAYERS: WeakKeyDictionary[nn.Module, list[NoisyLinear]] = WeakKeyDictionary()
+"""Noisy layers by network: a walk through the modules takes as long as a small network's pass."""
+
+
 def _noisy(network: nn.Module) -> list[NoisyLinear]:
-    return [module for module in network.modules() if isinstance(module, NoisyLinear)]
+    layers = _LAYERS.get(network)
+    if layers is None:
+        layers = [module for module in network.modules() if isinstance(module, NoisyLinear)]
+        _LAYERS[network] = layers
+    return layers

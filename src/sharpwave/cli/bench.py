@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from sharpwave.cli.ablation import ablation
 from sharpwave.cli.verify import memory_of
 
 DEFAULT_ENV = "pong"
@@ -20,7 +21,13 @@ PLAY_SHARE, TRAINER_SHARE = 0.1, 0.25
 """Shares of the session's time for playing an environment and for the trainer."""
 
 
+app = typer.Typer(invoke_without_command=True)
+app.command("ablation")(ablation)
+
+
+@app.callback()
 def bench(
+    context: typer.Context,
     env: Annotated[
         str | None,
         typer.Option(help="take frames from random play of an Atari game or a Gymnasium id; default pong"),
@@ -41,6 +48,8 @@ def bench(
     TorchRL (pip install 'sharpwave\\[bench]'), each in a process of its own, asked in turn. Ctrl-C ends it
     with what has been measured.
     """
+    if context.invoked_subcommand:
+        return
     from rich.console import Console
 
     from sharpwave.bench.machine import environment

@@ -7,16 +7,17 @@ from sharpwave.training.recipes.environments import Gymnasium
 from sharpwave.training.recipes.recipe import EvaluationSettings, Recipe, ReplaySettings, TrainingSettings
 
 RECIPE = Recipe(
-    env=Gymnasium("MinAtar/Breakout-v1", num_envs=8),
+    env=Gymnasium("MinAtar/Breakout-v1", num_envs=32),
     agent=DQN.Settings(
         network="tiny",
         hidden_units=128,
-        lr=5e-4,
-        target_every=4_000,
+        lr=1e-3,
+        target_every=1_000,
+        average_decay=0.999,
         replay=TransitionsSettings(batch_size=64, n_step=3),
         exploration=EpsilonGreedy(steps=50_000),
     ),
     replay=ReplaySettings(capacity=100_000),
-    training=TrainingSettings(steps=500_000, threads=1, checkpoint_every=250_000, warmup_steps=5_000, update_every=8),
+    training=TrainingSettings(steps=500_000, threads=1, checkpoint_every=250_000, warmup_steps=5_000, update_every=16),
     evaluation=EvaluationSettings(evaluate_every=100_000),
 )

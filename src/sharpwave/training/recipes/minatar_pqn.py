@@ -1,4 +1,4 @@
-"""Recipe ``minatar`` without replay: PQN, with more environments."""
+"""Recipe ``minatar`` without replay: PQN."""
 
 from dataclasses import replace
 
@@ -10,7 +10,6 @@ STEPS = MINATAR.training.steps
 
 RECIPE = replace(
     MINATAR,
-    env=replace(MINATAR.env, num_envs=32),
     agent=PQN.Settings(network="tiny", lr_steps=STEPS, exploration=EpsilonGreedy(end=0.05, steps=STEPS // 10)),
     replay=replace(MINATAR.replay, capacity=20_000),
     training=replace(MINATAR.training, warmup_steps=0, update_every=1),  # whenever a batch of windows is there

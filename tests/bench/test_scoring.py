@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-import scoring
+
+from sharpwave.bench import scoring
 
 
 def test_the_iqm_is_the_mean_of_the_middle_half():

@@ -1,0 +1,75 @@
+"""Runs of agents from seeds: a file of lines that grows, normalization by the best, and an ablation end to end."""
+
+import json
+import sys
+
+import pytest
+
+from sharpwave.bench import ablation
+from sharpwave.bench.learning_runs import all_runs, by_agent, lines_of, normalized
+
+LINE = "import json, sys; print('noise'); print(json.dumps(dict(task=sys.argv[1], agent='a', seed=3, score=2.0)))"
+
+
+def test_only_runs_that_the_file_lacks_are_made(tmp_path):
+    out, made = tmp_path / "lines.jsonl", []
+    out.write_text(json.dumps({"task": "old", "agent": "a", "seed": 3, "score": 1.0}) + "\n")
+
+    def command(key, folder):
+        made.append((key, folder.name))
+        return [sys.executable, "-c", LINE, key[0]]
+
+    for _ in range(2):
+        lines = all_runs([("old", "a", 3), ("new", "a", 3)], command, tmp_path / "runs", out, 1)
+        assert [line["score"] for line in lines] == [1.0, 2.0]
+    assert made == [(("new", "a", 3), "new-a-3")] and len(lines_of(out)) == 2
+
+
+def test_a_run_that_fails_ends_the_rest(tmp_path):
+    made = []
+
+    def command(key, folder):
+        made.append(key)
+        return [sys.executable, "-c", "import sys; sys.exit(3)"]
+
+    with pytest.raises(RuntimeError, match="ended with 3"):
+        all_runs([("t", "a", seed) for seed in range(3)], command, tmp_path / "runs", tmp_path / "lines.jsonl", 1)
+    assert made == [("t", "a", 0)]
+
+
+def test_scores_are_divided_by_the_best_mean_of_each_task():
+    lines = [
+        {"task": task, "agent": agent, "score": score}
+        for agent, task, score in [("a", "x", 1.0), ("a", "x", 3.0), ("b", "x", 4.0), ("a", "y", 10.0), ("b", "y", 5.0)]
+    ]
+    assert normalized(by_agent(lines)) == {"a": {"x": [0.25, 0.75], "y": [1.0]}, "b": {"x": [1.0], "y": [0.5]}}
+
+
+def test_each_arm_lacks_its_part():
+    whole = ablation.recipe_of("MinAtar/Breakout-v1", ablation.WHOLE, 1, 10_000).agent
+    assert whole.double and whole.dueling and whole.noisy and whole.head == "c51"
+    assert whole.replay.n_step > 1 and whole.replay.prioritized
+    agents = {arm: ablation.recipe_of("MinAtar/Breakout-v1", arm, 1, 10_000).agent for arm in ablation.ARMS}
+    assert len(set(agents.values())) == 8
+    none = agents[ablation.NONE]
+    assert not (none.double or none.dueling or none.noisy or none.replay.prioritized)
+    assert none.head == "expected" and none.replay.n_step == 1
+    assert none.hidden_units == agents["without dueling"].hidden_units == 2 * whole.hidden_units
+
+
+def test_an_ablation_has_a_row_for_each_arm_and_a_picture(tmp_path):
+    lines = [
+        {"task": "t", "agent": arm, "seed": seed, "score": 10.0 - place + seed, "limit": 5}
+        for place, arm in enumerate(ablation.ARMS)
+        for seed in range(2)
+    ]
+    out = tmp_path / "ablation.jsonl"
+    out.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    again = ablation.ablate(["t"], range(2), 5, 1, out)
+    found = ablation.rows(again)
+    assert found["rainbow"] == {"runs": 2, "iqm": 10.5, "low": 10.0, "high": 11.0, "ratio": 1.0}
+    assert found["none of them"]["ratio"] == pytest.approx(3.5 / 10.5)
+    ablation.draw(found, "score", tmp_path / "ablation.png")
+    assert (tmp_path / "ablation.png").stat().st_size > 5_000
+    with pytest.raises(ValueError, match="holds runs of 5 steps, expected 6"):
+        ablation.ablate(["t"], range(2), 6, 1, out)
