@@ -9,28 +9,38 @@ from typing import Any
 import sharpwave as sw
 from sharpwave.agents.protocol import Agent, Learned
 from sharpwave.training.experience import Experience
+from sharpwave.training.failures import CallbackError
 from sharpwave.training.progress import Metrics, TrainingState
 from sharpwave.training.recipes.recipe import Recipe
 
 
 class Callback:
-    """Base class for training hooks. Every hook does nothing until a subclass overrides it.
+    """Base class for training hooks in the learner's process. Every hook does nothing until a subclass overrides it.
 
     ``training`` is the run (``Training``), which a hook may inspect and end by ``training.stop(reason)``;
-    ``metrics`` are plain dicts.
+    ``metrics`` are plain dicts. Hooks where environments are stepped: ``sharpwave.training.actor_callbacks``.
     """
 
     def on_begin(self, training: Training) -> None:
         """Handle the start of training or of a resumed run."""
 
+    def on_step_begin(self, training: Training) -> None:
+        """Handle the start of a turn of the loop, before steps are requested."""
+
     def on_step(self, training: Training) -> None:
         """Handle the end of a turn of the loop: steps have arrived, or waiting for them timed out."""
 
+    def on_update_begin(self, training: Training) -> None:
+        """Handle the start of an update, before its batch is taken."""
+
     def on_update(self, training: Training, learned: Learned) -> None:
-        """Handle an update of the agent."""
+        """Handle the end of an update of the agent."""
 
     def on_episode(self, metrics: Metrics) -> None:
-        """Handle the end of an episode: steps, minutes, reward, episode_steps, avg_reward, mean_reward, episodes."""
+        """Handle the end of an episode: steps, minutes, reward, episode_steps, avg_reward, mean_reward, episodes.
+
+        ``figures`` has the values that actor callbacks returned about it, if there are any.
+        """
 
     def on_report(self, metrics: Metrics) -> None:
         """Handle a report: steps, minutes, avg_fps, loss, epsilon, replay_bytes and the run's other figures."""
@@ -46,7 +56,10 @@ class Callback:
         """Sync what was written so far: a later callback writes a checkpoint of the state reported in ``metrics``."""
 
     def on_end(self, metrics: Metrics) -> None:
-        """Handle the end of training: ``metrics`` is the last report with ``reason``. Not called after an error."""
+        """Handle the end of training: ``metrics`` is the last report with ``reason``.
+
+        Not called after an error, except one of a callback, which ends training as ``training.stop`` does.
+        """
 
     def close(self) -> None:
         """Release resources. Called in any case, also after an error."""
@@ -61,7 +74,7 @@ class Training:
         experience: the source of steps.
         state: steps, updates, scores and evaluations.
         reason: why training ends after this turn; None: it goes on.
-        failed: whether ``reason`` is a failure.
+        error: the error that ends it, which is raised once the last checkpoint is written; None: none.
     """
 
     recipe: Recipe
@@ -72,11 +85,16 @@ class Training:
     state: TrainingState
     callbacks: Sequence[Callback] = ()
     reason: str | None = field(default=None, init=False)
-    failed: bool = field(default=False, init=False)
+    error: RuntimeError | None = field(default=None, init=False)
 
-    def stop(self, reason: str, *, failed: bool = False) -> None:
-        """End training after this turn of the loop."""
-        self.reason, self.failed = reason, failed
+    def stop(self, reason: str) -> None:
+        """End training, with a checkpoint, after this turn of the loop; from a hook that follows it, after the next."""
+        self.reason = reason
+
+    def fail(self, error: RuntimeError) -> None:
+        """End training as ``stop`` does, and then raise ``error``; of several errors, the first."""
+        self.error = self.error or error
+        self.reason = str(self.error)
 
     def report(self) -> Metrics:
         """Return the run's figures: those of the agent, of the replay memory, of evaluations and of the source."""
@@ -97,7 +115,87 @@ class StopWhen(Callback):
             training.stop(reason)
 
 
-class Lasting(Callback):
+class Wrapping(Callback):
+    """Base class of wrappers of a callback: every hook goes through ``_call``."""
+
+    def __init__(self, callback: Callback) -> None:
+        self._callback = callback
+
+    def _call(self, hook: str, *arguments: Any) -> Any:
+        """Call a hook of the callback by its name."""
+        raise NotImplementedError
+
+    def on_begin(self, training: Training) -> None:
+        self._call("on_begin", training)
+
+    def on_step_begin(self, training: Training) -> None:
+        self._call("on_step_begin", training)
+
+    def on_step(self, training: Training) -> None:
+        self._call("on_step", training)
+
+    def on_update_begin(self, training: Training) -> None:
+        self._call("on_update_begin", training)
+
+    def on_update(self, training: Training, learned: Learned) -> None:
+        self._call("on_update", training, learned)
+
+    def on_episode(self, metrics: Metrics) -> None:
+        self._call("on_episode", metrics)
+
+    def on_report(self, metrics: Metrics) -> None:
+        self._call("on_report", metrics)
+
+    def on_evaluation(self, metrics: Metrics) -> None:
+        self._call("on_evaluation", metrics)
+
+    def wants_checkpoint(self, training: Training) -> bool:
+        return bool(self._call("wants_checkpoint", training))
+
+    def on_checkpoint(self, training: Training, metrics: Metrics) -> None:
+        self._call("on_checkpoint", training, metrics)
+
+    def on_end(self, metrics: Metrics) -> None:
+        self._call("on_end", metrics)
+
+    def close(self) -> None:
+        self._call("close")
+
+
+class Guarded(Wrapping):
+    """Wrapper of a callback that may raise anything: the error ends the run with a checkpoint, and names the callback.
+
+    Its hooks are not called again; ``close`` is.
+    """
+
+    def __init__(self, callback: Callback) -> None:
+        super().__init__(callback)
+        self._training: Training | None = None
+        self._failed = False
+
+    def on_begin(self, training: Training) -> None:
+        self._training = training
+        super().on_begin(training)
+
+    def close(self) -> None:
+        try:
+            self._callback.close()
+        except Exception as error:
+            raise CallbackError.of(self._callback, "close", error) from error
+
+    def _call(self, hook: str, *arguments: Any) -> Any:
+        if self._failed:
+            return None
+        try:
+            return getattr(self._callback, hook)(*arguments)
+        except Exception as error:
+            self._failed = True
+            assert self._training is not None
+            self._training.fail(CallbackError.of(self._callback, hook, error))
+            return None
+
+
+class Lasting(Wrapping):
     """Wrapper of a callback whose files or terminal may fail: a failure is reported once, and training goes on.
 
     Args:
@@ -105,36 +203,13 @@ class Lasting(Callback):
         say: called with a sentence when writing fails and when it works again.
     """
 
+    WRITES = ("on_episode", "on_report", "on_evaluation", "on_checkpoint")
+    """Hooks whose success shows that the output works again."""
+
     def __init__(self, callback: Callback, what: str, say: Callable[[str], None]) -> None:
-        self._callback, self._what, self._say = callback, what, say
+        super().__init__(callback)
+        self._what, self._say = what, say
         self._failing = False
-
-    def on_begin(self, training: Training) -> None:
-        self._try(lambda: self._callback.on_begin(training), writes=False)
-
-    def on_step(self, training: Training) -> None:
-        self._try(lambda: self._callback.on_step(training), writes=False)
-
-    def on_update(self, training: Training, learned: Learned) -> None:
-        self._try(lambda: self._callback.on_update(training, learned), writes=False)
-
-    def on_episode(self, metrics: Metrics) -> None:
-        self._try(lambda: self._callback.on_episode(metrics))
-
-    def on_report(self, metrics: Metrics) -> None:
-        self._try(lambda: self._callback.on_report(metrics))
-
-    def on_evaluation(self, metrics: Metrics) -> None:
-        self._try(lambda: self._callback.on_evaluation(metrics))
-
-    def wants_checkpoint(self, training: Training) -> bool:
-        return self._callback.wants_checkpoint(training)
-
-    def on_checkpoint(self, training: Training, metrics: Metrics) -> None:
-        self._try(lambda: self._callback.on_checkpoint(training, metrics))
-
-    def on_end(self, metrics: Metrics) -> None:
-        self._try(lambda: self._callback.on_end(metrics), writes=False)
 
     def close(self) -> None:
         try:
@@ -142,18 +217,18 @@ class Lasting(Callback):
         except OSError as error:
             self._say(f"{self._what} is incomplete: {error}")
 
-    def _try(self, call: Callable[[], None], *, writes: bool = True) -> None:
-        """Call, and report the first failure; after one, report a successful call that ``writes``."""
+    def _call(self, hook: str, *arguments: Any) -> Any:
         try:
-            call()
+            returned = getattr(self._callback, hook)(*arguments)
         except OSError as error:
             if not self._failing:
                 self._say(f"{self._what} cannot be written: {error}; training goes on, and the rest is written later")
             self._failing = True
-        else:
-            if self._failing and writes:
-                self._say(f"{self._what} is written again")
-                self._failing = False
+            return None
+        if self._failing and hook in self.WRITES:
+            self._say(f"{self._what} is written again")
+            self._failing = False
+        return returned
 
 
 class HeldOutEvaluations(Callback):

@@ -80,7 +80,8 @@ class TensorBoard(Callback):
             self._add(step=after + 1, session_log=SessionLog(status=SessionLog.START))
 
     def on_episode(self, metrics: Metrics) -> None:
-        self._write(metrics, self.EPISODE)
+        figures = metrics.get("figures", {})
+        self._write(metrics | figures, self.EPISODE | {name: f"episode/{name}" for name in figures})
 
     def on_report(self, metrics: Metrics) -> None:
         learner = metrics.get("learner", {})

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Protocol, Self
 
 import sharpwave as sw
 from sharpwave.agents.protocol import Acted, Agent
+from sharpwave.training.actor_callbacks import Actor, ActorHooks, Stepped
 from sharpwave.training.progress import Progress, episode_seed
 from sharpwave.training.scores import Episode, EpisodeSums
 
@@ -16,12 +17,12 @@ class Arrived(NamedTuple):
     Attributes:
         steps: environment steps that were added to the store.
         episodes: episodes that ended.
-        failure: why the source has failed for good; "": it has not.
+        failure: the error by which the source has failed for good; None: it has not.
     """
 
     steps: int
     episodes: list[Episode]
-    failure: str = ""
+    failure: RuntimeError | None = None
 
 
 class Experience(Protocol):
@@ -63,25 +64,30 @@ class LocalExperience:
     Args:
         seed: seed of the environments.
         progress: the run's progress, read only.
+        hooks: actor callbacks.
     """
 
     max_updates: int | None = None
 
-    def __init__(self, env: Any, agent: Agent, store: sw.Store, seed: int, progress: Progress) -> None:
+    def __init__(
+        self, env: Any, agent: Agent, store: sw.Store, seed: int, progress: Progress, hooks: ActorHooks | None = None
+    ) -> None:
         self._recorded, self._agent = sw.Recorder(env, store), agent
         self._seed, self._progress = seed, progress
         self._lanes = int(env.num_envs)
         self._sums = EpisodeSums(self._lanes)
+        self._hooks = ActorHooks(()) if hooks is None else hooks
         self._obs: Any = None
         self._acted: Acted | None = None
         self._state: Any = None
 
     def __enter__(self) -> Self:
+        self._hooks.begin(Actor(0, range(self._lanes), self._agent))
         self.break_off()
         return self
 
     def __exit__(self, *_: object) -> None:
-        pass  # the environments are the caller's
+        self._hooks.end()  # the environments are the caller's
 
     def request(self) -> None:
         """Choose actions and begin to step the environments."""
@@ -94,13 +100,18 @@ class LocalExperience:
         self._obs, reward, terminated, truncated, infos = self._recorded.step_wait()
         ended = terminated | truncated
         self._state = self._agent.observe(self._acted.state, reward, ended)
-        return Arrived(self._lanes, self._sums.add(infos.get("unclipped_reward", reward), ended))
+        episodes = self._sums.add(infos.get("unclipped_reward", reward), ended)
+        if self._hooks:
+            stepped = Stepped(self._obs, self._acted, reward, terminated, truncated, infos)
+            episodes = self._hooks.stepped(stepped, episodes)
+        return Arrived(self._lanes, episodes, self._hooks.failure)
 
     def break_off(self) -> None:
         """Begin new episodes in all environments."""
         self._obs, _ = self._recorded.reset(seed=episode_seed(self._seed, self._progress.steps))
         self._state = self._agent.begin(self._lanes)
         self._sums.break_off()
+        self._hooks.episodes_begin(range(self._lanes))
 
     def report(self) -> dict[str, Any]:
         """Return no figures: the loop reports all there are."""

@@ -24,14 +24,17 @@ def train(training: Training, ahead: bool | None = None) -> Metrics:
     feed = Feed(training.view, training.agent.replay().batch_size, training.agent.device, ahead)
     for callback in callbacks:
         callback.on_begin(training)
+    ending = False
     with experience:
-        while training.reason is None:
+        while not ending:
+            for callback in callbacks:
+                callback.on_step_begin(training)
             experience.request()
             learned = catch_up(training, feed, experience.max_updates)
             arrived = experience.receive(0.0 if learned else WAIT_S)
             progress.advance(arrived.steps)
-            if arrived.failure:
-                training.stop(arrived.failure, failed=True)
+            if arrived.failure is not None:
+                training.fail(arrived.failure)
             for episode in arrived.episodes:
                 state.scores.add(episode)
                 for callback in callbacks:
@@ -62,6 +65,8 @@ def catch_up(training: Training, feed: Feed, max_updates: int | None = None) -> 
     """Make the updates that are due, at most ``max_updates``; return how many."""
     progress, made, fewest = training.state.progress, 0, training.agent.replay().fewest
     while progress.updates < progress.updates_due and made != max_updates and len(training.view) >= fewest:
+        for callback in training.callbacks:
+            callback.on_update_begin(training)
         learned = update(training, feed)
         made += 1
         for callback in training.callbacks:

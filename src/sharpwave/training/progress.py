@@ -114,6 +114,7 @@ class Progress:
             "avg_reward": scores.avg_reward,
             "mean_reward": scores.mean_reward,
             "episodes": scores.count,
+            **({"figures": dict(episode.figures)} if episode.figures else {}),
         }
 
     def report(self, schedules: Mapping[str, float], scores: Scores, store: sw.Store) -> Metrics:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,8 @@ from rich.console import Console
 import sharpwave as sw
 from sharpwave.agents.protocol import Agent
 from sharpwave.training import figures, setup
+from sharpwave.training.actor_callbacks import MakeActorCallback, check_picklable
+from sharpwave.training.callbacks import Callback
 from sharpwave.training.checkpoints import NO_STATE, REPLAY, checkpoints, load_best, load_checkpoint
 from sharpwave.training.config import Config, read_config
 from sharpwave.training.files import write_bytes
@@ -29,7 +31,15 @@ MAX_LINE_BYTES = 1 << 20
 """Size limit of a line of metrics."""
 
 
-def resume(folder: Path, changes: dict[str, Any], console: Console, *, trust: bool = False) -> tuple[Path, Metrics]:
+def resume(
+    folder: Path,
+    changes: dict[str, Any],
+    console: Console,
+    *,
+    trust: bool = False,
+    callbacks: Sequence[Callback] = (),
+    actor_callbacks: Sequence[MakeActorCallback] = (),
+) -> tuple[Path, Metrics]:
     """Resume a run from its newest undamaged checkpoint.
 
     Training after that checkpoint is discarded and repeated; without actors it repeats exactly.
@@ -37,12 +47,13 @@ def resume(folder: Path, changes: dict[str, Any], console: Console, *, trust: bo
     Args:
         changes: new values of settings of ``resumable``, by option name.
         trust: allow importing the module that the environment's name refers to.
+        callbacks, actor_callbacks: as for ``sharpwave.training.run.run``; a run does not save them.
     Returns:
         the run's folder and its summary, even if the run had already ended.
     Raises:
         ValueError: the folder holds no run or no usable checkpoint, or is in use.
         NewerVersionError: a later release wrote the run.
-        OSError, ActorsDiedError, NotSavedError: as ``sharpwave.training.run.run``.
+        OSError, ActorsDiedError, CallbackError, NotSavedError: as ``sharpwave.training.run.run``.
     """
     say = speaker(console)
     check_installed()
@@ -52,6 +63,8 @@ def resume(folder: Path, changes: dict[str, Any], console: Console, *, trust: bo
         found = read_config(folder, trust=trust)
         stack.enter_context(locked(folder))
         recipe = found.recipe.override(**changes)
+        if recipe.actors.count:
+            check_picklable(actor_callbacks)
         config = found._replace(recipe=recipe, run=found.run or secrets.token_hex(16))
         stack.enter_context(setup.arithmetic(recipe))
         env = setup.environments(recipe, 1 if recipe.actors.count else None)
@@ -93,7 +106,8 @@ def resume(folder: Path, changes: dict[str, Any], console: Console, *, trust: bo
         dropped = drop_metrics(folder / METRICS, progress.steps)
         if dropped:
             say(f"Dropped {dropped:,} lines about later steps from {METRICS}; they will be written again")
-        return folder, Run(folder, config, env, agent, store, view, saved.state).train(console)
+        made = Run(folder, config, env, agent, store, view, saved.state, tuple(callbacks), tuple(actor_callbacks))
+        return folder, made.train(console)
 
 
 @dataclass(frozen=True)

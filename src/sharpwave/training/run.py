@@ -6,7 +6,7 @@ import importlib.util
 import json
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +17,9 @@ from rich.console import Console
 import sharpwave as sw
 from sharpwave.agents.protocol import Agent
 from sharpwave.training import figures, setup
+from sharpwave.training.actor_callbacks import ActorHooks, MakeActorCallback, check_picklable
 from sharpwave.training.actors.experience import ActorExperience
-from sharpwave.training.actors.pool import ActorsDiedError
-from sharpwave.training.callbacks import Callback, HeldOutEvaluations, Lasting, StopWhen, Training
+from sharpwave.training.callbacks import Callback, Guarded, HeldOutEvaluations, Lasting, StopWhen, Training
 from sharpwave.training.config import Config, write_config
 from sharpwave.training.curve import draw_curve
 from sharpwave.training.display import Display
@@ -39,18 +39,37 @@ MAX_SUMMARY_BYTES = 1 << 20
 """Size limit of summary.json."""
 
 
-def run(name: str, recipe: Recipe, out: Path | None, console: Console) -> tuple[Path, Metrics]:
+def run(
+    name: str,
+    recipe: Recipe,
+    out: Path | None = None,
+    console: Console | None = None,
+    *,
+    callbacks: Sequence[Callback] = (),
+    actor_callbacks: Sequence[MakeActorCallback] = (),
+) -> tuple[Path, Metrics]:
     """Train by ``recipe`` in a new run folder; SIGINT, SIGTERM and SIGHUP end the run with a checkpoint.
 
+    Args:
+        name: name of the recipe, for titles and the folder.
+        out: the run's folder; None: ``runs/<name>-<time>-<seed>``.
+        console: where progress is displayed; None: standard output.
+        callbacks: hooks in this process; their ``close`` is called.
+        actor_callbacks: classes of actor callbacks, or other functions without arguments that make one, called in each
+            process that steps environments. With actors they are pickled.
     Returns:
         the run's folder and its summary.
     Raises:
         ValueError: a setting is invalid, or the folder is in use.
         OSError: the folder cannot be written to at all.
         ActorsDiedError: an actor died too often; the run ended with a checkpoint.
+        CallbackError: a callback raised; the run ended with a checkpoint.
         NotSavedError: the last checkpoint could not be written.
     """
     check_installed()
+    console = console or Console()
+    if recipe.actors.count:
+        check_picklable(actor_callbacks)
     with ExitStack() as stack:
         stack.enter_context(setup.arithmetic(recipe))
         env = setup.environments(recipe, 1 if recipe.actors.count else None)  # with actors only its spaces are used
@@ -63,7 +82,9 @@ def run(name: str, recipe: Recipe, out: Path | None, console: Console) -> tuple[
         shown = out or os.path.relpath(folder)
         speaker(console)(f"Run folder: {shown}  (tensorboard --logdir {quoted(shown)})")
         config = Config(name, recipe, secrets.token_hex(16), store_id(folder / DISK))
-        return folder, Run(folder, config, env, agent, store, view, TrainingState.fresh(recipe, agent)).train(console)
+        state = TrainingState.fresh(recipe, agent)
+        made = Run(folder, config, env, agent, store, view, state, tuple(callbacks), tuple(actor_callbacks))
+        return folder, made.train(console)
 
 
 @dataclass(frozen=True)
@@ -73,6 +94,7 @@ class Run:
     Attributes:
         view: the view of ``store`` that the agent learns from.
         state: progress, scores and evaluations.
+        callbacks, actor_callbacks: as for ``run``.
     """
 
     folder: Path
@@ -82,6 +104,8 @@ class Run:
     store: sw.Store
     view: Any
     state: TrainingState
+    callbacks: tuple[Callback, ...] = ()
+    actor_callbacks: tuple[MakeActorCallback, ...] = ()
 
     def train(self, console: Console) -> Metrics:
         """Train until the run ends or a signal arrives; return the summary.
@@ -89,6 +113,7 @@ class Run:
         Raises:
             OSError: the folder cannot be written to at all.
             ActorsDiedError: an actor died too often; the run ended with a checkpoint.
+            CallbackError: a callback raised; the run ended with a checkpoint.
             NotSavedError: the last checkpoint could not be written.
         """
         folder, say, state = self.folder, speaker(console), self.state
@@ -97,7 +122,10 @@ class Run:
         steps = state.progress.steps
         with ExitStack() as stack:
             interrupted = stack.enter_context(caught_signals())
-            callbacks: list[Callback] = [HeldOutEvaluations(), StopWhen(interrupted)]
+            callbacks: list[Callback] = [Guarded(HeldOutEvaluations()), StopWhen(interrupted)]
+            for own in self.callbacks:
+                callbacks.append(Guarded(own))
+                stack.callback(callbacks[-1].close)
 
             def add(callback: Callback, what: str) -> None:
                 callbacks.append(Lasting(callback, what, say))
@@ -115,18 +143,19 @@ class Run:
             last["final"] = state.held_out.final()
         summary = summarize(folder, self.config, str(self.agent.device), last, say)
         save.finish()
-        if training.failed:
-            raise ActorsDiedError(
-                f"{last['reason']}\nThe run ended with a checkpoint; to resume it: "
+        if training.error is not None:
+            raise type(training.error)(
+                f"{training.error}\nThe run ended with a checkpoint; to resume it: "
                 f"sharpwave train --resume {quoted(folder)}"
-            )
+            ) from training.error.__cause__
         return summary
 
     def _experience(self, say: Callable[[str], None]) -> Experience:
         recipe, progress = self.config.recipe, self.state.progress
         if recipe.actors.count:
-            return ActorExperience(recipe, self.agent, self.store, progress, say)
-        return LocalExperience(self.env, self.agent, self.store, recipe.training.seed, progress)
+            return ActorExperience(recipe, self.agent, self.store, progress, say, self.actor_callbacks)
+        hooks = ActorHooks(self.actor_callbacks)
+        return LocalExperience(self.env, self.agent, self.store, recipe.training.seed, progress, hooks)
 
 
 def let_go(store: sw.Store, say: Callable[[str], None]) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,21 +20,32 @@ def running_mean(mean: float | None, value: float, alpha: float = 0.98) -> float
 
 @dataclass(frozen=True)
 class Episode:
-    """Episode that has ended: the sum of its unclipped rewards, its length, and the lane that played it."""
+    """Episode that has ended.
+
+    Attributes:
+        reward: sum of its unclipped rewards.
+        steps: its length.
+        lane: the lane that played it.
+        figures: values that actor callbacks returned about it, by name.
+    """
 
     reward: float
     steps: int
     lane: int
+    figures: Mapping[str, float] = field(default_factory=dict)
 
 
 class EpisodeSums:
     """Rewards and lengths of the current episodes of lanes that step together.
 
+    Args:
+        first_lane: number of the first lane.
     Attributes:
         steps: int64 [lanes], lengths so far.
     """
 
-    def __init__(self, lanes: int) -> None:
+    def __init__(self, lanes: int, first_lane: int = 0) -> None:
+        self._first_lane = first_lane
         self._reward = np.zeros(lanes)
         self.steps = np.zeros(lanes, np.int64)
 
@@ -47,7 +59,7 @@ class EpisodeSums:
         self.steps += 1
         finished = []
         for lane in np.flatnonzero(ended).tolist():
-            finished.append(Episode(float(self._reward[lane]), int(self.steps[lane]), lane))
+            finished.append(Episode(float(self._reward[lane]), int(self.steps[lane]), self._first_lane + lane))
             self._reward[lane] = 0.0
             self.steps[lane] = 0
         return finished

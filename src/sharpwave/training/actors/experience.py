@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import sharpwave as sw
 from sharpwave.agents.protocol import Agent
+from sharpwave.training.actor_callbacks import MakeActorCallback
 from sharpwave.training.actors.counters import Counters
 from sharpwave.training.actors.pool import ActorPool, ActorsDiedError
 from sharpwave.training.actors.staleness import Staleness
@@ -25,6 +26,7 @@ class ActorExperience:
     Args:
         progress: the run's progress, read only.
         say: called with a sentence about each actor that is silent or replaced.
+        callbacks: factories of actor callbacks, called in each actor's process.
     """
 
     max_updates: int | None = 1  # actors are polled between any two updates
@@ -36,6 +38,7 @@ class ActorExperience:
         store: sw.Store,
         progress: Progress,
         say: Callable[[str], None] = lambda text: None,
+        callbacks: Sequence[MakeActorCallback] = (),
     ) -> None:
         self._recipe, self._agent, self._store, self._progress = recipe, agent, store, progress
         self._batch_size = agent.replay().batch_size
@@ -51,6 +54,7 @@ class ActorExperience:
             progress.steps,
             progress.steps - first_step,
             say=say,
+            callbacks=callbacks,
         )
 
     def __enter__(self) -> Self:
@@ -71,7 +75,7 @@ class ActorExperience:
 
     def receive(self, timeout_s: float) -> Arrived:
         """Write arrived segments into the store, waiting up to ``timeout_s`` for the first."""
-        steps, episodes, failure = 0, [], ""
+        steps, episodes, failure = 0, [], None
         try:
             for message in self._pool.receive(timeout_s):
                 if isinstance(message, Episode):
@@ -82,7 +86,7 @@ class ActorExperience:
                 self._staleness.arrived(message)
                 steps += segment.steps
         except ActorsDiedError as error:
-            failure = str(error)
+            failure = error
         return Arrived(steps, episodes, failure)
 
     def break_off(self) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from sharpwave.training.actor_callbacks import MakeActorCallback
 from sharpwave.training.actors.counters import CONTEXT, Counters
 from sharpwave.training.actors.transport import Arrival, Failure, Inbox
 from sharpwave.training.actors.weights import SharedWeights
@@ -58,6 +59,7 @@ class ActorPool:
         inserts: those of them that count towards the replay ratio.
         hung_s: seconds without a heartbeat after which an actor is killed and replaced.
         say: called with a sentence about each actor that is silent or replaced.
+        callbacks: factories of actor callbacks, called in each actor's process.
 
     Attributes:
         restarts: actors restarted so far.
@@ -73,8 +75,9 @@ class ActorPool:
         inserts: int,
         hung_s: float = HUNG_S,
         say: Callable[[str], None] = lambda text: None,
+        callbacks: Sequence[MakeActorCallback] = (),
     ) -> None:
-        self._say = say
+        self._say, self._callbacks = say, tuple(callbacks)
         self.recipe, self.counters, self.weights = recipe, counters, weights
         self.restarts = 0
         self._first_steps, self._run_steps, self._inserts, self._hung_s = first_steps, run_steps, inserts, hung_s
@@ -186,6 +189,7 @@ class ActorPool:
             tuple(self._first_steps(seat.first_lane, seat.lanes)),
             actor_seed(self.recipe, self._run_steps, seat.number, seat.restarts),
             self._inserts,
+            self._callbacks,
         )
         ours, theirs = CONTEXT.Pipe(duplex=False)
         process = CONTEXT.Process(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import struct
 from collections import OrderedDict
@@ -19,7 +20,7 @@ FRAME = struct.Struct("<II")  # kind, bytes that follow
 SEGMENT, EPISODE, FAILURE = 1, 2, 3
 ABOUT_SEGMENT = struct.Struct("<QQQIII")  # lane, first step, weights' version; steps, TD errors, dictionaries
 ABOUT_DICTIONARY = struct.Struct("<QI")  # key; bytes that follow, 0: the learner has the dictionary already
-ABOUT_EPISODE = struct.Struct("<dQI")  # reward, steps, lane
+ABOUT_EPISODE = struct.Struct("<dQI")  # reward, steps, lane; then its figures as JSON, if it has any
 MAX_FRAME_BYTES = 1 << 30
 """Size limit of a frame, and so of what the learner buffers of an incomplete one."""
 MAX_READ_BYTES = 1 << 18
@@ -103,8 +104,9 @@ class Outbox:
         self._send(SEGMENT, b"".join(parts))
 
     def send_episode(self, episode: Episode) -> None:
-        """Send the score and length of an episode that has ended."""
-        self._send(EPISODE, ABOUT_EPISODE.pack(episode.reward, episode.steps, episode.lane))
+        """Send the score, the length and the figures of an episode that has ended."""
+        figures = json.dumps(dict(episode.figures)).encode() if episode.figures else b""
+        self._send(EPISODE, ABOUT_EPISODE.pack(episode.reward, episode.steps, episode.lane) + figures)
 
     def send_failure(self, text: str) -> None:
         """Send the traceback of the error that ends the actor."""
@@ -168,8 +170,9 @@ class Inbox:
 
     def _message(self, kind: int, content: bytes) -> Message:
         if kind == EPISODE:
-            reward, steps, lane = ABOUT_EPISODE.unpack(content)
-            return Episode(reward, steps, lane)
+            reward, steps, lane = ABOUT_EPISODE.unpack_from(content)
+            said = json.loads(content[ABOUT_EPISODE.size :] or b"{}")
+            return Episode(reward, steps, lane, {str(name): float(value) for name, value in said.items()})
         if kind == FAILURE:
             return Failure(content.decode(errors="replace"))
         if kind != SEGMENT:

@@ -24,11 +24,12 @@ from sharpwave.recorder import Recorder
 from sharpwave.sampling.limiters import Cursor, SamplesPerInsert
 from sharpwave.segment_writer import SealedSegment, SegmentWriter
 from sharpwave.training import setup
+from sharpwave.training.actor_callbacks import Actor, ActorHooks, MakeActorCallback, Stepped
 from sharpwave.training.actors.counters import Counters
 from sharpwave.training.actors.transport import Arrival, Outbox
 from sharpwave.training.actors.weights import SharedWeights, load
 from sharpwave.training.recipes.recipe import Recipe
-from sharpwave.training.scores import Episode, EpisodeSums
+from sharpwave.training.scores import EpisodeSums
 
 NAP_S = 0.001
 """Polling period of an actor that waits for the learner to catch up."""
@@ -50,6 +51,7 @@ class Task:
         first_steps: number of the next step of each of its lanes.
         seed: seed of its environments and of its exploration.
         inserts: steps that count towards the replay ratio and were made before this learner process began.
+        callbacks: factories of actor callbacks.
     """
 
     recipe: Recipe
@@ -58,6 +60,7 @@ class Task:
     first_steps: tuple[int, ...]
     seed: int
     inserts: int
+    callbacks: tuple[MakeActorCallback, ...] = ()
 
 
 def actor_seed(recipe: Recipe, steps: int, actor: int, restart: int) -> int:
@@ -139,12 +142,16 @@ class _Actor:
         self._numbers = np.empty(weights.count, np.float32)
         self._versions: deque[int] = deque(maxlen=kept)  # the weights' version at each step
         self._steps = 0  # of each lane, by this process
+        self._hooks = ActorHooks(task.callbacks)
         self._waiting: deque[SealedSegment] = deque()  # sealed, but the errors of their last steps are unknown
 
     def play(self) -> None:
-        task, agent, sums = self.task, self.agent, EpisodeSums(self.lanes)
+        task, agent, sums = self.task, self.agent, EpisodeSums(self.lanes, self.task.first_lane)
         limiter = ratio_limiter(self.recipe, self.replay)
+        lanes = range(task.first_lane, task.first_lane + self.lanes)
+        self._hooks.begin(Actor(task.actor, lanes, agent))
         obs, _ = self.recorded.reset(seed=task.seed)
+        self._hooks.episodes_begin(lanes)
         state = agent.begin(self.lanes, task.first_lane, self.recipe.env.num_envs)
         while self._may_go_on(limiter):
             if self.weights.latest != self.version:
@@ -160,8 +167,15 @@ class _Actor:
                 self.errors.add(acted, reward, terminated, truncated, final_obs)
             state = agent.observe(acted.state, reward, ended)
             self._send_ready()
-            for episode in sums.add(infos.get("unclipped_reward", reward), ended):
-                self.outbox.send_episode(Episode(episode.reward, episode.steps, task.first_lane + episode.lane))
+            episodes = sums.add(infos.get("unclipped_reward", reward), ended)
+            if self._hooks:
+                stepped = Stepped(obs, acted, reward, terminated, truncated, infos)
+                episodes = self._hooks.stepped(stepped, episodes)
+            for episode in episodes:
+                self.outbox.send_episode(episode)
+            if self._hooks.failure is not None:
+                raise self._hooks.failure
+        self._hooks.end()
         self.env.close()
 
     def _may_go_on(self, limiter: SamplesPerInsert) -> bool:

@@ -1,0 +1,154 @@
+"""Hooks where environments are stepped: in each actor's process, or without actors in the learner's."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.agents.protocol import Acted, Agent, Obs
+from sharpwave.training.failures import CallbackError
+from sharpwave.training.scores import Episode
+
+
+class Actor(NamedTuple):
+    """What steps environments: an actor's process, or without actors the learner's.
+
+    Attributes:
+        number: the actor's number; 0 without actors.
+        lanes: the run's lanes that it plays.
+        agent: the agent that chooses its actions.
+    """
+
+    number: int
+    lanes: range
+    agent: Agent
+
+
+class Stepped(NamedTuple):
+    """One step of all of an actor's lanes. Its arrays are valid until the next one.
+
+    Attributes:
+        obs: observations after the step; of a new episode where one has ended.
+        acted: actions and the fields stored with them.
+        reward: float [lanes], as the agent learns from it.
+        terminated, truncated: bool [lanes].
+        infos: the environments' further values.
+    """
+
+    obs: Obs
+    acted: Acted
+    reward: npt.NDArray[np.floating]
+    terminated: npt.NDArray[np.bool_]
+    truncated: npt.NDArray[np.bool_]
+    infos: Mapping[str, Any]
+
+
+class ActorCallback:
+    """Base class for hooks where environments are stepped. Every hook does nothing until a subclass overrides it.
+
+    Each process that steps environments makes one of its own. To the learner's callbacks and the run's files goes only
+    what ``on_episode`` returns. An actor that is killed calls no further hook; its successor makes a callback anew.
+    """
+
+    def on_actor_begin(self, actor: Actor) -> None:
+        """Handle the start of an actor."""
+
+    def on_episode_begin(self, lane: int) -> None:
+        """Handle the start of an episode of a lane. The lane's previous episode may have been broken off."""
+
+    def on_actor_step(self, stepped: Stepped) -> None:
+        """Handle a step of all lanes, after it was recorded."""
+
+    def on_episode(self, episode: Episode) -> Mapping[str, float] | None:
+        """Handle the end of an episode, after the ``on_actor_step`` of its last step.
+
+        Returns:
+            figures about it, by name, which the learner logs; None: none.
+        """
+        return None
+
+    def on_actor_end(self) -> None:
+        """Handle the end of an actor that the learner stops."""
+
+
+MakeActorCallback = Callable[[], ActorCallback]
+"""Class of an actor callback, or another function that makes one."""
+
+
+def check_picklable(callbacks: Sequence[MakeActorCallback]) -> None:
+    """Check that actor processes can be given ``callbacks``.  Raises: ValueError."""
+    for make in callbacks:
+        try:
+            ForkingPickler.dumps(make)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise ValueError(
+                f"actor_callbacks: {make!r} cannot be sent to actor processes: {error}; expected a class or function "
+                "defined at the top level of a module, or functools.partial of one"
+            ) from error
+
+
+class ActorHooks:
+    """Actor callbacks of this process. After one has raised, none is called any more.
+
+    Attributes:
+        failure: the error of the callback that raised; None: none did.
+    """
+
+    def __init__(self, callbacks: Iterable[MakeActorCallback]) -> None:
+        self._make = tuple(callbacks)
+        self._callbacks: list[ActorCallback] = []
+        self.failure: CallbackError | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._make)
+
+    def begin(self, actor: Actor) -> None:
+        """Make the callbacks and call ``on_actor_begin``."""
+        self._callbacks = [make() for make in self._make]
+        self._call("on_actor_begin", actor)
+
+    def episodes_begin(self, lanes: Iterable[int]) -> None:
+        """Call ``on_episode_begin`` for each lane."""
+        for lane in lanes:
+            self._call("on_episode_begin", lane)
+
+    def stepped(self, stepped: Stepped, episodes: Iterable[Episode]) -> list[Episode]:
+        """Call the hooks of a step and of the episodes that ended with it; return the episodes with their figures."""
+        self._call("on_actor_step", stepped)
+        ended = []
+        for episode in episodes:
+            figures: dict[str, float] = {}
+            for said in self._call("on_episode", episode):
+                figures |= said
+            ended.append(replace(episode, figures=figures) if figures else episode)
+            self._call("on_episode_begin", episode.lane)
+        return ended
+
+    def end(self) -> None:
+        """Call ``on_actor_end``.  Raises: CallbackError: a callback raised in it."""
+        before = self.failure
+        self._call("on_actor_end")
+        if self.failure is not before:
+            assert self.failure is not None
+            raise self.failure
+
+    def _call(self, hook: str, *arguments: Any) -> list[Any]:
+        """Call a hook of all callbacks; return what they returned, without None."""
+        returned: list[Any] = []
+        for callback in self._callbacks:
+            if self.failure is not None:
+                break
+            try:
+                found = getattr(callback, hook)(*arguments)
+                if hook == "on_episode" and found is not None:  # checked here, where the callback can be named
+                    found = {str(name): float(value) for name, value in found.items()}
+                returned.append(found)
+            except Exception as error:
+                self.failure = CallbackError.of(callback, hook, error)
+        return [value for value in returned if value is not None]

@@ -1,0 +1,134 @@
+"""Callbacks of users: when their hooks are called, where, and what becomes of a run in which one raises."""
+
+import io
+import json
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from sharpwave.training.actor_callbacks import ActorCallback, ActorHooks
+from sharpwave.training.callbacks import Callback
+from sharpwave.training.checkpoints import checkpoints
+from sharpwave.training.failures import CallbackError
+from sharpwave.training.recipes import load_recipe
+from sharpwave.training.resume import resume
+from sharpwave.training.run import run
+from sharpwave.training.scores import Episode
+
+from .trainer import Trained
+
+SHORT = load_recipe("cartpole").override(
+    steps=240, warmup_steps=100, update_every=8, report_every=80, checkpoint_every=120, evaluate_every=0,
+    stop_reward=None, hidden_units=8, num_envs=4,
+)  # fmt: skip
+
+
+class Noting(Callback):
+    """Notes the names of its hooks."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __getattribute__(self, name):
+        if name.startswith("on_") or name == "close":
+            object.__getattribute__(self, "calls").append(name)
+        return object.__getattribute__(self, name)
+
+
+class Lengths(ActorCallback):
+    """Counts the steps of episodes, and returns twice their number as a figure."""
+
+    def on_actor_begin(self, actor):
+        self.first, self.lengths, self.ended = actor.lanes.start, {}, False
+
+    def on_episode_begin(self, lane):
+        self.lengths[lane] = 0
+
+    def on_actor_step(self, stepped):
+        self.lengths = {lane: steps + 1 for lane, steps in self.lengths.items()}
+
+    def on_episode(self, episode):
+        assert self.lengths[episode.lane] == episode.steps
+        return {"twice": 2 * episode.steps}
+
+
+class Failing(ActorCallback):
+    def on_actor_step(self, stepped):
+        raise KeyError("no such key")
+
+
+def quietly(how, *arguments, **options):
+    return how(*arguments, Console(file=io.StringIO()), **options)
+
+
+def test_hooks_come_in_pairs():
+    noting = Noting()
+    Trained(SHORT, noting).close()
+    calls = noting.calls
+    assert calls[:3] == ["on_begin", "on_step_begin", "on_step"] and calls[-1] == "on_end"
+    for begin, end in (("on_step_begin", "on_step"), ("on_update_begin", "on_update")):
+        paired = [call for call in calls if call in (begin, end)]
+        assert paired == [begin, end] * (len(paired) // 2) and len(paired) > 20
+
+
+@pytest.mark.parametrize("hook", ["on_begin", "on_report", "on_end"])
+def test_a_callback_that_raises_ends_the_run_with_a_checkpoint(tmp_path, hook):
+    class Broken(Noting):
+        pass
+
+    def broken(self, *arguments):
+        raise ZeroDivisionError("division by zero")
+
+    setattr(Broken, hook, broken)
+    callback = Broken()
+    expected = rf"callback .*Broken failed in {hook}: ZeroDivisionError: division by zero\nThe run ended with a check"
+    with pytest.raises(CallbackError, match=expected) as raised:
+        quietly(run, "cartpole", SHORT, tmp_path / "run", callbacks=[callback])
+    assert isinstance(raised.value.__cause__, ZeroDivisionError)
+    assert callback.calls.count(hook) == 1 and callback.calls[-2:] == [hook, "close"]
+    assert checkpoints(tmp_path / "run")
+    _, summary = quietly(resume, tmp_path / "run", {})
+    assert summary["reason"] == "the limit of 240 steps"
+
+
+def test_a_callback_may_end_a_run_from_any_hook(tmp_path):
+    class Stop(Callback):
+        def on_begin(self, training):
+            training.stop("enough")
+
+    _, summary = quietly(run, "cartpole", SHORT, tmp_path / "run", callbacks=[Stop()])
+    assert (summary["reason"], summary["steps"]) == ("enough", 4) and checkpoints(tmp_path / "run")
+
+
+@pytest.mark.parametrize("actors", [0, 2])
+def test_figures_of_actor_callbacks_reach_the_log(tmp_path, actors):
+    recipe = SHORT.override(actors=actors, segment_steps=4)
+    folder, _ = quietly(run, "cartpole", recipe, tmp_path / "run", actor_callbacks=[Lengths])
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    episodes = [line for line in lines if line["event"] == "episode"]
+    assert episodes and all(line["figures"] == {"twice": 2 * line["episode_steps"]} for line in episodes)
+
+
+def test_an_actor_callback_that_raises_ends_the_run(tmp_path):
+    with pytest.raises(CallbackError, match="callback Failing failed in on_actor_step: KeyError"):
+        quietly(run, "cartpole", SHORT, tmp_path / "run", actor_callbacks=[Failing])
+    assert checkpoints(tmp_path / "run")
+
+
+def test_figures_that_are_no_numbers_name_their_callback():
+    class Words(ActorCallback):
+        def on_episode(self, episode):
+            return {"word": "seven"}
+
+    hooks = ActorHooks([Words, ActorCallback])
+    nothing: Any = None
+    hooks.begin(nothing)
+    assert hooks.stepped(nothing, [Episode(1.0, 2, 0)]) == [Episode(1.0, 2, 0)]
+    assert "Words failed in on_episode: ValueError" in str(hooks.failure)
+
+
+def test_actor_callbacks_that_cannot_be_sent_to_actors_leave_no_folder(tmp_path):
+    with pytest.raises(ValueError, match=r"actor_callbacks: .* cannot be sent to actor processes: .*top level"):
+        quietly(run, "cartpole", SHORT.override(actors=1), tmp_path / "run", actor_callbacks=[lambda: Lengths()])
+    assert not (tmp_path / "run").exists()
