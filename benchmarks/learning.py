@@ -67,7 +67,7 @@ TASKS: dict[str, dict[str, Arm]] = {
 
 MINATAR_AGENTS = {
     "dqn": Arm("minatar", {"double": False, "n_step": 1}),  # as in Mnih et al. (2015)
-    "double-dqn-3-steps": Arm("minatar"),
+    "dqn+": Arm("minatar"),  # double, three-step returns
     "rainbow": Arm("minatar-rainbow"),
     "iqn": Arm("minatar-iqn"),
     "pqn": Arm("minatar-pqn"),
@@ -168,7 +168,7 @@ def print_games(lines: list[Line], picture: Path) -> None:
             axes.plot([place - 0.3, place + 0.3], [interquartile_mean([*scores.values()])] * 2, color=color, lw=2)
             runs = [score for seeds in scores.values() for score in seeds]
             axes.plot([place] * len(runs), runs, ".", color=color, ms=4)
-        axes.set_xticks(range(len(agents)), list(agents), rotation=45)
+        axes.set_xticks(range(len(agents)), list(agents), rotation=60)
         axes.set_title(title, fontsize=10)
         axes.set_ylim(bottom=0)
         axes.spines[["top", "right"]].set_visible(False)
