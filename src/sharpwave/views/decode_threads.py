@@ -37,7 +37,10 @@ _read: Any = types.ExternalFunction("read", types.int64(types.int32, types.voidp
 
 @njit(nogil=True, cache=True)
 def _help(end: int, state: Ints, job: Ints, byte: Bytes, byte_address: int, pipe: int) -> None:
-    """Wait for a byte in ``pipe``, do the ``job`` if still CALLED, and repeat, until the pipe is closed."""
+    """Wait for a byte in ``pipe``, do the ``job`` if still CALLED, and repeat, until the pipe is closed.
+
+    A job is the words that ``_describe`` or ``_describe_pieces`` wrote.
+    """
     failures = 0
     while failures < FAILURES:
         got = _read(pipe, pointer_to(byte_address), 1)

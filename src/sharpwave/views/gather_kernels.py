@@ -128,10 +128,9 @@ def gather_items(
     column = read_column(column_words)
     memory, words, offset, codec, counts = column.memory, column.words, column.offset, column.codec, column.counts
     count = slot.size
-    window = np.empty(fused.WINDOW_WORDS, np.int64)  # arguments of a codec's kernel
+    window = fused.new_window(out.shape[2])  # arguments of a codec's kernel
     window[fused.MEMORY], window[fused.MEMORY_BYTES] = memory.ctypes.data, memory.size
-    window[fused.SIZE], window[fused.LENGTH] = out.shape[2], out.shape[1]
-    window[fused.LINE], window[fused.ZEROS] = column.line, column.zeros
+    window[fused.LENGTH], window[fused.LINE], window[fused.ZEROS] = out.shape[1], column.line, column.zeros
     # Items between a prefetch and its use, on each of three levels: as many as take 0.1 us, or 0.2.
     ahead = 16 if out.shape[1] * out.shape[2] < 1024 else 2
     few = out.shape[1] == 1 and out.shape[2] <= 64  # slicing arrays costs more than copying so few bytes
@@ -199,9 +198,9 @@ def gather_pieces(end: int, turns: Ints, chunk: int, column_words: Ints, pieces:
     memory, offset, codec, counts = column.memory, column.offset, column.codec, column.counts
     slot, newest, first, length, target = pieces[0], pieces[1], pieces[2], pieces[3], pieces[4]
     count = slot.size
-    window = np.empty(fused.WINDOW_WORDS, np.int64)
+    window = fused.new_window(out.shape[1])
     window[fused.MEMORY], window[fused.MEMORY_BYTES] = memory.ctypes.data, memory.size
-    window[fused.SIZE], window[fused.LINE], window[fused.ZEROS] = out.shape[1], column.line, column.zeros
+    window[fused.LINE], window[fused.ZEROS] = column.line, column.zeros
     while True:
         taken = fetch_add(turns, TAKEN, chunk)
         if taken >= count:
