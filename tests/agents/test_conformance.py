@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Dict, Discrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 
 import sharpwave as sw
 from sharpwave.agents.dqn import DQN
@@ -40,6 +40,10 @@ class TestPrioritizedDQN(AgentSuite):
 
 
 class TestSoftmaxDQN(AgentSuite):
+    """Its actions are two switches."""
+
+    spaces = Spaces(AgentSuite.spaces.observation, MultiBinary(2))
+
     def make_agent(self, spaces, seed):
         settings = DQN.Settings(
             hidden_units=16, explore="softmax", softmax=Softmax(steps=100, hold=50, ladder=10.0),
@@ -67,6 +71,10 @@ class TestDQNOverImages(AgentSuite):
 
 
 class TestRainbow(AgentSuite):
+    """Its actions have two parts."""
+
+    spaces = Spaces(AgentSuite.spaces.observation, MultiDiscrete([2, 3]))
+
     def make_agent(self, spaces, seed):
         replay = TransitionsSettings(batch_size=8, n_step=3, prioritized=True)
         return Rainbow(spaces, Rainbow.Settings(hidden_units=16, target_every=50, replay=replay), seed=seed)
@@ -99,9 +107,11 @@ class TestQR(AgentSuite):
 
 
 class TestPQN(AgentSuite):
-    """Actions are counted from 2; windows are short enough for 20 batches."""
+    """Actions have two parts, counted from 1 and -2; windows are short enough for 20 batches."""
 
-    spaces = Spaces(Dict(speed=Box(-1, 1, (2,), np.float32), gear=Discrete(4)), Discrete(3, start=2))
+    spaces = Spaces(
+        Dict(speed=Box(-1, 1, (2,), np.float32), gear=Discrete(4)), MultiDiscrete([3, 2], dtype=np.int8, start=[1, -2])
+    )
 
     def make_agent(self, spaces, seed):
         settings = PQN.Settings(
@@ -111,6 +121,10 @@ class TestPQN(AgentSuite):
 
 
 class TestR2D2(AgentSuite):
+    """Its actions are a matrix of parts, counted from 1 and 2."""
+
+    spaces = Spaces(AgentSuite.spaces.observation, MultiDiscrete(np.array([[2, 3]]), start=np.array([[1, 2]])))
+
     def make_agent(self, spaces, seed):
         settings = R2D2.Settings(hidden_units=16, core_units=8, exploration=EXPLORING, replay=WINDOWS)
         return R2D2(spaces, settings, seed=seed)
@@ -130,6 +144,9 @@ class TestR2D2WithAGRU(AgentSuite):
 
 
 class TestR2D3(AgentSuite):
+    """Its actions are counted from -9: the zeros that pad windows are none of them."""
+
+    spaces = Spaces(AgentSuite.spaces.observation, Discrete(4, start=-9))
     folder: Path
 
     @pytest.fixture(autouse=True, scope="class")
@@ -141,7 +158,7 @@ class TestR2D3(AgentSuite):
             for step in range(20):
                 obs = rng.normal(size=(2, 3)).astype(np.float32)
                 store.append(
-                    obs=obs[0], action=step % 4, reward=float(step), terminated=step % 10 == 9, truncated=False,
+                    obs=obs[0], action=step % 4 - 9, reward=float(step), terminated=step % 10 == 9, truncated=False,
                     final_obs=obs[1],
                 )  # fmt: skip
             store.checkpoint(folder)

@@ -6,10 +6,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box
+from gymnasium.spaces import Box, Discrete
 from torch import nn
 
 import sharpwave as sw
+from sharpwave.agents.actions import NumberedActions
 from sharpwave.agents.devices import pick_device
 from sharpwave.agents.dqn import DQN
 from sharpwave.agents.protocol import Spaces
@@ -116,9 +117,12 @@ def test_acting_is_greedy_without_epsilon_and_leaves_no_graph():
     assert agent.state()["exploration"] == generator
 
 
+FROM_5 = NumberedActions(Spaces(Box(-1, 1, (2,)), Discrete(2, start=5)), "dqn")
+
+
 def test_actions_are_counted_from_the_first_of_their_space():
     agent = linear_agent()
-    agent._first_action = 5
+    agent.actions = FROM_5
     with torch.no_grad():
         agent.online.weight.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
     assert agent.act(np.array([[2.0, 1.0], [1.0, 2.0]]), agent.begin(2), 0, explore=False).action.tolist() == [5, 6]
@@ -126,13 +130,13 @@ def test_actions_are_counted_from_the_first_of_their_space():
     assert set(explored.tolist()) == {5, 6}
     learned = linear_agent().learn(batch(), 0)
     agent = linear_agent()
-    agent._first_action = 5
+    agent.actions = FROM_5
     torch.testing.assert_close(agent.learn(batch(action=torch.tensor([5, 6])), 0).td_error, learned.td_error)
 
 
 def test_box_actions_are_refused_by_name():
     spaces = Spaces(Box(-1, 1, (3,)), Box(-2, 2, (1,)), "Pendulum-v1")
-    with pytest.raises(ValueError, match=r"dqn needs Discrete actions; Pendulum-v1 has Box\(1,\)"):
+    with pytest.raises(ValueError, match=r"dqn needs discrete actions; Pendulum-v1 has Box\(1,\)"):
         DQN(spaces)
 
 

@@ -151,7 +151,7 @@ def test_states_are_stored_as_often_as_windows_need_them():
 
 
 def test_it_needs_discrete_actions():
-    with pytest.raises(ValueError, match=r"r2d2 needs Discrete actions; the toy has Box\(1,\)"):
+    with pytest.raises(ValueError, match=r"r2d2 needs discrete actions; the toy has Box\(1,\)"):
         R2D2(Spaces(SPACES.observation, Box(-1, 1, (1,)), "the toy"))
 
 

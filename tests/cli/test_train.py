@@ -264,7 +264,10 @@ def test_a_run_that_does_not_begin_removes_what_it_made(tmp_path, made):
         (["cartpole", "--frame", "84x84"], "No such option: --frame"),
         (["gymnasium", "--env", "pong"], "'pong' is an Atari game; use sharpwave train atari --env pong"),
         (["atari", "--env", "CartPole-v1"], "is a Gymnasium id, expected an Atari game; use sharpwave train"),
-        (["gymnasium", "--env", "Pendulum-v1"], "dqn needs Discrete actions; Pendulum-v1 has Box(1,)"),
+        (
+            ["gymnasium", "--env", "Pendulum-v1"],
+            "dqn needs discrete actions; Pendulum-v1 has Box(1,)",
+        ),
         (["--resume", "nowhere"], "run folder 'nowhere' does not exist"),
         (["pong", "--resume", "nowhere"], "--resume takes the recipe from the run"),
         (

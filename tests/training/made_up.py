@@ -2,16 +2,16 @@
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Dict, Discrete, Text, Tuple
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Text, Tuple
 
 
 class MadeUp(gymnasium.Env):
     """Random observations; the reward is 1 for action ``obs-dependent``, and episodes last eight steps."""
 
-    action_space = Discrete(3, start=1)
-
     def __init__(self, space, render_mode=None):
         self.observation_space = space
+        several = isinstance(space, Dict) and "camera" in space.spaces
+        self.action_space = MultiDiscrete([3, 2], start=[1, -1]) if several else Discrete(3, start=1)
         self.render_mode = render_mode
 
     def reset(self, *, seed=None, options=None):
@@ -24,8 +24,32 @@ class MadeUp(gymnasium.Env):
     def step(self, action):
         assert self.action_space.contains(action), action
         self.steps += 1
-        return self.observation_space.sample(), float(action == 2), self.steps % 16 == 8, self.steps >= 8, {}
+        return self.observation_space.sample(), float(np.all(action == 2)), self.steps % 16 == 8, self.steps >= 8, {}
 
+
+class Levers(gymnasium.Env):
+    """Two levers, the first with three places from 1, the other with two from -1: the reward is 1 if both are where
+    they are seen to belong. Episodes last eight steps."""
+
+    action_space = MultiDiscrete([3, 2], start=[1, -1])
+    observation_space = MultiDiscrete([3, 2])
+
+    def __init__(self, render_mode=None):
+        self.render_mode = render_mode
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps, self.places = 0, self.np_random.integers([3, 2])
+        return self.places, {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        reward = float((action == np.add(self.places, (1, -1))).all())
+        self.steps, self.places = self.steps + 1, self.np_random.integers([3, 2])
+        return self.places, reward, False, self.steps == 8, {}
+
+
+gymnasium.register("Levers-v0", lambda **options: Levers(**options))
 
 SPACES = {
     "Pictures-v0": Box(0, 255, (20, 24, 3), np.uint8),

@@ -49,7 +49,7 @@ def test_it_trains_and_its_policy_plays(env, changes):
     trained.close()
 
 
-def test_observations_of_several_parts_come_from_actors_too():
+def test_observations_and_actions_of_several_parts_come_from_actors_too():
     """With priorities, which need the final observations of truncated episodes."""
     recipe = QUICK.override(env=MADE_UP + "Nested-v0", actors=1, prioritized=True, segment_steps=8, steps=600)
     trained = Trained(recipe)
@@ -57,11 +57,26 @@ def test_observations_of_several_parts_come_from_actors_too():
     trained.close()
 
 
+def test_actions_of_several_parts_are_learned():
+    """One of six is right, by what is seen: random play scores 8 / 6."""
+    recipe = QUICK.override(
+        env=MADE_UP + "Levers-v0", steps=900, epsilon_steps=600, n_step=1, gamma=0.0, learning_rate=2e-2
+    )
+    trained = Trained(recipe)
+    assert trained.store.spec.fields["action"].shape == (2,)
+    vector = setup.environments(recipe, 2)
+    player = setup.player(recipe, vector, trained.agent.policy_tensors())
+    assert np.mean(play(player, vector, 6, 0.0, seed=3)) > 6
+    assert 0.3 < np.mean(play(player, vector, 30, 1.0, seed=3)) < 3
+    vector.close()
+    trained.close()
+
+
 @pytest.mark.parametrize(
     ("env", "message"),
     [
-        ("Pendulum-v1", r"dqn needs Discrete actions; Pendulum-v1 has Box\(1,\)"),
-        ("MountainCarContinuous-v0", r"dqn needs Discrete actions; MountainCarContinuous-v0 has Box\(1,\)"),
+        ("Pendulum-v1", r"dqn needs discrete actions; Pendulum-v1 has Box\(1,\)"),
+        ("MountainCarContinuous-v0", r"dqn needs discrete actions; MountainCarContinuous-v0 has Box\(1,\)"),
         (MADE_UP + "Words-v0", r"env 'Words-v0': observation 'said' Text\(.*\) cannot be stored; expected arrays"),
         ("NoSuchEnv-v3", "env 'NoSuchEnv-v3' cannot be made"),
     ],

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from gymnasium.spaces import Discrete
 
+from sharpwave.agents.actions import NumberedActions
 from sharpwave.agents.architectures import NETWORKS
 from sharpwave.agents.averaging import move_towards
 from sharpwave.agents.devices import PRECISIONS, autocast, pick_device, pick_precision
@@ -24,7 +24,7 @@ from sharpwave.agents.exploration import ExplorationSettings
 from sharpwave.agents.losses import double_q_targets, huber, q_targets, squared
 from sharpwave.agents.modules import load_optimizer, load_tensors, optimizer_tensors, tensors_of, to_tensors
 from sharpwave.agents.priorities import NStepErrors
-from sharpwave.agents.protocol import Acted, Agent, Learned, Obs, Spaces, space_text
+from sharpwave.agents.protocol import Acted, Agent, Learned, Obs, Spaces
 from sharpwave.agents.replay import TransitionsSettings
 from sharpwave.agents.schedules import linear
 from sharpwave.configuration import check, expect, setting
@@ -95,7 +95,7 @@ class DQNState(NamedTuple):
 
     Attributes:
         lanes: which of the run's ``of`` lanes these are.
-        chosen: int64 [lanes], indices of the last actions.
+        chosen: int64 [lanes], numbers of the last actions.
         values: Q of the last observations [lanes, A], where initial priorities are computed.
     """
 
@@ -121,13 +121,11 @@ class DQN(Agent):
     ) -> None:
         from sharpwave.agents.inputs import inputs_for
 
-        if not isinstance(spaces.action, Discrete):
-            kind, action = self.Settings.kind, space_text(spaces.action)
-            raise ValueError(f"{kind} needs Discrete actions; {spaces.env} has {action}")
         self.spaces, self.settings = spaces, settings or self.Settings()
         self.exploration = self.settings.strategy
         self.device = pick_device(device)
-        self.num_actions, self._first_action = int(spaces.action.n), int(spaces.action.start)
+        self.actions = NumberedActions(spaces, self.Settings.kind)
+        self.num_actions = self.actions.count
         self._precision = pick_precision(self.settings.precision, self.device)
         self._rng = np.random.default_rng(seed)
         self._targets_copied = 0  # periods of ``target_every`` steps whose copy to the target was made
@@ -170,7 +168,7 @@ class DQN(Agent):
             values = self.values(obs)
         chosen = self.exploration.choose(values, step, lanes, of, self._rng) if explore else values.argmax(axis=1)
         state = state._replace(chosen=chosen, values=values if self._keeps_values else None)
-        return Acted(chosen + self._first_action, state)
+        return Acted(self.actions.actions(chosen), state)
 
     def values(self, obs: Obs) -> npt.NDArray[np.float32]:
         """Return Q of the online network, float32 [N, A], for observations [N, ...]."""
@@ -226,8 +224,7 @@ class DQN(Agent):
             targets = double_q_targets(next_q, next_q_online, batch.reward, batch.discount)
         else:
             targets = q_targets(next_q, batch.reward, batch.discount)
-        chosen = batch.action - self._first_action if self._first_action else batch.action
-        td_error = targets - q.gather(1, chosen.view(-1, 1)).squeeze(1)
+        td_error = targets - q.gather(1, self.actions.numbers(batch.action).view(-1, 1)).squeeze(1)
         losses = huber(td_error, settings.huber_delta) if settings.loss == "huber" else squared(td_error)
         return (batch.weights * losses).mean(), td_error.detach()
 

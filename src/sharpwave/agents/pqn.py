@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from gymnasium.spaces import Discrete
 
+from sharpwave.agents.actions import NumberedActions
 from sharpwave.agents.architectures import NETWORKS
 from sharpwave.agents.devices import pick_device
 from sharpwave.agents.exploration import EpsilonGreedy, ExplorationSettings
 from sharpwave.agents.losses import lambda_returns
 from sharpwave.agents.modules import load_optimizer, load_tensors, optimizer_tensors, tensors_of, to_tensors
-from sharpwave.agents.protocol import Acted, Agent, Learned, Obs, Spaces, space_text
+from sharpwave.agents.protocol import Acted, Agent, Learned, Obs, Spaces
 from sharpwave.agents.replay import RolloutSettings
 from sharpwave.agents.schedules import linear
 from sharpwave.configuration import check, setting
@@ -75,11 +75,9 @@ class PQN(Agent):
     ) -> None:
         from sharpwave.agents.inputs import inputs_for
 
-        if not isinstance(spaces.action, Discrete):
-            raise ValueError(f"pqn needs Discrete actions; {spaces.env} has {space_text(spaces.action)}")
         self.spaces, self.settings = spaces, settings or PQNSettings()
         self.device = pick_device(device)
-        self.num_actions, self._first_action = int(spaces.action.n), int(spaces.action.start)
+        self.actions = NumberedActions(spaces, self.Settings.kind)
         self._rng = np.random.default_rng(seed)
         self.inputs = inputs_for(spaces.observation, images=self.settings.network != "mlp").to(self.device)
         self.online = self.network().to(self.device)
@@ -95,7 +93,7 @@ class PQN(Agent):
         units = self.settings.hidden_units
         torso = torso_for(self.spaces.observation, self.settings.network, units, normalized=True)
         hidden = (nn.Linear(torso.features, units), nn.LayerNorm(units), nn.ReLU())
-        return nn.Sequential(torso, *hidden, nn.Linear(units, self.num_actions))
+        return nn.Sequential(torso, *hidden, nn.Linear(units, self.actions.count))
 
     @cached_property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -116,7 +114,7 @@ class PQN(Agent):
             q = self.online(self.inputs(to_tensors(obs, self.device))).cpu().numpy()
         strategy = self.settings.strategy
         chosen = strategy.choose(q, step, state.lanes, state.of, self._rng) if explore else q.argmax(axis=1)
-        return Acted(chosen + self._first_action, state)
+        return Acted(self.actions.actions(chosen), state)
 
     def scored_lanes(self, lanes: int) -> npt.NDArray[np.bool_]:
         return self.settings.strategy.scored(lanes)
@@ -137,7 +135,7 @@ class PQN(Agent):
         ends = torch.cat([~mask[:, 1:], mask.new_ones(len(mask), 1)], dim=1)
         value = q.detach()[:, 1:].amax(dim=2)
         target = lambda_returns(batch.step_reward, batch.discount, value, ends, self.settings.trace)
-        action = (batch.action - self._first_action).clamp(min=0)  # zero in padding
+        action = self.actions.numbers(batch.action)
         error = target - q[:, :-1].gather(2, action.unsqueeze(2)).squeeze(2)
         loss: Tensor = 0.5 * (error.square() * mask).sum() / mask.sum()
         return loss

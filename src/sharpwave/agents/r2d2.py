@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from gymnasium.spaces import Discrete
 
+from sharpwave.agents.actions import NumberedActions
 from sharpwave.agents.architectures import NETWORKS
 from sharpwave.agents.averaging import move_towards
 from sharpwave.agents.devices import pick_device
 from sharpwave.agents.exploration import ExplorationSettings
 from sharpwave.agents.modules import load_optimizer, load_tensors, optimizer_tensors, tensors_of, to_tensors
-from sharpwave.agents.protocol import Acted, Agent, Learned, Obs, Spaces, space_text
+from sharpwave.agents.protocol import Acted, Agent, Learned, Obs, Spaces
 from sharpwave.agents.replay import SequencesSettings
 from sharpwave.configuration import check, setting
 from sharpwave.spec import Field
@@ -68,7 +68,7 @@ class R2D2State(NamedTuple):
         lanes: which of the run's ``of`` lanes these are.
         core: float32 [lanes, n]: recurrent state, one-hot previous action, previous reward; zeros where an episode
             begins.
-        chosen: int64 [lanes], indices of the last actions.
+        chosen: int64 [lanes], numbers of the last actions.
     """
 
     lanes: slice
@@ -87,11 +87,10 @@ class R2D2(Agent):
     ) -> None:
         from sharpwave.agents.inputs import inputs_for
 
-        if not isinstance(spaces.action, Discrete):
-            raise ValueError(f"r2d2 needs Discrete actions; {spaces.env} has {space_text(spaces.action)}")
         self.spaces, self.settings = spaces, settings or R2D2Settings()
         self.device = pick_device(device)
-        self.num_actions, self._first_action = int(spaces.action.n), int(spaces.action.start)
+        self.actions = NumberedActions(spaces, self.Settings.kind)
+        self.num_actions = self.actions.count
         self._rng = np.random.default_rng(seed)
         self._targets_copied = 0
         self.inputs = inputs_for(spaces.observation, images=self.settings.network != "mlp").to(self.device)
@@ -145,7 +144,7 @@ class R2D2(Agent):
         after = np.zeros_like(state.core)
         after[:, : self.online.state_size] = recurrent.cpu().numpy()
         after[np.arange(len(chosen)), self.online.state_size + chosen] = 1.0
-        return Acted(chosen + self._first_action, state._replace(core=after, chosen=chosen), {CORE: state.core})
+        return Acted(self.actions.actions(chosen), state._replace(core=after, chosen=chosen), {CORE: state.core})
 
     def observe(self, state: R2D2State, reward: npt.NDArray[Any], ended: npt.NDArray[np.bool_]) -> R2D2State:
         core = state.core.copy()  # the one that was acted with may still be on its way into the store
@@ -179,7 +178,7 @@ class R2D2(Agent):
             reward, discount = batch.step_reward[:, burn_in:], batch.discount[:, burn_in:]
             targets = n_step_targets(reward, discount, value, ends, settings.n_step)
             targets = signed_hyperbolic(targets) if settings.rescale else targets
-        action = (batch.action[:, burn_in:] - self._first_action).clamp(min=0)
+        action = self.actions.numbers(batch.action[:, burn_in:])
         td_error = (targets - q[:, :-1].gather(2, action.unsqueeze(2)).squeeze(2)) * mask
         losses = 0.5 * td_error.square().sum(dim=1) / mask.sum(dim=1)
         return (batch.weights * losses).mean(), td_error.detach()
@@ -194,7 +193,7 @@ class R2D2(Agent):
         flat = {name: one[:, :columns].reshape(size * columns, *one.shape[2:]) for name, one in obs.items()}
         inputs = self.inputs(flat if isinstance(batch.obs, dict) else flat[""])
         recurrent, before = batch[CORE].split([self.online.state_size, self.num_actions + 1], dim=1)
-        one_hot = torch.nn.functional.one_hot((batch.action - self._first_action).clamp(min=0), self.num_actions)
+        one_hot = torch.nn.functional.one_hot(self.actions.numbers(batch.action), self.num_actions)
         made = torch.cat([one_hot.float(), batch.step_reward.unsqueeze(2)], dim=2)
         previous = torch.cat([made.new_zeros(size, 1, made.shape[2]), made], dim=1)  # by the column that observes it
         begin = batch.mask.int().argmax(dim=1)

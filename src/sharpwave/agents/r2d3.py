@@ -51,13 +51,14 @@ class R2D3(R2D2):
 
     def _demonstrated(self, episode: Recorded) -> Mapping[str, npt.NDArray[Any]]:
         """Return the fields of an episode's steps: no recurrent state, but the previous action and reward."""
-        actions = episode.fields["action"].astype(np.int64) - self._first_action
-        if actions.min() < 0 or actions.max() >= self.num_actions:
-            low, high = (int(value) + self._first_action for value in (actions.min(), actions.max()))
+        made = episode.fields["action"]
+        valid = self.actions.valid(made)
+        if not valid.all():
             raise ValueError(
-                f"demonstrations: {self.settings.demonstrations!r} has actions from {low} to {high}, expected "
-                f"{self._first_action} to {self._first_action + self.num_actions - 1}, as {self.spaces.env} has"
+                f"demonstrations: {self.settings.demonstrations!r} has action {made[~valid][0]}, expected those of "
+                f"{self.spaces.env}, {self.spaces.action}"
             )
+        actions = self.actions.numbers(made)
         core = np.zeros((len(actions), self._core_size), np.float32)
         core[np.arange(1, len(actions)), self.online.state_size + actions[:-1]] = 1.0
         core[1:, -1] = episode.reward[:-1]

@@ -166,7 +166,7 @@ class Rainbow(DQN):
         import torch
 
         head = self.head
-        action = batch.action - self._first_action if self._first_action else batch.action
+        action = self.actions.numbers(batch.action)
         fractions, next_fractions = self._fractions(len(action)), self._fractions(len(action))
         with self.autocast():
             # First: autocast caches rounded weights, and those of a pass without gradient would carry none.

@@ -93,9 +93,16 @@ def play(
 
 
 def sometimes_random(actions: npt.NDArray[Any], space: Any, epsilon: float, rng: np.random.Generator) -> Any:
-    """Replace discrete actions, with probability ``epsilon``, by random ones; other actions are returned unchanged."""
-    from gymnasium.spaces import Discrete
+    """Replace discrete actions, with probability ``epsilon``, by random ones; other actions are returned unchanged.
 
-    if not isinstance(space, Discrete):
+    Where an action has several parts, all of them become random at once.
+    """
+    from gymnasium.spaces import Discrete, MultiBinary, MultiDiscrete
+
+    if isinstance(space, Discrete):
+        return epsilon_greedy(actions - int(space.start), int(space.n), epsilon, rng) + int(space.start)
+    if not isinstance(space, (MultiDiscrete, MultiBinary)):
         return actions
-    return epsilon_greedy(actions - int(space.start), int(space.n), epsilon, rng) + int(space.start)
+    first, count = (space.start, space.nvec) if isinstance(space, MultiDiscrete) else (0, 2)
+    explores = (rng.random(len(actions)) < epsilon).reshape(-1, *[1] * (actions.ndim - 1))
+    return np.where(explores, first + rng.integers(0, count, actions.shape), actions).astype(actions.dtype)

@@ -1,0 +1,78 @@
+"""Numbering of actions: an agent with one value for each action counts them from 0, whatever the space's own form."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium.spaces import Discrete, MultiBinary, MultiDiscrete
+
+from sharpwave.agents.protocol import Spaces, space_text
+
+MAX_ACTIONS = 4_096
+"""Limit of numbered actions. Each has an output of the network, and is learned for itself."""
+
+
+class NumberedActions:
+    """Numbers 0 ... count-1 of the actions of a space; of several parts, the last one counts fastest.
+
+    Args:
+        spaces: those of the agent: actions that are Discrete, MultiDiscrete or MultiBinary.
+        kind: the agent's name, for errors.
+
+    Attributes:
+        count: number of actions: of several parts, the product of their sizes.
+    Raises:
+        ValueError: a space of another kind, or one of more than ``MAX_ACTIONS`` actions.
+    """
+
+    def __init__(self, spaces: Spaces, kind: str) -> None:
+        space: Any = spaces.action
+        if isinstance(space, Discrete):
+            sizes, starts = [int(space.n)], [int(space.start)]
+        elif isinstance(space, MultiDiscrete):
+            sizes, starts = space.nvec.reshape(-1).tolist(), space.start.reshape(-1).tolist()
+        elif isinstance(space, MultiBinary):
+            sizes, starts = [2] * math.prod(space.shape), [0] * math.prod(space.shape)
+        else:
+            raise ValueError(f"{kind} needs discrete actions; {spaces.env} has {space_text(space)}")
+        self.count = math.prod(sizes)
+        if self.count > MAX_ACTIONS and len(sizes) > 1:
+            raise ValueError(
+                f"{kind}: {spaces.env} has {space_text(space)}, {self.count:,} actions in all, expected at most "
+                f"{MAX_ACTIONS:,}: each has a value of its own; wrap the environment to offer fewer"
+            )
+        self._sizes, self._starts = sizes, starts
+        self._shape: tuple[int, ...] = () if isinstance(space, Discrete) else space.shape
+        self._dtype = np.dtype(np.int64) if isinstance(space, Discrete) else space.dtype
+
+    def actions(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """Return the actions [N, *shape] with the numbers int64 [N]."""
+        if not self._shape:
+            return numbers + self._starts[0]
+        parts = np.stack(np.unravel_index(numbers, self._sizes), axis=1) + np.asarray(self._starts)
+        made: npt.NDArray[Any] = parts.astype(self._dtype).reshape(len(numbers), *self._shape)
+        return made
+
+    def numbers(self, actions: Any) -> Any:
+        """Return the numbers int64 [...] of actions [..., *shape], an array or a tensor. Inverse of :meth:`actions`.
+
+        Zeros, which pad windows, need not be an action; they have a number in 0 ... count-1 all the same.
+        """
+        if not self._shape:
+            number = actions - self._starts[0] if self._starts[0] else actions
+        else:
+            wide = actions.astype(np.int64) if isinstance(actions, np.ndarray) else actions.long()
+            parts = wide.reshape(*wide.shape[: wide.ndim - len(self._shape)], len(self._sizes))
+            number = parts[..., 0] - self._starts[0]
+            for part, (size, start) in enumerate(zip(self._sizes[1:], self._starts[1:], strict=True), 1):
+                number = number * size + (parts[..., part] - start)
+        return number.clip(0, self.count - 1) if any(self._starts) else number
+
+    def valid(self, actions: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+        """Return bool [N]: which of actions [N, *shape] belong to the space."""
+        parts = actions.reshape(len(actions), len(self._sizes)).astype(np.int64) - np.asarray(self._starts)
+        found: npt.NDArray[np.bool_] = ((parts >= 0) & (parts < np.asarray(self._sizes))).all(axis=1)
+        return found
