@@ -1,6 +1,7 @@
 """Exploration while acting: a strategy turns action values into actions, by schedules and with a ladder over lanes.
 
-Noisy networks explore by themselves (``noisy.py``).
+Noisy networks explore by themselves (``noisy.py``). Strategies that count how often each arm was chosen are bandits
+(``bandits.py``).
 """
 
 from __future__ import annotations
