@@ -179,8 +179,12 @@ class DQN(Agent):
         import torch
 
         with torch.inference_mode(), self.autocast():
-            q: Tensor = self.online(self.inputs(to_tensors(obs, self.device)))
-        return q
+            predicted: Tensor = self.online(self.inputs(to_tensors(obs, self.device)))
+        return self.q_of(predicted)
+
+    def q_of(self, predicted: Tensor) -> Tensor:
+        """Return Q [B, A] of what the network predicts."""
+        return predicted
 
     def scored_lanes(self, lanes: int) -> npt.NDArray[np.bool_]:
         return self.exploration.scored(lanes)

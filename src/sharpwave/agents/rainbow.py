@@ -151,8 +151,8 @@ class Rainbow(DQN):
             silence(self.online)
         return super().act(obs, state, step, explore)
 
-    def _q(self, obs: Obs) -> Tensor:
-        return self.head.values(super()._q(obs))
+    def q_of(self, predicted: Tensor) -> Tensor:
+        return self.head.values(predicted)
 
     def initial_errors(self, lanes: int, kept: int) -> NStepErrors | None:
         if self.settings.head == "c51":

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from sharpwave.cli import bench, inspect, plan, record, train, verify
+from sharpwave.cli import bench, inspect, plan, record, saliency, train, verify
 from sharpwave.cli import eval as eval_command
 
 app = typer.Typer(
@@ -29,6 +29,7 @@ def sharpwave(
 
 app.add_typer(train.app, name="train")
 app.command("eval")(eval_command.evaluate)
+app.command("saliency")(saliency.saliency)
 app.command("record")(record.record)
 app.command("plan")(plan.plan)
 app.add_typer(bench.app, name="bench")

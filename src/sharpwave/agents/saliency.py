@@ -1,0 +1,86 @@
+"""Saliency of Q-networks: the pixels on which values depend, and where convolutions see what favours an action."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+
+class ImageAgent(Protocol):
+    """Agent whose Q-values are differentiable functions of images: ``DQN`` and its subclasses."""
+
+    online: nn.Module
+    inputs: nn.Module
+
+    def q_of(self, predicted: Tensor) -> Tensor: ...
+
+
+class Saliency(NamedTuple):
+    """Maps of one batch of observations.
+
+    Attributes:
+        value, advantage: float [B, H, W], at least 0.
+        convolutions: for each, from first to last, float [B, h, w], at least 0.
+    """
+
+    value: Tensor
+    advantage: Tensor
+    convolutions: list[Tensor]
+
+
+def grad_cam(activations: Tensor, gradients: Tensor) -> Tensor:
+    """Compute ReLU(sum_k w_k A^k), where w_k is the mean gradient of map k: Grad-CAM of one convolution.
+
+    Args:
+        activations: float [B, K, h, w], A.
+        gradients: float [B, K, h, w], of the score by A.
+    Returns:
+        float [B, h, w].
+    Source: Selvaraju et al. (2017), Grad-CAM, eq. 1 and 2.
+    """
+    assert activations.shape == gradients.shape and activations.dim() == 4, (activations.shape, gradients.shape)
+    weights = gradients.mean(dim=(2, 3), keepdim=True)
+    return (weights * activations).sum(dim=1).relu()
+
+
+def value_and_advantage(q: Tensor) -> tuple[Tensor, Tensor]:
+    """Split Q [B, A] into the state's value and the greedy action's advantage, both [B].
+
+    The value is the mean over actions: exactly the value stream of a dueling network whose baseline is the mean. So
+    networks of one stream have the same two maps.
+
+    Source: Wang et al. (2016), Dueling network architectures, eq. 9.
+    """
+    value = q.mean(dim=1)
+    return value, q.amax(dim=1) - value
+
+
+def saliency(agent: ImageAgent, obs: Tensor) -> Saliency:
+    """Compute the maps of observations, one batch of images [B, ...].
+
+    Value and advantage: the largest absolute derivative by a pixel over its channels and the stack (Wang et al. 2016,
+    figure 2). Convolutions: Grad-CAM of the greedy action's Q, after the ReLU where that works in place.
+    """
+    found: list[Tensor] = []
+    hooks = [
+        module.register_forward_hook(lambda module, inputs, output: found.append(output))
+        for module in agent.online.modules()
+        if isinstance(module, nn.Conv2d)
+    ]
+    try:
+        with torch.enable_grad():
+            images = agent.inputs(obs).detach().requires_grad_()
+            q = agent.q_of(agent.online(images))
+            value, advantage = value_and_advantage(q)
+            # Items of a batch are independent, so the gradient of the sum holds the gradient of each.
+            by_value, by_advantage = (
+                torch.autograd.grad(one.sum(), images, retain_graph=True)[0] for one in (value, advantage)
+            )
+            gradients = torch.autograd.grad(q.amax(dim=1).sum(), found) if found else ()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    maps = [grad_cam(one.detach(), gradient) for one, gradient in zip(found, gradients, strict=True)]
+    return Saliency(by_value.abs().amax(dim=1), by_advantage.abs().amax(dim=1), maps)

@@ -1,0 +1,57 @@
+"""Saliency of a network that is small enough to be worked by hand."""
+
+import torch
+from torch import nn
+
+from sharpwave.agents.saliency import grad_cam, saliency, value_and_advantage
+
+
+class Small:
+    """Two actions on images of 2x3: a convolution of 1x2 with one map, a ReLU, and a linear layer on 2x2."""
+
+    def __init__(self):
+        convolution, linear = nn.Conv2d(1, 1, (1, 2), bias=False), nn.Linear(4, 2, bias=False)
+        with torch.no_grad():
+            convolution.weight[:] = torch.tensor([1.0, -1.0])
+            linear.weight[:] = torch.tensor([[1.0, 2.0, 3.0, 4.0], [0.0, 0.0, 0.0, 2.0]])
+        self.online = nn.Sequential(convolution, nn.ReLU(inplace=True), nn.Flatten(), linear)
+        self.inputs = nn.Identity()
+
+    def q_of(self, predicted):
+        return predicted
+
+
+def test_grad_cam_by_hand():
+    """Weights are the mean gradients: 1 of the first map, -2 of the second. 1 * 3 - 2 * 1 = 1, 1 * 3 - 2 * 2 < 0."""
+    activations = torch.tensor([[[[3.0, 3.0]], [[1.0, 2.0]]]])
+    gradients = torch.tensor([[[[0.0, 2.0]], [[-2.0, -2.0]]]])
+    assert grad_cam(activations, gradients).tolist() == [[[1.0, 0.0]]]
+
+
+def test_the_value_is_the_mean_and_the_advantage_the_rest():
+    """Of a dueling network Q = V + A - mean(A), with V = 5 and A = (1, 3)."""
+    value, advantage = value_and_advantage(torch.tensor([[4.0, 6.0]]))
+    assert (value.item(), advantage.item()) == (5.0, 1.0)
+
+
+def test_maps_of_a_network_by_hand():
+    """The convolution gives x0 - x1 and x1 - x2 of each row: (4, -2) and (1, 0) before the ReLU, (4, 0), (1, 0) after.
+
+    Q0 = 4 + 3 * 1 = 7 is greedy, Q1 = 0. Gradients by the maps are (1, 2), (3, 4): their mean is 2.5, so Grad-CAM is
+    2.5 times the maps. V = (Q0 + Q1) / 2 has the derivatives 1/2, 3/2 by the two maps above 0: +-1/2 and +-3/2 by the
+    pixels from which they are made; A = Q0 - V has the same.
+    """
+    image = torch.tensor([[[[5.0, 1.0, 3.0], [2.0, 1.0, 1.0]]]])
+    maps = saliency(Small(), image)
+    expected = [[[0.5, 0.5, 0.0], [1.5, 1.5, 0.0]]]
+    assert maps.value.tolist() == maps.advantage.tolist() == expected
+    assert [one.tolist() for one in maps.convolutions] == [[[[10.0, 0.0], [2.5, 0.0]]]]
+
+
+def test_items_of_a_batch_do_not_mix():
+    images = torch.randn(5, 1, 2, 3, generator=torch.Generator().manual_seed(1))
+    together = saliency(Small(), images)
+    for item, image in enumerate(images):
+        alone = saliency(Small(), image[None])
+        assert torch.allclose(together.value[item], alone.value[0])
+        assert torch.allclose(together.convolutions[0][item], alone.convolutions[0][0])
