@@ -9,6 +9,9 @@ from sharpwave.agents.saliency import grad_cam, saliency, value_and_advantage
 class Small:
     """Two actions on images of 2x3: a convolution of 1x2 with one map, a ReLU, and a linear layer on 2x2."""
 
+    online: nn.Module
+    inputs: nn.Module
+
     def __init__(self):
         convolution, linear = nn.Conv2d(1, 1, (1, 2), bias=False), nn.Linear(4, 2, bias=False)
         with torch.no_grad():
