@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+import sharpwave as sw
 from sharpwave.training.checkpoints import checkpoints, latest_checkpoint, load_checkpoint, save_checkpoint
+from sharpwave.training.evaluation import chosen_checkpoint, with_policy
 
 from ..agents.linear import make_dqn
 
@@ -127,3 +129,21 @@ def test_what_is_missing_or_damaged_is_named(run, tmp_path):
     (run / "config.json").unlink()
     with pytest.raises(ValueError, match="is not a run folder"):
         latest_checkpoint(run)
+
+
+def test_the_first_checkpoint_of_each_period_stays_without_its_replay_memory(run):
+    spec = sw.Spec(obs=sw.Field((2,), "float32"), action=sw.Field((), "int64"))
+    with sw.Store(spec, capacity=10) as store:
+        for steps in (60, 110, 150, 290, 310, 390, 395):
+            save_checkpoint(run / "checkpoints", make_agent(), {"steps": steps}, store, keep_every=100)
+    found = checkpoints(run)
+    assert [int(path.name) for path in found] == [110, 290, 310, 390, 395]
+    assert [(path / "replay").is_dir() for path in found] == [False, False, False, True, True]
+    assert len(list((run / "checkpoints").iterdir())) == 5
+    assert load_checkpoint(found[0], make_agent(), resume=True)["steps"] == 110
+    assert chosen_checkpoint(run, "290") == "290"
+    assert with_policy(make_agent(), run, "290")[0]["steps"] == 290
+    with pytest.raises(
+        ValueError, match=r"--checkpoint: got '300', expected best, last or .*: 110, 290, 310, 390, 395"
+    ):
+        chosen_checkpoint(run, "300")

@@ -17,7 +17,7 @@ from sharpwave.training.evaluation import evaluate
 from sharpwave.training.held_out import Evaluation, HeldOut
 from sharpwave.training.measuring import EPISODES, EPSILON, EVAL_SEED, LANES, held_out_seed, play
 from sharpwave.training.policies import load_policy, save_policy
-from sharpwave.training.progress import episode_seed
+from sharpwave.training.progress import TrainingState, episode_seed
 from sharpwave.training.recipes import load_recipe
 from sharpwave.training.resume import resume
 from sharpwave.training.run import run
@@ -219,3 +219,25 @@ def test_it_is_left_at_the_first_round_where_that_falls_short(solved_run):
     by_lane = np.reshape(whole, (3, 3))
     assert [sorted(some) for some in asked] == [sorted(by_lane[:, :1].ravel()), sorted(by_lane[:, :2].ravel())]
     assert scores == by_lane[:, :2].ravel().tolist()
+
+
+def test_a_run_ends_when_evaluations_are_no_better_or_its_time_is_over(monkeypatch):
+    recipe = SHORT.override(patience=2, max_minutes=1.0)
+    env = setup.environments(recipe, 1)
+    agent = setup.agent(recipe, env)
+    env.close()
+    state = TrainingState.fresh(recipe, agent)
+    means = iter([3.0, 5.0, 5.0, 4.0])
+    monkeypatch.setattr(HeldOut, "_play", lambda self, weights, steps, final: Evaluation(steps, [next(means)]))
+    ends = []
+    for steps in (1, 2, 3, 4):
+        state.held_out.evaluate(agent, steps)
+        state = TrainingState.from_dict(recipe, agent, state.to_dict())  # as after a resume
+        ends.append(state.end_reached(recipe))
+    assert ends[:3] == [None] * 3
+    assert ends[3] == "2 evaluations in a row that were no better than the best before them"
+    assert state.end_reached(recipe.override(patience=3)) is None
+    state.progress._start_clock(1.5)
+    assert state.end_reached(recipe.override(patience=3)) == "the limit of 1 minutes"
+    with pytest.raises(ValueError, match="--patience needs it"):
+        recipe.override(evaluate_every=0)

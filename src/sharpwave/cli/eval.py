@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -17,9 +17,11 @@ def evaluate(
     seed: Annotated[int, typer.Option(min=0, help="seed of the environments and the random actions")] = EVAL_SEED,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda")] = "auto",
     checkpoint: Annotated[
-        Literal["best", "last"] | None,
+        str | None,
         typer.Option(
-            help="best: by held-out evaluation; last: of the newest checkpoint; default best, if there is one"
+            metavar="best|last|STEPS",
+            help="best: by held-out evaluation; last: of the newest checkpoint; or the steps of a checkpoint; default "
+            "best, if there is one",
         ),
     ] = None,
     video: Annotated[Path | None, typer.Option(help="also write a video, to a name ending in .mp4 or .gif")] = None,
@@ -36,8 +38,9 @@ def evaluate(
     console = standard_output()
     state: dict[str, Any]
     state, scores = play(run, episodes, epsilon, seed, device, video, checkpoint, trust=trust)
+    name = state["checkpoint"] if state["checkpoint"] in ("best", "last") else "saved"
     console.print(
-        f"{state['checkpoint'].capitalize()} weights, of step {state['steps']:,}; epsilon {epsilon:g}, seed {seed}",
+        f"{name.capitalize()} weights, of step {state['steps']:,}; epsilon {epsilon:g}, seed {seed}",
         highlight=False,
     )
     for number, score in enumerate(scores, 1):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -17,9 +17,11 @@ def saliency(
     seed: Annotated[int, typer.Option(min=0, help="seed of the environment")] = EVAL_SEED,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda")] = "auto",
     checkpoint: Annotated[
-        Literal["best", "last"] | None,
+        str | None,
         typer.Option(
-            help="best: by held-out evaluation; last: of the newest checkpoint; default best, if there is one"
+            metavar="best|last|STEPS",
+            help="best: by held-out evaluation; last: of the newest checkpoint; or the steps of a checkpoint; default "
+            "best, if there is one",
         ),
     ] = None,
     trust: Annotated[

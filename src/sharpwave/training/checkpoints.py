@@ -50,8 +50,12 @@ def save_checkpoint(
     keep: int = 2,
     run: str = "",
     best: Mapping[str, torch.Tensor] | None = None,
+    keep_every: int = 0,
 ) -> Path:
     """Save a checkpoint as ``folder/<steps>`` and remove all but the newest ``keep`` checkpoints of the run.
+
+    With ``keep_every``, the first checkpoint of every so many steps stays, but its replay memory is removed when it is
+    no longer among the newest.
 
     An existing checkpoint of the same steps is replaced; those of more steps, abandoned by a resume from an earlier
     one, are removed. Anything in ``folder`` that this run did not write is left alone; if it has the checkpoint's name,
@@ -96,11 +100,30 @@ def save_checkpoint(
         raise
     sync(folder)
     ours = [path for path in _checkpoints(folder) if _owned(path, mark)]
-    kept = [path for path in ours if path.name <= final.name][-keep:]
-    removed += [one for path in ours if path not in kept for one in _set_aside(path, mark)]
+    until = [path for path in ours if path.name <= final.name]
+    kept, lasting = until[-keep:], milestones(until, keep_every)
+    removed += [one for path in ours if path not in kept and path not in lasting for one in _set_aside(path, mark)]
+    for path in lasting:
+        if path not in kept and _is_folder(path / REPLAY):
+            aside = _hidden(path, "removed")
+            aside.mkdir()
+            write_new(aside / MARK, mark)  # so that the next save may remove it if this one cannot
+            os.rename(path / REPLAY, aside / REPLAY)
+            removed.append(aside)
     for path in removed:  # the new checkpoint is complete; the next save removes what cannot be removed now
         shutil.rmtree(path, ignore_errors=True)
     return final
+
+
+def milestones(found: list[Path], every: int) -> list[Path]:
+    """Return the first checkpoint at or after each multiple of ``every`` steps, of checkpoints from oldest to newest.
+
+    Removing the others changes nothing: each period still begins with the same one.
+    """
+    if not every:
+        return []
+    period = [int(path.name.partition("-")[0]) // every for path in found]
+    return [path for path, now, before in zip(found, period, [0, *period], strict=False) if now > before]
 
 
 def checkpoints(run: Path) -> list[Path]:

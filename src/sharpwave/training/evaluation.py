@@ -34,11 +34,11 @@ def evaluate(
     Args:
         epsilon: probability of a random action.
         video: an .mp4 or .gif file to write; one environment then plays all episodes in turn.
-        checkpoint: "best", the policy with the best held-out evaluation, or "last", that of the newest checkpoint;
-            None: the best if there is one, else the last.
+        checkpoint: "best", the policy with the best held-out evaluation, "last", that of the newest checkpoint, or
+            the steps of a checkpoint; None: the best if there is one, else the last.
         trust: allow importing the module that the environment's name refers to.
     Returns:
-        figures about the weights, including ``steps`` and ``checkpoint`` ("best" or "last"); the scores.
+        figures about the weights, including ``steps`` and ``checkpoint``; the scores.
     Raises:
         ValueError: the folder holds no run or no policy, the seed is too large, or the video cannot be written.
     """
@@ -60,12 +60,16 @@ def evaluate(
 
 
 def chosen_checkpoint(run: Path, checkpoint: str | None) -> str:
-    """Return which of a run's policies is meant: "best" or "last"; None: the best if there is one, else the last.
+    """Return which of a run's policies is meant: "best", "last" or the steps of a checkpoint; None: best, or else last.
 
     Raises:
-        ValueError: the folder holds no run, or no checkpoint.
+        ValueError: the folder holds no run, or no such checkpoint.
     """
-    checkpoints(run)
+    found = [path.name.lstrip("0") for path in checkpoints(run)]
+    if checkpoint not in (None, "best", "last", *found):
+        raise ValueError(
+            f"--checkpoint: got {checkpoint!r}, expected best, last or the steps of a checkpoint: {', '.join(found)}"
+        )
     return checkpoint or ("best" if (run / BEST).is_file() else "last")
 
 
@@ -75,6 +79,10 @@ def with_policy(agent: Agent, run: Path, checkpoint: str) -> tuple[dict[str, Any
     Raises:
         ValueError: the policy is missing, damaged, or another network's.
     """
+    if checkpoint not in ("best", "last"):
+        figures = load_checkpoint(next(one for one in checkpoints(run) if one.name.lstrip("0") == checkpoint), agent)
+        agent.load_policy(agent.policy_tensors())
+        return figures, agent
     try:
         weights, figures = load_policy(run / {"best": BEST, "last": LAST}[checkpoint])
     except FileNotFoundError as error:

@@ -61,6 +61,7 @@ class HeldOut:
         latest, best: evaluations during training; None before the first.
         best_weights: weights of the policy that ``best`` measured.
         count: evaluations made.
+        since_best: those made after the best.
         minutes: time that they took.
     """
 
@@ -69,7 +70,7 @@ class HeldOut:
         self.latest: Evaluation | None = None
         self.best: Evaluation | None = None
         self.best_weights: dict[str, Tensor] = {}
-        self.count = 0
+        self.count = self.since_best = 0
         self.minutes = 0.0
 
     @property
@@ -92,8 +93,9 @@ class HeldOut:
         self.latest = self._play(weights, steps, final=False)
         self.count += 1
         if self.best is not None and self._rank(self.latest) <= self._rank(self.best):
+            self.since_best += 1
             return False
-        self.best, self.best_weights = self.latest, weights
+        self.best, self.best_weights, self.since_best = self.latest, weights, 0
         return True
 
     def final(self) -> dict[str, Any] | None:
@@ -136,6 +138,7 @@ class HeldOut:
         return {
             **{name: None if one is None else asdict(one) for name, one in kept.items()},
             "count": self.count,
+            "since_best": self.since_best,
             "minutes": self.minutes,
         }
 
@@ -147,4 +150,6 @@ class HeldOut:
             if values[name] is not None:
                 setattr(held_out, name, Evaluation(*figures.evaluation(values[name])))
         held_out.count, held_out.minutes = figures.count(values, "count"), figures.minutes(values)
+        if "since_best" in values:  # earlier releases did not count them
+            held_out.since_best = figures.count(values, "since_best")
         return held_out

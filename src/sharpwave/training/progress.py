@@ -204,11 +204,16 @@ class TrainingState:
         return due and self.held_out.worth_it(self.scores)
 
     def end_reached(self, recipe: Recipe) -> str | None:
-        """Return why the run has ended, solved or at its limit of steps; None: it has not."""
+        """Return why the run has ended: solved, no longer better, at its limit of steps or time. None: no."""
         if self.held_out.solved:
             return f"a held-out mean of {recipe.evaluation.stop_reward:g} or more"
         if self.progress.steps >= recipe.training.steps:
             return f"the limit of {recipe.training.steps:,} steps"
+        patience, limit = recipe.evaluation.patience, recipe.training.max_minutes
+        if patience and self.held_out.since_best >= patience:
+            return f"{patience} evaluations in a row that were no better than the best before them"
+        if limit is not None and self.progress.minutes >= limit:
+            return f"the limit of {limit:g} minutes"
         return None
 
     def to_dict(self) -> dict[str, Any]:

@@ -73,7 +73,8 @@ def resume(
         saved = _newest_whole(folder, config, env, agent, say)
         if saved.memory is None:
             say(
-                f"{folder} has ended already, by {saved.ended}; to continue, give more --steps or another --stop-reward"
+                f"{folder} has ended already, by {saved.ended}; to continue, give more --steps, --max-minutes or "
+                "--patience, or another --stop-reward"
             )
             summary = read_summary(folder)
             if summary is None:

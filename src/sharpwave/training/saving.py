@@ -75,7 +75,7 @@ class Saver(Callback):
         keep_policy(self._folder.parent / LAST, self._agent.policy_tensors(), steps, self._say)
         before = self.lost
         try:
-            save_checkpoint(self._folder, self._agent, self._figures, self._store, run=self._run, best=self._best)
+            self._save(self._store)
         except OSError as error:
             self.lost = str(error)
             self._say(
@@ -107,13 +107,19 @@ class Saver(Callback):
         saved = None
         if self._store is not None:
             with suppress(OSError):
-                saved = save_checkpoint(self._folder, self._agent, self._figures, run=self._run, best=self._best)
+                saved = self._save(None)
         if saved is not None:
             raise NotSavedError(
                 f"{message} It was saved without the replay memory: checkpoint {saved.name} can be evaluated, and a "
                 "run resumed from it fills a new memory before it learns"
             )
         raise NotSavedError(f"{message} Training since the previous checkpoint is lost. {self._kept()}")
+
+    def _save(self, store: sw.Store | None) -> Path:
+        every = self._recipe.training.keep_every
+        return save_checkpoint(
+            self._folder, self._agent, self._figures, store, run=self._run, best=self._best, keep_every=every
+        )
 
     def _kept(self) -> str:
         found = newest_checkpoint(self._folder, self._run)

@@ -34,6 +34,9 @@ class TrainingSettings:
     """Settings of the loop: how long, how often, where."""
 
     steps: int = setting(1_000_000, "environment steps at most", RUN, at_least=1)
+    max_minutes: float | None = setting(
+        None, "minutes of training at most, those before a resume included", RUN, above=0
+    )
     seed: int = setting(0, "seed of environments, exploration, network and sampling", RUN, at_least=0)
     device: str = setting("auto", "auto (CUDA where present), cpu, cuda, cuda:1", RUN)
     threads: int = setting(
@@ -50,6 +53,12 @@ class TrainingSettings:
         "steps between checkpoints, to --resume from; each breaks off the current episodes, so choose many episodes",
         RUN,
         at_least=1,
+    )
+    keep_every: int = setting(
+        0,
+        "keep the first checkpoint of each so many steps for good, without its replay memory; 0: only the newest two",
+        RUN,
+        at_least=0,
     )
     warmup_steps: int = setting(10_000, "steps before learning begins", LEARNING, at_least=0)
     update_every: int = setting(4, "steps per update", LEARNING, at_least=1)
@@ -75,12 +84,19 @@ class EvaluationSettings:
     evaluate_from: float | None = setting(
         None, "no evaluation before the mean score of the last 20 training episodes reaches this", EVALUATION
     )
+    patience: int = setting(
+        0,
+        "end after so many evaluations in a row that were no better than the best before them; 0: never",
+        EVALUATION,
+        at_least=0,
+    )
 
     def __post_init__(self) -> None:
         check(self)
         solvable = self.stop_reward is None or self.evaluate_every > 0
         remedy = "--set evaluation.stop_reward=null turns it off"
         expect(self, "evaluate_every", solvable, f"above 0: --stop-reward needs it ({remedy})")
+        expect(self, "evaluate_every", not self.patience or self.evaluate_every > 0, "above 0: --patience needs it")
 
 
 @dataclass(frozen=True)
@@ -172,12 +188,15 @@ def default_recipe(kind: str) -> Recipe:
 
 RESUMABLE = (
     "training.steps",
+    "training.max_minutes",
     "evaluation.stop_reward",
     "evaluation.stop_worst",
     "evaluation.evaluate_every",
     "evaluation.evaluate_from",
+    "evaluation.patience",
     "training.report_every",
     "training.checkpoint_every",
+    "training.keep_every",
     "training.threads",
     "training.device",
 )
