@@ -8,7 +8,7 @@ import sharpwave as sw
 from sharpwave.agents.protocol import Acted, Agent
 from sharpwave.training.actor_callbacks import Actor, ActorHooks, Stepped
 from sharpwave.training.progress import Progress, episode_seed
-from sharpwave.training.scores import Episode, EpisodeSums
+from sharpwave.training.scores import Episode, EpisodeSums, game_result
 
 
 class Arrived(NamedTuple):
@@ -100,7 +100,7 @@ class LocalExperience:
         self._obs, reward, terminated, truncated, infos = self._recorded.step_wait()
         ended = terminated | truncated
         self._state = self._agent.observe(self._acted.state, reward, ended)
-        episodes = self._sums.add(infos.get("unclipped_reward", reward), ended)
+        episodes = self._sums.add(*game_result(reward, ended, infos))
         if self._hooks:
             stepped = Stepped(self._obs, self._acted, reward, terminated, truncated, infos)
             episodes = self._hooks.stepped(stepped, episodes)

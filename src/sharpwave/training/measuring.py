@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.agents.exploration import epsilon_greedy
-from sharpwave.training.scores import EpisodeSums
+from sharpwave.training.scores import EpisodeSums, game_result
 
 if TYPE_CHECKING:  # the command line reads the numbers below; torch takes a second to import
     from sharpwave.agents.protocol import Agent
@@ -81,7 +81,8 @@ def play(
         ended = terminated | truncated
         state = agent.observe(acted.state, reward, ended)
         endless = running.steps >= MAX_EPISODE_STEPS - 1
-        finished = running.add(infos.get("unclipped_reward", reward), ended | endless)
+        own_reward, over = game_result(reward, ended, infos)
+        finished = running.add(own_reward, over | endless)
         for episode in finished:
             scores[episode.lane].append(episode.reward)
         if finished and min(map(len, scores)) > rounds:

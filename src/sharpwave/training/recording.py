@@ -14,7 +14,7 @@ import sharpwave as sw
 from sharpwave import envs
 from sharpwave.agents.protocol import Agent
 from sharpwave.training.measuring import sometimes_random
-from sharpwave.training.scores import Episode, EpisodeSums
+from sharpwave.training.scores import Episode, EpisodeSums, game_result
 from sharpwave.training.setup import Env
 
 MAX_STEPS = 1 << 24
@@ -170,7 +170,7 @@ def record(
                 obs, reward, terminated, truncated, infos = recorder.step(action)
                 ended = terminated | truncated
                 player.observe(reward, ended)
-                for episode in sums.add(infos.get("unclipped_reward", reward), ended):
+                for episode in sums.add(*game_result(reward, ended, infos)):
                     done.append(episode)
                     tell(episode)
         finally:

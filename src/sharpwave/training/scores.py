@@ -18,9 +18,20 @@ def running_mean(mean: float | None, value: float, alpha: float = 0.98) -> float
     return value if mean is None else alpha * mean + (1.0 - alpha) * value
 
 
+def game_result(
+    reward: npt.NDArray[Any], ended: npt.NDArray[np.bool_], infos: Mapping[str, Any]
+) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
+    """Return what a step's scores are made of: the game's own rewards, and which games have ended.
+
+    They differ from ``reward`` and ``ended`` where those are for learning: where rewards are clipped
+    (``infos["unclipped_reward"]``), or episodes end at lost lives while the game goes on (``infos["game_ended"]``).
+    """
+    return infos.get("unclipped_reward", reward), infos.get("game_ended", ended)
+
+
 @dataclass(frozen=True)
 class Episode:
-    """Episode that has ended.
+    """Episode that has ended, a whole game.
 
     Attributes:
         reward: sum of its unclipped rewards.

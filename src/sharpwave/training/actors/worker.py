@@ -29,7 +29,7 @@ from sharpwave.training.actors.counters import Counters
 from sharpwave.training.actors.transport import Arrival, Outbox
 from sharpwave.training.actors.weights import SharedWeights, load
 from sharpwave.training.recipes.recipe import Recipe
-from sharpwave.training.scores import EpisodeSums
+from sharpwave.training.scores import EpisodeSums, game_result
 
 NAP_S = 0.001
 """Polling period of an actor that waits for the learner to catch up."""
@@ -167,7 +167,7 @@ class _Actor:
                 self.errors.add(acted, reward, terminated, truncated, final_obs)
             state = agent.observe(acted.state, reward, ended)
             self._send_ready()
-            episodes = sums.add(infos.get("unclipped_reward", reward), ended)
+            episodes = sums.add(*game_result(reward, ended, infos))
             if self._hooks:
                 stepped = Stepped(obs, acted, reward, terminated, truncated, infos)
                 episodes = self._hooks.stepped(stepped, episodes)

@@ -26,10 +26,19 @@ class Atari:
     frame: str = setting("84x84", "height x width of a frame, after cropping", GROUP)
     crop: str = setting("0:210", "first:last of the screen's 210 lines that are kept", GROUP)
     stack: int = setting(4, "newest frames that an observation carries", GROUP, at_least=1)
+    rgb: bool = setting(False, "frames in colour, [H, W, 3]", GROUP)
+    max_pool: bool = setting(True, "a frame is the brighter, pixel by pixel, of the emulator's last two", GROUP)
     actions: str = setting("", "the agent's actions, as NOOP,RIGHT,LEFT; empty: all of the game's", GROUP)
+    full_actions: bool = setting(False, "all 18 actions of the console instead of the game's", GROUP)
     clip_rewards: bool = setting(True, "learn from the reward's sign only", GROUP)
     frame_skip: int = setting(4, "emulator frames an agent step", GROUP, at_least=1)
     sticky: float = setting(0.0, "probability that the last action is repeated", GROUP, at_least=0, below=1)
+    noop_max: int = setting(30, "a game begins with a random number of no-ops, fewer than this", GROUP, at_least=0)
+    fire_reset: bool = setting(True, "a game begins with FIRE where the game has it", GROUP)
+    life_loss_ends: bool = setting(
+        False, "a lost life ends the episode that is learned from; the game goes on, and scores are of games", GROUP
+    )
+    max_episode_frames: int = setting(108_000, "emulator frames of a game at most", GROUP, at_least=1)
 
     def __post_init__(self) -> None:
         check(self)
@@ -52,10 +61,17 @@ class Atari:
             width=width,
             crop=parse_lines(self.crop, "--crop"),
             stack=self.stack,
+            rgb=self.rgb,
+            max_pool=self.max_pool,
             actions=tuple(name.strip().upper() for name in self.actions.split(",") if name.strip()),
+            full_actions=self.full_actions,
             clip_rewards=self.clip_rewards,
             frame_skip=self.frame_skip,
             sticky=self.sticky,
+            noop_max=self.noop_max,
+            fire_reset=self.fire_reset,
+            life_loss_ends=self.life_loss_ends,
+            max_episode_frames=self.max_episode_frames,
         )
         return make_env(self.name, self.num_envs if num_envs is None else num_envs, settings, render=render)
 
