@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_args, get_type_hints
 
@@ -24,7 +24,7 @@ def setting(
     group: str = "",
     *,
     flag: str = "",
-    choices: tuple[str, ...] = (),
+    choices: tuple[str, ...] | Callable[[], tuple[str, ...]] = (),
     at_least: float | None = None,
     above: float | None = None,
     at_most: float | None = None,
@@ -35,7 +35,8 @@ def setting(
     Args:
         group: heading of the help text that lists it.
         flag: name of the option, "--env"; default: from the field's name, "--num-envs" for ``num_envs``.
-        choices, at_least, above, at_most, below: bounds that ``check`` enforces; a value of ``None`` passes.
+        choices, at_least, above, at_most, below: bounds that ``check`` enforces; a value of ``None`` passes. Choices
+            that others may add to are a function.
     """
     bounds = {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
     metadata = {"help": help, "group": group, "flag": flag, "choices": choices, "bounds": bounds}
@@ -45,6 +46,12 @@ def setting(
 def flag(field: dataclasses.Field[Any]) -> str:
     """Return the option of a field: "--num-envs"."""
     return field.metadata.get("flag") or "--" + field.name.replace("_", "-")
+
+
+def choices(field: dataclasses.Field[Any]) -> tuple[str, ...]:
+    """Return the values that a field may have; (): any."""
+    declared = field.metadata["choices"]
+    return tuple(declared() if callable(declared) else declared)
 
 
 def check(settings: Any) -> None:
@@ -68,13 +75,13 @@ def expect(settings: Any, name: str, holds: bool, expected: str) -> None:
 
 def _unmet(field: dataclasses.Field[Any], value: Any) -> str:
     """Return what a field expects of an invalid value; "" for a valid one."""
-    choices, bounds = field.metadata["choices"], field.metadata["bounds"]
+    bounds, named = field.metadata["bounds"], choices(field)
     if value is None:
         return ""
     if isinstance(value, float) and not math.isfinite(value):
         return "a finite number"
-    if choices:
-        return "" if value in choices else f"one of {', '.join(choices)}"
+    if named:
+        return "" if value in named else f"one of {', '.join(named)}"
     at_least, above, at_most, below = (bounds[name] for name in ("at_least", "above", "at_most", "below"))
     low = (at_least is None or value >= at_least) and (above is None or value > above)
     high = (at_most is None or value <= at_most) and (below is None or value < below)

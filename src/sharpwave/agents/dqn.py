@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.agents.actions import NumberedActions
-from sharpwave.agents.architectures import NETWORKS
+from sharpwave.agents.architectures import networks
 from sharpwave.agents.averaging import move_towards
 from sharpwave.agents.devices import PRECISIONS, autocast, pick_device, pick_precision
 from sharpwave.agents.exploration import ExplorationSettings
@@ -44,7 +44,7 @@ class DQNSettings(ExplorationSettings):
 
     replay: TransitionsSettings = field(default_factory=TransitionsSettings)
 
-    network: str = setting("auto", "torso of the Q-network; auto: by the observation", NETWORK, choices=NETWORKS)
+    network: str = setting("auto", "torso of the Q-network; auto: by the observation", NETWORK, choices=networks)
     hidden_units: int = setting(512, "units of the hidden layer", NETWORK, at_least=1)
     dueling: bool = setting(False, "separate streams for value and advantage", NETWORK)
     dueling_baseline: str = setting(

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.agents.actions import NumberedActions
-from sharpwave.agents.architectures import NETWORKS
+from sharpwave.agents.architectures import networks
 from sharpwave.agents.devices import pick_device
 from sharpwave.agents.exploration import EpsilonGreedy, ExplorationSettings
 from sharpwave.agents.losses import lambda_returns
@@ -41,7 +41,7 @@ class PQNSettings(ExplorationSettings):
     replay: RolloutSettings = field(default_factory=RolloutSettings)
     exploration: EpsilonGreedy = field(default_factory=lambda: EpsilonGreedy(end=0.05))
 
-    network: str = setting("auto", "torso of the Q-network; auto: by the observation", NETWORK, choices=NETWORKS)
+    network: str = setting("auto", "torso of the Q-network; auto: by the observation", NETWORK, choices=networks)
     hidden_units: int = setting(128, "units of the hidden layer", NETWORK, at_least=1)
 
     trace: float = setting(

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.agents.actions import NumberedActions
-from sharpwave.agents.architectures import NETWORKS
+from sharpwave.agents.architectures import networks
 from sharpwave.agents.averaging import move_towards
 from sharpwave.agents.devices import pick_device
 from sharpwave.agents.exploration import ExplorationSettings
@@ -43,7 +43,7 @@ class R2D2Settings(ExplorationSettings):
 
     replay: SequencesSettings = field(default_factory=SequencesSettings)
 
-    network: str = setting("auto", "torso of the Q-network; auto: by the observation", NETWORK, choices=NETWORKS)
+    network: str = setting("auto", "torso of the Q-network; auto: by the observation", NETWORK, choices=networks)
     hidden_units: int = setting(512, "units of layers before and behind the recurrent core", NETWORK, at_least=1)
     core: str = setting("lstm", "recurrent core", NETWORK, choices=("lstm", "gru"))
     core_units: int = setting(512, "units of the recurrent core", NETWORK, at_least=1)

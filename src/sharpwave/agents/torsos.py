@@ -9,7 +9,7 @@ import torch
 from gymnasium.spaces import Dict, Space
 from torch import Tensor, nn
 
-from sharpwave.agents.architectures import CONVOLUTIONS, MIN_SIDES, NETWORKS
+from sharpwave.agents.architectures import CONVOLUTIONS, MIN_SIDES, RESIDUAL, ImageModel, image_model, networks
 from sharpwave.agents.inputs import image_shape, input_size
 
 
@@ -34,14 +34,7 @@ class ConvTorso(nn.Sequential):
             layers.append(nn.ReLU(inplace=True))
             channels = out_channels
         super().__init__(*layers)
-        try:
-            with torch.no_grad():
-                self.features = int(self(torch.zeros(1, *shape)).numel())
-        except RuntimeError as error:
-            raise ValueError(
-                f"network {name!r} cannot take frames of {shape[1]}x{shape[2]}: a kernel is larger than what is left "
-                "of the frame; use larger frames, another network or 'auto'"
-            ) from error
+        self.features = _features(self, name, shape)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, frames: Tensor) -> Tensor:
@@ -49,6 +42,100 @@ class ConvTorso(nn.Sequential):
         # Flattened with channels last, as in memory, so that nothing is copied.
         features: Tensor = super().forward(frames)  # type: ignore[no-untyped-call]
         return features.permute(0, 2, 3, 1).flatten(1)
+
+
+class ResidualTorso(nn.Sequential):
+    """Residual torso for images: three sections, each of a convolution, pooling and two residual blocks.
+
+    Args:
+        shape: channels, height, width.
+        normalized: normalize each convolution's outputs over an item (layer norm).
+    Attributes:
+        features: n.
+    Source: Espeholt et al. (2018), IMPALA, figure 3, right.
+    """
+
+    CHANNELS = (16, 32, 32)
+
+    def __init__(self, shape: tuple[int, int, int], normalized: bool = False) -> None:
+        layers: list[nn.Module] = []
+        channels = shape[0]
+        for out_channels in self.CHANNELS:
+            layers += [*_convolution(channels, out_channels, normalized), nn.MaxPool2d(3, stride=2, padding=1)]
+            layers += [_ResidualBlock(out_channels, normalized) for _ in range(2)]
+            channels = out_channels
+        super().__init__(*layers, nn.ReLU())
+        self.features = _features(self, RESIDUAL, shape)
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def forward(self, frames: Tensor) -> Tensor:
+        """Map float [B, channels, H, W] to [B, n]."""
+        features: Tensor = super().forward(frames)  # type: ignore[no-untyped-call]
+        return features.permute(0, 2, 3, 1).flatten(1)  # as in memory, so that nothing is copied
+
+
+class _ResidualBlock(nn.Sequential):
+    """x + convolution(relu(convolution(relu(x))))."""
+
+    def __init__(self, channels: int, normalized: bool) -> None:
+        first, second = (_convolution(channels, channels, normalized) for _ in range(2))
+        super().__init__(nn.ReLU(), *first, nn.ReLU(), *second)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = x + super().forward(x)  # type: ignore[no-untyped-call]
+        return found
+
+
+def _convolution(channels: int, out_channels: int, normalized: bool) -> list[nn.Module]:
+    """Return the layers of a 3x3 convolution that keeps the size."""
+    layers: list[nn.Module] = [nn.Conv2d(channels, out_channels, 3, padding=1)]
+    return [*layers, nn.GroupNorm(1, out_channels)] if normalized else layers
+
+
+class OwnTorso(nn.Module):
+    """Torso for images by a registered image model.
+
+    The model is in training mode where gradients are recorded, and in evaluation mode everywhere else: while acting,
+    and in target networks. So batch normalization learns its statistics from batches, not from what actors see.
+
+    Args:
+        name: the name it is registered by.
+        shape: channels, height, width.
+    Attributes:
+        features: n.
+    """
+
+    def __init__(self, name: str, model: ImageModel, shape: tuple[int, int, int]) -> None:
+        super().__init__()
+        self.model = model(shape).eval()
+        self.features = _features(self.model, name, shape)
+
+    def forward(self, frames: Tensor) -> Tensor:
+        """Map float [B, channels, H, W] to [B, n]."""
+        if self.model.training != torch.is_grad_enabled():
+            self.model.train(torch.is_grad_enabled())
+        features: Tensor = self.model(frames)
+        return features.flatten(1)
+
+
+def _features(model: nn.Module, name: str, shape: tuple[int, int, int]) -> int:
+    """Return how many features ``model`` makes of an image.  Raises: ValueError: it cannot take the image."""
+    try:
+        with torch.no_grad():
+            features = model(torch.zeros(1, *shape))
+    except RuntimeError as error:
+        least = 1
+        for _, kernel, stride in reversed(CONVOLUTIONS.get(name, ())):
+            least = (least - 1) * stride + kernel
+        expected = f"at least {least}x{least}" if least > 1 else "a size that the model accepts"
+        raise ValueError(
+            f"network {name!r} cannot take frames of {shape[1]}x{shape[2]} with {shape[0]} channels, expected "
+            f"{expected} ({error}); use larger frames, another network or 'auto'"
+        ) from error
+    if not isinstance(features, Tensor) or features.dim() < 2 or len(features) != 1:
+        got = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+        raise ValueError(f"network {name!r}: its model returned {got} for a batch of one, expected features [1, ...]")
+    return features.numel()
 
 
 class VectorTorso(nn.Sequential):
@@ -60,10 +147,13 @@ class VectorTorso(nn.Sequential):
         self.features = units
 
 
+Torso = ConvTorso | ResidualTorso | OwnTorso | VectorTorso
+
+
 class DictTorso(nn.Module):
     """Torso for a dict: one torso for each part, their features concatenated."""
 
-    def __init__(self, parts: Mapping[str, ConvTorso | VectorTorso]) -> None:
+    def __init__(self, parts: Mapping[str, Torso]) -> None:
         super().__init__()
         self.names, self.parts = tuple(parts), nn.ModuleList(parts.values())
         self.features = sum(part.features for part in parts.values())
@@ -74,36 +164,44 @@ class DictTorso(nn.Module):
         return torch.cat(features, dim=1)
 
 
-def torso_for(
-    space: Space[Any], network: str, units: int, normalized: bool = False
-) -> ConvTorso | VectorTorso | DictTorso:
+def torso_for(space: Space[Any], network: str, units: int, normalized: bool = False) -> Torso | DictTorso:
     """Make a fresh torso for observations of ``space``.
 
     Args:
-        network: one of ``NETWORKS``: convolutions for images, with vectors beside them in a dict through one layer;
+        network: one of ``networks()``: a network for images, with vectors beside them in a dict through one layer;
             "mlp": everything through one layer; "auto": the convolutions that suit an image's size.
         units: units of layers over vectors.
-        normalized: normalize each layer's outputs over an item before its ReLU (layer norm).
+        normalized: normalize each layer's outputs over an item before its ReLU (layer norm); registered image models
+            stay as they are.
     Raises:
         ValueError: an unknown network, or one that does not support the observations.
     """
-    if network not in NETWORKS:
-        raise ValueError(f"network: got {network!r}, expected one of {', '.join(NETWORKS)}")
+    if network not in networks():
+        raise ValueError(f"network: got {network!r}, expected one of {', '.join(networks())}")
     parts = space.spaces if isinstance(space, Dict) else {"": space}
-    if network in CONVOLUTIONS and all(image_shape(part) is None for part in parts.values()):
+    if network not in ("auto", "mlp") and all(image_shape(part) is None for part in parts.values()):
         shapes = space.shape if not isinstance(space, Dict) else {name: part.shape for name, part in parts.items()}
         raise ValueError(
             f"network {network!r} takes images, [H, W], [C, H, W] or [H, W, C], got observations of shape {shapes}; "
             "use 'mlp' or 'auto'"
         )
-    torsos = {name: _torso(part, network, units, normalized) for name, part in parts.items()}
+    torsos: dict[str, Torso] = {}
+    for name, part in parts.items():
+        try:
+            torsos[name] = _torso(part, network, units, normalized)
+        except ValueError as error:
+            raise ValueError(f"observation {name!r}: {error}" if name else str(error)) from error
     return DictTorso(torsos) if isinstance(space, Dict) else torsos[""]
 
 
-def _torso(space: Space[Any], network: str, units: int, normalized: bool) -> ConvTorso | VectorTorso:
+def _torso(space: Space[Any], network: str, units: int, normalized: bool) -> Torso:
     shape = image_shape(space)
     if shape is None or network == "mlp":
         return VectorTorso(input_size(space), units, normalized)
     if network == "auto":
         network = next(name for name, side in MIN_SIDES.items() if min(shape[1:]) >= side)
-    return ConvTorso(network, shape, normalized)
+    if network in CONVOLUTIONS:
+        return ConvTorso(network, shape, normalized)
+    if network == RESIDUAL:
+        return ResidualTorso(shape, normalized)
+    return OwnTorso(network, image_model(network), shape)

@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from sharpwave.cli.stream import console
-from sharpwave.configuration import Leaf, leaves
+from sharpwave.configuration import Leaf, choices, leaves
 from sharpwave.training.recipes import load_recipe, recipe_names
 from sharpwave.training.recipes.recipe import resumable
 from sharpwave.training.text import printable
@@ -189,7 +189,8 @@ def recipe_command(name: str, recipe: Recipe) -> Any:
 def _option(leaf: Leaf) -> Any:
     """Declare the typer option of a setting."""
     about = leaf.field.metadata
-    kind = Literal[about["choices"]] if about["choices"] else leaf.hint
+    named = choices(leaf.field)
+    kind = Literal[named] if named else leaf.hint
     names = f"{leaf.flag}/--no-{leaf.flag[2:]}" if kind is bool else leaf.flag
     return Annotated[kind, typer.Option(names, help=about["help"], rich_help_panel=about["group"])]
 
