@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
+from sharpwave.views.blend import _moves, _order
 from tests.sampling.test_samplers import chi_square, chi_square_bound
 
 NUMBER = sw.Spec(obs=sw.Field((), "float32"), action=sw.Field((), "int64"))
@@ -241,6 +242,56 @@ def test_errors_that_one_view_refuses_change_no_view(bad: float) -> None:
             assert np.ptp(view.sample(99).probabilities) < 1e-9  # all have their first priority still
 
 
+def test_a_batch_of_another_blend_is_refused() -> None:
+    with numbered(0) as one, numbered(1000) as two:
+        views = [one.transitions(sampler=prioritized()), two.transitions(sampler=prioritized())]
+        mine, other = (sw.Blend([(1, view) for view in order]) for order in (views, views[::-1]))
+        batch = other.sample(20)
+        for given in (batch, batch.copy()):
+            with pytest.raises(ValueError, match="this batch is of another blend"):
+                mine.update_priorities(given, np.ones(20))
+        assert other.update_priorities(batch.copy(), np.ones(20)) == 0
+
+
+def test_a_batch_is_memory_of_the_store_with_the_largest_share() -> None:
+    with numbered(0, ram=4 << 20) as one, numbered(1000) as two:
+        blend = sw.Blend([(0.7, one.sequences(4)), (0.3, two.sequences(4))])
+        before = [store.stats()["held_batch_bytes"] for store in (one, two)]
+        batch = blend.sample(256)
+        held = [store.stats()["held_batch_bytes"] - was for store, was in zip((one, two), before, strict=True)]
+        assert held[0] >= batch.obs.nbytes + batch.action.nbytes and held[1] == 0
+        with pytest.raises(MemoryError, match="does not fit"):
+            blend.sample(100_000)
+        part = batch.action[3:5]
+        expected = part.tolist()
+        del batch
+        for _ in range(3):
+            blend.sample(256)
+        assert part.tolist() == expected, "a slice keeps its memory"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_items_move_as_little_as_can_be(seed: int) -> None:
+    """Grouped 0 0 0 1 1 and wanted 1 0 0 0 1: the first and the fourth change places."""
+    moves = [places.tolist() for places in _moves(np.array([1, 0, 0, 0, 1]))]
+    assert sorted(zip(*moves, strict=True)) == [(0, 3), (3, 0)]
+    source = np.random.default_rng(seed).integers(0, 3, 40)
+    grouped = np.sort(source)
+    for items, places in (_moves(source), _order(source)):
+        moved = grouped.copy()
+        moved[places] = moved[items]
+        np.testing.assert_array_equal(moved, source)
+    assert len(_moves(source)[0]) == np.count_nonzero(grouped != source)
+
+
+def test_queues_keep_their_order() -> None:
+    with numbered(0) as one, numbered(1000) as two:
+        blend = sw.Blend([(1, view) for view in (one.transitions(sampler=sw.Fifo()), two.transitions())])
+        batch = blend.sample(40)
+        mine = batch.action[batch.source == 0]
+        np.testing.assert_array_equal(mine, np.arange(len(mine)))
+
+
 def test_ids_alone_do_not_say_which_view_they_are_from() -> None:
     with numbered(0) as one, numbered(1000) as two:
         blend = sw.Blend([(1, one.transitions()), (1, two.transitions())])
@@ -279,6 +330,8 @@ def test_parts_are_refused_by_name() -> None:
         ({"length": 4}, {"length": 5}, "action"),
         ({"length": 4, "n_step": 2}, {"length": 4}, "obs"),
         ({"length": 4, "burn_in": 2}, {"length": 3, "burn_in": 3}, "burn_in"),
+        ({"length": 4, "gamma": 0.9}, {"length": 4}, r"gamma \(gamma: 0.9 and 0.99\)"),
+        ({"length": 4, "n_step": 2}, {"length": 4, "n_step": 3}, r"n_step.* \(n_step: 2 and 3\)"),
     ],
 )
 def test_views_whose_batches_differ_are_refused(first: Any, second: Any, named: str) -> None:
@@ -288,6 +341,14 @@ def test_views_whose_batches_differ_are_refused(first: Any, second: Any, named: 
         with pytest.raises(ValueError, match=r"differ in .*kind"):
             views: list[Any] = [one.transitions(), two.sequences(4)]
             sw.Blend([(1, view) for view in views])
+
+
+def test_transitions_of_another_gamma_are_refused_and_windows_of_another_stride_are_not() -> None:
+    with numbered(0) as one, numbered(1000) as two:
+        with pytest.raises(ValueError, match=r"differ in gamma \(gamma: 0.9 and 0.5\)"):
+            sw.Blend([(1, one.transitions(gamma=0.9)), (1, two.transitions(gamma=0.5))])
+        parts = [(1, one.sequences(4, stride=1, eta=0.5)), (1, two.sequences(4))]
+        assert len(sw.Blend(parts).sample(32)) == 32
 
 
 def test_stores_of_other_fields_are_refused() -> None:

@@ -119,13 +119,14 @@ class BatchSource:
     def sample(self, batch_size: int, beta: float | None) -> Any:
         """Return a new batch, after ``wait``. An error leaves everything undrawn."""
         changes = self.log.inventory.changes
-        target = self._lend(batch_size)
+        target = self.lend(batch_size)
         if self.log.inventory.changes != changes:  # steps were evicted for the growth of index and samplers
             self.items.follow()
             self._check_enough(batch_size)
-        return self._drawn(target, beta)
+        return self.draw_into(target, beta)
 
-    def _drawn(self, target: Target, beta: float | None) -> Any:
+    def draw_into(self, target: Target, beta: float | None) -> Any:
+        """Draw items into the memory of a batch, after ``wait``; return the batch. An error leaves all undrawn."""
         while True:
             undo = self.items.draw(target.draw, beta, self.rng)
             try:
@@ -143,7 +144,7 @@ class BatchSource:
 
     def of_draw(self, ids: Ints, probabilities: Any, weights: Any, beta: float | None) -> Any:
         """Return the batch of an earlier draw; items evicted since are resampled."""
-        target = self._lend(len(ids))
+        target = self.lend(len(ids))
         self.items.follow()
         draw = target.draw
         draw.items[:], there = self.items.resolve(ids)
@@ -160,7 +161,7 @@ class BatchSource:
         except DamagedError:
             if not self._set_aside_damaged():
                 raise
-            return self._drawn(target, beta)
+            return self.draw_into(target, beta)
         return target.batch
 
     def fetch(self, ids: Ints) -> Any:
@@ -203,7 +204,7 @@ class BatchSource:
     def _layout(self, batch_size: int) -> Layout:
         return Layout(self.view.columns(), self.view.scratch_rows, batch_size)
 
-    def _lend(self, batch_size: int) -> Target:
+    def lend(self, batch_size: int) -> Target:
         """Lend memory for a batch.  Raises: MemoryError: there is no room for it."""
         batches, layout = self.log.batches, self._layouts.get(batch_size)
         if layout is None:

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.sampling.protocol import Draw
 from sharpwave.views.batch import Arrays
+from sharpwave.views.ids import tag_of, tagged
+from sharpwave.views.layout import Target
 from sharpwave.views.replay import MAX_BATCH_SIZE, Replay, checked_errors
 
 B = TypeVar("B", bound=Arrays)
 Ints = npt.NDArray[np.int64]
 Share = float | Callable[[int], float]
+
+MAY_DIFFER = frozenset({"stride", "eta"})
+"""Settings of views that say which items there are and what their priorities are, but not what an item holds."""
 
 
 class Blend(Generic[B]):
@@ -26,7 +32,7 @@ class Blend(Generic[B]):
     Args:
         parts: share and view of each part. A share is a number of at least 0, or a schedule: a function from the number
             of items that this blend has drawn so far to such a number. Shares are divided by their sum. Views must be
-            of one kind, and give arrays of the same shapes.
+            of one kind, with the same settings, ``stride`` and ``eta`` apart, and give arrays of the same shapes.
         seed: seed of the choice between views; each view draws by its own.
 
     Attributes:
@@ -45,18 +51,20 @@ class Blend(Generic[B]):
                 "own.sequences(80))]"
             )
         self.views: list[Replay[B]] = [view for _, view in pairs]
-        shapes = [_shapes(view) for view in self.views]
-        differing = {name for one in shapes for name in one if any(one[name] != two.get(name) for two in shapes)}
+        described = [_settings(view) | _shapes(view) for view in self.views]
+        names = dict.fromkeys(name for one in described for name in one)
+        differing = [name for name in names if any(one.get(name) != described[0].get(name) for one in described)]
         if differing:
-            name = min(differing)
+            values = " and ".join(str(one.get(differing[0])) for one in described)
             raise ValueError(
-                f"Blend: batches of its views differ in {', '.join(sorted(differing))} ({name}: "
-                f"{' and '.join(str(one.get(name)) for one in shapes)}); expected views of one kind, with the same "
-                "fields, lengths, burn_in and n_step"
+                f"Blend: batches of its views differ in {', '.join(differing)} ({differing[0]}: {values}); expected "
+                "views of one kind, with the same fields, length, burn_in, n_step and gamma"
             )
         self._shares = [share for share, _ in pairs]
         self.samples = 0
         self._rng = np.random.default_rng(seed)
+        self._lock = threading.Lock()  # of the generator and ``samples``; taken before any store's
+        self._tag = object()  # of ``source`` in its batches
         self.shares()
 
     def shares(self) -> npt.NDArray[np.float64]:
@@ -81,31 +89,38 @@ class Blend(Generic[B]):
         """Draw a batch: arguments and errors as ``Replay.sample``, of each view that has a share.
 
         ``batch.source`` int64 [batch_size] says which view each item is from. ``probabilities`` are those of the blend,
-        the view's times its share; ``weights`` are each view's own, relative to its largest. Arrays are copies in
-        memory that no store counts.
+        the view's times its share; ``weights`` are each view's own, relative to its largest. The batch is memory of the
+        store whose view has the largest share: it counts in that store's ``stats()`` and against its ``ram``.
 
-        Nothing is drawn from any view before all can be sampled; only for want of memory, or by damage, a part may fail
-        after others were drawn.
+        Nothing is drawn from any view before all can be sampled; only by damage, or for want of memory to read a
+        segment, a part may fail after others were drawn.
         """
         if not isinstance(batch_size, (int, np.integer)) or not 1 <= batch_size <= MAX_BATCH_SIZE:
             raise ValueError(f"sample: batch_size={batch_size!r}, expected an integer from 1 to {MAX_BATCH_SIZE:,}")
-        shares = self.shares()
-        before = self._rng.bit_generator.state
-        source = self._rng.choice(len(self.views), size=int(batch_size), p=shares)
-        counts = {k: int(count) for k, count in enumerate(np.bincount(source)) if count}
-        try:
-            for k, count in counts.items():
-                self.views[k].wait(count, beta=beta, timeout=timeout)
-            drawn = {k: self.views[k].sample(count, beta=beta, timeout=timeout) for k, count in counts.items()}
-        except BaseException:
-            self._rng.bit_generator.state = before  # the call is repeated with the same choice
-            raise
-        self.samples += int(batch_size)
-        places = {k: np.flatnonzero(source == k) for k in drawn}
-        batch = _joined(list(drawn.values()), list(places.values()), int(batch_size))
-        for k, where in places.items():
-            batch.probabilities[where] *= shares[k]
-        batch.source = source.astype(np.int64)
+        with self._lock:
+            shares = self.shares()
+            before = self._rng.bit_generator.state
+            source: Ints = self._rng.choice(len(self.views), size=int(batch_size), p=shares).astype(np.int64)
+            counts = {k: int(count) for k, count in enumerate(np.bincount(source)) if count}
+            try:
+                for k, count in counts.items():
+                    self.views[k].wait(count, beta=beta, timeout=timeout)
+                target = self.views[int(shares.argmax())].lend(int(batch_size))
+                begin = 0
+                for k, count in counts.items():
+                    part = _part(target, begin, begin + count)
+                    self.views[k].sample_into(part, beta=beta, timeout=timeout)
+                    part.draw.probabilities *= shares[k]
+                    begin += count
+            except BaseException:
+                self._rng.bit_generator.state = before  # the call is repeated with the same choice
+                raise
+            self.samples += int(batch_size)
+        ordered = any(self.views[k].sampler.keeps_order for k in counts)
+        _arrange(target, *(_order(source) if ordered else _moves(source)))
+        batch: B = target.batch
+        batch.ids = np.asarray(batch.ids)  # of several stores
+        batch.source = tagged(source, self._tag)
         return batch
 
     def stream(self, batch_size: int, *, beta: float | None = None, timeout: float | None = None) -> Iterator[B]:
@@ -118,11 +133,16 @@ class Blend(Generic[B]):
 
         Raises:
             TypeError: not a batch of a blend: ids alone do not say which view they are from.
-            ValueError: as ``Replay.update_priorities``; then nothing changed.
+            ValueError: a batch of another blend, or as ``Replay.update_priorities``; then nothing changed.
         """
         source = getattr(batch, "source", None)
         if source is None:
             raise TypeError("update_priorities: expected a batch that this blend sampled, whose source is known")
+        if tag_of(source) not in (None, self._tag):
+            raise ValueError(
+                "update_priorities: this batch is of another blend, whose views are others; pass it to the blend that "
+                "sampled it"
+            )
         source, ids = np.asarray(source), np.asarray(batch.ids)
         errors = checked_errors(td_error, ids.shape + self.views[0].view.error_shape)
         return sum(
@@ -141,25 +161,42 @@ class Blend(Generic[B]):
         self.samples = int(state["samples"])
 
 
+def _settings(view: Replay[Any]) -> dict[str, Any]:
+    """Return the kind of a view, and those of its settings that say what an item holds."""
+    settings = view.view.settings().items()
+    return {"kind": view.view.kind} | {name: value for name, value in settings if name not in MAY_DIFFER}
+
+
 def _shapes(view: Replay[Any]) -> dict[str, Any]:
-    """Return the kind of a view, and what the arrays of its items look like, by name."""
-    about = {"kind": view.view.kind, "burn_in": getattr(view.view, "burn_in", None)}
-    columns = view.view.columns()
-    return about | {name: column.parts or (column.dtype, column.shape) for name, column in columns.items()}
+    """Return what the arrays of a view's items look like, by name."""
+    return {name: column.parts or (column.dtype, column.shape) for name, column in view.view.columns().items()}
 
 
-def _joined(batches: list[B], places: list[Ints], size: int) -> B:
-    """Put the items of several batches where ``places`` say."""
+def _part(target: Target, begin: int, end: int) -> Target:
+    """Return the items ``begin <= i < end`` of a batch, with working memory of their own: that of ``target`` belongs to
+    the store that lent it, and is used under its lock."""
+    part, own = target.part(begin, end), Draw.of(end - begin)
+    part.draw = Draw(own.items, part.draw.probabilities, part.draw.weights, own.rest, own.uniforms)
+    return part
 
-    def join(values: list[Any]) -> Any:
-        if isinstance(values[0], dict):
-            return {name: join([value[name] for value in values]) for name in values[0]}
-        if values[0] is None or isinstance(values[0], int):
-            return values[0]
-        whole = np.empty((size, *values[0].shape[1:]), values[0].dtype)
-        for value, where in zip(values, places, strict=True):
-            whole[where] = value
-        return whole
 
-    first = batches[0]
-    return type(first)(*(join([getattr(batch, field.name) for batch in batches]) for field in fields(first)))
+def _moves(source: Ints) -> tuple[Ints, Ints]:
+    """Return the items to move, and where to, so that items grouped by view lie as ``source`` says: as few as can be.
+
+    Both int64 [n], permutations of each other. With shares of 1/4 and 3/4, three items of eight are moved.
+    """
+    wrong = np.flatnonzero(np.sort(source) != source)
+    return wrong, wrong[np.argsort(source[wrong], kind="stable")]
+
+
+def _order(source: Ints) -> tuple[Ints, Ints]:
+    """Return such moves of all items that those of each view keep their order."""
+    return np.arange(len(source)), np.argsort(source, kind="stable")
+
+
+def _arrange(target: Target, items: Ints, places: Ints) -> None:
+    """Move ``items`` to ``places``, in all arrays of a batch."""
+    if len(items):
+        draw = target.draw
+        for array in (*target.columns.values(), draw.probabilities, draw.weights, target.ids):
+            array[places] = array[items]

@@ -13,6 +13,7 @@ from sharpwave.sampling.protocol import MAX_TD_ERROR, Sampler
 from sharpwave.validation import all_within
 from sharpwave.views.batch_source import BatchSource
 from sharpwave.views.ids import tag_of, tagged
+from sharpwave.views.layout import Target
 from sharpwave.views.prefetch import Stream, Streams
 from sharpwave.views.view import View
 
@@ -112,6 +113,21 @@ class Replay(Generic[B]):
             self.source.wait(batch_size, timeout)
             batch: B = self.source.sample(batch_size, beta)
             return batch
+
+    def lend(self, batch_size: int) -> Target:
+        """Lend memory for a batch to which several views contribute.  Raises: MemoryError, as ``sample``."""
+        with self._lock:
+            return self.source.lend(batch_size)
+
+    def sample_into(self, target: Target, *, beta: float | None = None, timeout: float | None = None) -> None:
+        """Draw as many items as ``target`` holds, a part of a batch that was lent by a view of the same layout.
+
+        Raises: as ``sample``.
+        """
+        with self._lock:
+            self.streams.forget_dropped()
+            self.source.wait(len(target.ids), timeout)
+            self.source.draw_into(target, beta)
 
     def wait(self, batch_size: int, *, beta: float | None = None, timeout: float | None = None) -> None:
         """Wait until ``sample`` of the same arguments need not wait, and draw nothing.
