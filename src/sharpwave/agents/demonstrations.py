@@ -13,9 +13,27 @@ import sharpwave as sw
 from sharpwave.agents.replay import SequencesSettings
 from sharpwave.offline.recorded import Recorded, RecordedEpisodes
 
+DEMONSTRATIONS = "demonstrations"
+"""Name of the demonstrations' store in a run's checkpoints."""
 SPARE_STEPS = 1024
 """Room beyond the demonstrations' steps, so that none is evicted."""
 Fields = Callable[[Recorded], Mapping[str, npt.NDArray[Any]]]
+
+
+class DemonstratedReplay(sw.Blend[Any]):
+    """Blend of demonstrations and of own experience.
+
+    Attributes:
+        demonstrations: their store. Its checkpoint, that of the own store and ``state`` are all that later batches
+            depend on.
+    """
+
+    def __init__(
+        self, demonstrations: sw.Store, store: sw.Store, settings: BlendedSettings, name: str | None, seed: int
+    ) -> None:
+        self.demonstrations = demonstrations
+        views = [settings.own.open(one, name, seed) for one in (demonstrations, store)]
+        super().__init__([(settings.share, views[0]), (1 - settings.share, views[1])], seed=seed)
 
 
 @dataclass(frozen=True)
@@ -54,11 +72,21 @@ class BlendedSettings:
         """Whether windows are sampled by priorities."""
         return self.own.prioritized
 
-    def open(self, store: sw.Store, name: str | None, seed: int) -> Any:
+    def open(self, store: sw.Store, name: str | None, seed: int) -> DemonstratedReplay:
         """Make the blend: a view of ``store``, and one of the demonstrations, which are read into memory."""
         demonstrations = read_demonstrations(Path(self.demonstrations), store.spec, self.fields)
-        views = [self.own.open(one, name, seed) for one in (demonstrations, store)]
-        return sw.Blend([(self.share, views[0]), (1 - self.share, views[1])], seed=seed)
+        return DemonstratedReplay(demonstrations, store, self, name, seed)
+
+    def reopen(self, store: sw.Store, name: str | None, seed: int, saved: Path) -> DemonstratedReplay:
+        """Make the blend of a restored ``store``, and of the demonstrations in a checkpoint, with their priorities.
+
+        Raises:
+            ValueError: the checkpoint is damaged.
+        """
+        demonstrations = sw.Store.open(saved)
+        if demonstrations.recovery is not None and demonstrations.recovery.damages:
+            raise ValueError(f"its demonstrations are damaged: {demonstrations.recovery.damages[0]}")
+        return DemonstratedReplay(demonstrations, store, self, name, seed)
 
     def beta(self, step: int) -> float | None:
         """Return the exponent of importance weights; None: the sampler's own."""

@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 import sharpwave as sw
+from sharpwave.agents.demonstrations import DEMONSTRATIONS
 from sharpwave.agents.protocol import Agent
 from sharpwave.errors import NewerVersionError
 from sharpwave.training import old_runs
@@ -51,6 +52,7 @@ def save_checkpoint(
     run: str = "",
     best: Mapping[str, torch.Tensor] | None = None,
     keep_every: int = 0,
+    demonstrations: sw.Store | None = None,
 ) -> Path:
     """Save a checkpoint as ``folder/<steps>`` and remove all but the newest ``keep`` checkpoints of the run.
 
@@ -68,6 +70,7 @@ def save_checkpoint(
         keep: checkpoints of the run to keep, the new one included.
         run: the run's id.
         best: weights of the best policy so far, which ``load_best`` returns.
+        demonstrations: their store, saved as the replay memory is.
     Returns:
         the checkpoint's folder.
     Raises:
@@ -90,6 +93,8 @@ def save_checkpoint(
         _write_files(partial, agent, {"version": VERSION, **state}, best or {})
         if store is not None:
             store.checkpoint(partial / REPLAY)
+        if demonstrations is not None:
+            demonstrations.checkpoint(partial / DEMONSTRATIONS)
         sync(partial)
         removed += _set_aside(final, mark)
         os.rename(partial, final)

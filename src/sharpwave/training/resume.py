@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 
 import sharpwave as sw
+from sharpwave.agents.demonstrations import DEMONSTRATIONS, DemonstratedReplay
 from sharpwave.agents.protocol import Agent
 from sharpwave.training import figures, setup
 from sharpwave.training.actor_callbacks import MakeActorCallback, check_picklable
@@ -161,6 +162,12 @@ def _load(
     if store.recovery is not None and store.recovery.damages:
         store.close()
         raise ValueError(f"its replay memory is damaged: {store.recovery.damages[0]}")
+    if (checkpoint / DEMONSTRATIONS).is_dir() and isinstance(view, DemonstratedReplay):
+        try:
+            view.restore(said["blend"])
+        except NO_STATE as error:
+            store.close()
+            raise ValueError(f"the state of its blend cannot be restored ({error!r})") from error
     return Saved(checkpoint, report, state, None, (store, view, replay))
 
 

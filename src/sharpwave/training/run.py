@@ -135,7 +135,7 @@ class Run:
             add(TensorBoard(folder / TENSORBOARD, steps or None), "TensorBoard's file")
             write_config(folder, self.config)
             add(Display(console, title, recipe.training.steps, recipe.evaluation.stop_reward), "the display")
-            save = Saver(folder / CHECKPOINTS, run, recipe, self.agent, self.store, state, say)
+            save = Saver(folder / CHECKPOINTS, run, recipe, self.agent, self.store, self.view, state, say)
             callbacks.append(save)
             training = Training(recipe, self.agent, self.store, self.view, self._experience(say), state, callbacks)
             last = train(training)

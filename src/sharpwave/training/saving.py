@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 import sharpwave as sw
+from sharpwave.agents.demonstrations import DemonstratedReplay
 from sharpwave.agents.protocol import Agent
 from sharpwave.training.callbacks import Callback, Training
 from sharpwave.training.checkpoints import newest_checkpoint, save_checkpoint
@@ -28,7 +30,8 @@ class Saver(Callback):
     Args:
         folder: the folder of checkpoints; policies are written into its parent, the run's folder.
         run: the run's id.
-        store: the replay memory, saved with checkpoints if the recipe's ``save_replay`` is set.
+        store, view: the replay memory, saved with checkpoints if the recipe's ``save_replay`` is set; demonstrations
+            that the view draws from are saved with it.
         state: the run's state.
         say: called with a sentence about each failure.
 
@@ -43,11 +46,13 @@ class Saver(Callback):
         recipe: Recipe,
         agent: Agent,
         store: sw.Store,
+        view: Any,
         state: TrainingState,
         say: Callable[[str], None],
     ) -> None:
         self._folder, self._run, self._recipe, self._agent = folder, run, recipe, agent
         self._store = store if recipe.replay.save_replay else None
+        self._blend = view if recipe.replay.save_replay and isinstance(view, DemonstratedReplay) else None
         self._state, self._say = state, say
         self._counted = state.scores.count  # episodes that had ended by the previous checkpoint
         self._figures: Metrics = {}
@@ -70,6 +75,8 @@ class Saver(Callback):
             )
         self._counted = count
         self._figures = {"steps": metrics["steps"], "report": metrics, "training": self._state.to_dict()}
+        if self._blend is not None:
+            self._figures["blend"] = self._blend.state()
         self._best = self._state.held_out.best_weights
         steps = {"steps": metrics["steps"]}
         keep_policy(self._folder.parent / LAST, self._agent.policy_tensors(), steps, self._say)
@@ -116,9 +123,15 @@ class Saver(Callback):
         raise NotSavedError(f"{message} Training since the previous checkpoint is lost. {self._kept()}")
 
     def _save(self, store: sw.Store | None) -> Path:
-        every = self._recipe.training.keep_every
         return save_checkpoint(
-            self._folder, self._agent, self._figures, store, run=self._run, best=self._best, keep_every=every
+            self._folder,
+            self._agent,
+            self._figures,
+            store,
+            run=self._run,
+            best=self._best,
+            keep_every=self._recipe.training.keep_every,
+            demonstrations=None if store is None or self._blend is None else self._blend.demonstrations,
         )
 
     def _kept(self) -> str:

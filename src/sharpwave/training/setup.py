@@ -13,6 +13,7 @@ from gymnasium.vector import VectorEnv
 
 import sharpwave as sw
 from sharpwave import envs
+from sharpwave.agents.demonstrations import DEMONSTRATIONS, BlendedSettings
 from sharpwave.agents.protocol import Agent, Spaces
 from sharpwave.agents.registry import agent_class
 from sharpwave.training.actors.transport import MAX_FRAME_BYTES
@@ -105,7 +106,8 @@ def memory(
 
     Args:
         disk: a new or empty folder; used only by recipes with ``disk_limit``.
-        saved: a checkpoint of the store to restore; None: the store begins empty.
+        saved: a checkpoint of the store to restore, with the one of demonstrations, if any, beside it; None: the store
+            begins empty.
     Raises:
         ValueError: a setting is invalid.
     """
@@ -128,4 +130,12 @@ def memory(
         store = sw.Store.open(saved, disk=disk)
     # Runs of releases before views had names have a single view, under another name.
     old = store.recovery is not None and store.recovery.views == ["transitions"]
-    return store, agent.replay().open(store, None if old else "learner", recipe.training.seed)
+    name, seed, settings = None if old else "learner", recipe.training.seed, agent.replay()
+    beside = None if saved is None else saved.with_name(DEMONSTRATIONS)
+    try:
+        if beside is not None and beside.is_dir() and isinstance(settings, BlendedSettings):
+            return store, settings.reopen(store, name, seed, beside)
+        return store, settings.open(store, name, seed)
+    except BaseException:
+        store.close()
+        raise
