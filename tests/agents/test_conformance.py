@@ -137,7 +137,7 @@ class TestR2D2WithAGRU(AgentSuite):
 
     def make_agent(self, spaces, seed):
         settings = R2D2.Settings(
-            hidden_units=16, core_units=8, core="gru", exploration=EXPLORING, target_every=50,
+            hidden_units=16, core_units=8, core="gru", exploration=EXPLORING, target_every=50, average_decay=0.9,
             replay=SequencesSettings(batch_size=8, length=5, burn_in=0, stride=3, prioritized=False),
         )  # fmt: skip
         return R2D2(spaces, settings, seed=seed)

@@ -194,7 +194,7 @@ class DQN(Agent):
         if not replay.prioritized:
             return None
         self._keeps_values = True
-        return NStepErrors(lanes, replay.n_step, replay.gamma, kept, self.values)
+        return NStepErrors(lanes, replay.n_step, replay.gamma, kept, lambda obs, acted, reward: self.values(obs))
 
     # learn
 

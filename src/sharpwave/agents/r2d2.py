@@ -5,6 +5,7 @@ Source: Kapturowski et al. (2019), Recurrent experience replay in distributed re
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,6 +20,7 @@ from sharpwave.agents.averaging import move_towards
 from sharpwave.agents.devices import pick_device
 from sharpwave.agents.exploration import ExplorationSettings
 from sharpwave.agents.modules import load_optimizer, load_tensors, optimizer_tensors, tensors_of, to_tensors
+from sharpwave.agents.priorities import NStepErrors
 from sharpwave.agents.protocol import Acted, Agent, Learned, Obs, Spaces
 from sharpwave.agents.replay import SequencesSettings
 from sharpwave.configuration import check, setting
@@ -26,7 +28,7 @@ from sharpwave.spec import Field
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from sharpwave.agents.recurrent import RecurrentQNetwork
 
@@ -56,6 +58,14 @@ class R2D2Settings(ExplorationSettings):
     adam_eps: float = setting(1e-3, "epsilon of Adam", LEARNING, above=0)
     max_grad_norm: float = setting(40.0, "gradients are clipped to this norm; 0: never", LEARNING, at_least=0)
     target_every: int = setting(8_000, "steps between copies to the target network", LEARNING, at_least=1)
+    average_decay: float = setting(
+        0.0,
+        "decay of the exponential mean of the network over updates, which is evaluated and saved as best and last; "
+        "0: the network itself",
+        LEARNING,
+        at_least=0,
+        below=1,
+    )
 
     def __post_init__(self) -> None:
         check(self)
@@ -69,16 +79,22 @@ class R2D2State(NamedTuple):
         core: float32 [lanes, n]: recurrent state, one-hot previous action, previous reward; zeros where an episode
             begins.
         chosen: int64 [lanes], numbers of the last actions.
+        values: Q of the last observations [lanes, A], where initial priorities are computed.
     """
 
     lanes: slice
     of: int
     core: npt.NDArray[np.float32]
     chosen: npt.NDArray[np.int64]
+    values: npt.NDArray[np.float32] | None = None
 
 
 class R2D2(Agent):
-    """Recurrent Q-network agent: online and target network, and the optimizer."""
+    """Recurrent Q-network agent: online and target network, and the optimizer.
+
+    The online network explores and learns. The *policy*, which is evaluated and saved, is its exponential mean if
+    ``average_decay`` is set.
+    """
 
     Settings = R2D2Settings
 
@@ -93,10 +109,12 @@ class R2D2(Agent):
         self.num_actions = self.actions.count
         self._rng = np.random.default_rng(seed)
         self._targets_copied = 0
+        self._keeps_values = False
         self.inputs = inputs_for(spaces.observation, images=self.settings.network != "mlp").to(self.device)
         self.online = self.network().to(self.device)
         self.target = self.network().to(self.device).requires_grad_(False)
         move_towards(self.target, self.online, 1.0)
+        self.average = copy.deepcopy(self.target) if self.settings.average_decay > 0 else None
 
     # network
 
@@ -133,18 +151,24 @@ class R2D2(Agent):
         return R2D2State(slice(first_lane, first_lane + lanes), of, core, np.zeros(lanes, np.int64))
 
     def act(self, obs: Obs, state: R2D2State, step: int, explore: bool = True) -> Acted:
+        values, recurrent = self._step(obs, state.core)
+        strategy = self.settings.strategy
+        chosen = strategy.choose(values, step, state.lanes, state.of, self._rng) if explore else values.argmax(axis=1)
+        before, after = state.core, np.zeros_like(state.core)
+        after[:, : self.online.state_size] = recurrent
+        after[np.arange(len(chosen)), self.online.state_size + chosen] = 1.0
+        state = state._replace(core=after, chosen=chosen, values=values if self._keeps_values else None)
+        return Acted(self.actions.actions(chosen), state, {CORE: before})
+
+    def _step(self, obs: Obs, core: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.float32], Any]:
+        """Return Q [lanes, A], and the recurrent state behind the step."""
         import torch
 
         with torch.inference_mode():
-            core = torch.from_numpy(state.core).to(self.device)
-            recurrent, previous = core.split([self.online.state_size, self.num_actions + 1], dim=1)
+            parts = [self.online.state_size, self.num_actions + 1]
+            recurrent, previous = torch.from_numpy(core).to(self.device).split(parts, dim=1)
             q, recurrent = self.online.step(self.inputs(to_tensors(obs, self.device)), previous, recurrent)
-        values, strategy = q.cpu().numpy(), self.settings.strategy
-        chosen = strategy.choose(values, step, state.lanes, state.of, self._rng) if explore else values.argmax(axis=1)
-        after = np.zeros_like(state.core)
-        after[:, : self.online.state_size] = recurrent.cpu().numpy()
-        after[np.arange(len(chosen)), self.online.state_size + chosen] = 1.0
-        return Acted(self.actions.actions(chosen), state._replace(core=after, chosen=chosen), {CORE: state.core})
+            return q.cpu().numpy(), recurrent.cpu().numpy()
 
     def observe(self, state: R2D2State, reward: npt.NDArray[Any], ended: npt.NDArray[np.bool_]) -> R2D2State:
         core = state.core.copy()  # the one that was acted with may still be on its way into the store
@@ -154,6 +178,21 @@ class R2D2(Agent):
 
     def scored_lanes(self, lanes: int) -> npt.NDArray[np.bool_]:
         return self.settings.strategy.scored(lanes)
+
+    def initial_errors(self, lanes: int, kept: int) -> NStepErrors | None:
+        from sharpwave.agents.rescaling import EPS
+
+        replay, settings = self.settings.replay, self.settings
+        if not replay.prioritized:
+            return None
+        self._keeps_values = True
+        n_step = min(settings.n_step, replay.length)  # as a window's last step cuts its returns
+        return NStepErrors(lanes, n_step, replay.gamma, kept, self._final_values, EPS if settings.rescale else 0.0)
+
+    def _final_values(self, obs: Obs, acted: Acted, reward: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+        """Return Q [lanes, A] of the observations behind an action."""
+        going_on = self.observe(acted.state, reward, np.zeros(len(acted.action), np.bool_))
+        return self._step(obs, going_on.core)[0]
 
     # learn
 
@@ -213,6 +252,8 @@ class R2D2(Agent):
         if settings.max_grad_norm > 0:
             clip_grad_norm_(self.online.parameters(), settings.max_grad_norm)
         self.optimizer.step()
+        if self.average is not None:
+            move_towards(self.average, self.online, 1.0 - settings.average_decay)
         return Learned(td_error, {"loss": loss.detach()})
 
     def schedules(self, step: int) -> dict[str, float]:
@@ -221,7 +262,8 @@ class R2D2(Agent):
     # save
 
     def policy_tensors(self, explore: bool = False) -> dict[str, Tensor]:
-        tensors = tensors_of({"inputs": self.inputs, "policy": self.online})
+        policy = self.online if explore or self.average is None else self.average
+        tensors = tensors_of({"inputs": self.inputs, "policy": policy})
         return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
 
     def load_policy(self, tensors: Mapping[str, Tensor]) -> None:
@@ -229,14 +271,18 @@ class R2D2(Agent):
 
     def state(self) -> dict[str, Any]:
         return {
-            "weights": tensors_of({"inputs": self.inputs, "online": self.online, "target": self.target}),
+            "weights": tensors_of(self._modules()),
             "optimizer": optimizer_tensors(self.optimizer),
             "exploration": self._rng.bit_generator.state,
             "targets_copied": self._targets_copied,
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        load_tensors({"inputs": self.inputs, "online": self.online, "target": self.target}, state["weights"])
+        load_tensors(self._modules(), state["weights"])
         load_optimizer(self.optimizer, state["optimizer"])
         self._rng.bit_generator.state = state["exploration"]
         self._targets_copied = int(state["targets_copied"])
+
+    def _modules(self) -> dict[str, nn.Module]:
+        modules: dict[str, nn.Module] = {"inputs": self.inputs, "online": self.online, "target": self.target}
+        return modules if self.average is None else {**modules, "average": self.average}
