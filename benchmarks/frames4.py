@@ -72,15 +72,16 @@ DEMONSTRATED = Recipe(
 
 
 def expert(rng: np.random.Generator) -> recording.Policy:
-    """Return a policy that remembers the key of a lock."""
-    key = 0
+    """Return a policy that remembers the combination of a lock."""
+    doors, keys, digits = 8, 4, np.zeros(1, np.int64)
 
     def policy(obs: Any) -> int:
-        nonlocal key
+        nonlocal digits
         newest = obs if obs.ndim == 1 else obs[-1]
-        if newest[:-1].any():
-            key = int(newest[:-1].argmax())
-        return key
+        if newest[:-doors].any():
+            digits = newest[:-doors].reshape(-1, keys).argmax(axis=1)
+        door = int(newest[-doors:].argmax())
+        return int(digits[door % len(digits)] + door) % keys
 
     return policy
 

@@ -15,6 +15,9 @@ from gymnasium.utils.env_checker import check_env
 
 from sharpwave.envs.memory_tasks import TASKS, Lock, TMaze, register_tasks
 
+DIGITS = 2
+"""Of a lock's combination."""
+
 
 @pytest.mark.parametrize("name", TASKS)
 def test_gymnasium_s_checks(name: str) -> None:
@@ -40,8 +43,17 @@ def remembering_turn(seen: list[np.ndarray[Any, Any]]) -> int:
     return 0 if not seen[-1][1] else 1 if seen[0][0] == 1 else 2
 
 
-def remembering_key(seen: list[np.ndarray[Any, Any]]) -> int:
-    return int(seen[0][:-1].argmax())
+def combination(first: np.ndarray[Any, Any], keys: int = 4, digits: int = DIGITS) -> tuple[int, ...]:
+    """The digits that a lock's first observation shows."""
+    return tuple(first[: keys * digits].reshape(digits, keys).argmax(axis=1).tolist())
+
+
+def fitting(digits: tuple[int, ...], door: int, keys: int = 4) -> int:
+    return (digits[door % len(digits)] + door) % keys
+
+
+def remembering_key(seen: list[np.ndarray[Any, Any]], keys: int = 4, digits: int = DIGITS) -> int:
+    return fitting(combination(seen[0], keys, digits), int(seen[-1][keys * digits :].argmax()), keys)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +62,7 @@ def remembering_key(seen: list[np.ndarray[Any, Any]]) -> int:
         (TMaze(), remembering_turn),
         (TMaze(5), remembering_turn),
         (Lock(), remembering_key),
-        (Lock(3, 6), remembering_key),
+        (Lock(3, 6, 1), partial(remembering_key, keys=6, digits=1)),
     ],
 )
 def test_remembering_the_first_observation_gets_all(env: gymnasium.Env[Any, Any], policy: Policy) -> None:
@@ -60,8 +72,18 @@ def test_remembering_the_first_observation_gets_all(env: gymnasium.Env[Any, Any]
 def test_both_cues_and_all_keys_are_shown_alike() -> None:
     cues = [TMaze().reset(seed=seed)[0][0] for seed in range(400)]
     assert set(cues) == {-1.0, 1.0} and abs(np.mean(cues)) < 0.15
-    keys = [Lock().reset(seed=seed)[0][:-1].argmax() for seed in range(400)]
-    assert np.bincount(keys).min() > 70
+    digits = np.array([combination(Lock().reset(seed=seed)[0]) for seed in range(400)])
+    for column in digits.T:
+        assert np.bincount(column).min() > 70
+    assert len({tuple(row) for row in digits.tolist()}) == 4**DIGITS
+
+
+def test_four_episodes_show_every_value_of_every_digit() -> None:
+    """So eight demonstrations show each twice."""
+    env = Lock()
+    for seed in (0, 1, None, None):
+        dealt = [combination(env.reset(seed=seed if k == 0 else None)[0]) for k in range(4)]
+        assert [sorted(column) for column in zip(*dealt, strict=True)] == [[0, 1, 2, 3]] * DIGITS
 
 
 def frames_at(env: gymnasium.Env[Any, Any], actions: list[int], seed: int) -> bytes:
@@ -84,41 +106,42 @@ def test_four_frames_at_the_junction_are_the_same_for_both_cues() -> None:
         assert sorted(rewards) == [-1.0, 1.0]
 
 
-def test_four_frames_at_a_lock_s_later_doors_are_the_same_for_all_keys() -> None:
-    """From the fifth door on, so one key in four fits: the others' episodes end there with nothing."""
-    keys = {int(Lock().reset(seed=seed)[0][:-1].argmax()): seed for seed in range(40)}
-    assert len(keys) == 4
+def test_four_frames_at_a_lock_s_later_doors_are_the_same_for_all_combinations() -> None:
+    """From the fifth door on. What is pressed there fits one combination: the others' episodes end with nothing."""
+    seeds = {combination(Lock().reset(seed=seed)[0]): seed for seed in range(1000)}
+    assert len(seeds) == 4**DIGITS
     for door in range(8):
-        frames = {frames_at(Lock(), [key] * door, seed) for key, seed in keys.items()}
-        assert len(frames) == (4 if door < 4 else 1)
-    # Policies of four frames press the key that they see, and a fixed one at each later door.
-    best = max(
-        np.mean([score(Lock(), partial(_four_frames, later), seed) for seed in keys.values()])
-        for later in itertools.product(range(2), repeat=4)
-    )
-    assert best == 0.25
+        frames = {frames_at(Lock(), [fitting(digits, k) for k in range(door)], seed) for digits, seed in seeds.items()}
+        assert len(frames) == (len(seeds) if door < 4 else 1)
+    pressed = {tuple(fitting(digits, door) for door in range(4, 8)) for digits in seeds}
+    assert len(pressed) == len(seeds)
+
+
+def test_the_same_key_again_and_again_opens_no_lock() -> None:
+    for key in range(4):
+        for seed in range(100):
+            assert score(Lock(), partial(_pressing, key), seed) == 0.0
+
+
+def _pressing(key: int, seen: list[np.ndarray[Any, Any]]) -> int:
+    return key
 
 
 def _turning(turn: int, seen: list[np.ndarray[Any, Any]]) -> int:
     return turn if seen[-1][1] else 0
 
 
-def _four_frames(later: tuple[int, ...], seen: list[np.ndarray[Any, Any]]) -> int:
-    last = np.array(seen[-4:])[:, :-1]
-    return int(last.max(axis=0).argmax()) if last.any() else later[len(seen) - 5]
-
-
 def test_a_random_player_opens_the_lock_once_in_65536() -> None:
     """Each of eight doors is passed by one key in four."""
     passed = 0
-    for key in range(4):
+    for digit in range(4):
         env = Lock()
-        seed = next(seed for seed in itertools.count() if env.reset(seed=seed)[0][key] == 1)
+        seed = next(seed for seed in itertools.count() if combination(env.reset(seed=seed)[0])[0] == digit)
         for pressed in range(4):
             env.reset(seed=seed)
             obs, reward, terminated, _, _ = env.step(np.int64(pressed))
             passed += not terminated
-            assert reward == 0 and obs[-1] == (0.125 if pressed == key else 0)
+            assert reward == 0 and obs.argmax() == 4 * DIGITS + (pressed == digit)
     assert passed == 4 and 4.0**-8 == 1 / 65536
 
 
@@ -132,7 +155,12 @@ def test_a_maze_ends_in_any_case() -> None:
 
 @pytest.mark.parametrize(
     ("make", "message"),
-    [(lambda: TMaze(0), "length=0"), (lambda: Lock(0), "doors=0"), (lambda: Lock(8, 1), "keys=1")],
+    [
+        (lambda: TMaze(0), "length=0"),
+        (lambda: Lock(0), "doors=0"),
+        (lambda: Lock(8, 1), "keys=1"),
+        (lambda: Lock(8, 4, 0), "digits=0"),
+    ],
 )
 def test_sizes_are_checked(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -19,7 +19,7 @@ COLOURS = ((230, 90, 80), (90, 190, 100), (240, 200, 70), (160, 110, 220))
 
 
 class PicturedTask(gymnasium.Env[Obs, np.int64]):
-    """Task whose state is drawn as a row of cells, with the cue above it while it is observed."""
+    """Task whose state is drawn as a row of cells, with the cues above it while they are observed."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 8}  # noqa: RUF012
 
@@ -28,19 +28,19 @@ class PicturedTask(gymnasium.Env[Obs, np.int64]):
             raise ValueError(f"{type(self).__name__}: render_mode={render_mode!r}, expected None or 'rgb_array'")
         self.render_mode = render_mode
 
-    def cells(self) -> tuple[int | None, list[tuple[int, int, int]]]:
-        """Return the cue that is observed now, None if there is none, and the colours of the row."""
+    def cells(self) -> tuple[list[int], list[tuple[int, int, int]]]:
+        """Return the cues that are observed now, and the colours of the row."""
         raise NotImplementedError
 
     def render(self) -> Any:
         """Return the picture, uint8 [H, W, 3]; None without ``render_mode``."""
         if self.render_mode is None:
             return None
-        cue, row = self.cells()
-        picture = np.zeros((2, len(row), 3), np.uint8)
-        picture[1] = row
-        if cue is not None:
-            picture[0, 0] = COLOURS[cue % len(COLOURS)]
+        cues, row = self.cells()
+        picture = np.zeros((2, max(len(row), len(cues)), 3), np.uint8)
+        picture[1, : len(row)] = row
+        for place, cue in enumerate(cues):
+            picture[0, place] = COLOURS[cue % len(COLOURS)]
         return picture.repeat(CELL, axis=0).repeat(CELL, axis=1)
 
 
@@ -82,55 +82,67 @@ class TMaze(PicturedTask):
             reward, terminated = (1.0 if (action == 1) == (self._cue == 1) else -1.0), True
         return self._observed(0), reward, terminated, not terminated and self._steps >= 2 * self._length, {}
 
-    def cells(self) -> tuple[int | None, list[tuple[int, int, int]]]:
+    def cells(self) -> tuple[list[int], list[tuple[int, int, int]]]:
         row = [GREY] * self._length + [WHITE]
         row[self._place] = BLUE
-        return (self._cue > 0 if self._steps == 0 else None), row
+        return ([int(self._cue > 0)] if self._steps == 0 else []), row
 
     def _observed(self, cue: int) -> Obs:
         return np.array([cue, self._place == self._length, 1.0], np.float32)
 
 
 class Lock(PicturedTask):
-    """Doors in a row, all of which the same key opens; it is shown once, at the first step.
+    """Doors in a row, opened by the digits of a combination in turn, which is shown once, at the first step.
 
-    Observation float32 [keys + 1]: the key, one-hot, zeros after the first step; and the share of doors that are open.
-    The action is a key. The wrong one ends the episode with reward 0, the last door gives 1.
+    Door i wants digit i modulo ``digits``, raised by i: key (digit + i) modulo ``keys``. So the same key again and again
+    opens no lock. A policy without memory can press the keys of one combination, which is right once in
+    ``keys ** digits`` episodes.
+
+    Observation float32 [digits * keys + doors]: the digits, one-hot, zeros after the first step; and the door, one-hot,
+    zeros when all are open. The action is a key. The wrong one ends the episode with reward 0, the last door gives 1.
+    Each digit's values are dealt from a shuffled deck: ``keys`` episodes after a seeded reset have shown every value.
 
     Args:
-        doors: number of doors.  keys: number of keys.
+        doors: number of doors.  keys: number of keys, and of values of a digit.  digits: of the combination.
         render_mode: "rgb_array" or None.
     """
 
-    def __init__(self, doors: int = 8, keys: int = 4, render_mode: str | None = None) -> None:
+    def __init__(self, doors: int = 8, keys: int = 4, digits: int = 2, render_mode: str | None = None) -> None:
         super().__init__(render_mode)
-        if doors < 1 or keys < 2:
-            raise ValueError(f"Lock: doors={doors}, keys={keys}, expected at least 1 and 2")
-        self.observation_space = Box(0.0, 1.0, (keys + 1,), np.float32)
+        if doors < 1 or keys < 2 or digits < 1:
+            raise ValueError(f"Lock: doors={doors}, keys={keys}, digits={digits}, expected at least 1, 2 and 1")
+        self.observation_space = Box(0.0, 1.0, (digits * keys + doors,), np.float32)
         self.action_space = Discrete(keys)
-        self._doors, self._keys = doors, keys
-        self._key = self._open = 0
+        self._doors, self._keys, self._digits = doors, keys, digits
+        self._decks = np.empty((0, digits), np.int64)  # combinations of the next episodes, last first
+        self._combination, self._open = np.zeros(digits, np.int64), 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
         super().reset(seed=seed)
-        self._key, self._open = int(self.np_random.integers(self._keys)), 0
+        if seed is not None or not len(self._decks):
+            decks = [self.np_random.permutation(self._keys) for _ in range(self._digits)]
+            self._decks = np.stack(decks, axis=1)
+        self._combination, self._decks = self._decks[-1], self._decks[:-1]
+        self._open = 0
         obs = self._observed()
-        obs[self._key] = 1.0
+        obs[np.arange(self._digits) * self._keys + self._combination] = 1.0
         return obs, {}
 
     def step(self, action: np.int64) -> tuple[Obs, float, bool, bool, dict[str, Any]]:
-        right = int(action) == self._key
+        door = self._open
+        right = int(action) == (self._combination[door % self._digits] + door) % self._keys
         self._open += right
         ended = not right or self._open == self._doors
-        return self._observed(), float(right and ended), ended, False, {}
+        return self._observed(), float(right and ended), bool(ended), False, {}
 
-    def cells(self) -> tuple[int | None, list[tuple[int, int, int]]]:
+    def cells(self) -> tuple[list[int], list[tuple[int, int, int]]]:
         row = [WHITE] * self._open + [GREY] * (self._doors - self._open)
-        return (self._key if self._open == 0 else None), row
+        return (self._combination.tolist() if self._open == 0 else []), row
 
     def _observed(self) -> Obs:
-        obs = np.zeros(self._keys + 1, np.float32)
-        obs[-1] = self._open / self._doors
+        obs = np.zeros(self._digits * self._keys + self._doors, np.float32)
+        if self._open < self._doors:
+            obs[self._digits * self._keys + self._open] = 1.0
         return obs
 
 
