@@ -15,7 +15,8 @@ RECIPE = Recipe(
         lr=1e-3,
         adam_eps=1e-5,
         target_every=800,
-        replay=SequencesSettings(batch_size=32, length=40, burn_in=10, stride=20, gamma=0.99),
+        rescale=False,  # rewards are 1 and -1; and rescaled values of turning now and a step later are too close
+        replay=SequencesSettings(batch_size=32, length=40, burn_in=10, stride=20, gamma=0.95),
         exploration=EpsilonGreedy(end=0.4, steps=5_000, ladder=5.0),  # some lanes try turns for ever
     ),
     replay=ReplaySettings(capacity=50_000, codec="raw"),
