@@ -94,8 +94,8 @@ class TMaze(PicturedTask):
 class Lock(PicturedTask):
     """Doors in a row, opened by the digits of a combination in turn, which is shown once, at the first step.
 
-    Door i wants digit i modulo ``digits``, raised by i: key (digit + i) modulo ``keys``. So the same key again and again
-    opens no lock. A policy without memory can press the keys of one combination, which is right once in
+    Door i wants digit i modulo ``digits``, raised by i: key (digit + i) modulo ``keys``. So the same key again and
+    again opens no lock. A policy without memory can press the keys of one combination, which is right once in
     ``keys ** digits`` episodes.
 
     Observation float32 [digits * keys + doors]: the digits, one-hot, zeros after the first step; and the door, one-hot,
