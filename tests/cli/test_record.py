@@ -77,7 +77,7 @@ def test_a_script_s_demonstrations_are_learned_from(sharpwave, script, tmp_path)
         "train", "lock", "--demonstrations", demos, "--out", tmp_path / "run", "--steps", 640, "--warmup-steps", 320,
     )  # fmt: skip
     assert trained.code == 0, trained.text
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["updates"] == 40
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["updates"] == 80
 
 
 def test_the_same_seed_records_the_same(here, script, tmp_path):

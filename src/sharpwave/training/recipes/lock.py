@@ -16,10 +16,10 @@ RECIPE = Recipe(
         adam_eps=1e-5,
         target_every=800,
         demonstration_share=0.25,
-        replay=SequencesSettings(batch_size=32, length=8, burn_in=0, stride=8, gamma=0.99),
-        exploration=EpsilonGreedy(end=0.05, steps=10_000),
+        replay=SequencesSettings(batch_size=32, length=8, burn_in=0, stride=8, gamma=0.95),
+        exploration=EpsilonGreedy(end=0.02, steps=10_000),
     ),
     replay=ReplaySettings(capacity=50_000, codec="raw"),
-    training=TrainingSettings(steps=40_000, threads=1, checkpoint_every=20_000, warmup_steps=1_000, update_every=8),
+    training=TrainingSettings(steps=40_000, threads=1, checkpoint_every=20_000, warmup_steps=1_000, update_every=4),
     evaluation=EvaluationSettings(stop_reward=0.95, evaluate_every=5_000),
 )
