@@ -10,7 +10,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from bsuite.environments.memory_chain import MemoryChain
+from bsuite.environments.memory_chain import MemoryChain  # type: ignore[import-not-found]
 
 
 class Chain(gymnasium.Env[Any, Any]):
@@ -37,4 +37,4 @@ class Chain(gymnasium.Env[Any, Any]):
 
 
 if "MemoryChain-v0" not in gymnasium.registry:
-    gymnasium.register("MemoryChain-v0", Chain)
+    gymnasium.register("MemoryChain-v0", "memory_chain:Chain")
