@@ -150,6 +150,25 @@ def test_states_are_stored_as_often_as_windows_need_them():
     assert paper.step_fields()[CORE] == sw.Field((2 * 512 + ACTIONS + 1,), "float32", every=40)
 
 
+@pytest.mark.parametrize("stored", [True, False])
+def test_windows_may_begin_with_zeros_in_place_of_the_stored_state(stored):
+    """The previous action and reward are known in any case."""
+    agent = make(stored_state=stored)
+    batch = played(agent)[0].sample(16).copy().torch()
+    recurrent = 2 * CORE_UNITS
+
+    def q(core):
+        changed = batch.map(lambda tensor: core if tensor is batch[CORE] else tensor)
+        with torch.no_grad():
+            return agent._unroll(agent.online, changed)
+
+    zeros, other = batch[CORE].clone(), batch[CORE].clone()
+    zeros[:, :recurrent] = 0.0
+    other[:, recurrent:] += 1.0
+    assert torch.equal(q(zeros), q(batch[CORE])) != stored
+    assert not torch.equal(q(other), q(batch[CORE]))
+
+
 def test_it_needs_discrete_actions():
     with pytest.raises(ValueError, match=r"r2d2 needs discrete actions; the toy has Box\(1,\)"):
         R2D2(Spaces(SPACES.observation, Box(-1, 1, (1,)), "the toy"))

@@ -26,6 +26,14 @@ def test_it_trains_and_its_policy_plays(name):
     trained.close()
 
 
+def test_drqn_learns_from_single_frames():
+    recipe = load_recipe("drqn").override(**TINY, hidden_units=16, core_units=16, evaluate_every=0)
+    trained = Trained(recipe)
+    assert trained.last["updates"] == 5 and np.isfinite(trained.last["loss"])
+    assert trained.view.sample(4).obs.shape == (4, 11, 1, 84, 84)  # ten steps, and the frame behind them
+    trained.close()
+
+
 def test_pqn_learns_from_each_window_a_fixed_number_of_times():
     recipe = load_recipe("minatar-pqn").override(steps=4_000, hidden_units=16, evaluate_every=0)
     trained = Trained(recipe)

@@ -51,6 +51,9 @@ class R2D2Settings(ExplorationSettings):
     core_units: int = setting(512, "units of the recurrent core", NETWORK, at_least=1)
     dueling: bool = setting(True, "separate streams for value and advantage", NETWORK)
 
+    stored_state: bool = setting(
+        True, "windows begin with the recurrent state that was stored with them, otherwise with zeros", LEARNING
+    )
     n_step: int = setting(5, "rewards summed before the bootstrap; fewer at a window's end", LEARNING, at_least=1)
     double: bool = setting(True, "double Q-learning", LEARNING)
     rescale: bool = setting(True, "learn values rescaled by sign(x) (sqrt(|x| + 1) - 1) + .001 x", LEARNING)
@@ -235,6 +238,8 @@ class R2D2(Agent):
         one_hot = torch.nn.functional.one_hot(self.actions.numbers(batch.action), self.num_actions)
         made = torch.cat([one_hot.float(), batch.step_reward.unsqueeze(2)], dim=2)
         previous = torch.cat([made.new_zeros(size, 1, made.shape[2]), made], dim=1)  # by the column that observes it
+        if not self.settings.stored_state:
+            recurrent = torch.zeros_like(recurrent)
         begin = batch.mask.int().argmax(dim=1)
         previous[torch.arange(size, device=begin.device), begin] = before
         return network.unroll(inputs, previous, recurrent, begin, batch.burn_in)
