@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import sharpwave as sw
 from sharpwave.agents.protocol import Agent, Learned
+from sharpwave.training.evaluator import Evaluator, Measured
 from sharpwave.training.experience import Experience
 from sharpwave.training.failures import CallbackError
 from sharpwave.training.progress import Metrics, TrainingState
 from sharpwave.training.recipes.recipe import Recipe
+from sharpwave.training.video import film
+
+MAX_EVALUATION_S = 600.0
+"""Longest wait for an evaluation in another process at the end of a run."""
 
 
 class Callback:
@@ -232,14 +238,86 @@ class Lasting(Wrapping):
 
 
 class HeldOutEvaluations(Callback):
-    """Callback that evaluates the policy every ``evaluate_every`` steps, if recent training scores are high enough."""
+    """Callback that evaluates the policy every ``evaluate_every`` steps, if recent training scores are high enough.
+
+    With ``evaluate_beside`` another process plays, one evaluation at a time: one that is due while another is played
+    takes the weights of when that has ended. A run that reaches its end waits for the last ones.
+
+    Args:
+        videos: folder for a video of every ``video_every``-th evaluation; None: no videos.
+        say: called with a sentence when a video cannot be written, the first time.
+    """
+
+    def __init__(self, videos: Path | None = None, say: Callable[[str], None] = lambda text: None) -> None:
+        self._videos, self._say = videos, say
+        self._evaluator: Evaluator | None = None
+        self._due = self._video_failed = False
+
+    def on_begin(self, training: Training) -> None:
+        settings = training.recipe.evaluation
+        if settings.evaluate_beside and settings.evaluate_every:
+            self._evaluator = Evaluator(training.recipe)
 
     def on_step(self, training: Training) -> None:
-        state, progress = training.state, training.state.progress
-        if not state.evaluation_due(training.recipe):
+        state, recipe = training.state, training.recipe
+        self._due |= state.evaluation_due(recipe)
+        if self._evaluator is None:
+            if self._due:
+                self._due = False
+                self._here(training)
             return
-        best = state.held_out.evaluate(training.agent, progress.steps)
+        ending = state.end_reached(recipe) is not None
+        self._take(training, self._evaluator.wait(MAX_EVALUATION_S) if ending else self._evaluator.poll())
+        if self._due and self._evaluator.idle:
+            self._due = False
+            steps = state.progress.steps
+            self._evaluator.begin(training.agent.policy_tensors(), steps, self._video(training, steps))
+            if ending:
+                self._take(training, self._evaluator.wait(MAX_EVALUATION_S))
+
+    def close(self) -> None:
+        if self._evaluator is not None:
+            self._evaluator.close()
+
+    def _here(self, training: Training) -> None:
+        """Evaluate, and film, in this process."""
+        state, steps = training.state, training.state.progress.steps
+        path = self._video(training, steps)
+        best = state.held_out.evaluate(training.agent, steps)
+        if path is not None:
+            self._filmed(path, film(training.recipe, training.agent.policy_tensors(), steps, path))
+        self._tell(training, best)
+
+    def _take(self, training: Training, measured: Measured | None) -> None:
+        """Count what the other process has measured."""
+        if measured is None:
+            return
+        held_out = training.state.held_out
+        held_out.minutes += measured.minutes
+        if self._videos is not None:
+            self._filmed(self._videos / video_name(measured.evaluation.steps), measured.video_error)
+        self._tell(training, held_out.add(measured.evaluation, measured.weights))
+
+    def _tell(self, training: Training, best: bool) -> None:
+        state = training.state
         assert state.held_out.latest is not None
-        figures = {"minutes": progress.minutes, **state.held_out.latest.figures(), "best": best}
+        figures = {"minutes": state.progress.minutes, **state.held_out.latest.figures(), "best": best}
         for callback in training.callbacks:
             callback.on_evaluation(figures)
+
+    def _video(self, training: Training, steps: int) -> Path | None:
+        """Return the path of the next evaluation's video; None: it is not filmed."""
+        every = training.recipe.evaluation.video_every
+        if self._videos is None or not every or training.state.held_out.count % every:
+            return None
+        return self._videos / video_name(steps)
+
+    def _filmed(self, path: Path, error: str) -> None:
+        if error and not self._video_failed:
+            self._say(f"The video {path.name} could not be written: {error}; training goes on")
+        self._video_failed = bool(error)
+
+
+def video_name(steps: int) -> str:
+    """Return the file name of the video of the policy after ``steps`` steps."""
+    return f"{steps:012d}.mp4"

@@ -6,6 +6,7 @@ Evaluations do not affect training: they have their own environments and random 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
@@ -54,6 +55,27 @@ def falls_short(recipe: Recipe, scores: list[float]) -> bool:
     return recipe.evaluation.stop_worst is not None and min(scores) < recipe.evaluation.stop_worst
 
 
+def measure(recipe: Recipe, weights: Mapping[str, Tensor], steps: int, *, final: bool = False) -> Evaluation:
+    """Measure the policy ``weights``, of step ``steps``; not ``final``, abandon it once its first episodes fall short.
+
+    Args:
+        final: play on seeds that no decision has used.
+    """
+    env = setup.environments(recipe, lanes_for(EPISODES))
+    try:
+        scores = play(
+            setup.player(recipe, env, weights),
+            env,
+            EPISODES,
+            EPSILON,
+            held_out_seed(recipe.training.seed, steps, final),
+            hopeless=lambda scores: not final and len(scores) >= LANES and falls_short(recipe, scores),
+        )
+    finally:
+        env.close()
+    return Evaluation(steps, scores)
+
+
 class HeldOut:
     """Held-out evaluations of a run: the latest, and the best with its weights.
 
@@ -90,7 +112,11 @@ class HeldOut:
         The evaluation is abandoned once its first episodes fall short of what the recipe asks for.
         """
         weights = agent.policy_tensors()
-        self.latest = self._play(weights, steps, final=False)
+        return self.add(self._play(weights, steps, final=False), weights)
+
+    def add(self, evaluation: Evaluation, weights: dict[str, Tensor]) -> bool:
+        """Count an evaluation of ``weights``; return whether it is the best so far."""
+        self.latest = evaluation
         self.count += 1
         if self.best is not None and self._rank(self.latest) <= self._rank(self.best):
             self.since_best += 1
@@ -106,20 +132,9 @@ class HeldOut:
 
     def _play(self, weights: dict[str, Tensor], steps: int, final: bool) -> Evaluation:
         begun = time.perf_counter()
-        env = setup.environments(self.recipe, lanes_for(EPISODES))
-        try:
-            scores = play(
-                setup.player(self.recipe, env, weights),
-                env,
-                EPISODES,
-                EPSILON,
-                held_out_seed(self.recipe.training.seed, steps, final),
-                hopeless=lambda scores: not final and len(scores) >= LANES and falls_short(self.recipe, scores),
-            )
-        finally:
-            env.close()
+        evaluation = measure(self.recipe, weights, steps, final=final)
         self.minutes += (time.perf_counter() - begun) / 60
-        return Evaluation(steps, scores)
+        return evaluation
 
     def _rank(self, evaluation: Evaluation) -> tuple[bool, float]:
         return evaluation.solves(self.recipe), evaluation.mean

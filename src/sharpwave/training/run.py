@@ -26,7 +26,7 @@ from sharpwave.training.display import Display
 from sharpwave.training.event_logs import JsonLines, TensorBoard
 from sharpwave.training.experience import Experience, LocalExperience
 from sharpwave.training.files import read_regular, sealed_json, write_text
-from sharpwave.training.folder import CHECKPOINTS, CURVE, DISK, METRICS, SUMMARY, TENSORBOARD, new_folder
+from sharpwave.training.folder import CHECKPOINTS, CURVE, DISK, METRICS, SUMMARY, TENSORBOARD, VIDEOS, new_folder
 from sharpwave.training.loop import train
 from sharpwave.training.progress import Metrics, TrainingState
 from sharpwave.training.recipes.recipe import Recipe
@@ -74,6 +74,8 @@ def run(
         stack.enter_context(setup.arithmetic(recipe))
         env = setup.environments(recipe, 1 if recipe.actors.count else None)  # with actors only its spaces are used
         stack.callback(env.close)
+        if recipe.evaluation.video_every:
+            setup.environments(recipe, 1, render=True).close()  # refused now if it cannot be
         agent = setup.agent(recipe, env)
         # The settings are valid by now: a run that is refused leaves no folder.
         folder = stack.enter_context(new_folder(out, name, recipe.training.seed))
@@ -122,8 +124,8 @@ class Run:
         steps = state.progress.steps
         with ExitStack() as stack:
             interrupted = stack.enter_context(caught_signals())
-            callbacks: list[Callback] = [Guarded(HeldOutEvaluations()), StopWhen(interrupted)]
-            for own in self.callbacks:
+            callbacks: list[Callback] = []
+            for own in (HeldOutEvaluations(folder / VIDEOS, say), StopWhen(interrupted), *self.callbacks):
                 callbacks.append(Guarded(own))
                 stack.callback(callbacks[-1].close)
 

@@ -1,10 +1,42 @@
-"""Video files."""
+"""Video files, and films of a run's policies."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
+from contextlib import closing, suppress
 from pathlib import Path
 
-from sharpwave.training.measuring import ShowFrame
+from torch import Tensor
+
+from sharpwave.training import setup
+from sharpwave.training.files import real_folder
+from sharpwave.training.measuring import EPSILON, ShowFrame, held_out_seed, play
+from sharpwave.training.recipes.recipe import Recipe
+
+
+def film(recipe: Recipe, weights: Mapping[str, Tensor], steps: int, path: Path) -> str:
+    """Play one held-out episode by a policy and write a video of it, with its folder; return why that failed, or "".
+
+    Args:
+        weights, steps: the policy, and the step of training that it is of.
+        path: a new .mp4 or .gif file.
+    """
+    partial = path.with_name(f".partial-{path.name}")
+    try:
+        if not real_folder(path.parent):
+            path.parent.mkdir()
+        with closing(setup.environments(recipe, 1, render=True)) as env:
+            player, seed = setup.player(recipe, env, weights), held_out_seed(recipe.training.seed, steps)
+            with open_video(partial, int(env.metadata.get("render_fps", 30))) as show:
+                play(player, env, 1, EPSILON, seed, show)
+        os.replace(partial, path)
+    except OSError as error:
+        return str(error)
+    finally:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+    return ""
 
 
 class open_video:

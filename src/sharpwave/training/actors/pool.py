@@ -196,7 +196,7 @@ class ActorPool:
             target=act, args=(task, theirs, self.counters, self.weights), name=f"actor {seat.number}", daemon=True
         )
         try:
-            with _no_interrupts():
+            with no_interrupts():
                 process.start()
         finally:
             theirs.close()  # so that the pipe reads as closed once the actor has ended
@@ -237,7 +237,7 @@ class ActorPool:
 
 
 @contextlib.contextmanager
-def _no_interrupts() -> Iterator[None]:
+def no_interrupts() -> Iterator[None]:
     """Let processes that are started inside block the terminal's signals: Ctrl-C is meant for the learner."""
     if not hasattr(signal, "pthread_sigmask"):
         yield

@@ -83,11 +83,7 @@ def ratio_limiter(recipe: Recipe, replay: ViewSettings) -> SamplesPerInsert:
 
 def act(task: Task, pipe: Connection, counters: Counters, weights: SharedWeights) -> None:
     """Run an actor until the learner stops it or has ended. The target of an actor's process."""
-    for name in TERMINAL_SIGNALS:
-        if hasattr(signal, name):  # not on Windows
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
-    _die_with_parent()
-    threading.Thread(target=_end_with_parent, name="sharpwave-parent", daemon=True).start()
+    follow_learner()
     outbox = Outbox(pipe)
     task = replace(task, recipe=task.recipe.override(device="cpu", threads=1))
     try:
@@ -98,6 +94,15 @@ def act(task: Task, pipe: Connection, counters: Counters, weights: SharedWeights
     except Exception:
         outbox.send_failure(traceback.format_exc(limit=-8))
         raise SystemExit(1) from None
+
+
+def follow_learner() -> None:
+    """Let this process ignore the terminal's signals, and end whenever the learner, which started it, ends."""
+    for name in TERMINAL_SIGNALS:
+        if hasattr(signal, name):  # not on Windows
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    _die_with_parent()
+    threading.Thread(target=_end_with_parent, name="sharpwave-parent", daemon=True).start()
 
 
 def _die_with_parent() -> None:

@@ -84,6 +84,15 @@ class EvaluationSettings:
     evaluate_from: float | None = setting(
         None, "no evaluation before the mean score of the last 20 training episodes reaches this", EVALUATION
     )
+    evaluate_beside: bool = setting(
+        False, "evaluate in a process of its own while the learner goes on; such runs do not repeat exactly", EVALUATION
+    )
+    video_every: int = setting(
+        0,
+        "film a held-out episode, into the run's folder, at one evaluation of so many; 0: no videos",
+        EVALUATION,
+        at_least=0,
+    )
     patience: int = setting(
         0,
         "end after so many evaluations in a row that were no better than the best before them; 0: never",
@@ -193,6 +202,8 @@ RESUMABLE = (
     "evaluation.stop_worst",
     "evaluation.evaluate_every",
     "evaluation.evaluate_from",
+    "evaluation.evaluate_beside",
+    "evaluation.video_every",
     "evaluation.patience",
     "training.report_every",
     "training.checkpoint_every",
