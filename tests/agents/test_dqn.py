@@ -2,6 +2,7 @@
 
 import dataclasses
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,9 @@ import sharpwave as sw
 from sharpwave.agents.actions import NumberedActions
 from sharpwave.agents.devices import pick_device
 from sharpwave.agents.dqn import DQN
+from sharpwave.agents.exploration import EpsilonGreedy, Softmax
 from sharpwave.agents.protocol import Spaces
+from sharpwave.agents.replay import TransitionsSettings
 
 from .linear import make_dqn
 
@@ -115,6 +118,19 @@ def test_acting_is_greedy_without_epsilon_and_leaves_no_graph():
     actions = agent.act(obs, agent.begin(2), 0, explore=False).action
     assert actions.tolist() == [0, 1] and actions.dtype == np.int64
     assert agent.state()["exploration"] == generator
+
+
+def test_schedules_are_reported_by_name():
+    """Half way: epsilon 1 ... .1, rate .1 ... .02, beta .4 ... 1; beta only where there are weights."""
+    settings: dict[str, Any] = {
+        "exploration": EpsilonGreedy(end=0.1, steps=100), "lr": 0.1, "lr_end": 0.02, "lr_steps": 100
+    }  # fmt: skip
+    replay = TransitionsSettings(prioritized=True, beta_steps=100)
+    found = linear_agent(**settings, replay=replay).schedules(50)
+    assert found == pytest.approx({"epsilon": 0.55, "learning_rate": 0.06, "beta": 0.7})
+    assert linear_agent(**settings).schedules(50).keys() == {"epsilon", "learning_rate"}
+    softmax = linear_agent(explore="softmax", softmax=Softmax(start=2.0, end=1.0, steps=100))
+    assert softmax.schedules(50)["temperature"] == 1.5 and "epsilon" not in softmax.schedules(50)
 
 
 FROM_5 = NumberedActions(Spaces(Box(-1, 1, (2,)), Discrete(2, start=5)), "dqn")

@@ -169,6 +169,14 @@ def test_windows_may_begin_with_zeros_in_place_of_the_stored_state(stored):
     assert not torch.equal(q(other), q(batch[CORE]))
 
 
+def test_the_learning_rate_falls():
+    agent = make(lr=1e-2, lr_end=1e-3, lr_steps=90)
+    batch = played(agent)[0].sample(16).copy().torch()
+    for step, rate in ((0, 1e-2), (45, 5.5e-3), (90, 1e-3), (500, 1e-3)):
+        agent.learn(batch, step)
+        assert agent.optimizer.param_groups[0]["lr"] == agent.schedules(step)["learning_rate"] == pytest.approx(rate)
+
+
 def test_it_needs_discrete_actions():
     with pytest.raises(ValueError, match=r"r2d2 needs discrete actions; the toy has Box\(1,\)"):
         R2D2(Spaces(SPACES.observation, Box(-1, 1, (1,)), "the toy"))

@@ -254,7 +254,9 @@ class DQN(Agent):
         return Learned(td_error, {"loss": loss.detach()})
 
     def schedules(self, step: int) -> dict[str, float]:
-        return self.exploration.schedules(step) | {"learning_rate": self._learning_rate(step)}
+        beta = self.settings.replay.beta(step)
+        own = {"learning_rate": self._learning_rate(step)} | ({} if beta is None else {"beta": beta})
+        return self.exploration.schedules(step) | own
 
     def _learning_rate(self, step: int) -> float:
         settings = self.settings

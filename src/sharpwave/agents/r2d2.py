@@ -23,6 +23,7 @@ from sharpwave.agents.modules import load_optimizer, load_tensors, optimizer_ten
 from sharpwave.agents.priorities import NStepErrors
 from sharpwave.agents.protocol import Acted, Agent, Learned, Obs, Spaces
 from sharpwave.agents.replay import SequencesSettings
+from sharpwave.agents.schedules import linear
 from sharpwave.configuration import check, setting
 from sharpwave.spec import Field
 
@@ -58,6 +59,12 @@ class R2D2Settings(ExplorationSettings):
     double: bool = setting(True, "double Q-learning", LEARNING)
     rescale: bool = setting(True, "learn values rescaled by sign(x) (sqrt(|x| + 1) - 1) + .001 x", LEARNING)
     lr: float = setting(1e-4, "learning rate of Adam", LEARNING, flag="--learning-rate", above=0)
+    lr_end: float | None = setting(
+        None, "final learning rate; empty: constant", LEARNING, flag="--learning-rate-end", above=0
+    )
+    lr_steps: int = setting(
+        0, "steps from learning-rate to learning-rate-end", LEARNING, flag="--learning-rate-steps", at_least=0
+    )
     adam_eps: float = setting(1e-3, "epsilon of Adam", LEARNING, above=0)
     max_grad_norm: float = setting(40.0, "gradients are clipped to this norm; 0: never", LEARNING, at_least=0)
     target_every: int = setting(8_000, "steps between copies to the target network", LEARNING, at_least=1)
@@ -251,6 +258,8 @@ class R2D2(Agent):
         if step // settings.target_every > self._targets_copied:
             self._targets_copied = step // settings.target_every
             move_towards(self.target, self.online, 1.0)
+        if settings.lr_end is not None:
+            self.optimizer.param_groups[0]["lr"] = self._learning_rate(step)
         loss, td_error = self.loss(batch)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -262,7 +271,11 @@ class R2D2(Agent):
         return Learned(td_error, {"loss": loss.detach()})
 
     def schedules(self, step: int) -> dict[str, float]:
-        return self.settings.strategy.schedules(step)
+        return self.settings.strategy.schedules(step) | {"learning_rate": self._learning_rate(step)}
+
+    def _learning_rate(self, step: int) -> float:
+        settings = self.settings
+        return settings.lr if settings.lr_end is None else linear(step, settings.lr, settings.lr_end, settings.lr_steps)
 
     # save
 
