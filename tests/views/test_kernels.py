@@ -103,7 +103,7 @@ def run_sync(log: Log, cursor: Array, spans: Array, n_step: int, room: int) -> l
 
 
 @EXAMPLES
-@given(log=logs(), n_step=st.integers(1, 6), room=st.integers(1, 3))
+@given(log=logs(), n_step=st.integers(1, 6) | st.integers(7, 25), room=st.integers(1, 3))
 def test_sync_finds_each_step_once_when_its_successor_is_known(log: Log, n_step: int, room: int) -> None:
     """The steps come one by one; ``room`` is smaller than the number of runs now and then."""
     whole, following = log.rows.copy(), log.following.copy()
