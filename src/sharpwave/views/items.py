@@ -279,10 +279,10 @@ class Items:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory, the sampler's included."""
+        """Bytes of memory, the view's and the sampler's included."""
         index = self._log.index
         uses = 0 if self.uses is None else self.uses.nbytes(index.highest * index.stride)
-        return 8 * index.highest + uses + 24 * MAX_RUNS + self.sampler.nbytes
+        return 8 * index.highest + uses + self._view.nbytes + self.sampler.nbytes
 
 
 def _items_of(runs: Ints, stride: int) -> Ints:

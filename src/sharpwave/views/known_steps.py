@@ -30,6 +30,11 @@ class KnownSteps:
         self._runs = np.empty((3, MAX_RUNS), np.int64)
         self._none = self._runs[:, :0]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory."""
+        return self._cursor.nbytes + self._runs.nbytes
+
     def find(self, spans: Int32s) -> Ints:
         """Find those that became known since the last call, and raise the ends of ``spans``.
 

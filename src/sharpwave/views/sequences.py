@@ -16,7 +16,7 @@ from sharpwave.views.known_steps import KnownSteps
 from sharpwave.views.layout import Arrays, Column, Target
 from sharpwave.views.log_arrays import LogWords
 from sharpwave.views.replay import Replay
-from sharpwave.views.view import MAX_RUNS, View
+from sharpwave.views.view import MAX_RUNS, View, errors_bytes
 
 if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
@@ -79,6 +79,12 @@ class Windows(View[SequenceBatch]):
             f"a window can be sampled once its episode has ended or {self.length + self.n_step} steps from its first "
             "trained one on were appended to its lane"
         )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory; of the arrays by slot, which the system gives when they are written, those in use."""
+        fixed = self._known.nbytes + self._found.nbytes + self._runs.nbytes
+        return fixed + 8 * self._log.index.highest + errors_bytes(self._expected)
 
     def settings(self) -> dict[str, Any]:
         """Return all that it was constructed with."""

@@ -15,7 +15,7 @@ from sharpwave.views.layout import Arrays, Column, Target
 from sharpwave.views.log_arrays import LogWords
 from sharpwave.views.replay import Replay
 from sharpwave.views.transition_kernels import locate
-from sharpwave.views.view import View
+from sharpwave.views.view import View, errors_bytes
 
 if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
@@ -55,6 +55,11 @@ class NStep(View[Batch]):
     def waits_for(self) -> str:
         """What a step must wait for before it can be sampled."""
         return f"a step can be sampled once its episode has ended or {self.n_step} more steps were appended to its lane"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory."""
+        return self._known.nbytes + errors_bytes(self._expected)
 
     def settings(self) -> dict[str, Any]:
         """Return ``n_step`` and ``gamma``."""

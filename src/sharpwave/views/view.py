@@ -19,6 +19,13 @@ Batch_co = TypeVar("Batch_co", covariant=True)
 
 MAX_RUNS = 1024
 """Limit of the runs of new items that one call of ``View.find`` returns."""
+ARRAY_BYTES = 160
+"""Bytes of a numpy array and of its place in a dictionary, beside its values."""
+
+
+def errors_bytes(expected: Mapping[int, npt.NDArray[np.float32]]) -> int:
+    """Return the bytes of memory of TD errors by slot."""
+    return sum(errors.nbytes + ARRAY_BYTES for errors in expected.values())
 
 
 class View(Protocol[Batch_co]):
@@ -45,6 +52,11 @@ class View(Protocol[Batch_co]):
     @property
     def waits_for(self) -> str:
         return "a step can be sampled once all that its item needs was appended"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that it keeps from call to call; ``stats()`` and ``ram`` count them."""
+        return 0
 
     def settings(self) -> dict[str, Any]:
         """Return its settings as JSON values: a checkpoint's state is only restored into a view of the same
