@@ -58,9 +58,7 @@ def test_arrays_of_windows_are_counted() -> None:
     with sw.Store(spec(), capacity=10_000, segment_steps=8, seed=0) as store:
         view = store.sequences(64, n_step=4)
         for k in range(1_000):
-            store.append(
-                obs=picture(k), action=0, reward=0.0, terminated=False, truncated=False, serial=k
-            )
+            store.append(obs=picture(k), action=0, reward=0.0, terminated=False, truncated=False, serial=k)
         view.sample(2)
         tracemalloc.start()
         counted = -store.stats()["bytes"]["samplers"] - view.work_bytes
