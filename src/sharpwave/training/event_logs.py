@@ -7,11 +7,52 @@ import os
 import socket
 import time
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from sharpwave.training.callbacks import Callback, Training
 from sharpwave.training.files import RecordFile, real_folder
 from sharpwave.training.progress import Metrics
+
+EPISODE = {"reward": "reward", "avg_reward": "avg_reward", "episode_steps": "steps"}
+REPORT = {
+    "loss": "loss",
+    "avg_loss": "avg_loss",
+    "epsilon": "epsilon",
+    "avg_fps": "avg_fps",
+    "mean_reward": "mean_reward_100",
+    "replay_steps": "memory/replay_steps",
+    "replay_bytes": "memory/replay_bytes",
+    "bytes_per_step": "memory/bytes_per_step",
+    "process_bytes": "memory/process_bytes",
+    "stale_versions": "actors/stale_versions",
+    "stale_steps": "actors/stale_steps",
+    "replay_ratio": "actors/replay_ratio",
+    "actor_restarts": "actors/restarts",
+}
+EVALUATION = {"mean": "held_out/mean", "min": "held_out/min"}
+"""Names of the scalars, by the names of the figures."""
+
+
+def episode_scalars(metrics: Metrics) -> dict[str, float]:
+    """Return the scalars to log of an episode."""
+    figures = metrics.get("figures", {})
+    return _scalars(metrics | figures, EPISODE | {name: f"episode/{name}" for name in figures})
+
+
+def report_scalars(metrics: Metrics) -> dict[str, float]:
+    """Return the scalars to log of a report."""
+    learner = metrics.get("learner", {})
+    return _scalars(metrics | learner, REPORT | {name: f"learner/{name}" for name in learner})
+
+
+def evaluation_scalars(metrics: Metrics) -> dict[str, float]:
+    """Return the scalars to log of an evaluation."""
+    return _scalars(metrics, EVALUATION)
+
+
+def _scalars(metrics: Metrics, names: dict[str, str]) -> dict[str, float]:
+    # Some figures exist only in runs with actors.
+    return {name: metrics[key] for key, name in names.items() if metrics.get(key) is not None}
 
 
 class JsonLines(Callback):
@@ -44,25 +85,6 @@ class TensorBoard(Callback):
         after: step at which the run resumes: TensorBoard hides later steps of earlier files; None: a new run.
     """
 
-    EPISODE: ClassVar[dict[str, str]] = {"reward": "reward", "avg_reward": "avg_reward", "episode_steps": "steps"}
-    REPORT: ClassVar[dict[str, str]] = {
-        "loss": "loss",
-        "avg_loss": "avg_loss",
-        "epsilon": "epsilon",
-        "avg_fps": "avg_fps",
-        "mean_reward": "mean_reward_100",
-        "replay_steps": "memory/replay_steps",
-        "replay_bytes": "memory/replay_bytes",
-        "bytes_per_step": "memory/bytes_per_step",
-        "process_bytes": "memory/process_bytes",
-        "stale_versions": "actors/stale_versions",
-        "stale_steps": "actors/stale_steps",
-        "replay_ratio": "actors/replay_ratio",
-        "actor_restarts": "actors/restarts",
-    }
-
-    EVALUATION: ClassVar[dict[str, str]] = {"mean": "held_out/mean", "min": "held_out/min"}
-
     def __init__(self, folder: Path, after: int | None = None) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.compat.proto.summary_pb2 import Summary
@@ -80,15 +102,13 @@ class TensorBoard(Callback):
             self._add(step=after + 1, session_log=SessionLog(status=SessionLog.START))
 
     def on_episode(self, metrics: Metrics) -> None:
-        figures = metrics.get("figures", {})
-        self._write(metrics | figures, self.EPISODE | {name: f"episode/{name}" for name in figures})
+        self._write(metrics, episode_scalars(metrics))
 
     def on_report(self, metrics: Metrics) -> None:
-        learner = metrics.get("learner", {})
-        self._write(metrics | learner, self.REPORT | {name: f"learner/{name}" for name in learner})
+        self._write(metrics, report_scalars(metrics))
 
     def on_evaluation(self, metrics: Metrics) -> None:
-        self._write(metrics, self.EVALUATION)
+        self._write(metrics, evaluation_scalars(metrics))
 
     def on_checkpoint(self, training: Training, metrics: Metrics) -> None:
         self._file.flush()
@@ -96,12 +116,8 @@ class TensorBoard(Callback):
     def close(self) -> None:
         self._file.close()
 
-    def _write(self, metrics: Metrics, names: dict[str, str]) -> None:
-        values = [
-            self._summary.Value(tag=name, simple_value=metrics[key])
-            for key, name in names.items()
-            if metrics.get(key) is not None  # some figures exist only in runs with actors
-        ]
+    def _write(self, metrics: Metrics, scalars: dict[str, float]) -> None:
+        values = [self._summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
         self._add(step=metrics["steps"], summary=self._summary(value=values))
 
     def _add(self, **what: Any) -> None:

@@ -27,6 +27,7 @@ from sharpwave.training.progress import Metrics, TrainingState
 from sharpwave.training.replay_folder import candidates, store_id
 from sharpwave.training.run import Run, check_installed, let_go, read_summary, summarize
 from sharpwave.training.text import duration_text, speaker
+from sharpwave.training.tracking import check_tracking
 
 MAX_LINE_BYTES = 1 << 20
 """Size limit of a line of metrics."""
@@ -64,6 +65,7 @@ def resume(
         found = read_config(folder, trust=trust)
         stack.enter_context(locked(folder))
         recipe = found.recipe.override(**changes)
+        check_tracking(recipe)
         if recipe.actors.count:
             check_picklable(actor_callbacks)
         config = found._replace(recipe=recipe, run=found.run or secrets.token_hex(16))

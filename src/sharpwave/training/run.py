@@ -34,6 +34,7 @@ from sharpwave.training.replay_folder import store_id
 from sharpwave.training.saving import Saver
 from sharpwave.training.signals import caught_signals
 from sharpwave.training.text import quoted, speaker
+from sharpwave.training.tracking import WeightsAndBiases, check_tracking
 
 MAX_SUMMARY_BYTES = 1 << 20
 """Size limit of summary.json."""
@@ -68,6 +69,7 @@ def run(
     """
     check_installed()
     console = console or Console()
+    check_tracking(recipe)
     if recipe.actors.count:
         check_picklable(actor_callbacks)
     with ExitStack() as stack:
@@ -135,6 +137,8 @@ class Run:
 
             add(JsonLines(folder / METRICS), METRICS)
             add(TensorBoard(folder / TENSORBOARD, steps or None), "TensorBoard's file")
+            if recipe.training.track:
+                add(WeightsAndBiases(folder, self.config), "Weights & Biases' log")
             write_config(folder, self.config)
             add(Display(console, title, recipe.training.steps, recipe.evaluation.stop_reward), "the display")
             save = Saver(folder / CHECKPOINTS, run, recipe, self.agent, self.store, self.view, state, say)

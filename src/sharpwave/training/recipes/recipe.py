@@ -48,6 +48,7 @@ class TrainingSettings:
     report_every: int = setting(
         1_000, "steps between reports on the display, in TensorBoard and metrics.jsonl", RUN, at_least=1
     )
+    track: bool = setting(False, "log to Weights & Biases too; needs the extra wandb", RUN)
     checkpoint_every: int = setting(
         50_000,
         "steps between checkpoints, to --resume from; each breaks off the current episodes, so choose many episodes",
@@ -206,6 +207,7 @@ RESUMABLE = (
     "evaluation.video_every",
     "evaluation.patience",
     "training.report_every",
+    "training.track",
     "training.checkpoint_every",
     "training.keep_every",
     "training.threads",
