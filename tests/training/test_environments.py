@@ -1,13 +1,20 @@
 """Any Gymnasium environment with discrete actions trains, or says by name what is missing."""
 
+import io
+
 import numpy as np
 import pytest
 from gymnasium.spaces import Dict
+from rich.console import Console
 
+import sharpwave as sw
 from sharpwave.envs import make_env, step_spec
 from sharpwave.training import setup
+from sharpwave.training.evaluation import evaluate
 from sharpwave.training.measuring import play
 from sharpwave.training.recipes import load_recipe
+from sharpwave.training.resume import resume
+from sharpwave.training.run import run
 
 from .trainer import Trained
 
@@ -30,9 +37,12 @@ MADE_UP = "tests.training.made_up:"
         ("ALE/Pong-v5", {"steps": 80, "warmup_steps": 40, "batch_size": 2, "standardize": True}),  # 210x160x3
         ("MinAtar/Breakout-v1", {}),
         (MADE_UP + "Pictures-v0", {"standardize": True}),
+        (MADE_UP + "Pictures-v0", {"stack": 3, "network": "impala"}),  # [3, 20, 24, 3]
         (MADE_UP + "Grey-v0", {}),
         (MADE_UP + "Nested-v0", {"standardize": True}),
         (MADE_UP + "Nested-v0", {"network": "mlp"}),
+        (MADE_UP + "Nested-v0", {"stack": 2, "prioritized": True}),
+        (MADE_UP + "Pair-v0", {"stack": 2}),
         (MADE_UP + "Pair-v0", {"prioritized": True}),
     ],
 )
@@ -102,3 +112,39 @@ def test_box_actions_are_stored_where_nobody_learns_from_them():
     env = make_env("Pendulum-v1", 2)
     assert step_spec(env).fields["action"].shape == (1,)
     env.close()
+
+
+def test_stacks_are_stored_as_single_frames_and_replayed_as_seen():
+    env = make_env(MADE_UP + "Nested-v0", 2, stack=3)
+    fields = step_spec(env).fields
+    assert {name: (one.shape, one.stack, one.pad) for name, one in fields.items() if name.startswith("obs.")} == {
+        "obs.arm/grip": ((), 3, "repeat"),
+        "obs.arm/joints": ((4,), 3, "repeat"),
+        "obs.camera": ((16, 16, 3), 3, "repeat"),
+    }
+    store = sw.Store(step_spec(env), capacity=100)
+    recorded = sw.Recorder(env, store)
+    obs, _ = recorded.reset(seed=0)
+    seen = set()
+    for step in range(30):
+        seen |= {tuple(obs[key][lane].tobytes() for key in sorted(obs)) for lane in range(2)}
+        obs, *_ = recorded.step(np.full(2, 1 + step % 3))
+    batch = store.transitions(seed=0).sample(64)
+    replayed = [tuple(batch.obs[key][i].tobytes() for key in sorted(obs)) for i in range(64)]
+    assert batch.obs["camera"].shape == (64, 3, 16, 16, 3) and set(replayed) <= seen
+    store.close()
+    env.close()
+
+
+def test_pictures_in_stacks_from_training_to_evaluation(tmp_path):
+    """With an actor, which sends pictures in segments; then resumed, evaluated and recorded."""
+    out = tmp_path / "run"
+    recipe = QUICK.override(env=MADE_UP + "Pictures-v0", stack=2, network="impala", actors=1, segment_steps=8)
+    said = Console(file=io.StringIO(), width=200)
+    _, summary = run("gymnasium", recipe, out, said)
+    assert "Networks compute in float32 on cpu" in said.file.getvalue()  # type: ignore[attr-defined]
+    assert summary["steps"] >= 400 and summary["precision"] == "float32"
+    _, summary = resume(out, {"steps": 600}, said, trust=True)
+    assert summary["steps"] >= 600
+    state, scores = evaluate(out, 2, 0.5, seed=3, trust=True)
+    assert len(scores) == 2 and state["precision"] == "float32"

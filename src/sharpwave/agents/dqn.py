@@ -136,6 +136,10 @@ class DQN(Agent):
         move_towards(self.target, self.online, 1.0)
         self.average = copy.deepcopy(self.target) if self.settings.average_decay > 0 else None
 
+    @property
+    def precision(self) -> str:
+        return self._precision
+
     # network
 
     def network(self) -> nn.Module:

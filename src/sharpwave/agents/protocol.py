@@ -143,6 +143,11 @@ class Agent(Protocol):
             ValueError: the algorithm does not support the spaces, or a setting is invalid.
         """
 
+    @property
+    def precision(self) -> str:
+        """Precision that its networks compute in, as chosen on this machine: "float32" or "bfloat16"."""
+        return "float32"
+
     def step_fields(self) -> dict[str, Field]:
         """Return the fields that it stores with every step beside observation, action and reward."""
         return {}

@@ -40,7 +40,8 @@ def evaluate(
     state, scores = play(run, episodes, epsilon, seed, device, video, checkpoint, trust=trust)
     name = state["checkpoint"] if state["checkpoint"] in ("best", "last") else "saved"
     console.print(
-        f"{name.capitalize()} weights, of step {state['steps']:,}; epsilon {epsilon:g}, seed {seed}",
+        f"{name.capitalize()} weights, of step {state['steps']:,}; epsilon {epsilon:g}, seed {seed}, "
+        f"{state['precision']} on {state['device']}",
         highlight=False,
     )
     for number, score in enumerate(scores, 1):

@@ -17,7 +17,7 @@ __all__ = ["AtariFrames", "AtariSettings", "games", "make_env", "step_spec"]
 
 
 def make_env(
-    name: str, num_envs: int, atari: AtariSettings | None = None, *, render: bool = False
+    name: str, num_envs: int, atari: AtariSettings | None = None, *, render: bool = False, stack: int = 1
 ) -> VectorEnv[Any, Any, Any]:
     """Make a vector of environments that reset in the step that ends an episode (``AutoresetMode.SAME_STEP``).
 
@@ -25,6 +25,7 @@ def make_env(
         name: an Atari game as ale-py spells it ("pong", "space_invaders"), or a Gymnasium id ("CartPole-v1").
         atari: settings of Atari games; ignored for other environments.
         render: let ``env.render()`` return one picture per environment.
+        stack: observations of other environments that are stacked, the newest last; 1: none.
     Raises:
         ValueError: an unknown name, or an environment whose observations are not arrays.
     """
@@ -34,7 +35,7 @@ def make_env(
         return AtariFrames(name, num_envs, atari or AtariSettings(), render=render)
     close = difflib.get_close_matches(name.lower().removeprefix("ale/").split("-")[0], games(), n=3, cutoff=0.7)
     hint = f"no environment has this name; did you mean the Atari game {' or '.join(close)}?" if close else ""
-    return make_gym(name, num_envs, render=render, hint=hint)
+    return make_gym(name, num_envs, render=render, stack=stack, hint=hint)
 
 
 def step_spec(env: Any) -> Spec:
@@ -56,14 +57,21 @@ def step_spec(env: Any) -> Spec:
         if getattr(one, "shape", None) is None or getattr(one, "dtype", None) is None or hasattr(one, "spaces"):
             raise ValueError(f"step_spec: env has {what} {one}, expected arrays; declare sharpwave.Spec(...) for it")
     action = Field(actions.shape, "int64" if isinstance(actions, Discrete) else str(actions.dtype))
-    if isinstance(space, Dict):
-        return Spec(obs={key: Field(part.shape, str(part.dtype)) for key, part in parts.items()}, action=action)
     found = stacking(env)
-    if len(found) > 1 or (found[0][0] and found[0][1] not in PADS):
+    usable = len(found) == 1 and (not found[0][0] or found[0][1] in PADS)
+    if not usable and not isinstance(space, Dict):
         raise ValueError(
             f"env: stacks frames as (stack_size, padding_type) {found}; expected one, padded with {[*PADS]}"
         )
-    (size, padding), dtype = found[0], str(space.dtype)
-    if size:  # the replayed stack must look as the environment's does, its padding included
-        return Spec(obs=Field(space.shape[1:], dtype, stack=size, pad=PADS[padding]), action=action)
-    return Spec(obs=Field(space.shape, dtype), action=action)
+    fields = {key: _field(part, *(found[0] if usable else (0, ""))) for key, part in parts.items()}
+    return Spec(obs=fields if isinstance(space, Dict) else fields[""], action=action)
+
+
+def _field(space: Any, size: int, padding: str) -> Field:
+    """Return the field of an observation, or of a part of one, in an environment that stacks ``size`` frames; 0: none.
+
+    Parts that a wrapper added to a dict of stacks are stored as they are.
+    """
+    if size and space.shape[:1] == (size,):  # the replayed stack looks as the environment's does, its padding included
+        return Field(space.shape[1:], str(space.dtype), stack=size, pad=PADS[padding])
+    return Field(space.shape, str(space.dtype))

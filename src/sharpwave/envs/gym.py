@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import ale_py
@@ -49,7 +50,9 @@ def known(name: str) -> bool:
         return False
 
 
-def make_gym(name: str, num_envs: int, *, render: bool = False, hint: str = "") -> VectorEnv[Any, Any, Any]:
+def make_gym(
+    name: str, num_envs: int, *, render: bool = False, stack: int = 1, hint: str = ""
+) -> VectorEnv[Any, Any, Any]:
     """Make ``num_envs`` copies of a registered environment, stepped in this process.
 
     Tuples and nested dicts of observations become flat dicts, whose keys are joined with "/".
@@ -58,6 +61,7 @@ def make_gym(name: str, num_envs: int, *, render: bool = False, hint: str = "") 
         name: its Gymnasium id, "CartPole-v1". The module of "module:Name-v0" is imported first; it may lie in the
             current folder.
         render: let ``env.render()`` return one picture per environment.
+        stack: observations that are stacked, the newest last; at an episode's start the first one is repeated.
         hint: text of the error for an unknown name; default: Gymnasium's.
     Raises:
         ValueError: an unknown name, an environment that cannot be made here (a package is missing), or one whose
@@ -67,6 +71,9 @@ def make_gym(name: str, num_envs: int, *, render: bool = False, hint: str = "") 
     module, colon, _ = name.partition(":")
     if colon and os.getcwd() not in sys.path:  # last: nothing here hides an installed module
         sys.path.append(os.getcwd())
+    wrappers: list[Any] = [flat_observations]
+    if stack > 1:
+        wrappers.append(partial(gymnasium.wrappers.FrameStackObservation, stack_size=stack, padding_type="reset"))
     options: dict[str, Any] = {"render_mode": "rgb_array"} if render else {}
     try:
         return gymnasium.make_vec(
@@ -74,7 +81,7 @@ def make_gym(name: str, num_envs: int, *, render: bool = False, hint: str = "") 
             num_envs=num_envs,
             vectorization_mode="sync",
             vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP},
-            wrappers=[flat_observations],
+            wrappers=wrappers,
             **options,
         )
     except (gymnasium.error.Error, ModuleNotFoundError) as error:  # the latter: of "module:Name-v0"

@@ -38,7 +38,8 @@ def evaluate(
             the steps of a checkpoint; None: the best if there is one, else the last.
         trust: allow importing the module that the environment's name refers to.
     Returns:
-        figures about the weights, including ``steps`` and ``checkpoint``; the scores.
+        figures about the weights and how they were played, including ``steps``, ``checkpoint``, ``device`` and
+        ``precision``; the scores.
     Raises:
         ValueError: the folder holds no run or no policy, the seed is too large, or the video cannot be written.
     """
@@ -52,7 +53,7 @@ def evaluate(
     env = setup.environments(recipe, 1 if video is not None else lanes_for(episodes), render=video is not None)
     with closing(env), setup.arithmetic(recipe):
         state, agent = with_policy(setup.agent(recipe, env), run, checkpoint)
-        state = {**state, "checkpoint": checkpoint}
+        state = {**state, "checkpoint": checkpoint, "device": str(agent.device), "precision": agent.precision}
         if video is None:
             return state, play(agent, env, episodes, epsilon, seed)
         with open_video(video, int(env.metadata.get("render_fps", 30))) as show:

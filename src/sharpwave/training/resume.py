@@ -82,7 +82,7 @@ def resume(
             summary = read_summary(folder)
             if summary is None:
                 last = {**saved.report, "reason": saved.ended, "final": saved.state.held_out.final()}
-                summary = summarize(folder, config, str(agent.device), last, say)
+                summary = summarize(folder, config, agent, last, say)
             return folder, summary
         store, view, replay_id = saved.memory
         config = config._replace(replay=replay_id)

@@ -123,6 +123,7 @@ class Run:
         folder, say, state = self.folder, speaker(console), self.state
         name, recipe, run, _ = self.config
         title = f"{name}: {recipe.env.name} on {self.agent.device}, seed {recipe.training.seed}"
+        say(f"Networks compute in {self.agent.precision} on {self.agent.device}")
         steps = state.progress.steps
         with ExitStack() as stack:
             interrupted = stack.enter_context(caught_signals())
@@ -147,7 +148,7 @@ class Run:
             last = train(training)
         if state.end_reached(recipe) is not None:
             last["final"] = state.held_out.final()
-        summary = summarize(folder, self.config, str(self.agent.device), last, say)
+        summary = summarize(folder, self.config, self.agent, last, say)
         save.finish()
         if training.error is not None:
             raise type(training.error)(
@@ -179,14 +180,15 @@ def check_installed() -> None:
             raise ModuleNotFoundError(f"no module named {name!r}", name=name)
 
 
-def summarize(folder: Path, config: Config, device: str, last: Metrics, say: Callable[[str], None]) -> Metrics:
+def summarize(folder: Path, config: Config, agent: Agent, last: Metrics, say: Callable[[str], None]) -> Metrics:
     """Write a run's summary and draw its curve; return the summary. A failure to write is reported, not raised.
 
     Args:
         last: the last report, with ``reason``.
     """
     name, recipe = config.name, config.recipe
-    summary = {"recipe": name, "env": recipe.env.name, "seed": recipe.training.seed, "device": device, **last}
+    machine = {"device": str(agent.device), "precision": agent.precision}
+    summary = {"recipe": name, "env": recipe.env.name, "seed": recipe.training.seed, **machine, **last}
     del summary["seconds_left"]
     try:
         write_text(folder / SUMMARY, sealed_json(summary))

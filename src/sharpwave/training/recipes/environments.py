@@ -88,6 +88,7 @@ class Gymnasium:
         "CartPole-v1", "Gymnasium id: CartPole-v1, ALE/Pong-v5, module:Name-v0, ...", GROUP, flag="--env"
     )
     num_envs: int = setting(4, "environments stepped together", GROUP, at_least=1)
+    stack: int = setting(1, "newest observations that the agent sees together", GROUP, at_least=1)
 
     def __post_init__(self) -> None:
         check(self)
@@ -101,7 +102,8 @@ class Gymnasium:
                 f"--env: {self.name!r} is an Atari game; use sharpwave train atari --env {self.name}, or give its "
                 "Gymnasium id, as ALE/Pong-v5"
             )
-        return make_env(self.name, self.num_envs if num_envs is None else num_envs, render=render)
+        lanes = self.num_envs if num_envs is None else num_envs
+        return make_env(self.name, lanes, render=render, stack=self.stack)
 
 
 KINDS = {settings.kind: settings for settings in (Atari, Gymnasium)}
