@@ -27,7 +27,7 @@ EPISODES = 50
 
 
 def measured(folder: Path, minutes: float) -> dict[str, Any]:
-    """Return a run's settings, its scores of random play (the warm-up) and at the end, and its costs."""
+    """Return a run's settings, its scores of the warm-up and at the end, and its costs."""
     played = episodes(folder)
     played = [one for one in played if one["minutes"] <= minutes + 0.5]
     recipe = recipe_of(json.loads((folder / "config.json").read_text()))
@@ -51,7 +51,7 @@ def table(results: dict[str, dict[str, Any]]) -> None:
     """Print one row for each game."""
     shown = Table(title="Recipe atari", title_style="bold", title_justify="left")
     shown.add_column("")
-    for column in ("random play", f"last {EPISODES} episodes", "times", "steps", "minutes", "steps/s"):
+    for column in ("warm-up", f"last {EPISODES} episodes", "times", "steps", "minutes", "steps/s"):
         shown.add_column(column, justify="right")
     for game, one in results.items():
         speed = one["steps"] / one["minutes"] / 60
@@ -60,7 +60,7 @@ def table(results: dict[str, dict[str, Any]]) -> None:
         shown.add_row(game, *told, f"{speed:.0f}")
     console = Console(width=100)
     console.print(shown)
-    console.print("Scores of training, exploration included; random play: episodes that ended in the warm-up.")
+    console.print("Scores of training, exploration included; warm-up: episodes that ended in it, by random actions.")
 
 
 def figure(results: dict[str, dict[str, Any]], path: Path) -> None:
@@ -75,7 +75,7 @@ def figure(results: dict[str, dict[str, Any]], path: Path) -> None:
         minutes, _, rewards, means = zip(*one["episodes"], strict=True)
         axis.plot(minutes, rewards, ".", markersize=3, alpha=0.3, color="#0b7285", label="episode")
         axis.plot(minutes, means, linewidth=2, color="#0b7285", label="mean of 100")
-        axis.axhline(one["random"], linestyle="--", linewidth=1, color="gray", label="random play")
+        axis.axhline(one["random"], linestyle="--", linewidth=1, color="gray", label="warm-up")
         axis.set_ylim(0, 1.05 * max(rewards))
         axis.set_title(f"{game}, {one['steps'] / 1000:.0f}K steps", loc="left", fontsize=10)
         axis.set_xlabel("minutes")
