@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -195,6 +197,23 @@ def test_a_part_that_cannot_be_sampled_leaves_all_undrawn(limits: Any, error: An
         batch = blend.sample(40)
         again = np.random.default_rng(5).choice(2, size=40, p=[0.5, 0.5])
         np.testing.assert_array_equal(batch.source, again)
+
+
+def test_a_thread_waits_no_longer_than_its_own_timeout_for_one_that_waits_for_steps() -> None:
+    with sw.Store(NUMBER, capacity=100) as store:
+        blend = sw.Blend([(1, store.transitions(limiter=sw.MinSize(10)))])
+        batches: list[Any] = []
+        waiting = threading.Thread(target=lambda: batches.append(blend.sample(4, timeout=30)))
+        waiting.start()
+        while not store.stats()["sample_waits"]:
+            time.sleep(0.001)
+        began = time.monotonic()
+        with pytest.raises(sw.LimiterTimeoutError, match=r"timed out after 0\.1 s; another thread samples"):
+            blend.sample(4, timeout=0.1)
+        assert time.monotonic() - began < 5
+        append(store, 0, 20)
+        waiting.join()
+        assert len(batches) == 1
 
 
 def test_too_few_uses_left_in_one_part_leave_all_undrawn() -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.errors import LimiterTimeoutError
+from sharpwave.sampling.limiters import check_timeout
 from sharpwave.sampling.protocol import Draw
 from sharpwave.views.batch import Arrays
 from sharpwave.views.ids import tag_of, tagged
@@ -97,7 +100,7 @@ class Blend(Generic[B]):
         """
         if not isinstance(batch_size, (int, np.integer)) or not 1 <= batch_size <= MAX_BATCH_SIZE:
             raise ValueError(f"sample: batch_size={batch_size!r}, expected an integer from 1 to {MAX_BATCH_SIZE:,}")
-        with self._lock:
+        with self._held(timeout):
             shares = self.shares()
             before = self._rng.bit_generator.state
             source: Ints = self._rng.choice(len(self.views), size=int(batch_size), p=shares).astype(np.int64)
@@ -122,6 +125,19 @@ class Blend(Generic[B]):
         batch.ids = np.asarray(batch.ids)  # of several stores
         batch.source = tagged(source, self._tag)
         return batch
+
+    @contextmanager
+    def _held(self, timeout: float | None) -> Iterator[None]:
+        """Hold the lock, which another thread may keep while it waits for steps.  Raises: LimiterTimeoutError."""
+        seconds = check_timeout("sample", timeout)
+        if not self._lock.acquire(timeout=seconds):
+            raise LimiterTimeoutError(
+                f"sample: timed out after {seconds:g} s; another thread samples from this blend, and waits for steps"
+            )
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     def stream(self, batch_size: int, *, beta: float | None = None, timeout: float | None = None) -> Iterator[B]:
         """Return batches without end, each drawn when it is asked for."""
