@@ -135,10 +135,13 @@ def test_the_first_checkpoint_of_each_period_stays_without_its_replay_memory(run
     spec = sw.Spec(obs=sw.Field((2,), "float32"), action=sw.Field((), "int64"))
     with sw.Store(spec, capacity=10) as store:
         for steps in (60, 110, 150, 290, 310, 390, 395):
-            save_checkpoint(run / "checkpoints", make_agent(), {"steps": steps}, store, keep_every=100)
+            save_checkpoint(
+                run / "checkpoints", make_agent(), {"steps": steps}, store, keep_every=100, demonstrations=store
+            )
     found = checkpoints(run)
     assert [int(path.name) for path in found] == [110, 290, 310, 390, 395]
-    assert [(path / "replay").is_dir() for path in found] == [False, False, False, True, True]
+    for name in ("replay", "demonstrations"):
+        assert [(path / name).is_dir() for path in found] == [False, False, False, True, True]
     assert len(list((run / "checkpoints").iterdir())) == 5
     assert load_checkpoint(found[0], make_agent(), resume=True)["steps"] == 110
     assert chosen_checkpoint(run, "290") == "290"

@@ -56,8 +56,8 @@ def save_checkpoint(
 ) -> Path:
     """Save a checkpoint as ``folder/<steps>`` and remove all but the newest ``keep`` checkpoints of the run.
 
-    With ``keep_every``, the first checkpoint of every so many steps stays, but its replay memory is removed when it is
-    no longer among the newest.
+    With ``keep_every``, the first checkpoint of every so many steps stays, but its replay memory and its demonstrations
+    are removed when it is no longer among the newest.
 
     An existing checkpoint of the same steps is replaced; those of more steps, abandoned by a resume from an earlier
     one, are removed. Anything in ``folder`` that this run did not write is left alone; if it has the checkpoint's name,
@@ -109,11 +109,13 @@ def save_checkpoint(
     kept, lasting = until[-keep:], milestones(until, keep_every)
     removed += [one for path in ours if path not in kept and path not in lasting for one in _set_aside(path, mark)]
     for path in lasting:
-        if path not in kept and _is_folder(path / REPLAY):
+        stores = [name for name in (REPLAY, DEMONSTRATIONS) if _is_folder(path / name)]
+        if path not in kept and stores:
             aside = _hidden(path, "removed")
             aside.mkdir()
             write_new(aside / MARK, mark)  # so that the next save may remove it if this one cannot
-            os.rename(path / REPLAY, aside / REPLAY)
+            for name in stores:
+                os.rename(path / name, aside / name)
             removed.append(aside)
     for path in removed:  # the new checkpoint is complete; the next save removes what cannot be removed now
         shutil.rmtree(path, ignore_errors=True)
