@@ -2,12 +2,14 @@
 
 import io
 import json
+import sys
+from types import ModuleType
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from sharpwave.training.actor_callbacks import ActorCallback, ActorHooks
+from sharpwave.training.actor_callbacks import ActorCallback, ActorHooks, check_actor_callbacks
 from sharpwave.training.callbacks import Callback
 from sharpwave.training.checkpoints import checkpoints
 from sharpwave.training.failures import CallbackError
@@ -58,6 +60,16 @@ class Failing(ActorCallback):
         raise KeyError("no such key")
 
 
+class FailingToBeMade(ActorCallback):
+    def __init__(self):
+        sys.exit(1)
+
+
+class FailingAtTheEnd(ActorCallback):
+    def on_actor_end(self):
+        raise KeyError("no such key")
+
+
 def quietly(how, *arguments, **options):
     return how(*arguments, Console(file=io.StringIO()), **options)
 
@@ -72,7 +84,7 @@ def test_hooks_come_in_pairs():
         assert paired == [begin, end] * (len(paired) // 2) and len(paired) > 20
 
 
-@pytest.mark.parametrize("hook", ["on_begin", "on_report", "on_end"])
+@pytest.mark.parametrize("hook", ["on_begin", "on_report", "on_end", "close"])
 def test_a_callback_that_raises_ends_the_run_with_a_checkpoint(tmp_path, hook):
     class Broken(Noting):
         pass
@@ -86,10 +98,32 @@ def test_a_callback_that_raises_ends_the_run_with_a_checkpoint(tmp_path, hook):
     with pytest.raises(CallbackError, match=expected) as raised:
         quietly(run, "cartpole", SHORT, tmp_path / "run", callbacks=[callback])
     assert isinstance(raised.value.__cause__, ZeroDivisionError)
-    assert callback.calls.count(hook) == 1 and callback.calls[-2:] == [hook, "close"]
+    assert callback.calls.count(hook) == 1 and callback.calls[-1] == "close"
+    assert hook == "close" or callback.calls[-2] == hook
+    assert (tmp_path / "run" / "summary.json").is_file()
     assert checkpoints(tmp_path / "run")
     _, summary = quietly(resume, tmp_path / "run", {})
     assert summary["reason"] == "the limit of 240 steps"
+
+
+def test_a_callback_that_exits_ends_the_run_with_a_checkpoint(tmp_path):
+    class Exiting(Callback):
+        def on_update(self, training, learned):
+            sys.exit("enough")
+
+    with pytest.raises(CallbackError, match=r"Exiting failed in on_update: SystemExit: enough"):
+        quietly(run, "cartpole", SHORT, tmp_path / "run", callbacks=[Exiting()])
+    assert checkpoints(tmp_path / "run")
+
+
+def test_classes_and_objects_that_are_mistaken_for_each_other_leave_no_folder(tmp_path):
+    wrong: Any = [Noting]
+    with pytest.raises(ValueError, match=r"callbacks: got <class .*Noting'>, expected an object"):
+        quietly(run, "cartpole", SHORT, tmp_path / "run", callbacks=wrong)
+    wrong = [Lengths()]
+    with pytest.raises(ValueError, match=r"actor_callbacks: got <.*Lengths object.*>, expected a class"):
+        quietly(run, "cartpole", SHORT, tmp_path / "run", actor_callbacks=wrong)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_callback_may_end_a_run_from_any_hook(tmp_path):
@@ -110,10 +144,24 @@ def test_figures_of_actor_callbacks_reach_the_log(tmp_path, actors):
     assert episodes and all(line["figures"] == {"twice": 2 * line["episode_steps"]} for line in episodes)
 
 
-def test_an_actor_callback_that_raises_ends_the_run(tmp_path):
-    with pytest.raises(CallbackError, match="callback Failing failed in on_actor_step: KeyError"):
-        quietly(run, "cartpole", SHORT, tmp_path / "run", actor_callbacks=[Failing])
-    assert checkpoints(tmp_path / "run")
+@pytest.mark.parametrize(
+    ("callback", "hook", "actors"),
+    [
+        (Failing, "on_actor_step: KeyError", 0),
+        (Failing, "on_actor_step: KeyError", 1),
+        (FailingToBeMade, "__init__: SystemExit", 0),
+        (FailingAtTheEnd, "on_actor_end: KeyError", 0),
+        (FailingAtTheEnd, "on_actor_end: KeyError", 1),
+    ],
+)
+def test_an_actor_callback_that_raises_ends_the_run(tmp_path, callback, hook, actors):
+    recipe = SHORT.override(actors=actors, segment_steps=4, steps=40, warmup_steps=20, checkpoint_every=20)
+    text = io.StringIO()
+    expected = rf"callback {callback.__name__} failed in {hook}(.*\n)*The run ended with a check"
+    with pytest.raises(CallbackError, match=expected) as raised:
+        run("cartpole", recipe, tmp_path / "run", Console(file=text), actor_callbacks=[callback])
+    assert str(raised.value).startswith("actor 0: " if actors else "callback") and "restarted" not in text.getvalue()
+    assert checkpoints(tmp_path / "run") and (tmp_path / "run" / "summary.json").is_file()
 
 
 def test_figures_that_are_no_numbers_name_their_callback():
@@ -132,3 +180,23 @@ def test_actor_callbacks_that_cannot_be_sent_to_actors_leave_no_folder(tmp_path)
     with pytest.raises(ValueError, match=r"actor_callbacks: .* cannot be sent to actor processes: .*top level"):
         quietly(run, "cartpole", SHORT.override(actors=1), tmp_path / "run", actor_callbacks=[lambda: Lengths()])
     assert not (tmp_path / "run").exists()
+
+
+class Unwilling(ActorCallback):
+    def __call__(self):
+        return self
+
+    def __reduce__(self):
+        raise RuntimeError("not without its graph")
+
+
+def test_whatever_pickling_raises_is_the_reason_given(monkeypatch):
+    with pytest.raises(ValueError, match=r"cannot be sent to actor processes: not without its graph; expected"):
+        check_actor_callbacks([Unwilling()], 1)
+    monkeypatch.setattr(Lengths, "__module__", "__main__")
+    notebook = ModuleType("__main__")
+    notebook.Lengths = Lengths  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "__main__", notebook)
+    with pytest.raises(ValueError, match=r"cannot import what a notebook or an interactive session defines"):
+        check_actor_callbacks([Lengths], 1)
+    check_actor_callbacks([Lengths], 0)

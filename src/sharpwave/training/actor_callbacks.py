@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from multiprocessing.reduction import ForkingPickler
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.agents.protocol import Acted, Agent, Obs
-from sharpwave.training.failures import CallbackError
+from sharpwave.training.failures import RAISED, CallbackError
 from sharpwave.training.scores import Episode
 
 
@@ -81,16 +81,29 @@ MakeActorCallback = Callable[[], ActorCallback]
 """Class of an actor callback, or another function that makes one."""
 
 
-def check_picklable(callbacks: Sequence[MakeActorCallback]) -> None:
-    """Check that actor processes can be given ``callbacks``.  Raises: ValueError."""
+def check_actor_callbacks(callbacks: Sequence[MakeActorCallback], actors: int) -> None:
+    """Check that ``actors`` processes, if there are any, can be given ``callbacks``.  Raises: ValueError."""
     for make in callbacks:
-        try:
-            ForkingPickler.dumps(make)
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
+        if not callable(make):
             raise ValueError(
-                f"actor_callbacks: {make!r} cannot be sent to actor processes: {error}; expected a class or function "
-                "defined at the top level of a module, or functools.partial of one"
-            ) from error
+                f"actor_callbacks: got {make!r}, expected a class or a function that makes a callback: every process "
+                "that steps environments makes its own"
+            )
+        if not actors:
+            continue
+        try:
+            pickled = bytes(ForkingPickler.dumps(make))
+        except Exception as error:  # objects may refuse by any error
+            raise _cannot_be_sent(make, error) from error
+        if b"__main__" in pickled and not hasattr(sys.modules["__main__"], "__file__"):
+            raise _cannot_be_sent(make, "actors cannot import what a notebook or an interactive session defines")
+
+
+def _cannot_be_sent(make: MakeActorCallback, reason: object) -> ValueError:
+    return ValueError(
+        f"actor_callbacks: {make!r} cannot be sent to actor processes: {reason}; expected a class or function "
+        "defined at the top level of a module, or functools.partial of one"
+    )
 
 
 class ActorHooks:
@@ -110,7 +123,12 @@ class ActorHooks:
 
     def begin(self, actor: Actor) -> None:
         """Make the callbacks and call ``on_actor_begin``."""
-        self._callbacks = [make() for make in self._make]
+        for make in self._make:
+            try:
+                self._callbacks.append(make())
+            except RAISED as error:
+                self.failure = CallbackError.of(make, "__init__", error)
+                return
         self._call("on_actor_begin", actor)
 
     def episodes_begin(self, lanes: Iterable[int]) -> None:
@@ -131,12 +149,8 @@ class ActorHooks:
         return ended
 
     def end(self) -> None:
-        """Call ``on_actor_end``.  Raises: CallbackError: a callback raised in it."""
-        before = self.failure
+        """Call ``on_actor_end``."""
         self._call("on_actor_end")
-        if self.failure is not before:
-            assert self.failure is not None
-            raise self.failure
 
     def _call(self, hook: str, *arguments: Any) -> list[Any]:
         """Call a hook of all callbacks; return what they returned, without None."""
@@ -149,6 +163,6 @@ class ActorHooks:
                 if hook == "on_episode" and found is not None:  # checked here, where the callback can be named
                     found = {str(name): float(value) for name, value in found.items()}
                 returned.append(found)
-            except Exception as error:
+            except RAISED as error:
                 self.failure = CallbackError.of(callback, hook, error)
         return [value for value in returned if value is not None]

@@ -11,7 +11,7 @@ import sharpwave as sw
 from sharpwave.agents.protocol import Agent, Learned
 from sharpwave.training.evaluator import Evaluator, Measured
 from sharpwave.training.experience import Experience
-from sharpwave.training.failures import CallbackError
+from sharpwave.training.failures import RAISED, CallbackError
 from sharpwave.training.progress import Metrics, TrainingState
 from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.video import film
@@ -109,6 +109,13 @@ class Training:
         return metrics | state.held_out.report() | self.experience.report()
 
 
+def check_callbacks(callbacks: Sequence[Callback]) -> None:
+    """Check before a run begins that callbacks are objects of a ``Callback`` class.  Raises: ValueError."""
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            raise ValueError(f"callbacks: got {callback!r}, expected an object of a class derived from Callback")
+
+
 class StopWhen(Callback):
     """Callback that ends training once ``reason()`` returns a reason."""
 
@@ -171,7 +178,7 @@ class Wrapping(Callback):
 class Guarded(Wrapping):
     """Wrapper of a callback that may raise anything: the error ends the run with a checkpoint, and names the callback.
 
-    Its hooks are not called again; ``close`` is.
+    Its hooks are not called again; ``close`` is. Ctrl-C pressed twice ends the run at once, in a hook as elsewhere.
     """
 
     def __init__(self, callback: Callback) -> None:
@@ -186,15 +193,17 @@ class Guarded(Wrapping):
     def close(self) -> None:
         try:
             self._callback.close()
-        except Exception as error:
-            raise CallbackError.of(self._callback, "close", error) from error
+        except RAISED as error:
+            if self._training is None:
+                raise CallbackError.of(self._callback, "close", error) from error
+            self._training.fail(CallbackError.of(self._callback, "close", error))
 
     def _call(self, hook: str, *arguments: Any) -> Any:
         if self._failed:
             return None
         try:
             return getattr(self._callback, hook)(*arguments)
-        except Exception as error:
+        except RAISED as error:
             self._failed = True
             assert self._training is not None
             self._training.fail(CallbackError.of(self._callback, hook, error))

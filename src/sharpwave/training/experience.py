@@ -17,12 +17,10 @@ class Arrived(NamedTuple):
     Attributes:
         steps: environment steps that were added to the store.
         episodes: episodes that ended.
-        failure: the error by which the source has failed for good; None: it has not.
     """
 
     steps: int
     episodes: list[Episode]
-    failure: RuntimeError | None = None
 
 
 class Experience(Protocol):
@@ -33,9 +31,13 @@ class Experience(Protocol):
 
     Attributes:
         max_updates: updates in a turn at most; None: as many as are due.
+        failure: the error by which the source has failed for good, or with which it stopped; None: none.
     """
 
     max_updates: int | None
+
+    @property
+    def failure(self) -> RuntimeError | None: ...
 
     def __enter__(self) -> Self: ...
     def __exit__(self, *_: object) -> None: ...
@@ -81,6 +83,10 @@ class LocalExperience:
         self._acted: Acted | None = None
         self._state: Any = None
 
+    @property
+    def failure(self) -> RuntimeError | None:
+        return self._hooks.failure
+
     def __enter__(self) -> Self:
         self._hooks.begin(Actor(0, range(self._lanes), self._agent))
         self.break_off()
@@ -104,7 +110,7 @@ class LocalExperience:
         if self._hooks:
             stepped = Stepped(self._obs, self._acted, reward, terminated, truncated, infos)
             episodes = self._hooks.stepped(stepped, episodes)
-        return Arrived(self._lanes, episodes, self._hooks.failure)
+        return Arrived(self._lanes, episodes)
 
     def break_off(self) -> None:
         """Begin new episodes in all environments."""

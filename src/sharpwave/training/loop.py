@@ -33,8 +33,8 @@ def train(training: Training, ahead: bool | None = None) -> Metrics:
             learned = catch_up(training, feed, experience.max_updates)
             arrived = experience.receive(0.0 if learned else WAIT_S)
             progress.advance(arrived.steps)
-            if arrived.failure is not None:
-                training.fail(arrived.failure)
+            if experience.failure is not None:
+                training.fail(experience.failure)
             for episode in arrived.episodes:
                 state.scores.add(episode)
                 for callback in callbacks:
@@ -55,6 +55,8 @@ def train(training: Training, ahead: bool | None = None) -> Metrics:
                 experience.break_off()
                 for callback in callbacks:
                     callback.on_checkpoint(training, metrics)
+    if experience.failure is not None:  # it may have failed while it stopped
+        training.fail(experience.failure)
     last = {**metrics, "reason": training.reason}
     for callback in callbacks:
         callback.on_end(last)

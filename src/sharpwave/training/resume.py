@@ -16,8 +16,8 @@ import sharpwave as sw
 from sharpwave.agents.demonstrations import DEMONSTRATIONS, DemonstratedReplay
 from sharpwave.agents.protocol import Agent
 from sharpwave.training import figures, setup
-from sharpwave.training.actor_callbacks import MakeActorCallback, check_picklable
-from sharpwave.training.callbacks import Callback
+from sharpwave.training.actor_callbacks import MakeActorCallback, check_actor_callbacks
+from sharpwave.training.callbacks import Callback, check_callbacks
 from sharpwave.training.checkpoints import NO_STATE, REPLAY, checkpoints, load_best, load_checkpoint
 from sharpwave.training.config import Config, read_config
 from sharpwave.training.files import write_bytes
@@ -66,8 +66,8 @@ def resume(
         stack.enter_context(locked(folder))
         recipe = found.recipe.override(**changes)
         check_tracking(recipe)
-        if recipe.actors.count:
-            check_picklable(actor_callbacks)
+        check_callbacks(callbacks)
+        check_actor_callbacks(actor_callbacks, recipe.actors.count)
         config = found._replace(recipe=recipe, run=found.run or secrets.token_hex(16))
         stack.enter_context(setup.arithmetic(recipe))
         env = setup.environments(recipe, 1 if recipe.actors.count else None)

@@ -17,9 +17,17 @@ from rich.console import Console
 import sharpwave as sw
 from sharpwave.agents.protocol import Agent
 from sharpwave.training import figures, setup
-from sharpwave.training.actor_callbacks import ActorHooks, MakeActorCallback, check_picklable
+from sharpwave.training.actor_callbacks import ActorHooks, MakeActorCallback, check_actor_callbacks
 from sharpwave.training.actors.experience import ActorExperience
-from sharpwave.training.callbacks import Callback, Guarded, HeldOutEvaluations, Lasting, StopWhen, Training
+from sharpwave.training.callbacks import (
+    Callback,
+    Guarded,
+    HeldOutEvaluations,
+    Lasting,
+    StopWhen,
+    Training,
+    check_callbacks,
+)
 from sharpwave.training.config import Config, write_config
 from sharpwave.training.curve import draw_curve
 from sharpwave.training.display import Display
@@ -70,8 +78,8 @@ def run(
     check_installed()
     console = console or Console()
     check_tracking(recipe)
-    if recipe.actors.count:
-        check_picklable(actor_callbacks)
+    check_callbacks(callbacks)
+    check_actor_callbacks(actor_callbacks, recipe.actors.count)
     with ExitStack() as stack:
         stack.enter_context(setup.arithmetic(recipe))
         env = setup.environments(recipe, 1 if recipe.actors.count else None)  # with actors only its spaces are used

@@ -13,6 +13,7 @@ from sharpwave.training.actors.pool import ActorPool, ActorsDiedError
 from sharpwave.training.actors.staleness import Staleness
 from sharpwave.training.actors.weights import shared_weights
 from sharpwave.training.experience import Arrived
+from sharpwave.training.failures import CallbackError
 from sharpwave.training.progress import Progress
 from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.scores import Episode
@@ -45,6 +46,7 @@ class ActorExperience:
         self._counters, self._weights = Counters(recipe.actors.count), shared_weights(agent)
         self._staleness = Staleness(progress, self._batch_size)
         self._published_at = progress.steps
+        self._died: RuntimeError | None = None
         first_step, self._first_update = progress.ratio_since
         self._pool = ActorPool(
             recipe,
@@ -56,6 +58,10 @@ class ActorExperience:
             say=say,
             callbacks=callbacks,
         )
+
+    @property
+    def failure(self) -> RuntimeError | None:
+        return self._died or self._pool.callback_failure
 
     def __enter__(self) -> Self:
         self._tell()
@@ -75,7 +81,7 @@ class ActorExperience:
 
     def receive(self, timeout_s: float) -> Arrived:
         """Write arrived segments into the store, waiting up to ``timeout_s`` for the first."""
-        steps, episodes, failure = 0, [], None
+        steps, episodes = 0, []
         try:
             for message in self._pool.receive(timeout_s):
                 if isinstance(message, Episode):
@@ -85,9 +91,9 @@ class ActorExperience:
                 self._store.add_segment(segment.packed, segment.dictionaries, td_error=message.td_error)
                 self._staleness.arrived(message)
                 steps += segment.steps
-        except ActorsDiedError as error:
-            failure = error
-        return Arrived(steps, episodes, failure)
+        except (ActorsDiedError, CallbackError) as error:
+            self._died = error
+        return Arrived(steps, episodes)
 
     def break_off(self) -> None:
         """Do nothing: runs with actors do not repeat exactly."""

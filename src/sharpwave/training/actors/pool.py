@@ -18,6 +18,7 @@ from sharpwave.training.actors.counters import CONTEXT, Counters
 from sharpwave.training.actors.transport import Arrival, Failure, Inbox
 from sharpwave.training.actors.weights import SharedWeights
 from sharpwave.training.actors.worker import TERMINAL_SIGNALS, Task, act, actor_seed
+from sharpwave.training.failures import CallbackError
 from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.scores import Episode
 
@@ -63,6 +64,7 @@ class ActorPool:
 
     Attributes:
         restarts: actors restarted so far.
+        callback_failure: the error of the first actor callback that raised; None: none did.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class ActorPool:
         self._say, self._callbacks = say, tuple(callbacks)
         self.recipe, self.counters, self.weights = recipe, counters, weights
         self.restarts = 0
+        self.callback_failure: CallbackError | None = None
         self._first_steps, self._run_steps, self._inserts, self._hung_s = first_steps, run_steps, inserts, hung_s
         lanes = [len(some) for some in np.array_split(np.arange(recipe.env.num_envs), recipe.actors.count)]
         begins = np.cumsum([0, *lanes])
@@ -105,6 +108,7 @@ class ActorPool:
 
         Raises:
             ActorsDiedError: an actor died more often than ``actor_restarts`` allows.
+            CallbackError: an actor died of a callback that raised, which it would do again.
         """
         for seat in self.seats:
             if seat.process is None:
@@ -129,11 +133,16 @@ class ActorPool:
             return
         for message in messages:
             if isinstance(message, Failure):
-                seat.failure = message.text
+                self._failed(seat, message)
                 continue
             if isinstance(message, Arrival):
                 seat.received += message.segment.steps
             yield message
+
+    def _failed(self, seat: _Seat, failure: Failure) -> None:
+        seat.failure = failure.text
+        if failure.by_callback and self.callback_failure is None:
+            self.callback_failure = CallbackError(f"actor {seat.number}: {failure.text.strip()}")
 
     def _hangs(self, seat: _Seat, passed: float) -> bool:
         beats = self.counters.beats(seat.number)
@@ -166,6 +175,8 @@ class ActorPool:
         self._dismiss(seat)
 
     def _start_again(self, seat: _Seat) -> None:
+        if self.callback_failure is not None:
+            raise self.callback_failure
         if seat.restarts >= self.recipe.actors.restarts:
             raise ActorsDiedError(
                 f"actor {seat.number} died of: {seat.failure.strip()}; it had been restarted as often as "
@@ -223,11 +234,15 @@ class ActorPool:
 
     def _drain(self) -> bool:
         """Drain the pipes of actors that are ending, so that none blocks on a full one; return whether any is alive."""
+        # Asked before reading, so that the last words of one that ends are read.
+        alive = any(seat.process is not None and seat.process.is_alive() for seat in self.seats)
         for seat in self.seats:
             if seat.inbox is not None:
                 with contextlib.suppress(ValueError):
-                    seat.inbox.receive()
-        return any(seat.process is not None and seat.process.is_alive() for seat in self.seats)
+                    for message in seat.inbox.receive():
+                        if isinstance(message, Failure):
+                            self._failed(seat, message)
+        return alive
 
     def _dismiss(self, seat: _Seat) -> None:
         assert seat.inbox is not None

@@ -17,7 +17,7 @@ from sharpwave.segment_writer import SealedSegment
 from sharpwave.training.scores import Episode
 
 FRAME = struct.Struct("<II")  # kind, bytes that follow
-SEGMENT, EPISODE, FAILURE = 1, 2, 3
+SEGMENT, EPISODE, FAILURE, CALLBACK_FAILURE = 1, 2, 3, 4
 ABOUT_SEGMENT = struct.Struct("<QQQIII")  # lane, first step, weights' version; steps, TD errors, dictionaries
 ABOUT_DICTIONARY = struct.Struct("<QI")  # key; bytes that follow, 0: the learner has the dictionary already
 ABOUT_EPISODE = struct.Struct("<dQI")  # reward, steps, lane; then its figures as JSON, if it has any
@@ -45,9 +45,14 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Failure:
-    """Traceback of an actor that failed."""
+    """Traceback of an actor that failed.
+
+    Attributes:
+        by_callback: an actor callback raised.
+    """
 
     text: str
+    by_callback: bool = False
 
 
 Message = Arrival | Episode | Failure
@@ -108,9 +113,9 @@ class Outbox:
         figures = json.dumps(dict(episode.figures)).encode() if episode.figures else b""
         self._send(EPISODE, ABOUT_EPISODE.pack(episode.reward, episode.steps, episode.lane) + figures)
 
-    def send_failure(self, text: str) -> None:
+    def send_failure(self, text: str, by_callback: bool = False) -> None:
         """Send the traceback of the error that ends the actor."""
-        self._send(FAILURE, text.encode(errors="replace"))
+        self._send(CALLBACK_FAILURE if by_callback else FAILURE, text.encode(errors="replace"))
 
     def _send(self, kind: int, content: bytes) -> None:
         rest = memoryview(FRAME.pack(kind, len(content)) + content)
@@ -173,10 +178,10 @@ class Inbox:
             reward, steps, lane = ABOUT_EPISODE.unpack_from(content)
             said = json.loads(content[ABOUT_EPISODE.size :] or b"{}")
             return Episode(reward, steps, lane, {str(name): float(value) for name, value in said.items()})
-        if kind == FAILURE:
-            return Failure(content.decode(errors="replace"))
+        if kind in (FAILURE, CALLBACK_FAILURE):
+            return Failure(content.decode(errors="replace"), kind == CALLBACK_FAILURE)
         if kind != SEGMENT:
-            raise ValueError(f"a frame of kind {kind} from an actor, expected {SEGMENT}, {EPISODE} or {FAILURE}")
+            raise ValueError(f"a frame of kind {kind} from an actor, expected {SEGMENT} to {CALLBACK_FAILURE}")
         lane, first_step, version, steps, errors, count = ABOUT_SEGMENT.unpack_from(content)
         at = ABOUT_SEGMENT.size
         dictionaries = {}

@@ -28,6 +28,7 @@ from sharpwave.training.actor_callbacks import Actor, ActorHooks, MakeActorCallb
 from sharpwave.training.actors.counters import Counters
 from sharpwave.training.actors.transport import Arrival, Outbox
 from sharpwave.training.actors.weights import SharedWeights, load
+from sharpwave.training.failures import CallbackError
 from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.scores import EpisodeSums, game_result
 
@@ -91,6 +92,10 @@ def act(task: Task, pipe: Connection, counters: Counters, weights: SharedWeights
             _Actor(task, outbox, counters, weights).play()
     except BrokenPipeError:
         os._exit(PARENT_GONE)
+    except CallbackError as error:
+        cause = "".join(traceback.format_exception(error.__cause__, limit=-8))
+        outbox.send_failure(f"{error}\n{cause}", by_callback=True)
+        raise SystemExit(1) from None
     except Exception:
         outbox.send_failure(traceback.format_exc(limit=-8))
         raise SystemExit(1) from None
@@ -181,6 +186,8 @@ class _Actor:
             if self._hooks.failure is not None:
                 raise self._hooks.failure
         self._hooks.end()
+        if self._hooks.failure is not None:
+            raise self._hooks.failure
         self.env.close()
 
     def _may_go_on(self, limiter: SamplesPerInsert) -> bool:
