@@ -13,6 +13,8 @@ Obs = npt.NDArray[np.float32]
 
 CELL = 16
 """Pixels of a cell's side in a picture."""
+MAX_STEPS = 5
+"""Steps until a T-maze is truncated, for each of its corridor."""
 GREY, WHITE, BLUE = (90, 90, 90), (230, 230, 230), (70, 110, 230)
 COLOURS = ((230, 90, 80), (90, 190, 100), (240, 200, 70), (160, 110, 220))
 """Colours of cues and keys, in turn."""
@@ -49,7 +51,8 @@ class TMaze(PicturedTask):
 
     Observation float32 [3]: the cue (-1 or 1; 0 after the first step), whether this is the junction, and 1. Actions:
     0 goes on, 1 and 2 turn; in the corridor a turn does nothing. At the junction the right side gives 1, the other -1,
-    and the episode ends. It is truncated after twice the corridor's length.
+    and the episode ends. It is truncated after five times the corridor's length, in which nearly every random walk comes to the junction: memory
+    is what is hard, not the way.
 
     Source: Bakker (2002), Reinforcement learning with long short-term memory.
 
@@ -80,7 +83,7 @@ class TMaze(PicturedTask):
             self._place += action == 0
         elif action != 0:
             reward, terminated = (1.0 if (action == 1) == (self._cue == 1) else -1.0), True
-        return self._observed(0), reward, terminated, not terminated and self._steps >= 2 * self._length, {}
+        return self._observed(0), reward, terminated, not terminated and self._steps >= MAX_STEPS * self._length, {}
 
     def cells(self) -> tuple[list[int], list[tuple[int, int, int]]]:
         row = [GREY] * self._length + [WHITE]
