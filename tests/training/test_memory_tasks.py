@@ -148,8 +148,8 @@ def test_a_random_player_opens_the_lock_once_in_65536() -> None:
 def test_a_maze_ends_in_any_case() -> None:
     env = TMaze(6)
     env.reset(seed=0)
-    ends = [env.step(np.int64(1))[2:4] for _ in range(12)]
-    assert ends == [(False, False)] * 11 + [(False, True)]
+    ends = [env.step(np.int64(1))[2:4] for _ in range(30)]
+    assert ends == [(False, False)] * 29 + [(False, True)]
     assert score(TMaze(6), lambda seen: 0, 1) == 0.0
 
 

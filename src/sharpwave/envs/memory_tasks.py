@@ -51,8 +51,8 @@ class TMaze(PicturedTask):
 
     Observation float32 [3]: the cue (-1 or 1; 0 after the first step), whether this is the junction, and 1. Actions:
     0 goes on, 1 and 2 turn; in the corridor a turn does nothing. At the junction the right side gives 1, the other -1,
-    and the episode ends. It is truncated after five times the corridor's length, in which nearly every random walk comes to the junction: memory
-    is what is hard, not the way.
+    and the episode ends. It is truncated after five times the corridor's length, in which nearly every random walk
+    comes to the junction: memory is what is hard, not the way.
 
     Source: Bakker (2002), Reinforcement learning with long short-term memory.
 
