@@ -231,9 +231,31 @@ def test_wrong_updates_are_refused_and_nothing_is_counted(arm, reward, message):
         UCB1(0)
 
 
+@pytest.mark.parametrize(
+    ("arm", "lane", "message"),
+    [
+        ([0, 0], [0, -1], "got lanes from -1 to 0, expected 0 to 1, integers"),
+        ([0, 0], [0, 2], "got lanes from 0 to 2"),
+        ([0, 0], [0, 0.5], "got lanes from 0.0 to 0.5, expected"),
+        ([True, False], [0, 1], "got arms from False to True, expected"),
+        ([0.0, 1.0], [0, 1], "got arms from 0.0 to 1.0, expected 0 to 1, integers"),
+    ],
+)
+def test_updates_of_other_lanes_and_by_other_numbers_are_refused(arm, lane, message):
+    bandit = UCB1(2, lanes=2)
+    with pytest.raises(ValueError, match=message):
+        bandit.update(arm, [1.0, 1.0], lane)
+    assert not bandit.counts.any()
+    bandit.update([], [], lane=[])
+    assert not bandit.counts.any()
+
+
 def test_gaussian_rewards_may_be_of_any_size():
     bandit = ThompsonGaussian(2)
     bandit.update([1], [-1e6])
     assert bandit.choose(np.random.default_rng(0)).tolist() == [0]
     with pytest.raises(ValueError, match="rewards from inf"):
         bandit.update([0], [math.inf])
+    with pytest.raises(ValueError, match=r"rewards from 1e\+200 .* expected -1e\+150 to 1e\+150"):
+        bandit.update([0], [1e200])  # its square would overflow
+    assert bandit.counts.tolist() == [[0, 1]]

@@ -42,7 +42,7 @@ class Bandit(Protocol):
             arm: int [N], the arms that were chosen.  reward: float [N], what they gave.
             lane: int [N], whose; repeated ones count as often. None: of every lane, in order.
         Raises:
-            ValueError: no such arm, or a reward out of range; nothing was counted.
+            ValueError: no such arm or lane, or a reward out of range; nothing was counted.
         """
 
 
@@ -89,8 +89,13 @@ class CountingBandit(Bandit):
         name = type(self).__name__
         if not (arm.shape == given.shape == rows.shape and arm.ndim == 1):
             raise ValueError(f"{name}: got arms {arm.shape}, rewards {given.shape}, lanes {rows.shape}, expected [N]")
-        if len(arm) and (arm.min() < 0 or arm.max() >= arms):
-            raise ValueError(f"{name}: got arms from {arm.min()} to {arm.max()}, expected 0 to {arms - 1}")
+        if not len(arm):
+            return
+        for what, numbers, count in (("arms", arm, arms), ("lanes", rows, lanes)):
+            if numbers.dtype.kind not in "iu" or numbers.min() < 0 or numbers.max() >= count:
+                raise ValueError(
+                    f"{name}: got {what} from {numbers.min()} to {numbers.max()}, expected 0 to {count - 1}, integers"
+                )
         if not np.all((given >= self.lowest) & (given <= self.highest)):  # NaN is neither
             raise ValueError(
                 f"{name}: got rewards from {given.min()} to {given.max()}, expected {self.lowest:g} to "
@@ -225,14 +230,14 @@ class ThompsonBeta(CountingBandit):
 
 
 class ThompsonGaussian(CountingBandit):
-    """Sample of each mean's posterior Normal(sum / (n_j + 1), scale^2 / (n_j + 1)), for rewards of any size.
+    """Sample of each mean's posterior Normal(sum / (n_j + 1), scale^2 / (n_j + 1)), for rewards up to 1e150.
 
     Args:
         scale: standard deviation of an arm's rewards, and of the prior of its mean, which is around 0.
     Source: Agrawal and Goyal (2013), Further optimal regret bounds for Thompson sampling, algorithm 2 (scale 1).
     """
 
-    lowest, highest = -np.finfo(np.float64).max, np.finfo(np.float64).max
+    lowest, highest = -1e150, 1e150  # a sum of their squares is finite
 
     def __init__(self, arms: int, lanes: int = 1, scale: float = 1.0) -> None:
         super().__init__(arms, lanes)
