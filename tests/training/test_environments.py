@@ -1,9 +1,11 @@
 """Any Gymnasium environment with discrete actions trains, or says by name what is missing."""
 
 import io
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from gymnasium.spaces import Dict
 from rich.console import Console
 
@@ -133,6 +135,20 @@ def test_stacks_are_stored_as_single_frames_and_replayed_as_seen():
     replayed = [tuple(batch.obs[key][i].tobytes() for key in sorted(obs)) for i in range(64)]
     assert batch.obs["camera"].shape == (64, 3, 16, 16, 3) and set(replayed) <= seen
     store.close()
+    env.close()
+
+
+def test_stacks_of_vectors_are_no_pictures():
+    """Five vectors of six numbers are 30 numbers to the network, not a picture of 5x6 pixels."""
+    recipe = QUICK.override(env="Acrobot-v1", stack=5)
+    env = setup.environments(recipe)
+    agent: Any = setup.agent(recipe, env)
+    obs, _ = env.reset(seed=0)
+    assert obs.shape == (2, 5, 6)
+    assert agent.inputs(torch.from_numpy(obs)).tolist() == obs.reshape(2, 30).tolist()
+    assert agent.online.torso[0].in_features == 30
+    with pytest.raises(ValueError, match="'tiny' takes images"):
+        setup.agent(recipe.override(network="tiny"), env)
     env.close()
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from gymnasium.spaces import Box, Dict, Space
 from gymnasium.vector import VectorEnv
 
 import sharpwave as sw
@@ -16,6 +17,7 @@ from sharpwave import envs
 from sharpwave.agents.demonstrations import DEMONSTRATIONS, BlendedSettings
 from sharpwave.agents.protocol import Agent, Spaces
 from sharpwave.agents.registry import agent_class
+from sharpwave.observations import stacking
 from sharpwave.training.actors.transport import MAX_FRAME_BYTES
 from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.views.gather import THREADS
@@ -57,9 +59,21 @@ def agent(recipe: Recipe, env: Env, seed: Any = None) -> Agent:
         ValueError: the agent cannot learn in these spaces, or a setting is invalid.
     """
     torch.manual_seed(recipe.training.seed)
-    spaces = Spaces(env.single_observation_space, env.single_action_space, recipe.env.name)
+    spaces = Spaces(_observation_space(env), env.single_action_space, recipe.env.name)
     made = agent_class(recipe.agent.kind)
     return made(spaces, recipe.agent, recipe.training.device, recipe.training.seed if seed is None else seed)
+
+
+def _observation_space(env: Env) -> Space[Any]:
+    """Return the space of one lane's observations, a stack of vectors as one vector: [stack, n] is no picture."""
+    space, sizes = env.single_observation_space, {size for size, _ in stacking(env)}
+
+    def flat(part: Space[Any]) -> Space[Any]:
+        if not isinstance(part, Box) or len(part.shape) != 2 or part.shape[0] not in sizes:
+            return part
+        return Box(part.low.reshape(-1), part.high.reshape(-1), dtype=part.dtype.type)
+
+    return Dict({name: flat(part) for name, part in space.items()}) if isinstance(space, Dict) else flat(space)
 
 
 def player(recipe: Recipe, env: Env, policy: Mapping[str, torch.Tensor]) -> Agent:
