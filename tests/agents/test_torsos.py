@@ -1,5 +1,6 @@
 """Networks: shapes for every kind of observation, dueling, and errors that teach."""
 
+from importlib.metadata import EntryPoint
 from typing import Any
 
 import numpy as np
@@ -254,9 +255,14 @@ def test_an_image_model_of_ones_own(own):
 
 
 def test_image_models_of_other_packages_are_imported_on_demand(monkeypatch):
-    monkeypatch.setattr(architectures, "_provided", lambda: {"theirs": f"{__name__}:Pooled"})
+    values = {"theirs": f"{__name__}:Pooled", "gone": "no_such_package:Model", "less": f"{__name__}:NoSuchModel"}
+    points = {name: EntryPoint(name, value, architectures.GROUP) for name, value in values.items()}
+    monkeypatch.setattr(architectures, "_provided", lambda: points)
     assert "theirs" in networks()
     assert torso_for(image(10, 10), "theirs", 8).features == 1
+    for name in ("gone", "less"):
+        with pytest.raises(ValueError, match=f"network '{name}': its entry point '{values[name]}' cannot be loaded"):
+            torso_for(image(10, 10), name, 8)
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,9 @@ read the names without torch."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from functools import cache
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -54,16 +53,22 @@ def register_image_model(name: str, model: ImageModel) -> None:
 
 
 def image_model(name: str) -> ImageModel:
-    """Return a registered image model.  Raises: ValueError: an unknown name."""
+    """Return a registered image model.  Raises: ValueError: an unknown name, or one that cannot be imported."""
     if name in _registered:
         return _registered[name]
     if name not in _provided():
         raise ValueError(f"network: got {name!r}, expected one of {', '.join(networks())}")
-    module, _, attribute = _provided()[name].partition(":")
-    model: ImageModel = getattr(importlib.import_module(module), attribute)
+    point = _provided()[name]
+    try:
+        model: ImageModel = point.load()
+    except (ImportError, AttributeError) as error:
+        raise ValueError(
+            f"network {name!r}: its entry point {point.value!r} cannot be loaded ({error}); repair or uninstall the "
+            "package that declares it, or choose another network"
+        ) from error
     return model
 
 
 @cache
-def _provided() -> dict[str, str]:
-    return {point.name: point.value for point in entry_points(group=GROUP)}
+def _provided() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=GROUP)}

@@ -10,7 +10,7 @@ from gymnasium.spaces import Dict, Space
 from torch import Tensor, nn
 
 from sharpwave.agents.architectures import CONVOLUTIONS, MIN_SIDES, RESIDUAL, ImageModel, image_model, networks
-from sharpwave.agents.inputs import image_shape, input_size
+from sharpwave.agents.inputs import MIN_IMAGE_SIDE, image_shape, input_size
 
 
 class ConvTorso(nn.Sequential):
@@ -182,8 +182,8 @@ def torso_for(space: Space[Any], network: str, units: int, normalized: bool = Fa
     if network not in ("auto", "mlp") and all(image_shape(part) is None for part in parts.values()):
         shapes = space.shape if not isinstance(space, Dict) else {name: part.shape for name, part in parts.items()}
         raise ValueError(
-            f"network {network!r} takes images, [H, W], [C, H, W] or [H, W, C], got observations of shape {shapes}; "
-            "use 'mlp' or 'auto'"
+            f"network {network!r} takes images, [H, W], [C, H, W] or [H, W, C], of at least "
+            f"{MIN_IMAGE_SIDE}x{MIN_IMAGE_SIDE} pixels, got observations of shape {shapes}; use 'mlp' or 'auto'"
         )
     torsos: dict[str, Torso] = {}
     for name, part in parts.items():
