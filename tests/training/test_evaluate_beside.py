@@ -59,6 +59,13 @@ def test_a_run_waits_for_its_last_evaluation_and_films_every_second_one(tmp_path
     assert int(video.stem) == evaluations[0]["steps"] and video.read_bytes()[4:8] == b"ftyp"
 
 
+def test_videos_without_imageio_or_ffmpeg_are_refused_before_anything_begins(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "imageio_ffmpeg" else object())
+    with pytest.raises(ValueError, match=r"--video-every needs imageio_ffmpeg, .*pip install"):
+        run("cartpole", SHORT, tmp_path / "run", Console(file=io.StringIO()))
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_video_that_cannot_be_written_is_reported_once(tmp_path, weights):
     said: list[str] = []
     (tmp_path / "videos").write_text("a file")

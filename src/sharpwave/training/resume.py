@@ -28,6 +28,7 @@ from sharpwave.training.replay_folder import candidates, store_id
 from sharpwave.training.run import Run, check_installed, let_go, read_summary, summarize
 from sharpwave.training.text import duration_text, speaker
 from sharpwave.training.tracking import check_tracking
+from sharpwave.training.video import check_videos
 
 MAX_LINE_BYTES = 1 << 20
 """Size limit of a line of metrics."""
@@ -72,6 +73,7 @@ def resume(
         stack.enter_context(setup.arithmetic(recipe))
         env = setup.environments(recipe, 1 if recipe.actors.count else None)
         stack.callback(env.close)
+        check_videos(recipe)
         agent = setup.agent(recipe, env)
         saved = _newest_whole(folder, config, env, agent, say)
         if saved.memory is None:

@@ -43,6 +43,7 @@ from sharpwave.training.saving import Saver
 from sharpwave.training.signals import caught_signals
 from sharpwave.training.text import quoted, speaker
 from sharpwave.training.tracking import WeightsAndBiases, check_tracking
+from sharpwave.training.video import check_videos
 
 MAX_SUMMARY_BYTES = 1 << 20
 """Size limit of summary.json."""
@@ -84,8 +85,7 @@ def run(
         stack.enter_context(setup.arithmetic(recipe))
         env = setup.environments(recipe, 1 if recipe.actors.count else None)  # with actors only its spaces are used
         stack.callback(env.close)
-        if recipe.evaluation.video_every:
-            setup.environments(recipe, 1, render=True).close()  # refused now if it cannot be
+        check_videos(recipe)
         agent = setup.agent(recipe, env)
         # The settings are valid by now: a run that is refused leaves no folder.
         folder = stack.enter_context(new_folder(out, name, recipe.training.seed))

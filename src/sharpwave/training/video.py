@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Mapping
 from contextlib import closing, suppress
@@ -13,6 +14,20 @@ from sharpwave.training import setup
 from sharpwave.training.files import real_folder
 from sharpwave.training.measuring import EPSILON, ShowFrame, held_out_seed, play
 from sharpwave.training.recipes.recipe import Recipe
+
+
+def check_videos(recipe: Recipe) -> None:
+    """Check before a run begins that it can film evaluations, if it shall.
+
+    Raises:
+        ValueError: the environment renders no pictures, or imageio or its ffmpeg is not installed.
+    """
+    if not recipe.evaluation.video_every:
+        return
+    for name in ("imageio", "imageio_ffmpeg"):
+        if importlib.util.find_spec(name) is None:
+            raise ValueError(f"--video-every needs {name}, which is not installed: pip install 'sharpwave[train]'")
+    setup.environments(recipe, 1, render=True).close()
 
 
 def film(recipe: Recipe, weights: Mapping[str, Tensor], steps: int, path: Path) -> str:
@@ -31,7 +46,7 @@ def film(recipe: Recipe, weights: Mapping[str, Tensor], steps: int, path: Path) 
             with open_video(partial, int(env.metadata.get("render_fps", 30))) as show:
                 play(player, env, 1, EPSILON, seed, show)
         os.replace(partial, path)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         return str(error)
     finally:
         with suppress(OSError):
