@@ -1,6 +1,7 @@
 """Checkpoints: whole or absent, nothing pickled, errors that say what is missing."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from torch import nn
 
 import sharpwave as sw
 from sharpwave.training.checkpoints import checkpoints, latest_checkpoint, load_checkpoint, save_checkpoint
-from sharpwave.training.evaluation import chosen_checkpoint, with_policy
+from sharpwave.training.evaluation import chosen_checkpoint, steps_of, with_policy
 
 from ..agents.linear import make_dqn
 
@@ -150,3 +151,8 @@ def test_the_first_checkpoint_of_each_period_stays_without_its_replay_memory(run
         ValueError, match=r"--checkpoint: got '300', expected best, last or .*: 110, 290, 310, 390, 395"
     ):
         chosen_checkpoint(run, "300")
+
+
+def test_checkpoints_are_chosen_by_their_steps():
+    names = {"000000050000": "50000", "000000000000": "0", "000000000040-2": "40-2"}
+    assert {name: steps_of(Path(name)) for name in names} == names

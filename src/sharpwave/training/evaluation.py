@@ -66,12 +66,18 @@ def chosen_checkpoint(run: Path, checkpoint: str | None) -> str:
     Raises:
         ValueError: the folder holds no run, or no such checkpoint.
     """
-    found = [path.name.lstrip("0") for path in checkpoints(run)]
+    found = [steps_of(path) for path in checkpoints(run)]
     if checkpoint not in (None, "best", "last", *found):
         raise ValueError(
             f"--checkpoint: got {checkpoint!r}, expected best, last or the steps of a checkpoint: {', '.join(found)}"
         )
     return checkpoint or ("best" if (run / BEST).is_file() else "last")
+
+
+def steps_of(checkpoint: Path) -> str:
+    """Return the name by which a checkpoint is chosen: its steps, without leading zeros."""
+    steps, *number = checkpoint.name.split("-")
+    return "-".join([str(int(steps)), *number])
 
 
 def with_policy(agent: Agent, run: Path, checkpoint: str) -> tuple[dict[str, Any], Agent]:
@@ -81,7 +87,7 @@ def with_policy(agent: Agent, run: Path, checkpoint: str) -> tuple[dict[str, Any
         ValueError: the policy is missing, damaged, or another network's.
     """
     if checkpoint not in ("best", "last"):
-        figures = load_checkpoint(next(one for one in checkpoints(run) if one.name.lstrip("0") == checkpoint), agent)
+        figures = load_checkpoint(next(one for one in checkpoints(run) if steps_of(one) == checkpoint), agent)
         agent.load_policy(agent.policy_tensors())
         return figures, agent
     try:
