@@ -43,6 +43,9 @@ def test_the_process_measures_as_this_one_does_and_its_death_is_noticed(weights)
         evaluator._process.kill()
         with pytest.raises(RuntimeError, match=r"the process that evaluates has died, exit code -?\d+"):
             evaluator.wait(120)
+        evaluator.idle = True  # as after an outcome
+        with pytest.raises(RuntimeError, match=r"the process that evaluates has died"):
+            evaluator.begin(weights, 60, None)
     finally:
         evaluator.close()
 

@@ -57,11 +57,19 @@ class Evaluator:
         self._weights: dict[str, Tensor] | None = None  # of the policy that it measures
 
     def begin(self, weights: dict[str, Tensor], steps: int, video: Path | None) -> None:
-        """Begin to measure a policy, and then to film an episode of it where ``video`` is a path; it must be idle."""
+        """Begin to measure a policy, and then to film an episode of it where ``video`` is a path; it must be idle.
+
+        Raises:
+            RuntimeError: the process has died.
+        """
         assert self.idle
         self.idle, self._weights = False, weights
-        self._pipe.send_bytes(json.dumps({"steps": steps, "video": None if video is None else str(video)}).encode())
-        self._pipe.send_bytes(save({name: tensor.contiguous() for name, tensor in weights.items()}))
+        asked = {"steps": steps, "video": None if video is None else str(video)}
+        try:
+            self._pipe.send_bytes(json.dumps(asked).encode())
+            self._pipe.send_bytes(save({name: tensor.contiguous() for name, tensor in weights.items()}))
+        except OSError:
+            raise self._died() from None
 
     def poll(self, timeout_s: float = 0.0) -> Measured | None:
         """Return the outcome of the evaluation under way; None: it has not ended, or there is none.
@@ -74,14 +82,17 @@ class Evaluator:
                 return None
             said = json.loads(self._pipe.recv_bytes())
         except (EOFError, OSError):
-            self._process.join(STOP_S)
-            raise RuntimeError(f"the process that evaluates has died, exit code {self._process.exitcode}") from None
+            raise self._died() from None
         if "failure" in said:
             raise RuntimeError(f"the process that evaluates has failed:\n{said['failure']}")
         weights, self._weights, self.idle = self._weights, None, True
         if weights is None:  # it has started
             return None
         return Measured(Evaluation(said["steps"], said["scores"]), weights, said["minutes"], said["video_error"])
+
+    def _died(self) -> RuntimeError:
+        self._process.join(STOP_S)
+        return RuntimeError(f"the process that evaluates has died, exit code {self._process.exitcode}")
 
     def wait(self, timeout_s: float) -> Measured | None:
         """Return the outcome of the evaluation under way, waiting for it; None: there is none.
