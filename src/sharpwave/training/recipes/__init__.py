@@ -15,7 +15,7 @@ RECIPES: dict[str, str] = {
     "pong": "Atari Pong to a held-out mean of 18 with no game lost, sized for two CPU cores.",
     "apex": "Pong as Ape-X does it: two actors with a ladder of epsilons give each step its initial priority.",
     "lunarlander": "LunarLander-v3 to a held-out mean of 230, which is well above the 200 that count as solved.",
-    "tmaze": "Memory: R2D2 learns to recall a cue over a corridor of 20 steps, four runs of five within two minutes.",
+    "tmaze": "Memory: R2D2 learns to recall a cue over a corridor of 20 steps, in a minute or two.",
     "drqn": "Any Atari game by DRQN: one frame at a time, with a recurrent core in place of the stack.",
     "lock": "Demonstrations: R2D3 opens eight doors in a row, of which random play opens none.",
     "minatar": "A game of MinAtar, 500,000 steps in minutes; others with --env MinAtar/Seaquest-v1.",
