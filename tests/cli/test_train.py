@@ -61,7 +61,7 @@ def test_help_has_every_setting_with_its_default(here):
 def test_help_of_a_recipe_has_no_settings_of_other_environments(here):
     text = here("train", "cartpole", "--help").text
     assert "--num-envs" in text and "--n-step" in text
-    assert not [option for option in ("--frame", "--crop", "--sticky", "--stack", "--clip-rewards") if option in text]
+    assert not [option for option in ("--frame", "--crop", "--sticky", "--rgb", "--clip-rewards") if option in text]
 
 
 def test_options_come_before_values_and_values_before_the_file(here, tmp_path):

@@ -11,7 +11,7 @@ import pytest
 import sharpwave as sw
 from tests.log.test_remote_segments import Far, picture, spec
 
-SEGMENTS, STEPS = 50, 128
+SEGMENTS, STEPS = 50, 384
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def test_td_errors_of_steps_that_wait_are_counted(segments: list[sw.SealedSegmen
             return counted + store.stats()["bytes"]["samplers"], taken
 
     counted, taken = np.subtract(growth(np.ones(STEPS, np.float32)), growth(None))
-    assert counted == pytest.approx(taken, rel=0.05)
+    assert counted == pytest.approx(taken, rel=0.08)
     assert counted > (SEGMENTS - 1) * STEPS * 4
 
 
