@@ -43,6 +43,8 @@ def test_scores_are_divided_by_the_best_mean_of_each_task():
         for agent, task, score in [("a", "x", 1.0), ("a", "x", 3.0), ("b", "x", 4.0), ("a", "y", 10.0), ("b", "y", 5.0)]
     ]
     assert normalized(by_agent(lines)) == {"a": {"x": [0.25, 0.75], "y": [1.0]}, "b": {"x": [1.0], "y": [0.5]}}
+    with pytest.raises(ValueError, match=r"y: the best mean is 0, expected one above 0"):
+        normalized({"a": {"x": [1.0], "y": [0.0]}})
 
 
 def test_each_arm_lacks_its_part():

@@ -120,9 +120,16 @@ def by_agent(lines: Sequence[Line]) -> dict[str, dict[str, list[float]]]:
 
 
 def normalized(scores: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, list[float]]]:
-    """Divide scores, by agent and task, by the best mean that any agent has on the task, so that tasks weigh alike."""
+    """Divide scores, by agent and task, by the best mean that any agent has on the task, so that tasks weigh alike.
+
+    Raises:
+        ValueError: no agent has a mean above 0 on a task.
+    """
     tasks = {task for tasks in scores.values() for task in tasks}
     best = {task: max(statistics.fmean(one[task]) for one in scores.values() if task in one) for task in tasks}
+    for task, mean in best.items():
+        if mean <= 0:
+            raise ValueError(f"{task}: the best mean is {mean:g}, expected one above 0 to divide by; look at it alone")
     return {
         agent: {task: [score / best[task] for score in seeds] for task, seeds in tasks.items()}
         for agent, tasks in scores.items()
