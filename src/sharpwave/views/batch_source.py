@@ -142,9 +142,8 @@ class BatchSource:
                 self.gate.notify()
                 return target.batch
 
-    def of_draw(self, ids: Ints, probabilities: Any, weights: Any, beta: float | None) -> Any:
-        """Return the batch of an earlier draw; items evicted since are resampled."""
-        target = self.lend(len(ids))
+    def fill_drawn(self, target: Target, ids: Ints, probabilities: Any, weights: Any, beta: float | None) -> None:
+        """Fill the memory of a batch with the items of an earlier draw; items evicted since are resampled."""
         self.items.follow()
         draw = target.draw
         draw.items[:], there = self.items.resolve(ids)
@@ -161,8 +160,7 @@ class BatchSource:
         except DamagedError:
             if not self._set_aside_damaged():
                 raise
-            return self.draw_into(target, beta)
-        return target.batch
+            self.draw_into(target, beta)
 
     def fetch(self, ids: Ints) -> Any:
         """Return the items with the given ids.  Raises: KeyError, MemoryError."""

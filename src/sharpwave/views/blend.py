@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import math
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import weakref
+from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.errors import LimiterTimeoutError
-from sharpwave.sampling.limiters import check_timeout
-from sharpwave.sampling.protocol import Draw
 from sharpwave.views.batch import Arrays
-from sharpwave.views.ids import tag_of, tagged
-from sharpwave.views.layout import Target
-from sharpwave.views.replay import MAX_BATCH_SIZE, Replay, checked_errors
+from sharpwave.views.blend_source import BlendSource, Choice, Share, held
+from sharpwave.views.blend_stream import BlendStream
+from sharpwave.views.ids import tag_of
+from sharpwave.views.replay import MAX_BATCH_SIZE, Replay, check_stream, checked_errors
 
 B = TypeVar("B", bound=Arrays)
-Ints = npt.NDArray[np.int64]
-Share = float | Callable[[int], float]
 
 MAY_DIFFER = frozenset({"stride", "eta"})
 """Settings of views that say which items there are and what their priorities are, but not what an item holds."""
@@ -34,12 +28,13 @@ class Blend(Generic[B]):
 
     Args:
         parts: share and view of each part. A share is a number of at least 0, or a schedule: a function from the number
-            of items that this blend has drawn so far to such a number. Shares are divided by their sum. Views must be
-            of one kind, with the same settings, ``stride`` and ``eta`` apart, and give arrays of the same shapes.
+            of items that this blend has drawn so far to such a number. Shares are divided by their sum. Each view is
+            there once; all are of one kind, with the same settings, ``stride`` and ``eta`` apart, and give arrays of
+            the same shapes.
         seed: seed of the choice between views; each view draws by its own.
 
     Attributes:
-        views: in the order of ``parts``. ``samples``: items drawn so far.
+        views: in the order of ``parts``.
 
     Raises:
         ValueError, TypeError: an invalid argument.
@@ -54,6 +49,12 @@ class Blend(Generic[B]):
                 "own.sequences(80))]"
             )
         self.views: list[Replay[B]] = [view for _, view in pairs]
+        twice = [view for k, view in enumerate(self.views) if any(view is other for other in self.views[:k])]
+        if twice:
+            raise ValueError(
+                f"Blend: view {twice[0].name!r} is there twice, expected each view once: give it the sum of its "
+                "shares, or make another view of its store, with name=, which has its own priorities and uses"
+            )
         described = [_settings(view) | _shapes(view) for view in self.views]
         names = dict.fromkeys(name for one in described for name in one)
         differing = [name for name in names if any(one.get(name) != described[0].get(name) for one in described)]
@@ -63,24 +64,18 @@ class Blend(Generic[B]):
                 f"Blend: batches of its views differ in {', '.join(differing)} ({differing[0]}: {values}); expected "
                 "views of one kind, with the same fields, length, burn_in, n_step and gamma"
             )
-        self._shares = [share for share, _ in pairs]
-        self.samples = 0
-        self._rng = np.random.default_rng(seed)
-        self._lock = threading.Lock()  # of the generator and ``samples``; taken before any store's
-        self._tag = object()  # of ``source`` in its batches
-        self.shares()
+        self._source = BlendSource(self.views, [share for share, _ in pairs], seed)
+        self._streams: list[weakref.ref[BlendStream[B]]] = []  # in the order of making
+        self._resumed: list[list[Choice]] = []  # of streams before a checkpoint, for the next streams made
+
+    @property
+    def samples(self) -> int:
+        """Number of items drawn so far."""
+        return self._source.samples
 
     def shares(self) -> npt.NDArray[np.float64]:
         """Return the present share of each view, float64 [views], with sum 1.  Raises: ValueError: none is positive."""
-        values: list[float] = [share(self.samples) if callable(share) else share for share in self._shares]
-        for value in values:
-            number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-            if not number or not 0 <= value < math.inf:
-                raise ValueError(f"Blend: share={value!r}, expected a finite number of at least 0")
-        total = sum(values)
-        if not 0 < total < math.inf:
-            raise ValueError(f"Blend: shares {values} sum to {total:g}, expected a positive one that is finite")
-        return np.array(values, np.float64) / total
+        return self._source.shares()
 
     def __len__(self) -> int:
         """Items that can be sampled now, from all views; none while one that has a share is empty."""
@@ -100,49 +95,31 @@ class Blend(Generic[B]):
         """
         if not isinstance(batch_size, (int, np.integer)) or not 1 <= batch_size <= MAX_BATCH_SIZE:
             raise ValueError(f"sample: batch_size={batch_size!r}, expected an integer from 1 to {MAX_BATCH_SIZE:,}")
-        with self._held(timeout):
-            shares = self.shares()
-            before = self._rng.bit_generator.state
-            source: Ints = self._rng.choice(len(self.views), size=int(batch_size), p=shares).astype(np.int64)
-            counts = {k: int(count) for k, count in enumerate(np.bincount(source)) if count}
-            try:
-                for k, count in counts.items():
-                    self.views[k].wait(count, beta=beta, timeout=timeout)
-                target = self.views[int(shares.argmax())].lend(int(batch_size))
-                begin = 0
-                for k, count in counts.items():
-                    part = _part(target, begin, begin + count)
-                    self.views[k].sample_into(part, beta=beta, timeout=timeout)
-                    part.draw.probabilities *= shares[k]
-                    begin += count
-            except BaseException:
-                self._rng.bit_generator.state = before  # the call is repeated with the same choice
-                raise
-            self.samples += int(batch_size)
-        ordered = any(self.views[k].sampler.keeps_order for k in counts)
-        _arrange(target, *(_order(source) if ordered else _moves(source)))
-        batch: B = target.batch
-        batch.ids = np.asarray(batch.ids)  # of several stores
-        batch.source = tagged(source, self._tag)
-        return batch
+        source = self._source
+        with held(source.lock, timeout, "blend"):
+            choice, rng = source.choose(int(batch_size))
+            for k, count in choice.counts.items():
+                self.views[k].wait(count, beta=beta, timeout=timeout)
+            batch = source.batch(choice, lambda k, part: self.views[k].sample_into(part, beta=beta, timeout=timeout))
+            source.took(choice, rng)
+            return batch
 
-    @contextmanager
-    def _held(self, timeout: float | None) -> Iterator[None]:
-        """Hold the lock, which another thread may keep while it waits for steps.  Raises: LimiterTimeoutError."""
-        seconds = check_timeout("sample", timeout)
-        if not self._lock.acquire(timeout=seconds):
-            raise LimiterTimeoutError(
-                f"sample: timed out after {seconds:g} s; another thread samples from this blend, and waits for steps"
-            )
-        try:
-            yield
-        finally:
-            self._lock.release()
+    def stream(
+        self, batch_size: int, *, lookahead: int = 4, beta: float | None = None, timeout: float | None = None
+    ) -> BlendStream[B]:
+        """Return an endless iterator over batches, each drawn ``lookahead`` batches ahead.
 
-    def stream(self, batch_size: int, *, beta: float | None = None, timeout: float | None = None) -> Iterator[B]:
-        """Return batches without end, each drawn when it is asked for."""
-        while True:
-            yield self.sample(batch_size, beta=beta, timeout=timeout)
+        Arguments and errors are those of ``Replay.stream``, and so is what holds for the items of each view: segments
+        on disk are read meanwhile, priorities that change after the draw count from the next draw on, items evicted
+        since the draw are resampled. No part of a batch is drawn before all of it can be, also while other threads
+        sample from the same views. The shares of a batch are those at its draw.
+        """
+        check_stream(batch_size, lookahead, beta)
+        self._streams = [ref for ref in self._streams if ref() is not None]
+        resumed = self._resumed.pop(0) if self._resumed else []
+        stream = BlendStream(self._source, int(batch_size), int(lookahead), beta, timeout, resumed)
+        self._streams.append(weakref.ref(stream))
+        return stream
 
     def update_priorities(self, batch: B, td_error: npt.ArrayLike) -> int:
         """Set the priorities of a batch's items, each in its own view; returns how many were stale.
@@ -154,7 +131,7 @@ class Blend(Generic[B]):
         source = getattr(batch, "source", None)
         if source is None:
             raise TypeError("update_priorities: expected a batch that this blend sampled, whose source is known")
-        if tag_of(source) not in (None, self._tag):
+        if tag_of(source) not in (None, self._source.tag):
             raise ValueError(
                 "update_priorities: this batch is of another blend, whose views are others; pass it to the blend that "
                 "sampled it"
@@ -168,13 +145,24 @@ class Blend(Generic[B]):
         )
 
     def state(self) -> dict[str, Any]:
-        """Return what ``restore`` needs, as JSON has it; views are in their stores' checkpoints."""
-        return {"rng": self._rng.bit_generator.state, "samples": self.samples}
+        """Return what ``restore`` needs, as JSON has it; views are in their stores' checkpoints.
+
+        Save it with those, while no thread draws from the blend.
+        """
+        streams = [stream for ref in self._streams if (stream := ref()) is not None]
+        ahead = [*([one.choice for one in stream.drawn] for stream in streams), *self._resumed]
+        return self._source.state() | {"ahead": [[choice.state() for choice in choices] for choices in ahead]}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on where another of the same parts was.  Raises: ValueError, KeyError, TypeError: no such state."""
-        self._rng.bit_generator.state = state["rng"]
-        self.samples = int(state["samples"])
+        """Go on where another of the same parts was; streams made later go on with its streams, in their order.
+
+        Raises:
+            ValueError, KeyError, TypeError: no such state; then nothing changed.
+        """
+        views = len(self.views)
+        resumed = [[Choice.from_state(one, views) for one in choices] for choices in state.get("ahead", [])]
+        self._source.restore(state)
+        self._resumed = resumed
 
 
 def _settings(view: Replay[Any]) -> dict[str, Any]:
@@ -186,33 +174,3 @@ def _settings(view: Replay[Any]) -> dict[str, Any]:
 def _shapes(view: Replay[Any]) -> dict[str, Any]:
     """Return what the arrays of a view's items look like, by name."""
     return {name: column.parts or (column.dtype, column.shape) for name, column in view.view.columns().items()}
-
-
-def _part(target: Target, begin: int, end: int) -> Target:
-    """Return the items ``begin <= i < end`` of a batch, with working memory of their own: that of ``target`` belongs to
-    the store that lent it, and is used under its lock."""
-    part, own = target.part(begin, end), Draw.of(end - begin)
-    part.draw = Draw(own.items, part.draw.probabilities, part.draw.weights, own.rest, own.uniforms)
-    return part
-
-
-def _moves(source: Ints) -> tuple[Ints, Ints]:
-    """Return the items to move, and where to, so that items grouped by view lie as ``source`` says: as few as can be.
-
-    Both int64 [n], permutations of each other. With shares of 1/4 and 3/4, three items of eight are moved.
-    """
-    wrong = np.flatnonzero(np.sort(source) != source)
-    return wrong, wrong[np.argsort(source[wrong], kind="stable")]
-
-
-def _order(source: Ints) -> tuple[Ints, Ints]:
-    """Return such moves of all items that those of each view keep their order."""
-    return np.arange(len(source)), np.argsort(source, kind="stable")
-
-
-def _arrange(target: Target, items: Ints, places: Ints) -> None:
-    """Move ``items`` to ``places``, in all arrays of a batch."""
-    if len(items):
-        draw = target.draw
-        for array in (*target.columns.values(), draw.probabilities, draw.weights, target.ids):
-            array[places] = array[items]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 import numpy as np
@@ -24,9 +25,10 @@ AHEAD = 0.75
 """Share of the memory for segments that prefetching may fill. The rest is for batches drawn now."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Drawn:
-    """Draw of a future batch; ``slots``: of segments read and pinned for it, ``nbytes`` theirs."""
+    """Draw of a future batch, or of a view's part of one; ``slots``: of segments read and pinned for it, ``nbytes``
+    theirs."""
 
     ids: Ints
     probabilities: npt.NDArray[np.float64]
@@ -40,92 +42,48 @@ class Drawn:
         return self.ids.nbytes + self.probabilities.nbytes + self.weights.nbytes
 
 
-class Stream(Generic[B]):
-    """Endless iterator over batches; made by ``replay.Replay.stream``.
+class DrawsAhead:
+    """Draws of one view for the future batches of a stream. The store's lock is held, except in ``wait_for``.
 
-    Batches are drawn as far ahead as requested, and read ahead as far as three quarters of the store's memory for
-    segments
-    allow, counted over all its streams: a segment that was read must still be there when it is used.
+    Segments are read ahead as far as three quarters of the store's memory for them allow, counted over all its streams:
+    a segment that was read must still be there when it is used.
 
     Args:
-        owner: the replay, kept alive by the stream: only live replays are notified of evictions.
+        owner: the replay, kept alive: only live replays are notified of evictions.
+        lock: the store's.
 
     Attributes:
-        drawn: batches drawn and not used yet, oldest first.
+        drawn: draws not used yet, oldest first.
     """
 
-    def __init__(
-        self,
-        owner: object,
-        source: BatchSource,
-        lock: Any,
-        streams: Streams,
-        batch_size: int,
-        lookahead: int,
-        beta: float | None,
-        timeout: float | None,
-    ) -> None:
-        self._owner, self._source, self._lock, self._streams = owner, source, lock, streams
-        self._size, self._lookahead = batch_size, lookahead
-        self._beta, self._timeout = beta, timeout
+    def __init__(self, owner: object, source: BatchSource, lock: Any, streams: Streams) -> None:
+        self._owner, self.source, self.lock, self._streams = owner, source, lock, streams
         self.drawn: deque[Drawn] = deque()
+        with lock:
+            streams.add(self)
 
-    def __reduce__(self) -> NoReturn:
-        raise not_to_be_copied(self)
+    def can_draw(self, count: int) -> bool:
+        """Return whether ``count`` items can be drawn without waiting."""
+        return self.source.sample_waits(count) is None and self.source.items.enough(count)
 
-    def __iter__(self) -> Stream[B]:
-        return self
-
-    def __next__(self) -> B:
-        """Return the batch drawn longest ago.  Raises: as ``replay.Replay.sample``."""
-        source = self._source
-        with self._lock:
-            self._streams.forget_dropped()
-            while len(self.drawn) <= self._lookahead:
-                if not self.drawn:
-                    source.wait(self._size, self._timeout)
-                elif source.sample_waits(self._size) is not None or not source.items.enough(self._size):
-                    break
-                self._draw()
-            self._read()
-            one = self.drawn.popleft()
-        segment_cache = source.log.segment_cache
-        try:
-            if segment_cache is not None and one.slots is not None:
-                segment_cache.wait(one.slots)  # while others append and sample
-            with self._lock:
-                source.log.check_open()
-                batch: B = source.of_draw(one.ids, one.probabilities, one.weights, self._beta)
-                return batch
-        except MemoryError:  # the draw counts as sampled: it is returned when there is room
-            self.drawn.appendleft(replace(one, slots=None, nbytes=0))
-            raise
-        finally:
-            with self._lock:
-                release(source.log, deque([one]))
-                self._read()
-
-    def close(self) -> None:
-        """Discard batches that were drawn and not used."""
-        with self._lock:
-            release(self._source.log, self.drawn)
-
-    def resume(self, drawn: list[dict[str, Any]]) -> None:
-        """Begin with the draws of another stream; batches of other sizes are returned as well."""
-        for batch in drawn:
-            _, there = self._source.items.resolve(batch["ids"])
-            self.drawn.append(Drawn(np.where(there, batch["ids"], -1), batch["probabilities"], batch["weights"]))
-
-    def _draw(self) -> None:
-        source, draw = self._source, Draw.of(self._size)
-        source.items.draw(draw, self._beta, source.rng)
-        source.items.write_ids(draw.items, ids := np.empty(self._size, np.int64))
+    def draw(self, count: int, beta: float | None) -> Callable[[], None]:
+        """Draw ``count`` items, which can be drawn; return a function that undoes it while the lock is still held."""
+        self._streams.forget_dropped()
+        source, draw = self.source, Draw.of(count)
+        undo = source.items.draw(draw, beta, source.rng)
+        source.items.write_ids(draw.items, ids := np.empty(count, np.int64))
         self.drawn.append(Drawn(ids, draw.probabilities, draw.weights))
         source.gate.notify()
 
-    def _read(self) -> None:
+        def undraw() -> None:
+            self.drawn.pop()
+            undo()
+
+        return undraw
+
+    def read(self) -> None:
         """Start to read the segments of the next batches, as far as there is room to keep them."""
-        log = self._source.log
+        log = self.source.log
         segment_cache = log.segment_cache
         if segment_cache is None or log.closed:
             return
@@ -142,10 +100,89 @@ class Stream(Generic[B]):
 
     def _needed(self, ids: Ints) -> Ints:
         """Return slots of the sealed segments that a batch's items need, as far as they are still held."""
-        items, there = self._source.items.resolve(ids)
-        slots = self._source.view.segments(items[there]).reshape(-1)
-        sealed: Ints = slots[self._source.log.index.sealed[slots] > 0]
+        items, there = self.source.items.resolve(ids)
+        slots = self.source.view.segments(items[there]).reshape(-1)
+        sealed: Ints = slots[self.source.log.index.sealed[slots] > 0]
         return sealed
+
+    def wait_for(self, one: Drawn) -> None:
+        """Wait until the segments of a draw are read, while others append and sample."""
+        segment_cache = self.source.log.segment_cache
+        if segment_cache is not None and one.slots is not None:
+            segment_cache.wait(one.slots)
+
+    def go_on(self, used: Drawn) -> None:
+        """Unpin the segments of a draw that was used, and read on."""
+        unpin(self.source.log, used)
+        self.read()
+
+    def resume(self, drawn: list[dict[str, Any]]) -> None:
+        """Begin with the draws of another stream; batches of other sizes are returned as well."""
+        for batch in drawn:
+            _, there = self.source.items.resolve(batch["ids"])
+            self.drawn.append(Drawn(np.where(there, batch["ids"], -1), batch["probabilities"], batch["weights"]))
+
+    def clear(self) -> None:
+        """Discard all draws."""
+        release(self.source.log, self.drawn)
+
+
+class Stream(Generic[B]):
+    """Endless iterator over batches; made by ``replay.Replay.stream``.
+
+    Batches are drawn as far ahead as requested, and their segments are read meanwhile.
+
+    Attributes:
+        drawn: batches drawn and not used yet, oldest first.
+    """
+
+    def __init__(
+        self, ahead: DrawsAhead, batch_size: int, lookahead: int, beta: float | None, timeout: float | None
+    ) -> None:
+        self._ahead, self.drawn = ahead, ahead.drawn
+        self._size, self._lookahead = batch_size, lookahead
+        self._beta, self._timeout = beta, timeout
+
+    def __reduce__(self) -> NoReturn:
+        raise not_to_be_copied(self)
+
+    def __iter__(self) -> Stream[B]:
+        return self
+
+    def __next__(self) -> B:
+        """Return the batch drawn longest ago.  Raises: as ``replay.Replay.sample``."""
+        ahead, source = self._ahead, self._ahead.source
+        one: Drawn | None = None
+        try:
+            with ahead.lock:
+                while len(self.drawn) <= self._lookahead:
+                    if not self.drawn:
+                        source.wait(self._size, self._timeout)
+                    elif not ahead.can_draw(self._size):
+                        break
+                    ahead.draw(self._size, self._beta)
+                ahead.read()
+                one = self.drawn.popleft()
+            ahead.wait_for(one)
+            with ahead.lock:
+                source.log.check_open()
+                target = source.lend(len(one.ids))
+                source.fill_drawn(target, one.ids, one.probabilities, one.weights, self._beta)
+                batch: B = target.batch
+                return batch
+        except MemoryError:  # the draw counts as sampled: it is returned when there is room
+            if one is not None:
+                self.drawn.appendleft(one)
+            raise
+        finally:
+            if one is not None:
+                with ahead.lock:
+                    ahead.go_on(one)
+
+    def close(self) -> None:
+        """Discard batches that were drawn and not used."""
+        with self._ahead.lock:
+            self._ahead.clear()
 
 
 class Streams:
@@ -157,12 +194,12 @@ class Streams:
 
     def __init__(self, log: StepLog) -> None:
         self._log = log
-        self._made: list[tuple[weakref.ref[Stream[Any]], deque[Drawn]]] = []
+        self._made: list[tuple[weakref.ref[DrawsAhead], deque[Drawn]]] = []
         self._dropped: deque[Any] = deque()  # draws of deleted streams, appended by any thread
         self.resumed: list[list[dict[str, Any]]] = []
 
-    def add(self, stream: Stream[Any]) -> None:
-        """Register a new stream, which continues one from a checkpoint, if any is left."""
+    def add(self, stream: DrawsAhead) -> None:
+        """Register the draws of a new stream, which continues one from a checkpoint, if any is left."""
         if self.resumed:
             stream.resume(self.resumed.pop(0))
         self.forget_dropped()
@@ -185,7 +222,7 @@ class Streams:
     @property
     def nbytes(self) -> int:
         """Bytes of memory of all draws."""
-        return sum(len(drawn) * drawn[0].draw_bytes for _, drawn in self._made if drawn)
+        return sum(one.draw_bytes for _, drawn in self._made for one in drawn)
 
 
 def _state(one: Drawn) -> dict[str, Any]:
@@ -204,7 +241,12 @@ def checked(batch: Any) -> dict[str, Any]:
 def release(log: StepLog, drawn: deque[Drawn]) -> None:
     """Discard draws, and unpin their segments. The store's lock is held."""
     while drawn:
-        batch = drawn.popleft()
-        if log.segment_cache is not None and batch.slots is not None:
-            log.segment_cache.kept_bytes -= batch.nbytes
-            log.segment_cache.pin(batch.slots, -1)
+        unpin(log, drawn.popleft())
+
+
+def unpin(log: StepLog, one: Drawn) -> None:
+    """Unpin the segments that were read for a draw. The store's lock is held."""
+    if log.segment_cache is not None and one.slots is not None:
+        log.segment_cache.kept_bytes -= one.nbytes
+        log.segment_cache.pin(one.slots, -1)
+        one.slots, one.nbytes = None, 0

@@ -14,7 +14,7 @@ from sharpwave.validation import all_within
 from sharpwave.views.batch_source import BatchSource
 from sharpwave.views.ids import tag_of, tagged
 from sharpwave.views.layout import Target
-from sharpwave.views.prefetch import Stream, Streams
+from sharpwave.views.prefetch import DrawsAhead, Stream, Streams
 from sharpwave.views.view import View
 
 if TYPE_CHECKING:
@@ -153,16 +153,12 @@ class Replay(Generic[B]):
         Raises:
             ValueError: an argument out of range.  ``next()`` raises what ``sample`` does.
         """
-        _check_batch_size(batch_size)
-        _check_beta(beta)
-        if not isinstance(lookahead, (int, np.integer)) or not 0 <= lookahead <= MAX_LOOKAHEAD:
-            raise ValueError(f"stream: lookahead={lookahead!r}, expected an integer from 0 to {MAX_LOOKAHEAD}")
-        stream: Stream[B] = Stream(
-            self, self.source, self._lock, self.streams, int(batch_size), int(lookahead), beta, timeout
-        )
-        with self._lock:
-            self.streams.add(stream)
-        return stream
+        check_stream(batch_size, lookahead, beta)
+        return Stream(self.draws_ahead(), int(batch_size), int(lookahead), beta, timeout)
+
+    def draws_ahead(self) -> DrawsAhead:
+        """Make the draws of a new stream, for this view's part of it."""
+        return DrawsAhead(self, self.source, self._lock, self.streams)
 
     def fetch(self, ids: npt.ArrayLike | B) -> B:
         """Return the items with the given ids; ``weights`` and ``probabilities`` are 1 and NaN.
@@ -215,6 +211,14 @@ class Replay(Generic[B]):
 def _check_batch_size(batch_size: int) -> None:
     if not isinstance(batch_size, (int, np.integer)) or not 1 <= batch_size <= MAX_BATCH_SIZE:
         raise ValueError(f"sample: batch_size={batch_size!r}, expected an integer from 1 to {MAX_BATCH_SIZE:,}")
+
+
+def check_stream(batch_size: int, lookahead: int, beta: float | None) -> None:
+    """Check the arguments of ``stream``.  Raises: ValueError: naming the one out of range."""
+    _check_batch_size(batch_size)
+    _check_beta(beta)
+    if not isinstance(lookahead, (int, np.integer)) or not 0 <= lookahead <= MAX_LOOKAHEAD:
+        raise ValueError(f"stream: lookahead={lookahead!r}, expected an integer from 0 to {MAX_LOOKAHEAD}")
 
 
 def _check_beta(beta: float | None) -> None:
