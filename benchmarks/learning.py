@@ -1,13 +1,15 @@
 """Tasks learned by several agents from several seeds: held-out scores of fixed weights, their IQM and its interval.
 
-python benchmarks/learning.py [--tasks tmaze lock minatar] [--seeds 101 102 ...] [--at-a-time 2] [--runs FOLDER]
-                              [--out FILE]
+python benchmarks/learning.py [--tasks tmaze lock minatar repeat-first memory-chain] [--seeds 101 102 ...]
+                              [--at-a-time 2] [--runs FOLDER] [--out FILE]
 
 Each run that has ended is a line of FILE (results/learning.jsonl); started again, only missing runs are made. A run
 ends as its recipe says; then the policy that it kept (the best by its own evaluations, else the last) plays 100
 episodes (MinAtar: 30) on seeds that neither training nor its evaluations used, at epsilon .001. IQM and 95 % interval:
 see sharpwave.bench.scoring. ``minatar`` means its five games; their last policies are measured, and the scores of all
 games together, each divided by the best mean that an agent has in it, are drawn as results/minatar.png.
+``repeat-first`` (popgym) and ``memory-chain`` (bsuite) are made where they are asked for: docs/training/recurrent.md
+says how to install them.
 """
 
 from __future__ import annotations
@@ -65,6 +67,17 @@ TASKS: dict[str, dict[str, Arm]] = {
     },
 }
 
+REPEAT_FIRST = {
+    "env": "popgym:popgym-RepeatFirstEasy-v0", "length": 52, "stride": 52, "burn_in": 0, "gamma": 0.5, "n_step": 1,
+    "adam_eps": 1e-7,
+}  # fmt: skip
+"""A window is an episode. What an action is worth shows at once, in rewards of 1/51."""
+OF_OTHERS = {
+    "repeat-first": {"r2d2": Arm("tmaze", REPEAT_FIRST)},
+    "memory-chain": {"r2d2": Arm("tmaze", {"env": "memory_chain:MemoryChain-v0"})},
+}
+"""Memory tasks of popgym and bsuite, which no extra installs."""
+
 MINATAR_AGENTS = {
     "dqn": Arm("minatar", {"double": False, "n_step": 1}),  # as in Mnih et al. (2015)
     "dqn+": Arm("minatar"),  # double, three-step returns
@@ -84,7 +97,7 @@ MINATAR = {
     for game, name in MINATAR_GAMES.items()
 }
 """All from the same network, samples and updates, but PQN, which keeps no replay memory."""
-TASKS |= MINATAR
+TASKS |= MINATAR | OF_OTHERS
 
 
 def trained(task: str, agent: str, seed: int, folder: Path) -> Line:
@@ -179,7 +192,9 @@ def print_games(lines: list[Line], picture: Path) -> None:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", nargs="+", choices=[*TASKS, "minatar"], default=[*TASKS])
+    parser.add_argument(
+        "--tasks", nargs="+", choices=[*TASKS, "minatar"], default=[task for task in TASKS if task not in OF_OTHERS]
+    )
     parser.add_argument("--agents", nargs="+", help="only these")
     parser.add_argument("--seeds", type=int, nargs="+", default=[101, 102, 103, 104, 105])
     parser.add_argument("--at-a-time", type=int, default=2, help="runs that train side by side")
