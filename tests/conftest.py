@@ -8,6 +8,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
+# Before anything imports torch, and for all processes that tests start: there are as many pytest workers as processors,
+# and with a team of threads in each they would spin waiting for threads that have no processor.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # runs that ask for two threads
+
 import hypothesis
 import pytest
 
