@@ -56,6 +56,12 @@ class DQNSettings(ExplorationSettings):
     standardize: bool = setting(
         False, "images: subtract the mean image of the warm-up and divide by the deviation from it", NETWORK
     )
+    random_shift: int = setting(
+        0,
+        "images: largest shift, in pixels down and right, by which each image of a batch is moved at random; 0: none",
+        LEARNING,
+        at_least=0,
+    )
     precision: str = setting(
         "float32", "precision of networks; auto: bfloat16 if the CPU supports it", LEARNING, choices=PRECISIONS
     )
@@ -222,10 +228,10 @@ class DQN(Agent):
         settings = self.settings
         with self.autocast():
             # First: autocast caches rounded weights, and those of a pass without gradient would carry none.
-            q = self.online(self.inputs(batch.obs)).float()
+            q = self.online(self.training_inputs(batch.obs)).float()
             with torch.no_grad():
                 # A separate pass for s': joined with s it would take part in the backward pass.
-                next_inputs = self.inputs(batch.next_obs)
+                next_inputs = self.training_inputs(batch.next_obs)
                 next_q_online = self.online(next_inputs).float() if settings.double else None
                 next_q = self.target(next_inputs).float()
         if next_q_online is not None:
@@ -235,6 +241,13 @@ class DQN(Agent):
         td_error = targets - q.gather(1, self.actions.numbers(batch.action).view(-1, 1)).squeeze(1)
         losses = huber(td_error, settings.huber_delta) if settings.loss == "huber" else squared(td_error)
         return (batch.weights * losses).mean(), td_error.detach()
+
+    def training_inputs(self, obs: Any) -> Any:
+        """Preprocess a batch's observations for an update."""
+        from sharpwave.agents.augmentation import random_shift
+
+        inputs, pixels = self.inputs(obs), self.settings.random_shift
+        return random_shift(inputs, pixels, self._rng) if pixels else inputs
 
     def learn(self, batch: Any, step: int) -> Learned:
         from torch.nn.utils import clip_grad_norm_

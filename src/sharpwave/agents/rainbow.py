@@ -170,9 +170,9 @@ class Rainbow(DQN):
         fractions, next_fractions = self._fractions(len(action)), self._fractions(len(action))
         with self.autocast():
             # First: autocast caches rounded weights, and those of a pass without gradient would carry none.
-            predicted = self._predicted(self.online, self.inputs(batch.obs), fractions)
+            predicted = self._predicted(self.online, self.training_inputs(batch.obs), fractions)
             with torch.no_grad():
-                next_inputs = self.inputs(batch.next_obs)
+                next_inputs = self.training_inputs(batch.next_obs)
                 next_predicted = self._predicted(self.target, next_inputs, next_fractions)
                 reward, policy = self._next_policy(batch, action, next_inputs, head.values(next_predicted))
         target = head.target(next_predicted, policy, reward, batch.discount)

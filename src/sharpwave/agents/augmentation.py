@@ -1,0 +1,78 @@
+"""Changed copies of images that a network should value like the originals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from sharpwave.native.jit import njit
+
+
+def random_shift(inputs: Any, pixels: int, rng: np.random.Generator) -> Any:
+    """Shift each image by a random whole number of pixels down and right; its border fills what becomes free.
+
+    Cost: one copy; 128 x 4 x 84 x 84 bfloat16 take 1.7 ms on one core, channels last.
+
+    Args:
+        inputs: float [B, C, H, W]; or a dict, whose images are shifted. Everything else is returned as it is.
+        pixels: largest shift, drawn uniformly from -pixels to pixels for each item and direction.
+    Returns:
+        Of the same shapes; images have their channels last in memory.
+    Source: Yarats, Kostrikov and Fergus (2021), Image augmentation is all you need (DrQ), section 3.1.
+    """
+    if isinstance(inputs, dict):
+        return {name: random_shift(part, pixels, rng) for name, part in inputs.items()}
+    if inputs.dim() != 4:
+        return inputs
+    down, right = torch.from_numpy(rng.integers(-pixels, pixels + 1, (2, len(inputs), 1))).to(inputs.device)
+    return shift(inputs, down, right)
+
+
+def shift(images: Tensor, down: Tensor, right: Tensor) -> Tensor:
+    """Shift images [B, C, H, W] by whole pixels, int64 [B, 1] each; borders fill what becomes free."""
+    pixels = images.permute(0, 2, 3, 1).contiguous()
+    moved = (_by_rows if pixels.device.type == "cpu" else _by_pixels)(pixels, down, right)
+    return moved.permute(0, 3, 1, 2)
+
+
+def _by_pixels(pixels: Tensor, down: Tensor, right: Tensor) -> Tensor:
+    """Return [B, H, W, C] shifted, on any device; on a CPU it takes three times as long as ``_by_rows``."""
+    count, height, width, channels = pixels.shape
+    rows = (torch.arange(height, device=pixels.device) - down).clamp_(0, height - 1)
+    columns = (torch.arange(width, device=pixels.device) - right).clamp_(0, width - 1)
+    first = torch.arange(count, device=pixels.device)[:, None] * height
+    index = (first + rows)[:, :, None] * width + columns[:, None, :]
+    return pixels.view(-1, channels).index_select(0, index.view(-1)).view(pixels.shape)
+
+
+def _by_rows(pixels: Tensor, down: Tensor, right: Tensor) -> Tensor:
+    """Return [B, H, W, C] shifted, on the CPU."""
+    rows = pixels.flatten(2)
+    rows = rows.view(torch.int16) if rows.dtype == torch.bfloat16 else rows  # numpy has no bfloat16
+    moved = torch.empty_like(rows)
+    _shift_rows(rows.numpy(), down[:, 0].numpy(), right[:, 0].numpy(), pixels.shape[3], moved.numpy())
+    return moved.view(pixels.dtype).view(pixels.shape)
+
+
+@njit(nogil=True, cache=True)
+def _shift_rows(
+    images: npt.NDArray[Any], down: npt.NDArray[np.int64], right: npt.NDArray[np.int64], channels: int, out: Any
+) -> None:
+    """Fill ``out`` [B, H, W * C] with shifted images of that shape: a row is one copy."""
+    count, height, size = images.shape
+    for i in range(count):
+        step = min(max(right[i] * channels, -size), size)
+        for j in range(height):
+            source, row = images[i, min(max(j - down[i], 0), height - 1)], out[i, j]
+            if step >= 0:
+                row[step:] = source[: size - step]
+                for k in range(step):
+                    row[k] = source[k % channels]
+            else:
+                row[: size + step] = source[-step:]
+                for k in range(size + step, size):
+                    row[k] = source[size - channels + k % channels]
