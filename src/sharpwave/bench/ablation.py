@@ -1,4 +1,5 @@
-"""Ablation of Rainbow: the whole, without each of its parts, and without any; which part is worth its cost?
+"""Ablation of Rainbow: the recipe, without each of its parts, without any, and with each distributional head; which
+part is worth its cost?
 
 Source: Hessel et al. (2018), Rainbow, figure 3; on MinAtar: Obando-Ceron and Castro (2021), Revisiting Rainbow.
 """
@@ -26,12 +27,18 @@ PARTS: Mapping[str, Mapping[str, Any]] = {
     "n-step": {"n_step": 1},
     "priorities": {"prioritized": False},
     "noise": {"noisy": False},
-    "distribution": {"head": "expected"},
 }
-"""What turns each part of Rainbow off, by options."""
+"""What turns each part of the recipe off, by options."""
+HEADS: Mapping[str, Mapping[str, Any]] = {
+    "c51": {"head": "c51"},
+    "qr": {"head": "qr", "quantiles": 32},
+    "iqn": {"head": "iqn", "quantiles": 8, "late_fractions": True},
+}
+"""Distributions of returns in place of the recipe's mean, by options."""
 ARMS: Mapping[str, Mapping[str, Any]] = {
     WHOLE: {},
     **{f"without {part}": changes for part, changes in PARTS.items()},
+    **{f"with {head}": changes for head, changes in HEADS.items()},
     NONE: {name: value for changes in PARTS.values() for name, value in changes.items()},
 }
 

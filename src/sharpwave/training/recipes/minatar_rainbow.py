@@ -1,4 +1,8 @@
-"""Recipe ``minatar`` with Rainbow in place of DQN."""
+"""Recipe ``minatar`` with Rainbow in place of DQN: all of its parts but the distribution.
+
+Asterix after 250,000 steps, one seed: the mean 25, IQN 23.5, C51 and QR 1 to 4 with noise and 4 to 13 without it.
+Noise on the weights explores little where a value is made of many outputs, each with noise of its own.
+"""
 
 from dataclasses import replace
 
@@ -16,8 +20,7 @@ RECIPE = replace(
         lr=DQN.lr,
         target_every=DQN.target_every,
         average_decay=DQN.average_decay,
-        lowest_return=-1.0,
-        highest_return=29.0,
+        head="expected",
         replay=TransitionsSettings(
             batch_size=64, n_step=3, prioritized=True, priority_alpha=0.5, beta_steps=MINATAR.training.steps
         ),
