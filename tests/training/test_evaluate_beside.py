@@ -2,16 +2,23 @@
 
 import io
 import json
+import multiprocessing
+import os
+import signal
+import time
 
 import pytest
 from rich.console import Console
 
 from sharpwave.training import setup
-from sharpwave.training.callbacks import HeldOutEvaluations
+from sharpwave.training.callbacks import Callback, HeldOutEvaluations
+from sharpwave.training.checkpoints import checkpoints
 from sharpwave.training.evaluator import Evaluator
+from sharpwave.training.failures import ProcessDiedError
 from sharpwave.training.held_out import measure
 from sharpwave.training.policies import load_policy
 from sharpwave.training.recipes import load_recipe
+from sharpwave.training.resume import resume
 from sharpwave.training.run import run
 from sharpwave.training.video import film
 
@@ -29,25 +36,74 @@ def weights():
     return tensors
 
 
-def test_the_process_measures_as_this_one_does_and_its_death_is_noticed(weights):
-    evaluator = Evaluator(SHORT)
+def killed(evaluator: Evaluator) -> None:
+    """Kill an evaluator's process as the kernel does that runs out of memory, and wait for its end."""
+    pid = evaluator._process.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    evaluator._process.join()
+
+
+def test_a_process_that_dies_is_replaced_and_measures_the_same_policy(weights, monkeypatch):
+    said: list[str] = []
+    evaluator = Evaluator(SHORT, said.append)
     try:
-        assert evaluator.wait(120) is None and evaluator.idle
+        assert evaluator.wait() is None and evaluator.idle
         evaluator.begin(weights, 40, None)
-        measured = evaluator.wait(120)
+        killed(evaluator)
+        measured = evaluator.wait()
         assert measured is not None and measured.evaluation == measure(SHORT, weights, 40)
         assert measured.weights is weights and evaluator.idle and evaluator.poll() is None
-        evaluator.begin({}, 50, None)
-        with pytest.raises(RuntimeError, match=r"has failed:\n(.*\n)*ValueError: weights do not fit"):
-            evaluator.wait(120)
-        evaluator._process.kill()
-        with pytest.raises(RuntimeError, match=r"the process that evaluates has died, exit code -?\d+"):
-            evaluator.wait(120)
-        evaluator.idle = True  # as after an outcome
-        with pytest.raises(RuntimeError, match=r"the process that evaluates has died"):
-            evaluator.begin(weights, 60, None)
+        assert said == [
+            "The process that evaluates died of: signal SIGKILL; it is restarted and measures the policy of step 40 "
+            "from the start; restarts left: 2"
+        ]
+        killed(evaluator)  # while it is idle: noticed when it is asked for something
+        evaluator.begin({}, 60, None)
+        assert "step 60 from the start; restarts left: 1" in said[-1]
+        monkeypatch.setattr("sharpwave.training.evaluator.MAX_RESTARTS", 2)
+        with pytest.raises(ProcessDiedError, match=r"--evaluate-beside died of: Traceback") as refused:
+            evaluator.wait()
+        assert "ValueError: weights do not fit" in str(refused.value) and "restarted 2 times" in str(refused.value)
     finally:
         evaluator.close()
+
+
+def test_a_slow_evaluation_is_waited_for_until_the_run_is_interrupted(weights):
+    evaluator = Evaluator(SHORT)
+    try:
+        assert evaluator.wait() is None
+        evaluator.begin(weights, 40, None)
+        assert evaluator._process.pid is not None
+        os.kill(evaluator._process.pid, signal.SIGSTOP)  # as slow as can be
+        begun = time.monotonic()
+        assert evaluator.wait(lambda: time.monotonic() > begun + 0.5) is None and not evaluator.idle
+        os.kill(evaluator._process.pid, signal.SIGCONT)
+        assert evaluator.wait() is not None
+    finally:
+        evaluator.close()
+
+
+class KillTheEvaluator(Callback):
+    """Kill the process that evaluates whenever there is one."""
+
+    def on_step(self, training):
+        for child in multiprocessing.active_children():
+            if child.name == "evaluator":
+                child.kill()
+
+
+def test_a_run_whose_evaluator_always_dies_ends_with_a_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.setattr("sharpwave.training.evaluator.MAX_RESTARTS", 1)
+    out = io.StringIO()
+    endless = SHORT.override(steps=10**9, checkpoint_every=10**9)
+    with pytest.raises(ProcessDiedError, match=r"--evaluate-beside died of: signal SIGKILL"):
+        run("cartpole", endless, tmp_path / "run", Console(file=out, width=500), callbacks=[KillTheEvaluator()])
+    assert out.getvalue().count("The process that evaluates died of: signal SIGKILL") == 1
+    (checkpoint,) = checkpoints(tmp_path / "run")
+    steps = int(checkpoint.name) + 400
+    _, summary = resume(tmp_path / "run", {"steps": steps, "evaluate_beside": False}, Console(file=out))
+    assert summary["steps"] == steps
 
 
 def test_a_run_waits_for_its_last_evaluation_and_films_every_second_one(tmp_path):

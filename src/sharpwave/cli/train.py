@@ -232,13 +232,12 @@ def resume_run(folder: Path, changes: dict[str, Any], trust: bool) -> None:
 
 def _end(console: Any, train: Callable[[], tuple[Path, dict[str, Any]]]) -> None:
     """Train and print the summary; exit with 1 if the run failed or its last checkpoint was not saved."""
-    from sharpwave.training.actors.pool import ActorsDiedError
-    from sharpwave.training.failures import CallbackError
+    from sharpwave.training.failures import CallbackError, ProcessDiedError
     from sharpwave.training.saving import NotSavedError
 
     try:
         console.print(summary_table(*train()), crop=False)
-    except (ActorsDiedError, CallbackError, NotSavedError) as error:
+    except (CallbackError, NotSavedError, ProcessDiedError) as error:
         with contextlib.suppress(OSError):  # the terminal may be closed
             typer.echo(f"sharpwave: {printable(str(error))}", err=True)
         raise typer.Exit(1) from error

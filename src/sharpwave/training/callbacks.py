@@ -11,13 +11,10 @@ import sharpwave as sw
 from sharpwave.agents.protocol import Agent, Learned
 from sharpwave.training.evaluator import Evaluator, Measured
 from sharpwave.training.experience import Experience
-from sharpwave.training.failures import RAISED, CallbackError
+from sharpwave.training.failures import RAISED, CallbackError, ProcessDiedError
 from sharpwave.training.progress import Metrics, TrainingState
 from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.video import film
-
-MAX_EVALUATION_S = 600.0
-"""Longest wait for an evaluation in another process at the end of a run."""
 
 
 class Callback:
@@ -254,18 +251,25 @@ class HeldOutEvaluations(Callback):
 
     Args:
         videos: folder for a video of every ``video_every``-th evaluation; None: no videos.
-        say: called with a sentence when a video cannot be written, the first time.
+        say: called with a sentence when a video cannot be written, the first time, and when the other process is
+            restarted or waited for.
+        interrupted: function that returns a reason once a run that waits for its last evaluations is to end at once.
     """
 
-    def __init__(self, videos: Path | None = None, say: Callable[[str], None] = lambda text: None) -> None:
-        self._videos, self._say = videos, say
+    def __init__(
+        self,
+        videos: Path | None = None,
+        say: Callable[[str], None] = lambda text: None,
+        interrupted: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        self._videos, self._say, self._interrupted = videos, say, interrupted
         self._evaluator: Evaluator | None = None
         self._due = self._video_failed = False
 
     def on_begin(self, training: Training) -> None:
         settings = training.recipe.evaluation
         if settings.evaluate_beside and settings.evaluate_every:
-            self._evaluator = Evaluator(training.recipe)
+            self._evaluator = Evaluator(training.recipe, self._say)
 
     def on_step(self, training: Training) -> None:
         state, recipe = training.state, training.recipe
@@ -275,18 +279,31 @@ class HeldOutEvaluations(Callback):
                 self._due = False
                 self._here(training)
             return
-        ending = state.end_reached(recipe) is not None
-        self._take(training, self._evaluator.wait(MAX_EVALUATION_S) if ending else self._evaluator.poll())
-        if self._due and self._evaluator.idle:
-            self._due = False
-            steps = state.progress.steps
-            self._evaluator.begin(training.agent.policy_tensors(), steps, self._video(training, steps))
-            if ending:
-                self._take(training, self._evaluator.wait(MAX_EVALUATION_S))
+        try:
+            self._beside(training, self._evaluator)
+        except ProcessDiedError as error:
+            training.fail(error)
 
     def close(self) -> None:
         if self._evaluator is not None:
             self._evaluator.close()
+
+    def _beside(self, training: Training, evaluator: Evaluator) -> None:
+        """Count what the other process has measured, and begin the evaluation that is due; at the run's end wait."""
+        ending = training.state.end_reached(training.recipe) is not None
+        self._take(training, self._last(evaluator) if ending else evaluator.poll())
+        if self._due and evaluator.idle:
+            self._due = False
+            steps = training.state.progress.steps
+            evaluator.begin(training.agent.policy_tensors(), steps, self._video(training, steps))
+            if ending:
+                self._take(training, self._last(evaluator))
+
+    def _last(self, evaluator: Evaluator) -> Measured | None:
+        """Wait for an evaluation under way."""
+        if not evaluator.idle:
+            self._say("Waiting for the last evaluation; Ctrl-C ends the run without it")
+        return evaluator.wait(lambda: self._interrupted() is not None)
 
     def _here(self, training: Training) -> None:
         """Evaluate, and film, in this process."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,12 +18,30 @@ from sharpwave.training import setup
 from sharpwave.training.actors.counters import CONTEXT
 from sharpwave.training.actors.pool import no_interrupts
 from sharpwave.training.actors.worker import follow_learner
+from sharpwave.training.failures import ProcessDiedError, cause_of_death
 from sharpwave.training.held_out import Evaluation, measure
 from sharpwave.training.recipes.recipe import Recipe
-from sharpwave.training.video import film
+from sharpwave.training.video import discard_partial, film
 
 STOP_S = 1.0
 """Time in which the process may end by itself before it is killed."""
+WAIT_S = 0.1
+"""Period at which a wait for an evaluation asks whether to go on."""
+MAX_RESTARTS = 3
+"""Restarts of the process in a run; after one more death the run ends."""
+
+
+class Asked(NamedTuple):
+    """Evaluation that was asked for.
+
+    Attributes:
+        steps: the steps after which the policy ``weights`` was taken.
+        video: file for a video of an episode; None: it is not filmed.
+    """
+
+    weights: dict[str, Tensor]
+    steps: int
+    video: Path | None
 
 
 class Measured(NamedTuple):
@@ -43,70 +62,73 @@ class Measured(NamedTuple):
 class Evaluator:
     """Process that measures one policy at a time, on the CPU. It ends with the learner.
 
-    Attributes:
-        idle: whether it has started and measures nothing.
+    A process that has died is replaced, and its successor measures the same policy from the first episode.
+
+    Args:
+        say: called with a sentence each time that the process is replaced.
     """
 
-    def __init__(self, recipe: Recipe) -> None:
-        self._pipe, theirs = CONTEXT.Pipe()
-        self._process = CONTEXT.Process(target=serve, args=(recipe, theirs), name="evaluator", daemon=True)
-        with no_interrupts():
-            self._process.start()
-        theirs.close()
-        self.idle = False
-        self._weights: dict[str, Tensor] | None = None  # of the policy that it measures
+    def __init__(self, recipe: Recipe, say: Callable[[str], None] = lambda text: None) -> None:
+        self._recipe, self._say = recipe, say
+        self._deaths = 0
+        self._asked: Asked | None = None
+        self._started = False
+        self._pipe, self._process = self._start()
+
+    @property
+    def idle(self) -> bool:
+        """Whether it has started and measures nothing."""
+        return self._started and self._asked is None
 
     def begin(self, weights: dict[str, Tensor], steps: int, video: Path | None) -> None:
         """Begin to measure a policy, and then to film an episode of it where ``video`` is a path; it must be idle.
 
         Raises:
-            RuntimeError: the process has died.
+            ProcessDiedError: the process has died too often.
         """
         assert self.idle
-        self.idle, self._weights = False, weights
-        asked = {"steps": steps, "video": None if video is None else str(video)}
-        try:
-            self._pipe.send_bytes(json.dumps(asked).encode())
-            self._pipe.send_bytes(save({name: tensor.contiguous() for name, tensor in weights.items()}))
-        except OSError:
-            raise self._died() from None
+        self._asked = Asked(weights, steps, video)
+        self._send()
 
     def poll(self, timeout_s: float = 0.0) -> Measured | None:
         """Return the outcome of the evaluation under way; None: it has not ended, or there is none.
 
         Raises:
-            RuntimeError: the process has died or failed.
+            ProcessDiedError: the process has died too often.
         """
         try:
             if self.idle or not self._pipe.poll(timeout_s):
                 return None
             said = json.loads(self._pipe.recv_bytes())
         except (EOFError, OSError):
-            raise self._died() from None
-        if "failure" in said:
-            raise RuntimeError(f"the process that evaluates has failed:\n{said['failure']}")
-        weights, self._weights, self.idle = self._weights, None, True
-        if weights is None:  # it has started
+            self._start_again()
             return None
+        if "failure" in said:
+            self._start_again(said["failure"])
+            return None
+        if not self._started:
+            self._started = True
+            if self._asked is not None:
+                self._send()
+            return None
+        assert self._asked is not None
+        weights, self._asked = self._asked.weights, None
         return Measured(Evaluation(said["steps"], said["scores"]), weights, said["minutes"], said["video_error"])
 
-    def _died(self) -> RuntimeError:
-        self._process.join(STOP_S)
-        return RuntimeError(f"the process that evaluates has died, exit code {self._process.exitcode}")
+    def wait(self, give_up: Callable[[], bool] = lambda: False) -> Measured | None:
+        """Wait for the outcome of the evaluation under way, however long it takes.
 
-    def wait(self, timeout_s: float) -> Measured | None:
-        """Return the outcome of the evaluation under way, waiting for it; None: there is none.
-
+        Args:
+            give_up: asked several times a second; if it returns True, the wait ends.
+        Returns:
+            the outcome; None: there is no evaluation, or the wait was given up.
         Raises:
-            RuntimeError: the process has died or failed, or the evaluation took longer than ``timeout_s``.
+            ProcessDiedError: the process has died too often.
         """
-        deadline = time.monotonic() + timeout_s
-        while not self.idle:
-            measured = self.poll(max(0.0, deadline - time.monotonic()))
+        while not self.idle and not give_up():
+            measured = self.poll(WAIT_S)
             if measured is not None:
                 return measured
-            if time.monotonic() >= deadline:
-                raise RuntimeError(f"the process that evaluates had not ended its evaluation after {timeout_s:g} s")
         return None
 
     def close(self) -> None:
@@ -118,6 +140,50 @@ class Evaluator:
         self._process.kill()
         self._process.join()
         self._process.close()
+        if self._asked is not None and self._asked.video is not None:
+            discard_partial(self._asked.video)
+
+    def _start(self) -> tuple[Connection, SpawnProcess]:
+        ours, theirs = CONTEXT.Pipe()
+        process = CONTEXT.Process(target=serve, args=(self._recipe, theirs), name="evaluator", daemon=True)
+        try:
+            with no_interrupts():
+                process.start()
+        finally:
+            theirs.close()
+        return ours, process
+
+    def _send(self) -> None:
+        assert self._asked is not None
+        weights, steps, video = self._asked
+        said = {"steps": steps, "video": None if video is None else str(video)}
+        try:
+            self._pipe.send_bytes(json.dumps(said).encode())
+            self._pipe.send_bytes(save({name: tensor.contiguous() for name, tensor in weights.items()}))
+        except OSError:
+            self._start_again()
+
+    def _start_again(self, failure: str = "") -> None:
+        """Replace the process, which has died or sent the text of its ``failure``."""
+        self._process.join(STOP_S)
+        self._process.kill()
+        self._process.join()
+        reason = failure.strip() or cause_of_death(self._process)
+        if self._deaths == MAX_RESTARTS:
+            raise ProcessDiedError(
+                f"the process of --evaluate-beside died of: {reason}; it had been restarted {MAX_RESTARTS} times. "
+                "Without --evaluate-beside the learner evaluates by itself"
+            )
+        self._deaths += 1
+        again = "" if self._asked is None else f" and measures the policy of step {self._asked.steps:,} from the start"
+        self._say(
+            f"The process that evaluates died of: {reason.splitlines()[-1]}; it is restarted{again}; "
+            f"restarts left: {MAX_RESTARTS - self._deaths}"
+        )
+        self._pipe.close()
+        self._process.close()
+        self._started = False
+        self._pipe, self._process = self._start()
 
 
 def serve(recipe: Recipe, pipe: Connection) -> None:

@@ -1,6 +1,9 @@
-"""Error of a callback that raised."""
+"""Errors that end a run with a checkpoint: a callback that raised, a process that died too often."""
 
 from __future__ import annotations
+
+import signal
+from typing import Any
 
 RAISED = (Exception, SystemExit)
 """What a callback may raise for the run to end with a checkpoint. KeyboardInterrupt ends it at once."""
@@ -16,3 +19,13 @@ class CallbackError(RuntimeError):
         made = cls(f"callback {name} failed in {hook}: {type(error).__name__}: {error}")
         made.__cause__ = error
         return made
+
+
+class ProcessDiedError(RuntimeError):
+    """Error raised when a process of a run has died more often than it may be restarted."""
+
+
+def cause_of_death(process: Any) -> str:
+    """Return the signal that ended a process that was joined, or its exit status."""
+    code = process.exitcode
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"

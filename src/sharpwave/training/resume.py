@@ -56,7 +56,7 @@ def resume(
     Raises:
         ValueError: the folder holds no run or no usable checkpoint, or is in use.
         NewerVersionError: a later release wrote the run.
-        OSError, ActorsDiedError, CallbackError, NotSavedError: as ``sharpwave.training.run.run``.
+        OSError, ProcessDiedError, CallbackError, NotSavedError: as ``sharpwave.training.run.run``.
     """
     say = speaker(console)
     check_installed()

@@ -72,7 +72,7 @@ def run(
     Raises:
         ValueError: a setting is invalid, or the folder is in use.
         OSError: the folder cannot be written to at all.
-        ActorsDiedError: an actor died too often; the run ended with a checkpoint.
+        ProcessDiedError: an actor or the evaluator died too often; the run ended with a checkpoint.
         CallbackError: a callback raised; the run ended with a checkpoint.
         NotSavedError: the last checkpoint could not be written.
     """
@@ -124,7 +124,7 @@ class Run:
 
         Raises:
             OSError: the folder cannot be written to at all.
-            ActorsDiedError: an actor died too often; the run ended with a checkpoint.
+            ProcessDiedError: an actor or the evaluator died too often; the run ended with a checkpoint.
             CallbackError: a callback raised; the run ended with a checkpoint.
             NotSavedError: the last checkpoint could not be written.
         """
@@ -136,7 +136,7 @@ class Run:
         with ExitStack() as stack:
             interrupted = stack.enter_context(caught_signals())
             callbacks: list[Callback] = []
-            for own in (HeldOutEvaluations(folder / VIDEOS, say), StopWhen(interrupted), *self.callbacks):
+            for own in (HeldOutEvaluations(folder / VIDEOS, say, interrupted), StopWhen(interrupted), *self.callbacks):
                 callbacks.append(Guarded(own))
                 stack.callback(callbacks[-1].close)
 

@@ -37,7 +37,7 @@ def film(recipe: Recipe, weights: Mapping[str, Tensor], steps: int, path: Path) 
         weights, steps: the policy, and the step of training that it is of.
         path: a new .mp4 or .gif file.
     """
-    partial = path.with_name(f".partial-{path.name}")
+    partial = _partial(path)
     try:
         if not real_folder(path.parent):
             path.parent.mkdir()
@@ -49,9 +49,18 @@ def film(recipe: Recipe, weights: Mapping[str, Tensor], steps: int, path: Path) 
     except (OSError, ValueError) as error:
         return str(error)
     finally:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
+        discard_partial(path)
     return ""
+
+
+def discard_partial(path: Path) -> None:
+    """Remove what was written of a video whose filming was broken off."""
+    with suppress(OSError):
+        _partial(path).unlink(missing_ok=True)
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(f".partial-{path.name}")
 
 
 class open_video:

@@ -18,7 +18,7 @@ from sharpwave.training.actors.counters import CONTEXT, Counters
 from sharpwave.training.actors.transport import Arrival, Failure, Inbox
 from sharpwave.training.actors.weights import SharedWeights
 from sharpwave.training.actors.worker import TERMINAL_SIGNALS, Task, act, actor_seed
-from sharpwave.training.failures import CallbackError
+from sharpwave.training.failures import CallbackError, ProcessDiedError, cause_of_death
 from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.scores import Episode
 
@@ -30,7 +30,7 @@ STOP_S = 10.0
 """Grace period in which actors may end by themselves before they are terminated."""
 
 
-class ActorsDiedError(RuntimeError):
+class ActorsDiedError(ProcessDiedError):
     """Error raised when an actor has died more often than ``actor_restarts`` allows."""
 
 
@@ -169,9 +169,8 @@ class ActorPool:
         while not seat.inbox.ended and seat.received != before:
             before = seat.received
             yield from self._heard(seat)
-        code = seat.process.exitcode
         if not seat.failure:
-            seat.failure = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+            seat.failure = cause_of_death(seat.process)
         self._dismiss(seat)
 
     def _start_again(self, seat: _Seat) -> None:
