@@ -1,42 +1,10 @@
-"""Rescaled values and n-step targets: numbers worked out by hand, a plain loop, and rlax."""
-
-import io
-import subprocess
-import sys
+"""Rescaled values and n-step targets: numbers worked out by hand, and a plain loop."""
 
 import numpy as np
 import pytest
 import torch
 
 from sharpwave.agents.rescaling import n_step_targets, signed_hyperbolic, signed_parabolic
-
-RLAX = """
-import io, sys, warnings
-import numpy as np
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    import jax, rlax
-    jax.config.update("jax_enable_x64", True)
-given = dict(np.load(io.BytesIO(sys.stdin.buffer.read())))
-n, found = int(given.pop("n")), {"h": rlax.signed_hyperbolic(given["x"]), "inverse": rlax.signed_parabolic(given["x"])}
-names = ("q", "action", "target_q", "chosen", "reward", "discount")
-for name, pair in (("plain", rlax.IDENTITY_PAIR), ("rescaled", rlax.SIGNED_HYPERBOLIC_PAIR)):
-    one = lambda *values: rlax.transformed_n_step_q_learning(*values, n, tx_pair=pair)
-    found[name] = jax.vmap(one)(*(given[key] for key in names))
-np.savez(sys.stdout.buffer, **found)
-"""
-"""Run in a process of its own: jax warns of every later fork."""
-
-
-def by_rlax(**given):
-    sent = io.BytesIO()
-    np.savez(sent, **given)
-    ran = subprocess.run(
-        [sys.executable, "-c", RLAX], input=sent.getvalue(), capture_output=True, timeout=120,
-        env={"JAX_PLATFORMS": "cpu", "PATH": ""},
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr.decode()
-    return dict(np.load(io.BytesIO(ran.stdout)))
 
 
 @pytest.mark.parametrize(
@@ -109,29 +77,3 @@ def test_a_window_must_end():
     zeros = np.zeros((1, 4))
     with pytest.raises(AssertionError, match="last column"):
         by_arrays(zeros, zeros, zeros, zeros > 0, 2)
-
-
-@pytest.mark.parametrize("n_step", [1, 5])
-def test_rlax_agrees(n_step):
-    """Within one episode, of which the last step may terminate: rlax knows no truncation."""
-    pytest.importorskip("rlax")
-    rng, size, steps, actions = np.random.default_rng(5), 16, 9, 4
-    q, target_q = rng.normal(size=(2, size, steps, actions))
-    action, chosen = rng.integers(0, actions, (2, size, steps))
-    reward, discount = 10 * rng.normal(size=(size, steps)), np.full((size, steps), 0.9)
-    discount[: size // 2, -1] = 0
-    x = np.linspace(-300, 300, 1001)
-    found = by_rlax(
-        n=n_step, x=x, q=q, action=action, target_q=target_q, chosen=chosen, reward=reward, discount=discount
-    )
-    h, inverse = (function(torch.from_numpy(x)) for function in (signed_hyperbolic, signed_parabolic))
-    np.testing.assert_allclose(h, found["h"], rtol=1e-12)
-    np.testing.assert_allclose(inverse, found["inverse"], rtol=1e-7, atol=1e-9)
-    value, ends = np.take_along_axis(target_q, chosen[..., None], 2)[..., 0], np.zeros((size, steps), bool)
-    ends[:, -1] = True
-    taken = np.take_along_axis(q, action[..., None], 2)[..., 0]
-    plain = by_arrays(reward, discount, value, ends, n_step)
-    np.testing.assert_allclose(plain - taken, found["plain"], rtol=1e-10)
-    values = signed_parabolic(torch.from_numpy(value)).numpy()
-    rescaled = signed_hyperbolic(torch.from_numpy(by_arrays(reward, discount, values, ends, n_step)))
-    np.testing.assert_allclose(rescaled.numpy() - taken, found["rescaled"], rtol=1e-7, atol=1e-9)

@@ -1,4 +1,4 @@
-"""Losses, and whole updates of Rainbow, against rlax, each file in a process of its own: jax has threads, and warns
+"""Losses, rescaling and whole updates of Rainbow against rlax, in a process of their own: jax has threads, and warns
 whenever a process that imported it forks, as other tests do."""
 
 import subprocess
@@ -12,10 +12,10 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.skipif(find_spec("rlax") is None, reason="needs rlax: pip install '.[test]'")
-@pytest.mark.parametrize("file", ["losses.py", "rainbow_updates.py"])
-def test_all_of(file):
+def test_all_of_them_agree():
+    files = [f"tests/agents/with_rlax/{name}.py" for name in ("losses", "rainbow_updates", "rescaling")]
     ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/agents/with_rlax/{file}"],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files],
         cwd=ROOT, capture_output=True, text=True,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stdout + ran.stderr
