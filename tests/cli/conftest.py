@@ -64,6 +64,7 @@ def pong_run(sharpwave, tmp_path_factory):
     result = sharpwave(
         "train", "pong", "--out", folder, "--steps", 600, "--warmup-steps", 400, "--num-envs", 4, "--report-every", 200,
         "--frame", "42x42", "--crop", "34:194", "--actions", "NOOP,RIGHT,LEFT", "--network", "small", "--prioritized",
+        "--threads", 1,
     )  # fmt: skip
     assert result.code == 0, result.text
     return folder, result.text

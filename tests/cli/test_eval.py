@@ -1,17 +1,22 @@
 """``sharpwave eval``: scores, videos, and errors that teach."""
 
+import io
 import json
 
 import pytest
+from rich.console import Console
+
+from sharpwave.training.recipes import load_recipe
+from sharpwave.training.run import run
 
 pytestmark = pytest.mark.timeout(180)
 
 
 @pytest.fixture(scope="module")
-def cartpole_run(sharpwave, tmp_path_factory):
+def cartpole_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "cartpole"
-    result = sharpwave("train", "cartpole", "--out", folder, "--steps", 400, "--warmup-steps", 200)
-    assert result.code == 0, result.text
+    recipe = load_recipe("cartpole").override(steps=400, warmup_steps=200)
+    run("cartpole", recipe, folder, Console(file=io.StringIO()))
     return folder
 
 

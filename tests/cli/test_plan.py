@@ -25,17 +25,17 @@ def test_what_is_no_count(text):
         parse_count(text)
 
 
-def test_plan_measures_by_playing(sharpwave, tmp_path):
+def test_plan_measures_by_playing(here, tmp_path):
     picture = tmp_path / "plan.png"
-    result = sharpwave("plan", "--env", "pong", "--steps", "3000", "--capacity", "1e6", "--png", picture)
+    result = here("plan", "--env", "pong", "--steps", "3000", "--capacity", "1e6", "--png", picture)
     assert result.code == 0, result.text
     assert "420.6 GiB" in result.text  # (2 * 4 * 7056 * 8 + 14) * 1e6 / 2^30
     assert "52.6 GiB" in result.text and "encoded (pong, measured)" in result.text
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_plan_without_an_environment_says_how_to_measure(sharpwave):
-    result = sharpwave("plan", "--obs", "17", "--stack", "1", "--dtype", "float32")
+def test_plan_without_an_environment_says_how_to_measure(here):
+    result = here("plan", "--obs", "17", "--stack", "1", "--dtype", "float32")
     assert result.code == 0 and "--env pong measures it" in result.text
 
 

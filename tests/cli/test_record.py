@@ -62,9 +62,9 @@ def scores(text: str) -> list[float]:
     return [float(line.split()[3]) for line in text.splitlines() if line.startswith("episode")]
 
 
-def test_a_script_s_demonstrations_are_learned_from(sharpwave, script, tmp_path):
+def test_a_script_s_demonstrations_are_learned_from(here, script, tmp_path):
     demos = tmp_path / "demos"
-    result = sharpwave("record", "lock", "--out", demos, "--script", f"{script}:expert", "--episodes", 5, "--seed", 3)
+    result = here("record", "lock", "--out", demos, "--script", f"{script}:expert", "--episodes", 5, "--seed", 3)
     assert result.code == 0, result.text
     assert scores(result.text) == [1.0] * 5 and "5 episodes, 40 steps, mean score 1.00" in result.text
     assert f"sharpwave train lock --demonstrations {demos}" in result.text
@@ -73,7 +73,7 @@ def test_a_script_s_demonstrations_are_learned_from(sharpwave, script, tmp_path)
     for one in found:
         assert len(set(one.fields["action"].tolist())) > 1 and one.reward.tolist() == [0.0] * 7 + [1.0]
         np.testing.assert_array_equal(one.obs["obs"][:, -8:], np.eye(9, 8))
-    trained = sharpwave(
+    trained = here(
         "train", "lock", "--demonstrations", demos, "--out", tmp_path / "run", "--steps", 640, "--warmup-steps", 320,
     )  # fmt: skip
     assert trained.code == 0, trained.text
@@ -95,9 +95,9 @@ def test_the_same_seed_records_the_same(here, script, tmp_path):
     assert "sharpwave train r2d3 --env sharpwave/Lock-v0" in result.text
 
 
-def test_a_trained_run_plays(here, sharpwave, tmp_path):
+def test_a_trained_run_plays(here, tmp_path):
     run = tmp_path / "run"
-    trained = sharpwave("train", "cartpole", "--out", run, "--steps", 400, "--warmup-steps", 200)
+    trained = here("train", "cartpole", "--out", run, "--steps", 400, "--warmup-steps", 200)
     assert trained.code == 0, trained.text
     result = here("record", "cartpole", "--policy", run, "--out", tmp_path / "demos", "--episodes", 3, "--seed", 7)
     assert result.code == 0, result.text
@@ -112,10 +112,10 @@ def test_a_trained_run_plays(here, sharpwave, tmp_path):
     env.close()
 
 
-def test_a_recurrent_run_remembers(here, sharpwave, tmp_path):
+def test_a_recurrent_run_remembers(here, tmp_path):
     """It scores as in an evaluation of the same seed."""
     run = tmp_path / "run"
-    trained = sharpwave("train", "tmaze", "--out", run, "--steps", 800, "--warmup-steps", 400)
+    trained = here("train", "tmaze", "--out", run, "--steps", 800, "--warmup-steps", 400)
     assert trained.code == 0, trained.text
     for seed in (1, 2):
         demos = tmp_path / f"demos{seed}"

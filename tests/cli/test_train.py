@@ -34,7 +34,7 @@ def test_a_run_leaves_everything(pong_run):
     assert config["recipe"] == "pong"
     assert recipe == load_recipe("pong").override(
         steps=600, warmup_steps=400, num_envs=4, report_every=200, frame="42x42", crop="34:194",
-        actions="NOOP,RIGHT,LEFT", network="small", prioritized=True,
+        actions="NOOP,RIGHT,LEFT", network="small", prioritized=True, threads=1,
     )  # fmt: skip
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["steps"] == 600 and summary["updates"] == 200 // recipe.training.update_every
@@ -122,7 +122,7 @@ def test_an_environment_may_lie_in_the_current_folder(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_end_a_run_with_a_checkpoint_that_plays(sharpwave, here, tmp_path, number):
+def test_signals_end_a_run_with_a_checkpoint_that_plays(here, tmp_path, number):
     folder = tmp_path / "run"
     process = subprocess.Popen(
         [*COMMAND, "train", "cartpole", "--out", str(folder), "--report-every", "100", "--steps", "10000000"],
@@ -144,7 +144,7 @@ def test_signals_end_a_run_with_a_checkpoint_that_plays(sharpwave, here, tmp_pat
     if number == signal.SIGINT:  # once is enough
         return
     steps = json.loads((folder / "summary.json").read_text())["steps"]
-    resumed = sharpwave("train", "--resume", folder, "--steps", steps + 200)
+    resumed = here("train", "--resume", folder, "--steps", steps + 200)
     assert resumed.code == 0 and f"from checkpoint {steps:012d}" in resumed.text, resumed.text
     assert f"Ended by the limit of {steps + 200:,} steps" in resumed.text
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -292,8 +292,8 @@ def test_a_recipe_that_there_is_not(sharpwave):
     assert result.code == 2 and "unknown recipe 'cartpol'" in result.text and "Traceback" not in result.text
 
 
-def test_a_folder_in_use_is_left_alone(sharpwave, tmp_path):
+def test_a_folder_in_use_is_left_alone(here, tmp_path):
     (tmp_path / "precious").write_text("keep")
-    result = sharpwave("train", "cartpole", "--out", tmp_path)
+    result = here("train", "cartpole", "--out", tmp_path)
     assert result.code == 2 and "exists and is not empty" in result.text
     assert [path.name for path in tmp_path.iterdir()] == ["precious"]

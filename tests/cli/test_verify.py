@@ -37,7 +37,7 @@ def test_a_store_in_use_and_files_that_cannot_be_written(sharpwave, folder):
     assert result.code == 0, result.text
 
 
-def test_damages_are_named_with_file_and_offset(sharpwave, folder):
+def test_damages_are_named_with_file_and_offset(here, folder):
     (path,) = (folder / "regions").glob("*.region")
     with path.open("r+b") as file:
         file.seek(3000)
@@ -45,30 +45,30 @@ def test_damages_are_named_with_file_and_offset(sharpwave, folder):
         file.seek(5000)
         file.write(b"\xff")
     (folder / "regions" / "000000000009.region").write_bytes(os.urandom(5000))
-    result = sharpwave("verify", folder)
+    result = here("verify", folder)
     assert result.code == 1 and "Sound" not in result.text and "Traceback" not in result.text
     assert f"{path}: byte " in result.text and "checksum" in result.text
     assert "000000000009.region: byte 0: no region's header" in result.text
     assert "damages. sharpwave.Store.open restores what is intact" in result.text
 
 
-def test_a_terminal_is_shown_no_more_than_a_hundred_damages(sharpwave, folder):
+def test_a_terminal_is_shown_no_more_than_a_hundred_damages(here, folder):
     for number in range(10, 130):
         (folder / "regions" / f"{number:012d}.region").write_bytes(b"garbage")
-    result = sharpwave("verify", folder)
+    result = here("verify", folder)
     assert result.code == 1 and "... and 20 more damages" in result.text and "120 damages" in result.text
 
 
 @pytest.mark.parametrize("name", ["nowhere", "empty", "file"])
-def test_a_path_that_is_no_store(sharpwave, tmp_path, name):
+def test_a_path_that_is_no_store(here, tmp_path, name):
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("x")
-    result = sharpwave("verify", tmp_path / name)
+    result = here("verify", tmp_path / name)
     assert result.code == 2 and "no store there" in result.text and "Traceback" not in result.text
 
 
-def test_help_says_the_exit_codes(sharpwave):
-    result = sharpwave("verify", "--help")
+def test_help_says_the_exit_codes(here):
+    result = here("verify", "--help")
     assert result.code == 0 and "1 if anything is damaged, 2 if there is no store" in " ".join(result.text.split())
 
 
