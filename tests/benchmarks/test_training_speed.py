@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ladder import ladder as ladder_script
+from memory_size import memory_size as memory_size_script
 from rich.console import Console
 from training_speed import ladder, ladder_report, memory_size, runs, solved
 from training_speed.lanes import VectorLanes, make_lanes
-from training_speed.progress import begin, numbers
+from training_speed.progress import begin, numbers, run_command
 from training_speed.rungs import RUNGS, Rung, chosen
 from training_speed.textbook import LazyFrames, ListBuffer, Transition, tensors
 
@@ -27,9 +29,12 @@ pytestmark = pytest.mark.timeout(180)
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
-def finished(script, *arguments):
-    command = [sys.executable, str(BENCHMARKS / script), *map(str, arguments)]
-    return subprocess.run(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+def run_here(monkeypatch, script, *arguments):
+    """Do what a script does, without the seconds that a new process needs to import torch."""
+    monkeypatch.setattr("sys.argv", [f"{script.__name__}.py", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        run_command(script)
+    assert ended.value.code == 0
 
 
 def split(clock):
@@ -221,8 +226,9 @@ def test_results_of_other_settings_are_not_gone_on_with(tmp_path):
         begin(path, {"steps": 5}, fresh=False)
 
 
-def test_an_interrupted_ladder_goes_on(tmp_path):
-    arguments = ["--rungs", "full,parallel", "--rounds", "1", "--steps", "8", "--warmup", "64", "--out", str(tmp_path)]
+def test_an_interrupted_ladder_goes_on(tmp_path, monkeypatch, capfd):
+    arguments = ["--rungs", "full,parallel", "--rounds", "1", "--steps", "8", "--warmup", "64", "--threads", "1"]
+    arguments += ["--out", str(tmp_path)]
     process = subprocess.Popen(
         [sys.executable, str(BENCHMARKS / "ladder.py"), *arguments],
         env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -238,8 +244,8 @@ def test_an_interrupted_ladder_goes_on(tmp_path):
     first = json.loads(path.read_text())["slices"]
     assert list(first) == ["full"] and not (tmp_path / "ladder.png").exists()
 
-    done = finished("ladder.py", *arguments)
-    assert done.returncode == 0, done.stdout
+    run_here(monkeypatch, ladder_script, *arguments)
+    text = capfd.readouterr().out
     results = json.loads(path.read_text())
     assert results["slices"]["full"] == first["full"]  # not measured again
     assert all(first["full"][0]["processes"]["learner"][part] > 0 for part in PARTS if part != "waiting")
@@ -251,13 +257,13 @@ def test_an_interrupted_ladder_goes_on(tmp_path):
     assert sum(one["processes"]["learner"].values()) == pytest.approx(one["seconds"])
     (full,) = results["slices"]["full"]
     assert full["steps"] == 64 and full["updates"] == 64 // load_recipe("pong").training.update_every
-    assert "parallel" in done.stdout and "~" in done.stdout and "extrapolated" in done.stdout
+    assert "parallel" in text and "~" in text and "extrapolated" in text
     assert (tmp_path / "ladder.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_memory_sizes_are_trained_once(tmp_path):
-    first = finished("memory_size.py", "--steps", 500, "--out", tmp_path, "--sizes", 300)
-    assert first.returncode == 0, first.stdout
+def test_memory_sizes_are_trained_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(runs, "POLL_S", 0.1)
+    run_here(monkeypatch, memory_size_script, "--steps", 500, "--out", tmp_path, "--sizes", 300)
     path = tmp_path / "memory-size.json"
     (run,) = json.loads(path.read_text())["runs"]
     assert run["size"] == 300 and run["steps"] == 504 and run["mean100"] is None
@@ -268,7 +274,8 @@ def test_memory_sizes_are_trained_once(tmp_path):
     assert (tmp_path / "memory-size.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_run_ends_when_it_has_played_enough(tmp_path):
+def test_a_run_ends_when_it_has_played_enough(tmp_path, monkeypatch):
+    monkeypatch.setattr(runs, "POLL_S", 0.1)
     folder = tmp_path / "run"
     arguments = ["cartpole", "--steps", "10000000", "--report-every", "100"]
 

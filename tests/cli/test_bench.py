@@ -30,7 +30,7 @@ def frames(folder):
 def test_without_peers_and_training_packages_the_store_is_measured(tmp_path):
     missing = [name for name in EXTRA if name not in ("typer", "click", "shellingham", "rich")] + list(PEERS)
     out = tmp_path / "bench.json"
-    code, text = command_without(missing, "bench", "--seconds", 3, "--out", out)
+    code, text = command_without(missing, "bench", "--seconds", 1, "--out", out)
     assert code == 0, text
     told = json.loads(out.read_text())
     assert list(told["contenders"]) == ["Sharpwave", "Sharpwave raw"] and told["failed"] == {}
@@ -71,7 +71,7 @@ def test_own_frames(tmp_path, kind):
         path = make_store(tmp_path / "replay", lengths=(100, 90, 80))
     before = {one: one.stat().st_mtime_ns for one in sorted(path.rglob("*"))}
     out = tmp_path / "bench.json"
-    code, text = command_without(list(PEERS), "bench", "--seconds", 2, "--data", path, "--recipe", "none", "--out", out)
+    code, text = command_without(list(PEERS), "bench", "--seconds", 1, "--data", path, "--recipe", "none", "--out", out)
     assert code == 0, text
     told = json.loads(out.read_text())
     assert told["data"]["frame"] == [20, 30] and told["data"]["stack"] == (None if kind == "store" else 4)
