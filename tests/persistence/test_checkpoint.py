@@ -211,7 +211,8 @@ def test_writers_and_samplers_go_on_meanwhile(tmp_path: Path) -> None:
         store.close()
 
 
-def test_folders_that_are_none_or_in_use_are_refused(tmp_path: Path) -> None:
+def test_folders_that_are_none_or_in_use_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sharpwave.persistence.checkpoint.WAIT_S", 0.05)
     store = sw.Store(SPEC, capacity=600, disk=tmp_path / "store")
     Play(store).go_on(30)
     with pytest.raises(FileExistsError, match="the store's own folder; give another one"):
