@@ -80,6 +80,11 @@ class Evaluator:
         """Whether it has started and measures nothing."""
         return self._started and self._asked is None
 
+    @property
+    def measuring(self) -> bool:
+        """Whether an evaluation is under way."""
+        return self._asked is not None
+
     def begin(self, weights: dict[str, Tensor], steps: int, video: Path | None) -> None:
         """Begin to measure a policy, and then to film an episode of it where ``video`` is a path; it must be idle.
 
