@@ -86,7 +86,7 @@ def test_actions_of_several_parts_are_learned():
 @pytest.mark.parametrize(
     ("env", "message"),
     [
-        ("Pendulum-v1", r"dqn needs discrete actions; Pendulum-v1 has Box\(1,\)"),
+        ("Pendulum-v1", r"dqn needs discrete actions; Pendulum-v1 has Box\(1,\); expected .* --env MODULE:NAME"),
         ("MountainCarContinuous-v0", r"dqn needs discrete actions; MountainCarContinuous-v0 has Box\(1,\)"),
         (MADE_UP + "Words-v0", r"env 'Words-v0': observation 'said' Text\(.*\) cannot be stored; expected arrays"),
         ("NoSuchEnv-v3", "env 'NoSuchEnv-v3' cannot be made"),

@@ -35,6 +35,7 @@ def test_every_setting_says_what_it_is_and_has_an_option_of_its_own(recipe):
         ({"gamma": 1.5}, "--gamma: got 1.5, expected from 0 to 1"),
         ({"batch_size": 0}, "--batch-size: got 0, expected at least 1"),
         ({"frame": "84"}, "--frame: got '84', expected height x width"),
+        ({"frame": "5x84"}, "--frame: got '5x84', expected height x width of at least 8x8 pixels"),
         ({"frame": "84xx"}, "--frame: got '84xx', expected positive integers"),
         ({"crop": "194:34"}, "--crop: got '194:34', expected first:last"),
         ({"warmup_steps": 11, "capacity": 10}, "--warmup-steps: got 11, expected at most the capacity of 10 steps"),

@@ -37,7 +37,11 @@ class NumberedActions:
         elif isinstance(space, MultiBinary):
             sizes, starts = [2] * math.prod(space.shape), [0] * math.prod(space.shape)
         else:
-            raise ValueError(f"{kind} needs discrete actions; {spaces.env} has {space_text(space)}")
+            raise ValueError(
+                f"{kind} needs discrete actions; {spaces.env} has {space_text(space)}; expected Discrete, "
+                "MultiDiscrete or MultiBinary. An environment that has them by a keyword, as CarRacing-v3 by "
+                "continuous=False, is registered with Gymnasium in a module of your own: --env MODULE:NAME"
+            )
         self.count = math.prod(sizes)
         if self.count > MAX_ACTIONS and len(sizes) > 1:
             raise ValueError(

@@ -130,7 +130,7 @@ def _features(model: nn.Module, name: str, shape: tuple[int, int, int]) -> int:
         expected = f"at least {least}x{least}" if least > 1 else "a size that the model accepts"
         raise ValueError(
             f"network {name!r} cannot take frames of {shape[1]}x{shape[2]} with {shape[0]} channels, expected "
-            f"{expected} ({error}); use larger frames, another network or 'auto'"
+            f"{expected} ({error}); use larger frames (--frame of Atari games), another --network or --network auto"
         ) from error
     if not isinstance(features, Tensor) or features.dim() < 2 or len(features) != 1:
         got = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
@@ -177,13 +177,14 @@ def torso_for(space: Space[Any], network: str, units: int, normalized: bool = Fa
         ValueError: an unknown network, or one that does not support the observations.
     """
     if network not in networks():
-        raise ValueError(f"network: got {network!r}, expected one of {', '.join(networks())}")
+        raise ValueError(f"--network: got {network!r}, expected one of {', '.join(networks())}")
     parts = space.spaces if isinstance(space, Dict) else {"": space}
     if network not in ("auto", "mlp") and all(image_shape(part) is None for part in parts.values()):
         shapes = space.shape if not isinstance(space, Dict) else {name: part.shape for name, part in parts.items()}
         raise ValueError(
             f"network {network!r} takes images, [H, W], [C, H, W] or [H, W, C], of at least "
-            f"{MIN_IMAGE_SIDE}x{MIN_IMAGE_SIDE} pixels, got observations of shape {shapes}; use 'mlp' or 'auto'"
+            f"{MIN_IMAGE_SIDE}x{MIN_IMAGE_SIDE} pixels, got observations of shape {shapes}; "
+            "use --network mlp or --network auto"
         )
     torsos: dict[str, Torso] = {}
     for name, part in parts.items():

@@ -134,7 +134,7 @@ class AtariFrames(VectorEnv[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.ND
         known = [action.name for action in self._env.ale.get_action_set()]
         for name in settings.actions:
             if name not in known:
-                raise ValueError(f"actions: {game} has no {name!r}, expected some of {','.join(known)}")
+                raise ValueError(f"--actions: {game} has no {name!r}, expected some of {','.join(known)}")
         self.action_names = settings.actions or tuple(known)
         self._actions = np.array([known.index(name) for name in self.action_names], np.int64)
         self._clip = settings.clip_rewards

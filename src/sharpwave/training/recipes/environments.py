@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from gymnasium.vector import VectorEnv
 
 GROUP = "Environment"
+MIN_FRAME_SIDE = 8
+"""Pixels of the shorter side of an Atari frame, at least."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,11 @@ class Atari:
 
     def __post_init__(self) -> None:
         check(self)
-        parse_size(self.frame, "--frame")
+        if min(parse_size(self.frame, "--frame")) < MIN_FRAME_SIDE:
+            raise ValueError(
+                f"--frame: got {self.frame!r}, expected height x width of at least {MIN_FRAME_SIDE}x{MIN_FRAME_SIDE} "
+                "pixels"
+            )
         parse_lines(self.crop, "--crop")
 
     def make(self, num_envs: int | None = None, *, render: bool = False) -> VectorEnv[Any, Any, Any]:
