@@ -245,7 +245,7 @@ def test_a_run_that_does_not_begin_removes_what_it_made(tmp_path, made):
         (["pong", "--gamma", "2"], "--gamma: got 2.0, expected from 0 to 1"),
         (["atari", "--env", "breakot"], "did you mean the Atari game breakout?"),
         (["pong", "--actions", "UP"], "--actions: pong has no 'UP', expected some of NOOP,FIRE,RIGHT"),
-        (["cartpole", "--network", "nature"], "use 'mlp'"),
+        (["cartpole", "--network", "nature"], "use --network mlp or --network auto"),
         (["cartpole", "--disk-limit", "1MiB"], "disk_limit='1MiB', expected at least 16 MiB"),
         (["--seed", "3"], "No such option: --seed"),
         (["--steps", "3"], "--steps comes after the recipe's name, or with --resume RUN or --config FILE"),
