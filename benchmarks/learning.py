@@ -117,15 +117,11 @@ def trained(task: str, agent: str, seed: int, folder: Path) -> Line:
 
 
 def commit() -> str:
-    """Return the commit of the working tree, with "+" if it differs from it."""
-    told = subprocess.run(
-        ["git", "describe", "--always", "--dirty=+", "--exclude=*"],
-        cwd=HERE,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return told.stdout.strip()
+    """Return the commit of the working tree, with "+" if files other than results differ from it."""
+    git = ["git", "-C", str(HERE)]
+    found = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
+    others = [*git, "diff", "--quiet", "HEAD", "--", ":/", ":(exclude,top)benchmarks/results"]
+    return found.stdout.strip() + "+" * subprocess.run(others).returncode
 
 
 def episodes_of(task: str) -> int:
