@@ -252,6 +252,28 @@ def test_a_waiting_stream_goes_on_once_steps_arrive_and_others_wait_no_longer_th
     right(batches[0])
 
 
+@pytest.mark.parametrize("waits", ["sample", "stream"])
+def test_batches_drawn_ahead_are_given_out_while_another_thread_waits_for_steps(waits: str) -> None:
+    stores = made(61)
+    blend = blend_of(transitions(stores, max_times_sampled=1, limiter=sw.MinSize(1)), (0.5, 0.5))
+    stream, other = blend.stream(20, lookahead=3, timeout=0.2), blend.stream(100, lookahead=0, timeout=30)
+    right(next(stream))
+    batches: list[Any] = []
+    draw = other.__next__ if waits == "stream" else lambda: blend.sample(100, timeout=30)
+    thread = threading.Thread(target=lambda: batches.append(draw()), daemon=True)
+    thread.start()
+    while not any(store.stats()["sample_waits"] for store in stores):
+        pass
+    ready = len(stream.drawn)
+    assert ready
+    for _ in range(ready):
+        right(next(stream))
+    for store, first in zip(stores, FIRST, strict=True):
+        append(store, first + 61, 100)
+    thread.join(30)
+    right(batches[0])
+
+
 # checkpoints
 
 

@@ -14,7 +14,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.errors import not_to_be_copied
+from sharpwave.errors import LimiterTimeoutError, not_to_be_copied
 from sharpwave.sampling.limiters import check_timeout
 from sharpwave.views.batch import Arrays
 from sharpwave.views.blend_source import BlendSource, Choice, held
@@ -98,19 +98,24 @@ class BlendStream(Generic[B]):
             return batch
 
     def _draw(self, wait: bool) -> bool:
-        """Draw a batch. Return False if a view would have to wait, but may not; then nothing was drawn.
+        """Draw a batch. Return False if it would have to wait, but may not; then nothing was drawn.
 
         Raises:
             as ``blend.Blend.sample``; then nothing was drawn.
         """
         source, end = self._source, time.monotonic() + check_timeout("sample", self._timeout)
-        with held(source.lock, self._timeout, "blend"):
-            choice, rng = source.choose(self._size)
-            while (waiting := self._draw_parts(choice, rng)) is not None:
-                if not wait:
-                    return False
-                left = max(0.0, end - time.monotonic())
-                source.views[waiting].wait(choice.counts[waiting], beta=self._beta, timeout=left)
+        try:
+            with held(source.lock, self._timeout if wait else 0, "blend"):
+                choice, rng = source.choose(self._size)
+                while (waiting := self._draw_parts(choice, rng)) is not None:
+                    if not wait:
+                        return False
+                    left = max(0.0, end - time.monotonic())
+                    source.views[waiting].wait(choice.counts[waiting], beta=self._beta, timeout=left)
+        except LimiterTimeoutError:
+            if wait:
+                raise
+            return False  # another thread waits for steps: the batches drawn already are ready nevertheless
         return True
 
     def _draw_parts(self, choice: Choice, rng: Mapping[str, Any]) -> int | None:
