@@ -120,7 +120,7 @@ def test_dueling_advantages_have_no_mean():
     ("name", "space", "message"),
     [
         ("resnet", image(4, 84, 84), "got 'resnet', expected one of auto, nature"),
-        ("nature", vector(4), r"observations of shape \(4,\); use 'mlp'"),
+        ("nature", vector(4), r"observations of shape \(4,\); use --network mlp"),
         ("nature", image(4, 20, 20), "cannot take frames of 20x20 with 4 channels, expected at least 36x36"),
         ("dqn-2013", image(4, 19, 84), "cannot take frames of 19x84 with 4 channels, expected at least 20x20"),
         (
