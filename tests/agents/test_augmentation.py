@@ -86,3 +86,11 @@ def test_updates_are_made_from_shifted_images_and_actions_from_the_images_themse
     still = losses(0, seed=1, background=False)
     assert still[0] == still[1] != first
     assert losses(3, seed=1, background=True) == losses(0, seed=1, background=True)  # a plain image has no position
+
+
+def test_without_images_shifts_are_refused() -> None:
+    with pytest.raises(ValueError, match="--random-shift: got 4, expected a network for images with it"):
+        DQN.Settings(network="mlp", random_shift=4)
+    vectors = Spaces(Box(-1, 1, (8,), np.float32), Discrete(3))
+    with pytest.raises(ValueError, match="--random-shift: got 4, expected 0: no observation is an image"):
+        DQN(vectors, DQN.Settings(random_shift=4))

@@ -21,7 +21,7 @@ replay = store.transitions()
 no = np.zeros(2, bool)
 for step in range(20):
     store.extend(obs=np.zeros((2, 4), np.float32), action=np.arange(2), reward=np.ones(2), terminated=no, truncated=no)
-print("sampled", len(replay.sample(8).ids), native.CACHED, config.CACHE_DIR or "-")
+print("sampled", len(replay.sample(8).ids), native.CACHED, config.CACHE_DIR or "-", sw.__file__)
 """
 
 
@@ -52,10 +52,17 @@ def ten_lines(installed, temporary):
     for name in ("XDG_CACHE_HOME", "NUMBA_CACHE_DIR", "NUMBA_DISABLE_JIT"):
         environment.pop(name, None)
     done = subprocess.run(
-        [sys.executable, "-c", UNPRIVILEGED + TEN_LINES], env=environment, capture_output=True, text=True, timeout=280
+        [sys.executable, "-c", UNPRIVILEGED + TEN_LINES],
+        env=environment,
+        cwd=temporary,  # the first place where it looks for packages
+        capture_output=True,
+        text=True,
+        timeout=280,
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout.split()
+    *printed, package = done.stdout.split()
+    assert package == str(installed / "sharpwave" / "__init__.py")
+    return printed
 
 
 def test_without_a_home_machine_code_is_kept_with_temporary_files(installed, tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import sys
 import threading
 from collections import Counter, deque
@@ -15,76 +14,19 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
-
-SPEC = sw.Spec(obs=sw.Field((16, 16), "uint8", stack=2), action=sw.Field((), "int64"))
-FIRST = (0, 100_000)
-"""Number of the first step of each store; a step's number is its action, and is drawn into its picture."""
-
-
-def picture(number: int) -> np.ndarray[Any, Any]:
-    made = np.full((16, 16), number % 251, np.uint8)
-    made[0, :3] = number >> 16, number >> 8 & 255, number & 255
-    return made
-
-
-def append(store: sw.Store, first: int, count: int) -> None:
-    for number in range(first, first + count):
-        store.append(obs=picture(number), action=number, reward=1.0, terminated=number % 40 == 39, truncated=False)
-
-
-def made(count: int = 400, disks: Path | None = None, **settings: Any) -> list[sw.Store]:
-    """Two stores of ``count`` steps; on disk with memory for a part of them."""
-    stores = []
-    for k, first in enumerate(FIRST):
-        limits: dict[str, Any] = {"capacity": 2000} | ({} if disks is None else {"disk": disks / str(k), "ram": "4MiB"})
-        stores.append(sw.Store(SPEC, segment_steps=16, seed=k, codec="raw", **limits | settings))
-        append(stores[k], first, count)
-    return stores
-
-
-def transitions(stores: list[sw.Store], **settings: Any) -> list[Any]:
-    return [store.transitions(**settings) for store in stores]
-
-
-def prioritized(stores: list[sw.Store], **settings: Any) -> list[Any]:
-    return [store.transitions(sampler=sw.Prioritized(alpha=0.7, beta=0.5), **settings) for store in stores]
-
-
-def windows(stores: list[sw.Store]) -> list[Any]:
-    settings: Any = {"burn_in": 2, "stride": 3, "n_step": 2}
-    return [store.sequences(5, sampler=sw.Prioritized(alpha=0.9, beta=0.6), **settings) for store in stores]
-
-
-def blend_of(views: list[Any], shares: tuple[Any, Any] = (0.3, 0.7)) -> sw.Blend[Any]:
-    return sw.Blend([(share, view) for share, view in zip(shares, views, strict=True)], seed=4)
-
-
-def falling(samples: int) -> float:
-    return max(0.1, 1 - samples / 300)
-
-
-def right(batch: Any, first: int = 0) -> None:
-    """Pictures are of the steps whose numbers are the actions, and those of the view that ``source`` says.
-
-    Args:
-        first: the store of the first view.
-    """
-    real = batch.mask if hasattr(batch, "mask") else np.ones(len(batch), bool)
-    numbers, pictures = batch.action[real], batch.obs[:, : batch.action.shape[1]][real] if real.ndim > 1 else batch.obs
-    newest = pictures[..., -1, :, :]
-    found = newest[..., 0, 0].astype(int) << 16 | newest[..., 0, 1].astype(int) << 8 | newest[..., 0, 2].astype(int)
-    np.testing.assert_array_equal(found, numbers)
-    source = np.broadcast_to(batch.source.reshape(-1, *[1] * (real.ndim - 1)), real.shape)[real]
-    np.testing.assert_array_equal(numbers >= FIRST[1], source != first)
-
-
-def same(one: Any, other: Any) -> bool:
-    names = ("obs", "action", "reward", "discount", "ids", "source", "weights", "probabilities")
-    return all(np.array_equal(one[name], other[name]) for name in names)
-
-
-def errors_of(batch: Any, blend: sw.Blend[Any], rng: np.random.Generator) -> np.ndarray[Any, Any]:
-    return rng.exponential(size=(len(batch), *blend.views[0].view.error_shape))
+from tests.views.blends import (
+    FIRST,
+    append,
+    blend_of,
+    errors_of,
+    falling,
+    made,
+    prioritized,
+    right,
+    same,
+    transitions,
+    windows,
+)
 
 
 @pytest.mark.parametrize("kind", [transitions, prioritized, windows])
@@ -275,77 +217,6 @@ def test_batches_drawn_ahead_are_given_out_while_another_thread_waits_for_steps(
 
 
 # checkpoints
-
-
-def saved(blend: sw.Blend[Any], stores: list[sw.Store], folder: Path) -> str:
-    for k, store in enumerate(stores):
-        store.checkpoint(folder / str(k))
-    return json.dumps(blend.state())
-
-
-@pytest.mark.parametrize("kind", [prioritized, windows])
-def test_a_restored_blend_s_streams_repeat_the_unbroken_ones(kind: Callable[..., list[Any]], tmp_path: Path) -> None:
-    stores = made()
-    blend = blend_of(kind(stores), (falling, 0.5))
-    streams, rng = [blend.stream(12, lookahead=3), blend.stream(7, lookahead=1)], np.random.default_rng(0)
-    for stream in streams * 3:
-        batch = next(stream)
-        blend.update_priorities(batch, errors_of(batch, blend, rng))
-    state = saved(blend, stores, tmp_path)
-    opened = [sw.Store.open(tmp_path / str(k)) for k in range(2)]
-    again = blend_of(kind(opened), (falling, 0.5))
-    again.restore(json.loads(state))
-    assert json.dumps(again.state()) == state, "also before the streams are made"
-    resumed = [again.stream(12, lookahead=3), again.stream(7, lookahead=1)]
-    assert [len(stream.drawn) for stream in resumed] == [3, 1]
-    for one, two in [*zip(streams, resumed, strict=True)] * 6:
-        batch, other = next(one), next(two)
-        assert same(batch, other)
-        errors = errors_of(batch, blend, rng)
-        blend.update_priorities(batch, errors)
-        again.update_priorities(other, errors)
-    for store in (*stores, *opened):
-        store.close()
-
-
-def test_a_state_of_another_moment_than_the_views_drops_what_was_drawn(tmp_path: Path) -> None:
-    stores = made()
-    blend = blend_of(transitions(stores))
-    stream, before = blend.stream(8), json.dumps(blend.state())
-    next(stream)
-    saved(blend, stores, tmp_path)
-    opened = [sw.Store.open(tmp_path / str(k)) for k in range(2)]
-    again = blend_of(transitions(opened))
-    again.restore(json.loads(before))
-    with pytest.warns(RuntimeWarning, match="drawn ahead before the checkpoint are dropped"):
-        other = again.stream(8)
-    assert not other.drawn and not any(view.streams.nbytes for view in again.views)
-    right(next(other))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"ahead": [[{"source": [0, 2], "shares": [0.5, 0.5]}]]},
-        {"ahead": [[{"source": [0, 0.5], "shares": [0.5, 0.5]}]]},
-        {"ahead": [[{"source": [], "shares": [0.5, 0.5]}]]},
-        {"ahead": [[{"source": [0, 1], "shares": [0.5]}]]},
-        {"ahead": [[{"source": [0, 1], "shares": [0.5, float("nan")]}]]},
-        {"ahead": [[{"source": [0, 1]}]]},
-        {"ahead": 3},
-        {"samples": None},
-        {"rng": 5},
-    ],
-)
-def test_a_damaged_state_is_refused_and_changes_nothing(change: Any) -> None:
-    blend = blend_of(transitions(made(50)))
-    blend.sample(4)
-    before = blend.state()
-    with pytest.raises((ValueError, KeyError, TypeError)):
-        blend.restore(before | change)
-    assert blend.state() == before
-    blend.restore({"rng": before["rng"], "samples": 7})  # of a release whose streams drew nothing ahead
-    assert blend.state() == before | {"samples": 7}
 
 
 # what fails

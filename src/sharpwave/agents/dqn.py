@@ -93,7 +93,8 @@ class DQNSettings(ExplorationSettings):
 
     def __post_init__(self) -> None:
         check(self)
-        expect(self, "standardize", not (self.standardize and self.network == "mlp"), "a network for images with it")
+        for name in ("standardize", "random_shift"):
+            expect(self, name, not (getattr(self, name) and self.network == "mlp"), "a network for images with it")
 
 
 class DQNState(NamedTuple):
@@ -125,7 +126,7 @@ class DQN(Agent):
     def __init__(
         self, spaces: Spaces, settings: DQNSettings | None = None, device: torch.device | str = "cpu", seed: Any = 0
     ) -> None:
-        from sharpwave.agents.inputs import inputs_for
+        from sharpwave.agents.inputs import inputs_for, with_images
 
         self.spaces, self.settings = spaces, settings or self.Settings()
         self.exploration = self.settings.strategy
@@ -137,6 +138,8 @@ class DQN(Agent):
         self._targets_copied = 0  # periods of ``target_every`` steps whose copy to the target was made
         self._keeps_values = False
         self.inputs = inputs_for(spaces.observation, images=self.settings.network != "mlp").to(self.device)
+        if not with_images(self.inputs):
+            expect(self.settings, "random_shift", self.settings.random_shift == 0, "0: no observation is an image")
         self.online = self.network().to(self.device)
         self.target = self.network().to(self.device).requires_grad_(False)
         move_towards(self.target, self.online, 1.0)

@@ -149,6 +149,11 @@ class DictInputs(nn.Module):
         return {name: part(obs[name]) for name, part in zip(self.names, self.parts, strict=True)}
 
 
+def with_images(inputs: nn.Module) -> bool:
+    """Return whether any of the observations that ``inputs`` preprocess remain images."""
+    return any(isinstance(part, FrameInputs) for part in inputs.modules())
+
+
 def inputs_for(space: Space[Any], images: bool = True) -> nn.Module:
     """Make the inputs for a space of arrays, of categories, or a dict of those.
 

@@ -301,10 +301,10 @@ class HeldOutEvaluations(Callback):
 
     def _last(self, evaluator: Evaluator) -> Measured | None:
         """Wait for an evaluation under way, or until the process has started for the one that is due."""
-        if not evaluator.measuring and not self._due:
-            return None
         if evaluator.measuring:
             self._say("Waiting for the last evaluation; Ctrl-C ends the run without it")
+        elif not self._due:
+            return None
         return evaluator.wait(lambda: self._interrupted() is not None)
 
     def _here(self, training: Training) -> None:
