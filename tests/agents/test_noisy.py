@@ -1,10 +1,15 @@
 """Noisy layers: the noise's form, its scale, and what it leaves alone."""
 
 import numpy as np
+import pytest
 import torch
+from gymnasium.spaces import Box, Discrete
 from torch import nn
 
+from sharpwave.agents.exploration import EpsilonGreedy
 from sharpwave.agents.noisy import FORMED_ROWS, NoisyLinear, factor, resample, silence
+from sharpwave.agents.protocol import Spaces
+from sharpwave.agents.rainbow import Rainbow
 
 
 def test_factor_is_the_signed_root():
@@ -80,3 +85,18 @@ def test_both_scales_receive_gradients_and_silent_noise_none():
     layer.zero_grad()
     layer(torch.ones(4, 3)).sum().backward()
     assert layer.weight_sigma.grad is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "share"),
+    [({}, 0.0), ({"noisy_epsilon": True}, 0.5), ({"noisy": False}, 0.5)],
+    ids=["noise alone", "both", "epsilon alone"],
+)
+def test_random_actions_beside_noise_are_asked_for(settings: dict[str, bool], share: float) -> None:
+    """Noise of scale 0: an action that is not the best is a random one: 3 of 4 are others; epsilon 2/3."""
+    chosen = {"network": "mlp", "hidden_units": 8, "noisy_sigma": 0.0, "exploration": EpsilonGreedy(2 / 3, 2 / 3)}
+    agent = Rainbow(Spaces(Box(-1, 1, (3,), np.float32), Discrete(4)), Rainbow.Settings(**chosen, **settings))
+    obs = np.random.default_rng(0).standard_normal((4_000, 3)).astype(np.float32)
+    state = agent.begin(len(obs))
+    acted, best = agent.act(obs, state, 0), agent.act(obs, state, 0, explore=False)
+    assert (acted.action != best.action).mean() == pytest.approx(share, abs=0.03)

@@ -58,6 +58,7 @@ class RainbowSettings(DQNSettings):
 
     noisy: bool = setting(True, "learned noise on the weights explores, instead of random actions", EXPLORATION)
     noisy_sigma: float = setting(0.5, "noisy: initial scale of the noise", EXPLORATION, at_least=0)
+    noisy_epsilon: bool = setting(False, "noisy: random actions too, with probability epsilon", EXPLORATION)
 
     munchausen: float = setting(
         0.0,
@@ -82,8 +83,9 @@ class RainbowSettings(DQNSettings):
 class Rainbow(DQN):
     """Rainbow agent: a :class:`~sharpwave.agents.dqn.DQN` with a distributional head and noisy layers.
 
-    With noisy layers no action is random: fresh noise is drawn for every step of the lanes, and for every pass of a
-    network in an update. The policy, which is evaluated and saved, uses the means of the weights.
+    With noisy layers no action is random, unless ``noisy_epsilon`` asks for it: fresh noise is drawn for every step of
+    the lanes, and for every pass of a network in an update. The policy, which is evaluated and saved, uses the means of
+    the weights.
     """
 
     Settings: type[RainbowSettings] = RainbowSettings
@@ -93,7 +95,7 @@ class Rainbow(DQN):
         self, spaces: Spaces, settings: RainbowSettings | None = None, device: torch.device | str = "cpu", seed: Any = 0
     ) -> None:
         super().__init__(spaces, settings, device, seed)
-        if self.settings.noisy:
+        if self.settings.noisy and not self.settings.noisy_epsilon:
             self.exploration = EpsilonGreedy(start=0.0, end=0.0, steps=0)
 
     # network

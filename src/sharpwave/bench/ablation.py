@@ -1,5 +1,5 @@
-"""Ablation of Rainbow: the recipe, without each of its parts, without any, and with each distributional head; which
-part is worth its cost?
+"""Ablation of Rainbow: the recipe, without each of its parts, without any, and with parts that it lacks: longer returns
+and distributional heads; which part is worth its cost?
 
 Source: Hessel et al. (2018), Rainbow, figure 3; on MinAtar: Obando-Ceron and Castro (2021), Revisiting Rainbow.
 """
@@ -22,24 +22,25 @@ RECIPE = "minatar-rainbow"
 EPISODES = 30
 WHOLE, NONE = "rainbow", "none of them"
 PARTS: Mapping[str, Mapping[str, Any]] = {
-    "double": {"double": False},
+    "Munchausen": {"munchausen": 0.0},
     "dueling": {"dueling": False},
-    "n-step": {"n_step": 1},
     "priorities": {"prioritized": False},
     "noise": {"noisy": False},
+    "epsilon": {"noisy_epsilon": False},
 }
-"""What turns each part of the recipe off, by options."""
-HEADS: Mapping[str, Mapping[str, Any]] = {
+"""What turns each part of the recipe off, by options. Without Munchausen rewards it is a double DQN."""
+OTHERS: Mapping[str, Mapping[str, Any]] = {
+    "n-step": {"n_step": 3},
     "c51": {"head": "c51"},
     "qr": {"head": "qr", "quantiles": 32},
     "iqn": {"head": "iqn", "quantiles": 8, "late_fractions": True},
 }
-"""Distributions of returns in place of the recipe's mean, by options."""
+"""Three-step returns, and distributions in place of the recipe's mean, by options."""
 ARMS: Mapping[str, Mapping[str, Any]] = {
     WHOLE: {},
     **{f"without {part}": changes for part, changes in PARTS.items()},
-    **{f"with {head}": changes for head, changes in HEADS.items()},
-    NONE: {name: value for changes in PARTS.values() for name, value in changes.items()},
+    **{f"with {other}": changes for other, changes in OTHERS.items()},
+    NONE: {"double": False, **{name: value for changes in PARTS.values() for name, value in changes.items()}},
 }
 
 
