@@ -1,5 +1,7 @@
 """Noisy layers: the noise's form, its scale, and what it leaves alone."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -92,9 +94,14 @@ def test_both_scales_receive_gradients_and_silent_noise_none():
     [({}, 0.0), ({"noisy_epsilon": True}, 0.5), ({"noisy": False}, 0.5)],
     ids=["noise alone", "both", "epsilon alone"],
 )
-def test_random_actions_beside_noise_are_asked_for(settings: dict[str, bool], share: float) -> None:
+def test_random_actions_beside_noise_are_asked_for(settings: dict[str, Any], share: float) -> None:
     """Noise of scale 0: an action that is not the best is a random one: 3 of 4 are others; epsilon 2/3."""
-    chosen = {"network": "mlp", "hidden_units": 8, "noisy_sigma": 0.0, "exploration": EpsilonGreedy(2 / 3, 2 / 3)}
+    chosen: dict[str, Any] = {
+        "network": "mlp",
+        "hidden_units": 8,
+        "noisy_sigma": 0.0,
+        "exploration": EpsilonGreedy(2 / 3, 2 / 3),
+    }
     agent = Rainbow(Spaces(Box(-1, 1, (3,), np.float32), Discrete(4)), Rainbow.Settings(**chosen, **settings))
     obs = np.random.default_rng(0).standard_normal((4_000, 3)).astype(np.float32)
     state = agent.begin(len(obs))
