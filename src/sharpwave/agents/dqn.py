@@ -138,8 +138,8 @@ class DQN(Agent):
         self._targets_copied = 0  # periods of ``target_every`` steps whose copy to the target was made
         self._keeps_values = False
         self.inputs = inputs_for(spaces.observation, images=self.settings.network != "mlp").to(self.device)
-        if not with_images(self.inputs):
-            expect(self.settings, "random_shift", self.settings.random_shift == 0, "0: no observation is an image")
+        shifts = self.settings.random_shift > 0
+        expect(self.settings, "random_shift", not shifts or with_images(self.inputs), "0: no observation is an image")
         self.online = self.network().to(self.device)
         self.target = self.network().to(self.device).requires_grad_(False)
         move_towards(self.target, self.online, 1.0)

@@ -1,8 +1,8 @@
 """Recipe ``minatar`` with Rainbow in place of DQN: dueling, priorities, noise and Munchausen rewards, the mean as head.
 
-Returns are of single steps: with three, Breakout is learned faster and Asterix hardly at all (3 after 250,000 steps,
-where DQN with single steps has 13). Noise alone stays with some seeds in a policy that scores nothing, hence epsilon
-beside it. C51 and QR were behind the mean in 250,000 steps.
+Returns are of single steps, and epsilon stays beside the noise: trials with three-step returns, or with noise alone,
+hardly learned Asterix with some seeds. DQN with single steps has less in Asterix and more in Freeway
+(benchmarks/results/learning.jsonl, two seeds of Rainbow).
 """
 
 from dataclasses import replace
@@ -26,7 +26,7 @@ RECIPE = replace(
         replay=TransitionsSettings(
             batch_size=64, prioritized=True, priority_alpha=0.5, beta_steps=MINATAR.training.steps
         ),
-        noisy_epsilon=True,  # noise alone never finds the way out of some of Asterix's and Seaquest's corners
+        noisy_epsilon=True,
         exploration=DQN.exploration,
     ),
 )
