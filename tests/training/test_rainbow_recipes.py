@@ -43,7 +43,7 @@ def test_pqn_learns_from_each_window_a_fixed_number_of_times():
 
 
 def test_noise_explores_in_place_of_random_actions():
-    recipe = load_recipe("minatar-rainbow").override(**TINY, num_envs=8, noisy_epsilon=False)
+    recipe = load_recipe("minatar-rainbow").override(**TINY, num_envs=8, noisy=True)
     env = setup.environments(recipe)
     agent = setup.agent(recipe, env)
     obs, state = env.reset(seed=0)[0], agent.begin(8)

@@ -1,5 +1,5 @@
-"""Ablation of Rainbow: the recipe, without each of its parts, without any, and with parts that it lacks: longer returns
-and distributional heads; which part is worth its cost?
+"""Ablation of Rainbow: the recipe, without each of its parts, without any, and with each part that it lacks; which part
+is worth its cost?
 
 Source: Hessel et al. (2018), Rainbow, figure 3; on MinAtar: Obando-Ceron and Castro (2021), Revisiting Rainbow.
 """
@@ -21,21 +21,17 @@ if TYPE_CHECKING:
 RECIPE = "minatar-rainbow"
 EPISODES = 30
 WHOLE, NONE = "rainbow", "none of them"
-PARTS: Mapping[str, Mapping[str, Any]] = {
-    "Munchausen": {"munchausen": 0.0},
-    "dueling": {"dueling": False},
-    "priorities": {"prioritized": False},
-    "noise": {"noisy": False},
-    "epsilon": {"noisy_epsilon": False},
-}
+PARTS: Mapping[str, Mapping[str, Any]] = {"Munchausen": {"munchausen": 0.0}, "quantiles": {"head": "expected"}}
 """What turns each part of the recipe off, by options. Without Munchausen rewards it is a double DQN."""
 OTHERS: Mapping[str, Mapping[str, Any]] = {
+    "priorities": {"prioritized": True},
     "n-step": {"n_step": 3},
+    "dueling": {"dueling": True},
+    "noise": {"noisy": True, "noisy_epsilon": True},
     "c51": {"head": "c51"},
-    "qr": {"head": "qr", "quantiles": 32},
     "iqn": {"head": "iqn", "quantiles": 8, "late_fractions": True},
 }
-"""Three-step returns, and distributions in place of the recipe's mean, by options."""
+"""Parts that the recipe lacks, by options: three-step returns, noise beside random actions, other heads."""
 ARMS: Mapping[str, Mapping[str, Any]] = {
     WHOLE: {},
     **{f"without {part}": changes for part, changes in PARTS.items()},
@@ -45,13 +41,13 @@ ARMS: Mapping[str, Mapping[str, Any]] = {
 
 
 def recipe_of(env: str, arm: str, seed: int, steps: int) -> Recipe:
-    """Return the recipe of an arm: without dueling one stream is as wide as both; only the last policy is measured."""
+    """Return the recipe of an arm: two streams are as wide as one together; only the last policy is measured."""
     from sharpwave.training.recipes import load_recipe
 
     recipe = load_recipe(RECIPE)
     changes = dict(ARMS[arm])
-    if changes.get("dueling") is False:
-        changes["hidden_units"] = 2 * recipe.agent.hidden_units
+    if changes.get("dueling"):
+        changes["hidden_units"] = recipe.agent.hidden_units // 2
     return recipe.override(env=env, seed=seed, steps=steps, evaluate_every=0, device="cpu", **changes)
 
 

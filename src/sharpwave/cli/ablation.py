@@ -20,8 +20,8 @@ def ablation(
         "ablation.jsonl"
     ),
 ) -> None:
-    """Train Rainbow (recipe minatar-rainbow) whole, without each of its parts, without all of them, with
-    three-step returns, and with distributional heads.
+    """Train Rainbow (recipe minatar-rainbow) whole, without each of its parts, without all of them, and with each
+    part that it lacks: priorities, three-step returns, dueling, noise, other heads.
 
     A run that has ended is a line of --out; started again, only missing runs are made. Its score is the mean of 30
     held-out episodes with the last weights. Printed are each arm's interquartile mean over runs, its 95 % bootstrap
