@@ -152,8 +152,13 @@ def print_table(lines: list[Line]) -> None:
 
 
 def print_games(lines: list[Line], picture: Path) -> None:
-    """Print IQM and interval over MinAtar's games by agent, normalized, and draw them beside the games' own."""
-    of_games, together = by_agent(lines), normalized(by_agent(lines))
+    """Print IQM and interval over MinAtar's games by agent, normalized, and draw them beside the games' own.
+
+    Over all games only agents are compared that have played each of them.
+    """
+    of_games = by_agent(lines)
+    played = {line["task"] for line in lines}
+    together = normalized({agent: games for agent, games in of_games.items() if games.keys() == played})
     table = Table(title="MinAtar: scores / best mean of an agent in the game", title_justify="left")
     for name in ("agent", "runs", "IQM", "95 %"):
         table.add_column(name)
@@ -172,7 +177,7 @@ def print_games(lines: list[Line], picture: Path) -> None:
     for axes, (title, agents) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
         for place, scores in enumerate(agents.values()):
             low, high = interval([*scores.values()])
-            color = f"C{[*of_games].index([*agents][place])}"
+            color = f"C{[*MINATAR_AGENTS].index([*agents][place])}"
             axes.plot([place, place], [low, high], color=color, lw=7, alpha=0.35, solid_capstyle="butt")
             axes.plot([place - 0.3, place + 0.3], [interquartile_mean([*scores.values()])] * 2, color=color, lw=2)
             runs = [score for seeds in scores.values() for score in seeds]

@@ -1,7 +1,7 @@
 """Recipe ``minatar`` with Rainbow in place of DQN: quantiles (QR) as head and Munchausen rewards.
 
-The parts of Rainbow that cost more than they gave here are off: with three-step returns Asterix is hardly learned, with
-noise or dueling Freeway takes longer. `sharpwave bench ablation` turns each part off and on.
+Its other parts are off: in trials of one seed, three-step returns and priorities cost Asterix, noise and dueling Freeway.
+`sharpwave bench ablation` turns each part off or on. Scores: docs/training/minatar.md.
 """
 
 from dataclasses import replace
