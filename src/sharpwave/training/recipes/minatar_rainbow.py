@@ -1,7 +1,7 @@
 """Recipe ``minatar`` with Rainbow in place of DQN: quantiles (QR) as head and Munchausen rewards.
 
-Its other parts are off: in trials of one seed, three-step returns and priorities cost Asterix, noise and dueling Freeway.
-`sharpwave bench ablation` turns each part off or on. Scores: docs/training/minatar.md.
+Its other parts are off: in trials of one seed, three-step returns and priorities cost Asterix, noise and dueling
+Freeway. `sharpwave bench ablation` turns each part off or on. Scores: docs/training/minatar.md.
 """
 
 from dataclasses import replace
