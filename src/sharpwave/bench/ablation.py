@@ -24,7 +24,7 @@ WHOLE, NONE = "rainbow", "none of them"
 PARTS: Mapping[str, Mapping[str, Any]] = {"Munchausen": {"munchausen": 0.0}, "quantiles": {"head": "expected"}}
 """What turns each part of the recipe off, by options. Without Munchausen rewards it is a double DQN."""
 OTHERS: Mapping[str, Mapping[str, Any]] = {
-    "priorities": {"prioritized": True},
+    "priorities": {"prioritized": True, "priority_alpha": 0.5, "beta_steps": 500_000},
     "n-step": {"n_step": 3},
     "dueling": {"dueling": True},
     "noise": {"noisy": True, "noisy_epsilon": True},
