@@ -6,6 +6,7 @@ stored and not its end, and the next step would be joined to the wrong frames.
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
@@ -102,10 +103,16 @@ if hasattr(os, "register_at_fork"):
 
 
 class Lock:
-    """Reentrant lock; while the main thread holds it, it is not interrupted unless it waits for a condition."""
+    """Reentrant lock; while the main thread holds it, it is not interrupted unless it waits for a condition.
+
+    Attributes:
+        number: in the order of making, by which those are sorted that are held at once.
+    """
+
+    _numbers = itertools.count()
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self._lock, self.number = threading.RLock(), next(self._numbers)
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         """Acquire as ``threading.RLock`` does."""

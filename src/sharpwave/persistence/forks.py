@@ -5,28 +5,29 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from typing import Any
 
 from sharpwave.log.step_log import StepLog
+from sharpwave.native.interrupts import Lock
 
 LOCK_S = 10.0
 """How long a fork waits for a thread that is changing a store."""
 
-_watched: weakref.WeakKeyDictionary[StepLog, Any] = weakref.WeakKeyDictionary()
+_watched: weakref.WeakKeyDictionary[StepLog, Lock] = weakref.WeakKeyDictionary()
 _forks = threading.local()
 
 
-def watch(log: StepLog, lock: Any) -> None:
+def watch(log: StepLog, lock: Lock) -> None:
     """Make forks wait until ``log`` is between two changes, and close its files in the child.
 
     Args:
-        lock: held while the log is changed; reentrant.
+        lock: held while the log is changed.
     """
     _watched[log] = lock
 
 
 def _before() -> None:
-    _forks.held = [(log, lock, lock.acquire(timeout=LOCK_S)) for log, lock in list(_watched.items())]
+    watched = sorted(_watched.items(), key=lambda one: one[1].number)  # as ``views.turns`` takes several
+    _forks.held = [(log, lock, lock.acquire(timeout=LOCK_S)) for log, lock in watched]
 
 
 def _in_parent() -> None:

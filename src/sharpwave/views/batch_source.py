@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
 
 Ints = npt.NDArray[np.int64]
+Undo = Callable[[], None]
 
 MAX_LAYOUTS = 4
 """Number of batch sizes whose layouts, with working memory, are kept."""
@@ -114,6 +116,10 @@ class BatchSource:
                 f"(max_times_sampled={max_uses}); nothing was taken: use a smaller batch_size, or append more"
             )
 
+    def can_draw(self, count: int) -> bool:
+        """Return whether ``count`` items can be drawn without waiting."""
+        return self.sample_waits(count) is None and self.items.enough(count)
+
     # batches
 
     def sample(self, batch_size: int, beta: float | None) -> Any:
@@ -123,44 +129,57 @@ class BatchSource:
         if self.log.inventory.changes != changes:  # steps were evicted for the growth of index and samplers
             self.items.follow()
             self._check_enough(batch_size)
-        return self.draw_into(target, beta)
+        self.draw_into(target, beta)
+        return target.batch
 
-    def draw_into(self, target: Target, beta: float | None) -> Any:
-        """Draw items into the memory of a batch, after ``wait``; return the batch. An error leaves all undrawn."""
+    def draw_into(self, target: Target, beta: float | None) -> Undo:
+        """Draw items into the memory of a batch, after ``wait``.
+
+        Returns a function that undoes it while the lock is still held. An error leaves all undrawn.
+        """
         while True:
             undo = self.items.draw(target.draw, beta, self.rng)
-            try:
-                self._fill(target)
-            except DamagedError:
-                undo()
-                if not self._set_aside_damaged():
-                    raise
-            except BaseException:  # an interrupt by the user among them
-                undo()
-                raise
-            else:
+            if self._filled(target, undo):
                 self.gate.notify()
-                return target.batch
+                return undo
+            self._check_enough(len(target.ids))
 
-    def fill_drawn(self, target: Target, ids: Ints, probabilities: Any, weights: Any, beta: float | None) -> None:
-        """Fill the memory of a batch with the items of an earlier draw; items evicted since are resampled."""
-        self.items.follow()
-        draw = target.draw
-        draw.items[:], there = self.items.resolve(ids)
-        draw.probabilities[:], draw.weights[:] = probabilities, weights
-        gone = np.flatnonzero(~there)
-        if gone.size:
-            self._check_enough(gone.size)
-            other = Draw.of(gone.size)
-            self.items.draw(other, beta, self.rng)
-            draw.items[gone], draw.probabilities[gone] = other.items, other.probabilities
-            self.items.weigh(draw, beta)  # those of the resampled items were divided by their own largest
+    def fill_drawn(self, target: Target, ids: Ints, probabilities: Any, weights: Any, beta: float | None) -> Undo:
+        """Fill the memory of a batch with the items of an earlier draw; items lost since are resampled.
+
+        Returns a function that undoes the resampling while the lock is still held. An error leaves nothing resampled.
+        """
+        draw, undo = target.draw, _nothing
+        while True:
+            self.items.follow()
+            draw.items[:], there = self.items.resolve(ids)
+            draw.probabilities[:], draw.weights[:] = probabilities, weights
+            gone = np.flatnonzero(~there)
+            if gone.size:
+                self._check_enough(gone.size)
+                other = Draw.of(gone.size)
+                undo = self.items.draw(other, beta, self.rng)
+                draw.items[gone], draw.probabilities[gone] = other.items, other.probabilities
+                self.items.weigh(draw, beta)  # those of the resampled items were divided by their own largest
+            if self._filled(target, undo):
+                return undo
+
+    def _filled(self, target: Target, undo: Undo) -> bool:
+        """Fill a batch's memory with its draw. An error undoes the draw, and so does damage.
+
+        Returns False if segments were damaged: others can be sampled, and those no more.  Raises: DamagedError: none.
+        """
         try:
             self._fill(target)
         except DamagedError:
+            undo()
             if not self._set_aside_damaged():
                 raise
-            self.draw_into(target, beta)
+            return False
+        except BaseException:
+            undo()
+            raise
+        return True
 
     def fetch(self, ids: Ints) -> Any:
         """Return the items with the given ids.  Raises: KeyError, MemoryError."""
@@ -187,15 +206,15 @@ class BatchSource:
     def _set_aside_damaged(self) -> bool:
         """Exclude the items of segments that cannot be read or decoded.
 
-        Returns False if nothing changed, or no item is left.
+        Returns False if there was none that was not excluded before, or if no item is left.
         """
-        items, before = self.items, self.items.count
+        items, before = self.items, self.items.known
         for slot, problem in self.log.sealed.damaged.items():
-            count, (begin, end) = items.count, items.spans[slot].tolist()
+            known, (begin, end) = items.known, items.spans[slot].tolist()
             items.forget(slot)
-            if items.count < count:
+            if items.known < known:
                 warnings.warn(f"{problem}; its {end - begin} steps are sampled no more", RuntimeWarning, stacklevel=4)
-        return 0 < items.count < before
+        return items.known < before and items.count > 0
 
     # memory
 
@@ -224,3 +243,7 @@ class BatchSource:
     def batch_bytes(self) -> int:
         """Bytes of the largest recent batch."""
         return max((sum(layout.sizes) for layout in self._layouts.values()), default=0)
+
+
+def _nothing() -> None:
+    """Undo nothing."""

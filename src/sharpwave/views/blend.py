@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.views.batch import Arrays
-from sharpwave.views.blend_source import BlendSource, Choice, Share, held
+from sharpwave.views.blend_source import BlendSource, Choice, Share
 from sharpwave.views.blend_stream import BlendStream
 from sharpwave.views.ids import tag_of
-from sharpwave.views.replay import MAX_BATCH_SIZE, Replay, check_stream, checked_errors
+from sharpwave.views.replay import MAX_BATCH_SIZE, Replay, check_beta, check_stream, checked_errors, on_host
 
 B = TypeVar("B", bound=Arrays)
 
@@ -90,19 +90,15 @@ class Blend(Generic[B]):
         the view's times its share; ``weights`` are each view's own, relative to its largest. The batch is memory of the
         store whose view has the largest share: it counts in that store's ``stats()`` and against its ``ram``.
 
-        Nothing is drawn from any view before all can be sampled; only by damage, or for want of memory to read a
-        segment, a part may fail after others were drawn.
+        All of a batch is drawn or, where an error or an interrupt comes first, nothing.
         """
         if not isinstance(batch_size, (int, np.integer)) or not 1 <= batch_size <= MAX_BATCH_SIZE:
             raise ValueError(f"sample: batch_size={batch_size!r}, expected an integer from 1 to {MAX_BATCH_SIZE:,}")
+        check_beta(beta)
         source = self._source
-        with held(source.lock, timeout, "blend"):
-            choice, rng = source.choose(int(batch_size))
-            for k, count in choice.counts.items():
-                self.views[k].wait(count, beta=beta, timeout=timeout)
-            batch = source.batch(choice, lambda k, part: self.views[k].sample_into(part, beta=beta, timeout=timeout))
-            source.took(choice, rng)
-            return batch
+        batch = source.draw(int(batch_size), lambda choice: source.sample(choice, beta), beta=beta, timeout=timeout)
+        assert batch is not None
+        return batch
 
     def stream(
         self, batch_size: int, *, lookahead: int = 4, beta: float | None = None, timeout: float | None = None
@@ -136,13 +132,14 @@ class Blend(Generic[B]):
                 "update_priorities: this batch is of another blend, whose views are others; pass it to the blend that "
                 "sampled it"
             )
-        source, ids = np.asarray(source), np.asarray(batch.ids)
+        source, ids = on_host(source), on_host(batch.ids)
         errors = checked_errors(td_error, ids.shape + self.views[0].view.error_shape)
-        return sum(
-            view.update_priorities(ids[source == k], errors[source == k])
-            for k, view in enumerate(self.views)
-            if (source == k).any()
-        )
+        with self._source.held():  # an interrupt comes before all of it, or after
+            return sum(
+                view.update_priorities(ids[source == k], errors[source == k])
+                for k, view in enumerate(self.views)
+                if (source == k).any()
+            )
 
     def state(self) -> dict[str, Any]:
         """Return what ``restore`` needs, as JSON has it; views are in their stores' checkpoints.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Generic, TypeVar
@@ -17,11 +17,15 @@ from sharpwave.errors import LimiterTimeoutError
 from sharpwave.sampling.limiters import check_timeout
 from sharpwave.sampling.protocol import Draw
 from sharpwave.views.batch import Arrays
+from sharpwave.views.batch_source import Undo
 from sharpwave.views.ids import tagged
 from sharpwave.views.layout import Target
+from sharpwave.views.prefetch import Drawn
 from sharpwave.views.replay import Replay
+from sharpwave.views.turns import all_held, held, in_order, turn
 
 B = TypeVar("B", bound=Arrays)
+T = TypeVar("T")
 Ints = npt.NDArray[np.int64]
 Share = float | Callable[[int], float]
 
@@ -62,12 +66,13 @@ class Choice:
 class BlendSource(Generic[B]):
     """Batches of several views, of which one batch is chosen, then drawn and made.
 
+    It is changed under the locks of all stores.
+
     Args:
         shares: of each view, by number or schedule.
         seed: seed of the choice between views.
 
     Attributes:
-        lock: of ``choose`` and ``took``; taken before any store's.
         samples: items drawn so far.
         tag: of ``source`` in the batches.
     """
@@ -75,53 +80,127 @@ class BlendSource(Generic[B]):
     def __init__(self, views: Sequence[Replay[B]], shares: Sequence[Share], seed: int) -> None:
         self.views, self._shares = views, shares
         self.samples = 0
-        self.lock = threading.Lock()
+        self._turn = turn()  # of the next choice
+        self._locks = in_order([view.lock for view in views])
         self.tag = object()
-        self._rng = np.random.default_rng(seed)
+        self._rng, self._trial = np.random.default_rng(seed), np.random.default_rng(seed)
         self.shares()
 
     def shares(self) -> npt.NDArray[np.float64]:
         """Return the present share of each view, float64 [views], with sum 1.  Raises: ValueError: none is positive."""
-        values: list[float] = [share(self.samples) if callable(share) else share for share in self._shares]
-        for value in values:
+        given = [share(self.samples) if callable(share) else share for share in self._shares]
+        for value in given:
             number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
             if not number or not 0 <= value < math.inf:
                 raise ValueError(f"Blend: share={value!r}, expected a finite number of at least 0")
-        total = sum(values)
+        values = np.array(given, np.float64)
+        total = sum(values.tolist())
         if not 0 < total < math.inf:
-            raise ValueError(f"Blend: shares {values} sum to {total:g}, expected a positive one that is finite")
-        return np.array(values, np.float64) / total
+            raise ValueError(f"Blend: shares {given} sum to {total:g}, expected a positive one that is finite")
+        shares: npt.NDArray[np.float64] = values / total
+        return shares
 
-    def choose(self, batch_size: int) -> tuple[Choice, Mapping[str, Any]]:
-        """Choose the view of each item of a batch; the same again, until ``took``. The lock is held.
+    def held(self) -> AbstractContextManager[None]:
+        """Hold the locks of all stores."""
+        return all_held(self._locks)
 
-        Returns the choice, and the generator's state after it.
+    def draw(
+        self,
+        batch_size: int,
+        make: Callable[[Choice], T | None],
+        *,
+        beta: float | None,
+        timeout: float | None,
+        wait: bool = True,
+    ) -> T | None:
+        """Choose a batch, and return what ``make`` makes of the choice once each view can draw its part.
+
+        Args:
+            make: called while all locks are held, so that nothing is drawn from any view if it raises and undoes what
+                it drew; ``None`` if steps had to be evicted first.
+            wait: for steps, and for another thread that does.
+
+        Returns ``None`` if it would have to wait, but may not.
+
+        Raises:
+            EmptyError, LimiterTimeoutError, ValueError: as ``Replay.sample``; and what ``make`` does. Then it was not
+                drawn, and the same is chosen again.
         """
-        shares, bits = self.shares(), self._rng.bit_generator
-        before = bits.state
+        end = time.monotonic() + check_timeout("sample", timeout)
         try:
-            source = self._rng.choice(len(self.views), size=batch_size, p=shares).astype(np.int64)
-            return Choice(source, shares), bits.state
-        finally:
-            bits.state = before
+            with held(self._turn, timeout if wait else 0, "blend"):
+                choice, rng = self._choose(batch_size)
+                while True:
+                    with self.held():
+                        waiting = self._waiting(choice)
+                        if waiting is None and (made := make(choice)) is not None:
+                            self._rng.bit_generator.state = rng
+                            self.samples += len(choice.source)
+                            return made
+                    if waiting is not None:
+                        if not wait:
+                            return None
+                        left = max(0.0, end - time.monotonic())
+                        self.views[waiting].wait(choice.counts[waiting], beta=beta, timeout=left)
+        except LimiterTimeoutError:
+            if wait:
+                raise
+            return None  # another thread waits for steps
 
-    def took(self, choice: Choice, rng: Mapping[str, Any]) -> None:
-        """Note that a batch of ``choice`` was drawn."""
-        self._rng.bit_generator.state = rng
-        self.samples += len(choice.source)
+    def _choose(self, batch_size: int) -> tuple[Choice, Mapping[str, Any]]:
+        """Choose the view of each item of a batch; return the choice, and the generator's state after it."""
+        shares, rng = self.shares(), self._trial
+        rng.bit_generator.state = self._rng.bit_generator.state
+        source = rng.choice(len(self.views), size=batch_size, p=shares).astype(np.int64)
+        return Choice(source, shares), rng.bit_generator.state
 
-    def batch(self, choice: Choice, fill: Callable[[int, Target], None]) -> B:
-        """Return a new batch.
+    def _waiting(self, choice: Choice) -> int | None:
+        """Return a view that has to wait for its part; ``None`` if there is none."""
+        return next((k for k, count in choice.counts.items() if not self.views[k].source.can_draw(count)), None)
+
+    def sample(self, choice: Choice, beta: float | None) -> B | None:
+        """Return a new batch, all parts of it drawn now; ``None`` if steps were evicted for its memory, too many."""
+        target = self._lend(choice)
+        if self._waiting(choice) is not None:
+            return None
+        for k in choice.counts:
+            self.views[k].streams.forget_dropped()
+        return self._batch(choice, target, lambda k, part: self.views[k].source.draw_into(part, beta))
+
+    def fill_drawn(self, choice: Choice, parts: Mapping[int, Drawn], beta: float | None) -> B:
+        """Return the batch of earlier draws of its parts, while all locks are held."""
+
+        def fill(k: int, part: Target) -> Undo:
+            source, drawn = self.views[k].source, parts[k]
+            source.log.check_open()
+            return source.fill_drawn(part, drawn.ids, drawn.probabilities, drawn.weights, beta)
+
+        return self._batch(choice, self._lend(choice), fill)
+
+    def _lend(self, choice: Choice) -> Target:
+        """Lend memory for a batch, of the store whose view has the largest share."""
+        source = self.views[int(choice.shares.argmax())].source
+        source.log.check_open()
+        return source.lend(len(choice.source))
+
+    def _batch(self, choice: Choice, target: Target, fill: Callable[[int, Target], Undo]) -> B:
+        """Return the batch in ``target``. An error of one part undoes the others.
 
         Args:
             fill: fills the part of the batch that is from a view, of which it gets the number.
         """
-        target, begin = self.views[int(choice.shares.argmax())].lend(len(choice.source)), 0
-        for k, count in choice.counts.items():
-            part = _part(target, begin, begin + count)
-            fill(k, part)
-            part.draw.probabilities *= choice.shares[k]
-            begin += count
+        undos: list[Undo] = []
+        begin = 0
+        try:
+            for k, count in choice.counts.items():
+                part = _part(target, begin, begin + count)
+                undos.append(fill(k, part))
+                part.draw.probabilities *= choice.shares[k]
+                begin += count
+        except BaseException:
+            for undo in reversed(undos):
+                undo()
+            raise
         ordered = any(self.views[k].sampler.keeps_order for k in choice.counts)
         _arrange(target, *(_order(choice.source) if ordered else _moves(choice.source)))
         batch: B = target.batch
@@ -138,20 +217,6 @@ class BlendSource(Generic[B]):
         samples = int(state["samples"])
         self._rng.bit_generator.state = state["rng"]
         self.samples = samples
-
-
-@contextmanager
-def held(lock: threading.Lock, timeout: float | None, what: str) -> Iterator[None]:
-    """Hold a lock, which another thread may keep while it waits for steps.  Raises: LimiterTimeoutError."""
-    seconds = check_timeout("sample", timeout)
-    if not lock.acquire(timeout=seconds):
-        raise LimiterTimeoutError(
-            f"sample: timed out after {seconds:g} s; another thread samples from this {what}, and waits for steps"
-        )
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _part(target: Target, begin: int, end: int) -> Target:

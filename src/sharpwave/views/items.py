@@ -114,7 +114,8 @@ class Items:
             if old.any():
                 self._insert(runs[:, old])
             if self.uses is not None and given is not None:
-                used_up = self.uses.restore(given, _items_of(runs[:, old], self._log.stride))
+                held = np.stack([runs[0], np.maximum(runs[1], self.spans[runs[0], 0]), runs[2]])[:, old]
+                used_up = self.uses.restore(given, _items_of(held, self._log.stride))  # without those lost by now
                 if len(used_up):
                     self.sampler.exclude(used_up)
                     self.count -= len(used_up)
@@ -123,6 +124,11 @@ class Items:
             if not old.all():
                 self._insert(runs[:, ~old])
         self._seen = self._log.inventory.changes
+
+    @property
+    def known(self) -> int:
+        """Items that can be sampled, or could until they were used up. Cost: 1 us, and 1 ms for a million slots."""
+        return int((self.spans[:, 1] - self.spans[:, 0]).sum())
 
     @property
     def uses_left(self) -> float:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.errors import not_to_be_copied
+from sharpwave.errors import EmptyError, not_to_be_copied
 from sharpwave.sampling.protocol import Draw, checked_array
 from sharpwave.views.batch_source import BatchSource
 
@@ -61,10 +61,6 @@ class DrawsAhead:
         self.drawn: deque[Drawn] = deque()
         with lock:
             streams.add(self)
-
-    def can_draw(self, count: int) -> bool:
-        """Return whether ``count`` items can be drawn without waiting."""
-        return self.source.sample_waits(count) is None and self.source.items.enough(count)
 
     def draw(self, count: int, beta: float | None) -> Callable[[], None]:
         """Draw ``count`` items, which can be drawn; return a function that undoes it while the lock is still held."""
@@ -158,7 +154,7 @@ class Stream(Generic[B]):
                 while len(self.drawn) <= self._lookahead:
                     if not self.drawn:
                         source.wait(self._size, self._timeout)
-                    elif not ahead.can_draw(self._size):
+                    elif not source.can_draw(self._size):
                         break
                     ahead.draw(self._size, self._beta)
                 ahead.read()
@@ -170,7 +166,7 @@ class Stream(Generic[B]):
                 source.fill_drawn(target, one.ids, one.probabilities, one.weights, self._beta)
                 batch: B = target.batch
                 return batch
-        except MemoryError:  # the draw counts as sampled: it is returned when there is room
+        except (MemoryError, EmptyError):  # the draw counts as sampled: it is returned once there is room, or steps
             if one is not None:
                 self.drawn.appendleft(one)
             raise

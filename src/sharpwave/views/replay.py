@@ -13,7 +13,6 @@ from sharpwave.sampling.protocol import MAX_TD_ERROR, Sampler
 from sharpwave.validation import all_within
 from sharpwave.views.batch_source import BatchSource
 from sharpwave.views.ids import tag_of, tagged
-from sharpwave.views.layout import Target
 from sharpwave.views.prefetch import DrawsAhead, Stream, Streams
 from sharpwave.views.view import View
 
@@ -38,6 +37,7 @@ class Replay(Generic[B]):
     Attributes:
         name: its name in a checkpoint.
         view: the definition of its items.
+        source: its batches; the store's ``lock`` is held.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Replay(Generic[B]):
         self.name, self.view = name, view
         self.source = BatchSource(log, gate, view, sampler, seed, max_times_sampled, limiter)
         self.streams = Streams(log)
-        self._log, self._lock, self._items = log, lock, self.source.items
+        self._log, self.lock, self._items = log, lock, self.source.items
         self.life: object = None  # of the store, which lives as long as this view
 
     @property
@@ -79,7 +79,7 @@ class Replay(Generic[B]):
 
     def __len__(self) -> int:
         """Return the number of items that can be sampled now, without those sampled ``max_times_sampled`` times."""
-        with self._lock:
+        with self.lock:
             self._items.follow()
             return self._items.count
 
@@ -107,27 +107,12 @@ class Replay(Generic[B]):
                 in use, or for a segment; no step is evicted for a batch.
         """
         _check_batch_size(batch_size)
-        _check_beta(beta)
-        with self._lock:
+        check_beta(beta)
+        with self.lock:
             self.streams.forget_dropped()
             self.source.wait(batch_size, timeout)
             batch: B = self.source.sample(batch_size, beta)
             return batch
-
-    def lend(self, batch_size: int) -> Target:
-        """Lend memory for a batch to which several views contribute.  Raises: MemoryError, as ``sample``."""
-        with self._lock:
-            return self.source.lend(batch_size)
-
-    def sample_into(self, target: Target, *, beta: float | None = None, timeout: float | None = None) -> None:
-        """Draw as many items as ``target`` holds, a part of a batch that was lent by a view of the same layout.
-
-        Raises: as ``sample``.
-        """
-        with self._lock:
-            self.streams.forget_dropped()
-            self.source.wait(len(target.ids), timeout)
-            self.source.draw_into(target, beta)
 
     def wait(self, batch_size: int, *, beta: float | None = None, timeout: float | None = None) -> None:
         """Wait until ``sample`` of the same arguments need not wait, and draw nothing.
@@ -136,8 +121,8 @@ class Replay(Generic[B]):
             EmptyError, LimiterTimeoutError, ValueError: as ``sample``.
         """
         _check_batch_size(batch_size)
-        _check_beta(beta)
-        with self._lock:
+        check_beta(beta)
+        with self.lock:
             self.source.wait(batch_size, timeout)
 
     def stream(
@@ -158,7 +143,7 @@ class Replay(Generic[B]):
 
     def draws_ahead(self) -> DrawsAhead:
         """Make the draws of a new stream, for this view's part of it."""
-        return DrawsAhead(self, self.source, self._lock, self.streams)
+        return DrawsAhead(self, self.source, self.lock, self.streams)
 
     def fetch(self, ids: npt.ArrayLike | B) -> B:
         """Return the items with the given ids; ``weights`` and ``probabilities`` are 1 and NaN.
@@ -168,14 +153,14 @@ class Replay(Generic[B]):
             MemoryError: as ``sample``.
         """
         checked = _checked_ids("fetch", ids, self._log.tag)
-        with self._lock:
+        with self.lock:
             self._log.check_open()
             batch: B = self.source.fetch(checked)
             return batch
 
     def sampleable_ids(self) -> Ints:
         """Return the ids of all items that can be sampled now, in no particular order."""
-        with self._lock:
+        with self.lock:
             self._items.follow()
             return tagged(self._items.ids(), self._log.tag)
 
@@ -192,7 +177,7 @@ class Replay(Generic[B]):
         """
         checked = _checked_ids("update_priorities", ids, self._log.tag)
         errors = checked_errors(td_error, checked.shape + self.view.error_shape)
-        with self._lock:
+        with self.lock:
             self._log.check_open()
             self._items.follow()  # steps appended before this call get the largest priority of before this call
             return len(checked) - self._items.update(checked, errors)
@@ -216,12 +201,13 @@ def _check_batch_size(batch_size: int) -> None:
 def check_stream(batch_size: int, lookahead: int, beta: float | None) -> None:
     """Check the arguments of ``stream``.  Raises: ValueError: naming the one out of range."""
     _check_batch_size(batch_size)
-    _check_beta(beta)
+    check_beta(beta)
     if not isinstance(lookahead, (int, np.integer)) or not 0 <= lookahead <= MAX_LOOKAHEAD:
         raise ValueError(f"stream: lookahead={lookahead!r}, expected an integer from 0 to {MAX_LOOKAHEAD}")
 
 
-def _check_beta(beta: float | None) -> None:
+def check_beta(beta: float | None) -> None:
+    """Check an argument.  Raises: ValueError."""
     if beta is not None and not (isinstance(beta, (int, float, np.floating)) and 0 <= beta <= 1):
         raise ValueError(f"sample: beta={beta!r}, expected a number from 0 to 1")
 
@@ -246,13 +232,17 @@ def checked_errors(td_error: Any, expected: tuple[int, ...]) -> npt.NDArray[np.f
 def _checked_ids(what: str, ids: Any, tag: object) -> Ints:
     """Return ids, or those of a batch, as a plain array.  Raises: ValueError: no ids, or those of another store."""
     ids = getattr(ids, "ids", ids)
-    ids = ids.cpu() if hasattr(ids, "cpu") else ids
     if (other := tag_of(ids)) is not None and other is not tag:
         raise ValueError(
             f"{what}: these ids are of another store (or of one that was opened again), where they name other steps; "
             "pass them to a view of the store that they were sampled from. np.asarray(ids) is not checked"
         )
-    array = np.asarray(ids)
+    array = on_host(ids)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise ValueError(f"ids: got shape {array.shape} {array.dtype}, expected int64 [n], as in batch.ids")
     return array.astype(np.int64, copy=False)
+
+
+def on_host(array: Any) -> npt.NDArray[Any]:
+    """Return an array, or a tensor on any device, as a numpy array."""
+    return np.asarray(array.cpu() if hasattr(array, "cpu") else array)

@@ -96,6 +96,10 @@ class Uses:
                 part = draw.part(taken, count)
                 sampler.draw(part, rng)
                 kept, found = _accept(part.items, part.probabilities, self._given, self.max_uses, full)
+                if not kept:  # the first item of a part has a use left, or the sampler should not know it
+                    raise RuntimeError(
+                        f"{type(sampler).__name__}: drew items that were excluded, which have no use left"
+                    )
                 taken += kept
                 self.left -= kept
                 if found:
