@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -82,6 +83,17 @@ def test_shares_may_be_scheduled() -> None:
         assert set(seen) == {0, 250, 500, 750, 1000, 1250}
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_a_schedule_may_return_numbers_of_few_bits(dtype: str) -> None:
+    steps = np.linspace(0, 1, 60).astype(dtype)
+    with numbered(0) as one, numbered(1000) as two:
+        parts = [(lambda n: steps[n // 32] + steps[1], one.transitions()), (lambda n: steps[-1], two.transitions())]
+        blend = sw.Blend(parts)
+        for _ in range(50):
+            assert blend.shares().sum() == pytest.approx(1, abs=1e-15)
+            blend.sample(32)
+
+
 def test_probabilities_are_the_blend_s_and_weights_each_view_s() -> None:
     with numbered(0, 11) as one, numbered(1000, 21) as two:
         views = [one.transitions(sampler=prioritized()), two.transitions()]
@@ -107,6 +119,34 @@ def test_priorities_go_to_the_view_that_an_item_is_from() -> None:
         assert blend.update_priorities(batch, np.where(np.isin(batch.action, chosen), 1e9, 1e-9)) == 0
         for view, action in zip(views, chosen, strict=True):
             assert (view.sample(50).action == action).all()  # others have 1e-9, or 1 as new ones
+
+
+def test_priorities_of_a_batch_on_a_device() -> None:
+    """Its arrays are no numpy arrays until they are copied to the host."""
+
+    @dataclass
+    class OnDevice:
+        array: Any
+
+        def cpu(self) -> Any:
+            return self.array
+
+    @dataclass
+    class Moved:
+        source: Any
+        ids: Any
+
+    with numbered(0) as one, numbered(1000) as two:
+        views = [store.transitions(sampler=prioritized()) for store in (one, two)]
+        blend = sw.Blend([(1, view) for view in views])
+        batch = blend.sample(20)
+        moved: Any = Moved(OnDevice(batch.source), OnDevice(batch.ids))
+        assert blend.update_priorities(moved, np.full(20, 3.0)) == 0
+        for k, view in enumerate(views):
+            one_of = view.fetch(view.sampleable_ids())
+            raised = set(batch.action[batch.source == k].tolist())
+            found = view.source.items.sampler.state()["values"]
+            assert np.isclose(found, 3.0, rtol=1e-5).sum() == len(raised & set(one_of.action.tolist()))
 
 
 def test_stale_items_are_counted_and_skipped() -> None:

@@ -106,7 +106,9 @@ print("ok")
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 def test_forks_while_threads_draw_wait_for_no_one_and_their_children_go_on() -> None:
-    run = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=120, check=False)
+    run = subprocess.run(
+        [sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL
+    )
     assert run.stdout == "ok\n", run.stderr[-2000:]
 
 

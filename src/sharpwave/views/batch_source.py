@@ -206,7 +206,7 @@ class BatchSource:
     def _set_aside_damaged(self) -> bool:
         """Exclude the items of segments that cannot be read or decoded.
 
-        Returns False if there was none that was not excluded before, or if no item is left.
+        Returns False if there was none that was not excluded before, or if no item is left, not even a used-up one.
         """
         items, before = self.items, self.items.known
         for slot, problem in self.log.sealed.damaged.items():
@@ -214,7 +214,7 @@ class BatchSource:
             items.forget(slot)
             if items.known < known:
                 warnings.warn(f"{problem}; its {end - begin} steps are sampled no more", RuntimeWarning, stacklevel=4)
-        return items.known < before and items.count > 0
+        return 0 < items.known < before
 
     # memory
 

@@ -83,7 +83,7 @@ class BlendSource(Generic[B]):
         self._turn = turn()  # of the next choice
         self._locks = in_order([view.lock for view in views])
         self.tag = object()
-        self._rng, self._trial = np.random.default_rng(seed), np.random.default_rng(seed)
+        self._rng: Mapping[str, Any] = np.random.default_rng(seed).bit_generator.state
         self.shares()
 
     def shares(self) -> npt.NDArray[np.float64]:
@@ -134,7 +134,7 @@ class BlendSource(Generic[B]):
                     with self.held():
                         waiting = self._waiting(choice)
                         if waiting is None and (made := make(choice)) is not None:
-                            self._rng.bit_generator.state = rng
+                            self._rng = rng
                             self.samples += len(choice.source)
                             return made
                     if waiting is not None:
@@ -149,8 +149,8 @@ class BlendSource(Generic[B]):
 
     def _choose(self, batch_size: int) -> tuple[Choice, Mapping[str, Any]]:
         """Choose the view of each item of a batch; return the choice, and the generator's state after it."""
-        shares, rng = self.shares(), self._trial
-        rng.bit_generator.state = self._rng.bit_generator.state
+        shares, rng = self.shares(), np.random.default_rng(0)  # its own: a fork may come while a thread chooses
+        rng.bit_generator.state = self._rng
         source = rng.choice(len(self.views), size=batch_size, p=shares).astype(np.int64)
         return Choice(source, shares), rng.bit_generator.state
 
@@ -210,13 +210,14 @@ class BlendSource(Generic[B]):
 
     def state(self) -> dict[str, Any]:
         """Return what ``restore`` needs, as JSON has it."""
-        return {"rng": self._rng.bit_generator.state, "samples": self.samples}
+        return {"rng": dict(self._rng), "samples": self.samples}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on where another was.  Raises: ValueError, KeyError, TypeError: no such state; then nothing changed."""
         samples = int(state["samples"])
-        self._rng.bit_generator.state = state["rng"]
-        self.samples = samples
+        rng = np.random.default_rng(0).bit_generator
+        rng.state = state["rng"]
+        self._rng, self.samples = rng.state, samples
 
 
 def _part(target: Target, begin: int, end: int) -> Target:
