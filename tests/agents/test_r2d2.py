@@ -1,5 +1,6 @@
 """R2D2: whole updates against numpy in float64 with gradients by hand; what it remembers while acting, and stores."""
 
+import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
@@ -92,7 +93,7 @@ def test_updates_are_those_of_the_equations(changes):
     assert uneven == agent.settings.replay.prioritized
     for network, weights in (("online.", oracle.online), ("target.", oracle.target)):
         for name, found in online(agent, network).items():
-            np.testing.assert_allclose(found, weights[name], rtol=1e-5, atol=1e-6, err_msg=network + name)
+            np.testing.assert_allclose(found, weights[name], rtol=0, atol=1e-6, err_msg=network + name)
     assert all(np.abs(oracle.online[name] - begun[name]).max() > 1e-3 for name in begun)
     assert oracle.copied == 2  # 108 steps, periods of 40
 
@@ -196,3 +197,43 @@ def test_padding_has_no_errors():
     again = type(batch)(**vars(changed))
     _, others = agent.loss(again.torch())
     np.testing.assert_allclose(others, errors, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("baseline", "expected"), [("mean", [8.0, 9.0, 13.0]), ("max", [5.0, 6.0, 10.0]), ("naive", [11.0, 12.0, 16.0])]
+)
+def test_dueling_baselines(baseline, expected):
+    """V = 10 and A = (1, 2, 6), of mean 3 and maximum 6, whatever the observation."""
+    agent = make(dueling_baseline=baseline)
+    head = agent.online.head
+    with torch.no_grad():
+        for layer, bias in ((head.value, [10.0]), (head.advantage, [1.0, 2.0, 6.0])):
+            layer.weight.zero_()
+            layer.bias.copy_(torch.tensor(bias))
+    values, _ = agent._step(np.ones((LANES, SIZE), np.float32), agent.begin(LANES).core)
+    np.testing.assert_array_equal(values, [expected] * LANES)
+
+
+def test_beta_rises():
+    """Importance weights are (N P)^-beta, relative to the largest; N cancels."""
+    agent = make(replay=dataclasses.replace(WINDOWS, priority_beta=0.2, beta_end=1.0, beta_steps=80))
+    view, _ = played(agent)
+    batch = view.sample(64)
+    view.update_priorities(batch, np.random.default_rng(0).normal(size=(64, WINDOWS.length)))
+    for step, beta in ((0, 0.2), (20, 0.4), (80, 1.0), (500, 1.0)):
+        assert agent.replay().beta(step) == agent.schedules(step)["beta"] == pytest.approx(beta)
+        batch = view.sample(64, beta=agent.replay().beta(step))
+        powers = batch.probabilities**-beta
+        assert np.ptp(batch.probabilities) > 0
+        np.testing.assert_allclose(batch.weights, powers / powers.max(), rtol=1e-5)
+
+
+def test_beta_is_constant_unless_it_has_an_end():
+    agent = make()
+    view, _ = played(agent)
+    view.update_priorities(batch := view.sample(64), np.random.default_rng(0).normal(size=(64, WINDOWS.length)))
+    batch = view.sample(64, beta=agent.replay().beta(500))
+    powers = batch.probabilities**-0.6
+    np.testing.assert_allclose(batch.weights, powers / powers.max(), rtol=1e-5)
+    assert "beta" not in agent.schedules(500)
+    assert make(replay=dataclasses.replace(WINDOWS, prioritized=False, beta_end=1.0)).replay().beta(500) is None

@@ -157,6 +157,6 @@ def test_updates_are_those_of_the_equations(changes):
         np.testing.assert_allclose(learned.td_error, expected, rtol=1e-4, atol=1e-5)
     for network, weights in (("online.", oracle.online), ("target.", oracle.target), ("average.", oracle.mean)):
         for name, found in weights_of(agent, network).items():
-            np.testing.assert_allclose(found, weights[name], rtol=1e-4, atol=2e-6, err_msg=network + name)
+            np.testing.assert_allclose(found, weights[name], rtol=0, atol=1e-6, err_msg=network + name)
     assert all(np.abs(oracle.online[name] - begun[name]).max() > 1e-3 for name in begun)
     assert oracle.copied == (4 if agent.settings.target_tau == 0 else 0)  # 192 steps, periods of 40

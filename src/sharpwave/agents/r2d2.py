@@ -51,6 +51,12 @@ class R2D2Settings(ExplorationSettings):
     core: str = setting("lstm", "recurrent core", NETWORK, choices=("lstm", "gru"))
     core_units: int = setting(512, "units of the recurrent core", NETWORK, at_least=1)
     dueling: bool = setting(True, "separate streams for value and advantage", NETWORK)
+    dueling_baseline: str = setting(
+        "mean",
+        "dueling: what is subtracted from the advantages, their mean or maximum; naive: nothing",
+        NETWORK,
+        choices=("mean", "max", "naive"),
+    )
 
     stored_state: bool = setting(
         True, "windows begin with the recurrent state that was stored with them, otherwise with zeros", LEARNING
@@ -136,7 +142,8 @@ class R2D2(Agent):
 
         settings = self.settings
         torso = torso_for(self.spaces.observation, settings.network, settings.hidden_units)
-        head = QHead(settings.core_units, settings.hidden_units, self.num_actions, settings.dueling)
+        units, dueling, baseline = settings.hidden_units, settings.dueling, settings.dueling_baseline
+        head = QHead(settings.core_units, units, self.num_actions, dueling, baseline=baseline)
         return RecurrentQNetwork(torso, settings.core, settings.core_units, self.num_actions + 1, head)
 
     @cached_property
@@ -271,7 +278,9 @@ class R2D2(Agent):
         return Learned(td_error, {"loss": loss.detach()})
 
     def schedules(self, step: int) -> dict[str, float]:
-        return self.settings.strategy.schedules(step) | {"learning_rate": self._learning_rate(step)}
+        beta = self.settings.replay.beta(step)
+        own = {"learning_rate": self._learning_rate(step)} | ({} if beta is None else {"beta": beta})
+        return self.settings.strategy.schedules(step) | own
 
     def _learning_rate(self, step: int) -> float:
         settings = self.settings

@@ -69,6 +69,10 @@ class SequencesSettings:
     priority_beta: float = setting(
         0.6, "prioritized: exponent of the importance weights", MEMORY, at_least=0, at_most=1
     )
+    beta_end: float | None = setting(
+        None, "prioritized: final exponent of the weights; empty: constant", MEMORY, at_least=0, at_most=1
+    )
+    beta_steps: int = setting(0, "prioritized: steps from priority-beta to beta-end", MEMORY, at_least=0)
     eta: float = setting(
         0.9, "share of a window's largest error in its priority; the rest is the mean", MEMORY, at_least=0, at_most=1
     )
@@ -107,8 +111,10 @@ class SequencesSettings:
         )
 
     def beta(self, step: int) -> float | None:
-        """Return the exponent of importance weights; None: the sampler's own."""
-        return None
+        """Return the exponent of importance weights after ``step`` environment steps; None: the sampler's own."""
+        if self.beta_end is None or not self.prioritized:
+            return None
+        return linear(step, self.priority_beta, self.beta_end, self.beta_steps)
 
 
 @dataclass(frozen=True)
