@@ -1,4 +1,4 @@
-"""R2D2: whole updates against numpy in float64 with gradients by hand; what it remembers while acting, and stores."""
+"""R2D2: what it remembers while acting, stores and learns from. Its whole updates: ``test_recurrent_updates``."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -14,7 +14,6 @@ from sharpwave.agents.exploration import EpsilonGreedy
 from sharpwave.agents.protocol import Spaces
 from sharpwave.agents.r2d2 import CORE, R2D2
 from sharpwave.agents.replay import SequencesSettings
-from tests.agents.recurrent_oracle import Oracle
 
 SIZE, UNITS, CORE_UNITS, ACTIONS, FIRST, LANES = 4, 6, 5, 3, 2, 3
 SPACES = Spaces(Box(-np.inf, np.inf, (SIZE,), np.float32), Discrete(ACTIONS, start=FIRST))
@@ -58,44 +57,6 @@ def played(agent, steps=120, seed=0):
 def online(agent, network="online."):
     weights = agent.state()["weights"]
     return {name.removeprefix(network): one.numpy() for name, one in weights.items() if name.startswith(network)}
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"double": False},
-        {"dueling": False},
-        {"rescale": False},
-        {"max_grad_norm": 0.05},
-        {"max_grad_norm": 0.0, "n_step": 1},
-        {"n_step": 9, "adam_eps": 1e-4},
-        {"replay": SequencesSettings(batch_size=16, length=5, burn_in=0, stride=5, prioritized=False)},
-    ],
-    ids=str,
-)
-def test_updates_are_those_of_the_equations(changes):
-    agent = make(1, **changes)
-    view, _ = played(agent)
-    oracle = Oracle(online(agent), agent.settings, ACTIONS, FIRST)
-    begun, padded, uneven = dict(oracle.online), np.zeros(3, bool), False
-    for update in range(10):
-        batch = view.sample(16).copy()
-        uneven |= bool(batch.weights.std() > 0.05)
-        burn_in, steps = batch.burn_in, batch.mask.shape[1]
-        trained = batch.mask[:, burn_in:].sum(axis=1)
-        padded |= [not batch.mask[:, :burn_in].all(), trained.min() < steps - burn_in, batch.discount.min() == 0]
-        expected = oracle.learn(batch, 12 * update)
-        learned = agent.learn(batch.torch(), 12 * update)
-        np.testing.assert_allclose(learned.td_error, expected, rtol=1e-4, atol=2e-5)
-        view.update_priorities(batch, learned.td_error.numpy())
-    assert padded.tolist() == [burn_in > 0, True, True], "batches with padding at both ends, and terminations"
-    assert uneven == agent.settings.replay.prioritized
-    for network, weights in (("online.", oracle.online), ("target.", oracle.target)):
-        for name, found in online(agent, network).items():
-            np.testing.assert_allclose(found, weights[name], rtol=0, atol=1e-6, err_msg=network + name)
-    assert all(np.abs(oracle.online[name] - begun[name]).max() > 1e-3 for name in begun)
-    assert oracle.copied == 2  # 108 steps, periods of 40
 
 
 def test_the_state_holds_the_previous_action_and_reward_and_begins_anew_with_an_episode():
