@@ -1,6 +1,7 @@
 """R2D2's update from the papers' equations: numpy, float64, one window after another, gradients by hand."""
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -92,7 +93,7 @@ class Oracle:
     def __init__(self, weights, settings, actions, first_action):
         self.online = {name: np.array(value, np.float64) for name, value in weights.items()}
         self.target, self.mean = dict(self.online), dict(self.online)
-        self.core = {"lstm": LSTM(), "gru": GRU()}[settings.core]
+        self.core: Any = {"lstm": LSTM, "gru": GRU}[settings.core]()
         self.adam = Adam(settings.adam_eps)
         self.settings, self.actions, self.first_action = settings, actions, first_action
         self.copied = 0

@@ -237,6 +237,7 @@ def test_updates_are_those_of_the_equations(changes):
         exact = {name: one.double() if one.is_floating_point() else one for name, one in tensors.items()}
         expected = oracle.learn(exact, step)
         learned = agent.learn(SimpleNamespace(**tensors), step)
+        assert learned.td_error is not None
         np.testing.assert_allclose(learned.td_error, expected, rtol=0, atol=5e-6)
     for network, weights in (("online.", oracle.online), ("target.", oracle.target), ("average.", oracle.mean)):
         found = weights_of(agent, network)

@@ -63,6 +63,7 @@ def test_updates_are_those_of_the_equations(changes: dict[str, Any]) -> None:
         padded |= [not batch.mask[:, :burn_in].all(), trained.min() < steps - burn_in, batch.discount.min() == 0]
         expected = oracle.learn(batch, 12 * update)
         learned = agent.learn(batch.torch(), 12 * update)
+        assert learned.td_error is not None
         np.testing.assert_allclose(learned.td_error, expected, rtol=0, atol=5e-6)
         view.update_priorities(batch, learned.td_error.numpy())
     assert padded.tolist() == [burn_in > 0, True, True], "batches with padding at both ends, and terminations"
@@ -135,6 +136,7 @@ def test_blended_updates_are_those_of_the_equations_and_both_stores_get_their_pr
             np.testing.assert_allclose(batch.weights[of], weights / weights.max(initial=0), rtol=1e-5)
             priorities[k].learn(batch.ids[of], expected[of], batch.mask[of, batch.burn_in :])
         learned = agent.learn(batch.torch(), 12 * update)
+        assert learned.td_error is not None
         np.testing.assert_allclose(learned.td_error, expected, rtol=0, atol=5e-6)
         assert blend.update_priorities(batch, learned.td_error.numpy()) == 0
         for view, of_view in zip(blend.views, priorities, strict=True):
