@@ -36,6 +36,7 @@ from sharpwave.training.experience import Experience, LocalExperience
 from sharpwave.training.files import read_regular, sealed_json, write_text
 from sharpwave.training.folder import CHECKPOINTS, CURVE, DISK, METRICS, SUMMARY, TENSORBOARD, VIDEOS, new_folder
 from sharpwave.training.loop import train
+from sharpwave.training.own_parts import check_own_parts
 from sharpwave.training.progress import Metrics, TrainingState
 from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.replay_folder import store_id
@@ -81,6 +82,7 @@ def run(
     check_tracking(recipe)
     check_callbacks(callbacks)
     check_actor_callbacks(actor_callbacks, recipe.actors.count)
+    check_own_parts(recipe)
     with ExitStack() as stack:
         stack.enter_context(setup.arithmetic(recipe))
         env = setup.environments(recipe, 1 if recipe.actors.count else None)  # with actors only its spaces are used
