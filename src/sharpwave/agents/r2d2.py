@@ -6,7 +6,7 @@ Source: Kapturowski et al. (2019), Recurrent experience replay in distributed re
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -79,6 +79,11 @@ class R2D2Settings(ExplorationSettings):
 
     def __post_init__(self) -> None:
         check(self)
+
+    def unused(self) -> Iterator[tuple[str, str]]:
+        yield from super().unused()
+        if self.lr_end is None:
+            yield "lr_steps", "--learning-rate-end"
 
 
 class R2D2State(NamedTuple):

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from sharpwave.agents.registry import agent_settings
-from sharpwave.configuration import KINDS, changed, check, checked, expect, from_table, leaves, setting, to_table
+from sharpwave.configuration import (
+    KINDS,
+    changed,
+    check,
+    checked,
+    expect,
+    expect_effects,
+    from_table,
+    leaves,
+    setting,
+    to_table,
+)
 from sharpwave.training.recipes.environments import Atari, Gymnasium, environment_settings
 
 RUN, EVALUATION, ACTORS, MEMORY, LEARNING = "Run", "Evaluation", "Actors", "Replay memory", "Learning"
@@ -108,6 +119,13 @@ class EvaluationSettings:
         expect(self, "evaluate_every", solvable, f"above 0: --stop-reward needs it ({remedy})")
         expect(self, "evaluate_every", not self.patience or self.evaluate_every > 0, "above 0: --patience needs it")
 
+    def unused(self) -> Iterator[tuple[str, str]]:
+        """Yield the settings that have no effect beside the others, each with what it needs."""
+        if self.stop_reward is None:
+            yield "stop_worst", "--stop-reward"
+        if not self.evaluate_every:
+            yield from dict.fromkeys(("evaluate_from", "evaluate_beside", "video_every"), "--evaluate-every").items()
+
 
 @dataclass(frozen=True)
 class ActorSettings:
@@ -132,6 +150,11 @@ class ActorSettings:
 
     def __post_init__(self) -> None:
         check(self)
+
+    def unused(self) -> Iterator[tuple[str, str]]:
+        """Yield the settings that have no effect beside the others, each with what it needs."""
+        if not self.count:
+            yield from dict.fromkeys(("restarts", "weights_every", "segment_steps"), "--actors").items()
 
 
 @dataclass(frozen=True)
@@ -161,9 +184,15 @@ class Recipe:
         """Change settings by the names of their options: ``n_step=3`` for ``--n-step 3``.
 
         Raises:
-            ValueError: an unknown setting, or an invalid value.
+            ValueError: an unknown setting, an invalid value, or one that has no effect beside the other settings.
         """
-        return changed(self, self.paths(values))
+        return self.change(self.paths(values))
+
+    def change(self, values: Mapping[tuple[str, ...], Any]) -> Recipe:
+        """Change settings by path.  Raises: ValueError: as ``override``."""
+        recipe = changed(self, values)
+        expect_effects(self, recipe, values)
+        return recipe
 
     def paths(self, values: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
         """Map values by option name to values by the setting's path.
