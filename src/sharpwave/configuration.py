@@ -74,7 +74,7 @@ def expect(settings: Any, name: str, holds: bool, expected: str) -> None:
 
 
 def expect_effects(before: Any, after: Any, paths: Iterable[tuple[str, ...]]) -> None:
-    """Check that each setting of ``paths`` that differs between ``before`` and ``after`` has an effect in ``after``.
+    """Check that each setting of ``paths`` has an effect in ``after``, unless it has its default or is as ``before``.
 
     Settings whose class has a method ``unused`` name those of their fields that have none, and what these need:
     ``def unused(self) -> Iterator[tuple[str, str]]``.
@@ -82,9 +82,9 @@ def expect_effects(before: Any, after: Any, paths: Iterable[tuple[str, ...]]) ->
     Raises:
         ValueError: naming the option, the value and what it needs.
     """
-    known, paths = {one.path: one for one in leaves(before)}, frozenset(paths)
+    known, paths = {one.path: one.value for one in leaves(before)}, frozenset(paths)
     for one in leaves(after):
-        if one.path not in paths or (one.path in known and known[one.path].value == one.value):
+        if one.path not in paths or one.value in (one.field.default, known.get(one.path)):
             continue
         owner = after
         for name in one.path:

@@ -76,7 +76,6 @@ def test_errors_name_the_option(changes, message):
         ("drqn", {"eta": 0.5}, "--eta: .* it needs --prioritized"),
         ("pong", {"temperature_end": 0.5}, "--temperature-end: .* it needs --explore softmax"),
         ("minatar-pqn", {"explore": "softmax", "epsilon_end": 0.5}, "--epsilon-end: .* it needs --explore epsilon"),
-        ("pong", {"segment_steps": 8}, "--segment-steps: .* it needs --actors"),
         ("minatar", {"stop_worst": 1.0}, "--stop-worst: .* it needs --stop-reward"),
         ("minatar", {"evaluate_every": 0, "evaluate_beside": True}, "--evaluate-beside: .* it needs --evaluate-every"),
     ],
@@ -90,6 +89,7 @@ def test_settings_that_a_recipe_has_anyway_may_lose_their_effect():
     recipe = load_recipe("minatar-rainbow")
     assert recipe.override(head="c51").agent.quantiles == 16  # which c51 does not use
     assert recipe.override(head="c51", quantiles=16, atoms=21).agent.atoms == 21
+    assert load_recipe("pong").override(stop_reward=None, stop_worst=None).evaluation.stop_worst is None
     assert load_recipe("rainbow").override(noisy_epsilon=True, epsilon_end=0.1).agent.exploration.end == 0.1
 
 

@@ -19,10 +19,11 @@ from sharpwave.training.actors.counters import CONTEXT
 from sharpwave.training.actors.pool import no_interrupts
 from sharpwave.training.actors.worker import follow_learner
 from sharpwave.training.failures import ProcessDiedError, cause_of_death
+from sharpwave.training.files import discard_partial
 from sharpwave.training.held_out import Evaluation, measure
 from sharpwave.training.own_parts import OwnParts, own_parts
 from sharpwave.training.recipes.recipe import Recipe
-from sharpwave.training.video import discard_partial, film
+from sharpwave.training.video import film
 
 STOP_S = 1.0
 """Time in which the process may end by itself before it is killed."""
