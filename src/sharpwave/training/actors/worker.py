@@ -170,6 +170,7 @@ class _Actor:
         while self._may_go_on(limiter):
             if self.weights.latest != self.version:
                 self._take_weights()
+            self._hooks.step_begins(obs)
             acted = agent.act(obs, state, self.counters.steps)
             self._versions.append(self.version)
             self.counters.add_made(task.actor, self.lanes)
