@@ -211,6 +211,10 @@ class DQN(Agent):
         """Return Q [B, A] of what the network predicts."""
         return predicted
 
+    def differentiable_q(self, inputs: Any, state: DQNState) -> Tensor:
+        """Return Q [B, A] of the output of ``inputs``, for gradients."""
+        return self.q_of(self.online(inputs))
+
     def scored_lanes(self, lanes: int) -> npt.NDArray[np.bool_]:
         return self.exploration.scored(lanes)
 

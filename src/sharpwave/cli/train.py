@@ -46,7 +46,9 @@ class RecipeGroup(TyperGroup):
 
             file = config_file(rest)
             assert file is not None  # parse_args has seen it
-            return f"--config {name}", recipe_command(*read_recipe(file, trust="--trust" in rest)), rest
+            stem, read = read_recipe(file, trust="--trust" in rest)
+            explain_options_of_games(ctx, read, rest)
+            return f"--config {name}", recipe_command(stem, read), rest
         if name not in recipe_names():
             ctx.fail(
                 f"unknown recipe {name!r}, expected one of {', '.join(recipe_names())}; for other environments: "

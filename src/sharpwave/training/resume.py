@@ -27,6 +27,7 @@ from sharpwave.training.policies import keep_policy
 from sharpwave.training.progress import Metrics, TrainingState
 from sharpwave.training.replay_folder import candidates, store_id
 from sharpwave.training.run import Run, check_installed, let_go, read_summary, summarize
+from sharpwave.training.saliency import check_saliency
 from sharpwave.training.text import duration_text, speaker
 from sharpwave.training.tracking import check_tracking
 from sharpwave.training.video import check_videos
@@ -77,6 +78,7 @@ def resume(
         stack.callback(env.close)
         check_videos(recipe)
         agent = setup.agent(recipe, env)
+        check_saliency(recipe, agent)
         saved = _newest_whole(folder, config, env, agent, say)
         if saved.memory is None:
             say(

@@ -25,10 +25,15 @@ def check_videos(recipe: Recipe) -> None:
     """
     if not recipe.evaluation.video_every:
         return
+    check_imageio("--video-every")
+    setup.environments(recipe, 1, render=True).close()
+
+
+def check_imageio(option: str) -> None:
+    """Check that the packages that write videos, which ``option`` asks for, are installed.  Raises: ValueError."""
     for name in ("imageio", "imageio_ffmpeg"):
         if importlib.util.find_spec(name) is None:
-            raise ValueError(f"--video-every needs {name}, which is not installed: pip install 'sharpwave[train]'")
-    setup.environments(recipe, 1, render=True).close()
+            raise ValueError(f"{option} needs {name}, which is not installed: pip install 'sharpwave[train]'")
 
 
 def film(recipe: Recipe, weights: Mapping[str, Tensor], steps: int, path: Path) -> str:

@@ -105,6 +105,9 @@ class EvaluationSettings:
         EVALUATION,
         at_least=0,
     )
+    saliency_every: int = setting(
+        0, "film what the policy looks at, into the run's folder, every so many steps; 0: never", EVALUATION, at_least=0
+    )
     patience: int = setting(
         0,
         "end after so many evaluations in a row that were no better than the best before them; 0: never",
@@ -229,6 +232,7 @@ RESUMABLE = (
     "evaluation.evaluate_from",
     "evaluation.evaluate_beside",
     "evaluation.video_every",
+    "evaluation.saliency_every",
     "evaluation.patience",
     "training.report_every",
     "training.track",
