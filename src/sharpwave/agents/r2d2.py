@@ -6,7 +6,7 @@ Source: Kapturowski et al. (2019), Recurrent experience replay in distributed re
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -85,6 +85,11 @@ class R2D2Settings(ExplorationSettings):
 
     def __post_init__(self) -> None:
         check(self)
+
+    def unused(self) -> Iterator[tuple[str, str]]:
+        yield from super().unused()
+        if self.lr_end is None:
+            yield "lr_steps", "--learning-rate-end"
 
 
 class R2D2State(NamedTuple):
@@ -182,10 +187,21 @@ class R2D2(Agent):
         import torch
 
         with torch.inference_mode():
-            parts = [self.online.state_size, self.num_actions + 1]
-            recurrent, previous = torch.from_numpy(core).to(self.device).split(parts, dim=1)
+            recurrent, previous = self._parted(core)
             q, recurrent = self.online.step(self.inputs(to_tensors(obs, self.device)), previous, recurrent)
             return q.cpu().numpy(), recurrent.cpu().numpy()
+
+    def _parted(self, core: npt.NDArray[np.float32]) -> tuple[Tensor, Tensor]:
+        """Split cores into the recurrent state [lanes, n], and the previous action and reward [lanes, A + 1]."""
+        import torch
+
+        recurrent, previous = torch.from_numpy(core).to(self.device).tensor_split([self.online.state_size], dim=1)
+        return recurrent, previous
+
+    def differentiable_q(self, inputs: Any, state: R2D2State) -> Tensor:
+        """Return Q [B, A] of the output of ``inputs`` and the state before it, for gradients."""
+        recurrent, previous = self._parted(state.core)
+        return self.online.step(inputs, previous, recurrent)[0]
 
     def observe(self, state: R2D2State, reward: npt.NDArray[Any], ended: npt.NDArray[np.bool_]) -> R2D2State:
         core = state.core.copy()  # the one that was acted with may still be on its way into the store

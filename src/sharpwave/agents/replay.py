@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -30,6 +31,13 @@ class TransitionsSettings:
 
     def __post_init__(self) -> None:
         check(self)
+
+    def unused(self) -> Iterator[tuple[str, str]]:
+        """Yield the settings that have no effect beside the others, each with what it needs."""
+        if not self.prioritized:
+            yield from dict.fromkeys(
+                ("priority_alpha", "beta_start", "beta_end", "beta_steps"), "--prioritized"
+            ).items()
 
     @property
     def fewest(self) -> int:
@@ -80,6 +88,12 @@ class SequencesSettings:
     def __post_init__(self) -> None:
         check(self)
         expect(self, "stride", self.stride <= self.length, f"at most length={self.length}")
+
+    def unused(self) -> Iterator[tuple[str, str]]:
+        """Yield the settings that have no effect beside the others, each with what it needs."""
+        if not self.prioritized:
+            for name in ("priority_alpha", "priority_beta", "eta"):
+                yield name, "--prioritized"
 
     @property
     def fewest(self) -> int:

@@ -56,6 +56,9 @@ def train(training: Training, ahead: bool | None = None) -> Metrics:
                 experience.break_off()
                 for callback in callbacks:
                     callback.on_checkpoint(training, metrics)
+    if training.learning:
+        for callback in callbacks:
+            callback.on_learner_end(training)
     if experience.failure is not None:  # it may have failed while it stopped
         training.fail(experience.failure)
     last = {**metrics, "reason": training.reason}
@@ -70,6 +73,10 @@ def catch_up(training: Training, feed: Feed, max_updates: int | None = None) -> 
     if isinstance(training.view, DemonstratedReplay):
         training.view.follow(progress.steps)
     while progress.updates < progress.updates_due and made != max_updates and len(training.view) >= fewest:
+        if not training.learning:
+            training.learning = True
+            for callback in training.callbacks:
+                callback.on_learner_begin(training)
         for callback in training.callbacks:
             callback.on_update_begin(training)
         learned = update(training, feed)
