@@ -88,6 +88,8 @@ class R2D2Settings(ExplorationSettings):
 
     def unused(self) -> Iterator[tuple[str, str]]:
         yield from super().unused()
+        if not self.dueling:
+            yield "dueling_baseline", "--dueling"
         if self.lr_end is None:
             yield "lr_steps", "--learning-rate-end"
 

@@ -92,7 +92,7 @@ class SequencesSettings:
     def unused(self) -> Iterator[tuple[str, str]]:
         """Yield the settings that have no effect beside the others, each with what it needs."""
         if not self.prioritized:
-            for name in ("priority_alpha", "priority_beta", "eta"):
+            for name in ("priority_alpha", "priority_beta", "beta_end", "beta_steps", "eta"):
                 yield name, "--prioritized"
 
     @property
