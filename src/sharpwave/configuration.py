@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_args, get_type_hints
 
@@ -71,6 +71,27 @@ def expect(settings: Any, name: str, holds: bool, expected: str) -> None:
     if not holds:
         option = next(flag(field) for field in dataclasses.fields(settings) if field.name == name)
         raise ValueError(f"{option}: got {getattr(settings, name)!r}, expected {expected}")
+
+
+def expect_effects(before: Any, after: Any, paths: Iterable[tuple[str, ...]]) -> None:
+    """Check that each setting of ``paths`` has an effect in ``after``, unless it has its default or is as ``before``.
+
+    Settings whose class has a method ``unused`` name those of their fields that have none, and what these need:
+    ``def unused(self) -> Iterator[tuple[str, str]]``.
+
+    Raises:
+        ValueError: naming the option, the value and what it needs.
+    """
+    known, paths = {one.path: one.value for one in leaves(before)}, frozenset(paths)
+    for one in leaves(after):
+        if one.path not in paths or one.value in (one.field.default, known.get(one.path)):
+            continue
+        owner = after
+        for name in one.path:
+            needs = dict(owner.unused()) if hasattr(owner, "unused") else {}
+            if name in needs:
+                raise ValueError(f"{one.flag}: got {one.value!r}, which has no effect here; it needs {needs[name]}")
+            owner = getattr(owner, name)
 
 
 def _unmet(field: dataclasses.Field[Any], value: Any) -> str:

@@ -1,8 +1,11 @@
 """R2D2's update from the papers' equations: numpy, float64, one window after another, gradients by hand."""
 
 import math
+from typing import Any
 
 import numpy as np
+
+from tests.agents.optimizers import Adam, clipped, rate
 
 
 def sigmoid(x):
@@ -22,8 +25,66 @@ def unscaled(y):
     return (low + high) / 2
 
 
+class LSTM:
+    """Hochreiter and Schmidhuber (1997) with the forget gate of Gers et al. (2000). The state is the output, then the
+    cell; gates are in the order input, forget, cell, output."""
+
+    parts = 2
+
+    def step(self, weights, x, state):
+        """The state behind a step, and what the backward pass needs."""
+        h, c = np.split(state, 2)
+        gates = weights["core.weight_ih_l0"] @ x + weights["core.bias_ih_l0"]
+        i, f, g, o = np.split(gates + weights["core.weight_hh_l0"] @ h + weights["core.bias_hh_l0"], 4)
+        i, f, o, g = sigmoid(i), sigmoid(f), sigmoid(o), np.tanh(g)
+        cell = f * c + i * g
+        return np.append(o * np.tanh(cell), cell), (x, h, c, i, f, g, o, cell)
+
+    def backward(self, weights, kept, grad_state, grads):
+        """Add a step's gradients to ``grads``; returns those of its input, and of the state before it."""
+        x, h, c, i, f, g, o, cell = kept
+        grad_out, grad_cell = np.split(grad_state, 2)
+        grad_cell = grad_cell + grad_out * o * (1 - np.tanh(cell) ** 2)
+        to_input, to_forget = grad_cell * g * i * (1 - i), grad_cell * c * f * (1 - f)
+        to_cell, to_output = grad_cell * i * (1 - g**2), grad_out * np.tanh(cell) * o * (1 - o)
+        gates = np.concatenate([to_input, to_forget, to_cell, to_output])
+        grad_x, grad_h = layers_backward(weights, gates, gates, x, h, grads)
+        return grad_x, np.append(grad_h, grad_cell * f)
+
+
+class GRU:
+    """Cho et al. (2014) with the reset gate behind the product, as torch has it: n = tanh(W x + b + r (U h + b')).
+    Gates are in the order reset, update, new."""
+
+    parts = 1
+
+    def step(self, weights, x, h):
+        by_input = np.split(weights["core.weight_ih_l0"] @ x + weights["core.bias_ih_l0"], 3)
+        by_state = np.split(weights["core.weight_hh_l0"] @ h + weights["core.bias_hh_l0"], 3)
+        r, z = sigmoid(by_input[0] + by_state[0]), sigmoid(by_input[1] + by_state[1])
+        n = np.tanh(by_input[2] + r * by_state[2])
+        return (1 - z) * n + z * h, (x, h, r, z, n, by_state[2])
+
+    def backward(self, weights, kept, grad_out, grads):
+        x, h, r, z, n, by_state = kept
+        to_new = grad_out * (1 - z) * (1 - n**2)
+        to_reset, to_update = to_new * by_state * r * (1 - r), grad_out * (h - n) * z * (1 - z)
+        to_input, to_state = np.concatenate([to_reset, to_update, to_new]), [to_reset, to_update, to_new * r]
+        grad_x, grad_h = layers_backward(weights, to_input, np.concatenate(to_state), x, h, grads)
+        return grad_x, grad_h + grad_out * z
+
+
+def layers_backward(weights, to_input, to_state, x, h, grads):
+    """Those of a core's two linear layers, of the input and of the state."""
+    grads["core.weight_ih_l0"] += np.outer(to_input, x)
+    grads["core.weight_hh_l0"] += np.outer(to_state, h)
+    grads["core.bias_ih_l0"] += to_input
+    grads["core.bias_hh_l0"] += to_state
+    return weights["core.weight_ih_l0"].T @ to_input, weights["core.weight_hh_l0"].T @ to_state
+
+
 class Oracle:
-    """A layer, an LSTM, a hidden layer, and one or two output layers.
+    """A layer, a recurrent core, a hidden layer, and one or two output layers.
 
     Args:
         weights: by name, of the online network when it begins; the target network is a copy.
@@ -31,68 +92,52 @@ class Oracle:
 
     def __init__(self, weights, settings, actions, first_action):
         self.online = {name: np.array(value, np.float64) for name, value in weights.items()}
-        self.target = dict(self.online)
-        self.first = {name: np.zeros_like(value) for name, value in self.online.items()}
-        self.second = {name: np.zeros_like(value) for name, value in self.online.items()}
+        self.target, self.mean = dict(self.online), dict(self.online)
+        self.core: Any = {"lstm": LSTM, "gru": GRU}[settings.core]()
+        self.adam = Adam(settings.adam_eps)
         self.settings, self.actions, self.first_action = settings, actions, first_action
-        self.updates = self.copied = 0
+        self.copied = 0
 
     # network
 
     def step(self, weights, obs, beside, state):
         """Q [A] and the state behind a step, and what the backward pass needs."""
-        units = self.settings.core_units
-        h, c = state
+        width, baseline = self.settings.hidden_units, self.settings.dueling_baseline
         z = weights["torso.0.weight"] @ obs + weights["torso.0.bias"]
-        x = np.concatenate([np.maximum(z, 0), beside])
-        gates = weights["core.weight_ih_l0"] @ x + weights["core.bias_ih_l0"]
-        gates = gates + weights["core.weight_hh_l0"] @ h + weights["core.bias_hh_l0"]
-        i, f, o = (sigmoid(gates[k * units : (k + 1) * units]) for k in (0, 1, 3))
-        g = np.tanh(gates[2 * units : 3 * units])
-        cell = f * c + i * g
-        out = o * np.tanh(cell)
+        state, kept = self.core.step(weights, np.concatenate([np.maximum(z, 0), beside]), state)
+        out = state[: self.settings.core_units]
         hidden = np.maximum(weights["head.hidden.weight"] @ out + weights["head.hidden.bias"], 0)
-        width = self.settings.hidden_units
-        q = weights["head.advantage.weight"] @ hidden[:width] + weights["head.advantage.bias"]
+        q = a = weights["head.advantage.weight"] @ hidden[:width] + weights["head.advantage.bias"]
         if self.settings.dueling:
-            q = weights["head.value.weight"] @ hidden[width:] + weights["head.value.bias"] + q - q.mean()
-        return q, (out, cell), (obs, z, x, h, c, i, f, g, o, cell, out, hidden)
+            value = weights["head.value.weight"] @ hidden[width:] + weights["head.value.bias"]
+            q = value + a - {"mean": a.mean(), "max": a.max(), "naive": 0.0}[baseline]
+        return q, state, (obs, z, kept, out, hidden, a)
 
-    def backward(self, kept, grad_q, grad_out, grad_cell, grads):
+    def backward(self, kept, grad_q, grad_state, grads):
         """Add a step's gradients to ``grads``; returns those of the state before it."""
         weights, width = self.online, self.settings.hidden_units
-        obs, z, x, h, c, i, f, g, o, cell, out, hidden = kept
-        grad_hidden = np.zeros_like(hidden)
-        grad_a = grad_q
+        obs, z, of_core, out, hidden, a = kept
+        grad_hidden, grad_a = np.zeros_like(hidden), grad_q
         if self.settings.dueling:
-            grads["head.value.weight"] += np.outer(grad_q.sum(), hidden[width:])
-            grads["head.value.bias"] += grad_q.sum()
-            grad_hidden[width:] = grad_q.sum() * weights["head.value.weight"][0]
-            grad_a = grad_q - grad_q.mean()
+            total = grad_q.sum()
+            grads["head.value.weight"] += np.outer(total, hidden[width:])
+            grads["head.value.bias"] += total
+            grad_hidden[width:] = total * weights["head.value.weight"][0]
+            shares = {"mean": np.ones_like(a) / len(a), "max": np.eye(len(a))[a.argmax()], "naive": np.zeros_like(a)}
+            grad_a = grad_q - total * shares[self.settings.dueling_baseline]
         grads["head.advantage.weight"] += np.outer(grad_a, hidden[:width])
         grads["head.advantage.bias"] += grad_a
         grad_hidden[:width] = weights["head.advantage.weight"].T @ grad_a
         grad_hidden *= hidden > 0
         grads["head.hidden.weight"] += np.outer(grad_hidden, out)
         grads["head.hidden.bias"] += grad_hidden
-        grad_out = grad_out + weights["head.hidden.weight"].T @ grad_hidden
-        grad_cell = grad_cell + grad_out * o * (1 - np.tanh(cell) ** 2)
-        grad_gates = np.concatenate(
-            [
-                grad_cell * g * i * (1 - i),
-                grad_cell * c * f * (1 - f),
-                grad_cell * i * (1 - g**2),
-                grad_out * np.tanh(cell) * o * (1 - o),
-            ]
-        )
-        grads["core.weight_ih_l0"] += np.outer(grad_gates, x)
-        grads["core.weight_hh_l0"] += np.outer(grad_gates, h)
-        grads["core.bias_ih_l0"] += grad_gates
-        grads["core.bias_hh_l0"] += grad_gates
-        grad_z = (weights["core.weight_ih_l0"].T @ grad_gates)[: len(z)] * (z > 0)
+        grad_state = grad_state.copy()
+        grad_state[: len(out)] += weights["head.hidden.weight"].T @ grad_hidden
+        grad_x, grad_before = self.core.backward(weights, of_core, grad_state, grads)
+        grad_z = grad_x[: len(z)] * (z > 0)
         grads["torso.0.weight"] += np.outer(grad_z, obs)
         grads["torso.0.bias"] += grad_z
-        return weights["core.weight_hh_l0"].T @ grad_gates, grad_cell * f
+        return grad_before
 
     # update
 
@@ -105,9 +150,9 @@ class Oracle:
         grads = {name: np.zeros_like(value) for name, value in self.online.items()}
         for row in range(len(batch.mask)):
             errors[row] = self.window(batch, row, grads)
-        norm = np.sqrt(sum((grad**2).sum() for grad in grads.values()))
-        factor = min(1.0, settings.max_grad_norm / (norm + 1e-6)) if settings.max_grad_norm > 0 else 1.0
-        self.adam({name: grad * factor for name, grad in grads.items()})
+        self.online = self.adam.step(self.online, clipped(grads, settings.max_grad_norm), rate(settings, step))
+        decay = settings.average_decay
+        self.mean = {name: decay * self.mean[name] + (1 - decay) * value for name, value in self.online.items()}
         return errors
 
     def window(self, batch, row, grads):
@@ -117,10 +162,11 @@ class Oracle:
         begin, end = int(real[0]), int(real[-1]) + 1  # the observation of column ``end`` is behind the last step
         assert len(real) == end - begin and begin <= burn_in < end
         stored = batch["core"][row].astype(np.float64)
-        units = settings.core_units
+        size = self.core.parts * settings.core_units
         found = {}
         for name, weights in (("online", self.online), ("target", self.target)):
-            state, beside = (stored[:units], stored[units : 2 * units]), stored[2 * units :]
+            state = stored[:size] if settings.stored_state else np.zeros(size)
+            beside = stored[size:]
             for t in range(begin, end + 1):
                 q, state, kept = self.step(weights, batch.obs[row, t].astype(np.float64), beside, state)
                 found[name, t] = q, kept
@@ -131,8 +177,8 @@ class Oracle:
         for t in range(burn_in, end):
             total, factor, at = 0.0, 1.0, t
             while True:
-                total += factor * batch.step_reward[row, at]
-                factor *= batch.discount[row, at]  # of one step; 0 where the episode terminated
+                total += factor * float(batch.step_reward[row, at])
+                factor *= float(batch.discount[row, at])  # of one step; 0 where the episode terminated
                 at += 1
                 if at == end or at - t == settings.n_step:
                     break
@@ -143,20 +189,7 @@ class Oracle:
             chosen = batch.action[row, t] - self.first_action
             errors[t - burn_in] = target - found["online", t][0][chosen]
             slopes[t] = -np.eye(self.actions)[chosen] * errors[t - burn_in]
-        scale = batch.weights[row] / (end - burn_in) / len(batch.mask)
-        grad_out, grad_cell = np.zeros(units), np.zeros(units)
+        scale, grad_state = float(batch.weights[row]) / (end - burn_in) / len(batch.mask), np.zeros(size)
         for t in range(end - 1, burn_in - 1, -1):
-            grad_out, grad_cell = self.backward(found["online", t][1], scale * slopes[t], grad_out, grad_cell, grads)
+            grad_state = self.backward(found["online", t][1], scale * slopes[t], grad_state, grads)
         return errors
-
-    def adam(self, grads):
-        """Kingma and Ba (2015), algorithm 1."""
-        self.updates += 1
-        rate, eps = self.settings.lr, self.settings.adam_eps
-        updated = {}
-        for name, grad in grads.items():
-            self.first[name] = 0.9 * self.first[name] + 0.1 * grad
-            self.second[name] = 0.999 * self.second[name] + 0.001 * grad**2
-            first, second = self.first[name] / (1 - 0.9**self.updates), self.second[name] / (1 - 0.999**self.updates)
-            updated[name] = self.online[name] - rate * first / (np.sqrt(second) + eps)
-        self.online = updated

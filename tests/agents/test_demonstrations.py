@@ -10,7 +10,7 @@ import torch
 from gymnasium.spaces import Box, Discrete
 
 import sharpwave as sw
-from sharpwave.agents.demonstrations import read_demonstrations
+from sharpwave.agents.demonstrations import DemonstratedReplay, read_demonstrations
 from sharpwave.agents.protocol import Spaces
 from sharpwave.agents.r2d2 import CORE
 from sharpwave.agents.r2d3 import R2D3
@@ -104,6 +104,64 @@ def test_the_blend_learns(tmp_path: Path) -> None:
             assert learned.td_error is not None
             assert blend.update_priorities(batch, learned.td_error.numpy()) == 0
         assert 0.3 < np.mean(sources) < 0.7
+
+
+ANNEALED: dict[str, float] = {
+    "demonstration_share": 0.8, "demonstration_share_end": 0.1, "demonstration_share_steps": 1_000,
+}  # fmt: skip
+
+
+def test_the_share_follows_the_steps_made_whatever_was_drawn(tmp_path: Path) -> None:
+    agent = make(record(tmp_path), **ANNEALED)
+    store, blend = opened(agent)
+    assert isinstance(blend, DemonstratedReplay)
+    with store:
+        for step in range(20):
+            store.extend(obs=np.zeros((1, 2), np.float32), action=[1], reward=np.ones(1), terminated=[step % 8 == 7],
+                         truncated=[False], final_obs=np.zeros((1, 2)), core=np.zeros((1, 8)))  # fmt: skip
+        for step, share in ((0, 0.8), (500, 0.45), (250, 0.625), (1_000, 0.1), (90_000, 0.1)):
+            blend.follow(step)
+            assert agent.schedules(step)["demonstration_share"] == pytest.approx(share)
+            batch = blend.sample(2_000)
+            found = (batch.source == 0).mean()
+            assert abs(found - share) < 5 * np.sqrt(share * (1 - share) / 2_000), "five standard deviations"
+            assert (batch.obs.any(axis=(1, 2)) == (batch.source == 0)).all(), "own observations are zeros"
+
+
+def test_a_share_that_falls_to_zero_draws_demonstrations_no_more(tmp_path: Path) -> None:
+    agent = make(record(tmp_path), **ANNEALED | {"demonstration_share": 1.0, "demonstration_share_end": 0.0})
+    store, blend = opened(agent)
+    assert isinstance(blend, DemonstratedReplay)
+    with store:
+        assert len(blend) == 8 and not blend.sample(50).source.any(), "demonstrations alone need no own experience"
+        blend.follow(1)
+        assert len(blend) == 0
+        for _ in range(20):
+            store.extend(obs=np.zeros((1, 2), np.float32), action=[1], reward=np.ones(1), terminated=[False],
+                         truncated=[False], core=np.zeros((1, 8)))  # fmt: skip
+        blend.follow(1_000)
+        assert blend.sample(200).source.all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"demonstration_share_end": 1.5}, "--demonstration-share-end: got 1.5, expected from 0 to 1"),
+        ({"demonstration_share_end": float("nan")}, "--demonstration-share-end: got nan, expected a finite number"),
+        ({"demonstration_share_steps": -1}, "--demonstration-share-steps: got -1, expected at least 0"),
+        (
+            {"demonstration_share_steps": 0},
+            "--demonstration-share-steps: got 0, expected at least 1 with --demonstration-share-end",
+        ),
+        (
+            {"demonstration_share_end": None},
+            "--demonstration-share-steps: got 1000, expected 0 without --demonstration-share-end",
+        ),
+    ],
+)
+def test_bad_schedules_are_refused_by_name(changes: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        make("demos", **ANNEALED | changes)
 
 
 @pytest.mark.parametrize(

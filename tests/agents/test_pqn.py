@@ -1,14 +1,17 @@
-"""PQN: one whole update against its equations, and lambda-returns by hand."""
+"""PQN: whole updates against its equations, RAdam included, and lambda-returns by hand."""
 
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
 
 from sharpwave.agents.losses import lambda_returns
 from sharpwave.agents.pqn import PQN
 from sharpwave.agents.protocol import Spaces
+from tests.agents.optimizers import RAdam, clipped, rate
+from tests.agents.test_updates import weights_of
 
 SIZE, UNITS, ACTIONS, WINDOWS, STEPS = 5, 7, 3, 4, 6
 
@@ -36,7 +39,7 @@ class Oracle:
 
     def __init__(self, weights, settings):
         self.weights = {name: np.array(value, np.float64) for name, value in weights.items()}
-        self.settings = settings
+        self.settings, self.optimizer = settings, RAdam(1e-8)
 
     def forward(self, weights, obs):
         def normalized(x, name):
@@ -64,8 +67,7 @@ class Oracle:
         taken = np.take_along_axis(q, batch["action"][:, :, None], axis=2)[:, :, 0]
         return 0.5 * np.mean((targets - taken)[batch["mask"]] ** 2)
 
-    def learn(self, batch):
-        """The first update of RAdam, whose variance is not yet rectified: a step of plain momentum, corrected."""
+    def learn(self, batch, step):
         targets, grads = self.targets(batch), {}
         for name, value in self.weights.items():
             grads[name] = np.zeros_like(value)
@@ -76,31 +78,40 @@ class Oracle:
                     moved[index] += sign * 1e-6
                     ends.append(self.loss({**self.weights, name: moved}, batch, targets))
                 grads[name][index] = (ends[0] - ends[1]) / 2e-6
-        norm = np.sqrt(sum((grad**2).sum() for grad in grads.values()))
-        factor = min(1.0, self.settings.max_grad_norm / (norm + 1e-6))
-        for name, grad in grads.items():
-            self.weights[name] = self.weights[name] - self.settings.lr * factor * grad
+        grads = clipped(grads, self.settings.max_grad_norm)
+        self.weights = self.optimizer.step(self.weights, grads, rate(self.settings, step))
 
 
-def test_an_update_is_that_of_the_equations():
+def windows(count, seed):
+    """Batches of windows: some end early, some steps terminate."""
+    rng = np.random.default_rng(seed)
+    for _ in range(count):
+        lengths = rng.permutation([STEPS, 1, 4, STEPS])
+        yield {
+            "obs": rng.normal(size=(WINDOWS, STEPS + 1, SIZE)).astype(np.float32),
+            "action": rng.integers(0, ACTIONS, (WINDOWS, STEPS)),
+            "step_reward": rng.normal(size=(WINDOWS, STEPS)).astype(np.float32),
+            "discount": np.float32(0.9) * (rng.random((WINDOWS, STEPS)) < 0.8).astype(np.float32),
+            "mask": np.arange(STEPS) < lengths[:, None],
+        }
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"trace": 0.0, "max_grad_norm": 0.0}, {"trace": 1.0, "lr_end": 2e-3, "lr_steps": 400}],
+    ids=["", "one step", "whole windows, and the rate falls"],
+)
+def test_updates_are_those_of_the_equations(changes):
+    """Ten: from the sixth on the second moment is rectified."""
     torch.manual_seed(0)
     spaces = Spaces(Box(-np.inf, np.inf, (SIZE,), np.float32), Discrete(ACTIONS))
-    agent = PQN(spaces, PQN.Settings(network="mlp", hidden_units=UNITS, lr=1e-2, max_grad_norm=0.5))
-    weights = {name.removeprefix("online."): one.numpy() for name, one in agent.state()["weights"].items()}
-    begun = {name: one.copy() for name, one in weights.items()}
-    rng = np.random.default_rng(1)
-    lengths = np.array([6, 1, 4, 6])
-    batch = {
-        "obs": rng.normal(size=(WINDOWS, STEPS + 1, SIZE)).astype(np.float32),
-        "action": rng.integers(0, ACTIONS, (WINDOWS, STEPS)),
-        "step_reward": rng.normal(size=(WINDOWS, STEPS)).astype(np.float32),
-        "discount": np.float32(0.9) * (rng.random((WINDOWS, STEPS)) < 0.8).astype(np.float32),
-        "mask": np.arange(STEPS) < lengths[:, None],
-    }
+    base = {"network": "mlp", "hidden_units": UNITS, "lr": 1e-2, "max_grad_norm": 0.5}
+    agent = PQN(spaces, PQN.Settings(**base | changes))
+    begun = {name: value.copy() for name, value in weights_of(agent, "online.").items()}
     oracle = Oracle(begun, agent.settings)
-    oracle.learn(batch)
-    agent.learn(SimpleNamespace(**{name: torch.from_numpy(one) for name, one in batch.items()}), 0)
-    for name, found in agent.state()["weights"].items():
-        name = name.removeprefix("online.")
-        np.testing.assert_allclose(found.numpy(), oracle.weights[name], rtol=0, atol=1e-6, err_msg=name)
-        assert np.abs(found.numpy() - begun[name]).max() > 1e-5, name
+    for update, batch in enumerate(windows(10, seed=1)):
+        oracle.learn(batch, 32 * update)
+        agent.learn(SimpleNamespace(**{name: torch.from_numpy(one) for name, one in batch.items()}), 32 * update)
+        for name, found in weights_of(agent, "online.").items():
+            np.testing.assert_allclose(found, oracle.weights[name], rtol=0, atol=1e-6, err_msg=f"{update} {name}")
+    assert all(np.abs(found - begun[name]).max() > 1e-3 for name, found in weights_of(agent, "online.").items())

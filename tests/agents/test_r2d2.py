@@ -1,5 +1,6 @@
-"""R2D2: whole updates against numpy in float64 with gradients by hand; what it remembers while acting, and stores."""
+"""R2D2: what it remembers while acting, stores and learns from. Its whole updates: ``test_recurrent_updates``."""
 
+import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,6 @@ from sharpwave.agents.exploration import EpsilonGreedy
 from sharpwave.agents.protocol import Spaces
 from sharpwave.agents.r2d2 import CORE, R2D2
 from sharpwave.agents.replay import SequencesSettings
-from tests.agents.recurrent_oracle import Oracle
 
 SIZE, UNITS, CORE_UNITS, ACTIONS, FIRST, LANES = 4, 6, 5, 3, 2, 3
 SPACES = Spaces(Box(-np.inf, np.inf, (SIZE,), np.float32), Discrete(ACTIONS, start=FIRST))
@@ -57,44 +57,6 @@ def played(agent, steps=120, seed=0):
 def online(agent, network="online."):
     weights = agent.state()["weights"]
     return {name.removeprefix(network): one.numpy() for name, one in weights.items() if name.startswith(network)}
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"double": False},
-        {"dueling": False},
-        {"rescale": False},
-        {"max_grad_norm": 0.05},
-        {"max_grad_norm": 0.0, "n_step": 1},
-        {"n_step": 9, "adam_eps": 1e-4},
-        {"replay": SequencesSettings(batch_size=16, length=5, burn_in=0, stride=5, prioritized=False)},
-    ],
-    ids=str,
-)
-def test_updates_are_those_of_the_equations(changes):
-    agent = make(1, **changes)
-    view, _ = played(agent)
-    oracle = Oracle(online(agent), agent.settings, ACTIONS, FIRST)
-    begun, padded, uneven = dict(oracle.online), np.zeros(3, bool), False
-    for update in range(10):
-        batch = view.sample(16).copy()
-        uneven |= bool(batch.weights.std() > 0.05)
-        burn_in, steps = batch.burn_in, batch.mask.shape[1]
-        trained = batch.mask[:, burn_in:].sum(axis=1)
-        padded |= [not batch.mask[:, :burn_in].all(), trained.min() < steps - burn_in, batch.discount.min() == 0]
-        expected = oracle.learn(batch, 12 * update)
-        learned = agent.learn(batch.torch(), 12 * update)
-        np.testing.assert_allclose(learned.td_error, expected, rtol=1e-4, atol=2e-5)
-        view.update_priorities(batch, learned.td_error.numpy())
-    assert padded.tolist() == [burn_in > 0, True, True], "batches with padding at both ends, and terminations"
-    assert uneven == agent.settings.replay.prioritized
-    for network, weights in (("online.", oracle.online), ("target.", oracle.target)):
-        for name, found in online(agent, network).items():
-            np.testing.assert_allclose(found, weights[name], rtol=1e-5, atol=1e-6, err_msg=network + name)
-    assert all(np.abs(oracle.online[name] - begun[name]).max() > 1e-3 for name in begun)
-    assert oracle.copied == 2  # 108 steps, periods of 40
 
 
 def test_the_state_holds_the_previous_action_and_reward_and_begins_anew_with_an_episode():
@@ -196,3 +158,43 @@ def test_padding_has_no_errors():
     again = type(batch)(**vars(changed))
     _, others = agent.loss(again.torch())
     np.testing.assert_allclose(others, errors, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("baseline", "expected"), [("mean", [8.0, 9.0, 13.0]), ("max", [5.0, 6.0, 10.0]), ("naive", [11.0, 12.0, 16.0])]
+)
+def test_dueling_baselines(baseline, expected):
+    """V = 10 and A = (1, 2, 6), of mean 3 and maximum 6, whatever the observation."""
+    agent = make(dueling_baseline=baseline)
+    head = agent.online.head
+    with torch.no_grad():
+        for layer, bias in ((head.value, [10.0]), (head.advantage, [1.0, 2.0, 6.0])):
+            layer.weight.zero_()
+            layer.bias.copy_(torch.tensor(bias))
+    values, _ = agent._step(np.ones((LANES, SIZE), np.float32), agent.begin(LANES).core)
+    np.testing.assert_array_equal(values, [expected] * LANES)
+
+
+def test_beta_rises():
+    """Importance weights are (N P)^-beta, relative to the largest; N cancels."""
+    agent = make(replay=dataclasses.replace(WINDOWS, priority_beta=0.2, beta_end=1.0, beta_steps=80))
+    view, _ = played(agent)
+    batch = view.sample(64)
+    view.update_priorities(batch, np.random.default_rng(0).normal(size=(64, WINDOWS.length)))
+    for step, beta in ((0, 0.2), (20, 0.4), (80, 1.0), (500, 1.0)):
+        assert agent.replay().beta(step) == agent.schedules(step)["beta"] == pytest.approx(beta)
+        batch = view.sample(64, beta=agent.replay().beta(step))
+        powers = batch.probabilities**-beta
+        assert np.ptp(batch.probabilities) > 0
+        np.testing.assert_allclose(batch.weights, powers / powers.max(), rtol=1e-5)
+
+
+def test_beta_is_constant_unless_it_has_an_end():
+    agent = make()
+    view, _ = played(agent)
+    view.update_priorities(batch := view.sample(64), np.random.default_rng(0).normal(size=(64, WINDOWS.length)))
+    batch = view.sample(64, beta=agent.replay().beta(500))
+    powers = batch.probabilities**-0.6
+    np.testing.assert_allclose(batch.weights, powers / powers.max(), rtol=1e-5)
+    assert "beta" not in agent.schedules(500)
+    assert make(replay=dataclasses.replace(WINDOWS, prioritized=False, beta_end=1.0)).replay().beta(500) is None

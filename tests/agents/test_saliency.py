@@ -1,8 +1,18 @@
 """Saliency of a network that is small enough to be worked by hand."""
 
+from typing import Any
+
+import numpy as np
+import pytest
 import torch
+from gymnasium.spaces import Box, Dict, Discrete
 from torch import nn
 
+from sharpwave.agents.dqn import DQN
+from sharpwave.agents.modules import to_tensors
+from sharpwave.agents.pqn import PQN
+from sharpwave.agents.protocol import Spaces
+from sharpwave.agents.r2d2 import R2D2
 from sharpwave.agents.saliency import grad_cam, saliency, value_and_advantage
 
 
@@ -20,8 +30,8 @@ class Small:
         self.online = nn.Sequential(convolution, nn.ReLU(inplace=True), nn.Flatten(), linear)
         self.inputs = nn.Identity()
 
-    def q_of(self, predicted):
-        return predicted
+    def differentiable_q(self, inputs, state):
+        return self.online(inputs)
 
 
 def test_grad_cam_by_hand():
@@ -58,3 +68,51 @@ def test_items_of_a_batch_do_not_mix():
         alone = saliency(Small(), image[None])
         assert torch.allclose(together.value[item], alone.value[0])
         assert torch.allclose(together.convolutions[0][item], alone.convolutions[0][0])
+
+
+GREY = Box(0.0, 1.0, (12, 10), np.float32)
+BESIDE = Dict(speed=Box(-1.0, 1.0, (3,), np.float32), camera=GREY, behind=GREY)
+
+
+@pytest.mark.parametrize("space", [GREY, BESIDE], ids=["image", "dict"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda spaces: DQN(spaces, DQN.Settings(network="tiny", hidden_units=8)),
+        lambda spaces: PQN(spaces, PQN.Settings(network="tiny", hidden_units=8)),
+        lambda spaces: R2D2(spaces, R2D2.Settings(network="tiny", hidden_units=8, core_units=8)),
+    ],
+    ids=["dqn", "pqn", "r2d2"],
+)
+def test_maps_are_derivatives_of_what_the_agent_acts_by(make, space):
+    """In the midst of an episode; the oracle moves one pixel at a time."""
+    torch.manual_seed(3)
+    agent = make(Spaces(space, Discrete(4)))
+    space.seed(5)
+    state = agent.begin(1)
+    for _ in range(3):
+        sample = space.sample()
+        obs = {name: one[None] for name, one in sample.items()} if isinstance(sample, dict) else sample[None]
+        before, acted = state, agent.act(obs, state, 0, explore=False)
+        state = agent.observe(acted.state, np.ones(1), np.zeros(1, bool))
+    tensors: Any = to_tensors(obs, agent.device)
+
+    def q(pixel=None, change=0.0):
+        moved = {name: one.clone() for name, one in tensors.items()} if isinstance(obs, dict) else tensors.clone()
+        if pixel is not None:
+            (moved["camera"] if isinstance(obs, dict) else moved)[0][pixel] += change
+        with torch.no_grad():
+            return agent.differentiable_q(agent.inputs(moved), before)[0]
+
+    assert int(q().argmax()) == int(acted.action[0])
+    maps = saliency(agent, tensors, before)
+    assert [tuple(one.shape) for one in maps.convolutions] == [(1, 10, 8)]
+    found, expected = [], []
+    for flat in np.random.default_rng(0).integers(120, size=20):
+        pixel = divmod(int(flat), 10)
+        slope = (q(pixel, 5e-4) - q(pixel, -5e-4)) / 1e-3
+        value = slope.mean()
+        expected += [abs(value.item()), abs((slope[int(acted.action[0])] - value).item())]
+        found += [maps.value[0][pixel].item(), maps.advantage[0][pixel].item()]
+    alike = np.isclose(found, expected, rtol=0.05, atol=2e-4)
+    assert alike.sum() >= 36 and max(expected) > 2e-3  # of 40: a ReLU may switch on between two points

@@ -9,6 +9,7 @@ from gymnasium.spaces import Box, Discrete
 
 from sharpwave.agents.dqn import DQN
 from sharpwave.agents.protocol import Spaces
+from tests.agents.optimizers import Adam, clipped, rate
 
 SIZE, UNITS, ACTIONS, BATCH = 5, 7, 3, 16
 
@@ -23,9 +24,8 @@ class Oracle:
     def __init__(self, weights, settings):
         self.online = {name: np.array(value, np.float64) for name, value in weights.items()}
         self.target, self.mean = dict(self.online), dict(self.online)
-        self.first = {name: np.zeros_like(value) for name, value in self.online.items()}
-        self.second = {name: np.zeros_like(value) for name, value in self.online.items()}
-        self.settings, self.updates, self.copied = settings, 0, 0
+        self.adam = Adam(settings.adam_eps)
+        self.settings, self.copied = settings, 0
 
     def forward(self, weights, obs):
         """Q [B, A], and what the backward pass needs."""
@@ -34,15 +34,20 @@ class Oracle:
         z2 = h1 @ weights["head.hidden.weight"].T + weights["head.hidden.bias"]
         h2 = np.maximum(z2, 0)
         for_advantage = h2[:, :UNITS]
-        q = for_advantage @ weights["head.advantage.weight"].T + weights["head.advantage.bias"]
+        q = a = for_advantage @ weights["head.advantage.weight"].T + weights["head.advantage.bias"]
         if self.settings.dueling:
             value = h2[:, UNITS:] @ weights["head.value.weight"].T + weights["head.value.bias"]
-            q = value + q - q.mean(axis=1, keepdims=True)
-        return q, (obs, z1, h1, z2, h2)
+            q = value + a - (self.shares(a) * a).sum(axis=1, keepdims=True)
+        return q, (obs, z1, h1, z2, h2, a)
+
+    def shares(self, a):
+        """Of each advantage [B, A] in the dueling baseline: Wang et al. (2016), eq. 7 (naive), 8 (max), 9 (mean)."""
+        same = {"mean": np.full_like(a, 1 / ACTIONS), "max": np.eye(ACTIONS)[a.argmax(axis=1)], "naive": 0 * a}
+        return same[self.settings.dueling_baseline]
 
     def backward(self, kept, grad_q):
         """d loss / d weights from d loss / d Q [B, A]."""
-        obs, z1, h1, z2, h2 = kept
+        obs, z1, h1, z2, h2, a = kept
         weights, grads = self.online, {}
         grad_h2 = np.zeros_like(h2)
         grad_a = grad_q
@@ -50,7 +55,7 @@ class Oracle:
             grad_v = grad_q.sum(axis=1, keepdims=True)
             grads["head.value.weight"], grads["head.value.bias"] = grad_v.T @ h2[:, UNITS:], grad_v.sum(axis=0)
             grad_h2[:, UNITS:] = grad_v @ weights["head.value.weight"]
-            grad_a = grad_q - grad_q.mean(axis=1, keepdims=True)  # the mean is symmetric: so is its transpose
+            grad_a = grad_q - self.shares(a) * grad_v
         grads["head.advantage.weight"], grads["head.advantage.bias"] = grad_a.T @ h2[:, :UNITS], grad_a.sum(axis=0)
         grad_h2[:, :UNITS] = grad_a @ weights["head.advantage.weight"]
         grad_z2 = grad_h2 * (z2 > 0)
@@ -76,34 +81,13 @@ class Oracle:
             slope = 2 * error
         grad_q = np.zeros_like(q)
         grad_q[rows, batch["action"]] = -batch["weights"] * slope / BATCH
-        self.adam(self.clipped(self.backward(kept, grad_q)), self.rate(step))
+        grads = clipped(self.backward(kept, grad_q), settings.max_grad_norm)
+        self.online = self.adam.step(self.online, grads, rate(settings, step))
         tau, decay = settings.target_tau, settings.average_decay
         if tau > 0:
             self.target = {name: (1 - tau) * self.target[name] + tau * value for name, value in self.online.items()}
         self.mean = {name: decay * self.mean[name] + (1 - decay) * value for name, value in self.online.items()}
         return error
-
-    def clipped(self, grads):
-        norm, most = np.sqrt(sum((grad**2).sum() for grad in grads.values())), self.settings.max_grad_norm
-        factor = min(1.0, most / (norm + 1e-6)) if most > 0 else 1.0
-        return {name: grad * factor for name, grad in grads.items()}
-
-    def rate(self, step):
-        settings = self.settings
-        if settings.lr_end is None:
-            return settings.lr
-        return settings.lr + (settings.lr_end - settings.lr) * min(step / settings.lr_steps, 1.0)
-
-    def adam(self, grads, rate):
-        """Kingma and Ba (2015), algorithm 1, with the moments' bias corrected and epsilon outside the root."""
-        self.updates += 1
-        for name, grad in grads.items():
-            self.first[name] = 0.9 * self.first[name] + 0.1 * grad
-            self.second[name] = 0.999 * self.second[name] + 0.001 * grad**2
-            first, second = self.first[name] / (1 - 0.9**self.updates), self.second[name] / (1 - 0.999**self.updates)
-            self.online = self.online | {
-                name: self.online[name] - rate * first / (np.sqrt(second) + self.settings.adam_eps)
-            }
 
 
 def batches(count, seed):
@@ -131,6 +115,8 @@ def weights_of(agent, network):
         {},
         {"double": False},
         {"dueling": True},
+        {"dueling": True, "dueling_baseline": "max"},
+        {"dueling": True, "dueling_baseline": "naive"},
         {"loss": "mse"},
         {"huber_delta": 0.3},
         {"target_tau": 0.2},
@@ -154,9 +140,9 @@ def test_updates_are_those_of_the_equations(changes):
         expected = oracle.learn({name: np.float64(v) if v.dtype.kind == "f" else v for name, v in batch.items()}, step)
         learned = agent.learn(tensors, step)
         assert learned.td_error is not None
-        np.testing.assert_allclose(learned.td_error, expected, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(learned.td_error, expected, rtol=0, atol=5e-6)
     for network, weights in (("online.", oracle.online), ("target.", oracle.target), ("average.", oracle.mean)):
         for name, found in weights_of(agent, network).items():
-            np.testing.assert_allclose(found, weights[name], rtol=1e-4, atol=2e-6, err_msg=network + name)
+            np.testing.assert_allclose(found, weights[name], rtol=0, atol=1e-6, err_msg=network + name)
     assert all(np.abs(oracle.online[name] - begun[name]).max() > 1e-3 for name in begun)
     assert oracle.copied == (4 if agent.settings.target_tau == 0 else 0)  # 192 steps, periods of 40

@@ -2,12 +2,15 @@
 
 import io
 import json
+import os
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 from sharpwave.training.recipes import load_recipe
 from sharpwave.training.run import run
+from sharpwave.training.video import open_video
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -40,6 +43,21 @@ def test_video_of_a_gymnasium_environment(here, cartpole_run, tmp_path):
     result = here("eval", cartpole_run, "--episodes", 1, "--video", video)
     assert result.code == 0, result.text
     assert video.read_bytes().startswith(b"GIF8")
+
+
+def test_a_video_that_is_broken_off_leaves_the_earlier_file(tmp_path):
+    picture = np.zeros((16, 16, 3), np.uint8)
+    for name in ("film.gif", "film.mp4"):
+        (tmp_path / name).write_bytes(b"earlier")
+        with pytest.raises(KeyboardInterrupt), open_video(tmp_path / name, 10) as show:
+            show(picture)
+            assert (tmp_path / name).read_bytes() == b"earlier"
+            raise KeyboardInterrupt
+        assert (tmp_path / name).read_bytes() == b"earlier"
+        with open_video(tmp_path / name, 10) as show:
+            show(picture)
+        assert len((tmp_path / name).read_bytes()) > len(b"earlier")
+    assert sorted(os.listdir(tmp_path)) == ["film.gif", "film.mp4"]
 
 
 @pytest.mark.parametrize(

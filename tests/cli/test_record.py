@@ -134,7 +134,38 @@ def test_an_atari_game(here, pong_run, tmp_path):
     assert field.shape == (42, 42) and field.stack is not None
     (one,) = found
     assert one.reward.sum() == scores(result.text)[0] and one.episode.steps == found.steps > 700
-    assert "learn from them" not in result.text
+    options = "--frame 42x42 --crop 34:194 --actions NOOP,RIGHT,LEFT --clip-rewards"
+    assert f"learn from them: sharpwave train r2d3-atari {options} --demonstrations" in result.text
+
+
+def test_r2d3_learns_an_atari_game_from_demonstrations_of_its_own_kind(here, tmp_path):
+    (tmp_path / "player.py").write_text("def up(rng):\n    return lambda obs: 2\n")
+    options = ("--env", "pong", "--frame", "36x36", "--max-episode-frames", 600)
+    recorded = here(
+        "record", "r2d3-atari", *options, "--script", f"{tmp_path}/player.py:up", "--episodes", 2,
+        "--out", tmp_path / "demos",
+    )  # fmt: skip
+    assert recorded.code == 0, recorded.text
+    assert "sharpwave train r2d3-atari --frame 36x36 --max-episode-frames 600 --demo" in recorded.text
+    learn = (
+        "train", "r2d3-atari", *options, "--demonstrations", tmp_path / "demos", "--steps", 400, "--warmup-steps", 240,
+        "--update-every", 80, "--batch-size", 2, "--length", 10, "--burn-in", 5, "--stride", 5, "--hidden-units", 8,
+        "--core-units", 8, "--network", "small", "--num-envs", 4, "--capacity", 1_000, "--evaluate-every", 0,
+        "--demonstration-share", 0.5, "--out", tmp_path / "run",
+    )  # fmt: skip
+    for other, message in (
+        (["--clip-rewards"], "was recorded with --no-clip-rewards, but the run has --clip-rewards"),
+        (["--actions", "NOOP,LEFT,RIGHT,FIRE,LEFTFIRE,RIGHTFIRE"], "was recorded with --actions '', but the run has"),
+        (
+            ["--env", "boxing", "--frame-skip", 2],
+            "--env pong --frame-skip 4, but the run has --env boxing --frame-",
+        ),
+    ):
+        refused = here(*learn, *other)
+        assert refused.code == 2 and message in refused.text, refused.text
+    trained = here(*learn)
+    assert trained.code == 0, trained.text
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["updates"] == 2
 
 
 def test_ctrl_c_keeps_whole_episodes(tmp_path):
@@ -180,6 +211,7 @@ def test_no_episode_nothing_written(here, tmp_path):
         (["lock", "--policy", "nowhere"], "does not exist"),
         (["nothing", "--script", "SCRIPT:expert"], "'nothing' cannot be made"),
         (["lock", "--script", "SCRIPT:expert", "--episodes", "0"], "--episodes"),
+        (["lock", "--script", "SCRIPT:expert", "--no-clip-rewards"], "--clip-rewards is an option of Atari games"),
         (["MountainCarContinuous-v0", "--keyboard"], "expected at most 10 discrete ones; use --script"),
     ],
 )

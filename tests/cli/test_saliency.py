@@ -21,7 +21,7 @@ def test_a_run_without_images_is_refused(here, tmp_path):
     options = ["--steps", 20, "--warmup-steps", 10, "--num-envs", 1, "--evaluate-every", 0, "--set"]
     assert here("train", "cartpole", "--out", run, *options, "evaluation.stop_reward=null").code == 0
     result = here("saliency", run, "--out", tmp_path / "pole.gif")
-    assert result.code == 2 and "saliency needs an agent dqn or rainbow that observes images" in result.text
+    assert result.code == 2 and "depend on images, got dqn: its network takes no image" in result.text
 
 
 def test_the_newest_frame_of_observations_of_every_layout():

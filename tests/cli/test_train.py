@@ -97,7 +97,7 @@ def test_options_beside_a_file_apply(here, tmp_path):
     assert help.code == 0 and "--n-step" in help.text and "--frame" not in help.text
     assert "[default: 300]" in help.text
     wrong = here("train", "--config", file, "--frame", "84x84")
-    assert wrong.code == 2 and "No such option: --frame" in wrong.text
+    assert wrong.code == 2 and "--frame is an option of Atari games by name" in wrong.text
     late = here("train", "--config", file, "pong")
     assert late.code == 2 and "sharpwave train pong --config FILE" in late.text
 
@@ -261,9 +261,15 @@ def test_a_run_that_does_not_begin_removes_what_it_made(tmp_path, made):
         (["cartpole", "--set", "agent.learning_rate=1"], "'agent.learning_rate'; did you mean agent.lr?"),
         (["cartpole", "--set", "agent.batchsize=1"], "did you mean agent.replay.batch_size?"),
         (["cartpole", "--set", "agent.lr"], "--set: got 'agent.lr', expected key=value, as agent.lr=1e-4"),
-        (["cartpole", "--frame", "84x84"], "No such option: --frame"),
+        (["cartpole", "--frame", "84x84"], "--frame is an option of Atari games by name"),
         (["gymnasium", "--env", "pong"], "'pong' is an Atari game; use sharpwave train atari --env pong"),
-        (["atari", "--env", "CartPole-v1"], "is a Gymnasium id, expected an Atari game; use sharpwave train"),
+        (["atari", "--env", "CartPole-v1"], "is a Gymnasium id, expected an Atari game, as pong; use sharpwave train"),
+        (
+            ["atari", "--env", "ALE/Pong-v5", "--noop-max", "5"],
+            "ALE/Pong-v5, which has no options of Atari games",
+        ),
+        (["gymnasium", "--env", "ALE/Pong-v5", "--noop-max", "5"], "--noop-max is an option of Atari games by name"),
+        (["r2d2", "--env", "ALE/Pong-v5", "--no-fire-reset"], "--no-fire-reset is an option of Atari games by name"),
         (
             ["gymnasium", "--env", "Pendulum-v1"],
             "dqn needs discrete actions; Pendulum-v1 has Box(1,)",

@@ -89,6 +89,14 @@ def test_unknown_or_unfit_environments(name, message):
         make_env(name, 1)
 
 
+def test_settings_of_another_kind_are_refused():
+    """They would be ignored: ALE/Pong-v5 skips four frames, and repeats actions with a probability of .25."""
+    with pytest.raises(ValueError, match=r"AtariSettings for the Gymnasium id 'ALE/Pong-v5', expected .*, as 'pong'"):
+        make_env("ALE/Pong-v5", 1, AtariSettings(sticky=0.5))
+    with pytest.raises(ValueError, match=r"stack: got 2 for the Atari game 'pong', expected AtariSettings\(stack=2\)"):
+        make_env("pong", 1, stack=2)
+
+
 def test_unknown_action_and_crop():
     with pytest.raises(ValueError, match="pong has no 'JUMP', expected some of NOOP"):
         AtariFrames("pong", 1, AtariSettings(actions=("JUMP",)))

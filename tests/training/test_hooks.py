@@ -42,17 +42,30 @@ class Lengths(ActorCallback):
     """Counts the steps of episodes, and returns twice their number as a figure."""
 
     def on_actor_begin(self, actor):
-        self.first, self.lengths, self.ended = actor.lanes.start, {}, False
+        self.lengths, self.begun, self.seen = {}, 0, None
 
     def on_episode_begin(self, lane):
+        if self.lengths.get(lane):  # broken off: all lanes begin anew
+            self.seen = None
         self.lengths[lane] = 0
 
+    def on_actor_step_begin(self, obs):
+        assert len(obs) == len(self.lengths) and (self.seen is None or (obs == self.seen).all())
+        self.begun += 1
+
     def on_actor_step(self, stepped):
+        self.seen, self.begun = stepped.obs.copy(), self.begun - 1
+        assert self.begun == 0  # a step has begun, and only one
         self.lengths = {lane: steps + 1 for lane, steps in self.lengths.items()}
 
     def on_episode(self, episode):
         assert self.lengths[episode.lane] == episode.steps
         return {"twice": 2 * episode.steps}
+
+
+class FailingAtOnce(ActorCallback):
+    def on_actor_step_begin(self, obs):
+        raise KeyError("no such key")
 
 
 class Failing(ActorCallback):
@@ -79,9 +92,14 @@ def test_hooks_come_in_pairs():
     Trained(SHORT, noting).close()
     calls = noting.calls
     assert calls[:3] == ["on_begin", "on_step_begin", "on_step"] and calls[-1] == "on_end"
+    assert calls[-2] == "on_learner_end" and calls[calls.index("on_update_begin") - 1] == "on_learner_begin"
+    assert calls.count("on_learner_begin") == calls.count("on_learner_end") == 1
     for begin, end in (("on_step_begin", "on_step"), ("on_update_begin", "on_update")):
         paired = [call for call in calls if call in (begin, end)]
         assert paired == [begin, end] * (len(paired) // 2) and len(paired) > 20
+    noting = Noting()
+    Trained(SHORT.override(steps=80), noting).close()  # it ends in the warm-up
+    assert not {"on_learner_begin", "on_learner_end", "on_update"} & set(noting.calls)
 
 
 @pytest.mark.parametrize("hook", ["on_begin", "on_report", "on_end", "close"])
@@ -149,6 +167,8 @@ def test_figures_of_actor_callbacks_reach_the_log(tmp_path, actors):
     [
         (Failing, "on_actor_step: KeyError", 0),
         (Failing, "on_actor_step: KeyError", 1),
+        (FailingAtOnce, "on_actor_step_begin: KeyError", 0),
+        (FailingAtOnce, "on_actor_step_begin: KeyError", 1),
         (FailingToBeMade, "__init__: SystemExit", 0),
         (FailingAtTheEnd, "on_actor_end: KeyError", 0),
         (FailingAtTheEnd, "on_actor_end: KeyError", 1),

@@ -50,6 +50,18 @@ def test_without_a_recipe_it_changes_the_defaults(tmp_path):
     assert read_recipe(tmp_path / "mine.toml") == ("mine", Recipe(env=Gymnasium("Acrobot-v1")))
 
 
+def test_what_a_file_asks_for_has_an_effect(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text('[agent]\nkind = "rainbow"\nhead = "qr"\natoms = 21\n')
+    with pytest.raises(ValueError, match=r"mine.toml': --atoms: got 21, which has no effect here; it needs --head c51"):
+        read_recipe(file)
+    file.write_text('[agent]\nkind = "rainbow"\nhead = "qr"\natoms = 51\n')  # as without it
+    assert read_recipe(file)[1].agent.head == "qr"
+    written = load_recipe("minatar-rainbow").override(head="c51")
+    (tmp_path / "table.json").write_text(json.dumps(written.to_table()))
+    assert read_recipe(tmp_path / "table.json")[1] == written
+
+
 def test_config_json_of_a_run_is_read_back(tmp_path):
     recipe = load_recipe("apex").override(seed=3)
     write_config(tmp_path, Config("apex", recipe, "ab" * 16))

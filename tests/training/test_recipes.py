@@ -9,6 +9,7 @@ import pytest
 
 from sharpwave.agents.dqn import DQN
 from sharpwave.configuration import leaves
+from sharpwave.training import setup
 from sharpwave.training.recipes import RECIPES, load_recipe
 from sharpwave.training.recipes.environments import Atari, Gymnasium, parse_lines, parse_size
 from sharpwave.training.recipes.recipe import RESUMABLE, Recipe, resumable
@@ -53,6 +54,51 @@ def test_every_setting_says_what_it_is_and_has_an_option_of_its_own(recipe):
 def test_errors_name_the_option(changes, message):
     with pytest.raises(ValueError, match=message.replace("(", r"\(")):
         Recipe().override(**changes)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "changes", "needs"),
+    [
+        ("minatar-rainbow", {"atoms": 21}, "--atoms: got 21, which has no effect here; it needs --head c51"),
+        ("rainbow", {"quantiles": 8}, "--quantiles: .* it needs --head qr or --head iqn"),
+        ("minatar-rainbow", {"late_fractions": True}, "--late-fractions: .* it needs --head iqn"),
+        ("rainbow", {"loss": "mse"}, "--loss: got 'mse', which has no effect here; it needs --head expected"),
+        ("rainbow", {"huber_delta": 2.0}, "--huber-delta: .* it needs --head qr or --head iqn or --head expected"),
+        ("rainbow", {"head": "expected", "loss": "mse", "huber_delta": 2.0}, "--huber-delta: .* --loss huber"),
+        ("rainbow", {"epsilon_end": 0.1}, "--epsilon-end: .* it needs --no-noisy or --noisy-epsilon"),
+        ("rainbow", {"noisy": False, "noisy_sigma": 0.1}, "--noisy-sigma: .* it needs --noisy"),
+        ("rainbow", {"munchausen_lowest": -2.0}, "--munchausen-lowest: .* it needs --munchausen above 0"),
+        ("minatar-rainbow", {"double": False}, "--double: .* it needs --munchausen 0"),
+        ("gymnasium", {"dueling_baseline": "max"}, "--dueling-baseline: .* it needs --dueling"),
+        ("gymnasium", {"target_every": 500}, "--target-every: .* it needs --target-tau 0"),
+        ("tmaze", {"learning_rate_steps": 500}, "--learning-rate-steps: .* it needs --learning-rate-end"),
+        ("pong", {"priority_alpha": 0.5}, "--priority-alpha: .* it needs --prioritized"),
+        ("drqn", {"eta": 0.5}, "--eta: .* it needs --prioritized"),
+        ("pong", {"temperature_end": 0.5}, "--temperature-end: .* it needs --explore softmax"),
+        ("minatar-pqn", {"explore": "softmax", "epsilon_end": 0.5}, "--epsilon-end: .* it needs --explore epsilon"),
+        ("minatar", {"stop_worst": 1.0}, "--stop-worst: .* it needs --stop-reward"),
+        ("minatar", {"evaluate_every": 0, "evaluate_beside": True}, "--evaluate-beside: .* it needs --evaluate-every"),
+    ],
+)
+def test_what_is_asked_for_has_an_effect(recipe, changes, needs):
+    with pytest.raises(ValueError, match=needs):
+        load_recipe(recipe).override(**changes)
+
+
+def test_settings_that_a_recipe_has_anyway_may_lose_their_effect():
+    recipe = load_recipe("minatar-rainbow")
+    assert recipe.override(head="c51").agent.quantiles == 16  # which c51 does not use
+    assert recipe.override(head="c51", quantiles=16, atoms=21).agent.atoms == 21
+    assert load_recipe("pong").override(stop_reward=None, stop_worst=None).evaluation.stop_worst is None
+    assert load_recipe("rainbow").override(noisy_epsilon=True, epsilon_end=0.1).agent.exploration.end == 0.1
+
+
+def test_observations_without_images_are_not_standardized():
+    recipe = load_recipe("gymnasium").override(standardize=True)
+    env = setup.environments(recipe, 1)
+    with pytest.raises(ValueError, match="--standardize: got True, expected --no-standardize: no observation is an"):
+        setup.agent(recipe, env)
+    env.close()
 
 
 def test_atoms_are_in_order():

@@ -6,6 +6,7 @@ import io
 import json
 import shutil
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from rich.console import Console
 
 import sharpwave as sw
 from sharpwave.agents.demonstrations import DEMONSTRATIONS
+from sharpwave.training.callbacks import Callback, Training
 from sharpwave.training.checkpoints import checkpoints
 from sharpwave.training.recipes import load_recipe
 from sharpwave.training.resume import resume
@@ -21,6 +23,7 @@ from sharpwave.training.run import run
 RECIPE = load_recipe("lock").override(
     env="sharpwave/TMaze-v0", steps=1_600, num_envs=4, warmup_steps=200, checkpoint_every=800, report_every=400, seed=3,
     batch_size=8, hidden_units=8, core_units=8, capacity=600, stop_reward=None, evaluate_every=0,
+    demonstration_share=0.9, demonstration_share_end=0.1, demonstration_share_steps=1_200,
 )  # fmt: skip
 TIMES = {"minutes", "avg_fps", "seconds_left", "replay_bytes", "bytes_per_step", "process_bytes"}
 
@@ -56,14 +59,52 @@ def left(folder: Path) -> list[object]:
     ]  # fmt: skip
 
 
+class Draws(Callback):
+    """Keeps which view each item of a run's batches came from, with the steps made by then."""
+
+    def __init__(self) -> None:
+        self.drawn: list[tuple[int, list[int]]] = []
+
+    def on_begin(self, training: Training) -> None:
+        sample, progress = training.view.sample, training.state.progress
+
+        def kept(*arguments: Any, **named: Any) -> Any:
+            batch = sample(*arguments, **named)
+            self.drawn.append((progress.steps, batch.source.tolist()))
+            return batch
+
+        training.view.sample = kept
+
+    def follow_the_schedule(self) -> bool:
+        """Whether demonstrations were drawn as often as the schedule says, early, between and late."""
+        steps = np.array([step for step, _ in self.drawn])
+        found = np.array([source.count(0) for _, source in self.drawn])
+        share = 0.9 - 0.8 * np.minimum(steps / 1_200, 1.0)
+        parts = [steps < 600, (steps >= 600) & (steps < 1_200), steps >= 1_200]
+        return all(
+            abs(found[part].sum() - 8 * share[part].sum()) < 5 * np.sqrt((8 * share * (1 - share))[part].sum())
+            for part in parts
+        )
+
+
+class Whole(NamedTuple):
+    folder: Path
+    draws: Draws
+
+
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     """A run that was not stopped, and whose demonstrations are gone: its checkpoints have them."""
     demonstrations = recorded(tmp_path_factory.mktemp("recorded") / "demonstrations")
-    folder = tmp_path_factory.mktemp("run") / "whole"
-    run("lock", RECIPE.override(demonstrations=str(demonstrations)), folder, quiet())
+    folder, draws = tmp_path_factory.mktemp("run") / "whole", Draws()
+    run("lock", RECIPE.override(demonstrations=str(demonstrations)), folder, quiet(), callbacks=[draws])
     shutil.rmtree(demonstrations)
-    return folder
+    return Whole(folder, draws)
+
+
+@pytest.fixture
+def whole(unbroken: Whole) -> Path:
+    return unbroken.folder
 
 
 def stopped_copy(whole: Path, to: Path) -> Path:
@@ -73,10 +114,13 @@ def stopped_copy(whole: Path, to: Path) -> Path:
     return to
 
 
-def test_it_is_the_run_that_was_not_stopped(whole: Path, tmp_path: Path) -> None:
+def test_it_is_the_run_that_was_not_stopped(unbroken: Whole, tmp_path: Path) -> None:
+    whole, draws = unbroken.folder, Draws()
     stopped = stopped_copy(whole, tmp_path / "stopped")
-    resume(stopped, {}, quiet())
+    resume(stopped, {}, quiet(), callbacks=[draws])
     assert left(whole) == left(stopped)
+    assert draws.drawn == unbroken.draws.drawn[-len(draws.drawn) :] and 800 < draws.drawn[0][0] < 810
+    assert len(unbroken.draws.drawn) > 300 and unbroken.draws.follow_the_schedule()
     batches = []
     for folder in (whole, stopped):
         with sw.Store.open(checkpoints(folder)[-1] / DEMONSTRATIONS) as store:
@@ -86,6 +130,13 @@ def test_it_is_the_run_that_was_not_stopped(whole: Path, tmp_path: Path) -> None
     np.testing.assert_array_equal(batches[0].ids, batches[1].ids)
     np.testing.assert_array_equal(batches[0].probabilities, batches[1].probabilities)
     assert np.ptp(batches[0].probabilities) > 0, "priorities of the demonstrations were learned"
+
+
+def test_with_actors_the_share_follows_the_steps_that_arrived(tmp_path: Path) -> None:
+    demonstrations, draws = recorded(tmp_path / "demonstrations"), Draws()
+    recipe = RECIPE.override(demonstrations=str(demonstrations), actors=1, segment_steps=16)
+    run("lock", recipe, tmp_path / "run", quiet(), callbacks=[draws])
+    assert len({step for step, _ in draws.drawn}) > 10 and draws.follow_the_schedule()
 
 
 @pytest.mark.parametrize("damaged", ["state", "demonstrations"])

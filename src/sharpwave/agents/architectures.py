@@ -3,7 +3,7 @@ read the names without torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING
@@ -42,7 +42,7 @@ def networks() -> tuple[str, ...]:
 
 
 def register_image_model(name: str, model: ImageModel) -> None:
-    """Register an image model for this process; an entry point registers one for every process.
+    """Register an image model for this process and those of its runs; an entry point registers one for every process.
 
     Raises:
         ValueError: another network has the name.
@@ -50,6 +50,11 @@ def register_image_model(name: str, model: ImageModel) -> None:
     if name in networks() and _registered.get(name) is not model:
         raise ValueError(f"image model {name!r}: the name is taken; choose another than {', '.join(networks())}")
     _registered[name] = model
+
+
+def registered_image_models() -> Mapping[str, ImageModel]:
+    """Return the image models that were registered in this process, by name."""
+    return dict(_registered)
 
 
 def image_model(name: str) -> ImageModel:

@@ -24,8 +24,8 @@ class DemonstratedReplay(sw.Blend[Any]):
     """Blend of demonstrations and of own experience.
 
     Attributes:
-        demonstrations: their store. Its checkpoint, that of the own store and ``state`` are all that later batches
-            depend on.
+        demonstrations: their store. Its checkpoint, that of the own store, ``state`` and the step of ``follow`` are all
+            that later batches depend on.
     """
 
     def __init__(
@@ -33,7 +33,15 @@ class DemonstratedReplay(sw.Blend[Any]):
     ) -> None:
         self.demonstrations = demonstrations
         views = [settings.own.open(one, name, seed) for one in (demonstrations, store)]
-        super().__init__([(settings.share, views[0]), (1 - settings.share, views[1])], seed=seed)
+        self._share, self._now = settings.share, [0.0]
+        self.follow(0)
+        now = self._now  # without the blend, which would refer to itself
+        super().__init__([(lambda drawn: now[0], views[0]), (lambda drawn: 1 - now[0], views[1])], seed=seed)
+
+    def follow(self, step: int) -> None:
+        """Draw batches with the share of ``step`` environment steps from now on; the schedules of a ``Blend`` itself go
+        by the items drawn."""
+        self._now[0] = self._share(step) if callable(self._share) else self._share
 
 
 @dataclass(frozen=True)
@@ -43,13 +51,13 @@ class BlendedSettings:
     Attributes:
         own: settings of both views.
         demonstrations: folder of a store or of a checkpoint of one.
-        share: share of the demonstrations in a batch.
+        share: share of the demonstrations in a batch, or a function from the environment steps made to it.
         fields: what the agent would have stored with the steps of an episode beside those of the environment.
     """
 
     own: SequencesSettings
     demonstrations: str
-    share: float
+    share: float | Callable[[int], float]
     fields: Fields
 
     @property

@@ -7,7 +7,7 @@ Torch is imported where it computes, so that help and the checks of settings nee
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -96,6 +96,17 @@ class DQNSettings(ExplorationSettings):
         for name in ("standardize", "random_shift"):
             expect(self, name, not (getattr(self, name) and self.network == "mlp"), "a network for images with it")
 
+    def unused(self) -> Iterator[tuple[str, str]]:
+        yield from super().unused()
+        if not self.dueling:
+            yield "dueling_baseline", "--dueling"
+        if self.loss != "huber":
+            yield "huber_delta", "--loss huber"
+        if self.lr_end is None:
+            yield "lr_steps", "--learning-rate-end"
+        if self.target_tau > 0:
+            yield "target_every", "--target-tau 0"
+
 
 class DQNState(NamedTuple):
     """Acting state.
@@ -138,8 +149,9 @@ class DQN(Agent):
         self._targets_copied = 0  # periods of ``target_every`` steps whose copy to the target was made
         self._keeps_values = False
         self.inputs = inputs_for(spaces.observation, images=self.settings.network != "mlp").to(self.device)
-        shifts = self.settings.random_shift > 0
-        expect(self.settings, "random_shift", not shifts or with_images(self.inputs), "0: no observation is an image")
+        for name, off in (("standardize", "--no-standardize"), ("random_shift", "0")):
+            needless = getattr(self.settings, name) and not with_images(self.inputs)
+            expect(self.settings, name, not needless, f"{off}: no observation is an image")
         self.online = self.network().to(self.device)
         self.target = self.network().to(self.device).requires_grad_(False)
         move_towards(self.target, self.online, 1.0)
@@ -198,6 +210,10 @@ class DQN(Agent):
     def q_of(self, predicted: Tensor) -> Tensor:
         """Return Q [B, A] of what the network predicts."""
         return predicted
+
+    def differentiable_q(self, inputs: Any, state: DQNState) -> Tensor:
+        """Return Q [B, A] of the output of ``inputs``, for gradients."""
+        return self.q_of(self.online(inputs))
 
     def scored_lanes(self, lanes: int) -> npt.NDArray[np.bool_]:
         return self.exploration.scored(lanes)

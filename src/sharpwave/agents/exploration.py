@@ -6,6 +6,7 @@ Noisy networks explore by themselves (``noisy.py``). Strategies that count how o
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -188,6 +189,13 @@ class ExplorationSettings:
     )
     exploration: EpsilonGreedy = field(default_factory=EpsilonGreedy)
     softmax: Softmax = field(default_factory=Softmax)
+
+    def unused(self) -> Iterator[tuple[str, str]]:
+        """Yield the settings that have no effect beside the others, each with what it needs."""
+        if self.explore == "softmax":
+            yield "exploration", "--explore epsilon"
+        else:
+            yield "softmax", "--explore softmax"
 
     @property
     def strategy(self) -> Strategy:

@@ -116,6 +116,11 @@ class PQN(Agent):
         chosen = strategy.choose(q, step, state.lanes, state.of, self._rng) if explore else q.argmax(axis=1)
         return Acted(self.actions.actions(chosen), state)
 
+    def differentiable_q(self, inputs: Any, state: PQNState) -> Tensor:
+        """Return Q [B, A] of the output of ``inputs``, for gradients."""
+        q: Tensor = self.online(inputs)
+        return q
+
     def scored_lanes(self, lanes: int) -> npt.NDArray[np.bool_]:
         return self.settings.strategy.scored(lanes)
 

@@ -6,7 +6,7 @@ Source: Kapturowski et al. (2019), Recurrent experience replay in distributed re
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -51,6 +51,12 @@ class R2D2Settings(ExplorationSettings):
     core: str = setting("lstm", "recurrent core", NETWORK, choices=("lstm", "gru"))
     core_units: int = setting(512, "units of the recurrent core", NETWORK, at_least=1)
     dueling: bool = setting(True, "separate streams for value and advantage", NETWORK)
+    dueling_baseline: str = setting(
+        "mean",
+        "dueling: what is subtracted from the advantages, their mean or maximum; naive: nothing",
+        NETWORK,
+        choices=("mean", "max", "naive"),
+    )
 
     stored_state: bool = setting(
         True, "windows begin with the recurrent state that was stored with them, otherwise with zeros", LEARNING
@@ -79,6 +85,13 @@ class R2D2Settings(ExplorationSettings):
 
     def __post_init__(self) -> None:
         check(self)
+
+    def unused(self) -> Iterator[tuple[str, str]]:
+        yield from super().unused()
+        if not self.dueling:
+            yield "dueling_baseline", "--dueling"
+        if self.lr_end is None:
+            yield "lr_steps", "--learning-rate-end"
 
 
 class R2D2State(NamedTuple):
@@ -136,7 +149,8 @@ class R2D2(Agent):
 
         settings = self.settings
         torso = torso_for(self.spaces.observation, settings.network, settings.hidden_units)
-        head = QHead(settings.core_units, settings.hidden_units, self.num_actions, settings.dueling)
+        units, dueling, baseline = settings.hidden_units, settings.dueling, settings.dueling_baseline
+        head = QHead(settings.core_units, units, self.num_actions, dueling, baseline=baseline)
         return RecurrentQNetwork(torso, settings.core, settings.core_units, self.num_actions + 1, head)
 
     @cached_property
@@ -175,10 +189,21 @@ class R2D2(Agent):
         import torch
 
         with torch.inference_mode():
-            parts = [self.online.state_size, self.num_actions + 1]
-            recurrent, previous = torch.from_numpy(core).to(self.device).split(parts, dim=1)
+            recurrent, previous = self._parted(core)
             q, recurrent = self.online.step(self.inputs(to_tensors(obs, self.device)), previous, recurrent)
             return q.cpu().numpy(), recurrent.cpu().numpy()
+
+    def _parted(self, core: npt.NDArray[np.float32]) -> tuple[Tensor, Tensor]:
+        """Split cores into the recurrent state [lanes, n], and the previous action and reward [lanes, A + 1]."""
+        import torch
+
+        recurrent, previous = torch.from_numpy(core).to(self.device).tensor_split([self.online.state_size], dim=1)
+        return recurrent, previous
+
+    def differentiable_q(self, inputs: Any, state: R2D2State) -> Tensor:
+        """Return Q [B, A] of the output of ``inputs`` and the state before it, for gradients."""
+        recurrent, previous = self._parted(state.core)
+        return self.online.step(inputs, previous, recurrent)[0]
 
     def observe(self, state: R2D2State, reward: npt.NDArray[Any], ended: npt.NDArray[np.bool_]) -> R2D2State:
         core = state.core.copy()  # the one that was acted with may still be on its way into the store
@@ -271,7 +296,9 @@ class R2D2(Agent):
         return Learned(td_error, {"loss": loss.detach()})
 
     def schedules(self, step: int) -> dict[str, float]:
-        return self.settings.strategy.schedules(step) | {"learning_rate": self._learning_rate(step)}
+        beta = self.settings.replay.beta(step)
+        own = {"learning_rate": self._learning_rate(step)} | ({} if beta is None else {"beta": beta})
+        return self.settings.strategy.schedules(step) | own
 
     def _learning_rate(self, step: int) -> float:
         settings = self.settings

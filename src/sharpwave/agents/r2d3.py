@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from sharpwave.agents.demonstrations import BlendedSettings
 from sharpwave.agents.r2d2 import CORE, R2D2, R2D2Settings
-from sharpwave.configuration import check, setting
+from sharpwave.agents.schedules import linear
+from sharpwave.configuration import check, expect, setting
 from sharpwave.offline.recorded import Recorded
 
 MEMORY = "Replay memory"
@@ -30,9 +31,23 @@ class R2D3Settings(R2D2Settings):
     demonstration_share: float = setting(
         1 / 256, "share of the demonstrations in a batch", MEMORY, at_least=0, at_most=1
     )
+    demonstration_share_end: float | None = setting(
+        None, "final share of the demonstrations; empty: constant", MEMORY, at_least=0, at_most=1
+    )
+    demonstration_share_steps: int = setting(
+        0, "steps from demonstration-share to demonstration-share-end", MEMORY, at_least=0
+    )
 
     def __post_init__(self) -> None:
         check(self)
+        ends, steps = self.demonstration_share_end is not None, self.demonstration_share_steps
+        expected = "at least 1 with --demonstration-share-end" if ends else "0 without --demonstration-share-end"
+        expect(self, "demonstration_share_steps", ends == (steps > 0), expected)
+
+    def share(self, step: int) -> float:
+        """Return the share of the demonstrations in a batch that is drawn after ``step`` environment steps."""
+        start, end = self.demonstration_share, self.demonstration_share_end
+        return start if end is None else linear(step, start, end, self.demonstration_share_steps)
 
 
 class R2D3(R2D2):
@@ -45,9 +60,10 @@ class R2D3(R2D2):
         settings = self.settings
         if not settings.demonstrations:
             raise ValueError("r2d3 needs --demonstrations FOLDER; sharpwave record ENV makes one")
-        return BlendedSettings(
-            settings.replay, settings.demonstrations, settings.demonstration_share, self._demonstrated
-        )
+        return BlendedSettings(settings.replay, settings.demonstrations, settings.share, self._demonstrated)
+
+    def schedules(self, step: int) -> dict[str, float]:
+        return super().schedules(step) | {"demonstration_share": self.settings.share(step)}
 
     def _demonstrated(self, episode: Recorded) -> Mapping[str, npt.NDArray[Any]]:
         """Return the fields of an episode's steps: no recurrent state, but the previous action and reward."""

@@ -6,7 +6,7 @@ Acting, Adam, target copies and saving are DQN's; here is what differs: settings
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -33,6 +33,14 @@ class RainbowSettings(DQNSettings):
     """Settings of Rainbow; the defaults are those of Hessel et al. (2018) where they are given there."""
 
     kind: ClassVar[str] = "rainbow"
+    OF_HEADS: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        **dict.fromkeys(("atoms", "lowest_return", "highest_return"), ("c51",)),
+        "quantiles": ("qr", "iqn"),
+        "late_fractions": ("iqn",),
+        "loss": ("expected",),
+        "huber_delta": ("qr", "iqn", "expected"),
+    }
+    """Heads that each setting has an effect with."""
 
     replay: TransitionsSettings = field(
         default_factory=lambda: TransitionsSettings(n_step=3, prioritized=True, priority_alpha=0.5)
@@ -78,6 +86,24 @@ class RainbowSettings(DQNSettings):
         lowest = self.lowest_return
         expect(self, "explore", not self.noisy or self.explore == "epsilon", "epsilon; softmax needs --no-noisy")
         expect(self, "highest_return", self.highest_return > lowest, f"above the {lowest} of --lowest-return")
+
+    def unused(self) -> Iterator[tuple[str, str]]:
+        for name, needs in super().unused():
+            if name != "huber_delta":
+                yield name, needs
+        if self.noisy and not self.noisy_epsilon:
+            yield "exploration", "--no-noisy or --noisy-epsilon"
+        if not self.noisy:
+            yield from dict.fromkeys(("noisy_sigma", "noisy_epsilon"), "--noisy").items()
+        if self.munchausen == 0:
+            yield from dict.fromkeys(("munchausen_temperature", "munchausen_lowest"), "--munchausen above 0").items()
+        else:
+            yield "double", "--munchausen 0"
+        for name, heads in self.OF_HEADS.items():
+            if self.head not in heads:
+                yield name, " or ".join(f"--head {head}" for head in heads)
+        if self.head == "expected" and self.loss != "huber":
+            yield "huber_delta", "--loss huber"
 
 
 class Rainbow(DQN):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -30,6 +31,13 @@ class TransitionsSettings:
 
     def __post_init__(self) -> None:
         check(self)
+
+    def unused(self) -> Iterator[tuple[str, str]]:
+        """Yield the settings that have no effect beside the others, each with what it needs."""
+        if not self.prioritized:
+            yield from dict.fromkeys(
+                ("priority_alpha", "beta_start", "beta_end", "beta_steps"), "--prioritized"
+            ).items()
 
     @property
     def fewest(self) -> int:
@@ -69,6 +77,10 @@ class SequencesSettings:
     priority_beta: float = setting(
         0.6, "prioritized: exponent of the importance weights", MEMORY, at_least=0, at_most=1
     )
+    beta_end: float | None = setting(
+        None, "prioritized: final exponent of the weights; empty: constant", MEMORY, at_least=0, at_most=1
+    )
+    beta_steps: int = setting(0, "prioritized: steps from priority-beta to beta-end", MEMORY, at_least=0)
     eta: float = setting(
         0.9, "share of a window's largest error in its priority; the rest is the mean", MEMORY, at_least=0, at_most=1
     )
@@ -76,6 +88,12 @@ class SequencesSettings:
     def __post_init__(self) -> None:
         check(self)
         expect(self, "stride", self.stride <= self.length, f"at most length={self.length}")
+
+    def unused(self) -> Iterator[tuple[str, str]]:
+        """Yield the settings that have no effect beside the others, each with what it needs."""
+        if not self.prioritized:
+            for name in ("priority_alpha", "priority_beta", "beta_end", "beta_steps", "eta"):
+                yield name, "--prioritized"
 
     @property
     def fewest(self) -> int:
@@ -107,8 +125,10 @@ class SequencesSettings:
         )
 
     def beta(self, step: int) -> float | None:
-        """Return the exponent of importance weights; None: the sampler's own."""
-        return None
+        """Return the exponent of importance weights after ``step`` environment steps; None: the sampler's own."""
+        if self.beta_end is None or not self.prioritized:
+            return None
+        return linear(step, self.priority_beta, self.beta_end, self.beta_steps)
 
 
 @dataclass(frozen=True)

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
+from sharpwave.agents.inputs import DictInputs, FrameInputs
+from sharpwave.agents.torsos import DictTorso
 
+
+@runtime_checkable
 class ImageAgent(Protocol):
-    """Agent whose Q-values are differentiable functions of images: ``DQN`` and its subclasses."""
+    """Agent whose Q-values are differentiable functions of what it observes: DQN, PQN, R2D2 and their subclasses."""
 
     online: nn.Module
     inputs: nn.Module
 
-    def q_of(self, predicted: Tensor) -> Tensor: ...
+    def differentiable_q(self, inputs: Any, state: Any) -> Tensor: ...
+
+
+def image_name(inputs: nn.Module) -> str | None:
+    """Return the name of the (first) image in a dict of observations; "": the observation is an image; None: none."""
+    if isinstance(inputs, DictInputs):
+        named = zip(inputs.names, inputs.parts, strict=True)
+        return next((name for name, part in named if isinstance(part, FrameInputs)), None)
+    return "" if isinstance(inputs, FrameInputs) else None
 
 
 class Saliency(NamedTuple):
@@ -57,22 +69,27 @@ def value_and_advantage(q: Tensor) -> tuple[Tensor, Tensor]:
     return value, q.amax(dim=1) - value
 
 
-def saliency(agent: ImageAgent, obs: Tensor) -> Saliency:
-    """Compute the maps of observations, one batch of images [B, ...].
+def saliency(agent: ImageAgent, obs: Any, state: Any = None) -> Saliency:
+    """Compute the maps of observations, one batch of images [B, ...], or of the first image in a dict.
 
     Value and advantage: the largest absolute derivative by a pixel over its channels and the stack (Wang et al. 2016,
     figure 2). Convolutions: Grad-CAM of the greedy action's Q, after the ReLU where that works in place.
+
+    Args:
+        state: the agent's acting state before the observations.
     """
     found: list[Tensor] = []
+    name = image_name(agent.inputs) if isinstance(obs, dict) else None
     hooks = [
         module.register_forward_hook(lambda module, inputs, output: found.append(output))
-        for module in agent.online.modules()
+        for module in _looking_at(agent.online, name).modules()
         if isinstance(module, nn.Conv2d)
     ]
     try:
         with torch.enable_grad():
-            images = agent.inputs(obs).detach().requires_grad_()
-            q = agent.q_of(agent.online(images))
+            inputs = agent.inputs(obs)
+            images = (inputs[name] if name else inputs).detach().requires_grad_()
+            q = agent.differentiable_q({**inputs, name: images} if name else images, state)
             value, advantage = value_and_advantage(q)
             # Items of a batch are independent, so the gradient of the sum holds the gradient of each.
             by_value, by_advantage = (
@@ -84,3 +101,11 @@ def saliency(agent: ImageAgent, obs: Tensor) -> Saliency:
             hook.remove()
     maps = [grad_cam(one.detach(), gradient) for one, gradient in zip(found, gradients, strict=True)]
     return Saliency(by_value.abs().amax(dim=1), by_advantage.abs().amax(dim=1), maps)
+
+
+def _looking_at(network: nn.Module, name: str | None) -> nn.Module:
+    """Return the part of a network that looks at the image ``name`` of a dict; without a name the whole network."""
+    for module in network.modules():
+        if name and isinstance(module, DictTorso):
+            return module.parts[module.names.index(name)]
+    return network

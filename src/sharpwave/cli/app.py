@@ -30,7 +30,7 @@ def sharpwave(
 app.add_typer(train.app, name="train")
 app.command("eval")(eval_command.evaluate)
 app.command("saliency")(saliency.saliency)
-app.command("record")(record.record)
+app.command("record")(record.command)
 app.command("plan")(plan.plan)
 app.add_typer(bench.app, name="bench")
 app.command("inspect")(inspect.inspect)

@@ -2,46 +2,81 @@
 
 from __future__ import annotations
 
+import inspect
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sharpwave.cli.train import option, with_options
+from sharpwave.configuration import Leaf, leaves
+from sharpwave.training.recipes.environments import Atari, Gymnasium
 
-def record(
-    env: Annotated[
+if TYPE_CHECKING:
+    from sharpwave.training.recipes.recipe import Recipe
+
+FROM_DEMONSTRATIONS = {"atari": "r2d3-atari", "gymnasium": "r2d3"}
+"""Recipe that learns from demonstrations, by the kind of environment."""
+
+
+ARGUMENTS: dict[str, Any] = {
+    "what": Annotated[
         str,
         typer.Argument(
             metavar="ENV",
             help="a recipe, whose environment is played (lock), an Atari game (breakout), or a Gymnasium id",
         ),
     ],
-    out: Annotated[Path, typer.Option(help="folder to write, which must be new or empty")],
-    policy: Annotated[
+    "out": Annotated[Path, typer.Option(help="folder to write, which must be new or empty")],
+    "policy": Annotated[
         Path | None, typer.Option(metavar="RUN", help="play by a run's best policy, in the run's environment")
-    ] = None,
-    script: Annotated[
+    ],
+    "script": Annotated[
         str | None,
         typer.Option(
             metavar="FILE.py:FUNCTION",
             help="play by FUNCTION(rng), called at each episode's start, which returns a function obs -> action",
         ),
-    ] = None,
-    keyboard: Annotated[bool, typer.Option("--keyboard", help="play yourself, in a window")] = False,
-    episodes: Annotated[int, typer.Option(min=1, help="episodes to record")] = 8,
-    seed: Annotated[int, typer.Option(min=0, help="seed of the environment, the script and random actions")] = 0,
-    epsilon: Annotated[float, typer.Option(min=0.0, max=1.0, help="probability of a random action")] = 0.0,
-    trust: Annotated[
+    ],
+    "keyboard": Annotated[bool, typer.Option("--keyboard", help="play yourself, in a window")],
+    "episodes": Annotated[int, typer.Option(min=1, help="episodes to record")],
+    "seed": Annotated[int, typer.Option(min=0, help="seed of the environment, the script and random actions")],
+    "epsilon": Annotated[float, typer.Option(min=0.0, max=1.0, help="probability of a random action")],
+    "trust": Annotated[
         bool, typer.Option("--trust", help="let the run's config.json import the module that it names as MODULE:ENV")
-    ] = False,
+    ],
+}
+DEFAULTS: dict[str, Any] = {
+    "policy": None, "script": None, "keyboard": False, "episodes": 8, "seed": 0, "epsilon": 0.0, "trust": False,
+}  # fmt: skip
+
+
+def environment_options() -> dict[str, Leaf]:
+    """Return the settings of every kind of environments, by option name, but for their number: one is played."""
+    found = {leaf.name: leaf for settings in (Gymnasium(), Atari()) for leaf in leaves(settings)}
+    return {name: leaf for name, leaf in found.items() if leaf.key != "num_envs"}
+
+
+def record(
+    ctx: typer.Context,
+    what: str,
+    out: Path,
+    policy: Path | None,
+    script: str | None,
+    keyboard: bool,
+    episodes: int,
+    seed: int,
+    epsilon: float,
+    trust: bool,
+    **values: Any,
 ) -> None:
     """Record episodes into a store's folder, and print every score.
 
     Ctrl-C ends the recording; whole episodes are kept.
     """
     from sharpwave.cli.stream import console as standard_output
-    from sharpwave.training import recording, setup
+    from sharpwave.training import recorded_env, recording, setup
     from sharpwave.training.scores import Episode
     from sharpwave.training.signals import caught_signals
     from sharpwave.training.text import byte_text, quoted
@@ -65,7 +100,7 @@ def record(
         count += 1
         say(f"episode {count:3d}  score {episode.reward:g}  {episode.steps:,} steps")
 
-    recipe = _recipe(env, policy, trust)
+    recipe = _recipe(what, policy, trust, {name: value for name, value in values.items() if value is not None})
     with ExitStack() as stack:
         stack.enter_context(setup.arithmetic(recipe))
         made = setup.environments(recipe, 1, render=keyboard)
@@ -88,8 +123,9 @@ def record(
             say(player.help)
         interrupted = stack.enter_context(caught_signals())
         found = recording.record(
-            made, player, out, episodes=episodes, seed=seed, epsilon=epsilon, tell=tell, interrupted=interrupted
-        )
+            made, player, out, episodes=episodes, seed=seed, epsilon=epsilon, about=recorded_env.about(recipe.env),
+            tell=tell, interrupted=interrupted,
+        )  # fmt: skip
     if not found.episodes:
         typer.echo("sharpwave: no episode ended; nothing was written", err=True)
         raise typer.Exit(1)
@@ -98,41 +134,63 @@ def record(
         f"{len(found.episodes)} episodes, {found.steps:,} steps, mean score {mean:.2f}; {byte_text(found.nbytes)} in "
         f"{quoted(out)}"
     )
-    if (command := _training(env, recipe)) is not None:
-        say(f"learn from them: sharpwave train {command} --demonstrations {quoted(out)}")
+    say(f"learn from them: sharpwave train {_training(what, recipe)} --demonstrations {quoted(out)}")
 
 
-def _training(env: str, recipe: Any) -> str | None:
-    """Return the arguments that train an agent in this environment from demonstrations; None: it needs a recipe."""
+def _training(what: str, recipe: Recipe) -> str:
+    """Return the arguments that train an agent in this environment from demonstrations."""
     from sharpwave.training.recipes import RECIPES, load_recipe
+    from sharpwave.training.recorded_env import options
 
-    if env in RECIPES and hasattr(load_recipe(env).agent, "demonstrations"):
-        return env
-    return f"r2d3 --env {recipe.env.name}" if recipe.env.kind == "gymnasium" else None
+    demonstrated = what in RECIPES and hasattr(load_recipe(what).agent, "demonstrations")
+    name = what if demonstrated else FROM_DEMONSTRATIONS[recipe.env.kind]
+    own, usual = options(recipe.env), options(load_recipe(name).env)
+    return " ".join([name, *(own[key] for key in own if key != "num_envs" and own[key] != usual[key])])
 
 
-def _recipe(env: str, policy: Path | None, trust: bool) -> Any:
-    """Return a recipe with the environment ``env``; with a policy, that of its run.
+def _recipe(what: str, policy: Path | None, trust: bool, changes: dict[str, Any]) -> Recipe:
+    """Return a recipe with the environment ``what``; with a policy, that of its run.
 
+    Args:
+        changes: settings of the environment, by option name.
     Raises:
-        ValueError: an unknown environment, or the run is of another one.
+        ValueError: an unknown environment, one that lacks a setting, or the run is of another one.
     """
     from sharpwave.envs import games
     from sharpwave.training.config import read_config
     from sharpwave.training.evaluation import chosen_checkpoint
     from sharpwave.training.recipes import RECIPES, load_recipe
-    from sharpwave.training.recipes.environments import Atari, Gymnasium
     from sharpwave.training.recipes.recipe import Recipe
 
     if policy is not None:
         chosen_checkpoint(policy, None)  # raises where there is no run
         config = read_config(policy, trust=trust)
-        if env not in (config.name, config.recipe.env.name):
+        if what not in (config.name, config.recipe.env.name):
             raise ValueError(
-                f"record: run {str(policy)!r} plays {config.recipe.env.name}, not {env}; expected "
+                f"record: run {str(policy)!r} plays {config.recipe.env.name}, not {what}; expected "
                 f"sharpwave record {config.recipe.env.name}"
             )
-        return config.recipe.override(device="cpu", threads=1)
-    if env in RECIPES:
-        return load_recipe(env).override(threads=1)
-    return Recipe(env=Atari(env) if env in games() else Gymnasium(env)).override(threads=1)
+        recipe = config.recipe.override(device="cpu")
+    elif what in RECIPES:
+        recipe = load_recipe(what)
+    else:
+        recipe = Recipe(env=Atari(what) if what in games() else Gymnasium(what))
+    known = {leaf.name for leaf in leaves(recipe.env)}
+    unknown = [environment_options()[name].flag for name in changes if name not in known]
+    if unknown:
+        raise ValueError(
+            f"{unknown[0]} is an option of Atari games, and {recipe.env.name!r} is a Gymnasium id; expected the name "
+            "of a game, as pong or breakout"
+        )
+    return recipe.override(threads=1, **changes)
+
+
+def _command() -> Any:
+    """Give ``record`` its options: its own, and one for each setting of environments."""
+    annotations, defaults = dict(ARGUMENTS), dict.fromkeys(("what", "out"), inspect.Parameter.empty) | DEFAULTS
+    for name, leaf in environment_options().items():
+        annotations[name], defaults[name] = option(leaf, optional=True), None
+    return with_options(record, annotations, defaults)
+
+
+command = _command()

@@ -14,6 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 from sharpwave.cli.stream import console
 from sharpwave.configuration import Leaf, choices, leaves
 from sharpwave.training.recipes import load_recipe, recipe_names
+from sharpwave.training.recipes.environments import Atari
 from sharpwave.training.recipes.recipe import resumable
 from sharpwave.training.text import printable
 
@@ -45,13 +46,17 @@ class RecipeGroup(TyperGroup):
 
             file = config_file(rest)
             assert file is not None  # parse_args has seen it
-            return f"--config {name}", recipe_command(*read_recipe(file, trust="--trust" in rest)), rest
+            stem, read = read_recipe(file, trust="--trust" in rest)
+            explain_options_of_games(ctx, read, rest)
+            return f"--config {name}", recipe_command(stem, read), rest
         if name not in recipe_names():
             ctx.fail(
                 f"unknown recipe {name!r}, expected one of {', '.join(recipe_names())}; for other environments: "
                 "sharpwave train atari --env GAME, sharpwave train gymnasium --env ID."
             )
-        return name, recipe_command(name, load_recipe(name)), rest
+        recipe = load_recipe(name)
+        explain_options_of_games(ctx, recipe, rest)
+        return name, recipe_command(name, recipe), rest
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse arguments; ``--config FILE`` without a recipe's name is a command of its own. Explain which arguments
@@ -73,6 +78,18 @@ class RecipeGroup(TyperGroup):
             args = [FROM_FILE, *args]
         rest: list[str] = super().parse_args(ctx, args)
         return rest
+
+
+def explain_options_of_games(ctx: Any, recipe: Recipe, arguments: list[str]) -> None:
+    """Fail with an explanation if arguments give an option that only Atari games have to a recipe of others."""
+    games = {leaf.flag for leaf in leaves(Atari())} - {leaf.flag for leaf in leaves(recipe)}
+    for argument in arguments:
+        option = argument.partition("=")[0]
+        if option.replace("--no-", "--", 1) in games:
+            ctx.fail(
+                f"{option} is an option of Atari games by name (sharpwave train atari --env pong); a Gymnasium id, "
+                "ALE/Pong-v5 included, is played with its own settings"
+            )
 
 
 def config_file(arguments: list[str]) -> Path | None:
@@ -160,7 +177,7 @@ def group_callback() -> Callable[..., None]:
             leaf.hint | None,
             typer.Option(leaf.flag, help=leaf.field.metadata["help"], rich_help_panel=WITH_RESUME),
         ]
-    return _with_options(callback, annotations, dict.fromkeys(annotations) | COMMON_DEFAULTS)
+    return with_options(callback, annotations, dict.fromkeys(annotations) | COMMON_DEFAULTS)
 
 
 def recipe_command(name: str, recipe: Recipe) -> Any:
@@ -178,24 +195,26 @@ def recipe_command(name: str, recipe: Recipe) -> Any:
 
     annotations, defaults = dict(COMMON), dict(COMMON_DEFAULTS)
     for leaf in leaves(recipe):
-        annotations[leaf.name], defaults[leaf.name] = _option(leaf), leaf.value
+        annotations[leaf.name], defaults[leaf.name] = option(leaf), leaf.value
     single = typer.Typer(add_completion=False)
     single.command(name, help=recipe_names().get(name, "Train by the settings of a file."))(
-        _with_options(command, annotations, defaults)
+        with_options(command, annotations, defaults)
     )
     return typer.main.get_command(single)
 
 
-def _option(leaf: Leaf) -> Any:
-    """Declare the typer option of a setting."""
+def option(leaf: Leaf, *, optional: bool = False) -> Any:
+    """Declare the typer option of a setting; an ``optional`` one is None where it is not given."""
     about = leaf.field.metadata
     named = choices(leaf.field)
     kind = Literal[named] if named else leaf.hint
     names = f"{leaf.flag}/--no-{leaf.flag[2:]}" if kind is bool else leaf.flag
-    return Annotated[kind, typer.Option(names, help=about["help"], rich_help_panel=about["group"])]
+    return Annotated[
+        kind | None if optional else kind, typer.Option(names, help=about["help"], rich_help_panel=about["group"])
+    ]
 
 
-def _with_options(
+def with_options(
     function: Callable[..., None], annotations: dict[str, Any], defaults: dict[str, Any]
 ) -> Callable[..., None]:
     """Set a function's signature, from which typer reads the options."""

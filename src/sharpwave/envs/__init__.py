@@ -9,7 +9,7 @@ from gymnasium.spaces import Dict, Discrete
 from gymnasium.vector import VectorEnv
 
 from sharpwave.envs.atari import AtariFrames, AtariSettings, games
-from sharpwave.envs.gym import make_gym
+from sharpwave.envs.gym import known, make_gym
 from sharpwave.observations import PADS, stacking
 from sharpwave.spec import Field, Spec
 
@@ -23,17 +23,25 @@ def make_env(
 
     Args:
         name: an Atari game as ale-py spells it ("pong", "space_invaders"), or a Gymnasium id ("CartPole-v1").
-        atari: settings of Atari games; ignored for other environments.
+        atari: settings of Atari games, for their names only.
         render: let ``env.render()`` return one picture per environment.
         stack: observations of other environments that are stacked, the newest last; 1: none.
     Raises:
-        ValueError: an unknown name, or an environment whose observations are not arrays.
+        ValueError: an unknown name, an environment whose observations are not arrays, or settings of another kind.
     """
     if num_envs < 1:
         raise ValueError(f"num_envs: got {num_envs}, expected at least 1")
     if name in games():
+        if stack != 1:
+            raise ValueError(f"stack: got {stack} for the Atari game {name!r}, expected AtariSettings(stack={stack})")
         return AtariFrames(name, num_envs, atari or AtariSettings(), render=render)
     close = difflib.get_close_matches(name.lower().removeprefix("ale/").split("-")[0], games(), n=3, cutoff=0.7)
+    if atari is not None and known(name):
+        game = f", as {close[0]!r}" if close else ""
+        raise ValueError(
+            f"atari: got AtariSettings for the Gymnasium id {name!r}, expected the name of an Atari game{game}: an "
+            "id's environment has its own settings"
+        )
     hint = f"no environment has this name; did you mean the Atari game {' or '.join(close)}?" if close else ""
     return make_gym(name, num_envs, render=render, stack=stack, hint=hint)
 

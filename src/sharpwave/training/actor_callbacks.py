@@ -62,6 +62,9 @@ class ActorCallback:
     def on_episode_begin(self, lane: int) -> None:
         """Handle the start of an episode of a lane. The lane's previous episode may have been broken off."""
 
+    def on_actor_step_begin(self, obs: Obs) -> None:
+        """Handle the start of a step of all lanes, before actions are chosen for the observations ``obs``."""
+
     def on_actor_step(self, stepped: Stepped) -> None:
         """Handle a step of all lanes, after it was recorded."""
 
@@ -135,6 +138,10 @@ class ActorHooks:
         """Call ``on_episode_begin`` for each lane."""
         for lane in lanes:
             self._call("on_episode_begin", lane)
+
+    def step_begins(self, obs: Obs) -> None:
+        """Call ``on_actor_step_begin``."""
+        self._call("on_actor_step_begin", obs)
 
     def stepped(self, stepped: Stepped, episodes: Iterable[Episode]) -> list[Episode]:
         """Call the hooks of a step and of the episodes that ended with it; return the episodes with their figures."""

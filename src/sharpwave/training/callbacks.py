@@ -33,6 +33,12 @@ class Callback:
     def on_step(self, training: Training) -> None:
         """Handle the end of a turn of the loop: steps have arrived, or waiting for them timed out."""
 
+    def on_learner_begin(self, training: Training) -> None:
+        """Handle the end of the warm-up: the first update of this process follows."""
+
+    def on_learner_end(self, training: Training) -> None:
+        """Handle the end of learning, after the last update. Called if ``on_learner_begin`` was, not after an error."""
+
     def on_update_begin(self, training: Training) -> None:
         """Handle the start of an update, before its batch is taken."""
 
@@ -78,6 +84,7 @@ class Training:
         state: steps, updates, scores and evaluations.
         reason: why training ends after this turn; None: it goes on.
         error: the error that ends it, which is raised once the last checkpoint is written; None: none.
+        learning: whether this process has made an update, or is about to.
     """
 
     recipe: Recipe
@@ -89,6 +96,7 @@ class Training:
     callbacks: Sequence[Callback] = ()
     reason: str | None = field(default=None, init=False)
     error: RuntimeError | None = field(default=None, init=False)
+    learning: bool = field(default=False, init=False)
 
     def stop(self, reason: str) -> None:
         """End training, with a checkpoint, after this turn of the loop; from a hook that follows it, after the next."""
@@ -143,6 +151,12 @@ class Wrapping(Callback):
 
     def on_step(self, training: Training) -> None:
         self._call("on_step", training)
+
+    def on_learner_begin(self, training: Training) -> None:
+        self._call("on_learner_begin", training)
+
+    def on_learner_end(self, training: Training) -> None:
+        self._call("on_learner_end", training)
 
     def on_update_begin(self, training: Training) -> None:
         self._call("on_update_begin", training)

@@ -19,9 +19,11 @@ from sharpwave.training.actors.counters import CONTEXT
 from sharpwave.training.actors.pool import no_interrupts
 from sharpwave.training.actors.worker import follow_learner
 from sharpwave.training.failures import ProcessDiedError, cause_of_death
+from sharpwave.training.files import discard_partial
 from sharpwave.training.held_out import Evaluation, measure
+from sharpwave.training.own_parts import OwnParts, own_parts
 from sharpwave.training.recipes.recipe import Recipe
-from sharpwave.training.video import discard_partial, film
+from sharpwave.training.video import film
 
 STOP_S = 1.0
 """Time in which the process may end by itself before it is killed."""
@@ -69,7 +71,7 @@ class Evaluator:
     """
 
     def __init__(self, recipe: Recipe, say: Callable[[str], None] = lambda text: None) -> None:
-        self._recipe, self._say = recipe, say
+        self._recipe, self._say, self._own = recipe, say, own_parts(recipe)
         self._deaths = 0
         self._asked: Asked | None = None
         self._started = False
@@ -150,7 +152,8 @@ class Evaluator:
 
     def _start(self) -> tuple[Connection, SpawnProcess]:
         ours, theirs = CONTEXT.Pipe()
-        process = CONTEXT.Process(target=serve, args=(self._recipe, theirs), name="evaluator", daemon=True)
+        arguments = (self._recipe, theirs, self._own)
+        process = CONTEXT.Process(target=serve, args=arguments, name="evaluator", daemon=True)
         try:
             with no_interrupts():
                 process.start()
@@ -191,11 +194,12 @@ class Evaluator:
         self._pipe, self._process = self._start()
 
 
-def serve(recipe: Recipe, pipe: Connection) -> None:
+def serve(recipe: Recipe, pipe: Connection, own: OwnParts) -> None:
     """Measure the policies that arrive until the pipe is closed. The target of the process."""
     follow_learner()
-    recipe = recipe.override(device="cpu", threads=1)
     try:
+        own.register()
+        recipe = recipe.override(device="cpu", threads=1)
         with setup.arithmetic(recipe):
             pipe.send_bytes(b"{}")
             while True:

@@ -97,6 +97,7 @@ class LocalExperience:
 
     def request(self) -> None:
         """Choose actions and begin to step the environments."""
+        self._hooks.step_begins(self._obs)
         self._acted = self._agent.act(self._obs, self._state, self._progress.steps)
         self._recorded.step_async(self._acted.action, **self._acted.fields)
 

@@ -47,6 +47,17 @@ def write_bytes(path: Path, content: bytes) -> None:
     sync(path.parent)
 
 
+def partial_file(path: Path) -> Path:
+    """Return the temporary name of a picture or a video that is being written, which is then renamed to ``path``."""
+    return path.with_name(f".partial-{path.name}")
+
+
+def discard_partial(path: Path) -> None:
+    """Remove what was written of a picture or a video whose writing was broken off."""
+    with contextlib.suppress(OSError):
+        partial_file(path).unlink(missing_ok=True)
+
+
 def write_new(path: Path, content: bytes) -> None:
     """Write a new file and sync it.  Raises: OSError, also if the file exists."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _UNFOLLOWED, 0o666)

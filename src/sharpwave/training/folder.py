@@ -22,7 +22,7 @@ except ImportError:  # Windows: a second process on the same folder is not detec
 METRICS, SUMMARY, CURVE, LOCK = "metrics.jsonl", "summary.json", "curve.png", "lock"
 BEST, LAST = "best.safetensors", "last.safetensors"
 """Policy files: the one with the best held-out evaluation, and that of the newest checkpoint."""
-CHECKPOINTS, DISK, TENSORBOARD, VIDEOS = "checkpoints", "replay", "tensorboard", "videos"
+CHECKPOINTS, DISK, TENSORBOARD, VIDEOS, SALIENCY = "checkpoints", "replay", "tensorboard", "videos", "saliency"
 MAX_LOCK_BYTES = 32
 
 
@@ -85,7 +85,7 @@ def locked(folder: Path) -> Iterator[None]:
         for name in (CONFIG, METRICS, SUMMARY, CURVE, BEST, LAST, LOCK):
             if os.path.lexists(folder / name):
                 os.close(open_regular(folder / name, os.O_RDONLY))
-        for name in (CHECKPOINTS, DISK, TENSORBOARD, VIDEOS):
+        for name in (CHECKPOINTS, DISK, TENSORBOARD, VIDEOS, SALIENCY):
             real_folder(folder / name)
         descriptor = open_regular(folder / LOCK, os.O_RDWR | os.O_CREAT)
     except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sharpwave.agents.demonstrations import DemonstratedReplay
 from sharpwave.agents.protocol import Learned
 from sharpwave.training.callbacks import Training
 from sharpwave.training.feed import Feed
@@ -55,6 +56,9 @@ def train(training: Training, ahead: bool | None = None) -> Metrics:
                 experience.break_off()
                 for callback in callbacks:
                     callback.on_checkpoint(training, metrics)
+    if training.learning:
+        for callback in callbacks:
+            callback.on_learner_end(training)
     if experience.failure is not None:  # it may have failed while it stopped
         training.fail(experience.failure)
     last = {**metrics, "reason": training.reason}
@@ -66,7 +70,13 @@ def train(training: Training, ahead: bool | None = None) -> Metrics:
 def catch_up(training: Training, feed: Feed, max_updates: int | None = None) -> int:
     """Make the updates that are due, at most ``max_updates``; return how many."""
     progress, made, fewest = training.state.progress, 0, training.agent.replay().fewest
+    if isinstance(training.view, DemonstratedReplay):
+        training.view.follow(progress.steps)
     while progress.updates < progress.updates_due and made != max_updates and len(training.view) >= fewest:
+        if not training.learning:
+            training.learning = True
+            for callback in training.callbacks:
+                callback.on_learner_begin(training)
         for callback in training.callbacks:
             callback.on_update_begin(training)
         learned = update(training, feed)

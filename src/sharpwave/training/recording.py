@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -140,6 +141,7 @@ def record(
     episodes: int,
     seed: int,
     epsilon: float = 0.0,
+    about: Mapping[str, Any] = MappingProxyType({}),
     tell: Callable[[Episode], None] = lambda episode: None,
     interrupted: Callable[[], str | None] = lambda: None,
 ) -> Recording:
@@ -152,6 +154,7 @@ def record(
         env: a vector of one environment.
         folder: checked by ``check_new`` before; not written to if no episode ended.
         epsilon: probability of a random action.
+        about: annotations of the store.
         tell: called with each episode that ended.
         interrupted: asked after each step whether to end.
     Raises:
@@ -159,6 +162,7 @@ def record(
     """
     rng, sums, done = np.random.default_rng([seed, 1]), EpisodeSums(1), list[Episode]()
     with sw.Store(envs.step_spec(env), capacity=MAX_STEPS, seed=seed) as store:
+        store.annotate(None, about)
         recorder = sw.Recorder(env, store)
         try:
             obs, _ = recorder.reset(seed=seed)

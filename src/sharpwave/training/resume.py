@@ -22,10 +22,12 @@ from sharpwave.training.checkpoints import NO_STATE, REPLAY, checkpoints, load_b
 from sharpwave.training.config import Config, read_config
 from sharpwave.training.files import write_bytes
 from sharpwave.training.folder import BEST, LAST, METRICS, SUMMARY, locked
+from sharpwave.training.own_parts import check_own_parts
 from sharpwave.training.policies import keep_policy
 from sharpwave.training.progress import Metrics, TrainingState
 from sharpwave.training.replay_folder import candidates, store_id
 from sharpwave.training.run import Run, check_installed, let_go, read_summary, summarize
+from sharpwave.training.saliency import check_saliency
 from sharpwave.training.text import duration_text, speaker
 from sharpwave.training.tracking import check_tracking
 from sharpwave.training.video import check_videos
@@ -69,12 +71,14 @@ def resume(
         check_tracking(recipe)
         check_callbacks(callbacks)
         check_actor_callbacks(actor_callbacks, recipe.actors.count)
+        check_own_parts(recipe)
         config = found._replace(recipe=recipe, run=found.run or secrets.token_hex(16))
         stack.enter_context(setup.arithmetic(recipe))
         env = setup.environments(recipe, 1 if recipe.actors.count else None)
         stack.callback(env.close)
         check_videos(recipe)
         agent = setup.agent(recipe, env)
+        check_saliency(recipe, agent)
         saved = _newest_whole(folder, config, env, agent, say)
         if saved.memory is None:
             say(

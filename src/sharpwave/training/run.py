@@ -34,11 +34,23 @@ from sharpwave.training.display import Display
 from sharpwave.training.event_logs import JsonLines, TensorBoard
 from sharpwave.training.experience import Experience, LocalExperience
 from sharpwave.training.files import read_regular, sealed_json, write_text
-from sharpwave.training.folder import CHECKPOINTS, CURVE, DISK, METRICS, SUMMARY, TENSORBOARD, VIDEOS, new_folder
+from sharpwave.training.folder import (
+    CHECKPOINTS,
+    CURVE,
+    DISK,
+    METRICS,
+    SALIENCY,
+    SUMMARY,
+    TENSORBOARD,
+    VIDEOS,
+    new_folder,
+)
 from sharpwave.training.loop import train
+from sharpwave.training.own_parts import check_own_parts
 from sharpwave.training.progress import Metrics, TrainingState
 from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.replay_folder import store_id
+from sharpwave.training.saliency import SaliencyVideos, check_saliency
 from sharpwave.training.saving import Saver
 from sharpwave.training.signals import caught_signals
 from sharpwave.training.text import quoted, speaker
@@ -81,12 +93,14 @@ def run(
     check_tracking(recipe)
     check_callbacks(callbacks)
     check_actor_callbacks(actor_callbacks, recipe.actors.count)
+    check_own_parts(recipe)
     with ExitStack() as stack:
         stack.enter_context(setup.arithmetic(recipe))
         env = setup.environments(recipe, 1 if recipe.actors.count else None)  # with actors only its spaces are used
         stack.callback(env.close)
         check_videos(recipe)
         agent = setup.agent(recipe, env)
+        check_saliency(recipe, agent)
         # The settings are valid by now: a run that is refused leaves no folder.
         folder = stack.enter_context(new_folder(out, name, recipe.training.seed))
         store, view = setup.memory(recipe, env, agent, folder / DISK)
@@ -136,7 +150,9 @@ class Run:
         with ExitStack() as stack:
             interrupted = stack.enter_context(caught_signals())
             callbacks: list[Callback] = []
-            for own in (HeldOutEvaluations(folder / VIDEOS, say, interrupted), StopWhen(interrupted), *self.callbacks):
+            evaluations = HeldOutEvaluations(folder / VIDEOS, say, interrupted)
+            saliency = SaliencyVideos(folder / SALIENCY, recipe.evaluation.saliency_every, say=say)
+            for own in (evaluations, saliency, StopWhen(interrupted), *self.callbacks):
                 callbacks.append(Guarded(own))
                 stack.callback(callbacks[-1].close)
 

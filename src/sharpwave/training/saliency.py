@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,17 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sharpwave.agents.dqn import DQN
-from sharpwave.agents.inputs import FrameInputs
 from sharpwave.agents.modules import to_tensors
-from sharpwave.agents.saliency import Saliency, saliency
+from sharpwave.agents.protocol import Agent
+from sharpwave.agents.saliency import ImageAgent, Saliency, image_name, saliency
 from sharpwave.training import setup
+from sharpwave.training.callbacks import Callback, Training, video_name
 from sharpwave.training.config import read_config
 from sharpwave.training.evaluation import chosen_checkpoint, with_policy
-from sharpwave.training.video import open_video
+from sharpwave.training.files import real_folder
+from sharpwave.training.measuring import held_out_seed
+from sharpwave.training.recipes.recipe import Recipe
+from sharpwave.training.video import check_imageio, open_video
 
 Picture = npt.NDArray[np.uint8]
 MIN_PANEL_SIDE = 168
@@ -45,25 +49,92 @@ def write_saliency(
     env = setup.environments(recipe, 1)
     with closing(env), setup.arithmetic(recipe):
         agent = setup.agent(recipe, env)
-        if not isinstance(agent, DQN) or not isinstance(agent.inputs, FrameInputs):
-            raise ValueError(
-                f"saliency needs an agent dqn or rainbow that observes images; the run's agent is {recipe.agent.kind}, "
-                f"its observations are {env.single_observation_space}"
-            )
+        check_images(agent)
         with_policy(agent, run, checkpoint)
-        obs, _ = env.reset(seed=seed)
-        state, shown, ended = agent.begin(1), 0, False
-        with open_video(out, int(env.metadata.get("render_fps", 30))) as show:
-            while shown < frames and not ended:
-                seen = to_tensors(obs, agent.device)
-                assert isinstance(seen, Tensor)
-                show(draw(newest_frame(np.asarray(obs)[0]), saliency(agent, seen)))
-                acted = agent.act(obs, state, 0, explore=False)
-                step: Any = env.step(acted.action)
-                obs, reward, terminated, truncated, _ = step
-                state, ended = agent.observe(acted.state, reward, terminated | truncated), bool(terminated | truncated)
-                shown += 1
+        return film_saliency(agent, env, out, frames, seed)
+
+
+def check_images(agent: Agent) -> None:
+    """Check that ``agent`` has maps of what it observes.  Raises: ValueError."""
+    lacks = ""
+    if not isinstance(agent, ImageAgent):
+        lacks = "it has no differentiable_q"
+    elif image_name(agent.inputs) is None:
+        lacks = "its network takes no image"
+    if lacks:
+        raise ValueError(
+            f"saliency needs an agent whose action values depend on images, got {agent.settings.kind}: {lacks}"
+        )
+
+
+def check_saliency(recipe: Recipe, agent: Agent) -> None:
+    """Check before a run begins that it can film what its policy looks at, if it shall.
+
+    Raises:
+        ValueError: the agent or its observations have no such maps, or imageio or its ffmpeg is not installed.
+    """
+    if recipe.evaluation.saliency_every:
+        check_imageio("--saliency-every")
+        check_images(agent)
+
+
+def film_saliency(agent: Any, env: setup.Env, out: Path, frames: int, seed: int) -> int:
+    """Play an episode in ``env`` and write a video of the agent's saliency; return the number of frames."""
+    name = image_name(agent.inputs)
+    obs, _ = env.reset(seed=seed)
+    state, shown, ended = agent.begin(1), 0, False
+    with open_video(out, int(env.metadata.get("render_fps", 30))) as show:
+        while shown < frames and not ended:
+            acted = agent.act(obs, state, 0, explore=False)  # first: it silences noisy layers
+            maps = saliency(agent, to_tensors(obs, agent.device), state)
+            seen: Any = obs[name] if name else obs
+            show(draw(newest_frame(np.asarray(seen)[0]), maps))
+            step: Any = env.step(acted.action)
+            obs, reward, terminated, truncated, _ = step
+            state, ended = agent.observe(acted.state, reward, terminated | truncated), bool(terminated | truncated)
+            shown += 1
     return shown
+
+
+class SaliencyVideos(Callback):
+    """Callback that films, every so many steps, what the policy looks at in a held-out episode.
+
+    The policy plays in an environment of its own: training goes on as without the films.
+
+    Args:
+        folder: where the videos are written, named by the steps; it is made with the first.
+        every: steps between videos; 0: none.
+        frames: frames of a video at most.
+        say: called with a sentence when a video cannot be written, the first time.
+    """
+
+    def __init__(
+        self, folder: Path, every: int, frames: int = 150, say: Callable[[str], None] = lambda text: None
+    ) -> None:
+        self._folder, self._every, self._frames, self._say = folder, every, frames, say
+        self._failed = False
+
+    def on_step(self, training: Training) -> None:
+        progress = training.state.progress
+        if self._every and progress.passed(self._every):
+            error = self._film(training, self._folder / video_name(progress.steps))
+            if error and not self._failed:
+                self._say(f"The video of saliency could not be written: {error}; training goes on")
+            self._failed = bool(error)
+
+    def _film(self, training: Training, path: Path) -> str:
+        """Write a video; return why that failed, or ""."""
+        recipe = training.recipe
+        seed = held_out_seed(recipe.training.seed, training.state.progress.steps)
+        try:
+            if not real_folder(path.parent):
+                path.parent.mkdir()
+            with closing(setup.environments(recipe, 1)) as env:
+                player = setup.player(recipe, env, training.agent.policy_tensors())
+                film_saliency(player, env, path, self._frames, seed)
+        except (OSError, ValueError) as error:
+            return str(error)
+        return ""
 
 
 def newest_frame(obs: npt.NDArray[Any]) -> Picture:

@@ -20,6 +20,7 @@ from sharpwave.agents.registry import agent_class
 from sharpwave.observations import stacking
 from sharpwave.training.actors.transport import MAX_FRAME_BYTES
 from sharpwave.training.recipes.recipe import Recipe
+from sharpwave.training.recorded_env import check_recorded
 from sharpwave.views.gather import THREADS
 
 Env = VectorEnv[Any, Any, Any]
@@ -147,6 +148,8 @@ def memory(
     name, seed, settings = None if old else "learner", recipe.training.seed, agent.replay()
     beside = None if saved is None else saved.with_name(DEMONSTRATIONS)
     try:
+        if saved is None and isinstance(settings, BlendedSettings):
+            check_recorded(Path(settings.demonstrations), recipe.env)
         if beside is not None and beside.is_dir() and isinstance(settings, BlendedSettings):
             return store, settings.reopen(store, name, seed, beside)
         return store, settings.open(store, name, seed)

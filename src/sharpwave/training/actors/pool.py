@@ -19,6 +19,7 @@ from sharpwave.training.actors.transport import Arrival, Failure, Inbox
 from sharpwave.training.actors.weights import SharedWeights
 from sharpwave.training.actors.worker import TERMINAL_SIGNALS, Task, act, actor_seed
 from sharpwave.training.failures import CallbackError, ProcessDiedError, cause_of_death
+from sharpwave.training.own_parts import own_parts
 from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.scores import Episode
 
@@ -80,7 +81,7 @@ class ActorPool:
         callbacks: Sequence[MakeActorCallback] = (),
     ) -> None:
         self._say, self._callbacks = say, tuple(callbacks)
-        self.recipe, self.counters, self.weights = recipe, counters, weights
+        self.recipe, self.counters, self.weights, self._own = recipe, counters, weights, own_parts(recipe)
         self.restarts = 0
         self.callback_failure: CallbackError | None = None
         self._first_steps, self._run_steps, self._inserts, self._hung_s = first_steps, run_steps, inserts, hung_s
@@ -200,6 +201,7 @@ class ActorPool:
             actor_seed(self.recipe, self._run_steps, seat.number, seat.restarts),
             self._inserts,
             self._callbacks,
+            self._own,
         )
         ours, theirs = CONTEXT.Pipe(duplex=False)
         process = CONTEXT.Process(

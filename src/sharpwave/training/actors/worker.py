@@ -12,7 +12,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -29,6 +29,7 @@ from sharpwave.training.actors.counters import Counters
 from sharpwave.training.actors.transport import Arrival, Outbox
 from sharpwave.training.actors.weights import SharedWeights, load
 from sharpwave.training.failures import CallbackError
+from sharpwave.training.own_parts import OwnParts
 from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.scores import EpisodeSums, game_result
 
@@ -53,6 +54,7 @@ class Task:
         seed: seed of its environments and of its exploration.
         inserts: steps that count towards the replay ratio and were made before this learner process began.
         callbacks: factories of actor callbacks.
+        own: what the learner's program has registered.
     """
 
     recipe: Recipe
@@ -62,6 +64,7 @@ class Task:
     seed: int
     inserts: int
     callbacks: tuple[MakeActorCallback, ...] = ()
+    own: OwnParts = field(default_factory=OwnParts)
 
 
 def actor_seed(recipe: Recipe, steps: int, actor: int, restart: int) -> int:
@@ -86,8 +89,9 @@ def act(task: Task, pipe: Connection, counters: Counters, weights: SharedWeights
     """Run an actor until the learner stops it or has ended. The target of an actor's process."""
     follow_learner()
     outbox = Outbox(pipe)
-    task = replace(task, recipe=task.recipe.override(device="cpu", threads=1))
     try:
+        task.own.register()
+        task = replace(task, recipe=task.recipe.override(device="cpu", threads=1))
         with setup.arithmetic(task.recipe):
             _Actor(task, outbox, counters, weights).play()
     except BrokenPipeError:
@@ -166,6 +170,7 @@ class _Actor:
         while self._may_go_on(limiter):
             if self.weights.latest != self.version:
                 self._take_weights()
+            self._hooks.step_begins(obs)
             acted = agent.act(obs, state, self.counters.steps)
             self._versions.append(self.version)
             self.counters.add_made(task.actor, self.lanes)

@@ -17,6 +17,8 @@ RECIPES: dict[str, str] = {
     "lunarlander": "LunarLander-v3 to a held-out mean of 230, which is well above the 200 that count as solved.",
     "tmaze": "Memory: R2D2 learns to recall a cue over a corridor of 20 steps, in a minute or two.",
     "drqn": "Any Atari game by DRQN: one frame at a time, with a recurrent core in place of the stack.",
+    "r2d2-atari": "Any Atari game by R2D2 with the settings of its paper, its rewards unclipped.",
+    "r2d3-atari": "The same with demonstrations, R2D3: --demonstrations FOLDER, as sharpwave record makes it.",
     "lock": "Demonstrations: R2D3 opens eight doors in a row, of which random play opens none.",
     "minatar": "A game of MinAtar, 500,000 steps in minutes; others with --env MinAtar/Seaquest-v1.",
     "minatar-rainbow": "The same by Rainbow.",

@@ -58,8 +58,8 @@ class Atari:
 
         if self.name not in games() and known(self.name):
             raise ValueError(
-                f"--env: {self.name!r} is a Gymnasium id, expected an Atari game; use sharpwave train gymnasium --env "
-                f"{self.name}"
+                f"--env: {self.name!r} is a Gymnasium id, expected an Atari game, as pong; use sharpwave train "
+                f"gymnasium --env {self.name}, which has no options of Atari games"
             )
         height, width = parse_size(self.frame, "--frame")
         settings = AtariSettings(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from sharpwave.configuration import changed, from_table, leaf, parsed
+from sharpwave.configuration import KIND, expect_effects, from_table, leaf, parsed
 from sharpwave.training.config import CONFIG, check_imports, check_version, recipe_of
 from sharpwave.training.files import read_regular
 from sharpwave.training.recipes import load_recipe
@@ -46,12 +46,32 @@ def read_recipe(path: Path, base: Recipe | None = None, *, trust: bool = False) 
             if base is None:
                 base = load_recipe(name) if named else Recipe()
             recipe = from_table(base, values)
+            if path.suffix.lower() != ".json":  # programs write it, with all settings
+                expect_effects(from_table(base, _kinds(values)), recipe, _paths(values))
     except (OSError, KeyError, TypeError, AttributeError, ValueError, OverflowError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ValueError(f"--config: {str(path)!r}: {reason}") from error
     if not trust:
         check_imports(path, recipe)
     return str(name), recipe
+
+
+def _kinds(values: dict[str, Any]) -> dict[str, Any]:
+    """Return a file's tables with nothing but the kinds that they name."""
+    return {
+        name: value if name == KIND else _kinds(value)
+        for name, value in values.items()
+        if name == KIND or isinstance(value, dict)
+    }
+
+
+def _paths(values: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield the paths of the settings that a file's tables name."""
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _paths(value, (*path, name))
+        else:
+            yield (*path, name)
 
 
 def _values(path: Path) -> dict[str, Any]:
@@ -120,4 +140,4 @@ def with_values(recipe: Recipe, assignments: Sequence[str], **options: Any) -> R
             raise ValueError(f"--set: got {assignment!r}, expected key=value, as agent.lr=1e-4")
         found = leaf(recipe, key.strip())
         changes[found.path] = parsed(found, text.strip())
-    return changed(recipe, changes | recipe.paths(options))
+    return recipe.change(changes | recipe.paths(options))

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from sharpwave.agents.registry import agent_settings
-from sharpwave.configuration import KINDS, changed, check, checked, expect, from_table, leaves, setting, to_table
+from sharpwave.configuration import (
+    KINDS,
+    changed,
+    check,
+    checked,
+    expect,
+    expect_effects,
+    from_table,
+    leaves,
+    setting,
+    to_table,
+)
 from sharpwave.training.recipes.environments import Atari, Gymnasium, environment_settings
 
 RUN, EVALUATION, ACTORS, MEMORY, LEARNING = "Run", "Evaluation", "Actors", "Replay memory", "Learning"
@@ -94,6 +105,9 @@ class EvaluationSettings:
         EVALUATION,
         at_least=0,
     )
+    saliency_every: int = setting(
+        0, "film what the policy looks at, into the run's folder, every so many steps; 0: never", EVALUATION, at_least=0
+    )
     patience: int = setting(
         0,
         "end after so many evaluations in a row that were no better than the best before them; 0: never",
@@ -107,6 +121,13 @@ class EvaluationSettings:
         remedy = "--set evaluation.stop_reward=null turns it off"
         expect(self, "evaluate_every", solvable, f"above 0: --stop-reward needs it ({remedy})")
         expect(self, "evaluate_every", not self.patience or self.evaluate_every > 0, "above 0: --patience needs it")
+
+    def unused(self) -> Iterator[tuple[str, str]]:
+        """Yield the settings that have no effect beside the others, each with what it needs."""
+        if self.stop_reward is None:
+            yield "stop_worst", "--stop-reward"
+        if not self.evaluate_every:
+            yield from dict.fromkeys(("evaluate_from", "evaluate_beside", "video_every"), "--evaluate-every").items()
 
 
 @dataclass(frozen=True)
@@ -161,9 +182,15 @@ class Recipe:
         """Change settings by the names of their options: ``n_step=3`` for ``--n-step 3``.
 
         Raises:
-            ValueError: an unknown setting, or an invalid value.
+            ValueError: an unknown setting, an invalid value, or one that has no effect beside the other settings.
         """
-        return changed(self, self.paths(values))
+        return self.change(self.paths(values))
+
+    def change(self, values: Mapping[tuple[str, ...], Any]) -> Recipe:
+        """Change settings by path.  Raises: ValueError: as ``override``."""
+        recipe = changed(self, values)
+        expect_effects(self, recipe, values)
+        return recipe
 
     def paths(self, values: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
         """Map values by option name to values by the setting's path.
@@ -205,6 +232,7 @@ RESUMABLE = (
     "evaluation.evaluate_from",
     "evaluation.evaluate_beside",
     "evaluation.video_every",
+    "evaluation.saliency_every",
     "evaluation.patience",
     "training.report_every",
     "training.track",
