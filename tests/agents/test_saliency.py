@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete
-from torch import nn
+from torch import Tensor, nn
 
+from sharpwave.agents.architectures import register_image_model
 from sharpwave.agents.dqn import DQN
 from sharpwave.agents.modules import to_tensors
 from sharpwave.agents.pqn import PQN
@@ -116,3 +117,35 @@ def test_maps_are_derivatives_of_what_the_agent_acts_by(make, space):
         found += [maps.value[0][pixel].item(), maps.advantage[0][pixel].item()]
     alike = np.isclose(found, expected, rtol=0.05, atol=2e-4)
     assert alike.sum() >= 36 and max(expected) > 2e-3  # of 40: a ReLU may switch on between two points
+
+
+class Moody(nn.Module):
+    """An image model with everything that differs while it learns, and a convolution that Q does not depend on."""
+
+    def __init__(self, shape: tuple[int, int, int]) -> None:
+        channels, height, width = shape
+        layers = [nn.Conv2d(channels, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Dropout(0.5), nn.Flatten()]
+        super().__init__()
+        self.seen = nn.Sequential(*layers, nn.Linear(2 * (height - 2) * (width - 2), 6), nn.BatchNorm1d(6))
+        self.aside = nn.Conv2d(channels, 1, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.aside(images)
+        features: Tensor = self.seen(images)
+        return features
+
+
+def test_a_network_of_modes_is_looked_at_as_it_acts_and_left_as_it_was() -> None:
+    register_image_model("moody", Moody)
+    agent = DQN(Spaces(GREY, Discrete(4)), DQN.Settings(network="moody", hidden_units=8))
+    images = torch.rand(1, 1, 12, 10)
+    before = {name: one.clone() for name, one in agent.online.state_dict().items()}
+    generator = torch.get_rng_state()
+    one, other = saliency(agent, images), saliency(agent, images)  # one image: batch normalization could not learn
+    assert torch.equal(one.value, other.value) and one.value.any()
+    assert len(one.convolutions) == 2 and not one.convolutions[0].any()
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert all(torch.equal(before[name], now) for name, now in agent.online.state_dict().items())
+    with torch.enable_grad():  # it learns as before
+        agent.online(agent.inputs(torch.rand(3, 1, 12, 10)))
+    assert any(not torch.equal(before[name], now) for name, now in agent.online.state_dict().items())

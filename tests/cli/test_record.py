@@ -11,6 +11,8 @@ import pytest
 import sharpwave as sw
 from sharpwave.envs import make_env
 from sharpwave.offline.recorded import RecordedEpisodes
+from sharpwave.training import recorded_env
+from sharpwave.training.recipes.environments import Atari
 from tests.cli.conftest import COMMAND, ENVIRONMENT
 
 pytestmark = pytest.mark.timeout(240)
@@ -166,6 +168,18 @@ def test_r2d3_learns_an_atari_game_from_demonstrations_of_its_own_kind(here, tmp
     trained = here(*learn)
     assert trained.code == 0, trained.text
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["updates"] == 2
+
+
+def test_settings_that_are_spelled_otherwise_are_the_same(tmp_path):
+    about = recorded_env.about(Atari("pong", actions="NOOP,RIGHT,LEFT", crop="34:194"))
+    with sw.Store(
+        sw.Spec(obs=sw.Field((2,), "float32"), action=sw.Field((), "int64")), capacity=10, disk=tmp_path / "demos"
+    ) as made:
+        made.annotate(None, about)
+        made.append(obs=np.zeros(2), action=0, reward=0.0, terminated=True, truncated=False)
+    recorded_env.check_recorded(tmp_path / "demos", Atari("pong", actions="noop, right,left", crop="034:194"))
+    with pytest.raises(ValueError, match="with --actions NOOP,RIGHT,LEFT, but the run has --actions NOOP,LEFT,RIGHT"):
+        recorded_env.check_recorded(tmp_path / "demos", Atari("pong", actions="NOOP,LEFT,RIGHT", crop="34:194"))
 
 
 def test_ctrl_c_keeps_whole_episodes(tmp_path):

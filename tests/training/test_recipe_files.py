@@ -9,7 +9,7 @@ from sharpwave.training.config import Config, read_config, write_config
 from sharpwave.training.files import sealed_json
 from sharpwave.training.recipes import load_recipe
 from sharpwave.training.recipes.environments import Gymnasium
-from sharpwave.training.recipes.files import read_recipe, with_values
+from sharpwave.training.recipes.files import check_effects, read_recipe, with_values
 from sharpwave.training.recipes.recipe import Recipe
 
 TOML = """
@@ -60,6 +60,15 @@ def test_what_a_file_asks_for_has_an_effect(tmp_path):
     written = load_recipe("minatar-rainbow").override(head="c51")
     (tmp_path / "table.json").write_text(json.dumps(written.to_table()))
     assert read_recipe(tmp_path / "table.json")[1] == written
+
+
+def test_what_options_beside_a_file_add_counts(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text("[agent.replay]\npriority_alpha = 0.7\n")
+    alone = read_recipe(file, whole=False)[1]
+    check_effects(file, None, alone.override(prioritized=True))
+    with pytest.raises(ValueError, match=r"mine.toml': --priority-alpha: got 0.7, .* it needs --prioritized"):
+        check_effects(file, None, alone)
 
 
 def test_config_json_of_a_run_is_read_back(tmp_path):

@@ -94,6 +94,8 @@ class SequencesSettings:
         if not self.prioritized:
             for name in ("priority_alpha", "priority_beta", "beta_end", "beta_steps", "eta"):
                 yield name, "--prioritized"
+        elif self.beta_end is None:
+            yield "beta_steps", "--beta-end"
 
     @property
     def fewest(self) -> int:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sharpwave.agents.inputs import DictInputs, FrameInputs
-from sharpwave.agents.torsos import DictTorso
+from sharpwave.agents.torsos import DictTorso, OwnTorso
 
 
 @runtime_checkable
@@ -85,7 +85,10 @@ def saliency(agent: ImageAgent, obs: Any, state: Any = None) -> Saliency:
         for module in _looking_at(agent.online, name).modules()
         if isinstance(module, nn.Conv2d)
     ]
+    own = [module for module in agent.online.modules() if isinstance(module, OwnTorso)]
     try:
+        for torso in own:
+            torso.learns = False
         with torch.enable_grad():
             inputs = agent.inputs(obs)
             images = (inputs[name] if name else inputs).detach().requires_grad_()
@@ -93,10 +96,13 @@ def saliency(agent: ImageAgent, obs: Any, state: Any = None) -> Saliency:
             value, advantage = value_and_advantage(q)
             # Items of a batch are independent, so the gradient of the sum holds the gradient of each.
             by_value, by_advantage = (
-                torch.autograd.grad(one.sum(), images, retain_graph=True)[0] for one in (value, advantage)
+                torch.autograd.grad(one.sum(), images, retain_graph=True, materialize_grads=True)[0]
+                for one in (value, advantage)
             )
-            gradients = torch.autograd.grad(q.amax(dim=1).sum(), found) if found else ()
+            gradients = torch.autograd.grad(q.amax(dim=1).sum(), found, materialize_grads=True) if found else ()
     finally:
+        for torso in own:
+            torso.learns = True
         for hook in hooks:
             hook.remove()
     maps = [grad_cam(one.detach(), gradient) for one, gradient in zip(found, gradients, strict=True)]

@@ -103,7 +103,10 @@ class OwnTorso(nn.Module):
         shape: channels, height, width.
     Attributes:
         features: n.
+        learns: False: evaluation mode also where gradients are recorded, as for maps of what a policy looks at.
     """
+
+    learns = True
 
     def __init__(self, name: str, model: ImageModel, shape: tuple[int, int, int]) -> None:
         super().__init__()
@@ -112,8 +115,9 @@ class OwnTorso(nn.Module):
 
     def forward(self, frames: Tensor) -> Tensor:
         """Map float [B, channels, H, W] to [B, n]."""
-        if self.model.training != torch.is_grad_enabled():
-            self.model.train(torch.is_grad_enabled())
+        learning = self.learns and torch.is_grad_enabled()
+        if self.model.training != learning:
+            self.model.train(learning)
         features: Tensor = self.model(frames)
         return features.flatten(1)
 

@@ -46,9 +46,9 @@ class RecipeGroup(TyperGroup):
 
             file = config_file(rest)
             assert file is not None  # parse_args has seen it
-            stem, read = read_recipe(file, trust="--trust" in rest)
+            stem, read = read_recipe(file, trust="--trust" in rest, whole=False)
             explain_options_of_games(ctx, read, rest)
-            return f"--config {name}", recipe_command(stem, read), rest
+            return f"--config {name}", recipe_command(stem, read, alone=True), rest
         if name not in recipe_names():
             ctx.fail(
                 f"unknown recipe {name!r}, expected one of {', '.join(recipe_names())}; for other environments: "
@@ -180,18 +180,25 @@ def group_callback() -> Callable[..., None]:
     return with_options(callback, annotations, dict.fromkeys(annotations) | COMMON_DEFAULTS)
 
 
-def recipe_command(name: str, recipe: Recipe) -> Any:
-    """Make a command with an option for each setting of a recipe; options that are given change the recipe."""
+def recipe_command(name: str, recipe: Recipe, *, alone: bool = False) -> Any:
+    """Make a command with an option for each setting of a recipe; options that are given change the recipe.
+
+    Args:
+        alone: the recipe is that of the file that --config names.
+    """
 
     def command(
         ctx: typer.Context, out: Path | None, config: Path | None, set_values: list[str], trust: bool, **values: Any
     ) -> None:
-        from sharpwave.training.recipes.files import read_recipe, with_values
+        from sharpwave.training.recipes.files import check_effects, read_recipe, with_values
 
         # Compared by name: typer vendors click, so click's own enum is another one.
         given = {key: value for key, value in values.items() if ctx.get_parameter_source(key).name == "COMMANDLINE"}  # type: ignore[union-attr]
-        chosen = recipe if config is None else read_recipe(config, recipe, trust=trust)[1]
-        train(name, with_values(chosen, set_values, **given), out)
+        chosen = recipe if config is None else read_recipe(config, recipe, trust=trust, whole=False)[1]
+        chosen = with_values(chosen, set_values, **given)
+        if config is not None:
+            check_effects(config, None if alone else recipe, chosen)
+        train(name, chosen, out)
 
     annotations, defaults = dict(COMMON), dict(COMMON_DEFAULTS)
     for leaf in leaves(recipe):

@@ -46,14 +46,19 @@ def check_recorded(folder: Path, env: Atari | Gymnasium) -> None:
         if not isinstance(said, dict) or said.get("kind") != env.kind:
             return
         known = {leaf.key: said[leaf.key] for leaf in leaves(env) if leaf.key in said}
-        recorded = options(environment_settings(env.kind)(**known))
+        recorded = environment_settings(env.kind)(**known)
     except (OSError, ValueError, TypeError, sw.DamagedError):
         return  # no recording of this release; opening the store says what is wrong with it
-    own = options(env)
-    other = [name for name in COMPARED.get(env.kind, ()) if recorded[name] != own[name]]
+    before, now = _meaning(recorded), _meaning(env)
+    other = [name for name in COMPARED.get(env.kind, ()) if before[name] != now[name]]
     if other:
-        theirs, ours = (" ".join(one[name] for name in other) for one in (recorded, own))
+        theirs, ours = (" ".join(options(one)[name] for name in other) for one in (recorded, env))
         raise ValueError(
             f"demonstrations: {str(folder)!r} was recorded with {theirs}, but the run has {ours}; train with {theirs}, "
             f"or record anew with {ours}"
         )
+
+
+def _meaning(env: Atari | Gymnasium) -> dict[str, Any]:
+    """Return the settings of ``env`` without differences in spelling: "noop, fire" is "NOOP,FIRE"."""
+    return vars(env) | (vars(env.parsed()) if isinstance(env, Atari) else {})

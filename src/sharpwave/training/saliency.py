@@ -132,7 +132,7 @@ class SaliencyVideos(Callback):
             with closing(setup.environments(recipe, 1)) as env:
                 player = setup.player(recipe, env, training.agent.policy_tensors())
                 film_saliency(player, env, path, self._frames, seed)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RuntimeError) as error:  # the last: torch cannot differentiate the network
             return str(error)
         return ""
 

@@ -10,6 +10,8 @@ from sharpwave.configuration import check, setting
 if TYPE_CHECKING:
     from gymnasium.vector import VectorEnv
 
+    from sharpwave.envs import AtariSettings
+
 GROUP = "Environment"
 MIN_FRAME_SIDE = 8
 """Pixels of the shorter side of an Atari frame, at least."""
@@ -53,7 +55,7 @@ class Atari:
 
     def make(self, num_envs: int | None = None, *, render: bool = False) -> VectorEnv[Any, Any, Any]:
         """Make ``num_envs`` environments; None: as many as the settings say.  Raises: ValueError: an unknown game."""
-        from sharpwave.envs import AtariSettings, games, make_env
+        from sharpwave.envs import games, make_env
         from sharpwave.envs.gym import known
 
         if self.name not in games() and known(self.name):
@@ -61,8 +63,14 @@ class Atari:
                 f"--env: {self.name!r} is a Gymnasium id, expected an Atari game, as pong; use sharpwave train "
                 f"gymnasium --env {self.name}, which has no options of Atari games"
             )
+        return make_env(self.name, self.num_envs if num_envs is None else num_envs, self.parsed(), render=render)
+
+    def parsed(self) -> AtariSettings:
+        """Return the settings of each environment."""
+        from sharpwave.envs import AtariSettings
+
         height, width = parse_size(self.frame, "--frame")
-        settings = AtariSettings(
+        return AtariSettings(
             height=height,
             width=width,
             crop=parse_lines(self.crop, "--crop"),
@@ -79,7 +87,6 @@ class Atari:
             life_loss_ends=self.life_loss_ends,
             max_episode_frames=self.max_episode_frames,
         )
-        return make_env(self.name, self.num_envs if num_envs is None else num_envs, settings, render=render)
 
 
 @dataclass(frozen=True)

@@ -20,13 +20,17 @@ MAX_BYTES = 1 << 20
 """Size limit of a file of settings."""
 
 
-def read_recipe(path: Path, base: Recipe | None = None, *, trust: bool = False) -> tuple[str, Recipe]:
+def read_recipe(
+    path: Path, base: Recipe | None = None, *, trust: bool = False, whole: bool = True
+) -> tuple[str, Recipe]:
     """Read a recipe from a TOML, YAML or JSON file of nested settings, or from a run's config.json.
 
     Args:
         base: recipe of the settings that the file does not name; None: the one that the file names as ``recipe``, or
             the defaults.
         trust: allow importing the module that the environment's name refers to.
+        whole: nothing else is changed: refuse settings of a TOML or YAML file that have no effect beside the others;
+            else ``check_effects`` does so later.
     Returns:
         a name for the run, and the recipe.
     Raises:
@@ -46,14 +50,36 @@ def read_recipe(path: Path, base: Recipe | None = None, *, trust: bool = False) 
             if base is None:
                 base = load_recipe(name) if named else Recipe()
             recipe = from_table(base, values)
-            if path.suffix.lower() != ".json":  # programs write it, with all settings
-                expect_effects(from_table(base, _kinds(values)), recipe, _paths(values))
+            if whole:
+                _expect_effects(path, values, base, recipe)
     except (OSError, KeyError, TypeError, AttributeError, ValueError, OverflowError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ValueError(f"--config: {str(path)!r}: {reason}") from error
     if not trust:
         check_imports(path, recipe)
     return str(name), recipe
+
+
+def check_effects(path: Path, base: Recipe | None, recipe: Recipe) -> None:
+    """Check that the settings of a file have an effect in ``recipe``, which was made from it and further options.
+
+    Args:
+        path, base: as of ``read_recipe``, which has read it.
+    Raises:
+        ValueError: naming the setting.
+    """
+    values = _values(path)
+    if "settings" not in values:
+        name = values.pop("recipe", None)
+        try:
+            _expect_effects(path, values, base or (load_recipe(name) if name else Recipe()), recipe)
+        except ValueError as error:
+            raise ValueError(f"--config: {str(path)!r}: {error}") from error
+
+
+def _expect_effects(path: Path, values: dict[str, Any], base: Recipe, recipe: Recipe) -> None:
+    if path.suffix.lower() != ".json":  # programs write it, with all settings
+        expect_effects(from_table(base, _kinds(values)), recipe, _paths(values))
 
 
 def _kinds(values: dict[str, Any]) -> dict[str, Any]:
