@@ -164,6 +164,9 @@ def test_the_flat_settings_of_version_1_are_translated(tmp_path):
     values["settings"] = {**FLAT, "env": "CartPole-v1", "network": "mlp", "standardize": False}
     (tmp_path / "config.json").write_text(sealed_json(values))
     assert read_config(tmp_path).recipe.env == Gymnasium("CartPole-v1", num_envs=8)
+    values["settings"] = {**FLAT, "weights_every": 100, "priority_alpha": 0.5}  # without effect, as it is without actors
+    (tmp_path / "config.json").write_text(sealed_json(values))
+    assert read_config(tmp_path).recipe.actors.weights_every == 100
     values["settings"] = {**FLAT, "warp_drive": 1}
     (tmp_path / "config.json").write_text(sealed_json(values))
     with pytest.raises(ValueError, match="unknown settings warp_drive"):

@@ -79,6 +79,9 @@ def test_errors_name_the_option(changes, message):
         ("minatar-pqn", {"explore": "softmax", "epsilon_end": 0.5}, "--epsilon-end: .* it needs --explore epsilon"),
         ("minatar", {"stop_worst": 1.0}, "--stop-worst: .* it needs --stop-reward"),
         ("minatar", {"evaluate_every": 0, "evaluate_beside": True}, "--evaluate-beside: .* it needs --evaluate-every"),
+        ("pong", {"weights_every": 100}, "--weights-every: got 100, which has no effect here; it needs --actors"),
+        ("pong", {"segment_steps": 64}, "--segment-steps: .* it needs --actors"),
+        ("apex", {"actors": 0, "actor_restarts": 0}, "--actor-restarts: .* it needs --actors"),
     ],
 )
 def test_what_is_asked_for_has_an_effect(recipe, changes, needs):

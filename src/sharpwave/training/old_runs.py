@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sharpwave.agents.protocol import Agent
+from sharpwave.configuration import changed
 from sharpwave.training.recipes.environments import Atari, Gymnasium
 from sharpwave.training.recipes.recipe import Recipe
 
@@ -22,7 +23,8 @@ def recipe(settings: dict[str, Any]) -> Recipe:
 
     atari = settings.get("env", Atari().name) in games()
     own = {name: value for name, value in settings.items() if atari or name not in ATARI_ONLY}
-    return Recipe(env=Atari() if atari else Gymnasium()).override(**own)
+    base = Recipe(env=Atari() if atari else Gymnasium())
+    return changed(base, base.paths(own))  # all settings are named, those without effect too
 
 
 def agent_figures(state: dict[str, Any], agent: Agent) -> dict[str, Any]:

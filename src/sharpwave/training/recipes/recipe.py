@@ -154,6 +154,11 @@ class ActorSettings:
     def __post_init__(self) -> None:
         check(self)
 
+    def unused(self) -> Iterator[tuple[str, str]]:
+        """Yield the settings that have no effect beside the others, each with what it needs."""
+        if not self.count:
+            yield from dict.fromkeys(("restarts", "weights_every", "segment_steps"), "--actors").items()
+
 
 @dataclass(frozen=True)
 class Recipe:
