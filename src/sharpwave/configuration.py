@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_args, get_type_hints
 
+from sharpwave.errors import NotRegisteredError
+
 Settings = TypeVar("Settings")
 
 KIND = "kind"
@@ -59,18 +61,20 @@ def check(settings: Any) -> None:
 
     Raises:
         ValueError: naming the option, the value and what is expected.
+        NotRegisteredError: the value is none of the choices, to which others may add.
     """
     for field in dataclasses.fields(settings):
         if "help" in field.metadata:
             expected = _unmet(field, getattr(settings, field.name))
-            expect(settings, field.name, not expected, expected)
+            error = NotRegisteredError if callable(field.metadata["choices"]) else ValueError
+            expect(settings, field.name, not expected, expected, error)
 
 
-def expect(settings: Any, name: str, holds: bool, expected: str) -> None:
-    """Raise a ValueError about the setting ``name`` unless ``holds``."""
+def expect(settings: Any, name: str, holds: bool, expected: str, error: type[ValueError] = ValueError) -> None:
+    """Raise an error about the setting ``name`` unless ``holds``."""
     if not holds:
         option = next(flag(field) for field in dataclasses.fields(settings) if field.name == name)
-        raise ValueError(f"{option}: got {getattr(settings, name)!r}, expected {expected}")
+        raise error(f"{option}: got {getattr(settings, name)!r}, expected {expected}")
 
 
 def expect_effects(before: Any, after: Any, paths: Iterable[tuple[str, ...]]) -> None:

@@ -34,6 +34,10 @@ class UnknownCodecError(NewerVersionError):
         )
 
 
+class NotRegisteredError(ValueError):
+    """Error raised for the name of an algorithm or an image model that is not registered in this process."""
+
+
 class LimiterTimeoutError(TimeoutError):
     """Error raised where a rate limiter delayed a call beyond its ``timeout``. Nothing was written or sampled."""
 

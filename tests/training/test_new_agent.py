@@ -63,6 +63,23 @@ def test_its_refusals_name_the_environment(registered, tmp_path, capfd):
     assert code == 2 and "tabular needs Discrete observations; CartPole-v1 has Box(" in text
 
 
+def test_a_process_that_has_not_registered_it_says_so(registered, tmp_path, capfd):
+    folder = tmp_path / "run"
+    code, text = sharpwave(
+        capfd, "train", "tabular", "--env", "CliffWalking-v1", "--steps", 200, "--warmup-steps", 100,
+        "--evaluate-every", 0, "--out", folder,
+    )  # fmt: skip
+    assert code == 0, text
+    del registry.AGENTS["tabular"]
+    for command in (["saliency", "--out", tmp_path / "film.gif"], ["eval"], ["train", "--resume"]):
+        code, text = sharpwave(capfd, *command, folder)
+        assert code == 2 and "agent: got kind 'tabular', expected one of dqn" in text, text
+        assert "import the module that registers it" in text and "Nothing is damaged" in text
+        assert "Put back a copy" not in text
+    registry.register(Tabular)
+    assert sharpwave(capfd, "eval", folder, "--episodes", 1)[0] == 0
+
+
 def test_a_package_s_entry_point_is_known(monkeypatch):
     point = EntryPoint("tabular", "tests.training.tabular:Tabular", registry.GROUP)
     monkeypatch.setattr(registry, "entry_points", lambda group: [point])

@@ -1,9 +1,11 @@
 """Parts that a program has registered are known to every process of its runs, or the run is refused."""
 
 import functools
+import importlib.util
 import io
 import subprocess
 import sys
+import types
 
 import pytest
 from rich.console import Console
@@ -11,7 +13,9 @@ from torch import nn
 
 from sharpwave.agents import architectures, registry
 from sharpwave.agents.architectures import register_image_model
-from sharpwave.training.own_parts import OwnParts, own_parts
+from sharpwave.errors import NotRegisteredError
+from sharpwave.training.config import Config, read_config, write_config
+from sharpwave.training.own_parts import OwnParts, check_own_parts, own_parts
 from sharpwave.training.recipes import load_recipe
 from sharpwave.training.recipes.recipe import default_recipe
 from sharpwave.training.run import run
@@ -55,6 +59,17 @@ def test_a_registered_agent_is_known_under_its_import_path():
     assert own_parts(load_recipe("cartpole")) == OwnParts()
 
 
+def test_the_config_of_a_run_whose_image_model_is_not_registered_here_is_not_called_damaged(tmp_path):
+    register_image_model("corner", Corner)
+    config = Config("pictures", PICTURES.override(network="corner"))
+    write_config(tmp_path, config)
+    architectures._registered.clear()
+    with pytest.raises(NotRegisteredError, match=r"--network: got 'corner', .* Nothing is damaged"):
+        read_config(tmp_path, trust=True)
+    register_image_model("corner", Corner)
+    assert read_config(tmp_path, trust=True) == config
+
+
 def local():
     class Local(Corner):
         pass
@@ -77,6 +92,41 @@ def test_what_no_other_process_can_import_is_refused_before_the_run_begins(tmp_p
     with pytest.raises(ValueError, match=refusal) as refused:
         run("pictures", PICTURES.override(network="corner", **processes), tmp_path / "run", Console(file=io.StringIO()))
     assert reason in str(refused.value) and not (tmp_path / "run").exists()
+
+
+SOURCE = """
+from torch import nn
+class Made(nn.Flatten):
+    pass
+"""
+
+
+def test_a_class_of_a_module_that_only_this_process_has_is_refused(tmp_path, monkeypatch):
+    recipe = PICTURES.override(actors=1)
+    made = types.ModuleType("made_by_hand")
+    exec(SOURCE, made.__dict__)
+    monkeypatch.setitem(sys.modules, "made_by_hand", made)
+    register_image_model("by-hand", made.Made)
+    with pytest.raises(ValueError, match=r"Made'> cannot .*: module made_by_hand was made in this process; no file"):
+        check_own_parts(recipe.override(network="by-hand"))
+
+    def loaded(file):
+        file.write_text(SOURCE)
+        spec = importlib.util.spec_from_file_location("of_a_file", file)
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, "of_a_file", module)
+        spec.loader.exec_module(module)
+        return module.Made
+
+    (tmp_path / "other").mkdir()
+    register_image_model("of-a-file", loaded(tmp_path / "of_a_file.py"))
+    with pytest.raises(ValueError, match="module of_a_file was made in this process; no file"):
+        check_own_parts(recipe.override(network="of-a-file"))
+    monkeypatch.syspath_prepend(tmp_path)
+    check_own_parts(recipe.override(network="of-a-file"))
+    register_image_model("other-file", loaded(tmp_path / "other" / "of_a_file.py"))
+    with pytest.raises(ValueError, match=r"was loaded from .*other.of_a_file.py, and by that name they would import"):
+        check_own_parts(recipe.override(network="other-file"))
 
 
 def test_a_class_of_an_interactive_session_is_refused():

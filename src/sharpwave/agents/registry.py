@@ -7,6 +7,8 @@ import importlib
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
+from sharpwave.errors import NotRegisteredError
+
 if TYPE_CHECKING:
     from sharpwave.agents.protocol import Agent
 
@@ -41,10 +43,10 @@ def register(agent: type[Agent]) -> None:
 
 
 def agent_class(kind: str) -> type[Agent]:
-    """Return the class of an algorithm.  Raises: ValueError: an unknown name."""
+    """Return the class of an algorithm.  Raises: NotRegisteredError: an unknown name."""
     found = _found().get(kind)
     if found is None:
-        raise ValueError(f"agent: got kind {kind!r}, expected one of {', '.join(kinds())}")
+        raise NotRegisteredError(f"agent: got kind {kind!r}, expected one of {', '.join(kinds())}")
     if isinstance(found, str):
         module, _, name = found.partition(":")
         loaded: type[Agent] = getattr(importlib.import_module(module), name)
@@ -53,7 +55,7 @@ def agent_class(kind: str) -> type[Agent]:
 
 
 def agent_settings(kind: str) -> Any:
-    """Return the class of an algorithm's settings.  Raises: ValueError: an unknown name."""
+    """Return the class of an algorithm's settings.  Raises: NotRegisteredError: an unknown name."""
     return agent_class(kind).Settings
 
 

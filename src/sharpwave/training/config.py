@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sharpwave.errors import NewerVersionError
+from sharpwave.errors import NewerVersionError, NotRegisteredError
 from sharpwave.training import old_runs
 from sharpwave.training.files import read_regular, sealed_json, write_text
 from sharpwave.training.recipes.recipe import Recipe, resumable
@@ -50,6 +50,7 @@ def read_config(folder: Path, *, trust: bool = False) -> Config:
         trust: allow importing the module that the environment's name refers to.
     Raises:
         ValueError: the file is missing, damaged or edited, or its environment imports a module without ``trust``.
+        NotRegisteredError: a program registered its agent, or its image model, and this process has not.
         NewerVersionError: a later release wrote it.
     """
     path = folder / CONFIG
@@ -65,6 +66,12 @@ def read_config(folder: Path, *, trust: bool = False) -> Config:
         recipe = recipe_of(values)
         ids = (_checked_id("run", values), _checked_id("replay", values)) if named else ()
         config = Config(str(values["recipe"]), recipe, *ids)
+    except NotRegisteredError as error:
+        raise NotRegisteredError(
+            f"{str(path)!r}: {error}. What a program of your own has registered is not known to this process: import "
+            "the module that registers it, then call sharpwave.cli.main() with the same arguments, or let its package "
+            "name it in an entry point. Nothing is damaged"
+        ) from error
     except (OSError, KeyError, TypeError, AttributeError, ValueError, OverflowError, RecursionError) as error:
         raise ValueError(
             f"{str(path)!r} is not the config of a run, or it was damaged or edited: {error}. Put back a copy of it. "
