@@ -3,6 +3,7 @@ paths, and register them too."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import os
@@ -58,16 +59,36 @@ def _path(part: Any, what: str) -> str:
     if module == "__main__" and not os.path.isfile(getattr(sys.modules[module], "__file__", None) or ""):
         reason = "it was defined in a notebook or an interactive session"
     elif module and name:
-        try:
-            if _imported(f"{module}:{name}") is part:
-                return f"{module}:{name}"
-        except (ImportError, AttributeError):
-            pass
         reason = f"{name} is not found at the top level of module {module}"
+        with contextlib.suppress(ImportError, AttributeError):
+            if _imported(f"{module}:{name}") is part:
+                reason = _lost(module)
+        if not reason:
+            return f"{module}:{name}"
     raise ValueError(
         f"{what}: {part!r} cannot be imported by the processes of --actors and --evaluate-beside: {reason}; expected "
         "a class at the top level of a module (an importable .py file)"
     )
+
+
+def _lost(name: str) -> str:
+    """Return why a fresh process would not import the module of that name that this one has; "": it would."""
+    if name == "__main__":
+        return ""  # its file is run again there, under another name
+    parts = name.split(".")
+    found, path = None, None
+    for depth in range(1, len(parts) + 1):
+        whole = ".".join(parts[:depth])
+        # Not importlib.util.find_spec, which believes sys.modules. Spawned processes get a copy of sys.path.
+        finders = (getattr(finder, "find_spec", None) for finder in sys.meta_path)
+        found = next((spec for find in finders if find and (spec := find(whole, path))), None)
+        if found is None:
+            return f"module {name} was made in this process; no file of that name is in the folders of sys.path"
+        path = found.submodule_search_locations
+    here, there = getattr(sys.modules[name], "__file__", None), found.origin if found else None
+    if here and there and os.path.realpath(here) != os.path.realpath(there):
+        return f"module {name} was loaded from {here}, and by that name they would import {there}"
+    return ""
 
 
 def _imported(path: str) -> Any:
