@@ -170,6 +170,10 @@ def test_r2d3_learns_an_atari_game_from_demonstrations_of_its_own_kind(here, tmp
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["updates"] == 2
 
 
+PONG = "NOOP,FIRE,RIGHT,LEFT,RIGHTFIRE,LEFTFIRE"
+"""The actions that have an effect in Pong, as ale-py orders them."""
+
+
 def test_settings_that_are_spelled_otherwise_are_the_same(tmp_path):
     about = recorded_env.about(Atari("pong", actions="NOOP,RIGHT,LEFT", crop="34:194"))
     with sw.Store(
@@ -180,6 +184,32 @@ def test_settings_that_are_spelled_otherwise_are_the_same(tmp_path):
     recorded_env.check_recorded(tmp_path / "demos", Atari("pong", actions="noop, right,left", crop="034:194"))
     with pytest.raises(ValueError, match="with --actions NOOP,RIGHT,LEFT, but the run has --actions NOOP,LEFT,RIGHT"):
         recorded_env.check_recorded(tmp_path / "demos", Atari("pong", actions="NOOP,LEFT,RIGHT", crop="34:194"))
+
+
+@pytest.mark.parametrize(
+    ("recorded", "run", "same"),
+    [
+        ({"actions": PONG}, {}, True),
+        ({}, {"actions": PONG.lower()}, True),
+        ({"actions": PONG, "full_actions": True}, {}, True),
+        ({}, {"full_actions": True}, False),
+        ({"actions": "NOOP,RIGHT,FIRE,LEFT,RIGHTFIRE,LEFTFIRE"}, {}, False),
+        ({"actions": PONG, "frame_skip": 2}, {}, False),
+    ],
+)
+def test_all_of_a_game_s_actions_by_name_are_those_of_no_names(tmp_path, recorded, run, same):
+    with sw.Store(
+        sw.Spec(obs=sw.Field((2,), "float32"), action=sw.Field((), "int64")), capacity=10, disk=tmp_path / "demos"
+    ) as made:
+        made.annotate(None, recorded_env.about(Atari("pong", **recorded)))
+        made.append(obs=np.zeros(2), action=0, reward=0.0, terminated=True, truncated=False)
+    if same:
+        recorded_env.check_recorded(tmp_path / "demos", Atari("pong", **run))
+    else:
+        with pytest.raises(ValueError, match="was recorded with --") as refused:
+            recorded_env.check_recorded(tmp_path / "demos", Atari("pong", **run))
+        assert ("--frame-skip" in str(refused.value)) == ("frame_skip" in recorded)
+        assert ("--actions" in str(refused.value)) == ("RIGHT,FIRE" in recorded.get("actions", ""))
 
 
 def test_ctrl_c_keeps_whole_episodes(tmp_path):

@@ -113,6 +113,7 @@ def test_a_class_of_a_module_that_only_this_process_has_is_refused(tmp_path, mon
     def loaded(file):
         file.write_text(SOURCE)
         spec = importlib.util.spec_from_file_location("of_a_file", file)
+        assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         monkeypatch.setitem(sys.modules, "of_a_file", module)
         spec.loader.exec_module(module)

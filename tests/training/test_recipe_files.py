@@ -164,7 +164,11 @@ def test_the_flat_settings_of_version_1_are_translated(tmp_path):
     values["settings"] = {**FLAT, "env": "CartPole-v1", "network": "mlp", "standardize": False}
     (tmp_path / "config.json").write_text(sealed_json(values))
     assert read_config(tmp_path).recipe.env == Gymnasium("CartPole-v1", num_envs=8)
-    values["settings"] = {**FLAT, "weights_every": 100, "priority_alpha": 0.5}  # without effect, as it is without actors
+    values["settings"] = {
+        **FLAT,
+        "weights_every": 100,
+        "priority_alpha": 0.5,
+    }  # no effect
     (tmp_path / "config.json").write_text(sealed_json(values))
     assert read_config(tmp_path).recipe.actors.weights_every == 100
     values["settings"] = {**FLAT, "warp_drive": 1}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -51,12 +52,25 @@ def check_recorded(folder: Path, env: Atari | Gymnasium) -> None:
         return  # no recording of this release; opening the store says what is wrong with it
     before, now = _meaning(recorded), _meaning(env)
     other = [name for name in COMPARED.get(env.kind, ()) if before[name] != now[name]]
+    actions = {"actions", "full_actions"}
+    if not actions.isdisjoint(other) and "name" not in other and _action_names(recorded) == _action_names(env):
+        other = [name for name in other if name not in actions]
     if other:
         theirs, ours = (" ".join(options(one)[name] for name in other) for one in (recorded, env))
         raise ValueError(
             f"demonstrations: {str(folder)!r} was recorded with {theirs}, but the run has {ours}; train with {theirs}, "
             f"or record anew with {ours}"
         )
+
+
+def _action_names(env: Atari | Gymnasium) -> tuple[str, ...] | None:
+    """Return the names of an Atari agent's actions in order; None: its game lacks one of them."""
+    try:
+        with closing(env.make(1)) as made:
+            names: tuple[str, ...] = made.action_names  # type: ignore[attr-defined]
+            return names
+    except ValueError:
+        return None
 
 
 def _meaning(env: Atari | Gymnasium) -> dict[str, Any]:
