@@ -11,9 +11,11 @@ import pytest
 
 from sharpwave.bench.setups import SETUPS
 from sharpwave.bench.summary import MEASURES, ratios, summary
+from sharpwave.cli.bench import written
 from tests.cli.conftest import ENVIRONMENT
 from tests.cli.stores import make_store
 from tests.cli.test_core_install import EXTRA, command_without, without
+from tests.training.test_saving import full_above
 
 pytestmark = pytest.mark.timeout(280)
 
@@ -121,6 +123,21 @@ def test_an_interrupt_shows_what_was_measured(tmp_path):
     assert "Interrupted" in text and "Sharpwave to each" in text
     told = json.loads(out.read_text())
     assert told["interrupted"] and told["failed"] == {}
+
+
+def test_figures_that_cannot_be_written_leave_the_earlier_files(tmp_path):
+    out, spread = tmp_path / "bench.json", {"median": 2.0, "low": 1.0, "high": 3.0}
+    results = {
+        "summary": {"contenders": {"Sharpwave": {"bytes_per_step": 5.0, **dict.fromkeys(MEASURES, spread)}}},
+        "data": {"text": "noise"},
+        "environment": {"machine": "a machine"},
+    }
+    assert written(results, out) == f"{out}, {out.with_suffix('.png')}"
+    earlier = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    for more, limit in (({"more": "." * 9_000}, 8_000), ({}, 4_000)):  # fails in the JSON file; in the picture
+        with full_above(limit), pytest.raises(OSError, match="File too large"):
+            written(results | more, out)
+        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == earlier
 
 
 def test_a_ratio_is_the_median_of_the_rounds_ratios():

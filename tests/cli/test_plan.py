@@ -1,11 +1,13 @@
 """``sharpwave plan``: the arithmetic of layouts, the measured one, and errors that teach."""
 
+import os
 import subprocess
 import sys
 
 import pytest
 
 from sharpwave.cli.plan import layouts, parse_count
+from tests.training.test_saving import full_above
 
 
 def test_layouts_by_hand():
@@ -32,6 +34,16 @@ def test_plan_measures_by_playing(here, tmp_path):
     assert "420.6 GiB" in result.text  # (2 * 4 * 7056 * 8 + 14) * 1e6 / 2^30
     assert "52.6 GiB" in result.text and "encoded (pong, measured)" in result.text
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_picture_that_cannot_be_written_leaves_the_earlier_one(here, tmp_path):
+    picture = tmp_path / "plan.png"
+    assert here("plan", "--png", picture).code == 0
+    earlier = picture.read_bytes()
+    with full_above(4_000):
+        result = here("plan", "--capacity", "1e5", "--png", picture)
+    assert result.code == 1 and "File too large" in result.text
+    assert picture.read_bytes() == earlier and os.listdir(tmp_path) == ["plan.png"]
 
 
 def test_plan_without_an_environment_says_how_to_measure(here):

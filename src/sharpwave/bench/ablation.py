@@ -105,6 +105,8 @@ def draw(found: Mapping[str, Mapping[str, Any]], title: str, path: Path) -> None
     """Draw ``rows`` as bars from the top, with the interval of each, and a line at the whole."""
     from matplotlib.figure import Figure
 
+    from sharpwave.training.files import replacing
+
     arms, iqms = list(found), [row["iqm"] for row in found.values()]
     figure = Figure(figsize=(7, 0.45 * len(arms) + 1.2), layout="constrained")
     axes = figure.subplots()
@@ -118,7 +120,8 @@ def draw(found: Mapping[str, Mapping[str, Any]], title: str, path: Path) -> None
     axes.invert_yaxis()
     axes.set_xlabel(title)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=120)
+    with replacing(path) as partial:
+        figure.savefig(partial, dpi=120, format="png")
 
 
 def main() -> None:

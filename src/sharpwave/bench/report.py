@@ -105,6 +105,8 @@ def figure(results: Results, path: Path) -> None:
     """Draw bars by contender: bytes a step, steps added and transitions sampled a second; whiskers from low to high."""
     from matplotlib.figure import Figure
 
+    from sharpwave.training.files import replacing
+
     told = results["summary"]["contenders"]
     names = list(told)
     titles = {
@@ -123,7 +125,8 @@ def figure(results: Results, path: Path) -> None:
         axis.set_title(title, loc="left", fontsize=10)
     axes[0, 0].invert_yaxis()
     shown.suptitle(f"{results['data']['text']}\n{results['environment']['machine']}", fontsize=11)
-    shown.savefig(path, dpi=120, format="png")
+    with replacing(path) as partial:
+        shown.savefig(partial, dpi=120, format="png")
 
 
 def _bars(axis: Any, names: list[str], found: list[dict[str, float] | None]) -> None:

@@ -142,8 +142,10 @@ def written(results: dict[str, Any], out: Path) -> str:
     """Write the figures, and draw them if matplotlib is installed; return the names of the files."""
     from sharpwave.bench.report import figure
     from sharpwave.bench.setups import installed
+    from sharpwave.training.files import replacing
 
-    out.write_text(json.dumps(results, indent=1) + "\n")
+    with replacing(out) as partial:
+        partial.write_text(json.dumps(results, indent=1) + "\n")
     if not installed("matplotlib"):
         return f"{out}; the figure needs matplotlib: pip install 'sharpwave[train]'"
     figure(results, out.with_suffix(".png"))

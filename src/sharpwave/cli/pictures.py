@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +69,7 @@ def write_picture(found: Survey, number: int, name: str, out: Path, count: int |
     import numpy as np
 
     from sharpwave.offline.episodes import frames
-    from sharpwave.training.files import discard_partial, partial_file
+    from sharpwave.training.files import replacing
 
     episode = found.episodes[number]
     last = episode.steps - (episode.end == "unfinished")  # an episode that ended has a final observation
@@ -78,19 +77,14 @@ def write_picture(found: Survey, number: int, name: str, out: Path, count: int |
         count = SHEET_FRAMES if out.suffix.lower() == ".png" else last + 1
     wanted = np.unique(np.linspace(0, last, min(count, last + 1)).round().astype(np.int64))
     shown = frames(found, episode, name, wanted)
-    partial = partial_file(out)
     try:
-        if out.suffix.lower() == ".gif":
-            drawn = film(shown, partial, fps)
-        else:
+        with replacing(out) as partial:
+            if out.suffix.lower() == ".gif":
+                return film(shown, partial, fps)
             title = f"episode {number}, lane {episode.lane}: {episode.steps:,} steps, return {episode.total:g}"
-            drawn = sheet(list(shown), partial, title)
-        os.replace(partial, out)
+            return sheet(list(shown), partial, title)
     except OSError as error:
         raise ValueError(f"--out: {str(out)!r} cannot be written: {error}") from error
-    finally:
-        discard_partial(out)
-    return drawn
 
 
 def enlarged(frame: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:

@@ -152,6 +152,8 @@ def draw(rows: list[Layout], count: int, png: Path) -> None:
     """Draw a bar for each layout, on a logarithmic scale."""
     from matplotlib.figure import Figure
 
+    from sharpwave.training.files import replacing
+
     if not png.parent.is_dir():
         raise ValueError(f"--png: the folder {str(png.parent)!r} does not exist; make it first")
     figure = Figure(figsize=(9, 0.7 * len(rows) + 1.4), layout="constrained")
@@ -165,4 +167,5 @@ def draw(rows: list[Layout], count: int, png: Path) -> None:
     axes.set_xlim(min(totals) / 3, max(totals) * 6)
     axes.set_xlabel("bytes")
     axes.set_title(f"Replay memory of {count:,} steps")
-    figure.savefig(png, dpi=120, format="png")
+    with replacing(png) as partial:
+        figure.savefig(partial, dpi=120, format="png")

@@ -10,6 +10,7 @@ import secrets
 import stat
 import zlib
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,18 @@ def write_bytes(path: Path, content: bytes) -> None:
 def partial_file(path: Path) -> Path:
     """Return the temporary name of a picture or a video that is being written, which is then renamed to ``path``."""
     return path.with_name(f".partial-{path.name}")
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield the ``partial_file`` of ``path``, to be written, which then replaces it; after an error nothing is left of
+    it, and an earlier file stays."""
+    partial = partial_file(path)
+    try:
+        yield partial
+        os.replace(partial, path)
+    finally:
+        discard_partial(path)
 
 
 def discard_partial(path: Path) -> None:
