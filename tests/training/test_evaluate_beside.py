@@ -13,6 +13,7 @@ from rich.console import Console
 from sharpwave.training import setup
 from sharpwave.training.callbacks import Callback, HeldOutEvaluations
 from sharpwave.training.checkpoints import checkpoints
+from sharpwave.training.evaluation import evaluate
 from sharpwave.training.evaluator import Evaluator
 from sharpwave.training.failures import ProcessDiedError
 from sharpwave.training.held_out import measure
@@ -104,6 +105,27 @@ def test_a_run_whose_evaluator_always_dies_ends_with_a_checkpoint(tmp_path, monk
     steps = int(checkpoint.name) + 400
     _, summary = resume(tmp_path / "run", {"steps": steps, "evaluate_beside": False}, Console(file=out))
     assert summary["steps"] == steps
+
+
+class KillTheEvaluatorAtTheEnd(KillTheEvaluator):
+    """Kill the process just before the last step, so that the run waits in vain for its last evaluation."""
+
+    def on_step(self, training):
+        left = training.recipe.training.steps - training.state.progress.steps
+        if 0 < left <= training.recipe.env.num_envs:
+            super().on_step(training)
+
+
+def test_a_run_at_its_end_whose_evaluator_dies_is_not_told_to_resume(tmp_path, monkeypatch):
+    monkeypatch.setattr("sharpwave.training.evaluator.MAX_RESTARTS", 0)
+    once, out = SHORT.override(evaluate_every=1_200, video_every=0), Console(file=io.StringIO(), width=500)
+    with pytest.raises(ProcessDiedError, match=r"--evaluate-beside died of: signal SIGKILL") as ended:
+        run("cartpole", once, tmp_path / "run", out, callbacks=[KillTheEvaluatorAtTheEnd()])
+    assert "reached its end, the limit of 1,200 steps" in str(ended.value) and "--resume" not in str(ended.value)
+    command = str(ended.value).rpartition("sharpwave ")[2].split()
+    assert command == ["eval", str(tmp_path / "run"), "--checkpoint", "last"]
+    state, _ = evaluate(tmp_path / "run", 1, 0.0, 0, checkpoint="last")
+    assert state["steps"] == 1_200
 
 
 def test_a_run_waits_for_its_last_evaluation_and_films_every_second_one(tmp_path):

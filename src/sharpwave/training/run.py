@@ -170,15 +170,19 @@ class Run:
             callbacks.append(save)
             training = Training(recipe, self.agent, self.store, self.view, self._experience(say), state, callbacks)
             last = train(training)
-        if state.end_reached(recipe) is not None:
+        ended = state.end_reached(recipe)
+        if ended is not None:
             last["final"] = state.held_out.final()
         summary = summarize(folder, self.config, self.agent, last, say)
         save.finish()
         if training.error is not None:
-            raise type(training.error)(
-                f"{training.error}\nThe run ended with a checkpoint; to resume it: "
-                f"sharpwave train --resume {quoted(folder)}"
-            ) from training.error.__cause__
+            advice = f"The run ended with a checkpoint; to resume it: sharpwave train --resume {quoted(folder)}"
+            if ended is not None:
+                advice = (
+                    f"The run had reached its end, {ended}, and ended with a checkpoint: nothing is left to resume. To "
+                    f"play its last policy: sharpwave eval {quoted(folder)} --checkpoint last"
+                )
+            raise type(training.error)(f"{training.error}\n{advice}") from training.error.__cause__
         return summary
 
     def _experience(self, say: Callable[[str], None]) -> Experience:
