@@ -1,15 +1,16 @@
 """Tasks learned by several agents from several seeds: held-out scores of fixed weights, their IQM and its interval.
 
-python benchmarks/learning.py [--tasks tmaze lock minatar repeat-first memory-chain] [--seeds 101 102 ...]
-                              [--at-a-time 2] [--runs FOLDER] [--out FILE]
+python benchmarks/learning.py [--tasks tmaze lock minatar repeat-first memory-chain breakout seaquest qbert]
+                              [--seeds 101 102 ...] [--at-a-time 2] [--runs FOLDER] [--out FILE]
 
 Each run that has ended is a line of FILE (results/learning.jsonl); started again, only missing runs are made. A run
 ends as its recipe says; then the policy that it kept (the best by its own evaluations, else the last) plays 100
-episodes (MinAtar: 30) on seeds that neither training nor its evaluations used, at epsilon .001. IQM and 95 % interval:
-see sharpwave.bench.scoring. ``minatar`` means its five games; their last policies are measured, and the scores of all
-games together, each divided by the best mean that an agent has in it, are drawn as results/minatar.png.
+episodes (MinAtar, Atari: 30) on seeds that neither training nor its evaluations used, at epsilon .001. IQM and 95 %
+interval: see sharpwave.bench.scoring. ``minatar`` means its five games; their last policies are measured, and the
+scores of all games together, each divided by the best mean that an agent has in it, are drawn as results/minatar.png.
 ``repeat-first`` (popgym) and ``memory-chain`` (bsuite) are made where they are asked for: docs/training/recurrent.md
-says how to install them.
+says how to install them. ``breakout`` lasts an hour of one core; ``seaquest`` and ``qbert``, with sticky actions as in
+Dopamine's curves, 500,000 steps, which are two million frames.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from sharpwave.bench.learning_runs import Key, Line, all_runs, by_agent, learned
 from sharpwave.bench.scoring import interquartile_mean, interval
 
 HERE = Path(__file__).parent
-EPISODES, MINATAR_EPISODES = 100, 30
+EPISODES, GAME_EPISODES = 100, 30
 DEMONSTRATIONS = 8
 
 
@@ -97,7 +98,15 @@ MINATAR = {
     for game, name in MINATAR_GAMES.items()
 }
 """All from the same network, samples and updates, but PQN, which keeps no replay memory."""
-TASKS |= MINATAR | OF_OTHERS
+
+ATARI = {
+    "breakout": {"rainbow": Arm("atari", {"env": "breakout", "threads": 1, "max_minutes": 60.0})},
+    **{
+        game: {"rainbow": Arm("atari", {"env": game, "threads": 1, "sticky": 0.25, "steps": 500_000})}
+        for game in ("seaquest", "qbert")
+    },
+}
+TASKS |= MINATAR | OF_OTHERS | ATARI
 
 
 def trained(task: str, agent: str, seed: int, folder: Path) -> Line:
@@ -126,7 +135,7 @@ def commit() -> str:
 
 def episodes_of(task: str) -> int:
     """Return how many held-out episodes a task's runs are measured on; one of Freeway has 2,500 steps."""
-    return MINATAR_EPISODES if task in MINATAR else EPISODES
+    return GAME_EPISODES if task in MINATAR or task in ATARI else EPISODES
 
 
 def print_table(lines: list[Line]) -> None:
@@ -193,9 +202,8 @@ def print_games(lines: list[Line], picture: Path) -> None:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--tasks", nargs="+", choices=[*TASKS, "minatar"], default=[task for task in TASKS if task not in OF_OTHERS]
-    )
+    usual = [task for task in TASKS if task not in OF_OTHERS | ATARI]
+    parser.add_argument("--tasks", nargs="+", choices=[*TASKS, "minatar"], default=usual)
     parser.add_argument("--agents", nargs="+", help="only these")
     parser.add_argument("--seeds", type=int, nargs="+", default=[101, 102, 103, 104, 105])
     parser.add_argument("--at-a-time", type=int, default=2, help="runs that train side by side")

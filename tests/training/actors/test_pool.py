@@ -175,7 +175,7 @@ def test_actors_wait_for_the_learner_and_one_that_hangs_is_replaced(monkeypatch)
 def test_segments_larger_than_what_is_read_at_a_time_arrive():
     """64 screens of 84x84, not packed, are 450 kB."""
     changes = {"network": "small", "codec": "raw", "segment_steps": 64, "num_envs": 1, "warmup_steps": 1_000}
-    standing = Standing(load_recipe("atari").override(env="pong", network="small"), **changes)
+    standing = Standing(load_recipe("atari").override(env="pong", frame="84x84"), **changes)
     limit = time.monotonic() + 60
     arrived: list[Any] = []
     with standing.pool() as pool:
@@ -186,7 +186,8 @@ def test_segments_larger_than_what_is_read_at_a_time_arrive():
 
 
 def test_segments_that_could_never_be_sent_are_refused():
-    recipe = load_recipe("atari").override(env="pong", actors=1, num_envs=1, segment_steps=MAX_FRAME_BYTES // 7_056)
+    changes = {"frame": "84x84", "actors": 1, "num_envs": 1, "segment_steps": MAX_FRAME_BYTES // 7_056}
+    recipe = load_recipe("atari").override(env="pong", **changes)
     env = setup.environments(recipe, 1)
     with pytest.raises(ValueError, match=r"--segment-steps: got 152,174; with steps of 7,069 bytes expected at most"):
         setup.memory(recipe, env, setup.agent(recipe, env))
