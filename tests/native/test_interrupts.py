@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
-from sharpwave.native.interrupts import Lock
+from sharpwave.native.interrupts import HANGS_S, Lock
 
 SOURCE = str(Path(sw.__file__).parent)
 SPEC = sw.Spec(obs=sw.Field((2,), "int32", stack=2), action=sw.Field((), "int64"))
@@ -190,8 +191,14 @@ def test_an_interrupt_waits_once() -> None:
             came.append("inner")
         came.append("never")
     assert came == ["inner"]
+    with pytest.raises(KeyboardInterrupt), lock:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)  # pressed twice
+        came.append("whole")
+    assert came == ["inner", "whole"]
     with lock:
         signal.raise_signal(signal.SIGINT)
-        with pytest.raises(KeyboardInterrupt):
+        time.sleep(HANGS_S)
+        with pytest.raises(KeyboardInterrupt):  # at once
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

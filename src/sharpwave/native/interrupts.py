@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from threading import get_ident
 from types import FrameType
@@ -27,11 +28,15 @@ except ImportError:
 DEFERRED = [int(getattr(signal, name)) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 """Signals with which users end a loop. Not timers: who sets one may want to know where a program hangs."""
 
+HANGS_S = 2.0
+"""A signal that comes again so much later finds a program that hangs."""
+
 
 class Handlers:
     """Signal handlers of the process, deferred while its main thread, where they run, changes a store.
 
-    A signal that arrives a second time meanwhile is handled at once: the program may hang.
+    A signal that arrives again ``HANGS_S`` after the first is handled at once. Not sooner: who presses Ctrl-C twice
+    would leave a store half changed.
     """
 
     def __init__(self) -> None:
@@ -39,7 +44,7 @@ class Handlers:
         self._depth = 0
         self._own = self._later
         self._others: dict[int, Callable[[int, FrameType | None], Any]] = {}
-        self._came: list[int] = []
+        self._came: dict[int, float] = {}  # when
 
     def defer(self, depth: int = 1) -> None:
         """Defer handlers until ``allow`` has been called ``depth`` times. Handlers may raise until this returns.
@@ -71,7 +76,7 @@ class Handlers:
             for number, handler in self._others.items():
                 set_handler(number, handler)
             while self._came:
-                number = self._came.pop()
+                number, _ = self._came.popitem()
                 self._others[number](number, sys._getframe())
 
     def suspend(self) -> int:
@@ -89,11 +94,9 @@ class Handlers:
         self.suspend()
 
     def _later(self, number: int, frame: FrameType | None) -> None:
-        if self._depth and number not in self._came:
-            self._came.append(number)
+        if self._depth and time.monotonic() - self._came.setdefault(number, time.monotonic()) < HANGS_S:
             return
-        if number in self._came:
-            self._came.remove(number)
+        self._came.pop(number, None)
         self._others[number](number, frame)
 
 

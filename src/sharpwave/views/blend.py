@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -110,7 +110,7 @@ class Blend(Generic[B]):
         since the draw are resampled. No part of a batch is drawn before all of it can be, also while other threads
         sample from the same views. The shares of a batch are those at its draw.
         """
-        check_stream(batch_size, lookahead, beta)
+        check_stream(batch_size, lookahead, beta, timeout)
         self._streams = [ref for ref in self._streams if ref() is not None]
         resumed = self._resumed.pop(0) if self._resumed else []
         stream = BlendStream(self._source, int(batch_size), int(lookahead), beta, timeout, resumed)
@@ -133,13 +133,18 @@ class Blend(Generic[B]):
                 "sampled it"
             )
         source, ids = on_host(source), on_host(batch.ids)
-        errors = checked_errors(td_error, ids.shape + self.views[0].view.error_shape)
-        with self._source.held():  # an interrupt comes before all of it, or after
-            return sum(
-                view.update_priorities(ids[source == k], errors[source == k])
-                for k, view in enumerate(self.views)
-                if (source == k).any()
+        if source.shape != ids.shape or ((source < 0) | (source >= len(self.views))).any():
+            raise ValueError(
+                f"update_priorities: source of this batch is not {ids.shape} integers from 0 to {len(self.views) - 1}, "
+                "of this blend's views; pass it to the blend that sampled it"
             )
+        errors = checked_errors(td_error, ids.shape + self.views[0].view.error_shape)
+        parts = [(view, source == k) for k, view in enumerate(self.views) if (source == k).any()]
+        with self._source.held():  # an interrupt comes before all of it, or after
+            for view, _ in parts:  # what may fail
+                view.source.log.check_open()
+                view.source.items.follow()
+            return sum(view.update_priorities(ids[part], errors[part]) for view, part in parts)
 
     def state(self) -> dict[str, Any]:
         """Return what ``restore`` needs, as JSON has it; views are in their stores' checkpoints.
@@ -156,6 +161,8 @@ class Blend(Generic[B]):
         Raises:
             ValueError, KeyError, TypeError: no such state; then nothing changed.
         """
+        if not isinstance(state, Mapping):
+            raise TypeError(f"Blend: got a state of {type(state).__name__}, expected what state() returned")
         views = len(self.views)
         resumed = [[Choice.from_state(one, views) for one in choices] for choices in state.get("ahead", [])]
         self._source.restore(state)

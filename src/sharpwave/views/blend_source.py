@@ -83,7 +83,10 @@ class BlendSource(Generic[B]):
         self._turn = turn()  # of the next choice
         self._locks = in_order([view.lock for view in views])
         self.tag = object()
+        if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
+            raise ValueError(f"Blend: seed={seed!r}, expected an integer of at least 0")
         self._rng: Mapping[str, Any] = np.random.default_rng(seed).bit_generator.state
+        self._limited = any(view.source.limiter is not None for view in views)
         self.shares()
 
     def shares(self) -> npt.NDArray[np.float64]:
@@ -91,9 +94,9 @@ class BlendSource(Generic[B]):
         given = [share(self.samples) if callable(share) else share for share in self._shares]
         for value in given:
             number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-            if not number or not 0 <= value < math.inf:
+            if not number or not 0 <= _float(value) < math.inf:
                 raise ValueError(f"Blend: share={value!r}, expected a finite number of at least 0")
-        values = np.array(given, np.float64)
+        values = np.array([_float(value) for value in given])
         total = sum(values.tolist())
         if not 0 < total < math.inf:
             raise ValueError(f"Blend: shares {given} sum to {total:g}, expected a positive one that is finite")
@@ -103,6 +106,11 @@ class BlendSource(Generic[B]):
     def held(self) -> AbstractContextManager[None]:
         """Hold the locks of all stores."""
         return all_held(self._locks)
+
+    def patience(self, timeout: float | None) -> float:
+        """Return for how long to wait for another thread: without a limiter it waits for nothing itself."""
+        seconds = check_timeout("sample", timeout)
+        return seconds if self._limited else math.inf
 
     def draw(
         self,
@@ -128,8 +136,9 @@ class BlendSource(Generic[B]):
         """
         end = time.monotonic() + check_timeout("sample", timeout)
         try:
-            with held(self._turn, timeout if wait else 0, "blend"):
+            with held(self._turn, self.patience(timeout) if wait else 0.0, "blend"):
                 choice, rng = self._choose(batch_size)
+                self._check_limiters(choice)
                 while True:
                     with self.held():
                         waiting = self._waiting(choice)
@@ -153,6 +162,21 @@ class BlendSource(Generic[B]):
         rng.bit_generator.state = self._rng
         source = rng.choice(len(self.views), size=batch_size, p=shares).astype(np.int64)
         return Choice(source, shares), rng.bit_generator.state
+
+    def _check_limiters(self, choice: Choice) -> None:
+        """Refuse a batch all of whose items may be from one view, where its limiter admits no part as large.
+
+        Parts are of random size: it would be refused some time, and then always.  Raises: ValueError.
+        """
+        if not self._limited:
+            return
+        for view, share in zip(self.views, choice.shares, strict=True):
+            if share and view.source.limiter is not None:
+                with view.lock:
+                    try:
+                        view.source.sample_waits(len(choice.source))
+                    except ValueError as error:
+                        raise ValueError(f"{error} (all of a batch may be from view {view.name!r})") from error
 
     def _waiting(self, choice: Choice) -> int | None:
         """Return a view that has to wait for its part; ``None`` if there is none."""
@@ -214,10 +238,22 @@ class BlendSource(Generic[B]):
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on where another was.  Raises: ValueError, KeyError, TypeError: no such state; then nothing changed."""
-        samples = int(state["samples"])
+        samples = state["samples"]
+        if isinstance(samples, bool) or not isinstance(samples, int) or samples < 0:
+            raise ValueError(f"Blend: samples={samples!r} of a saved state, expected an integer of at least 0")
         rng = np.random.default_rng(0).bit_generator
-        rng.state = state["rng"]
+        try:
+            rng.state = state["rng"]
+        except (OverflowError, AttributeError) as error:
+            raise ValueError(f"Blend: rng of a saved state is none of a generator ({error})") from error
         self._rng, self.samples = rng.state, samples
+
+
+def _float(value: Any) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 def _part(target: Target, begin: int, end: int) -> Target:

@@ -72,7 +72,7 @@ class BlendStream(Generic[B]):
     def __next__(self) -> B:
         """Return the batch drawn longest ago.  Raises: as ``blend.Blend.sample``."""
         source = self._source
-        with held(self._turn, self._timeout, "stream"):
+        with held(self._turn, source.patience(self._timeout), "stream"):
             while len(self.drawn) <= self._lookahead and self._draw(wait=not self.drawn):
                 pass
             first = self.drawn[0]
@@ -137,7 +137,7 @@ class BlendStream(Generic[B]):
 
     def close(self) -> None:
         """Discard batches that were drawn and not used."""
-        with held(self._turn, self._timeout, "stream"), self._source.held():
+        with held(self._turn, self._source.patience(self._timeout), "stream"), self._source.held():
             self.drawn.clear()
             for ahead in self._ahead:
                 ahead.clear()

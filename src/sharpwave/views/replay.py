@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.errors import not_to_be_copied
-from sharpwave.sampling.limiters import Gate, Limiter
+from sharpwave.sampling.limiters import Gate, Limiter, check_timeout
 from sharpwave.sampling.protocol import MAX_TD_ERROR, Sampler
 from sharpwave.validation import all_within
 from sharpwave.views.batch_source import BatchSource
@@ -138,7 +138,7 @@ class Replay(Generic[B]):
         Raises:
             ValueError: an argument out of range.  ``next()`` raises what ``sample`` does.
         """
-        check_stream(batch_size, lookahead, beta)
+        check_stream(batch_size, lookahead, beta, timeout)
         return Stream(self.draws_ahead(), int(batch_size), int(lookahead), beta, timeout)
 
     def draws_ahead(self) -> DrawsAhead:
@@ -198,12 +198,13 @@ def _check_batch_size(batch_size: int) -> None:
         raise ValueError(f"sample: batch_size={batch_size!r}, expected an integer from 1 to {MAX_BATCH_SIZE:,}")
 
 
-def check_stream(batch_size: int, lookahead: int, beta: float | None) -> None:
+def check_stream(batch_size: int, lookahead: int, beta: float | None, timeout: float | None) -> None:
     """Check the arguments of ``stream``.  Raises: ValueError: naming the one out of range."""
     _check_batch_size(batch_size)
     check_beta(beta)
     if not isinstance(lookahead, (int, np.integer)) or not 0 <= lookahead <= MAX_LOOKAHEAD:
         raise ValueError(f"stream: lookahead={lookahead!r}, expected an integer from 0 to {MAX_LOOKAHEAD}")
+    check_timeout("stream", timeout)
 
 
 def check_beta(beta: float | None) -> None:
@@ -231,6 +232,11 @@ def checked_errors(td_error: Any, expected: tuple[int, ...]) -> npt.NDArray[np.f
 
 def _checked_ids(what: str, ids: Any, tag: object) -> Ints:
     """Return ids, or those of a batch, as a plain array.  Raises: ValueError: no ids, or those of another store."""
+    if getattr(ids, "source", None) is not None:
+        raise ValueError(
+            f"{what}: this batch is of a blend, whose items are of several views; pass it to the blend, or the ids of "
+            "one view's items, batch.ids[batch.source == k]"
+        )
     ids = getattr(ids, "ids", ids)
     if (other := tag_of(ids)) is not None and other is not tag:
         raise ValueError(

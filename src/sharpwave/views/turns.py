@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 
 from sharpwave.errors import LimiterTimeoutError
 from sharpwave.native.interrupts import Lock
-from sharpwave.sampling.limiters import LOOK_S, check_timeout
+from sharpwave.sampling.limiters import LOOK_S
 
 _made: weakref.WeakSet[Lock] = weakref.WeakSet()
 
@@ -27,9 +27,8 @@ def turn() -> Lock:
 
 
 @contextmanager
-def held(lock: Lock, timeout: float | None, what: str) -> Iterator[None]:
+def held(lock: Lock, seconds: float, what: str) -> Iterator[None]:
     """Hold a lock, which another thread may keep while it waits for steps.  Raises: LimiterTimeoutError."""
-    seconds = check_timeout("sample", timeout)
     end, left = time.monotonic() + seconds, seconds
     while not lock.acquire(timeout=min(left, LOOK_S)):  # in parts: an interrupt is deferred during each
         left = max(0.0, end - time.monotonic())

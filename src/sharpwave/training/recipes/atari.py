@@ -1,4 +1,4 @@
-"""Any Atari game: the whole screen and all actions. Why these settings: docs/pong.md#other-games."""
+"""Any Atari game: the whole screen and all actions. Why these settings: docs/training/atari.md."""
 
 from sharpwave.agents.exploration import EpsilonGreedy
 from sharpwave.agents.rainbow import Rainbow
