@@ -211,7 +211,7 @@ class BatchSource:
         items, before = self.items, self.items.known
         for slot, problem in self.log.sealed.damaged.items():
             known, (begin, end) = items.known, items.spans[slot].tolist()
-            items.forget(slot)
+            items.forget(slot, evicted=False)
             if items.known < known:
                 warnings.warn(f"{problem}; its {end - begin} steps are sampled no more", RuntimeWarning, stacklevel=4)
         return 0 < items.known < before
