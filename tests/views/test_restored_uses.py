@@ -77,7 +77,7 @@ def test_nothing_of_lost_open_steps_passes_to_those_after_them(
     assert at > 0
     content[at] ^= 1
     region.write_bytes(content)
-    opened = sw.Store.open(tmp_path / "checkpoint", **({"disk": tmp_path / "opened"} if disk else {}))
+    opened = sw.Store.open(tmp_path / "checkpoint", disk=tmp_path / "opened" if disk else None)
     assert opened.recovery is not None
     assert "48 steps of its open segment are lost" in opened.recovery.damages[-1]
     replay = None if appended_first else view(opened)
