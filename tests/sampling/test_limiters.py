@@ -19,13 +19,13 @@ from tests.store.test_threads import run_all
 SOON = 0.03
 
 
-def try_append(store: sw.Store, timeout: float = 0.0, count: int = 1) -> None:
+def try_append(store: sw.Store, timeout: float = 0.0, count: int = 1, ends: bool = True) -> None:
     k = store.total_steps
     store.extend(
         obs=np.arange(k, k + count, dtype=np.int32),
         action=np.arange(k, k + count),
         reward=np.zeros(count, np.float32),
-        terminated=np.ones(count, bool),
+        terminated=np.full(count, ends),
         truncated=np.zeros(count, bool),
         timeout=timeout,
     )
@@ -139,6 +139,44 @@ def test_a_limiter_waits_where_there_is_nothing_else_to_raise() -> None:
             replay.sample(2, timeout=SOON)
         with pytest.raises(sw.EmptyError):
             store.transitions(max_times_sampled=2).sample(5, timeout=SOON)
+
+
+@pytest.mark.parametrize(
+    ("limiter", "batch", "rows"),
+    [
+        (sw.SamplesPerInsert(1.0, 8, 40), 16, 1),
+        (sw.SamplesPerInsert(0.5, 1, 9), 17, 2),  # as many as it admits
+        (sw.Queue(10), 10, 4),
+    ],
+)
+def test_the_writer_does_not_wait_for_uses_that_are_gone(limiter: Any, batch: int, rows: int) -> None:
+    """Of every two steps one is lost, at the latest, when its episode is broken off: it is an insert all the same."""
+    with number_store(capacity=5000) as store:
+        replay = store.transitions(sampler=sw.Fifo(), max_times_sampled=1, limiter=limiter)
+        seen: list[int] = []
+        for _ in range(600):  # if the learner is refused, the writer is admitted
+            try:
+                seen += replay.sample(batch, timeout=0).action.tolist()
+            except sw.LimiterTimeoutError:
+                try_append(store, count=rows, ends=False)
+                if store.total_steps % 2 == 0:
+                    store.break_episode(0)
+        assert len(set(seen)) == len(seen) > store.total_steps // 2 - 2 * batch
+        assert isinstance(limiter, sw.Queue) or len(seen) <= limiter.ratio * (store.total_steps) + limiter.error_buffer
+        assert len(replay) <= batch + rows
+
+
+@pytest.mark.parametrize("size", [10, 11])
+@pytest.mark.parametrize("max_times_sampled", [1, 2])
+def test_a_batch_that_no_queue_of_that_size_can_fill_is_refused(size: int, max_times_sampled: int) -> None:
+    with number_store() as store:
+        replay = store.transitions(max_times_sampled=max_times_sampled, limiter=sw.Queue(size))
+        most = size * max_times_sampled
+        for count in (0, size):
+            append(store, count)
+            with pytest.raises(ValueError, match=rf"batch_size={most + 1} exceeds the {most} samples.*size={size}"):
+                replay.sample(most + 1)
+        assert len(replay.sample(most, timeout=0)) == most
 
 
 def test_a_view_made_late_counts_what_is_held_and_a_view_that_is_dropped_limits_nothing() -> None:
@@ -270,6 +308,44 @@ def test_a_reader_is_woken_by_the_step_it_waits_for() -> None:
                 time.sleep(0.001)
             append(store, 1)
             woken.append(time.monotonic())
+
+        run_all(read, write)
+        assert abs(woken[0] - woken[1]) < 0.4  # less than the interval at which it would look by itself
+
+
+def test_windows_that_begin_every_few_steps_starve_nobody() -> None:
+    """20 steps long, one in 10 steps begins one: a sample for each step, as the limiter asks, is not to be had."""
+    with number_store(capacity=5000) as store:
+        replay = store.sequences(20, stride=10, max_times_sampled=1, limiter=sw.SamplesPerInsert(1.0, 1, 100))
+        windows = [0]
+
+        def write() -> None:
+            for _ in range(501):
+                try_append(store, timeout=30.0, ends=False)
+
+        def learn() -> None:
+            for _ in range(12):
+                windows[0] += len(replay.sample(4, timeout=30.0))
+
+        run_all(write, learn)
+        assert windows[0] == 48 and len(replay) == 1  # of 49, the last begins at step 480
+
+
+def test_a_writer_is_woken_by_the_batch_that_needs_its_steps() -> None:
+    with number_store() as store:
+        replay = store.transitions(max_times_sampled=1, limiter=sw.SamplesPerInsert(1.0, 1, 4))
+        append(store, 5)
+        woken = []
+
+        def write() -> None:
+            try_append(store, timeout=30.0)
+            woken.append(time.monotonic())
+
+        def read() -> None:
+            while not store.stats()["append_waits"]:
+                time.sleep(0.001)
+            woken.append(time.monotonic())
+            replay.sample(6, timeout=30.0)
 
         run_all(read, write)
         assert abs(woken[0] - woken[1]) < 0.4  # less than the interval at which it would look by itself

@@ -105,3 +105,57 @@ def test_a_damaged_segment_costs_the_other_store_of_a_blend_nothing(tmp_path: Pa
     waiting = sum(len(part.ids) for one in stream.drawn for k, part in one.parts.items() if k == 1)
     assert len(others) + waiting == views[1].source.items.samples
     store.close()
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+@pytest.mark.parametrize("n_step", [1, 3])
+@pytest.mark.filterwarnings("ignore:.*sampled no more")
+def test_what_cannot_be_read_for_a_while_is_given_out_no_more_often(kind: str, n_step: int, tmp_path: Path) -> None:
+    """A checkpoint made meanwhile knows how often the items were given; opened where all is readable, it goes on."""
+
+    def view(of: sw.Store) -> Any:
+        return of.transitions(n_step=n_step, sampler=MAKERS[kind](), max_times_sampled=2)
+
+    store, _ = made(STEPS)
+    replay = view(store)
+    items = len(replay)
+    given = Counter(replay.sample(items).action.tolist())
+    store.checkpoint(tmp_path / "before")
+    store.close()
+    store = sw.Store.open(tmp_path / "before", disk=tmp_path / "store")
+    replay = view(store)
+    region = min((tmp_path / "store" / "regions").iterdir())  # the checkpoint's
+    whole, index = region.read_bytes(), store._log.index
+    content = bytearray(whole)
+    for slot in range(0, STEPS // SEGMENT, 2):
+        begin, size = int(index.region_offset[slot]), int(index.nbytes[slot])
+        content[begin : begin + size] = bytes(size)
+    region.write_bytes(content)
+    given.update(replay.sample(items // 4).action.tolist())
+    assert store.stats()["damaged"] and replay.source.items.uses_left < 2 * items - sum(given.values())
+    region.write_bytes(whole)
+    store.checkpoint(tmp_path / "meanwhile")
+    store.close()
+    store = sw.Store.open(tmp_path / "meanwhile")
+    replay = view(store)
+    assert store.recovery is not None and not store.recovery.damages
+    assert replay.source.items.uses_left == 2 * items - sum(given.values())
+    while replay.source.items.uses_left:
+        given.update(replay.sample(1).action.tolist())
+    assert len(given) == items and set(given.values()) == {2}
+    store.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*sampled no more")
+def test_steps_in_the_place_of_a_damaged_segment_have_all_their_uses(tmp_path: Path) -> None:
+    store = damaged(tmp_path, 3)
+    replay = store.transitions(sampler=sw.Fifo(), max_times_sampled=2)
+    for _ in range(STEPS):
+        replay.sample(1)
+    assert store.stats()["damaged"]
+    store.resize(capacity=STEPS)
+    slots = set(range(store._log.index.highest))
+    append(store, STEPS, 4 * STEPS)
+    assert {int(item) // store._log.stride for item in replay.source.items.resolve(replay.sampleable_ids())[0]} <= slots
+    assert replay.source.items.uses_left == 2 * len(replay)
+    store.close()

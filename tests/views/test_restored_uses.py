@@ -1,7 +1,8 @@
-"""Windows of limited uses in a checkpoint: those whose burn-in was evicted are counted neither then nor afterwards."""
+"""Limited uses in a checkpoint: items without their burn-in are not counted, and those of lost steps go with them."""
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -48,4 +49,55 @@ def test_a_restored_view_goes_on_as_the_unbroken_one(kind: str, burn_in: int, st
         store.close()
         store, replay = opened, again
     assert misses  # windows without their burn-in
+    store.close()
+
+
+@pytest.mark.parametrize("disk", [False, True], ids=["memory", "disk"])
+@pytest.mark.parametrize("appended_first", [False, True])
+def test_nothing_of_lost_open_steps_passes_to_those_after_them(
+    disk: bool, appended_first: bool, tmp_path: Path
+) -> None:
+    """Their ids, uses, priorities and draws ahead: the steps after them lie in the same slot."""
+
+    def view(of: sw.Store) -> Any:
+        return of.transitions(sampler=sw.Prioritized(), max_times_sampled=2)
+
+    rng, sealed, steps, new = np.random.default_rng(0), 3 * 64, 240, 10_000
+    store = sw.Store(SPEC, capacity=2000, segment_steps=64)
+    append(store, 0, steps, rng)
+    replay = view(store)
+    ids = replay.sampleable_ids()
+    replay.update_priorities(ids, np.full(len(ids), 0.01))
+    stream = replay.stream(10, lookahead=2)
+    given = Counter(np.concatenate([next(stream).action for _ in range(30)]).tolist())
+    store.checkpoint(tmp_path / "checkpoint")
+    (region,) = (tmp_path / "checkpoint").rglob("*.region")
+    content = bytearray(region.read_bytes())
+    at = content.find(np.arange(sealed, steps).tobytes())  # the actions of the open segment
+    assert at > 0
+    content[at] ^= 1
+    region.write_bytes(content)
+    opened = sw.Store.open(tmp_path / "checkpoint", disk=tmp_path / "opened" if disk else None)
+    assert opened.recovery is not None
+    assert "48 steps of its open segment are lost" in opened.recovery.damages[-1]
+    replay = None if appended_first else view(opened)
+    append(opened, new, 60, rng)
+    replay = replay or view(opened)
+    found = replay.sampleable_ids()
+    late = found[replay.fetch(found).action >= new]
+    assert len(late) >= 59 and not set(late.tolist()) & set(ids.tolist())
+    items = replay.source.items
+    for those, priority in ((late, 1.0), (found[~np.isin(found, late)], 0.01)):
+        chances = items.sampler.probabilities(items.resolve(those)[0])
+        np.testing.assert_allclose(chances * items.sampler._tree.total, (priority + (priority < 1) * 1e-6) ** 0.6)
+    batches = replay.stream(10, lookahead=0)
+    after = Counter(np.concatenate([next(batches).action for _ in range(2)]).tolist())
+    while items.uses_left:
+        after.update(replay.sample(1).action.tolist())
+    assert {action: count for action, count in after.items() if action >= new} == dict.fromkeys(
+        range(new, new + len(late)), 2
+    )
+    assert not [action for action in after if sealed <= action < new]
+    assert max((given + after).values()) == 2
+    opened.close()
     store.close()

@@ -139,7 +139,7 @@ def restore(
         {name: value[kept] if isinstance(value, np.ndarray) else value for name, value in order.items()}
     )
     generation = generation.copy()
-    generation[slots[~kept]] += 1
+    _renew(generation, slots[~kept], state)
     index.restore({*slots[kept].tolist(), *opened.tolist()}, int(state["first_generation"]), generation)
     adoption.link_lanes()
     for name in COUNTS:
@@ -150,6 +150,11 @@ def restore(
     inventory.changes += 1
     report.steps = inventory.held_steps
     return report
+
+
+def _renew(generation: Ints, lost: Ints, state: dict[str, Any]) -> None:
+    """Give the slots ``lost`` [n] generations that were never used: ids of lost steps are not those of later ones."""
+    generation[lost] = np.maximum(generation[lost] + 1, int(state["first_generation"]))
 
 
 def _open_lanes(adoption: Adoption, state: dict[str, Any], opened: Ints, found: Sequence[tuple[int, Record]]) -> None:
@@ -185,6 +190,8 @@ def _open_lanes(adoption: Adoption, state: dict[str, Any], opened: Ints, found: 
             continue
         # Without these frames the rest of the episode would be stacked as if it began here: so it does.
         needs_more = log.spec.context > 0 or any(int(numbers[lane]) % every for every in log.layout.every)
+        if rows[lane]:
+            _renew(log.index.generation, opened[lane : lane + 1], state)
         if rows[lane] or (not begins[lane] and needs_more):
             what = f"the {rows[lane]} steps of its open segment" if rows[lane] else "the last frames of its episode"
             adoption.report.damages.append(f"lane {lane}: {what} are lost; its next step begins an episode")

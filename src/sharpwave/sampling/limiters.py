@@ -28,12 +28,14 @@ class Cursor:
         samples: transitions drawn.
         size: steps that can be sampled now.
         uses: how often those can be sampled in total; infinite without ``max_times_sampled``.
+        max_times_sampled: the view's; ``None``: there is no limit.
     """
 
     inserts: int
     samples: int
     size: int
     uses: float
+    max_times_sampled: int | None = None
 
     def __str__(self) -> str:
         return f"{self.inserts} inserts, {self.samples} samples, {self.size} steps to sample"
@@ -42,7 +44,8 @@ class Cursor:
 class Limiter(Protocol):
     """Rate limiter: decides whether a view's next batch, or the store's next steps, must wait.
 
-    Stateless: the counts are in the cursor.
+    Stateless: the counts are in the cursor. With ``max_times_sampled`` a batch that finds too few uses left waits for
+    the writer; until there are enough, steps are appended whatever ``append_waits`` says, or both sides would wait.
     """
 
     def check(self, capacity: int | None, max_times_sampled: int | None) -> None:
@@ -91,6 +94,11 @@ class SamplesPerInsert:
     ``min_size`` steps can be sampled; until then writing does not wait. Each step of a batch is a sample, each step
     appended an insert. Batches of B and appends of R rows never wait for each other as long as
     ``B + ratio * R <= 2 * error_buffer``.
+
+    With ``max_times_sampled`` there may be fewer uses than the ratio asks for: steps are lost before they were sampled
+    so often (episodes broken off, evictions), or windows begin only every few steps. Then samples fall short of the
+    ratio, by more than ``error_buffer``: writing waits only while there are uses left for a batch of the size asked for
+    last.
 
     Args:
         ratio: samples for each step appended, positive.
@@ -168,7 +176,8 @@ class Queue:
     For views with ``max_times_sampled``: with that and ``Fifo`` every step is sampled so many times, in order, and none
     is dropped, provided the store's capacity exceeds ``size`` by a few segments a lane. Steps whose n-step return is
     not known yet do not count; the end of an episode may make several known at once, so ``size`` may be exceeded by up
-    to ``n_step`` steps a lane.
+    to ``n_step`` steps a lane. Where a full queue leaves too few uses for a batch, it is exceeded until there are
+    enough; with batches of B and appends of R steps, never if ``B + R <= size + 1``.
     """
 
     size: int
@@ -185,7 +194,13 @@ class Queue:
             )
 
     def sample_waits(self, batch_size: int, cursor: Cursor) -> str | None:
-        """Return None: the view itself waits for a whole batch."""
+        """Return None: the view itself waits for a whole batch.  Raises: ValueError: a full queue has too few uses."""
+        uses = self.size * (math.inf if cursor.max_times_sampled is None else cursor.max_times_sampled)
+        if batch_size > uses:
+            raise ValueError(
+                f"sample: batch_size={batch_size} exceeds the {uses} samples of a full {self}; use a smaller "
+                "batch_size=, or raise size="
+            )
         return None
 
     def append_waits(self, steps: int, cursor: Cursor) -> str | None:

@@ -64,6 +64,7 @@ class BatchSource:
                 raise TypeError(f"{view.kind}: limiter={limiter!r}, expected a limiter such as sharpwave.MinSize(1000)")
             limiter.check(log.admission.capacity, self.max_times_sampled)
         self.limiter = limiter
+        self._wanted = 0  # size of the batch asked for last, or of the largest that finds too few uses
         self.steps_before = log.inventory.total_steps - log.inventory.held_steps
         self.rng = np.random.default_rng(seed)
         self.items = Items(log, view, sampler, uses)
@@ -79,23 +80,37 @@ class BatchSource:
             return None
         cursor = self._cursor()
         reason = self.limiter.sample_waits(batch_size, cursor)
+        if reason is None:
+            self._want(batch_size, cursor)
         if reason is None and cursor.uses < batch_size:
             uses = "no step" if not cursor.size else f"{cursor.uses:g} uses of steps"
             reason = f"{batch_size} samples find {uses} left: the writer has to append"
         return None if reason is None else f"{reason} ({self.limiter}; {cursor})"
 
+    def _want(self, batch_size: int, cursor: Cursor) -> None:
+        """Note a batch that the limiter admits, for ``append_waits``; wake the writers where it needs more steps."""
+        short = cursor.uses < batch_size
+        if short and batch_size > self._wanted:
+            self.gate.notify()
+        self._wanted = max(self._wanted, batch_size) if short else batch_size
+
     def append_waits(self, steps: int) -> str | None:
-        """Return what an append of ``steps`` steps must wait for; ``None`` if it need not."""
+        """Return what an append of ``steps`` steps must wait for; ``None`` if it need not.
+
+        It does not wait for a learner who finds too few uses left for a batch, and so waits for the writer.
+        """
         if self.limiter is None:
             return None
         self.items.follow()
         cursor = self._cursor()
         reason = self.limiter.append_waits(steps, cursor)
-        return None if reason is None else f"{reason} ({self.limiter}; {cursor})"
+        if reason is None or cursor.uses < self._wanted:
+            return None
+        return f"{reason} ({self.limiter}; {cursor})"
 
     def _cursor(self) -> Cursor:
-        items = self.items
-        return Cursor(self.log.inventory.total_steps - self.steps_before, items.samples, items.count, items.uses_left)
+        items, inserts = self.items, self.log.inventory.total_steps - self.steps_before
+        return Cursor(inserts, items.samples, items.count, items.uses_left, self.max_times_sampled)
 
     def wait(self, batch_size: int, timeout: float | None) -> None:
         """Wait until a batch can be drawn.  Raises: EmptyError, LimiterTimeoutError, ValueError."""
@@ -211,7 +226,7 @@ class BatchSource:
         items, before = self.items, self.items.known
         for slot, problem in self.log.sealed.damaged.items():
             known, (begin, end) = items.known, items.spans[slot].tolist()
-            items.forget(slot)
+            items.forget(slot, evicted=False)
             if items.known < known:
                 warnings.warn(f"{problem}; its {end - begin} steps are sampled no more", RuntimeWarning, stacklevel=4)
         return 0 < items.known < before

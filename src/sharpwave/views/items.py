@@ -223,11 +223,15 @@ class Items:
         known = self.spans[slots, 1] - self.spans[slots, 0]
         return np.where(known > 0, self.sampler.masses(slots) / np.maximum(known, 1), np.inf)
 
-    def forget(self, slot: int) -> None:
-        """Drop all items that need the segment in ``slot``, which is about to be evicted. A call that raised is
-        repeated."""
+    def forget(self, slot: int, evicted: bool = True) -> None:
+        """Drop all items that need the segment in ``slot``. A call that raised is repeated.
+
+        Args:
+            evicted: it is about to be evicted; else it is set aside, as it cannot be read now: its uses are kept, for
+                it may be readable when a checkpoint is opened.
+        """
         self._insert_found()
-        self._drop(slot)
+        self._drop(slot, evicted)
         self._losing.append(self._view.lose(slot, self.spans))  # which reports an item once
         self._exclude_lost(slot)
 
@@ -252,8 +256,8 @@ class Items:
         self.sampler.exclude(items)
         self._lose(len(items), left)
 
-    def _drop(self, slot: int) -> None:
-        """Drop the items of a slot."""
+    def _drop(self, slot: int, evicted: bool) -> None:
+        """Drop the items of a slot, and their uses if it is evicted."""
         first = slot * self._log.stride
         begin, end = self.spans[slot].tolist()
         count, left = end - begin, 0
@@ -263,7 +267,7 @@ class Items:
         self.sampler.remove(slot)
         self._lose(count, left)
         self.spans[slot, 0] = self.spans[slot, 1] = 0
-        if self.uses is not None:
+        if self.uses is not None and evicted:
             self.uses.clear(first, first + self._log.stride)
 
     def _lose(self, count: int, left: int) -> None:

@@ -131,7 +131,7 @@ class SavedView:
         if self._by_slot is None:
             known = values > 0
             if self.uses is not None:
-                known[: len(self.uses)] |= self.uses[: len(known)] > 0  # steps that were used up count 0
+                known[: len(self.uses)] |= self.uses[: len(known)] == self.max_times_sampled  # used up: they count 0
             whole = len(values) // log.stride * log.stride
             self._by_slot = tuple(one[:whole].reshape(-1, log.stride).sum(axis=1) for one in (values, known))
         masses, counts = self._by_slot
