@@ -90,7 +90,8 @@ def test_a_malformed_state_changes_nothing(change: Any) -> None:
     store = made()[0]
     blend = sw.Blend([(1, store.transitions())])
     before = blend.state()
+    broken: Any = change if change is None else before | change
     with pytest.raises((ValueError, KeyError, TypeError)):
-        blend.restore(change if change is None else before | change)
+        blend.restore(broken)
     assert blend.state() == before
     store.close()
