@@ -87,6 +87,12 @@ class BatchSource:
             reason = f"{batch_size} samples find {uses} left: the writer has to append"
         return None if reason is None else f"{reason} ({self.limiter}; {cursor})"
 
+    def check_admitted(self, batch_size: int) -> None:
+        """Refuse a batch that the limiter can never admit.  Raises: ValueError."""
+        if self.limiter is not None:
+            self.items.follow()
+            self.limiter.sample_waits(batch_size, self._cursor())
+
     def _want(self, batch_size: int, cursor: Cursor) -> None:
         """Note a batch that the limiter admits, for ``append_waits``; wake the writers where it needs more steps."""
         short = cursor.uses < batch_size

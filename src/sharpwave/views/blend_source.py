@@ -174,7 +174,7 @@ class BlendSource(Generic[B]):
             if share and view.source.limiter is not None:
                 with view.lock:
                     try:
-                        view.source.sample_waits(len(choice.source))
+                        view.source.check_admitted(len(choice.source))
                     except ValueError as error:
                         raise ValueError(f"{error} (all of a batch may be from view {view.name!r})") from error
 
