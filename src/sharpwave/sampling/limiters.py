@@ -28,14 +28,12 @@ class Cursor:
         samples: transitions drawn.
         size: steps that can be sampled now.
         uses: how often those can be sampled in total; infinite without ``max_times_sampled``.
-        max_times_sampled: the view's; ``None``: there is no limit.
     """
 
     inserts: int
     samples: int
     size: int
     uses: float
-    max_times_sampled: int | None = None
 
     def __str__(self) -> str:
         return f"{self.inserts} inserts, {self.samples} samples, {self.size} steps to sample"
@@ -194,13 +192,7 @@ class Queue:
             )
 
     def sample_waits(self, batch_size: int, cursor: Cursor) -> str | None:
-        """Return None: the view itself waits for a whole batch.  Raises: ValueError: a full queue has too few uses."""
-        uses = self.size * (math.inf if cursor.max_times_sampled is None else cursor.max_times_sampled)
-        if batch_size > uses:
-            raise ValueError(
-                f"sample: batch_size={batch_size} exceeds the {uses} samples of a full {self}; use a smaller "
-                "batch_size=, or raise size="
-            )
+        """Return None: the view itself waits for a whole batch."""
         return None
 
     def append_waits(self, steps: int, cursor: Cursor) -> str | None:

@@ -116,7 +116,7 @@ class BatchSource:
 
     def _cursor(self) -> Cursor:
         items, inserts = self.items, self.log.inventory.total_steps - self.steps_before
-        return Cursor(inserts, items.samples, items.count, items.uses_left, self.max_times_sampled)
+        return Cursor(inserts, items.samples, items.count, items.uses_left)
 
     def wait(self, batch_size: int, timeout: float | None) -> None:
         """Wait until a batch can be drawn.  Raises: EmptyError, LimiterTimeoutError, ValueError."""
