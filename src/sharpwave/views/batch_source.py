@@ -95,6 +95,9 @@ class BatchSource:
 
     def _want(self, batch_size: int, cursor: Cursor) -> None:
         """Note a batch that the limiter admits, for ``append_waits``; wake the writers where it needs more steps."""
+        capacity, uses = self.log.admission.capacity, self.max_times_sampled
+        if capacity is not None and uses is not None and batch_size > capacity * uses:
+            return  # no appends would do: they would only evict what was not sampled
         short = cursor.uses < batch_size
         if short and batch_size > self._wanted:
             self.gate.notify()
