@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 
 import sharpwave as sw
 from sharpwave.sampling import limiters
+from sharpwave.views import batch_source
 from tests.sampling.test_samplers import append, number_store
 from tests.store.test_threads import run_all
 
@@ -178,6 +180,152 @@ def test_a_batch_larger_than_a_queue_lets_it_grow(size: int, max_times_sampled: 
             replay.sample(larger, timeout=0)
         try_append(store)
         assert len(replay.sample(larger, timeout=0)) == larger
+
+
+def test_a_batch_larger_than_the_memory_opens_no_queue() -> None:
+    """No appends would fill it: they evicted steps that nobody had sampled."""
+    with number_store(capacity=64) as store:
+        replay = store.transitions(sampler=sw.Fifo(), max_times_sampled=1, limiter=sw.Queue(10))
+        with pytest.raises(sw.LimiterTimeoutError, match="the writer has to append"):
+            replay.sample(65, timeout=0)
+        append(store, 10)
+        with pytest.raises(sw.LimiterTimeoutError, match="the learner has to sample"):
+            try_append(store)
+        assert replay.sample(10).action.tolist() == list(range(10))
+
+
+def test_a_view_made_late_counts_what_is_held_and_a_view_that_is_dropped_limits_nothing() -> None:
+    with number_store(capacity=20, segment_steps=2) as store:
+        append(store, 30)
+        replay = store.transitions(limiter=sw.SamplesPerInsert(1.0, 10, 15))
+        with pytest.raises(sw.LimiterTimeoutError, match=f"{len(store) + 15 - (len(store) - 10)} inserts"):
+            for _ in range(100):
+                try_append(store)
+        del replay
+        for _ in range(50):
+            try_append(store)
+
+
+def test_several_limited_views_hold_the_writer_by_the_slowest() -> None:
+    with number_store() as store:
+        fast = store.transitions(limiter=sw.SamplesPerInsert(1.0, 1, 5))
+        slow = store.transitions(limiter=sw.SamplesPerInsert(1.0, 1, 2))
+        append(store, 3)
+        fast.sample(4)
+        with pytest.raises(sw.LimiterTimeoutError, match="error_buffer=2"):
+            try_append(store)
+        slow.sample(1)
+        try_append(store)
+
+
+# counters stay exact
+
+
+def test_what_fails_or_is_interrupted_moves_no_counter(monkeypatch: pytest.MonkeyPatch) -> None:
+    with number_store() as store:
+        replay = store.transitions(limiter=sw.SamplesPerInsert(1.0, 2, 4))
+
+        def fail(*_: Any, **__: Any) -> None:
+            raise KeyboardInterrupt
+
+        append(store, 4)
+        for _ in range(10):
+            with pytest.raises(ValueError):
+                store.append(obs=1, action=1, reward=float("nan"), terminated=True, truncated=False)
+            for owner, name, work in (
+                (batch_source, "fill", lambda: replay.sample(2)),
+                (store._log, "write", lambda: try_append(store)),
+                (store._gate._changed, "wait", lambda: replay.sample(7)),
+            ):
+                with monkeypatch.context() as patched:
+                    patched.setattr(owner, name, fail)
+                    with pytest.raises(KeyboardInterrupt):
+                        work()
+        with pytest.raises(sw.LimiterTimeoutError, match="4 inserts, 0 samples"):
+            replay.sample(7, timeout=0)
+        assert len(replay.sample(6, timeout=0)) == 6
+        assert store.stats()["sample_waits"] == 11
+
+
+# threads
+
+
+@pytest.mark.parametrize(("ratio", "rows", "batch"), [(4.0, 2, 16), (1.0, 4, 8), (0.25, 8, 3)])
+def test_two_threads_keep_the_ratio_all_the_way(ratio: float, rows: int, batch: int) -> None:
+    error_buffer = (batch + ratio * rows) / 2  # the least with which neither waits for the other
+    with number_store(capacity=100) as store:
+        limiter = sw.SamplesPerInsert(ratio, 20, error_buffer)
+        replay = store.transitions(limiter=limiter)
+        steps = 20 + rows * 150
+        seen: list[float] = []
+        samples = [0]
+
+        def write() -> None:
+            while store.total_steps < steps:
+                try_append(store, timeout=30.0, count=rows)
+
+        def learn() -> None:
+            while samples[0] < ratio * (steps - 20) - error_buffer:  # else the writer waits
+                replay.sample(batch, timeout=30.0)
+                with store._lock:
+                    samples[0] += batch
+                    seen.append(ratio * (store.total_steps - 20) - samples[0])
+
+        run_all(write, learn)
+        assert min(seen) >= -error_buffer - 1e-9
+        assert max(seen) <= error_buffer + 1e-9
+        assert store.stats()["append_waits"] + store.stats()["sample_waits"] > 0
+
+
+def test_a_queue_between_several_writers_and_readers_loses_and_repeats_nothing() -> None:
+    with number_store(capacity=64, segment_steps=2) as store:
+        replay = store.transitions(sampler=sw.Fifo(), max_times_sampled=1, limiter=sw.Queue(16))
+        seen: list[list[int]] = [[], []]
+        longest = [0]
+
+        def writer(lane: int) -> Any:
+            def work() -> None:
+                for k in range(400):
+                    number = lane * 1000 + k
+                    store.append(lane=lane, obs=number, action=number, reward=0.0, terminated=True, truncated=False)
+                    longest[0] = max(longest[0], len(replay))
+
+            return work
+
+        def reader(mine: list[int]) -> Any:
+            def work() -> None:
+                for _ in range(100):
+                    mine.extend(replay.sample(4).copy().action.tolist())
+
+            return work
+
+        run_all(writer(0), writer(1), reader(seen[0]), reader(seen[1]))
+        assert Counter(seen[0] + seen[1]) == dict.fromkeys([*range(400), *range(1000, 1400)], 1)
+        assert longest[0] <= 16
+        for mine in seen:
+            for lane in (0, 1):
+                numbers = [number for number in mine if number // 1000 == lane]
+                assert numbers == sorted(numbers)
+
+
+def test_a_reader_is_woken_by_the_step_it_waits_for() -> None:
+    with number_store() as store:
+        replay = store.transitions(limiter=sw.MinSize(3))
+        append(store, 2)
+        woken = []
+
+        def read() -> None:
+            replay.sample(2, timeout=30.0)
+            woken.append(time.monotonic())
+
+        def write() -> None:
+            while not store.stats()["sample_waits"]:
+                time.sleep(0.001)
+            append(store, 1)
+            woken.append(time.monotonic())
+
+        run_all(read, write)
+        assert abs(woken[0] - woken[1]) < 0.4  # less than the interval at which it would look by itself
 
 
 def test_windows_that_begin_every_few_steps_starve_nobody() -> None:
