@@ -88,6 +88,13 @@ def test_a_share_beyond_float64_is_named(share: Any) -> None:
         sw.Blend([(share, store.transitions())])
 
 
+def test_a_state_is_a_mapping() -> None:
+    with numbered(0) as store:
+        blend, nothing = sw.Blend([(1, store.transitions())]), None
+        with pytest.raises(TypeError, match="Blend: got a state of NoneType"):
+            blend.restore(nothing)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("timeout", [-1, float("nan"), "x"])
 def test_a_stream_checks_its_timeout(timeout: Any) -> None:
     with numbered(0) as store:

@@ -139,7 +139,7 @@ class Blend(Generic[B]):
                 "of this blend's views; pass it to the blend that sampled it"
             )
         errors = checked_errors(td_error, ids.shape + self.views[0].view.error_shape)
-        parts = [(view, source == k) for k, view in enumerate(self.views) if (source == k).any()]
+        parts = [(view, part) for k, view in enumerate(self.views) if (part := source == k).any()]
         with self._source.held():  # an interrupt comes before all of it, or after
             for view, _ in parts:  # what may fail
                 view.source.log.check_open()
