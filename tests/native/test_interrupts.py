@@ -209,7 +209,7 @@ def test_signals_that_arrive_together_leave_none_for_a_later_change() -> None:
         came.append("SIGTERM")
         raise SystemExit(1)
 
-    lock, came = Lock(), []
+    lock, came = Lock(), list[str]()
     previous = signal.signal(signal.SIGTERM, end)
     try:
         with pytest.raises(SystemExit) as caught, lock:
