@@ -202,3 +202,27 @@ def test_an_interrupt_waits_once() -> None:
         with pytest.raises(KeyboardInterrupt):  # at once
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_signals_that_arrive_together_leave_none_for_a_later_change() -> None:
+    def end(number: int, frame: Any) -> None:
+        came.append("SIGTERM")
+        raise SystemExit(1)
+
+    lock, came = Lock(), list[str]()
+    previous = signal.signal(signal.SIGTERM, end)
+    try:
+        with pytest.raises(SystemExit) as caught, lock:
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGINT)
+        assert came == ["SIGTERM"]
+        assert isinstance(caught.value.__context__, KeyboardInterrupt)
+        with lock:
+            pass
+        time.sleep(HANGS_S)
+        with pytest.raises(KeyboardInterrupt), lock:
+            signal.raise_signal(signal.SIGINT)  # the first one: not at once
+            came.append("whole")
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+    assert came == ["SIGTERM", "whole"]

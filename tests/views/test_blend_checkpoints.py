@@ -81,8 +81,17 @@ def test_a_damaged_state_is_refused_and_changes_nothing(change: Any) -> None:
     blend = blend_of(transitions(made(50)))
     blend.sample(4)
     before = blend.state()
-    with pytest.raises((ValueError, KeyError, TypeError)):
+    with pytest.raises(ValueError, match=rf"Blend: .*\b({next(iter(change))}\b|source of a batch|shares of a batch)"):
         blend.restore(before | change)
     assert blend.state() == before
     blend.restore({"rng": before["rng"], "samples": 7})  # of a release whose streams drew nothing ahead
     assert blend.state() == before | {"samples": 7}
+
+
+@pytest.mark.parametrize("missing", ["samples", "rng"])
+def test_a_state_that_lacks_a_part_is_refused_by_its_name(missing: str) -> None:
+    blend = blend_of(transitions(made(50)))
+    before = blend.state()
+    with pytest.raises(ValueError, match=f"Blend: {missing}.* of a saved state"):
+        blend.restore({name: part for name, part in before.items() if name != missing})
+    assert blend.state() == before

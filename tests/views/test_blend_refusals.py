@@ -21,14 +21,16 @@ def test_a_limiter_that_can_never_admit_a_whole_batch_is_found_at_the_first_one(
             with pytest.raises(ValueError, match=r"batch_size=24 exceeds .* \(all of a batch may be from"):
                 blend.sample(24)
             with pytest.raises(ValueError, match=r"all of a batch may be from view"):
-                next(blend.stream(24))
+                blend.stream(24)
         assert blend.samples == 0
         assert len(blend.sample(16).ids) == 16
 
 
-def test_without_a_limiter_threads_wait_for_each_other_whatever_the_timeout() -> None:
+@pytest.mark.parametrize("limiter", [None, sw.SamplesPerInsert(1.0, 50, error_buffer=1e9)])
+def test_threads_wait_for_each_other_s_draws_whatever_the_timeout(limiter: Any) -> None:
+    """The timeout is for steps that a limiter demands; this one always has enough."""
     with numbered(0) as first, numbered(1000) as second:
-        blend = sw.Blend([(0.5, first.transitions()), (0.5, second.transitions())])
+        blend = sw.Blend([(0.5, first.transitions(limiter=limiter)), (0.5, second.transitions())])
         stream = blend.stream(32, timeout=0)
         failed: list[Exception] = []
 
@@ -71,9 +73,10 @@ def test_a_batch_of_a_blend_is_no_batch_of_a_view() -> None:
             view.fetch(batch)
         own = np.asarray(batch.ids)[np.asarray(batch.source) == 0]
         assert view.update_priorities(own, np.ones(len(own))) == 0
-        batch.source = np.full(32, 2)  # as of a batch that lost its tag
-        with pytest.raises(ValueError, match=r"not .* integers from 0 to 1"):
-            blend.update_priorities(batch, np.ones(32))
+        for beyond in (2, -1, 0.5, float("nan")):
+            batch.source = np.full(32, beyond)  # as of a batch that lost its tag
+            with pytest.raises(ValueError, match=r"not .* integers from 0 to 1"):
+                blend.update_priorities(batch, np.ones(32))
 
 
 @pytest.mark.parametrize("seed", [-1, "x", 1.5, True, np.random.default_rng(0)])

@@ -288,6 +288,37 @@ def test_a_sampler_that_fails_leaves_all_undrawn(broken: Any, view: int, monkeyp
     right(next(stream))
 
 
+@pytest.mark.parametrize("view", [0, 1])
+def test_a_read_that_cannot_begin_leaves_all_undrawn(
+    view: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stores, others = made(1500, disks=tmp_path), made(1500)
+    blend, oracle = blend_of(transitions(stores)), blend_of(transitions(others))
+    stream, cache = blend.stream(8, lookahead=2), stores[view]._log.segment_cache
+    assert cache is not None
+
+    def fail(slots: Any) -> int:
+        raise OSError("no reader")
+
+    def held() -> Any:
+        caches: list[Any] = [store._log.segment_cache for store in stores]
+        samples = [one.source.items.samples for one in blend.views]
+        return blend.state(), samples, [(one._pins.tolist(), one.kept_bytes) for one in caches]
+
+    before = held()
+    with monkeypatch.context() as patch:
+        patch.setattr(cache, "fetch", fail)
+        for _ in range(2):
+            with pytest.raises(OSError, match="no reader"):
+                next(stream)
+            assert held() == before
+    for _ in range(5):  # of the views that were chosen; items are others, as the undone draws took random numbers
+        right(batch := next(stream))
+        assert np.asarray(batch.source).tolist() == np.asarray(oracle.sample(8).source).tolist()
+    for store in (*stores, *others):
+        store.close()
+
+
 def test_a_damaged_segment_of_one_view_is_named_and_its_steps_are_replaced(tmp_path: Path) -> None:
     stores = made(1500, disks=tmp_path)
     cache: Any = stores[1]._log.segment_cache

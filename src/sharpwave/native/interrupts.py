@@ -75,9 +75,19 @@ class Handlers:
         if not self._depth:  # from here on _later passes signals on
             for number, handler in self._others.items():
                 set_handler(number, handler)
-            while self._came:
-                number, _ = self._came.popitem()
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Run the handlers of signals that arrived, in Python's order; of all, also where one raises.
+
+        One left for later would make the first signal of a later change look like one that came again.
+        """
+        while self._came:
+            del self._came[number := min(self._came)]
+            try:
                 self._others[number](number, sys._getframe())
+            finally:
+                self._pass_on()
 
     def suspend(self) -> int:
         """Undo every ``defer``; return the ``depth`` to restore."""

@@ -111,6 +111,7 @@ class Blend(Generic[B]):
         sample from the same views. The shares of a batch are those at its draw.
         """
         check_stream(batch_size, lookahead, beta, timeout)
+        self._source.check_limiters(int(batch_size), self.shares())
         self._streams = [ref for ref in self._streams if ref() is not None]
         resumed = self._resumed.pop(0) if self._resumed else []
         stream = BlendStream(self._source, int(batch_size), int(lookahead), beta, timeout, resumed)
@@ -133,7 +134,7 @@ class Blend(Generic[B]):
                 "sampled it"
             )
         source, ids = on_host(source), on_host(batch.ids)
-        if source.shape != ids.shape or ((source < 0) | (source >= len(self.views))).any():
+        if source.shape != ids.shape or not np.isin(source, np.arange(len(self.views))).all():
             raise ValueError(
                 f"update_priorities: source of this batch is not {ids.shape} integers from 0 to {len(self.views) - 1}, "
                 "of this blend's views; pass it to the blend that sampled it"
@@ -159,12 +160,16 @@ class Blend(Generic[B]):
         """Go on where another of the same parts was; streams made later go on with its streams, in their order.
 
         Raises:
-            ValueError, KeyError, TypeError: no such state; then nothing changed.
+            ValueError, TypeError: no such state; then nothing changed.
         """
         if not isinstance(state, Mapping):
             raise TypeError(f"Blend: got a state of {type(state).__name__}, expected what state() returned")
-        views = len(self.views)
-        resumed = [[Choice.from_state(one, views) for one in choices] for choices in state.get("ahead", [])]
+        views, ahead = len(self.views), state.get("ahead", [])
+        if not isinstance(ahead, list) or not all(isinstance(choices, list) for choices in ahead):
+            raise ValueError(
+                f"Blend: ahead={ahead!r:.200} of a saved state, expected a list of batches for each stream"
+            )
+        resumed = [[Choice.from_state(one, views) for one in choices] for choices in ahead]
         self._source.restore(state)
         self._resumed = resumed
 

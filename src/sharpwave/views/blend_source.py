@@ -53,8 +53,11 @@ class Choice:
 
     @classmethod
     def from_state(cls, state: dict[str, Any], views: int) -> Choice:
-        """Return the choice of a state.  Raises: ValueError, KeyError, TypeError: it is something else."""
-        source, shares = np.array(state["source"]), np.array(state["shares"], np.float64)
+        """Return the choice of a state.  Raises: ValueError: it is something else."""
+        try:
+            source, shares = np.array(state["source"]), np.array(state["shares"], np.float64)
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise ValueError(f"Blend: ahead of a saved state: {state!r:.200} lacks source and shares") from error
         whole = source.ndim == 1 and len(source) and source.dtype == np.int64
         if not whole or not ((source >= 0) & (source < views)).all():
             raise ValueError(f"Blend: source of a batch drawn ahead is not one of integers from 0 to {views - 1}")
@@ -81,6 +84,7 @@ class BlendSource(Generic[B]):
         self.views, self._shares = views, shares
         self.samples = 0
         self._turn = turn()  # of the next choice
+        self._waits = False  # for steps, in the thread whose turn it is
         self._locks = in_order([view.lock for view in views])
         self.tag = object()
         if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
@@ -107,10 +111,9 @@ class BlendSource(Generic[B]):
         """Hold the locks of all stores."""
         return all_held(self._locks)
 
-    def patience(self, timeout: float | None) -> float:
-        """Return for how long to wait for another thread: without a limiter it waits for nothing itself."""
-        seconds = check_timeout("sample", timeout)
-        return seconds if self._limited else math.inf
+    def waits(self) -> bool:
+        """Whether a thread waits for steps that a limiter demands, and keeps others waiting."""
+        return self._waits
 
     def draw(
         self,
@@ -134,11 +137,13 @@ class BlendSource(Generic[B]):
             EmptyError, LimiterTimeoutError, ValueError: as ``Replay.sample``; and what ``make`` does. Then it was not
                 drawn, and the same is chosen again.
         """
-        end = time.monotonic() + check_timeout("sample", timeout)
+        seconds = check_timeout("sample", timeout)
+        end = time.monotonic() + seconds
         try:
-            with held(self._turn, self.patience(timeout) if wait else 0.0, "blend"):
+            with held(self._turn, seconds if wait else 0.0, "blend", self.waits if wait else lambda: True):
+                self._waits = False  # a fork may have come while a thread did
                 choice, rng = self._choose(batch_size)
-                self._check_limiters(choice)
+                self.check_limiters(batch_size, choice.shares)
                 while True:
                     with self.held():
                         waiting = self._waiting(choice)
@@ -150,7 +155,11 @@ class BlendSource(Generic[B]):
                         if not wait:
                             return None
                         left = max(0.0, end - time.monotonic())
-                        self.views[waiting].wait(choice.counts[waiting], beta=beta, timeout=left)
+                        self._waits = self.views[waiting].source.limiter is not None
+                        try:
+                            self.views[waiting].wait(choice.counts[waiting], beta=beta, timeout=left)
+                        finally:
+                            self._waits = False
         except LimiterTimeoutError:
             if wait:
                 raise
@@ -163,18 +172,18 @@ class BlendSource(Generic[B]):
         source = rng.choice(len(self.views), size=batch_size, p=shares).astype(np.int64)
         return Choice(source, shares), rng.bit_generator.state
 
-    def _check_limiters(self, choice: Choice) -> None:
+    def check_limiters(self, batch_size: int, shares: npt.NDArray[np.float64]) -> None:
         """Refuse a batch all of whose items may be from one view, where its limiter admits no part as large.
 
         Parts are of random size: it would be refused some time, and then always.  Raises: ValueError.
         """
         if not self._limited:
             return
-        for view, share in zip(self.views, choice.shares, strict=True):
+        for view, share in zip(self.views, shares, strict=True):
             if share and view.source.limiter is not None:
                 with view.lock:
                     try:
-                        view.source.check_admitted(len(choice.source))
+                        view.source.check_admitted(batch_size)
                     except ValueError as error:
                         raise ValueError(f"{error} (all of a batch may be from view {view.name!r})") from error
 
@@ -237,15 +246,15 @@ class BlendSource(Generic[B]):
         return {"rng": dict(self._rng), "samples": self.samples}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on where another was.  Raises: ValueError, KeyError, TypeError: no such state; then nothing changed."""
-        samples = state["samples"]
+        """Go on where another was.  Raises: ValueError: no such state; then nothing changed."""
+        samples = state.get("samples")
         if isinstance(samples, bool) or not isinstance(samples, int) or samples < 0:
             raise ValueError(f"Blend: samples={samples!r} of a saved state, expected an integer of at least 0")
         rng = np.random.default_rng(0).bit_generator
         try:
             rng.state = state["rng"]
-        except (OverflowError, AttributeError) as error:
-            raise ValueError(f"Blend: rng of a saved state is none of a generator ({error})") from error
+        except (OverflowError, AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"Blend: rng of a saved state is none of a generator ({error!r})") from error
         self._rng, self.samples = rng.state, samples
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Generic, NoReturn, TypeVar
 
 from sharpwave.errors import EmptyError, not_to_be_copied
+from sharpwave.sampling.limiters import check_timeout
 from sharpwave.views.batch import Arrays
 from sharpwave.views.batch_source import Undo
 from sharpwave.views.blend_source import BlendSource, Choice
@@ -72,7 +73,7 @@ class BlendStream(Generic[B]):
     def __next__(self) -> B:
         """Return the batch drawn longest ago.  Raises: as ``blend.Blend.sample``."""
         source = self._source
-        with held(self._turn, source.patience(self._timeout), "stream"):
+        with held(self._turn, check_timeout("stream", self._timeout), "stream", source.waits):
             while len(self.drawn) <= self._lookahead and self._draw(wait=not self.drawn):
                 pass
             first = self.drawn[0]
@@ -103,13 +104,13 @@ class BlendStream(Generic[B]):
         try:
             for k, count in choice.counts.items():
                 undos.append(self._ahead[k].draw(count, self._beta))
+            for k in choice.counts:
+                self._ahead[k].read()
+            self.drawn.append(BlendDrawn(choice, {k: self._ahead[k].drawn[-1] for k in choice.counts}))
         except BaseException:
             for undo in reversed(undos):
                 undo()
             raise
-        self.drawn.append(BlendDrawn(choice, {k: self._ahead[k].drawn[-1] for k in choice.counts}))
-        for k in choice.counts:
-            self._ahead[k].read()
         return True
 
     def _drop(self, first: BlendDrawn) -> None:
@@ -137,7 +138,8 @@ class BlendStream(Generic[B]):
 
     def close(self) -> None:
         """Discard batches that were drawn and not used."""
-        with held(self._turn, self._source.patience(self._timeout), "stream"), self._source.held():
+        seconds = check_timeout("stream", self._timeout)
+        with held(self._turn, seconds, "stream", self._source.waits), self._source.held():
             self.drawn.clear()
             for ahead in self._ahead:
                 ahead.clear()

@@ -72,7 +72,7 @@ class DrawsAhead:
         source.gate.notify()
 
         def undraw() -> None:
-            self.drawn.pop()
+            unpin(source.log, self.drawn.pop())
             undo()
 
         return undraw

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from sharpwave.errors import LimiterTimeoutError
 from sharpwave.native.interrupts import Lock
 from sharpwave.sampling.limiters import LOOK_S
+
+POLL_S = 0.01
+"""Between two looks at what a thread does that keeps a turn longer than another would wait for steps."""
 
 _made: weakref.WeakSet[Lock] = weakref.WeakSet()
 
@@ -27,12 +30,21 @@ def turn() -> Lock:
 
 
 @contextmanager
-def held(lock: Lock, seconds: float, what: str) -> Iterator[None]:
-    """Hold a lock, which another thread may keep while it waits for steps.  Raises: LimiterTimeoutError."""
+def held(lock: Lock, seconds: float, what: str, waits: Callable[[], bool]) -> Iterator[None]:
+    """Hold a lock, which another thread may keep while it waits for steps.
+
+    Args:
+        waits: whether it does; ``seconds`` are for that only, not for what another thread draws meanwhile.
+
+    Raises:
+        LimiterTimeoutError: it waits for steps, and ``seconds`` are over.
+    """
     end, left = time.monotonic() + seconds, seconds
     while not lock.acquire(timeout=min(left, LOOK_S)):  # in parts: an interrupt is deferred during each
         left = max(0.0, end - time.monotonic())
-        if not left:
+        if not left and not waits():
+            left = POLL_S
+        elif not left:
             raise LimiterTimeoutError(
                 f"sample: timed out after {seconds:g} s; another thread samples from this {what}, and waits for steps"
             )
