@@ -198,20 +198,26 @@ class Rainbow(DQN):
         fractions, next_fractions = self._fractions(len(action)), self._fractions(len(action))
         with self.autocast():
             # First: autocast caches rounded weights, and those of a pass without gradient would carry none.
-            predicted = self._predicted(self.online, self.training_inputs(batch.obs), fractions)
+            inputs = self.training_inputs(batch.obs)
+            predicted = self._predicted(self.online, inputs, fractions)
             with torch.no_grad():
                 next_inputs = self.training_inputs(batch.next_obs)
                 next_predicted = self._predicted(self.target, next_inputs, next_fractions)
-                reward, policy = self._next_policy(batch, action, next_inputs, head.values(next_predicted))
+                if self.settings.random_shift:
+                    inputs = self.inputs(batch.obs)
+                reward, policy = self._next_policy(batch, action, inputs, next_inputs, head.values(next_predicted))
         target = head.target(next_predicted, policy, reward, batch.discount)
         taken = predicted[torch.arange(len(action), device=action.device), action]
         losses, errors = head.loss(taken, target, fractions)
         return (batch.weights * losses).mean(), errors
 
-    def _next_policy(self, batch: Any, action: Tensor, next_inputs: Any, next_q: Tensor) -> tuple[Tensor, Tensor]:
+    def _next_policy(
+        self, batch: Any, action: Tensor, inputs: Any, next_inputs: Any, next_q: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Return the rewards [B], with Munchausen's terms if those are on, and probabilities of next actions [B, A].
 
         Args:
+            inputs: of the observations, unshifted.
             next_q: float [B, A], of the target network.
         """
         settings, head = self.settings, self.head
@@ -219,7 +225,7 @@ class Rainbow(DQN):
             if settings.double:
                 next_q = head.values(self._predicted(self.online, next_inputs))
             return batch.reward, greedy_policy(next_q)
-        q = head.values(self._predicted(self.target, self.inputs(batch.obs)))
+        q = head.values(self._predicted(self.target, inputs))
         bonus = munchausen_bonus(q, action, settings.munchausen_temperature, settings.munchausen_lowest)
         policy, entropy = soft_policy(next_q, settings.munchausen_temperature)
         return batch.reward + settings.munchausen * bonus + batch.discount * entropy, policy
