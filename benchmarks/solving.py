@@ -22,6 +22,8 @@ from rich.console import Console
 from rich.table import Table
 from training_speed.runs import ended, episodes
 
+from sharpwave.bench.scoring import interquartile_mean
+from sharpwave.bench.scoring import interval as iqm_interval
 from sharpwave.training.config import recipe_of
 
 HERE = Path(__file__).parent
@@ -105,7 +107,16 @@ def print_table(title: str, runs: list[dict[str, Any]]) -> None:
     for key, unit in (("steps", "steps"), ("minutes", "minutes"), ("cpu_minutes", "CPU minutes")):
         values = [run[key] for run in done if run[key] is not None]
         if values:
-            print(f"{unit}: median {statistics.median(values):,.1f}, slowest {max(values):,.1f}")
+            print(f"{unit}: median {statistics.median(values):,.1f}, {middle(values, 1)}, slowest {max(values):,.1f}")
+    final = [run["final"]["mean"] for run in runs if run["final"] is not None]
+    if final:
+        print(f"fresh means: median {statistics.median(final):.2f}, {middle(final, 2)}, lowest {min(final):.2f}")
+
+
+def middle(values: list[float], digits: int) -> str:
+    """Write the interquartile mean over seeds and its 95 % bootstrap interval."""
+    low, high = iqm_interval([values])
+    return f"IQM {interquartile_mean([values]):,.{digits}f} ({low:,.{digits}f} to {high:,.{digits}f})"
 
 
 def draw(title: str, runs: list[dict[str, Any]], path: Path) -> None:
