@@ -1,4 +1,4 @@
-"""Speed of training Pong, from a textbook's DQN to recipe pong, one step of engineering at a time.
+"""Speed of training Pong, from a textbook's DQN to recipe pong-dqn, one step of engineering at a time.
 
 python benchmarks/ladder.py --help
 """
@@ -36,12 +36,12 @@ def ladder(
     ] = False,
     finished: Annotated[
         Path | None,
-        typer.Option(help="a folder of finished runs of recipe pong, or benchmarks/pong.py's JSON: frames to solve"),
+        typer.Option(help="a folder of finished runs of recipe pong-dqn, or a JSON of summaries: frames to solve"),
     ] = RESULTS / "ladder-pong.json",
     out: Annotated[Path, typer.Option(help="folder for ladder.json and ladder.png")] = RESULTS,
     fresh: Annotated[bool, typer.Option("--fresh", help="start over instead of continuing earlier results")] = False,
 ) -> None:
-    """Measure each step from a textbook's DQN to recipe pong: speed, where the time goes, memory, time to solve."""
+    """Measure each step from a textbook's DQN to recipe pong-dqn: speed, where the time goes, memory, time to solve."""
     names, seed_list = chosen(rungs), numbers(seeds, "--seeds")
     known = None if finished is None else finished_runs(finished)
     results = measured.measure(out, names, seed_list, rounds, steps, warmup, threads, fresh=fresh)

@@ -1,9 +1,9 @@
-"""Levers tried to speed up recipe `pong`: a run for each lever and seed, a table of rewards by steps, a figure.
+"""Levers tried to speed up recipe `pong-dqn`: a run for each lever and seed, a table of rewards by steps, a figure.
 
     python benchmarks/levers.py [--only NAME ...] [--seeds 0] [--steps 300000] [--there] [--runs FOLDER] [--out FOLDER]
 
-A lever's run is `sharpwave train pong` with its options; each takes some 10 minutes on two cores. A run whose folder is
-there is not trained again, whether it ended or not: what it has written is read.
+A lever's run is `sharpwave train pong-dqn` with its options; each takes some 10 minutes on two cores. A run whose
+folder is there is not trained again, whether it ended or not: what it has written is read.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def table(results: dict[str, dict[str, dict[str, Any]]]) -> None:
     """Print one row for each lever, with its seeds beside each other."""
     runs = [run for one in results.values() for run in one.values()]
     marks = sorted({mark for run in runs for mark in run["rewards"]})
-    shown = Table(title="Recipe pong, what was tried", title_style="bold", title_justify="left")
+    shown = Table(title="Recipe pong-dqn, what was tried", title_style="bold", title_justify="left")
     for column in ("", "change", "seeds"):
         shown.add_column(column)
     for mark in marks:
@@ -169,7 +169,7 @@ def figure(results: dict[str, dict[str, dict[str, Any]]], path: Path) -> None:
     shown.supxlabel("environment steps, thousands", fontsize=9)
     shown.supylabel(f"mean reward of the last {WINDOW // 1000}K steps' episodes", fontsize=9)
     shown.suptitle(
-        "Recipe pong, what was tried: blue, orange, green are seeds 0, 1, 2; grey: the recipe's own", fontsize=10
+        "Recipe pong-dqn, what was tried: blue, orange, green are seeds 0, 1, 2; grey: the recipe's own", fontsize=10
     )
     shown.savefig(path, dpi=120)
 
@@ -196,7 +196,7 @@ def main() -> None:
                 if arguments.there:
                     continue
                 told = ["--seed", str(seed), "--steps", str(arguments.steps), "--out", str(folder)]
-                command = ["train", "pong", *told, *LEVERS[name].options]
+                command = ["train", "pong-dqn", *told, *LEVERS[name].options]
                 subprocess.run([str(Path(sys.executable).with_name("sharpwave")), *command], check=True)
             results.setdefault(name, {})[str(seed)] = measured(folder)
     arguments.out.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Recipe pong with memories of several sizes: score and speed against the size.
+"""Recipe pong-dqn with memories of several sizes: score and speed against the size.
 
 python benchmarks/memory_size.py --help
 """
@@ -25,7 +25,7 @@ def memory_size(
     out: Annotated[Path, typer.Option(help="folder for memory-size.json, memory-size.png and the runs")] = RESULTS,
     fresh: Annotated[bool, typer.Option("--fresh", help="start over instead of continuing earlier results")] = False,
 ) -> None:
-    """Train recipe pong with memories of several sizes: score and speed against the size."""
+    """Train recipe pong-dqn with memories of several sizes: score and speed against the size."""
     results = measured.measure(out, numbers(sizes, "--sizes", minimum=1), numbers(seeds, "--seeds"), steps, fresh=fresh)
     rows = results["rows"] = measured.rows(results)
     write_json(out / measured.FILE, results)

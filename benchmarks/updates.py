@@ -1,4 +1,4 @@
-"""Time of an update of recipe `pong` with one thing done differently, as a ratio to the recipe's.
+"""Time of an update of recipe `pong-dqn` with one thing done differently, as a ratio to the recipe's.
 
     python benchmarks/updates.py [--rounds 7] [--compile] [--out FOLDER]
 
@@ -34,7 +34,7 @@ from sharpwave.training.recipes.environments import Atari
 from sharpwave.training.recipes.recipe import Recipe
 
 HERE = Path(__file__).parent
-RECIPE = load_recipe("pong")
+RECIPE = load_recipe("pong-dqn")
 BATCH = RECIPE.agent.replay.batch_size
 REPEATS = 12
 """Updates of a variant in a round; the first two are not timed."""
@@ -151,7 +151,7 @@ def change(**settings: Any) -> Variant:
 
 
 VARIANTS: dict[str, Variant] = {
-    "recipe pong": (RECIPE, as_it_is),
+    "recipe pong-dqn": (RECIPE, as_it_is),
     "one thread": change(threads=1),
     "float32": change(precision="float32"),
     "rows first, not channels last": (RECIPE, rows_first),
@@ -209,7 +209,7 @@ def main() -> None:
         shown.add_column(column, justify="left" if not column else "right")
     results = {}
     for name in names:
-        ratios = [mine / recipe for mine, recipe in zip(times[name], times["recipe pong"], strict=True)]
+        ratios = [mine / recipe for mine, recipe in zip(times[name], times["recipe pong-dqn"], strict=True)]
         results[name] = {
             "milliseconds": statistics.median(times[name]),
             "ratio": statistics.median(ratios),

@@ -65,7 +65,7 @@ def measure(
 
 
 def solve(out: Path, names: Sequence[str], seeds: Sequence[int], *, fresh: bool = False) -> list[solved.Finished]:
-    """Train the rungs of recipe ``pong`` with every seed until both measures pass the bound or steps run out."""
+    """Train the rungs of recipe ``pong-dqn`` with every seed until both measures pass the bound or steps run out."""
     found = []
     for seed in seeds:
         for name in names:
@@ -73,7 +73,7 @@ def solve(out: Path, names: Sequence[str], seeds: Sequence[int], *, fresh: bool 
                 continue
             folder = out / f"{name}-seed{seed}"
             say(f"{name}, seed {seed}: training until it is solved by both measures, in {folder}")
-            arguments = ["pong", "--seed", str(seed), "--device", "cpu", "--stop-reward", NEVER_STOP]
+            arguments = ["pong-dqn", "--seed", str(seed), "--device", "cpu", "--stop-reward", NEVER_STOP]
             arguments += ["--evaluate-from", NEVER_STOP]
             for setting, value in RUNGS[name].settings.items():
                 arguments += ["--" + setting.replace("_", "-"), str(value)]
@@ -117,7 +117,7 @@ def rows(results: Results) -> list[dict[str, Any]]:
 
 
 def runs_of(name: str, results: Results) -> list[solved.Finished]:
-    """Return the finished runs of a rung of recipe ``pong``."""
+    """Return the finished runs of a rung of recipe ``pong-dqn``."""
     rung = RUNGS[name]
     return [
         run for run in results.get("finished", []) if rung.kind == "sharpwave" and run["changes"] == dict(rung.settings)

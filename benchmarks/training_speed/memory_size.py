@@ -1,4 +1,4 @@
-"""Recipe ``pong`` with memories of several sizes: does a larger one learn better, and is it slower?"""
+"""Recipe ``pong-dqn`` with memories of several sizes: does a larger one learn better, and is it slower?"""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from training_speed.rungs import BOUND
 from training_speed.runs import episodes, train
 
 FILE = "memory-size.json"
-RECIPE = load_recipe("pong")
+RECIPE = load_recipe("pong-dqn")
 
 
 def measure(out: Path, sizes: Sequence[int], seeds: Sequence[int], steps: int, *, fresh: bool = False) -> Results:
@@ -67,7 +67,7 @@ def _arguments(size: int, seed: int, steps: int) -> list[str]:
         "--capacity": size, "--warmup-steps": min(RECIPE.training.warmup_steps, size), "--seed": seed, "--steps": steps,
         "--device": "cpu", "--stop-reward": NEVER_STOP, "--evaluate-from": NEVER_STOP,
     }  # fmt: skip
-    return ["pong", *(str(part) for option in options.items() for part in option)]
+    return ["pong-dqn", *(str(part) for option in options.items() for part in option)]
 
 
 def rows(results: Results) -> list[dict[str, Any]]:
@@ -89,7 +89,7 @@ def rows(results: Results) -> list[dict[str, Any]]:
 def table(results: Results, rows: list[dict[str, Any]], console: Console) -> None:
     """Print a row for each size."""
     shown = Table(
-        title=f"Recipe pong after {results['settings']['steps']:,} steps, by size of the memory",
+        title=f"Recipe pong-dqn after {results['settings']['steps']:,} steps, by size of the memory",
         title_style="bold", title_justify="left", box=box.SIMPLE_HEAD,
     )  # fmt: skip
     for column in ("memory, steps", "bytes", "score, mean of 100", f"frames to {BOUND:g}", "steps/s", "runs"):
@@ -134,6 +134,6 @@ def figure(results: Results, rows: list[dict[str, Any]], path: Path) -> None:
         axes[0].axhline(BOUND, linestyle="--", linewidth=1, color="gray", label=f"solved, {BOUND:g}")
         axes[1].set_ylim(0, 1.1 * max((run["steps_per_second"] for run in results["runs"]), default=1))
         axes[0].legend(loc="best", fontsize=8)
-        shown.suptitle(f"Recipe pong after {results['settings']['steps']:,} steps", fontsize=11, weight="bold")
+        shown.suptitle(f"Recipe pong-dqn after {results['settings']['steps']:,} steps", fontsize=11, weight="bold")
         shown.savefig(path, dpi=130)
         pyplot.close(shown)

@@ -40,7 +40,7 @@ class Rung:
         published: the textbook's results.
         frames_of: rung whose published frames also hold for this one, as both learn the same from the same.
         needs: modules that it imports beyond those of sharpwave[train].
-        settings: changed settings of recipe pong; only of kind "sharpwave".
+        settings: changed settings of recipe pong-dqn; only of kind "sharpwave".
     """
 
     change: str
@@ -83,7 +83,7 @@ RUNGS: dict[str, Rung] = {
     "vector-env": Rung(
         "n-envs-3 with ale-py's vector environment", lanes="vector", envs=3, frames_of="n-envs-3", needs=()
     ),
-    "full": Rung("sharpwave train pong", kind="sharpwave", times=8, needs=()),
+    "full": Rung("sharpwave train pong-dqn", kind="sharpwave", times=8, needs=()),
     "full-float32": Rung(
         "full without bfloat16", kind="sharpwave", times=8, needs=(), settings={"precision": "float32"}
     ),

@@ -191,9 +191,9 @@ class Measured(Callback):
 
 
 def full(rung: Rung, seed: int, warmup: int, steps: int) -> Slice:
-    """Measure recipe ``pong`` in Sharpwave's own loop, with environment, agent and view on the clock."""
+    """Measure recipe ``pong-dqn`` in Sharpwave's own loop, with environment, agent and view on the clock."""
     usage, clock = Usage(), Clock()
-    pong = load_recipe("pong")
+    pong = load_recipe("pong-dqn")
     recipe = pong.override(capacity=max(pong.replay.capacity, warmup),
         seed=seed, warmup_steps=warmup, stop_reward=None, threads=torch.get_num_threads(), device="cpu",
         steps=10**12, report_every=10**12, checkpoint_every=10**12, **rung.settings,

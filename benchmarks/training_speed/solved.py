@@ -21,9 +21,11 @@ MEASURES = {"alpha": "alpha .98", "mean100": "mean of 100"}
 """Measures: the textbook's running mean of episodes' rewards, and the recipes' mean of 100 episodes."""
 
 Finished = dict[str, Any]
-"""Results of a run: seed, changes (settings unlike recipe pong's that affect learning), bytes_per_step, by measure
+"""Results of a run: seed, changes (settings unlike recipe pong-dqn's that affect learning), bytes_per_step, by measure
 {"frames", "minutes"} or None where it did not pass the bound, and curve: [frames, mean of 100 episodes]."""
 
+RECIPES = ("pong-dqn", "pong")
+"""The recipe, and its name in results of earlier releases."""
 CURVE_EVERY = 5_000
 """Frames between two points of a curve."""
 
@@ -74,7 +76,7 @@ def curve(played: Episodes) -> list[list[float]]:
 
 
 def _changes(config: dict[str, Any]) -> dict[str, Any]:
-    usual = {leaf.name: leaf.value for leaf in leaves(load_recipe("pong"))}
+    usual = {leaf.name: leaf.value for leaf in leaves(load_recipe(RECIPES[0]))}
     found = {leaf.name: leaf.value for leaf in leaves(recipe_of(config))}
     aside = {*resumable(), "seed", "save_replay"}
     return {name: value for name, value in found.items() if name not in aside and value != usual.get(name)}
@@ -92,17 +94,17 @@ def finished_runs(path: Path) -> list[Finished]:
     try:
         if path.is_dir():
             summaries = {file.parent: json.loads(file.read_text()) for file in sorted(path.glob(f"*/{SUMMARY}"))}
-            found = [finished_run(folder) for folder, summary in summaries.items() if summary["recipe"] == "pong"]
+            found = [finished_run(folder) for folder, summary in summaries.items() if summary["recipe"] in RECIPES]
         else:
             summaries = json.loads(path.read_text())
-            found = [_finished_summary(summary) for summary in summaries.values() if summary["recipe"] == "pong"]
+            found = [_finished_summary(summary) for summary in summaries.values() if summary["recipe"] in RECIPES]
     except (OSError, KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(
             f"--finished: {str(path)!r} is neither a folder of runs nor summaries by seed: {error}"
         ) from error
     if not found:
         raise ValueError(
-            f"--finished: {str(path)!r} holds no finished run of recipe pong; give the folder that holds run folders"
+            f"--finished: {str(path)!r} holds no finished run of recipe pong-dqn; give the folder of run folders"
         )
     return found
 

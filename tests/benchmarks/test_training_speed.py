@@ -141,7 +141,7 @@ def test_summaries_tell_the_last_episode_only(tmp_path):
     told = {**first, "alpha": {"frames": 4, "minutes": 5.0}, "curve": [[3, -20.0], [5, 17.0]]}
     path.write_text(json.dumps({"4": {**summary, "reason": reached, "finished": told}}))
     assert solved.finished_runs(path) == [told]
-    with pytest.raises(ValueError, match="holds no finished run of recipe pong"):
+    with pytest.raises(ValueError, match="holds no finished run of recipe pong-dqn"):
         solved.finished_runs(tmp_path)
     path.write_text("{}}")
     with pytest.raises(ValueError, match="neither a folder of runs nor summaries"):
@@ -256,7 +256,7 @@ def test_an_interrupted_ladder_goes_on(tmp_path, monkeypatch, capfd):
     assert one["processes"]["learner"]["learning"] > 0 < one["processes"]["player"]["waiting"]
     assert sum(one["processes"]["learner"].values()) == pytest.approx(one["seconds"])
     (full,) = results["slices"]["full"]
-    assert full["steps"] == 64 and full["updates"] == 64 // load_recipe("pong").training.update_every
+    assert full["steps"] == 64 and full["updates"] == 64 // load_recipe("pong-dqn").training.update_every
     assert "parallel" in text and "~" in text and "extrapolated" in text
     assert (tmp_path / "ladder.png").read_bytes().startswith(b"\x89PNG")
 

@@ -153,14 +153,14 @@ FLAT = {
     "precision": "auto", "network": "small", "standardize": True, "hidden_units": 256, "dueling": True,
     "epsilon_start": 1.0, "epsilon_end": 0.01, "epsilon_steps": 50_000, "epsilon_ladder": 0.0,
 }  # fmt: skip
-"""Settings as version 1 of config.json had them: those of recipe pong."""
+"""Settings as version 1 of config.json had them, and recipe pong then."""
 
 
 def test_the_flat_settings_of_version_1_are_translated(tmp_path):
     values = {"version": 1, "run": "ab" * 16, "replay": "", "recipe": "pong", "settings": FLAT}
     (tmp_path / "config.json").write_text(sealed_json(values))
-    assert read_config(tmp_path) == Config("pong", load_recipe("pong"), "ab" * 16)
-    assert read_recipe(tmp_path / "config.json") == ("pong", load_recipe("pong"))
+    assert read_config(tmp_path) == Config("pong", load_recipe("pong-dqn"), "ab" * 16)
+    assert read_recipe(tmp_path / "config.json") == ("pong", load_recipe("pong-dqn"))
     values["settings"] = {**FLAT, "env": "CartPole-v1", "network": "mlp", "standardize": False}
     (tmp_path / "config.json").write_text(sealed_json(values))
     assert read_config(tmp_path).recipe.env == Gymnasium("CartPole-v1", num_envs=8)

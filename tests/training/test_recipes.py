@@ -72,7 +72,7 @@ def test_errors_name_the_option(changes, message):
         ("gymnasium", {"dueling_baseline": "max"}, "--dueling-baseline: .* it needs --dueling"),
         ("gymnasium", {"target_every": 500}, "--target-every: .* it needs --target-tau 0"),
         ("tmaze", {"learning_rate_steps": 500}, "--learning-rate-steps: .* it needs --learning-rate-end"),
-        ("pong", {"priority_alpha": 0.5}, "--priority-alpha: .* it needs --prioritized"),
+        ("pong-dqn", {"priority_alpha": 0.5}, "--priority-alpha: .* it needs --prioritized"),
         ("tmaze", {"beta_steps": 500}, "--beta-steps: .* it needs --beta-end"),
         ("drqn", {"eta": 0.5}, "--eta: .* it needs --prioritized"),
         ("pong", {"temperature_end": 0.5}, "--temperature-end: .* it needs --explore softmax"),

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 RECIPES: dict[str, str] = {
     "cartpole": "CartPole-v1 to a held-out mean of 490, with room to 475: the quick look, about a minute.",
     "pong": "Atari Pong to a held-out mean of 18 with no game lost, sized for two CPU cores.",
+    "pong-dqn": "The same by a plain DQN, which takes longer.",
     "apex": "Pong as Ape-X does it: two actors with a ladder of epsilons give each step its initial priority.",
     "lunarlander": "LunarLander-v3 to a held-out mean of 230, which is well above the 200 that count as solved.",
     "tmaze": "Memory: R2D2 learns to recall a cue over a corridor of 20 steps, in a minute or two.",

@@ -1,6 +1,6 @@
 """Pong as Ape-X does it (Horgan et al. 2018): actors with a ladder of epsilons, prioritized replay."""
 
-from sharpwave.training.recipes.pong import RECIPE as PONG
+from sharpwave.training.recipes.pong_dqn import RECIPE as PONG
 
 RECIPE = PONG.override(
     actors=2,
