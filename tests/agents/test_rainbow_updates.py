@@ -210,6 +210,7 @@ class Oracle:
         {"head": "qr"},
         {"head": "qr", "noisy": False, "dueling": False, "double": False, "huber_delta": 0.3},
         {"head": "qr", "dueling_baseline": "naive", "lr_end": 5e-4, "lr_steps": 60},
+        {"head": "qr", "noisy": False, "dueling": False, "munchausen": 0.9, "munchausen_temperature": 0.3},
         {"head": "iqn"},
         {"head": "iqn", "noisy": False, "dueling": False, "double": False},
         {"head": "iqn", "late_fractions": True},
