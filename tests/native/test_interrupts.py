@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
-from sharpwave.native.interrupts import HANGS_S, Lock
+from sharpwave.native import interrupts
+from sharpwave.native.interrupts import HANDLERS, HANGS_S, Lock
 
 SOURCE = str(Path(sw.__file__).parent)
 SPEC = sw.Spec(obs=sw.Field((2,), "int32", stack=2), action=sw.Field((), "int64"))
@@ -226,3 +227,43 @@ def test_signals_that_arrive_together_leave_none_for_a_later_change() -> None:
     finally:
         signal.signal(signal.SIGTERM, previous)
     assert came == ["SIGTERM", "whole"]
+
+
+def test_an_interrupt_at_any_line_of_the_end_of_a_change_leaves_no_signal_for_a_later_one() -> None:
+    """Handlers are set one after the other: the first that is may raise before the others are."""
+    terminated: list[int] = []
+    lost, reached = 0, 0
+    previous = signal.signal(signal.SIGTERM, lambda number, frame: terminated.append(number))
+    try:
+        for line in range(1, 80):
+            before, lines = len(terminated), 0
+
+            def interrupt(frame: Any, event: str, argument: Any, line: int = line) -> Any:
+                nonlocal lines, reached
+                if frame.f_code.co_filename != interrupts.__file__:
+                    return None
+                if event == "line" and not HANDLERS._depth:
+                    lines += 1
+                    if lines == line:
+                        reached += 1
+                        signal.raise_signal(signal.SIGINT)
+                return interrupt
+
+            try:
+                with Lock():
+                    signal.raise_signal(signal.SIGTERM)
+                    sys.settrace(interrupt)
+            except KeyboardInterrupt:
+                pass
+            finally:
+                sys.settrace(None)
+            with Lock():  # a later change
+                pass
+            assert not HANDLERS._came and not HANDLERS._depth, line
+            assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, line
+            assert len(terminated) - before <= 1, line
+            lost += len(terminated) == before
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+    assert reached > 15
+    assert lost <= 1, "at the entry of the other's handler, as in Python itself"

@@ -73,6 +73,10 @@ def test_a_state_of_another_moment_than_the_views_drops_what_was_drawn(tmp_path:
         {"samples": None},
         {"samples": -5},
         {"samples": "7"},
+        {"samples": 2**63},
+        {"ahead": [[{"source": [0, 1], "shares": ["0.5", "0.5"]}]]},
+        {"ahead": [[{"source": [0, 1], "shares": [True, False]}]]},
+        {"ahead": [[{"source": [0, 1], "shares": [0, 0]}]]},
         {"rng": 5},
         {"rng": {"bit_generator": "PCG64"}},
     ],
@@ -86,6 +90,20 @@ def test_a_damaged_state_is_refused_and_changes_nothing(change: Any) -> None:
     assert blend.state() == before
     blend.restore({"rng": before["rng"], "samples": 7})  # of a release whose streams drew nothing ahead
     assert blend.state() == before | {"samples": 7}
+
+
+@pytest.mark.parametrize("name", ["state", "inc", "has_uint32", "uinteger"])
+@pytest.mark.parametrize("number", [0.5, True, "7", 2**130])
+def test_numbers_of_a_generator_that_are_no_integers_are_refused(name: str, number: Any) -> None:
+    blend = blend_of(transitions(made(50)))
+    before, damaged = blend.state(), blend.state()
+    inner = damaged["rng"] = dict(damaged["rng"])
+    if name in ("state", "inc"):
+        inner = damaged["rng"]["state"] = dict(damaged["rng"]["state"])
+    inner[name] = float(inner[name]) if number is True and inner[name] > 1 else number
+    with pytest.raises(ValueError, match="Blend: rng of a saved state"):
+        blend.restore(damaged)
+    assert blend.state() == before
 
 
 @pytest.mark.parametrize("missing", ["samples", "rng"])

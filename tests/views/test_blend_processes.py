@@ -125,6 +125,7 @@ def test_a_fork_while_a_thread_waits_for_steps_leaves_the_child_a_free_blend() -
     pid = os.fork()
     if pid == 0:
         try:
+            assert not blend._source.waits()
             append(stores[0], 40, 40)
             for _ in range(3):
                 right(next(stream))

@@ -73,10 +73,13 @@ def test_a_batch_of_a_blend_is_no_batch_of_a_view() -> None:
             view.fetch(batch)
         own = np.asarray(batch.ids)[np.asarray(batch.source) == 0]
         assert view.update_priorities(own, np.ones(len(own))) == 0
-        for beyond in (2, -1, 0.5, float("nan")):
+        for beyond in (2, -1, 0.5, 1.0, True, "1", float("nan")):
             batch.source = np.full(32, beyond)  # as of a batch that lost its tag
             with pytest.raises(ValueError, match=r"not .* integers from 0 to 1"):
                 blend.update_priorities(batch, np.ones(32))
+        batch.source, batch.ids = np.ones((4, 8), np.int64), np.asarray(batch.ids).reshape(4, 8)
+        with pytest.raises(ValueError, match=r"not .* integers from 0 to 1"):
+            blend.update_priorities(batch, np.ones((4, 8)))
 
 
 @pytest.mark.parametrize("seed", [-1, "x", 1.5, True, np.random.default_rng(0)])

@@ -54,6 +54,8 @@ class Handlers:
         if get_ident() != self._main:
             return
         if not self._depth:
+            if self._came:  # an interrupt came between the end of the last change and their handlers
+                self._pass_on()
             for number in DEFERRED:
                 handler = getsignal(number)
                 if handler is self._own:  # an interrupt came right here the last time
@@ -71,22 +73,36 @@ class Handlers:
         """Undo one ``defer``. The outermost call runs the handlers of signals that arrived meanwhile."""
         if get_ident() != self._main or not self._depth:
             return
-        self._depth -= 1
-        if not self._depth:  # from here on _later passes signals on
-            for number, handler in self._others.items():
-                set_handler(number, handler)
-            self._pass_on()
+        try:
+            self._depth -= 1
+        finally:
+            if not self._depth:  # from here on _later passes signals on
+                self._restore([*self._others.items()])
 
-    def _pass_on(self) -> None:
-        """Run the handlers of signals that arrived, in Python's order; of all, also where one raises.
+    def _restore(self, handlers: list[tuple[int, Callable[[int, FrameType | None], Any]]]) -> None:
+        """Set the handlers again, then run those of the signals that arrived; all, also where one raises meanwhile.
 
         One left for later would make the first signal of a later change look like one that came again.
         """
-        while self._came:
-            del self._came[number := min(self._came)]
-            try:
+        try:
+            while handlers:
+                number, handler = handlers.pop()
+                set_handler(number, handler)  # it may raise before: then _later goes on to run the handler
+        finally:
+            if handlers:
+                self._restore(handlers)
+            else:
+                self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Run the handlers of signals that arrived, in Python's order."""
+        try:
+            while self._came:
+                number = min(self._came)
+                self._came.pop(number, None)
                 self._others[number](number, sys._getframe())
-            finally:
+        finally:
+            if self._came:
                 self._pass_on()
 
     def suspend(self) -> int:

@@ -156,13 +156,33 @@ class BatchSource:
         self.draw_into(target, beta)
         return target.batch
 
+    def draw(self, draw: Draw, beta: float | None) -> Undo:
+        """Draw items that can be drawn.
+
+        Returns a function that undoes it while the lock is still held, the generator's state too: the same is drawn
+        again. An error leaves all undrawn.  Cost: 2 us besides ``Items.draw``.
+        """
+        generator = self.rng.bit_generator
+        before = generator.state
+        try:
+            undo = self.items.draw(draw, beta, self.rng)
+        except BaseException:
+            generator.state = before
+            raise
+
+        def undraw() -> None:
+            undo()
+            generator.state = before
+
+        return undraw
+
     def draw_into(self, target: Target, beta: float | None) -> Undo:
         """Draw items into the memory of a batch, after ``wait``.
 
         Returns a function that undoes it while the lock is still held. An error leaves all undrawn.
         """
         while True:
-            undo = self.items.draw(target.draw, beta, self.rng)
+            undo = self.draw(target.draw, beta)
             if self._filled(target, undo):
                 self.gate.notify()
                 return undo
@@ -182,7 +202,7 @@ class BatchSource:
             if gone.size:
                 self._check_enough(gone.size)
                 other = Draw.of(gone.size)
-                undo = self.items.draw(other, beta, self.rng)
+                undo = self.draw(other, beta)
                 draw.items[gone], draw.probabilities[gone] = other.items, other.probabilities
                 self.items.weigh(draw, beta)  # those of the resampled items were divided by their own largest
             if self._filled(target, undo):

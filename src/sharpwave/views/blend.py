@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar
@@ -134,9 +135,10 @@ class Blend(Generic[B]):
                 "sampled it"
             )
         source, ids = on_host(source), on_host(batch.ids)
-        if source.shape != ids.shape or not np.isin(source, np.arange(len(self.views))).all():
+        known = source.dtype.kind in "iu" and ((source >= 0) & (source < len(self.views))).all()
+        if not known or source.ndim != 1 or source.shape != ids.shape:
             raise ValueError(
-                f"update_priorities: source of this batch is not {ids.shape} integers from 0 to {len(self.views) - 1}, "
+                f"update_priorities: source of this batch is not {ids.size} integers from 0 to {len(self.views) - 1}, "
                 "of this blend's views; pass it to the blend that sampled it"
             )
         errors = checked_errors(td_error, ids.shape + self.views[0].view.error_shape)
@@ -167,7 +169,7 @@ class Blend(Generic[B]):
         views, ahead = len(self.views), state.get("ahead", [])
         if not isinstance(ahead, list) or not all(isinstance(choices, list) for choices in ahead):
             raise ValueError(
-                f"Blend: ahead={ahead!r:.200} of a saved state, expected a list of batches for each stream"
+                f"Blend: ahead={reprlib.repr(ahead)} of a saved state, expected a list of batches for each stream"
             )
         resumed = [[Choice.from_state(one, views) for one in choices] for choices in ahead]
         self._source.restore(state)

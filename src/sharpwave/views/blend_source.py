@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
+import reprlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -56,12 +59,13 @@ class Choice:
         """Return the choice of a state.  Raises: ValueError: it is something else."""
         try:
             source, shares = np.array(state["source"]), np.array(state["shares"], np.float64)
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise ValueError(f"Blend: ahead of a saved state: {state!r:.200} lacks source and shares") from error
+        except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise ValueError(f"Blend: ahead of a saved state: {reprlib.repr(state)} lacks source and shares") from error
         whole = source.ndim == 1 and len(source) and source.dtype == np.int64
         if not whole or not ((source >= 0) & (source < views)).all():
             raise ValueError(f"Blend: source of a batch drawn ahead is not one of integers from 0 to {views - 1}")
-        if shares.shape != (views,) or not ((shares >= 0) & (shares <= 1)).all():
+        given = shares.shape == (views,) and all(type(share) in (int, float) for share in state["shares"])
+        if not given or not ((shares >= 0) & (shares <= 1)).all() or not shares.any():
             raise ValueError(f"Blend: shares of a batch drawn ahead are not {views} numbers from 0 to 1")
         return cls(source, shares)
 
@@ -84,7 +88,7 @@ class BlendSource(Generic[B]):
         self.views, self._shares = views, shares
         self.samples = 0
         self._turn = turn()  # of the next choice
-        self._waits = False  # for steps, in the thread whose turn it is
+        self._waits = 0  # the process, while the thread whose turn it is waits for steps; a fork has another
         self._locks = in_order([view.lock for view in views])
         self.tag = object()
         if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
@@ -113,7 +117,7 @@ class BlendSource(Generic[B]):
 
     def waits(self) -> bool:
         """Whether a thread waits for steps that a limiter demands, and keeps others waiting."""
-        return self._waits
+        return self._waits == os.getpid()
 
     def draw(
         self,
@@ -141,7 +145,6 @@ class BlendSource(Generic[B]):
         end = time.monotonic() + seconds
         try:
             with held(self._turn, seconds if wait else 0.0, "blend", self.waits if wait else lambda: True):
-                self._waits = False  # a fork may have come while a thread did
                 choice, rng = self._choose(batch_size)
                 self.check_limiters(batch_size, choice.shares)
                 while True:
@@ -155,11 +158,11 @@ class BlendSource(Generic[B]):
                         if not wait:
                             return None
                         left = max(0.0, end - time.monotonic())
-                        self._waits = self.views[waiting].source.limiter is not None
+                        self._waits = 0 if self.views[waiting].source.limiter is None else os.getpid()
                         try:
                             self.views[waiting].wait(choice.counts[waiting], beta=beta, timeout=left)
                         finally:
-                            self._waits = False
+                            self._waits = 0
         except LimiterTimeoutError:
             if wait:
                 raise
@@ -248,13 +251,20 @@ class BlendSource(Generic[B]):
     def restore(self, state: dict[str, Any]) -> None:
         """Go on where another was.  Raises: ValueError: no such state; then nothing changed."""
         samples = state.get("samples")
-        if isinstance(samples, bool) or not isinstance(samples, int) or samples < 0:
-            raise ValueError(f"Blend: samples={samples!r} of a saved state, expected an integer of at least 0")
+        if isinstance(samples, bool) or not isinstance(samples, int) or not 0 <= samples < 2**63:
+            raise ValueError(
+                f"Blend: samples={reprlib.repr(samples)} of a saved state, expected an integer from 0 to 2**63 - 1"
+            )
         rng = np.random.default_rng(0).bit_generator
         try:
             rng.state = state["rng"]
-        except (OverflowError, AttributeError, KeyError, TypeError, ValueError) as error:
+            same = json.dumps(rng.state, sort_keys=True) == json.dumps(state["rng"], sort_keys=True)
+        except (OverflowError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"Blend: rng of a saved state is none of a generator ({error!r})") from error
+        if not same:  # numpy makes integers of what are none
+            raise ValueError(
+                f"Blend: rng of a saved state, {reprlib.repr(state['rng'])}, has other numbers than integers"
+            )
         self._rng, self.samples = rng.state, samples
 
 

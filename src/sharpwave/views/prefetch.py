@@ -66,7 +66,7 @@ class DrawsAhead:
         """Draw ``count`` items, which can be drawn; return a function that undoes it while the lock is still held."""
         self._streams.forget_dropped()
         source, draw = self.source, Draw.of(count)
-        undo = source.items.draw(draw, beta, source.rng)
+        undo = source.draw(draw, beta)
         source.items.write_ids(draw.items, ids := np.empty(count, np.int64))
         self.drawn.append(Drawn(ids, draw.probabilities, draw.weights))
         source.gate.notify()
