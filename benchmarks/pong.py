@@ -1,6 +1,6 @@
 """Recipe `pong` trained with ten seeds, two at a time: a table, results/pong.json, and one figure of all curves.
 
-    python benchmarks/pong.py [--seeds 301 302 ...] [--at-a-time 2] [--runs FOLDER] [--out FOLDER] [-- any options of
+    python benchmarks/pong.py [--seeds 303 304 ...] [--at-a-time 2] [--runs FOLDER] [--out FOLDER] [-- any options of
     `sharpwave train pong`]
 
 Each run has one torch thread, and its environments' two threads the core that is left. Finished runs are not trained
@@ -10,4 +10,4 @@ again, interrupted ones are resumed. As critics ask: `-- --sticky 0.25 --actions
 from solving import main
 
 if __name__ == "__main__":
-    main("pong", "Pong from pixels: sharpwave train pong", [*range(301, 311)], 2, ["--threads", "1"])
+    main("pong", "Pong from pixels: sharpwave train pong", [*range(303, 313)], 2, ["--threads", "1"])

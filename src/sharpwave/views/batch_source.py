@@ -160,7 +160,7 @@ class BatchSource:
         """Draw items that can be drawn.
 
         Returns a function that undoes it while the lock is still held, the generator's state too: the same is drawn
-        again. An error leaves all undrawn.  Cost: 2 us besides ``Items.draw``.
+        again. An error leaves all undrawn.  Cost: 1 us besides ``Items.draw``.
         """
         generator = self.rng.bit_generator
         before = generator.state
