@@ -1,6 +1,6 @@
 """Tasks learned by several agents from several seeds: held-out scores of fixed weights, their IQM and its interval.
 
-python benchmarks/learning.py [--tasks tmaze lock minatar repeat-first memory-chain breakout seaquest qbert]
+python benchmarks/learning.py [--tasks tmaze lock minatar lunarlander repeat-first memory-chain breakout seaquest qbert]
                               [--seeds 101 102 ...] [--at-a-time 2] [--runs FOLDER] [--out FILE]
 
 Each run that has ended is a line of FILE (results/learning.jsonl); started again, only missing runs are made. A run
@@ -106,7 +106,8 @@ ATARI = {
         for game in ("seaquest", "qbert")
     },
 }
-TASKS |= MINATAR | OF_OTHERS | ATARI
+LUNARLANDER = {"lunarlander": {"dqn": Arm("lunarlander")}}
+TASKS |= MINATAR | OF_OTHERS | ATARI | LUNARLANDER
 
 
 def trained(task: str, agent: str, seed: int, folder: Path) -> Line:
@@ -202,7 +203,7 @@ def print_games(lines: list[Line], picture: Path) -> None:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    usual = [task for task in TASKS if task not in OF_OTHERS | ATARI]
+    usual = [task for task in TASKS if task not in OF_OTHERS | ATARI | LUNARLANDER]
     parser.add_argument("--tasks", nargs="+", choices=[*TASKS, "minatar"], default=usual)
     parser.add_argument("--agents", nargs="+", help="only these")
     parser.add_argument("--seeds", type=int, nargs="+", default=[101, 102, 103, 104, 105])

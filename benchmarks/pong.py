@@ -1,13 +1,13 @@
-"""Recipe `pong` trained with ten seeds, two at a time: a table, results/pong.json, and one figure of all curves.
+"""Recipe `pong` trained with ten seeds, one at a time: a table, results/pong.json, and one figure of all curves.
 
-    python benchmarks/pong.py [--seeds 303 304 ...] [--at-a-time 2] [--runs FOLDER] [--out FOLDER] [-- any options of
-    `sharpwave train pong`]
+    python benchmarks/pong.py [--seeds 303 304 ...] [--at-a-time 1] [--name NAME] [--runs FOLDER] [--out FOLDER]
+        [-- any options of `sharpwave train pong`]
 
 Each run has one torch thread, and its environments' two threads the core that is left. Finished runs are not trained
-again, interrupted ones are resumed. As critics ask: `-- --sticky 0.25 --actions "" --crop 0:210`.
+again, interrupted ones are resumed. As critics ask: `--name pong-fair -- --sticky 0.25 --actions "" --crop 0:210`.
 """
 
 from solving import main
 
 if __name__ == "__main__":
-    main("pong", "Pong from pixels: sharpwave train pong", [*range(303, 313)], 2, ["--threads", "1"])
+    main("pong", "Pong from pixels: sharpwave train pong", [*range(303, 313)], 1, ["--threads", "1"])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import statistics
 import subprocess
 import sys
@@ -40,6 +41,7 @@ def trained(recipe: str, folder: Path, seed: int, options: list[str]) -> dict[st
         else:
             command = [SHARPWAVE, "train", recipe, "--seed", str(seed), "--out", str(folder), *options]
         folder.parent.mkdir(parents=True, exist_ok=True)
+        options_file(folder).write_text(shlex.join(options))
         with folder.with_suffix(".log").open("a") as log:
             process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
             _, status, used = os.wait4(process.pid, 0)
@@ -68,6 +70,18 @@ def trained(recipe: str, folder: Path, seed: int, options: list[str]) -> dict[st
         ],
         "episodes": [[event[key] for key in keys] for event in episodes(folder)],
     }
+
+
+def options_file(folder: Path) -> Path:
+    """Return the path of the file that holds the options of a run."""
+    return folder.with_suffix(".options")
+
+
+def check_options(folder: Path, options: list[str]) -> None:
+    """Refuse a run that was made with other options.  Raises: SystemExit."""
+    given, made_with = shlex.join(options), options_file(folder)
+    if folder.exists() and made_with.exists() and made_with.read_text() != given:
+        raise SystemExit(f"{folder} was made with {made_with.read_text()!r}, not {given!r}: give these runs a --name")
 
 
 def interval(scores: list[float]) -> list[float]:
@@ -155,16 +169,18 @@ def main(recipe: str, title: str, seeds: list[int], at_a_time: int, usual: list[
     parser = argparse.ArgumentParser(description=title)
     parser.add_argument("--seeds", type=int, nargs="+", default=seeds)
     parser.add_argument("--at-a-time", type=int, default=at_a_time, help="runs that train in parallel")
-    parser.add_argument("--runs", type=Path, default=Path("runs") / f"{recipe}-seeds", help="folder of the runs")
+    parser.add_argument("--name", default=recipe, help="of the runs' folder and of the results' files")
+    parser.add_argument("--runs", type=Path, help="folder of the runs (default: runs/NAME-seeds)")
     parser.add_argument("--out", type=Path, default=HERE / "results", help="folder for the JSON and the figure")
     arguments, options = parser.parse_known_args()
     options = [*usual, *(option for option in options if option != "--")]
+    folder = arguments.runs or Path("runs") / f"{arguments.name}-seeds"
+    for seed in arguments.seeds:
+        check_options(folder / f"seed{seed}", options)
     with ThreadPoolExecutor(arguments.at_a_time) as pool:
-        futures = [
-            pool.submit(trained, recipe, arguments.runs / f"seed{seed}", seed, options) for seed in arguments.seeds
-        ]
+        futures = [pool.submit(trained, recipe, folder / f"seed{seed}", seed, options) for seed in arguments.seeds]
         runs = [future.result() for future in futures]
     arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / f"{recipe}.json").write_text(json.dumps({"runs": runs}) + "\n")
+    (arguments.out / f"{arguments.name}.json").write_text(json.dumps({"runs": runs}) + "\n")
     print_table(title, runs)
-    draw(title, runs, arguments.out / f"{recipe}.png")
+    draw(title, runs, arguments.out / f"{arguments.name}.png")
