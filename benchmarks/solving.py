@@ -134,7 +134,7 @@ def middle(values: list[float], digits: int) -> str:
 
 
 def draw(title: str, runs: list[dict[str, Any]], path: Path) -> None:
-    """Draw means of 100 training episodes as lines and held-out evaluations as diamonds, a colour for each seed."""
+    """Draw means of 20 training episodes as lines and held-out evaluations as diamonds, a colour for each seed."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -145,20 +145,22 @@ def draw(title: str, runs: list[dict[str, Any]], path: Path) -> None:
         scale, key = (1000, "steps") if index == 0 else (1, "minutes")
         for run in runs:
             across = [event[index] / scale for event in run["episodes"]]
-            (line,) = axis.plot(across, [event[3] for event in run["episodes"]], linewidth=1.5, alpha=0.7)
+            scores = [event[2] for event in run["episodes"]]
+            means = [statistics.fmean(scores[max(0, end - 20) : end]) for end in range(1, len(scores) + 1)]
+            (line,) = axis.plot(across, means, linewidth=1.5, alpha=0.7)
             axis.plot(
                 [one[key] / scale for one in run["decisions"]],
                 [one["mean"] for one in run["decisions"]],
                 "D",
                 markersize=4,
                 color=line.get_color(),
-                label=f"held-out mean, seed {run['seed']}",
+                label=f"seed {run['seed']}" if index == 0 else None,
             )
         axis.axhline(runs[0]["goal"], linestyle="--", linewidth=1, color="gray")
         axis.set_xlabel(label)
         axis.grid(alpha=0.3)
-    axes[0].set_ylabel("score (lines: mean of 100 in training)")
-    axes[0].legend(loc="best", fontsize=7)
+    axes[0].set_ylabel("score")
+    shown.legend(loc="outside right center", fontsize=8, title="lines: mean of 20 in training\ndiamonds: held-out mean")
     shown.suptitle(title)
     shown.savefig(path, dpi=120)
     pyplot.close(shown)
