@@ -81,7 +81,9 @@ def check_options(folder: Path, options: list[str]) -> None:
     """Refuse a run that was made with other options.  Raises: SystemExit."""
     given, made_with = shlex.join(options), options_file(folder)
     if folder.exists() and made_with.exists() and made_with.read_text() != given:
-        raise SystemExit(f"{folder} was made with {made_with.read_text()!r}, not {given!r}: give these runs a --name")
+        raise SystemExit(
+            f"{folder} was made with the options {made_with.read_text()!r}, not {given!r}: give these runs a --name"
+        )
 
 
 def interval(scores: list[float]) -> list[float]:
