@@ -133,6 +133,11 @@ def test_schedules_are_reported_by_name():
     assert softmax.schedules(50)["temperature"] == 1.5 and "epsilon" not in softmax.schedules(50)
 
 
+def test_a_rate_that_falls_without_steps_is_refused():
+    with pytest.raises(ValueError, match=r"learning-rate-steps.*expected at least 1 with --learning-rate-end"):
+        DQN.Settings(lr=0.1, lr_end=0.02)
+
+
 FROM_5 = NumberedActions(Spaces(Box(-1, 1, (2,)), Discrete(2, start=5)), "dqn")
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sharpwave.agents.frame_kernel import fits_one_pass
-from sharpwave.agents.inputs import FrameInputs, VectorInputs
+from sharpwave.agents.inputs import FrameInputs, OneHotInputs, VectorInputs
 
 
 def test_frames_are_scaled_to_one():
@@ -49,3 +49,13 @@ def test_bfloat16_frames_in_one_pass_are_what_torch_makes_of_them(count: int, st
         found = inputs(obs)
     assert found.dtype == torch.bfloat16 and found.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(found.view(torch.int16), expected.view(torch.int16))
+
+
+def test_zeros_that_pad_windows_are_the_first_category_where_they_are_none():
+    """Categories 1 to 3, -1 to 1 (0 is the second) and -5 to -4."""
+    inputs = OneHotInputs([3, 3, 2], [1, -1, -5])
+    found = inputs(torch.tensor([[0, 0, 0], [3, 1, -4]]))
+    assert found.tolist() == [[1, 0, 0, 0, 1, 0, 1, 0], [0, 0, 1, 0, 0, 1, 0, 1]]
+    for wrong in ([4, 0, -5], [1, 2, -5], [1, 0, -6]):
+        with pytest.raises(RuntimeError):
+            inputs(torch.tensor([wrong]))

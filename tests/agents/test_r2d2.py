@@ -74,6 +74,30 @@ def test_the_state_holds_the_previous_action_and_reward_and_begins_anew_with_an_
     np.testing.assert_array_equal(acted.fields[CORE], kept)  # what is on its way into the store
 
 
+def test_an_action_made_in_place_of_the_chosen_one_is_the_previous_action():
+    agent = make()
+    acted = agent.act(np.ones((LANES, SIZE), np.float32), agent.begin(LANES), 0)
+    chosen = acted.state.core.copy()
+    other = FIRST + (acted.action - FIRST + 1) % ACTIONS
+    state = agent.replaced(acted.state, other)
+    recurrent = 2 * CORE_UNITS
+    np.testing.assert_array_equal(state.core[:, recurrent:-1], np.eye(ACTIONS)[other - FIRST])
+    np.testing.assert_array_equal(state.core[:, :recurrent], chosen[:, :recurrent])
+    np.testing.assert_array_equal(acted.state.core, chosen)
+    assert state.chosen.tolist() == (other - FIRST).tolist()
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [({"lr_end": 1e-4}, "learning-rate-steps"), ({"replay": {"beta_end": 1.0}}, "beta-steps")],
+)
+def test_a_schedule_without_its_steps_is_refused(changes, name):
+    """It would be at its end from the first step on, and the setting that it begins with without effect."""
+    with pytest.raises(ValueError, match=f"{name}.*expected at least 1 with"):
+        replay = dataclasses.replace(WINDOWS, **changes.get("replay", {}))
+        make(**changes | {"replay": replay})
+
+
 def test_what_is_stored_is_the_state_before_the_step():
     agent = make()
     view, states = played(agent)
@@ -197,4 +221,5 @@ def test_beta_is_constant_unless_it_has_an_end():
     powers = batch.probabilities**-0.6
     np.testing.assert_allclose(batch.weights, powers / powers.max(), rtol=1e-5)
     assert "beta" not in agent.schedules(500)
-    assert make(replay=dataclasses.replace(WINDOWS, prioritized=False, beta_end=1.0)).replay().beta(500) is None
+    uniform = dataclasses.replace(WINDOWS, prioritized=False, beta_end=1.0, beta_steps=80)
+    assert make(replay=uniform).replay().beta(500) is None

@@ -3,17 +3,25 @@
 ``ahead=True`` is what CUDA does; it needs no device.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 import sharpwave as sw
+from sharpwave.agents.pqn import PQN
+from sharpwave.agents.replay import RolloutSettings
 from sharpwave.training.feed import Feed
 from sharpwave.training.recipes import load_recipe
 
 from .trainer import Trained
 
 CPU = torch.device("cpu")
+WITHOUT_REPLAY = replace(
+    load_recipe("cartpole").override(warmup_steps=0, update_every=1, stop_reward=None, evaluate_every=0),
+    agent=PQN.Settings(network="mlp", hidden_units=8, replay=RolloutSettings(length=4)),
+)
 
 
 def filled(sampler):
@@ -66,3 +74,16 @@ def test_a_learner_with_batches_prepared_learns_as_often(prioritized):
     (last, one), (_, two) = run(), run()
     assert last["updates"] == 1_000 // 4 and np.isfinite(last["avg_loss"])
     assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_no_batch_is_prepared_of_windows_that_are_used_up(epochs):
+    """As many updates as without preparing, but for one whose batch is still prepared at the end."""
+
+    def updates(ahead):
+        recipe = WITHOUT_REPLAY.override(epochs=epochs, steps=1_000, num_envs=4, seed=1)
+        trained = Trained(recipe, ahead=ahead)
+        trained.close()
+        return trained.last["updates"]
+
+    assert 0 <= updates(False) - updates(True) <= 1 and updates(False) > 10

@@ -76,6 +76,11 @@ class BlendedSettings:
         return self.own.horizon
 
     @property
+    def most_samples(self) -> float:
+        """Items that can be sampled for each step that arrives."""
+        return self.own.most_samples
+
+    @property
     def prioritized(self) -> bool:
         """Whether windows are sampled by priorities."""
         return self.own.prioritized

@@ -95,6 +95,7 @@ class DQNSettings(ExplorationSettings):
         check(self)
         for name in ("standardize", "random_shift"):
             expect(self, name, not (getattr(self, name) and self.network == "mlp"), "a network for images with it")
+        expect(self, "lr_steps", self.lr_end is None or self.lr_steps > 0, "at least 1 with --learning-rate-end")
 
     def unused(self) -> Iterator[tuple[str, str]]:
         yield from super().unused()

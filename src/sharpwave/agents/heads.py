@@ -102,7 +102,8 @@ class C51(Head):
         return None
 
     def values(self, predicted: Tensor) -> Tensor:
-        return predicted.softmax(dim=2) @ self._support(predicted)
+        # A product of matrices would be rounded to bfloat16 under autocast, and values of actions become equal.
+        return (predicted.softmax(dim=2) * self._support(predicted)).sum(dim=2)
 
     def target(self, predicted: Tensor, policy: Tensor, reward: Tensor, discount: Tensor) -> Tensor:
         returns = reward.unsqueeze(1) + discount.unsqueeze(1) * self._support(predicted)

@@ -122,10 +122,14 @@ class OneHotInputs(nn.Module):
         super().__init__()
         self._counts = counts
         self.register_buffer("starts", torch.tensor(starts))
+        self._padded = [not start <= 0 < start + count for count, start in zip(counts, starts, strict=True)]
 
     def forward(self, obs: Tensor) -> Tensor:
-        """Map int [B, ...] to float32 [B, n]."""
-        chosen = obs.long().reshape(len(obs), -1) - self.starts
+        """Map int [B, ...] to float32 [B, n]. Zeros, which pad windows, may be no category: then they are the first."""
+        given = obs.long().reshape(len(obs), -1)
+        chosen = given - self.starts
+        if any(self._padded):
+            chosen.masked_fill_((given == 0) & torch.tensor(self._padded, device=given.device), 0)
         parts = [nn.functional.one_hot(chosen[:, i], count) for i, count in enumerate(self._counts)]
         return torch.cat(parts, dim=1).float()
 

@@ -87,6 +87,10 @@ class ViewSettings(Protocol):
         """Later steps that must arrive before a step can be sampled."""
 
     @property
+    def most_samples(self) -> float:
+        """Items that can be sampled for each step that arrives; infinite where they are not used up."""
+
+    @property
     def prioritized(self) -> bool:
         """Whether items are sampled by priorities, which ``Learned.td_error`` updates."""
 
@@ -172,6 +176,10 @@ class Agent(Protocol):
     @abstractmethod
     def act(self, obs: Obs, state: State, step: int, explore: bool = True) -> Acted:
         """Choose an action for every lane. Without ``explore`` the agent's generator is not used."""
+
+    def replaced(self, state: State, action: npt.NDArray[Any]) -> State:
+        """Return the state of ``Acted`` for other actions [lanes, ...] than those it chose, made in their place."""
+        return state
 
     def observe(self, state: State, reward: npt.NDArray[Any], ended: npt.NDArray[np.bool_]) -> State:
         """Return the state for the next ``act``, given the outcome; lanes that ``ended`` begin a new episode."""

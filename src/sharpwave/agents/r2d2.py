@@ -24,7 +24,7 @@ from sharpwave.agents.priorities import NStepErrors
 from sharpwave.agents.protocol import Acted, Agent, Learned, Obs, Spaces
 from sharpwave.agents.replay import SequencesSettings
 from sharpwave.agents.schedules import linear
-from sharpwave.configuration import check, setting
+from sharpwave.configuration import check, expect, setting
 from sharpwave.spec import Field
 
 if TYPE_CHECKING:
@@ -85,6 +85,7 @@ class R2D2Settings(ExplorationSettings):
 
     def __post_init__(self) -> None:
         check(self)
+        expect(self, "lr_steps", self.lr_end is None or self.lr_steps > 0, "at least 1 with --learning-rate-end")
 
     def unused(self) -> Iterator[tuple[str, str]]:
         yield from super().unused()
@@ -183,6 +184,11 @@ class R2D2(Agent):
         after[np.arange(len(chosen)), self.online.state_size + chosen] = 1.0
         state = state._replace(core=after, chosen=chosen, values=values if self._keeps_values else None)
         return Acted(self.actions.actions(chosen), state, {CORE: before})
+
+    def replaced(self, state: R2D2State, action: npt.NDArray[Any]) -> R2D2State:
+        core, chosen = state.core.copy(), self.actions.numbers(action)
+        core[:, self.online.state_size : -1] = np.eye(self.num_actions, dtype=np.float32)[chosen]
+        return state._replace(core=core, chosen=chosen)
 
     def _step(self, obs: Obs, core: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.float32], Any]:
         """Return Q [lanes, A], and the recurrent state behind the step."""

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from sharpwave.agents.demonstrations import BlendedSettings
 from sharpwave.agents.r2d2 import CORE, R2D2, R2D2Settings
 from sharpwave.agents.schedules import linear
-from sharpwave.configuration import check, expect, setting
+from sharpwave.configuration import expect, setting
 from sharpwave.offline.recorded import Recorded
 
 MEMORY = "Replay memory"
@@ -39,7 +39,7 @@ class R2D3Settings(R2D2Settings):
     )
 
     def __post_init__(self) -> None:
-        check(self)
+        super().__post_init__()
         ends, steps = self.demonstration_share_end is not None, self.demonstration_share_steps
         expected = "at least 1 with --demonstration-share-end" if ends else "0 without --demonstration-share-end"
         expect(self, "demonstration_share_steps", ends == (steps > 0), expected)

@@ -49,6 +49,11 @@ class TransitionsSettings:
         """Later steps that must arrive before a step can be sampled."""
         return self.n_step
 
+    @property
+    def most_samples(self) -> float:
+        """Items that can be sampled for each step that arrives: any number."""
+        return math.inf
+
     def open(self, store: sw.Store, name: str | None, seed: int) -> Any:
         """Make the view of ``store``."""
         sampler = sw.Prioritized(alpha=self.priority_alpha, beta=self.beta_start) if self.prioritized else sw.Uniform()
@@ -88,6 +93,8 @@ class SequencesSettings:
     def __post_init__(self) -> None:
         check(self)
         expect(self, "stride", self.stride <= self.length, f"at most length={self.length}")
+        falls = self.prioritized and self.beta_end is not None
+        expect(self, "beta_steps", not falls or self.beta_steps > 0, "at least 1 with --beta-end")
 
     def unused(self) -> Iterator[tuple[str, str]]:
         """Yield the settings that have no effect beside the others, each with what it needs."""
@@ -106,6 +113,11 @@ class SequencesSettings:
     def horizon(self) -> int:
         """Later steps that must arrive before a window can be sampled."""
         return self.length
+
+    @property
+    def most_samples(self) -> float:
+        """Items that can be sampled for each step that arrives: any number."""
+        return math.inf
 
     @property
     def state_every(self) -> int:
@@ -156,6 +168,11 @@ class RolloutSettings:
     def horizon(self) -> int:
         """Later steps that must arrive before a window can be sampled."""
         return self.length
+
+    @property
+    def most_samples(self) -> float:
+        """Items that can be sampled for each step that arrives, in windows of full length."""
+        return self.epochs / self.length
 
     def open(self, store: sw.Store, name: str | None, seed: int) -> Any:
         """Make the view of ``store``."""

@@ -20,11 +20,14 @@ class Feed:
         replay: a view of the store.
         batch_size: items in a batch.
         ahead: prefetch batches; None: on CUDA only.
+        fewest: items without which nothing is prefetched.
     """
 
-    def __init__(self, replay: Any, batch_size: int, device: torch.device, ahead: bool | None = None) -> None:
+    def __init__(
+        self, replay: Any, batch_size: int, device: torch.device, ahead: bool | None = None, fewest: int = 1
+    ) -> None:
         self.replay = replay
-        self._batch_size = batch_size
+        self._batch_size, self._fewest = batch_size, fewest
         self._device = device
         self._ahead = device.type == "cuda" if ahead is None else ahead
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -50,8 +53,8 @@ class Feed:
         return batch, tensors
 
     def prepare(self, beta: float | None = None) -> None:
-        """Prefetch the next batch if batches are prefetched; else do nothing."""
-        if self._ahead and self._ready is None:
+        """Prefetch the next batch if batches are prefetched and there are items for one; else do nothing."""
+        if self._ahead and self._ready is None and len(self.replay) >= self._fewest:
             self._ready = self._draw(beta)
 
     def _draw(self, beta: float | None) -> tuple[sw.Batch, sw.Batch]:

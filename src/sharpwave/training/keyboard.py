@@ -79,7 +79,7 @@ class Keyboard:
             chosen = number
         return np.array([chosen + self._start])
 
-    def observe(self, reward: npt.NDArray[Any], ended: npt.NDArray[np.bool_]) -> None:
+    def observe(self, action: npt.NDArray[Any], reward: npt.NDArray[Any], ended: npt.NDArray[np.bool_]) -> None:
         """Do nothing: a person sees the picture."""
 
     def close(self) -> None:

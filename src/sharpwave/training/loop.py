@@ -22,7 +22,8 @@ def train(training: Training, ahead: bool | None = None) -> Metrics:
     """
     recipe, state, experience, callbacks = training.recipe, training.state, training.experience, training.callbacks
     progress = state.progress
-    feed = Feed(training.view, training.agent.replay().batch_size, training.agent.device, ahead)
+    replay = training.agent.replay()
+    feed = Feed(training.view, replay.batch_size, training.agent.device, ahead, replay.fewest)
     for callback in callbacks:
         callback.on_begin(training)
     ending = False

@@ -76,10 +76,11 @@ def play(
             pictures: Any = env.render()
             show(pictures[0])
         acted = agent.act(obs, state, 0, explore=False)
-        step: Any = env.step(sometimes_random(acted.action, env.single_action_space, epsilon, rng))
+        action = sometimes_random(acted.action, env.single_action_space, epsilon, rng)
+        step: Any = env.step(action)
         obs, reward, terminated, truncated, infos = step
         ended = terminated | truncated
-        state = agent.observe(acted.state, reward, ended)
+        state = agent.observe(agent.replaced(acted.state, action), reward, ended)
         endless = running.steps >= MAX_EPISODE_STEPS - 1
         own_reward, over = game_result(reward, ended, infos)
         finished = running.add(own_reward, over | endless)

@@ -40,6 +40,7 @@ class Progress:
     Attributes:
         steps: environment steps.  updates: gradient steps.
         unsaved: whether the last checkpoint could not be written.
+        minutes_then: minutes at the last ``advance``, by which runs end: all who ask until the next hear the same.
         ratio_since: the steps and updates from which the replay ratio is counted, the warm-up included.
     """
 
@@ -58,6 +59,7 @@ class Progress:
     def _start_clock(self, minutes: float) -> None:
         now = time.perf_counter()
         self._started = now - minutes * 60
+        self.minutes_then = minutes
         # Time and steps of the last reports: the reported speed is the mean of the last ten periods.
         self._marks: deque[tuple[float, int]] = deque([(now, self.steps)], maxlen=11)
 
@@ -79,6 +81,7 @@ class Progress:
         """Count steps added to the store since the last call."""
         self._steps_before = self.steps
         self.steps += steps
+        self.minutes_then = self.minutes
 
     def passed(self, period: int) -> bool:
         """Return whether the last ``advance`` reached or passed a multiple of ``period`` steps."""
@@ -212,7 +215,7 @@ class TrainingState:
         patience, limit = recipe.evaluation.patience, recipe.training.max_minutes
         if patience and self.held_out.since_best >= patience:
             return f"{patience} evaluations in a row that were no better than the best before them"
-        if limit is not None and self.progress.minutes >= limit:
+        if limit is not None and self.progress.minutes_then >= limit:
             return f"the limit of {limit:g} minutes"
         return None
 

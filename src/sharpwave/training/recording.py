@@ -28,8 +28,8 @@ class Player(Protocol):
     def act(self, obs: Any) -> Any:
         """Return the actions [1, ...] for observations [1, ...].  Raises: StopIteration: it plays no more."""
 
-    def observe(self, reward: npt.NDArray[Any], ended: npt.NDArray[np.bool_]) -> None:
-        """Take note of the outcome, rewards and ends [1]."""
+    def observe(self, action: npt.NDArray[Any], reward: npt.NDArray[Any], ended: npt.NDArray[np.bool_]) -> None:
+        """Take note of the outcome: actions made [1, ...], maybe others than those of ``act``, rewards and ends [1]."""
 
 
 class PolicyPlayer:
@@ -44,9 +44,9 @@ class PolicyPlayer:
         self._state = acted.state
         return acted.action
 
-    def observe(self, reward: npt.NDArray[Any], ended: npt.NDArray[np.bool_]) -> None:
+    def observe(self, action: npt.NDArray[Any], reward: npt.NDArray[Any], ended: npt.NDArray[np.bool_]) -> None:
         """Pass the outcome on to the agent."""
-        self._state = self._agent.observe(self._state, reward, ended)
+        self._state = self._agent.observe(self._agent.replaced(self._state, action), reward, ended)
 
 
 Policy = Callable[[Any], Any]
@@ -87,7 +87,7 @@ class ScriptPlayer:
             raise ValueError(f"--script: {self._what} chose {action!r}, expected an action of {self._space}")
         return chosen[None]
 
-    def observe(self, reward: npt.NDArray[Any], ended: npt.NDArray[np.bool_]) -> None:
+    def observe(self, action: npt.NDArray[Any], reward: npt.NDArray[Any], ended: npt.NDArray[np.bool_]) -> None:
         """Begin the next episode with a new policy."""
         if ended[0]:
             self._policy = None
@@ -173,7 +173,7 @@ def record(
                     break
                 obs, reward, terminated, truncated, infos = recorder.step(action)
                 ended = terminated | truncated
-                player.observe(reward, ended)
+                player.observe(action, reward, ended)
                 for episode in sums.add(*game_result(reward, ended, infos)):
                     done.append(episode)
                     tell(episode)

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import psutil
 import pytest
 
 import sharpwave as sw
+from sharpwave.agents.pqn import PQN
+from sharpwave.agents.replay import RolloutSettings
 from sharpwave.training import setup
 from sharpwave.training.actors.counters import Counters
 from sharpwave.training.actors.pool import ActorPool, ActorsDiedError
@@ -287,3 +290,17 @@ def test_ape_x_is_what_the_paper_says():
 def test_more_actors_than_environments_are_refused():
     with pytest.raises(ValueError, match="--actors: got 5, expected at most the 4 of --num-envs"):
         Recipe().override(actors=5, num_envs=4)
+
+
+def test_an_agent_that_uses_windows_up_learns_with_actors_to_its_end():
+    """It makes fewer updates than the steps call for: its actors may not wait for those."""
+    recipe = load_recipe("cartpole").override(
+        actors=1, num_envs=4, steps=4_000, warmup_steps=0, update_every=1, segment_steps=16, stop_reward=None,
+        evaluate_every=0, device="cpu",
+    )  # fmt: skip
+    agent = PQN.Settings(network="mlp", hidden_units=8, replay=RolloutSettings(length=16, batch_size=4, epochs=2))
+    trained = Trained(replace(recipe, agent=agent))
+    assert trained.last["steps"] >= 4_000
+    windows = sum(-(-episode["episode_steps"] // 16) for episode in trained.kept.episodes)
+    assert 4_000 * 2 / 16 / 4 / 2 < trained.last["updates"] <= (windows + 4 * 16) * 2 / 4
+    trained.close()

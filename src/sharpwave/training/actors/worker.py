@@ -76,9 +76,10 @@ def ratio_limiter(recipe: Recipe, replay: ViewSettings) -> SamplesPerInsert:
     """Make the rate limiter that bounds how far actors may run ahead of the learner.
 
     They may be ahead by twice the steps that they may hold unsealed; with less both sides could wait for each other.
-    The learner is never ahead: it makes only the updates that the arrived steps call for.
+    The learner is never ahead: it makes only the updates that the arrived steps call for, and, where items are used up,
+    that there are items for.
     """
-    ratio = replay.batch_size / recipe.training.update_every
+    ratio = min(replay.batch_size / recipe.training.update_every, replay.most_samples)
     under_way = recipe.env.num_envs * (recipe.actors.segment_steps + replay.horizon + 2)
     return SamplesPerInsert(
         ratio, max(1, recipe.training.warmup_steps), max(1.0, 2 * under_way * ratio + replay.batch_size)
