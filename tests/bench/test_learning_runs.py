@@ -49,13 +49,14 @@ def test_scores_are_divided_by_the_best_mean_of_each_task():
 
 def test_each_arm_lacks_its_part_or_has_another():
     whole = ablation.recipe_of("MinAtar/Breakout-v1", ablation.WHOLE, 1, 10_000).agent
-    assert whole.munchausen and whole.head == "qr" and whole.replay.n_step == 1
+    assert whole.double and not whole.munchausen and whole.head == "qr" and whole.replay.n_step == 1
     assert not (whole.dueling or whole.noisy or whole.replay.prioritized)
     agents = {arm: ablation.recipe_of("MinAtar/Breakout-v1", arm, 1, 10_000).agent for arm in ablation.ARMS}
-    assert len(set(agents.values())) == 10
+    assert len(set(agents.values())) == 11
     none, noise, dueling = agents[ablation.NONE], agents["with noise"], agents["with dueling"]
     assert not (none.double or none.munchausen) and none.head == "expected"
-    assert agents["without Munchausen"].double and agents["with n-step"].replay.n_step == 3
+    assert agents["with Munchausen"].munchausen and agents["with n-step"].replay.n_step == 3
+    assert not agents["without double"].double and agents["without double"].head == "qr"
     assert noise.noisy and noise.noisy_epsilon and agents["with priorities"].replay.prioritized
     heads = [agents[arm].head for arm in ("without quantiles", "with c51", "with iqn")]
     assert heads == ["expected", "c51", "iqn"]
@@ -64,7 +65,7 @@ def test_each_arm_lacks_its_part_or_has_another():
 
 def test_an_ablation_has_a_row_for_each_arm_and_a_picture(tmp_path):
     lines = [
-        {"task": "t", "agent": arm, "seed": seed, "score": 10.0 - place + seed, "limit": 5}
+        {"task": "t", "agent": arm, "seed": seed, "score": 20.0 - place + seed, "limit": 5}
         for place, arm in enumerate(ablation.ARMS)
         for seed in range(2)
     ]
@@ -72,8 +73,8 @@ def test_an_ablation_has_a_row_for_each_arm_and_a_picture(tmp_path):
     out.write_text("".join(json.dumps(line) + "\n" for line in lines))
     again = ablation.ablate(["t"], range(2), 5, 1, out)
     found = ablation.rows(again)
-    assert found["rainbow"] == {"runs": 2, "iqm": 10.5, "low": 10.0, "high": 11.0, "ratio": 1.0}
-    assert found["none of them"]["ratio"] == pytest.approx(1.5 / 10.5)
+    assert found["rainbow"] == {"runs": 2, "iqm": 20.5, "low": 20.0, "high": 21.0, "ratio": 1.0}
+    assert found["none of them"]["ratio"] == pytest.approx(10.5 / 20.5)
     ablation.draw(found, "score", tmp_path / "ablation.png")
     assert (tmp_path / "ablation.png").stat().st_size > 5_000
     with pytest.raises(ValueError, match="holds runs of 5 steps, expected 6"):

@@ -68,7 +68,7 @@ def test_errors_name_the_option(changes, message):
         ("rainbow", {"epsilon_end": 0.1}, "--epsilon-end: .* it needs --no-noisy or --noisy-epsilon"),
         ("rainbow", {"noisy": False, "noisy_sigma": 0.1}, "--noisy-sigma: .* it needs --noisy"),
         ("rainbow", {"munchausen_lowest": -2.0}, "--munchausen-lowest: .* it needs --munchausen above 0"),
-        ("minatar-rainbow", {"double": False}, "--double: .* it needs --munchausen 0"),
+        ("pong", {"double": False}, "--double: .* it needs --munchausen 0"),
         ("gymnasium", {"dueling_baseline": "max"}, "--dueling-baseline: .* it needs --dueling"),
         ("gymnasium", {"target_every": 500}, "--target-every: .* it needs --target-tau 0"),
         ("tmaze", {"learning_rate_steps": 500}, "--learning-rate-steps: .* it needs --learning-rate-end"),
