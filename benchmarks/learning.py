@@ -1,7 +1,7 @@
 """Tasks learned by several agents from several seeds: held-out scores of fixed weights, their IQM and its interval.
 
-python benchmarks/learning.py [--tasks tmaze lock minatar lunarlander repeat-first memory-chain breakout seaquest qbert]
-                              [--seeds 101 102 ...] [--at-a-time 2] [--runs FOLDER] [--out FILE]
+python benchmarks/learning.py [--tasks tmaze lock minatar lunarlander repeat-first memory-chain breakout seaquest
+                              qbert pong-fair] [--seeds 101 102 ...] [--at-a-time 2] [--runs FOLDER] [--out FILE]
 
 Each run that has ended is a line of FILE (results/learning.jsonl); started again, only missing runs are made. A run
 ends as its recipe says; then the policy that it kept (the best by its own evaluations, else the last) plays 100
@@ -10,7 +10,7 @@ interval: see sharpwave.bench.scoring. ``minatar`` means its five games; their l
 scores of all games together, each divided by the best mean that an agent has in it, are drawn as results/minatar.png.
 ``repeat-first`` (popgym) and ``memory-chain`` (bsuite) are made where they are asked for: docs/training/recurrent.md
 says how to install them. ``breakout`` lasts an hour of one core; ``seaquest`` and ``qbert``, with sticky actions as in
-Dopamine's curves, 500,000 steps, which are two million frames.
+Dopamine's curves, 500,000 steps, which are two million frames; ``pong-fair`` a million.
 """
 
 from __future__ import annotations
@@ -106,6 +106,12 @@ ATARI = {
         for game in ("seaquest", "qbert")
     },
 }
+PONG_FAIR = {
+    "sticky": 0.25, "actions": "", "crop": "0:210", "steps": 1_000_000, "stop_reward": None, "stop_worst": None,
+    "evaluate_every": 250_000, "evaluate_from": None,
+}  # fmt: skip
+ATARI["pong-fair"] = {"rainbow": Arm("pong", PONG_FAIR)}
+"""Recipe ``pong`` on the game as Machado et al. (2018) ask for it: sticky actions, all six, the whole screen."""
 LUNARLANDER = {"lunarlander": {"dqn": Arm("lunarlander")}}
 TASKS |= MINATAR | OF_OTHERS | ATARI | LUNARLANDER
 
