@@ -232,17 +232,19 @@ class StoreWriting:
             return decoded
 
     def annotations_of(self, ids: npt.ArrayLike) -> list[dict[str, Any]]:
-        """Return the annotations of each step's episode, by ids such as ``batch.ids``; reads segments from disk.
+        """Return the annotations of each item's episode, by ids such as ``batch.ids``; reads segments from disk.
 
         A segment contains the annotations that were made before it was sealed.
 
         Raises:
             KeyError: a step was evicted.
+            ValueError: ids of another store, or of windows of a view that is gone.
             DamagedError: a segment cannot be read.
         """
         with self._lock:
             self._log.check_open()
-            return [decode(values) for values in annotations_of(self._log, np.asarray(ids, np.int64).tolist())]
+            steps = self._views.step_ids("annotations_of", ids)
+            return [decode(values) for values in annotations_of(self._log, steps.tolist())]
 
     def _check_annotated(self, what: str, lane: Any, episode: bool) -> None:
         if lane is None and episode:

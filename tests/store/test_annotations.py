@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import random
 from pathlib import Path
@@ -354,3 +355,18 @@ def test_what_a_flush_acknowledged_is_there_whatever_comes_of_any_later_operatio
             break
         at += 1 if kind in ERRORS else 3
     assert at > 40
+
+
+@pytest.mark.parametrize("stride", [1, 3, 4])
+def test_annotations_of_windows_are_those_of_their_episodes(stride: int) -> None:
+    with sw.Store(SPEC, capacity=400, segment_steps=8) as store:
+        play(store, 90)
+        windows = store.sequences(4, stride=stride, burn_in=2)
+        ids = windows.sampleable_ids()
+        episodes = [int(one) // 7 for one in windows.fetch(ids)["serial"][:, 2]]  # of the first trained step
+        assert len(set(episodes)) > 5
+        assert [one.get("number") for one in store.annotations_of(ids)] == episodes
+        del windows
+        gc.collect()
+        with pytest.raises(ValueError, match=f"annotations_of: these ids are of windows of stride {stride}, expected"):
+            store.annotations_of(ids)

@@ -86,6 +86,21 @@ def test_ids_found_by_any_view_serve_any_other_of_the_store(two: tuple[Any, Any]
         two[0].update_priorities(next(two[1].stream(4)), np.ones(4))
 
 
+def test_ids_of_windows_name_other_items_in_views_of_another_stride() -> None:
+    with filled() as store:
+        windows, same = store.sequences(6, stride=3), store.sequences(8, stride=3, burn_in=2)
+        ids = windows.sampleable_ids()
+        shared = ids[np.isin(ids, same.sampleable_ids())]
+        assert same.fetch(shared).action[:, 2].tolist() == windows.fetch(shared).action[:, 0].tolist()
+        for other in (store.transitions(), store.sequences(6, stride=2)):
+            with pytest.raises(
+                ValueError, match=f"these ids are of windows of stride 3, expected ids of {other.view.id_space}"
+            ):
+                other.fetch(ids)
+            with pytest.raises(ValueError, match="these ids are of windows of stride 3"):
+                other.update_priorities(ids, np.ones((len(ids), *other.view.error_shape)))
+
+
 def test_no_ids_are_no_batch_at_all(two: tuple[Any, Any]) -> None:
     batch = two[0].fetch([])
     assert len(batch) == 0 and batch.obs.shape == (0,) and two[0].update_priorities(batch, []) == 0

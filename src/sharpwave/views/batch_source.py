@@ -13,6 +13,7 @@ from sharpwave.errors import DamagedError, EmptyError
 from sharpwave.sampling.limiters import Cursor, Gate, Limiter
 from sharpwave.sampling.protocol import Draw, Sampler, check_sampler
 from sharpwave.views.filling import fill
+from sharpwave.views.ids import Tag
 from sharpwave.views.items import Items
 from sharpwave.views.layout import Layout, Target
 from sharpwave.views.uses import Uses
@@ -38,7 +39,7 @@ class BatchSource:
         limiter: bounds samples against inserts; ``None``: nothing waits.
 
     Attributes:
-        items: items that can be drawn. ``rng``: generator of the draws.
+        items: items that can be drawn. ``rng``: generator of the draws. ``tag``: of the ids.
         steps_before: steps of the store that the limiter does not count as inserts.
 
     Raises:
@@ -57,7 +58,7 @@ class BatchSource:
     ) -> None:
         check_sampler(f"{view.kind}: sampler", sampler)
         uses = None if max_times_sampled is None else Uses(max_times_sampled, log.index.leaves)
-        self.log, self.gate, self.view = log, gate, view
+        self.log, self.gate, self.view, self.tag = log, gate, view, Tag(log.tag, view.id_space)
         self.max_times_sampled = None if uses is None else uses.max_uses
         if limiter is not None:
             if isinstance(limiter, type) or not hasattr(limiter, "sample_waits"):
@@ -84,7 +85,10 @@ class BatchSource:
             self._want(batch_size, cursor)
         if reason is None and cursor.uses < batch_size:
             uses = "no step" if not cursor.size else f"{cursor.uses:g} uses of steps"
-            reason = f"{batch_size} samples find {uses} left: the writer has to append"
+            remedy = "the writer has to append"
+            if self._evicts_unsampled(1):
+                remedy = "the store is full of steps not sampled yet; use a smaller batch_size, or raise capacity="
+            reason = f"{batch_size} samples find {uses} left: {remedy}"
         return None if reason is None else f"{reason} ({self.limiter}; {cursor})"
 
     def check_admitted(self, batch_size: int) -> None:
@@ -106,16 +110,36 @@ class BatchSource:
     def append_waits(self, steps: int) -> str | None:
         """Return what an append of ``steps`` steps must wait for; ``None`` if it need not.
 
-        It does not wait for a learner who finds too few uses left for a batch, and so waits for the writer.
+        It does not wait for a learner who finds too few uses left for a batch, and so waits for the writer, unless the
+        append would evict steps that were not sampled.
         """
         if self.limiter is None:
             return None
         self.items.follow()
         cursor = self._cursor()
         reason = self.limiter.append_waits(steps, cursor)
-        if reason is None or cursor.uses < self._wanted:
+        if reason is None or (cursor.uses < self._wanted and not self._evicts_unsampled(steps)):
             return None
         return f"{reason} ({self.limiter}; {cursor})"
+
+    def _evicts_unsampled(self, steps: int) -> bool:
+        """Return whether room for ``steps`` more is made by evicting items that can still be sampled.
+
+        How many windows fit into the capacity depends on the episodes, so a batch that never finds enough of them is
+        only known by this. Known for retentions that evict in order. Cost: O(segments).
+        """
+        log, items = self.log, self.items
+        capacity, uses, need = log.admission.capacity, items.uses, log.inventory.held_steps + steps
+        if capacity is None or uses is None or need <= capacity or not log.retention.in_order:
+            return False
+        for slot in log.retention.order()["slots"].tolist():
+            begin, end = items.spans[slot].tolist()
+            if uses.remaining(slot * log.stride + np.arange(begin, end)).any():
+                return True
+            need -= int(log.index.rows[slot])
+            if need <= capacity:
+                break
+        return False
 
     def _cursor(self) -> Cursor:
         items, inserts = self.items, self.log.inventory.total_steps - self.steps_before
@@ -233,7 +257,7 @@ class BatchSource:
             raise KeyError(f"fetch: id {ids[~there][0]} was evicted, or its successor is not known yet")
         layout = self._layout(len(ids))  # not kept: sizes of fetches vary freely
         blocks = self.log.batches.lend(layout.sizes, layout.roots, layout.work_bytes)
-        target = layout.over(blocks, self.view, self.log.tag)
+        target = layout.over(blocks, self.view, self.tag)
         items, there = self.items.resolve(ids)  # steps may have been evicted for the growth of index and samplers
         if not there.all():
             raise KeyError(f"fetch: id {ids[~there][0]} was evicted")
@@ -276,7 +300,7 @@ class BatchSource:
             self._layouts[batch_size] = layout
         else:
             blocks = batches.lend(layout.sizes, layout.roots)
-        return layout.over(blocks, self.view, self.log.tag)
+        return layout.over(blocks, self.view, self.tag)
 
     @property
     def work_bytes(self) -> int:

@@ -1,9 +1,9 @@
-"""Ids that carry their store's tag, so that another store refuses them."""
+"""Ids that carry a tag of their store and of what they number, so that views where they mean others refuse them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -11,47 +11,76 @@ import numpy.typing as npt
 Ints = npt.NDArray[np.int64]
 
 
+class Tag(NamedTuple):
+    """What ids number.
+
+    Attributes:
+        store: the store's own object.
+        space: the view's ``id_space``: views of the same one can use each other's ids.
+    """
+
+    store: object
+    space: str
+
+
 SEVERAL = object()
-"""Tag of ids from more than one store."""
+"""Tag of ids of more than one."""
 
 
 class Ids(np.ndarray):
-    """Array int64 [n] whose slices, copies, selections and concatenations keep the store's tag.
+    """Array int64 [n] whose slices, copies, selections and concatenations keep its tag.
 
     ``np.asarray(ids)``, lists and tensors of it are plain numbers, which no store can tell from its own.
 
     Attributes:
-        store: the store's tag, the same object for all of its ids; ``None``: unknown.
+        tag: what they number; ``None``: unknown.
     """
 
-    store: object | None = None
+    tag: object | None = None
     __array_priority__ = 1.0  # otherwise concatenations would be plain
 
     def __array_finalize__(self, source: Any) -> None:
-        if isinstance(source, Ids):  # 0.35 us less than getattr(source, "store", None) where it is a plain array
-            self.store = source.store
+        if isinstance(source, Ids):  # 0.35 us less than getattr(source, "tag", None) where it is a plain array
+            self.tag = source.tag
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         result = super().__array_function__(func, types, args, kwargs)
         tag = _joined(_ids_in((*args, *kwargs.values())))
         for made in _ids_in((result,)):
-            if made.store is not tag:
-                made.store = tag
+            if made.tag is not tag:
+                made.tag = tag
         return result
 
 
 def tagged(ids: Ints, tag: object) -> Ids:
-    """Return ids of a store over the same memory."""
+    """Return ids over the same memory."""
     made = ids.view(Ids)
-    made.store = tag
+    made.tag = tag
     return made
 
 
 def tag_of(ids: Any) -> object | None:
-    """Return the tag of the store of ids; ``None`` if unknown."""
+    """Return the tag of ids; ``None`` if unknown."""
     if isinstance(ids, Ids):
-        return ids.store
+        return ids.tag
     return _joined(_ids_in((ids,))) if isinstance(ids, (list, tuple)) else None
+
+
+def check_tag(what: str, ids: Any, tag: Tag) -> None:
+    """Refuse ids that are known to number others than ``tag`` says.  Raises: ValueError."""
+    other = tag_of(ids)
+    if other is None or other == tag:
+        return
+    unchecked = "np.asarray(ids) is not checked"
+    if isinstance(other, Tag) and other.store is tag.store:
+        raise ValueError(
+            f"{what}: these ids are of {other.space}, expected ids of {tag.space}; pass them to the view that they "
+            f"were sampled from. {unchecked}"
+        )
+    raise ValueError(
+        f"{what}: these ids are of another store (or of one that was opened again), where they name other steps; pass "
+        f"them to a view of the store that they were sampled from. {unchecked}"
+    )
 
 
 def _ids_in(values: Any) -> Iterator[Ids]:
@@ -63,5 +92,5 @@ def _ids_in(values: Any) -> Iterator[Ids]:
 
 
 def _joined(found: Iterator[Ids]) -> object | None:
-    tags = {one.store for one in found if one.store is not None}
+    tags = {one.tag for one in found if one.tag is not None}
     return None if not tags else tags.pop() if len(tags) == 1 else SEVERAL

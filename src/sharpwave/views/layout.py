@@ -160,7 +160,7 @@ class Layout:
         """Return the arrays of one batch of ``view`` over blocks of ``sizes`` and ``roots``.
 
         Args:
-            tag: the store's, for the ids.
+            tag: of the ids.
         """
         roots = [root for _, root in lent]
         _, _, (draw, ids), columns = self._over(lent[0][0], 0)

@@ -12,16 +12,19 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.log.inventory import LogListener
+from sharpwave.memory.segment_index import LEAF_MASK
 from sharpwave.sampling.limiters import Gate, Limiter
 from sharpwave.sampling.protocol import Sampler, as_json, described
 from sharpwave.sampling.uniform import Uniform
+from sharpwave.views.ids import Tag, check_tag, tag_of
 from sharpwave.views.replay import Replay
 from sharpwave.views.saved_view import SavedView
-from sharpwave.views.view import View
+from sharpwave.views.view import STEPS, View
 
 if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
 
+Ints = npt.NDArray[np.int64]
 R = TypeVar("R", bound=Replay[Any])
 
 MAX_NAME_CHARACTERS = 100
@@ -193,6 +196,24 @@ class Views(LogListener):
         for view in self:
             view.source.items.written()
         self._gate.notify()
+
+    def step_ids(self, what: str, ids: npt.ArrayLike) -> Ints:
+        """Return ids of the first step of each item, for ids of the items of any view, int64 [n].
+
+        Raises:
+            KeyError: an item whose first step was evicted.
+            ValueError: ids of another store, or of a view that is gone.
+        """
+        tag, found = Tag(self._log.tag, STEPS), np.asarray(ids, np.int64)
+        other = tag_of(ids)
+        view = None if other in (None, tag) else next((one for one in self if one.source.tag == other), None)
+        if view is None:
+            check_tag(what, ids, tag)
+            return found
+        _, there = view.source.items.resolve(found)
+        if not there.all():
+            raise KeyError(f"{what}: id {found[~there][0]} was evicted from the store")
+        return (found & ~LEAF_MASK) | view.view.first_steps(found & LEAF_MASK)
 
     def growing(self, slots: int) -> None:
         """Enlarge views for ``slots`` slots of the log.  Raises: MemoryError."""

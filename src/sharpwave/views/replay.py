@@ -12,7 +12,7 @@ from sharpwave.sampling.limiters import Gate, Limiter, check_timeout
 from sharpwave.sampling.protocol import MAX_TD_ERROR, Sampler
 from sharpwave.validation import all_within
 from sharpwave.views.batch_source import BatchSource
-from sharpwave.views.ids import tag_of, tagged
+from sharpwave.views.ids import Tag, check_tag, tagged
 from sharpwave.views.prefetch import DrawsAhead, Stream, Streams
 from sharpwave.views.view import View
 
@@ -149,10 +149,11 @@ class Replay(Generic[B]):
         """Return the items with the given ids; ``weights`` and ``probabilities`` are 1 and NaN.
 
         Raises:
-            KeyError: an id that was evicted, or cannot be sampled yet.  ValueError: ids of another store.
+            KeyError: an id that was evicted, or cannot be sampled yet.  ValueError: ids of another store, or of a view
+            of other items.
             MemoryError: as ``sample``.
         """
-        checked = _checked_ids("fetch", ids, self._log.tag)
+        checked = _checked_ids("fetch", ids, self.source.tag)
         with self.lock:
             self._log.check_open()
             batch: B = self.source.fetch(checked)
@@ -162,7 +163,7 @@ class Replay(Generic[B]):
         """Return the ids of all items that can be sampled now, in no particular order."""
         with self.lock:
             self._items.follow()
-            return tagged(self._items.ids(), self._log.tag)
+            return tagged(self._items.ids(), self.source.tag)
 
     def update_priorities(self, ids: npt.ArrayLike | B, td_error: npt.ArrayLike) -> int:
         """Set priorities to ``|td_error| + eps`` for ``ids``, or for those of a batch; return how many were stale.
@@ -173,9 +174,9 @@ class Replay(Generic[B]):
 
         Raises:
             ValueError: shapes differ, a value is NaN or beyond float32, or ``batch.ids`` (or slices, copies, selections
-                of them) are those of another store; then nothing changed.
+                of them) are those of another store, or of a view of other items; then nothing changed.
         """
-        checked = _checked_ids("update_priorities", ids, self._log.tag)
+        checked = _checked_ids("update_priorities", ids, self.source.tag)
         errors = checked_errors(td_error, checked.shape + self.view.error_shape)
         with self.lock:
             self._log.check_open()
@@ -230,19 +231,15 @@ def checked_errors(td_error: Any, expected: tuple[int, ...]) -> npt.NDArray[np.f
     return errors
 
 
-def _checked_ids(what: str, ids: Any, tag: object) -> Ints:
-    """Return ids, or those of a batch, as a plain array.  Raises: ValueError: no ids, or those of another store."""
+def _checked_ids(what: str, ids: Any, tag: Tag) -> Ints:
+    """Return ids, or those of a batch, as a plain array.  Raises: ValueError: no ids, or those of others."""
     if getattr(ids, "source", None) is not None:
         raise ValueError(
             f"{what}: this batch is of a blend, whose items are of several views; pass it to the blend, or the ids of "
             "one view's items, batch.ids[batch.source == k]"
         )
     ids = getattr(ids, "ids", ids)
-    if (other := tag_of(ids)) is not None and other is not tag:
-        raise ValueError(
-            f"{what}: these ids are of another store (or of one that was opened again), where they name other steps; "
-            "pass them to a view of the store that they were sampled from. np.asarray(ids) is not checked"
-        )
+    check_tag(what, ids, tag)
     array = on_host(ids)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise ValueError(f"ids: got shape {array.shape} {array.dtype}, expected int64 [n], as in batch.ids")

@@ -71,6 +71,7 @@ class Windows(View[SequenceBatch]):
         self.length, self.burn_in, self.stride, self.n_step = int(length), int(burn_in), int(stride), int(n_step)
         self.gamma, self.eta = float(gamma), float(eta)
         self.error_shape = (self.length,)
+        self.id_space = f"windows of stride {self.stride}"
 
     @property
     def waits_for(self) -> str:
@@ -181,6 +182,12 @@ class Windows(View[SequenceBatch]):
         return trained
 
     # batches
+
+    def first_steps(self, items: Ints) -> Ints:
+        """Return the number of each window's first trained step."""
+        rows, _ = self._trained(items)
+        first: Ints = items // self._log.stride * self._log.stride + rows
+        return first
 
     def segments(self, items: Ints) -> Ints:
         """Return the segments that each window touches."""

@@ -19,6 +19,8 @@ Batch_co = TypeVar("Batch_co", covariant=True)
 
 MAX_RUNS = 1024
 """Limit of the runs of new items that one call of ``View.find`` returns."""
+STEPS = "steps"
+"""``View.id_space`` of views whose items are steps: item k of a segment is its row k."""
 ARRAY_BYTES = 160
 """Bytes of a numpy array and of its place in a dictionary, beside its values."""
 
@@ -43,11 +45,13 @@ class View(Protocol[Batch_co]):
         waits_for: what a step must wait for before it is part of an item, for error messages.
         scratch_rows: rows of int64 [rows, batch size] that ``fill`` works in.
         error_shape: shape of an item's values in ``update_priorities``.
+        id_space: what ids number, in words. Views of one store that share it may use each other's ids.
     """
 
     kind: str
     scratch_rows: int = 0
     error_shape: tuple[int, ...] = ()
+    id_space: str = STEPS
 
     @property
     def waits_for(self) -> str:
@@ -92,6 +96,10 @@ class View(Protocol[Batch_co]):
         Flags and rewards are always in memory.
         """
         raise NotImplementedError
+
+    def first_steps(self, items: Ints) -> Ints:
+        """Return the number of each item's first step, its segment's slot times the stride plus its row: int64 [n]."""
+        return items
 
     def columns(self) -> Mapping[str, Column]:
         """Return the arrays of a batch other than ``weights``, ``probabilities`` and ``ids``."""
