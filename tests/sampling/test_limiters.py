@@ -194,6 +194,34 @@ def test_a_batch_larger_than_the_memory_opens_no_queue() -> None:
         assert replay.sample(10).action.tolist() == list(range(10))
 
 
+@pytest.mark.parametrize("batch_size", [11, 100])
+def test_a_queue_evicts_no_window_that_was_not_sampled(batch_size: int) -> None:
+    """Ten windows fit into the memory: no batch of more is ever found, however many steps are appended."""
+    with number_store(capacity=100, segment_steps=5) as store:
+        queue = store.sequences(10, sampler=sw.Fifo(), max_times_sampled=1, limiter=sw.Queue(4))
+
+        def fill() -> None:
+            for _ in range(200):
+                step = store.total_steps
+                store.append(obs=step, action=step, reward=0.0, terminated=step % 10 == 9, truncated=False, timeout=0)
+
+        with pytest.raises(sw.LimiterTimeoutError, match="the learner has to sample"):
+            fill()
+        with pytest.raises(sw.LimiterTimeoutError, match="the writer has to append"):
+            queue.sample(batch_size, timeout=0)
+        with pytest.raises(sw.LimiterTimeoutError, match="the learner has to sample"):
+            fill()
+        assert store.total_steps == 100
+        with pytest.raises(sw.LimiterTimeoutError, match=r"the store is full.*use a smaller batch_size"):
+            queue.sample(batch_size, timeout=0)
+        taken = []
+        for _ in range(8):
+            taken += queue.sample(5).action[:, 0].tolist()
+            with pytest.raises(sw.LimiterTimeoutError, match="the learner has to sample"):
+                fill()
+        assert taken == list(range(0, 400, 10))
+
+
 def test_a_view_made_late_counts_what_is_held_and_a_view_that_is_dropped_limits_nothing() -> None:
     with number_store(capacity=20, segment_steps=2) as store:
         append(store, 30)
