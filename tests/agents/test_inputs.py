@@ -1,10 +1,12 @@
 """Observations on their way into networks: scaled, standardized, and in one pass what torch computes in five."""
 
+import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Box
 
 from sharpwave.agents.frame_kernel import fits_one_pass
-from sharpwave.agents.inputs import FrameInputs, OneHotInputs, VectorInputs
+from sharpwave.agents.inputs import FrameInputs, OneHotInputs, VectorInputs, inputs_for
 
 
 def test_frames_are_scaled_to_one():
@@ -25,6 +27,31 @@ def test_frames_that_are_all_alike_do_not_divide_by_zero():
     alike = torch.full((8, 4, 1, 2), 7, dtype=torch.uint8)
     inputs.standardize(alike)
     torch.testing.assert_close(inputs(alike + 1), torch.ones(8, 4, 1, 2))
+
+
+def test_floating_point_frames_are_divided_by_their_own_spread():
+    """Values 0 and .1: mean .05, deviation .05."""
+    inputs = FrameInputs((1, 2), scale=1.0)
+    inputs.standardize(torch.tensor([[[[0.0, 0.1]]], [[[0.1, 0.0]]]]))
+    torch.testing.assert_close(inputs(torch.tensor([[[[0.0, 0.1]]]])), torch.tensor([[[[-1.0, 1.0]]]]))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "dtype", "expected"),
+    [
+        (0, 4, np.int64, [0.0, 0.25, 0.5]),
+        (-2, 2, np.int8, [0.5, 0.75, 1.0]),
+        (0, 255, np.uint8, [0.0, 1 / 255, 2 / 255]),
+        (0, np.inf, np.int64, [0.0, 1.0, 2.0]),
+        (-(2**31), 2**31 - 1, np.int32, [0.0, 1.0, 2.0]),
+        (-(2**63), 2**63 - 1, np.int64, [0.0, 1.0, 2.0]),
+        (0, 2**32 - 1, np.uint32, [0.0, 1.0, 2.0]),
+    ],
+)
+def test_integers_are_scaled_by_their_bounds_unless_those_are_of_a_wide_dtype(low, high, dtype, expected):
+    space = Box(low, high, (1,), dtype)
+    found = inputs_for(space)(torch.from_numpy(np.array([[0], [1], [2]], dtype)))
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float32)[:, None])
 
 
 def test_inputs_leave_the_observations_as_they_were():

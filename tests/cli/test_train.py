@@ -18,7 +18,7 @@ from sharpwave.training.folder import new_folder
 from sharpwave.training.recipes import load_recipe, recipe_names
 from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.signals import caught_signals
-from tests.cli.conftest import COMMAND, ENVIRONMENT
+from tests.cli.conftest import COMMAND, ENVIRONMENT, SETTINGS
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -56,6 +56,13 @@ def test_help_has_every_setting_with_its_default(here):
     for leaf in leaves(load_recipe("pong")):
         assert leaf.flag in result.text, leaf.key
     assert "rewards summed before the bootstrap" in result.text and "[default: 18.0]" in result.text
+
+
+@pytest.mark.parametrize("recipe", ["atari", "minatar-rainbow", "lock"])
+def test_help_has_names_in_full_on_a_narrow_terminal(here, monkeypatch, recipe):
+    monkeypatch.setitem(SETTINGS, "COLUMNS", "80")
+    lines = [line for line in here("train", recipe, "--help").text.splitlines() if line.lstrip("│ ").startswith("--")]
+    assert len(lines) > 50 and not [line for line in lines if "…" in line]
 
 
 def test_help_of_a_recipe_has_no_settings_of_other_environments(here):

@@ -49,6 +49,30 @@ class Levers(gymnasium.Env):
         return self.places, reward, False, self.steps == 8, {}
 
 
+class Counter(gymnasium.Env):
+    """The observation counts steps, in episodes of eight; an action counts in bytes, from 2."""
+
+    action_space = Discrete(3, start=2, dtype=np.uint8)
+    observation_space = Box(-np.inf, np.inf, (1,), np.float32)
+
+    def __init__(self, broken_after=None, render_mode=None):
+        self.broken_after, self.render_mode, self.total = broken_after, render_mode, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        self.steps, self.total = self.steps + 1, self.total + 1
+        broken = self.broken_after is not None and self.total > self.broken_after
+        obs = np.full(1, np.nan if broken else self.steps, np.float32)
+        return obs, float(action == 3), False, self.steps == 8, {}
+
+
+gymnasium.register("Counter-v0", Counter)
+gymnasium.register("Broken-v0", lambda **options: Counter(broken_after=60, **options))
 gymnasium.register("Levers-v0", lambda **options: Levers(**options))
 
 SPACES = {

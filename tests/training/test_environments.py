@@ -45,6 +45,7 @@ MADE_UP = "tests.training.made_up:"
         (MADE_UP + "Nested-v0", {"network": "mlp"}),
         (MADE_UP + "Nested-v0", {"stack": 2}),
         (MADE_UP + "Pair-v0", {"prioritized": True}),
+        (MADE_UP + "Counter-v0", {}),  # actions are bytes from 2
     ],
 )
 def test_it_trains_and_its_policy_plays(env, changes):

@@ -14,6 +14,7 @@ from sharpwave.agents.protocol import Acted
 from sharpwave.errors import NewerVersionError
 from sharpwave.training import setup
 from sharpwave.training.evaluation import evaluate
+from sharpwave.training.failures import DivergedError
 from sharpwave.training.held_out import Evaluation, HeldOut
 from sharpwave.training.measuring import EPISODES, EPSILON, EVAL_SEED, LANES, held_out_seed, play
 from sharpwave.training.policies import load_policy, save_policy
@@ -55,6 +56,21 @@ def test_evaluations_do_not_disturb_training():
     assert all(torch.equal(one[name], two[name]) for name in one)
     times = {"minutes": 0}
     assert [{**line, **times} for line in kept.episodes] == [{**line, **times} for line in alone.episodes]
+
+
+@pytest.mark.parametrize("recipe", ["gymnasium", "pqn"])
+@pytest.mark.parametrize("report_every", [50, 8_000])
+def test_a_run_that_diverges_keeps_no_policy(recipe, report_every, tmp_path):
+    """Observations are NaN from the 61st step of each environment on; reports come before an evaluation, or not."""
+    broken = load_recipe(recipe).override(
+        env="tests.training.made_up:Broken-v0", num_envs=4, steps=8_000, warmup_steps=120, evaluate_every=400,
+        evaluate_from=None, report_every=report_every, checkpoint_every=8_000, threads=1, device="cpu",
+    )  # fmt: skip
+    with pytest.raises(DivergedError, match=r"loss: got nan at step [2-4]\d\d: training has diverged"):
+        quiet(run, "broken", broken, tmp_path / "run")
+    assert not list((tmp_path / "run").rglob("*.safetensors"))
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert all(json.loads(line, parse_constant=pytest.fail) for line in lines)
 
 
 def test_training_episodes_do_not_end_a_run():

@@ -41,6 +41,7 @@ def test_every_setting_says_what_it_is_and_has_an_option_of_its_own(recipe):
         ({"crop": "194:34"}, "--crop: got '194:34', expected first:last"),
         ({"warmup_steps": 11, "capacity": 10}, "--warmup-steps: got 11, expected at most the capacity of 10 steps"),
         ({"learning_rate": 0.0}, "--learning-rate: got 0.0, expected above 0"),
+        ({"prioritized": True, "beta_steps": 0}, "--beta-steps: got 0, expected at least 1"),
         ({"epsilon_end": -1.0}, "--epsilon-end: got -1.0, expected from 0 to 1"),
         ({"average_decay": 1.0}, "--average-decay: got 1.0, expected at least 0 and below 1"),
         (

@@ -50,12 +50,12 @@ class NumberedActions:
             )
         self._sizes, self._starts = sizes, starts
         self._shape: tuple[int, ...] = () if isinstance(space, Discrete) else space.shape
-        self._dtype = np.dtype(np.int64) if isinstance(space, Discrete) else space.dtype
+        self._dtype: np.dtype[Any] = space.dtype
 
     def actions(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         """Return the actions [N, *shape] with the numbers int64 [N]."""
         if not self._shape:
-            return numbers + self._starts[0]
+            return (numbers + self._starts[0]).astype(self._dtype, copy=False)
         parts = np.stack(np.unravel_index(numbers, self._sizes), axis=1) + np.asarray(self._starts)
         made: npt.NDArray[Any] = parts.astype(self._dtype).reshape(len(numbers), *self._shape)
         return made
@@ -65,10 +65,10 @@ class NumberedActions:
 
         Zeros, which pad windows, need not be an action; they have a number in 0 ... count-1 all the same.
         """
+        wide = actions.astype(np.int64, copy=False) if isinstance(actions, np.ndarray) else actions.long()
         if not self._shape:
-            number = actions - self._starts[0] if self._starts[0] else actions
+            number = wide - self._starts[0] if self._starts[0] else wide
         else:
-            wide = actions.astype(np.int64) if isinstance(actions, np.ndarray) else actions.long()
             parts = wide.reshape(*wide.shape[: wide.ndim - len(self._shape)], len(self._sizes))
             number = parts[..., 0] - self._starts[0]
             for part, (size, start) in enumerate(zip(self._sizes[1:], self._starts[1:], strict=True), 1):

@@ -16,6 +16,12 @@ MIN_IMAGE_SIDE = 5
 """Pixels of an image's shorter side; smaller arrays are treated as vectors."""
 
 
+LEAST_DEVIATION = 1 / 255
+"""Least deviation by which standardized images are divided, as a share of the scale before: a grey level of uint8."""
+MAX_SCALED_SPAN = 1 << 16
+"""Largest range of integers that are scaled to 0 ... 1; wider ones are mere bounds of a dtype, and values small."""
+
+
 def channels_last(shape: tuple[int, ...]) -> bool:
     """Return whether an image is [H, W, C], not [C, H, W]: the shorter axis is the channels, on a tie the last."""
     return shape[-1] <= shape[-3]
@@ -65,10 +71,14 @@ class FrameInputs(nn.Module):
 
     @torch.no_grad()
     def standardize(self, obs: Tensor) -> None:
-        """Measure mean and scale over ``obs`` [N, ...]. For identical images the scale is 1."""
+        """Measure mean and scale over ``obs`` [N, ...].
+
+        The scale is at least ``LEAST_DEVIATION`` of the one before, so that noise on identical images stays small.
+        """
         frames = self._frames(obs.to(self.mean.device)).float()
         self.mean.copy_(frames.mean(dim=tuple(range(frames.dim() - self.mean.dim()))))
-        self.scale.copy_((frames - self.mean).square().mean().sqrt().clamp_(min=1.0))
+        least = LEAST_DEVIATION * self.scale
+        self.scale.copy_((frames - self.mean).square().mean().sqrt().clamp_(min=least))
 
     def forward(self, obs: Tensor) -> Tensor:
         """Map [B, ...] to float [B, channels, H, W], channels last in memory, where convolutions are fastest."""
@@ -88,7 +98,8 @@ class VectorInputs(nn.Module):
     """Preprocessing of stored numbers [B, ...] into float32 [B, n].
 
     Args:
-        low, high: bounds of integers, which are scaled to 0 ... 1; None: numbers are not scaled.
+        low, high: bounds of integers, which are scaled to 0 ... 1 where they are at most ``MAX_SCALED_SPAN`` apart;
+            None: numbers are not scaled.
     """
 
     low: Tensor
@@ -98,9 +109,11 @@ class VectorInputs(nn.Module):
         super().__init__()
         self._scaled = low is not None and high is not None
         if low is not None and high is not None:
-            low, high = low.astype(np.float32).reshape(-1), high.astype(np.float32).reshape(-1)
-            self.register_buffer("low", torch.from_numpy(low))
-            self.register_buffer("span", torch.from_numpy(np.maximum(high - low, 1.0)))
+            low, high = low.astype(np.float64).reshape(-1), high.astype(np.float64).reshape(-1)
+            scaled = high - low <= MAX_SCALED_SPAN
+            span = np.where(scaled, np.maximum(high - low, 1.0), 1.0)
+            self.register_buffer("low", torch.from_numpy(np.where(scaled, low, 0.0).astype(np.float32)))
+            self.register_buffer("span", torch.from_numpy(span.astype(np.float32)))
 
     def forward(self, obs: Tensor) -> Tensor:
         """Map [B, ...] to float32 [B, n]."""

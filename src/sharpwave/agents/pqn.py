@@ -50,7 +50,7 @@ class PQNSettings(ExplorationSettings):
     lr: float = setting(5e-4, "learning rate of RAdam", LEARNING, flag="--learning-rate", above=0)
     lr_end: float = setting(1e-6, "final learning rate", LEARNING, flag="--learning-rate-end", above=0)
     lr_steps: int = setting(
-        1_000_000, "steps from learning-rate to learning-rate-end", LEARNING, flag="--learning-rate-steps", at_least=0
+        1_000_000, "steps from learning-rate to learning-rate-end", LEARNING, flag="--learning-rate-steps", at_least=1
     )
     max_grad_norm: float = setting(10.0, "gradients are clipped to this norm; 0: never", LEARNING, at_least=0)
 

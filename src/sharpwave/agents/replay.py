@@ -31,6 +31,8 @@ class TransitionsSettings:
 
     def __post_init__(self) -> None:
         check(self)
+        rises = self.prioritized and self.beta_start != self.beta_end
+        expect(self, "beta_steps", not rises or self.beta_steps > 0, "at least 1, or --beta-end as --beta-start")
 
     def unused(self) -> Iterator[tuple[str, str]]:
         """Yield the settings that have no effect beside the others, each with what it needs."""

@@ -26,6 +26,31 @@ FROM_FILE = "FILE"
 """In the place of a recipe's name: the recipe of a file, with an option for every setting too."""
 
 
+class RecipeCommand(TyperCommand):
+    """Command whose help text has names of options in full, on more lines where they are wider than their column."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help text; typer would cut such names off, so that nobody could type them."""
+        from typer import rich_utils
+
+        def whole(highlighter: Callable[[Any], Any]) -> Callable[[Any], Any]:
+            def fold(text: Any) -> Any:
+                highlighted = highlighter(text)
+                highlighted.overflow = "fold"
+                return highlighted
+
+            return fold
+
+        cutting = {name: getattr(rich_utils, name) for name in ("highlighter", "negative_highlighter")}
+        try:
+            for name, highlighter in cutting.items():
+                setattr(rich_utils, name, whole(highlighter))
+            super().format_help(ctx, formatter)
+        finally:
+            for name, highlighter in cutting.items():
+                setattr(rich_utils, name, highlighter)
+
+
 class RecipeGroup(TyperGroup):
     """Group of the recipes' commands. A recipe is imported only when its command runs."""
 
@@ -204,7 +229,7 @@ def recipe_command(name: str, recipe: Recipe, *, alone: bool = False) -> Any:
     for leaf in leaves(recipe):
         annotations[leaf.name], defaults[leaf.name] = option(leaf), leaf.value
     single = typer.Typer(add_completion=False)
-    single.command(name, help=recipe_names().get(name, "Train by the settings of a file."))(
+    single.command(name, cls=RecipeCommand, help=recipe_names().get(name, "Train by the settings of a file."))(
         with_options(command, annotations, defaults)
     )
     return typer.main.get_command(single)

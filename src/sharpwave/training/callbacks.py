@@ -12,6 +12,7 @@ from sharpwave.agents.protocol import Agent, Learned
 from sharpwave.training.evaluator import Evaluator, Measured
 from sharpwave.training.experience import Experience
 from sharpwave.training.failures import RAISED, CallbackError, ProcessDiedError
+from sharpwave.training.held_out import finite
 from sharpwave.training.progress import Metrics, TrainingState
 from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.video import film
@@ -309,7 +310,7 @@ class HeldOutEvaluations(Callback):
         if self._due and evaluator.idle:
             self._due = False
             steps = training.state.progress.steps
-            evaluator.begin(training.agent.policy_tensors(), steps, self._video(training, steps))
+            evaluator.begin(finite(training.agent.policy_tensors(), steps), steps, self._video(training, steps))
             if ending:
                 self._take(training, self._last(evaluator))
 

@@ -25,6 +25,21 @@ class ProcessDiedError(RuntimeError):
     """Error raised when a process of a run has died more often than it may be restarted."""
 
 
+class DivergedError(ValueError):
+    """Error raised when a loss or a weight is not finite; the run ends without saving it.
+
+    Args:
+        what: what is not finite.
+        step: environment steps so far.
+    """
+
+    def __init__(self, what: str, step: int) -> None:
+        super().__init__(
+            f"{what} at step {step:,}: training has diverged. Look for NaN or huge numbers in observations and "
+            "rewards, or lower --learning-rate; checkpoints from before are kept"
+        )
+
+
 def cause_of_death(process: Any) -> str:
     """Return the signal that ended a process that was joined, or its exit status."""
     code = process.exitcode

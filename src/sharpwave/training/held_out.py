@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sharpwave.agents.protocol import Agent
 from sharpwave.training import figures, setup
+from sharpwave.training.failures import DivergedError
 from sharpwave.training.measuring import EPISODES, EPSILON, LANES, held_out_seed, lanes_for, play
 from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.scores import Scores
@@ -53,6 +54,14 @@ def falls_short(recipe: Recipe, scores: list[float]) -> bool:
     if recipe.evaluation.stop_reward is None or fmean(scores) < recipe.evaluation.stop_reward:
         return True
     return recipe.evaluation.stop_worst is not None and min(scores) < recipe.evaluation.stop_worst
+
+
+def finite(weights: dict[str, Tensor], steps: int) -> dict[str, Tensor]:
+    """Return a policy's weights.  Raises: DivergedError: one of them is not finite."""
+    for name, tensor in weights.items():
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise DivergedError(f"policy: {name} has NaN or infinite weights", steps)
+    return weights
 
 
 def measure(recipe: Recipe, weights: Mapping[str, Tensor], steps: int, *, final: bool = False) -> Evaluation:
@@ -111,7 +120,7 @@ class HeldOut:
 
         The evaluation is abandoned once its first episodes fall short of what the recipe asks for.
         """
-        weights = agent.policy_tensors()
+        weights = finite(agent.policy_tensors(), steps)
         return self.add(self._play(weights, steps, final=False), weights)
 
     def add(self, evaluation: Evaluation, weights: dict[str, Tensor]) -> bool:

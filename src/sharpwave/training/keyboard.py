@@ -39,7 +39,7 @@ class Keyboard:
         if not isinstance(space, Discrete) or (names is None and space.n > 10):
             raise ValueError(f"--keyboard: actions are {space}, expected at most 10 discrete ones; use --script")
         self._in_real_time = names is not None
-        self._start = int(space.start)
+        self._start, self._dtype = int(space.start), space.dtype
         self._held: dict[frozenset[str], int] = (
             {} if names is None else {_directions(name): index for index, name in enumerate(names)}
         )
@@ -61,7 +61,7 @@ class Keyboard:
         keys = f"0 to {len(self._numbers) - 1}"
         return f"Keys {keys} are the actions; the environment waits for one. Escape ends the recording."
 
-    def act(self, obs: Any) -> npt.NDArray[np.int64]:
+    def act(self, obs: Any) -> npt.NDArray[Any]:
         """Show the picture and return the action of the keys held, or of the next number key.
 
         Raises:
@@ -77,7 +77,7 @@ class Keyboard:
             while (number := self._events()) is None:
                 self._pygame.time.wait(POLL_MS)
             chosen = number
-        return np.array([chosen + self._start])
+        return np.array([chosen + self._start], self._dtype)
 
     def observe(self, action: npt.NDArray[Any], reward: npt.NDArray[Any], ended: npt.NDArray[np.bool_]) -> None:
         """Do nothing: a person sees the picture."""

@@ -102,7 +102,9 @@ def sometimes_random(actions: npt.NDArray[Any], space: Any, epsilon: float, rng:
     from gymnasium.spaces import Discrete, MultiBinary, MultiDiscrete
 
     if isinstance(space, Discrete):
-        return epsilon_greedy(actions - int(space.start), int(space.n), epsilon, rng) + int(space.start)
+        start = int(space.start)
+        chosen = epsilon_greedy(actions.astype(np.int64) - start, int(space.n), epsilon, rng) + start
+        return chosen.astype(actions.dtype, copy=False)
     if not isinstance(space, (MultiDiscrete, MultiBinary)):
         return actions
     first, count = (space.start, space.nvec) if isinstance(space, MultiDiscrete) else (0, 2)

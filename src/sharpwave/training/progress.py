@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ import torch
 import sharpwave as sw
 from sharpwave.agents.protocol import Agent
 from sharpwave.training import figures
+from sharpwave.training.failures import DivergedError
 from sharpwave.training.held_out import HeldOut
 from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.scores import Episode, Scores, running_mean
@@ -125,12 +127,18 @@ class Progress:
 
         ``loss`` is the last update's, ``avg_loss`` a running mean; ``learner`` has the means of the agent's other
         metrics since the last report, and its schedules except epsilon.
+
+        Raises:
+            DivergedError: a loss was not finite.
         """
         now = time.perf_counter()
         # One transfer from the device for all updates.
         learned = {name: torch.stack(values).tolist() for name, values in self._metrics.items()}
         self._metrics.clear()
         losses = learned.pop("loss", [])
+        wrong = next((loss for loss in losses if not math.isfinite(loss)), None)
+        if wrong is not None:
+            raise DivergedError(f"loss: got {wrong}", self.steps)
         for loss in losses:
             self._avg_loss = running_mean(self._avg_loss, loss)
         then, steps_then = self._marks[0]
