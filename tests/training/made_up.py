@@ -71,7 +71,7 @@ class Counter(gymnasium.Env):
         return obs, float(action == 3), False, self.steps == 8, {}
 
 
-gymnasium.register("Counter-v0", Counter)
+gymnasium.register("Counter-v0", lambda **options: Counter(**options))
 gymnasium.register("Broken-v0", lambda **options: Counter(broken_after=60, **options))
 gymnasium.register("Levers-v0", lambda **options: Levers(**options))
 
