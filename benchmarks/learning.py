@@ -9,8 +9,8 @@ episodes (MinAtar, Atari: 30) on seeds that neither training nor its evaluations
 interval: see sharpwave.bench.scoring. ``minatar`` means its five games; their last policies are measured, and the
 scores of all games together, each divided by the best mean that an agent has in it, are drawn as results/minatar.png.
 ``repeat-first`` (popgym) and ``memory-chain`` (bsuite) are made where they are asked for: docs/training/recurrent.md
-says how to install them. ``breakout`` lasts an hour of one core; ``seaquest`` and ``qbert``, with sticky actions as in
-Dopamine's curves, 500,000 steps, which are two million frames; ``pong-fair`` a million.
+says how to install them. ``breakout`` lasts an hour of one core; ``seaquest``, ``qbert`` and
+``pong-fair``, with sticky actions as in Dopamine's curves, 500,000 steps, which are two million frames.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ ATARI = {
     },
 }
 PONG_FAIR = {
-    "sticky": 0.25, "actions": "", "crop": "0:210", "steps": 1_000_000, "stop_reward": None, "stop_worst": None,
+    "sticky": 0.25, "actions": "", "crop": "0:210", "steps": 500_000, "stop_reward": None, "stop_worst": None,
     "evaluate_every": 250_000, "evaluate_from": None,
 }  # fmt: skip
 ATARI["pong-fair"] = {"rainbow": Arm("pong", PONG_FAIR)}
