@@ -49,14 +49,14 @@ def test_scores_are_divided_by_the_best_mean_of_each_task():
 
 def test_each_arm_lacks_its_part_or_has_another():
     whole = ablation.recipe_of("MinAtar/Breakout-v1", ablation.WHOLE, 1, 10_000).agent
-    assert whole.double and not whole.munchausen and whole.head == "qr" and whole.replay.n_step == 1
+    assert 0 < whole.munchausen < 0.9 and whole.head == "qr" and whole.replay.n_step == 1
     assert not (whole.dueling or whole.noisy or whole.replay.prioritized)
     agents = {arm: ablation.recipe_of("MinAtar/Breakout-v1", arm, 1, 10_000).agent for arm in ablation.ARMS}
     assert len(set(agents.values())) == 11
     none, noise, dueling = agents[ablation.NONE], agents["with noise"], agents["with dueling"]
     assert not (none.double or none.munchausen) and none.head == "expected"
-    assert agents["with Munchausen"].munchausen and agents["with n-step"].replay.n_step == 3
-    assert not agents["without double"].double and agents["without double"].head == "qr"
+    assert agents["without Munchausen"].double and agents["with n-step"].replay.n_step == 3
+    assert agents["without Munchausen"].munchausen == 0 and agents["with more Munchausen"].munchausen == 0.9
     assert noise.noisy and noise.noisy_epsilon and agents["with priorities"].replay.prioritized
     heads = [agents[arm].head for arm in ("without quantiles", "with c51", "with iqn")]
     assert heads == ["expected", "c51", "iqn"]

@@ -21,24 +21,24 @@ if TYPE_CHECKING:
 RECIPE = "minatar-rainbow"
 EPISODES = 30
 WHOLE, NONE = "rainbow", "none of them"
-PARTS: Mapping[str, Mapping[str, Any]] = {"double": {"double": False}, "quantiles": {"head": "expected"}}
-"""What turns each part of the recipe off, by options. Without any it is the DQN of Mnih et al. (2015)."""
+PARTS: Mapping[str, Mapping[str, Any]] = {"Munchausen": {"munchausen": 0.0}, "quantiles": {"head": "expected"}}
+"""What turns each part of the recipe off, by options. Without Munchausen rewards it is double Q-learning."""
 OTHERS: Mapping[str, Mapping[str, Any]] = {
     "priorities": {"prioritized": True, "priority_alpha": 0.5, "beta_steps": 500_000},
     "n-step": {"n_step": 3},
     "dueling": {"dueling": True},
     "noise": {"noisy": True, "noisy_epsilon": True},
-    "Munchausen": {"munchausen": 0.9, "munchausen_temperature": 0.003},
+    "more Munchausen": {"munchausen": 0.9},
     "c51": {"head": "c51"},
     "iqn": {"head": "iqn", "quantiles": 8, "late_fractions": True},
 }
-"""Parts that the recipe lacks, by options: three-step returns, noise beside random actions, Munchausen rewards in place
-of double Q-learning, other heads."""
+"""Parts that the recipe lacks, by options: three-step returns, noise beside random actions, the weight of Munchausen
+rewards in their paper, other heads."""
 ARMS: Mapping[str, Mapping[str, Any]] = {
     WHOLE: {},
     **{f"without {part}": changes for part, changes in PARTS.items()},
     **{f"with {other}": changes for other, changes in OTHERS.items()},
-    NONE: {name: value for changes in PARTS.values() for name, value in changes.items()},
+    NONE: {"double": False, **{name: value for changes in PARTS.values() for name, value in changes.items()}},
 }
 
 

@@ -21,7 +21,7 @@ def ablation(
     ),
 ) -> None:
     """Train Rainbow (recipe minatar-rainbow) whole, without each of its parts, without all of them, and with each
-    part that it lacks: priorities, three-step returns, dueling, noise, Munchausen rewards, other heads.
+    part that it lacks: priorities, three-step returns, dueling, noise, more of its Munchausen rewards, other heads.
 
     A run that has ended is a line of --out; started again, only missing runs are made. Its score is the mean of 30
     held-out episodes with the last weights. Printed are each arm's interquartile mean over runs, its 95 % bootstrap
