@@ -58,6 +58,7 @@ def test_each_arm_lacks_its_part_or_has_another():
     assert agents["without Munchausen"].double and agents["with n-step"].replay.n_step == 3
     assert agents["without Munchausen"].munchausen == 0 and agents["with more Munchausen"].munchausen == 0.9
     assert noise.noisy and noise.noisy_epsilon and agents["with priorities"].replay.prioritized
+    assert agents["with priorities"].replay.beta(10_000) == 1.0 > agents["with priorities"].replay.beta(9_999)
     heads = [agents[arm].head for arm in ("without quantiles", "with c51", "with iqn")]
     assert heads == ["expected", "c51", "iqn"]
     assert dueling.dueling and 2 * dueling.hidden_units == whole.hidden_units

@@ -24,7 +24,7 @@ WHOLE, NONE = "rainbow", "none of them"
 PARTS: Mapping[str, Mapping[str, Any]] = {"Munchausen": {"munchausen": 0.0}, "quantiles": {"head": "expected"}}
 """What turns each part of the recipe off, by options. Without Munchausen rewards it is double Q-learning."""
 OTHERS: Mapping[str, Mapping[str, Any]] = {
-    "priorities": {"prioritized": True, "priority_alpha": 0.5, "beta_steps": 500_000},
+    "priorities": {"prioritized": True, "priority_alpha": 0.5},
     "n-step": {"n_step": 3},
     "dueling": {"dueling": True},
     "noise": {"noisy": True, "noisy_epsilon": True},
@@ -43,13 +43,16 @@ ARMS: Mapping[str, Mapping[str, Any]] = {
 
 
 def recipe_of(env: str, arm: str, seed: int, steps: int) -> Recipe:
-    """Return the recipe of an arm: two streams are as wide as one together; only the last policy is measured."""
+    """Return the recipe of an arm: two streams are as wide as one together, importance weights become whole by the
+    run's end, and only the last policy is measured."""
     from sharpwave.training.recipes import load_recipe
 
     recipe = load_recipe(RECIPE)
     changes = dict(ARMS[arm])
     if changes.get("dueling"):
         changes["hidden_units"] = recipe.agent.hidden_units // 2
+    if changes.get("prioritized"):
+        changes["beta_steps"] = steps
     return recipe.override(env=env, seed=seed, steps=steps, evaluate_every=0, device="cpu", **changes)
 
 
