@@ -1,7 +1,7 @@
 """Tasks learned by several agents from several seeds: held-out scores of fixed weights, their IQM and its interval.
 
 python benchmarks/learning.py [--tasks tmaze lock minatar lunarlander repeat-first memory-chain breakout seaquest
-                              qbert pong-fair] [--seeds 101 102 ...] [--at-a-time 2] [--runs FOLDER] [--out FILE]
+                              qbert pong-fair] [--seeds 401 402 ...] [--at-a-time 2] [--runs FOLDER] [--out FILE]
 
 Each run that has ended is a line of FILE (results/learning.jsonl); started again, only missing runs are made. A run
 ends as its recipe says; then the policy that it kept (the best by its own evaluations, else the last) plays 100
@@ -21,7 +21,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +43,13 @@ class Arm:
 
     Attributes:
         demonstrated: it learns from recorded episodes of the task's expert.
+        seeds: those that are run unless ``--seeds`` names others: none that a setting was chosen by.
     """
 
     recipe: str
     changes: dict[str, Any] = field(default_factory=dict)
     demonstrated: bool = False
+    seeds: tuple[int, ...] = (101, 102, 103, 104, 105)
 
 
 FOUR_FRAMES = {
@@ -58,7 +60,10 @@ FOUR_FRAMES = {
 """A DQN over stacks of four observations, otherwise with what the recurrent recipes have."""
 
 TASKS: dict[str, dict[str, Arm]] = {
-    "tmaze": {"r2d2": Arm("tmaze"), "dqn-4-frames": Arm("gymnasium", FOUR_FRAMES | {"env": "frames4:TMaze4-v0"})},
+    "tmaze": {
+        "r2d2": Arm("tmaze", seeds=(401, 402, 403, 404, 405)),
+        "dqn-4-frames": Arm("gymnasium", FOUR_FRAMES | {"env": "frames4:TMaze4-v0"}, seeds=(401, 402, 403, 404, 405)),
+    },
     "lock": {
         "r2d3": Arm("lock", demonstrated=True),
         "r2d2": Arm("tmaze", {"env": "sharpwave/Lock-v0", "length": 8, "burn_in": 0, "stride": 8}),
@@ -74,16 +79,18 @@ REPEAT_FIRST = {
 }  # fmt: skip
 """A window is an episode. What an action is worth shows at once, in rewards of 1/51."""
 OF_OTHERS = {
-    "repeat-first": {"r2d2": Arm("tmaze", REPEAT_FIRST)},
-    "memory-chain": {"r2d2": Arm("tmaze", {"env": "memory_chain:MemoryChain-v0"})},
+    "repeat-first": {"r2d2": Arm("tmaze", REPEAT_FIRST, seeds=(401, 402, 403))},
+    "memory-chain": {"r2d2": Arm("tmaze", {"env": "memory_chain:MemoryChain-v0"}, seeds=(401, 402, 403))},
 }
 """Memory tasks of popgym and bsuite, which no extra installs."""
 
 MINATAR_AGENTS = {
-    "dqn": Arm("minatar", {"double": False, "n_step": 1}),  # as in Mnih et al. (2015)
+    "dqn": Arm(  # as in Mnih et al. (2015)
+        "minatar", {"double": False, "n_step": 1}, seeds=(101, 102, 103, 104, 105, 106, 107)
+    ),
     "dqn+": Arm("minatar"),  # double, three-step returns
-    "rainbow": Arm("minatar-rainbow"),
-    "iqn": Arm("minatar-iqn"),
+    "rainbow": Arm("minatar-rainbow", seeds=(121, 122, 123, 124, 125)),
+    "iqn": Arm("minatar-iqn", seeds=(101, 102, 103, 104)),
     "pqn": Arm("minatar-pqn"),
 }
 MINATAR_GAMES = {
@@ -92,7 +99,7 @@ MINATAR_GAMES = {
 }  # fmt: skip
 MINATAR = {
     f"minatar-{game}": {
-        agent: Arm(arm.recipe, arm.changes | {"env": f"MinAtar/{name}-v1", "evaluate_every": 0})
+        agent: replace(arm, changes=arm.changes | {"env": f"MinAtar/{name}-v1", "evaluate_every": 0})
         for agent, arm in MINATAR_AGENTS.items()
     }
     for game, name in MINATAR_GAMES.items()
@@ -100,9 +107,9 @@ MINATAR = {
 """All from the same network, samples and updates, but PQN, which keeps no replay memory."""
 
 ATARI = {
-    "breakout": {"rainbow": Arm("atari", {"env": "breakout", "threads": 1, "max_minutes": 60.0})},
+    "breakout": {"rainbow": Arm("atari", {"env": "breakout", "threads": 1, "max_minutes": 60.0}, seeds=(301,))},
     **{
-        game: {"rainbow": Arm("atari", {"env": game, "threads": 1, "sticky": 0.25, "steps": 500_000})}
+        game: {"rainbow": Arm("atari", {"env": game, "threads": 1, "sticky": 0.25, "steps": 500_000}, seeds=(321,))}
         for game in ("seaquest", "qbert")
     },
 }
@@ -110,9 +117,9 @@ PONG_FAIR = {
     "sticky": 0.25, "actions": "", "crop": "0:210", "steps": 500_000, "stop_reward": None, "stop_worst": None,
     "evaluate_every": 250_000, "evaluate_from": None,
 }  # fmt: skip
-ATARI["pong-fair"] = {"rainbow": Arm("pong", PONG_FAIR)}
+ATARI["pong-fair"] = {"rainbow": Arm("pong", PONG_FAIR, seeds=(321,))}
 """Recipe ``pong`` on the game as Machado et al. (2018) ask for it: sticky actions, all six, the whole screen."""
-LUNARLANDER = {"lunarlander": {"dqn": Arm("lunarlander")}}
+LUNARLANDER = {"lunarlander": {"dqn": Arm("lunarlander", seeds=(511, 512, 513))}}
 TASKS |= MINATAR | OF_OTHERS | ATARI | LUNARLANDER
 
 
@@ -212,7 +219,7 @@ def main() -> None:
     usual = [task for task in TASKS if task not in OF_OTHERS | ATARI | LUNARLANDER]
     parser.add_argument("--tasks", nargs="+", choices=[*TASKS, "minatar"], default=usual)
     parser.add_argument("--agents", nargs="+", help="only these")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[101, 102, 103, 104, 105])
+    parser.add_argument("--seeds", type=int, nargs="+", help="others than each agent's own")
     parser.add_argument("--at-a-time", type=int, default=2, help="runs that train side by side")
     parser.add_argument("--runs", type=Path, default=Path("runs") / "learning", help="folder of the runs")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "learning.jsonl", help="file of the lines")
@@ -226,8 +233,8 @@ def main() -> None:
     agents = [(task, agent) for task in tasks for agent in TASKS[task]]
     wanted = [
         (task, agent, seed)
-        for seed in arguments.seeds
         for task, agent in agents
+        for seed in arguments.seeds or TASKS[task][agent].seeds
         if not arguments.agents or agent in arguments.agents
     ]
 

@@ -1,6 +1,6 @@
 """Recipe ``minatar`` with Rainbow in place of DQN: quantiles (QR) as head, and Munchausen rewards of single steps.
 
-Its other parts are off, by short trials of one seed; `sharpwave bench ablation` turns each part off or on. Scores:
+Its other parts are off, by short trials of one or two seeds; `sharpwave bench ablation` turns each part off or on. Scores:
 docs/training/minatar.md.
 """
 
@@ -21,7 +21,7 @@ RECIPE = replace(
         average_decay=DQN.average_decay,
         head="qr",
         quantiles=16,
-        munchausen=0.5,  # in place of double Q-learning; with .9 Seaquest had half of DQN's score
+        munchausen=0.5,  # in place of double Q-learning; with .9 Breakout was no better than DQN's
         munchausen_temperature=0.003,  # the bonus is then nearly Q(s, a) - max Q(s, .)
         noisy=False,
         dueling=False,
