@@ -1,7 +1,7 @@
 """Recipe ``minatar`` with Rainbow in place of DQN: quantiles (QR) as head, and Munchausen rewards of single steps.
 
-Its other parts are off, by short trials of one or two seeds; `sharpwave bench ablation` turns each part off or on. Scores:
-docs/training/minatar.md.
+Its other parts are off, by short trials of one or two seeds; `sharpwave bench ablation` turns each part off or on.
+Scores: docs/training/minatar.md.
 """
 
 from dataclasses import replace
