@@ -222,6 +222,41 @@ def test_a_queue_evicts_no_window_that_was_not_sampled(batch_size: int) -> None:
         assert taken == list(range(0, 400, 10))
 
 
+def test_a_queue_evicts_no_burn_in_of_a_window_that_was_not_sampled() -> None:
+    """Episodes of 40 steps: evicting one segment drops the windows of the next two, whose burn-in reaches into it."""
+    with number_store(capacity=100, segment_steps=5) as store:
+        queue = store.sequences(10, burn_in=10, sampler=sw.Fifo(), max_times_sampled=1, limiter=sw.Queue(4))
+        taken: list[int] = []
+        for _ in range(60):
+            with pytest.raises(sw.LimiterTimeoutError):
+                for _ in range(300):
+                    step = store.total_steps
+                    ends = step % 40 == 39
+                    store.append(obs=step, action=step, reward=0.0, terminated=ends, truncated=False, timeout=0)
+            with pytest.raises(sw.LimiterTimeoutError):
+                queue.sample(50, timeout=0)
+            taken += queue.sample(1, timeout=0).action[:, 10].tolist()
+        assert taken == list(range(0, 600, 10))
+
+
+def test_other_samplers_let_a_queue_grow_beyond_the_capacity() -> None:
+    """A batch of 60 that 16 windows give 64 times in all: with windows used in any order, old ones have uses left."""
+    with number_store(capacity=200, segment_steps=5) as store:
+        queue = store.sequences(4, max_times_sampled=4, limiter=sw.Queue(16))
+        for step in range(600):
+            waits = 0
+            rows = {"obs": np.full(8, step), "action": np.full(8, step), "reward": np.zeros(8)}
+            try:
+                store.extend(**rows, terminated=np.full(8, step % 20 == 19), truncated=np.zeros(8, bool), timeout=0)
+            except sw.LimiterTimeoutError:
+                waits += 1
+            try:
+                queue.sample(60, timeout=0)
+            except sw.LimiterTimeoutError:
+                waits += 1
+            assert waits < 2
+
+
 def test_a_view_made_late_counts_what_is_held_and_a_view_that_is_dropped_limits_nothing() -> None:
     with number_store(capacity=20, segment_steps=2) as store:
         append(store, 30)

@@ -101,6 +101,26 @@ def test_ids_of_windows_name_other_items_in_views_of_another_stride() -> None:
                 other.update_priorities(ids, np.ones((len(ids), *other.view.error_shape)))
 
 
+def test_windows_are_found_by_views_that_know_less_of_them() -> None:
+    """The store's first view of that stride has longer windows, and has not been asked since the steps came."""
+    with filled(0, segment_steps=8) as store:
+        longer, shorter = store.sequences(12, stride=4, name="long"), store.sequences(4, stride=4, name="short")
+        for step in range(97):
+            if step % 10 == 0:
+                store.annotate(0, {"episode": step // 10}, episode=True)
+            store.append(obs=step, action=step, reward=0.0, terminated=step % 10 == 9, truncated=False)
+        ids = shorter.sampleable_ids()
+        found = [one["episode"] for one in store.annotations_of(ids)]
+        assert found == (shorter.fetch(ids).action[:, 0] // 10).tolist() and max(found) == 9
+        other = store.sequences(4, stride=2)
+        with pytest.raises(ValueError, match="these ids are of several views, or of another store"):
+            store.annotations_of(np.concatenate([ids, other.sampleable_ids()]))
+        for wrong in (ids + (1 << 40), ids - (1 << 40)):
+            with pytest.raises(KeyError, match="was evicted"):
+                store.annotations_of(wrong)
+        del longer
+
+
 def test_no_ids_are_no_batch_at_all(two: tuple[Any, Any]) -> None:
     batch = two[0].fetch([])
     assert len(batch) == 0 and batch.obs.shape == (0,) and two[0].update_priorities(batch, []) == 0

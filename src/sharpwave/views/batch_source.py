@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.errors import DamagedError, EmptyError
-from sharpwave.sampling.limiters import Cursor, Gate, Limiter
+from sharpwave.sampling.limiters import Cursor, Gate, Limiter, Queue
+from sharpwave.sampling.ordered import Fifo
 from sharpwave.sampling.protocol import Draw, Sampler, check_sampler
 from sharpwave.views.filling import fill
 from sharpwave.views.ids import Tag
@@ -86,7 +87,7 @@ class BatchSource:
         if reason is None and cursor.uses < batch_size:
             uses = "no step" if not cursor.size else f"{cursor.uses:g} uses of steps"
             remedy = "the writer has to append"
-            if self._evicts_unsampled(1):
+            if self._evicts_unsampled(max(1, self.log.lanes)):
                 remedy = "the store is full of steps not sampled yet; use a smaller batch_size, or raise capacity="
             reason = f"{batch_size} samples find {uses} left: {remedy}"
         return None if reason is None else f"{reason} ({self.limiter}; {cursor})"
@@ -123,22 +124,36 @@ class BatchSource:
         return f"{reason} ({self.limiter}; {cursor})"
 
     def _evicts_unsampled(self, steps: int) -> bool:
-        """Return whether room for ``steps`` more is made by evicting items that can still be sampled.
+        """Return whether ``steps`` more would evict items that a ``Queue`` with ``Fifo`` has promised to give out.
 
         How many windows fit into the capacity depends on the episodes, so a batch that never finds enough of them is
         only known by this. Known for retentions that evict in order. Cost: O(segments).
         """
-        log, items = self.log, self.items
-        capacity, uses, need = log.admission.capacity, items.uses, log.inventory.held_steps + steps
-        if capacity is None or uses is None or need <= capacity or not log.retention.in_order:
+        log = self.log
+        capacity, need = log.admission.capacity, log.inventory.held_steps + steps
+        ordered = isinstance(self.limiter, Queue) and isinstance(self.items.sampler, Fifo) and log.retention.in_order
+        if capacity is None or need <= capacity or not ordered:
             return False
         for slot in log.retention.order()["slots"].tolist():
-            begin, end = items.spans[slot].tolist()
-            if uses.remaining(slot * log.stride + np.arange(begin, end)).any():
+            if self._needed(slot):
                 return True
             need -= int(log.index.rows[slot])
             if need <= capacity:
                 break
+        return False
+
+    def _needed(self, slot: int) -> bool:
+        """Return whether items that can still be sampled need the oldest segment of a lane, those of later segments
+        for their burn-in among them."""
+        items, stride, later = self.items, self.log.stride, slot
+        assert items.uses is not None  # or Queue had refused the view
+        while later >= 0:
+            begin, end = items.spans[later].tolist()
+            there = later * stride + np.arange(begin, end)
+            there = there[items.uses.remaining(there)]
+            if there.size:
+                return later == slot or bool((self.view.segments(there) == slot).any())
+            later = int(self.log.index.next[later])
         return False
 
     def _cursor(self) -> Cursor:

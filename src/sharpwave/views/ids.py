@@ -77,9 +77,10 @@ def check_tag(what: str, ids: Any, tag: Tag) -> None:
             f"{what}: these ids are of {other.space}, expected ids of {tag.space}; pass them to the view that they "
             f"were sampled from. {unchecked}"
         )
+    several = "of several views, or " if other is SEVERAL else ""
     raise ValueError(
-        f"{what}: these ids are of another store (or of one that was opened again), where they name other steps; pass "
-        f"them to a view of the store that they were sampled from. {unchecked}"
+        f"{what}: these ids are {several}of another store (or of one that was opened again), where they name other "
+        f"steps; pass them to a view of the store that they were sampled from. {unchecked}"
     )
 
 

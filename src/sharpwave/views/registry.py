@@ -210,10 +210,12 @@ class Views(LogListener):
         if view is None:
             check_tag(what, ids, tag)
             return found
-        _, there = view.source.items.resolve(found)
-        if not there.all():
-            raise KeyError(f"{what}: id {found[~there][0]} was evicted from the store")
-        return (found & ~LEAF_MASK) | view.view.first_steps(found & LEAF_MASK)
+        index, items = self._log.index, found & LEAF_MASK
+        gone = (items // index.stride >= index.slots) | (found < 0)
+        gone[~gone] = index.ids(items[~gone]) != found[~gone]
+        if gone.any():
+            raise KeyError(f"{what}: id {found[gone][0]} was evicted from the store")
+        return (found & ~LEAF_MASK) | view.view.first_steps(items)
 
     def growing(self, slots: int) -> None:
         """Enlarge views for ``slots`` slots of the log.  Raises: MemoryError."""

@@ -265,6 +265,16 @@ def locate(
 
 
 @njit(nogil=True, cache=True)
+def first_steps(words: Ints, items: Ints, group: int, stride: int, steps: Ints) -> None:
+    """Find the number of the first trained step of each of ``items`` [n], ``steps``: slot * group + row."""
+    log = read_arrays(words)
+    for i in range(items.size):
+        slot = items[i] // group
+        row, _ = _window_row(log, slot, items[i] - slot * group, stride)
+        steps[i] = slot * group + row
+
+
+@njit(nogil=True, cache=True)
 def trained_steps(words: Ints, items: Ints, group: int, stride: int, length: int, begins: Ints, counts: Ints) -> None:
     """Find which steps are trained in each of ``items`` [n]: the first's row, and ``length`` steps or fewer, where the
     episode ends."""

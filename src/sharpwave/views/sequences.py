@@ -185,9 +185,9 @@ class Windows(View[SequenceBatch]):
 
     def first_steps(self, items: Ints) -> Ints:
         """Return the number of each window's first trained step."""
-        rows, _ = self._trained(items)
-        first: Ints = items // self._log.stride * self._log.stride + rows
-        return first
+        steps = np.empty(len(items), np.int64)
+        kernels.first_steps(self._words.current(), items, self._log.stride, self.stride, steps)
+        return steps
 
     def segments(self, items: Ints) -> Ints:
         """Return the segments that each window touches."""

@@ -98,7 +98,10 @@ class View(Protocol[Batch_co]):
         raise NotImplementedError
 
     def first_steps(self, items: Ints) -> Ints:
-        """Return the number of each item's first step, its segment's slot times the stride plus its row: int64 [n]."""
+        """Return the number of each item's first step, its segment's slot times the stride plus its row: int64 [n].
+
+        The segments are held; the items may be ones that cannot be sampled yet, or no more.
+        """
         return items
 
     def columns(self) -> Mapping[str, Column]:
