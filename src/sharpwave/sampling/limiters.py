@@ -172,11 +172,11 @@ class Queue:
     """Limiter that bounds the steps waiting to be sampled to ``size``; sampling waits for a whole batch.
 
     For views with ``max_times_sampled``: with that and ``Fifo`` every step is sampled so many times, in order, and none
-    is dropped, provided the store's capacity exceeds ``size`` by a few segments a lane (``size``
-    counts windows where a view has those: then ``size * stride + burn_in``). Steps whose n-step return is not known yet do not count; the end of an
-    episode may make several known at once, so ``size`` may be exceeded by up to ``n_step`` steps a lane. Where a full
-    queue leaves too few uses for a batch, it is exceeded until there are enough; with batches of B and appends of R
-    steps, never if ``B + R <= size + 1``.
+    is dropped, provided the store's capacity exceeds ``size`` by a few segments a lane. Of a view of windows it counts
+    those: the capacity exceeds ``size * stride + burn_in``. Steps whose n-step return is not known yet do not count;
+    the end of an episode may make several known at once, so ``size`` may be exceeded by up to ``n_step`` steps a lane.
+    Where a full queue leaves too few uses for a batch, it is exceeded until there are enough; with batches of B and
+    appends of R steps, never if ``B + R <= size + 1``.
     """
 
     size: int
