@@ -234,7 +234,8 @@ class StoreWriting:
     def annotations_of(self, ids: npt.ArrayLike) -> list[dict[str, Any]]:
         """Return the annotations of each item's episode, by ids such as ``batch.ids``; reads segments from disk.
 
-        A segment contains the annotations that were made before it was sealed.
+        A segment contains the annotations that were made before it was sealed. Plain numbers, as ``np.asarray(ids)``
+        and tensors have them, are taken for ids of steps.
 
         Raises:
             KeyError: a step was evicted.
