@@ -90,7 +90,7 @@ MINATAR_AGENTS = {
     ),
     "dqn+": Arm("minatar"),  # double, three-step returns
     "rainbow": Arm("minatar-rainbow", seeds=(121, 122, 123, 124, 125)),
-    "iqn": Arm("minatar-iqn", seeds=(101, 102, 103, 104)),
+    "iqn": Arm("minatar-iqn"),
     "pqn": Arm("minatar-pqn"),
 }
 MINATAR_GAMES = {
