@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +18,23 @@ from sharpwave.log.step_log import StepLog
 from sharpwave.native.interrupts import Lock
 from sharpwave.sampling.limiters import Gate
 from sharpwave.spec import Spec
-from sharpwave.validation import checked_final, checked_lane, checked_rows, checked_steps, highest, max_lanes
+from sharpwave.validation import (
+    Missing,
+    check_missing,
+    checked_final,
+    checked_lane,
+    checked_places,
+    checked_rows,
+    checked_steps,
+    highest,
+    max_lanes,
+)
+from sharpwave.views.ids import Ids, Tag, tagged
 from sharpwave.views.registry import Views
+from sharpwave.views.view import STEPS
+
+Ints = npt.NDArray[np.int64]
+W = TypeVar("W")
 
 MAX_BLOCK_S = 60.0
 """Time for which an append retries a failing disk with on_full="block"."""
@@ -53,7 +68,7 @@ class StoreWriting:
         lanes: npt.ArrayLike | None = None,
         timeout: float | None = None,
         **extra: npt.ArrayLike,
-    ) -> None:
+    ) -> Ids:
         """Append one step to each of several lanes. Everything is copied.
 
         Args:
@@ -68,6 +83,8 @@ class StoreWriting:
             lanes: int [rows], all different. Default 0, 1, ...; new lanes are created.
             timeout: seconds to wait for the views' rate limiters; default 60.
 
+        Returns:
+            int64 [rows], the steps' ids, as ``batch.ids`` has them.
         Raises:
             ValueError, TypeError, KeyError: an argument does not fit the spec; nothing was changed.
             LimiterTimeoutError: a rate limiter did not admit the steps in time; nothing was changed.
@@ -78,7 +95,7 @@ class StoreWriting:
         numbers, steps = checked_rows(
             self.spec, lanes, obs, action, reward, terminated, truncated, final_obs, next_obs, extra
         )
-        self._write(numbers, *steps, timeout)
+        return tagged(self._write(numbers, *steps, timeout), Tag(self._log.tag, STEPS))
 
     def append(
         self,
@@ -93,11 +110,37 @@ class StoreWriting:
         next_obs: Any = None,
         timeout: float | None = None,
         **extra: npt.ArrayLike,
-    ) -> None:
-        """Append one step to one lane: as ``extend``, without the leading axis."""
+    ) -> int:
+        """Append one step to one lane, and return its id: as ``extend``, without the leading axis."""
         number = checked_lane("append", lane)
         steps = checked_steps(self.spec, None, obs, action, reward, terminated, truncated, final_obs, next_obs, extra)
-        self._write(number, *steps, timeout)
+        return int(self._write(number, *steps, timeout)[0])
+
+    def ids(self, lanes: npt.ArrayLike, steps: npt.ArrayLike, *, missing: Missing = "raise") -> Ids:
+        """Find the ids of steps by where they are in the log, as ``batch.lane`` and ``batch.step`` say.
+
+        Args:
+            lanes, steps: integers [n], or one for all: the lane, and the step's number in it, counted from 0 over all
+                its episodes (``lane_steps`` is the next one's).
+            missing: "raise", or "mask": the id of a step that is not held is -1.
+
+        Returns int64 [n]. Cost: 30 ns a segment of the store, and 0.2 us an id.
+
+        Raises:
+            KeyError: a step that was evicted, or not appended yet.
+            ValueError, TypeError: an invalid argument.
+        """
+        check_missing("ids", missing)
+        where = checked_places(lanes, steps)
+        with self._lock:
+            self._log.check_open()
+            found = self._log.index.find(*where)
+            tag = Tag(self._log.tag, STEPS)
+        gone = np.flatnonzero(found < 0)
+        if gone.size and missing == "raise":
+            lane, step = where[0][gone[0]], where[1][gone[0]]
+            raise KeyError(f"ids: step {step} of lane {lane} was evicted, or not appended yet; {gone.size} are missing")
+        return tagged(found, tag)
 
     def add_segment(
         self,
@@ -165,7 +208,8 @@ class StoreWriting:
         """Break off the lane's unfinished episode, if there is one; the next step begins another.
 
         The last step becomes truncated, with its ``next_obs`` as the final observation. If it was appended without
-        one, it cannot be learned from and is dropped: its observation becomes the previous step's final one.
+        one, it cannot be learned from and is dropped: its observation becomes the previous step's final one, and its
+        id the lane's next step's.
 
         Returns:
             whether the lane had an unfinished episode; one without steps has none.
@@ -262,16 +306,18 @@ class StoreWriting:
         finals: dict[str, npt.NDArray[Any]] | None,
         nexts: dict[str, npt.NDArray[Any]] | None,
         timeout: float | None,
-    ) -> None:
-        def write() -> None:
+    ) -> Ints:
+        def write() -> Ints:
             if self._fed:
                 for lane in self._fed.intersection(lanes.tolist()):
                     self._settle(lane)
-            if len(lanes):
-                self._log.open_lanes(highest(lanes) + 1)
-                self._log.write(lanes, flags, rows, finals, nexts)
+            if not len(lanes):
+                return np.empty(0, np.int64)
+            self._log.open_lanes(highest(lanes) + 1)
+            self._log.write(lanes, flags, rows, finals, nexts)
+            return self._log.last_ids(lanes)
 
-        self._change(write, len(lanes), timeout)
+        return self._change(write, len(lanes), timeout)
 
     def _settle(self, lane: int) -> bool:
         """Break off the episode of a lane whose steps arrive in segments; return whether it had an unfinished one."""
@@ -283,16 +329,16 @@ class StoreWriting:
             self._views.written()
         return ended
 
-    def _change(self, write: Callable[[], None], steps: int, timeout: float | None) -> None:
-        """Append ``steps`` steps by ``write`` once rate limiters admit them, then notify views."""
+    def _change(self, write: Callable[[], W], steps: int, timeout: float | None) -> W:
+        """Append ``steps`` steps by ``write`` once rate limiters admit them, then notify views; return what it does."""
         deadline: float | None = None
         while True:
             with self._lock:
                 self._gate.wait("append", lambda: self._append_waits(steps), timeout)
                 try:
-                    write()
+                    written = write()
                     self._views.written()
-                    return
+                    return written
                 except OSError as error:  # and nothing was appended
                     if self._log.admission.on_full != "block" or isinstance(error, StoreInUseError):
                         raise

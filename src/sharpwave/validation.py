@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,9 @@ MAX_LANES = 1 << 20
 MAX_REWARD = float(np.finfo(np.float32).max)
 
 Rows = dict[str, npt.NDArray[Any]]
+Ints = npt.NDArray[np.int64]
+Missing = Literal["raise", "mask"]
+"""What is done where an item asked for is not held: a KeyError, or a place that says so."""
 Steps = tuple[Rows, npt.NDArray[np.uint8], Rows | None, Rows | None]
 """Result of ``checked_steps``."""
 
@@ -102,6 +105,32 @@ def checked_rows(
     numbers = lane_numbers(lanes, count)
     steps = checked_steps(spec, count, obs, action, reward, terminated, truncated, final_obs, next_obs, extra)
     return numbers, steps
+
+
+def checked_places(lanes: npt.ArrayLike, steps: npt.ArrayLike) -> tuple[Ints, Ints]:
+    """Return lanes and step numbers int64 [n], one of them repeated where it is a single one.
+
+    Raises: TypeError, ValueError.
+    """
+    arrays = np.asarray(lanes), np.asarray(steps)
+    for name, array in zip(("lanes", "steps"), arrays, strict=True):
+        if array.size and array.dtype.kind not in "iu":
+            raise TypeError(f"ids: {name} are {array.dtype}, expected integers [n], or one")
+    try:
+        lanes, steps = np.broadcast_arrays(*arrays)
+    except ValueError as error:
+        raise ValueError(
+            f"ids: lanes {arrays[0].shape} and steps {arrays[1].shape}, expected as many of both, or one"
+        ) from error
+    if lanes.ndim > 1:
+        raise ValueError(f"ids: lanes and steps of shape {lanes.shape}, expected [n]")
+    return np.atleast_1d(lanes).astype(np.int64), np.atleast_1d(steps).astype(np.int64)
+
+
+def check_missing(what: str, missing: Any) -> None:
+    """Check an argument.  Raises: ValueError."""
+    if missing not in get_args(Missing):
+        raise ValueError(f"{what}: missing={missing!r}, expected 'raise' or 'mask'")
 
 
 def checked_final(spec: Spec, final_obs: Any) -> Rows:

@@ -59,6 +59,11 @@ class Transition:
     next_obs: Obs
     discount: float
     extra: dict[str, Array]
+    terminated: bool
+    truncated: bool
+    n: int
+    lane: int
+    index: int
 
 
 @dataclass(frozen=True)
@@ -188,6 +193,11 @@ class Oracle:
             next_obs=self._stacked(self._observations_after(lane, index + used - 1)),
             discount=0.0 if last.terminated else gamma**used,
             extra={name: self._kept(lane, index, name) for name in start.extra},
+            terminated=last.terminated,
+            truncated=last.truncated,
+            n=used,
+            lane=lane,
+            index=index,
         )
 
     def _kept(self, lane: int, index: int, name: str) -> Array:
@@ -275,6 +285,8 @@ def assert_same_transition(batch: Any, row: int, expected: Transition, exact: bo
     else:
         np.testing.assert_allclose(batch.reward[row], expected.reward, rtol=2e-6, atol=1e-6, err_msg=what)
         np.testing.assert_allclose(batch.discount[row], expected.discount, rtol=2e-6, err_msg=what)
+    told = (batch.terminated[row], batch.truncated[row], batch.n[row], batch.lane[row], batch.step[row])
+    assert told == (expected.terminated, expected.truncated, expected.n, expected.lane, expected.index), what
     for name, value in expected.extra.items():
         assert same_bits(batch[name][row], value), f"{what} {name}: {batch[name][row]!r} instead of {value!r}"
 

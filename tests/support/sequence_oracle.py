@@ -113,9 +113,8 @@ class SequenceOracle:
         trained = next(at for at, step in enumerate(steps) if step.serial == serial)
         begin = trained - settings.burn_in
         columns = range(begin, begin + settings.columns)
-        arrays: dict[str, list[Any]] = {
-            name: [] for name in ("step_reward", "reward", "discount", "bootstrap", "mask", "first")
-        }
+        numbers = ("step_reward", "reward", "discount", "bootstrap", "mask", "first", "terminated", "truncated", "n")
+        arrays: dict[str, list[Any]] = {name: [] for name in numbers}
         for column, at in enumerate(columns):
             real = at in range(len(steps))
             summed = steps[at : at + settings.n_step] if real else []
@@ -126,7 +125,11 @@ class SequenceOracle:
             arrays["bootstrap"].append(np.int64(column + len(summed)))
             arrays["mask"].append(np.bool_(real))
             arrays["first"].append(np.bool_(real and episode.number + at == 0))
+            arrays["terminated"].append(np.bool_(real and steps[at].terminated))
+            arrays["truncated"].append(np.bool_(real and steps[at].truncated))
+            arrays["n"].append(np.int64(len(summed)))
         found = {name: np.array(values) for name, values in arrays.items()}
+        found |= {"lane": np.array(episode.lane), "step": np.array(episode.begin + trained)}
         for name in ("action", *steps[trained].extra):
             if name in self.oracle.every:
                 found[name] = self.oracle._kept(episode.lane, episode.begin + max(0, begin), name)

@@ -42,6 +42,8 @@ class Log:
                 self.sealed,
                 self.context,
                 self.episode_step,
+                self.lane,
+                self.first_step,
             )
         )
 
@@ -56,6 +58,7 @@ class Log:
         self.context, self.sealed = np.zeros(slots, np.int32), np.ones(slots, np.uint8)
         self.offset = np.zeros((2, slots), np.int64)
         self.flags_at, self.reward_at = self.offset
+        self.lane, self.first_step = np.full(slots, 3, np.int32), np.zeros(slots, np.int64)
         self.leaf_of = np.zeros(len(flags), np.int64)
         at = 0
         for s, (a, b) in enumerate(pairwise(bounds)):
@@ -67,6 +70,7 @@ class Log:
             self.memory[at : at + b - a] = self.flags[a:b]
             at = -(-(at + self.stride) // 8) * 8
             self.leaf_of[a:b] = s * self.stride + np.arange(b - a)
+            self.first_step[s] = 1000 + a
         self.sealed[-1] = 0
 
 
@@ -130,9 +134,12 @@ def test_locate_adds_up_rewards_to_the_episodes_end(log: Log, n_step: int, gamma
         return
     n = len(steps)
     reward, discount = np.zeros(n, np.float32), np.zeros(n, np.float32)
+    terminated, truncated = np.zeros(n, np.bool_), np.zeros(n, np.bool_)
+    counts, lane, number = np.zeros((3, n), np.int64)
     places = np.zeros((7, n), np.int64)
     locate(
-        log.words, log.leaf_of[steps], log.stride, n_step, gamma, reward, discount, places
+        log.words, log.leaf_of[steps], log.stride, n_step, gamma, reward, discount, terminated, truncated, counts, lane,
+        number, places,
     )  # fmt: skip
     slot, _row, frame, first, next_slot, next_frame, next_first = places
     ended = (log.flags & (TERMINATED | TRUNCATED)) != 0
@@ -142,6 +149,8 @@ def test_locate_adds_up_rewards_to_the_episodes_end(log: Log, n_step: int, gamma
         last = t + used - 1
         assert reward[i] == sum(gamma**k * log.rewards[t + k] for k in range(used))
         assert discount[i] == (0.0 if log.flags[last] & TERMINATED else gamma**used)
+        assert terminated[i] == bool(log.flags[last] & TERMINATED) and truncated[i] == bool(log.flags[last] & TRUNCATED)
+        assert (counts[i], lane[i], number[i]) == (used, 3, 1000 + t)
         for at, s, place, lowest, after in (
             (t, slot[i], frame[i], first[i], 0),
             (last, next_slot[i], next_frame[i], next_first[i], 1),

@@ -106,8 +106,9 @@ class SequencesMachine(CheckpointMachine):
             row["obs"] = self.promised[lane]
         after = self.observation(3_000_000 + self.oracle.total_steps, kind)
         names = ("obs", "action", "reward", "terminated", "truncated", "serial", "features", "core")
-        self.store.append(lane=lane, next_obs=after, **{name: row[name] for name in names})
+        one = self.store.append(lane=lane, next_obs=after, **{name: row[name] for name in names})
         self.remember([lane], [row], False)
+        self.note_ids([row], [one])
         self.promised[lane] = after
 
     def note_break(self, lane: int, obs: Any) -> None:
@@ -132,6 +133,7 @@ class SequencesMachine(CheckpointMachine):
         if promised is not None:
             self.oracle.end_episode(lane, promised)
         elif len(self.store) < before:
+            del self.id_of[self.oracle.lanes[lane][-1].serial]  # which the lane's next step gets
             self.oracle.drop_last(lane)
             self.let_go += 1
             self.dropped = self.lanes

@@ -174,7 +174,7 @@ class TransitionsMachine(RuleBasedStateMachine):
         table = self.rows(lanes, ends, kinds, rewards)["table"]
         finals_given = any(row["has_final"] for row in table)
         final = batched([row["final_obs"] for row in table])
-        self.store.extend(
+        ids = self.store.extend(
             obs=batched([row["obs"] for row in table]),
             action=np.stack([row["action"] for row in table]),
             reward=np.array([row["reward"] for row in table], np.float32),
@@ -187,6 +187,7 @@ class TransitionsMachine(RuleBasedStateMachine):
             lanes=np.array(lanes) if some else None,
         )
         self.remember(lanes, table, finals_given)
+        self.note_ids(table, ids.tolist())
 
     @rule(data=st.data(), end=ends, kind=st.integers(0, 2), reward=st.integers(-8, 8))
     def append(self, data: st.DataObject, end: str, kind: int, reward: int) -> None:
@@ -202,8 +203,13 @@ class TransitionsMachine(RuleBasedStateMachine):
             (row,) = self.rows([lane], [""], [kind], [(i % 5) / 4])["table"]
             self.append_row(lane, row)
 
+    def note_ids(self, table: list[dict[str, Any]], ids: list[int]) -> None:
+        """Steps have their ids from the beginning, though what they led to isn't known yet."""
+        for row, one in zip(table, ids, strict=True):
+            assert self.id_of.setdefault(int(row["serial"]), one) == one
+
     def append_row(self, lane: int, row: dict[str, Any]) -> None:
-        self.store.append(
+        one = self.store.append(
             lane=lane,
             obs=row["obs"],
             action=row["action"],
@@ -216,6 +222,7 @@ class TransitionsMachine(RuleBasedStateMachine):
             core=row["core"],
         )
         self.remember([lane], [row], row["has_final"])
+        self.note_ids([row], [one])
 
     @precondition(lambda self: any(self.oracle.can_end_episode(lane) for lane in range(self.lanes)))
     @rule(data=st.data())
@@ -311,6 +318,29 @@ class TransitionsMachine(RuleBasedStateMachine):
         given = [(s, abs(e) + view.eps) for s, e in zip(serials, errors, strict=True) if s in mine]
         view.known.update({serial: {priority} for serial, priority in given})  # of a repeated step the last wins
         view.highest = {max([*view.highest, *(priority for _, priority in given)])}
+
+    @precondition(lambda self: bool(self.oracle.where))
+    @rule(data=st.data(), size=st.integers(1, 9))
+    def find_ids(self, data: st.DataObject, size: int) -> None:
+        """By lane and number; of what has left there is none."""
+        serials = data.draw(st.lists(st.sampled_from(sorted(self.oracle.where)), min_size=1, max_size=size), "serials")
+        lanes, steps = zip(*(self.oracle.where[serial] for serial in serials), strict=True)
+        found = self.store.ids(lanes, steps, missing="mask").tolist()
+        held = [serial in self.held for serial in serials]
+        for serial, is_held, one in zip(serials, held, found, strict=True):
+            if is_held:
+                assert one == self.id_of[serial]
+            elif serial in self.gone:
+                assert one == -1
+            else:  # no view shows it yet, or it was evicted before one did
+                assert one in (-1, self.id_of[serial])
+        batch = self.views[0].replay.fetch(np.array([self.id_of[serial] for serial in serials]), missing="mask")
+        assert (batch.ids >= 0).tolist() == held and (batch.weights == held).all()
+        for row, serial in enumerate(serials):
+            if held[row]:
+                assert_same_transition(batch, row, self.oracle.transition(serial, 1, self.views[0].gamma))
+            else:
+                assert not batch.action[row].any() and not batch.reward[row].any() and not batch["serial"][row]
 
     # what must always hold
 

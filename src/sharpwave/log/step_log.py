@@ -268,6 +268,10 @@ class StepLog:
         opened.write(lanes, flags, rows, finals, nexts)
         inventory.append(len(lanes))
 
+    def last_ids(self, lanes: Ints) -> Ints:
+        """Return the id of the last step of each of ``lanes`` [n], none of them empty."""
+        return self.index.last_ids(self.opened.slots[lanes])
+
     def end_episode(self, lane: int, final: Rows | None) -> None:
         """End the lane's episode, which goes on: its last step becomes truncated.
 

@@ -56,6 +56,22 @@ class Arrays:
         return self.map(lambda a: torch.from_numpy(np.ascontiguousarray(a)).pin_memory().to(target, non_blocking=True))
 
 
+@dataclass(frozen=True)
+class Draws:
+    """Items that were drawn, without what they hold: for ``fetch`` and ``update_priorities``.
+
+    Attributes:
+        ids: int64 [n]. ``probabilities``: float64 [n]. ``weights``: float32 [n]. As in a batch.
+    """
+
+    ids: Any
+    probabilities: Any
+    weights: Any
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
 @dataclass
 class Batch(Arrays):
     """B transitions, in memory that is theirs for as long as an array, slice or CPU tensor over it is there.
@@ -77,6 +93,9 @@ class Batch(Arrays):
         ids: int64 [B], for ``update_priorities``. They know which store they are of, which refuses those of another.
         fields: the spec's further fields by name, at the transition's first step. Also as ``batch["name"]``.
         source: int64 [B], which view of a ``Blend`` each is from; ``None`` where there is one.
+        terminated, truncated: bool [B], how the last step that ``reward`` sums ended the episode, if it did.
+        n: int64 [B], steps that ``reward`` sums.
+        lane, step: int64 [B], the lane and the step's number in it (``Store.ids``).
     """
 
     obs: Any
@@ -89,6 +108,11 @@ class Batch(Arrays):
     ids: Any
     fields: dict[str, Any]
     source: Any = None
+    terminated: Any = None
+    truncated: Any = None
+    n: Any = None
+    lane: Any = None
+    step: Any = None
 
 
 @dataclass
@@ -118,6 +142,9 @@ class SequenceBatch(Arrays):
             last multiple before it. Also as ``batch["name"]``.
         burn_in: columns before the first trained one.
         source: int64 [B], which view of a ``Blend`` each is from; ``None`` where there is one.
+        terminated, truncated: bool [B, T], how a step ended the episode, if it did.
+        n: int64 [B, T], steps that ``reward`` sums.
+        lane, step: int64 [B], the lane and the first trained step's number in it (``Store.ids``).
     """
 
     obs: Any
@@ -134,3 +161,8 @@ class SequenceBatch(Arrays):
     fields: dict[str, Any]
     burn_in: int
     source: Any = None
+    terminated: Any = None
+    truncated: Any = None
+    n: Any = None
+    lane: Any = None
+    step: Any = None

@@ -13,8 +13,10 @@ from sharpwave.errors import DamagedError, EmptyError
 from sharpwave.sampling.limiters import Cursor, Gate, Limiter, Queue
 from sharpwave.sampling.ordered import Fifo
 from sharpwave.sampling.protocol import Draw, Sampler, check_sampler
+from sharpwave.validation import Missing
+from sharpwave.views.batch import Draws
 from sharpwave.views.filling import fill
-from sharpwave.views.ids import Tag
+from sharpwave.views.ids import Tag, tagged
 from sharpwave.views.items import Items
 from sharpwave.views.layout import Layout, Target
 from sharpwave.views.uses import Uses
@@ -264,22 +266,37 @@ class BatchSource:
             raise
         return True
 
-    def fetch(self, ids: Ints) -> Any:
+    def draw_ids(self, count: int, beta: float | None) -> Draws:
+        """Draw items, after ``wait``, without making their batch. An error leaves everything undrawn."""
+        draw, ids = Draw.of(count), np.empty(count, np.int64)
+        self.draw(draw, beta)
+        self.items.write_ids(draw.items, ids)
+        self.gate.notify()
+        return Draws(tagged(ids, self.tag), draw.probabilities, draw.weights)
+
+    def fetch(self, ids: Ints, missing: Missing) -> Any:
         """Return the items with the given ids.  Raises: KeyError, MemoryError."""
         self.items.follow()
         _, there = self.items.resolve(ids)
-        if not there.all():
+        if missing == "raise" and not there.all():
             raise KeyError(f"fetch: id {ids[~there][0]} was evicted, or its successor is not known yet")
         layout = self._layout(len(ids))  # not kept: sizes of fetches vary freely
         blocks = self.log.batches.lend(layout.sizes, layout.roots, layout.work_bytes)
         target = layout.over(blocks, self.view, self.tag)
         items, there = self.items.resolve(ids)  # steps may have been evicted for the growth of index and samplers
-        if not there.all():
+        if missing == "raise" and not there.all():
             raise KeyError(f"fetch: id {ids[~there][0]} was evicted")
+        gone = np.flatnonzero(~there)
+        items[gone] = items[np.argmax(there)] if there.any() else 0
         target.draw.items[:] = items
         target.draw.probabilities.fill(np.nan)
         target.draw.weights.fill(1)
-        self._fill(target)
+        if there.any():
+            self._fill(target)
+        if gone.size:
+            for array in (*target.columns.values(), target.draw.weights):
+                array[gone] = 0
+            target.ids[gone] = -1
         return target.batch
 
     def _fill(self, target: Target) -> None:

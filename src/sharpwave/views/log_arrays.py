@@ -40,13 +40,17 @@ class LogArrays(NamedTuple):
     sealed: Bytes
     context: Int32s
     episode_step: Ints
+    lane: Int32s
+    first_step: Ints
 
 
 def write_arrays(arrays: LogArrays) -> Ints:
     """Return the words that ``read_arrays`` reads. The arrays must outlive them."""
     memory, offset = arrays.memory, arrays.offset
     by_address: list[npt.NDArray[Any]] = [memory, *arrays[2:]]
-    kinds = (np.uint8, np.int64, np.int32, np.int32, np.int32, np.uint8, np.uint8, np.int32, np.int64)
+    kinds = (
+        np.uint8, np.int64, np.int32, np.int32, np.int32, np.uint8, np.uint8, np.int32, np.int64, np.int32, np.int64
+    )  # fmt: skip
     for array, kind in zip(by_address, kinds, strict=True):
         assert array.dtype == kind and array.flags.c_contiguous and array.shape[-1] in (memory.size, offset.shape[1])
     return np.array([memory.size, *offset.shape, *(array.ctypes.data for array in by_address)], np.int64)
@@ -67,6 +71,8 @@ def read_arrays(words: Ints) -> LogArrays:
         carray(pointer_to(words[9]), (slots,), np.uint8),
         carray(pointer_to(words[10]), (slots,), np.int32),
         carray(pointer_to(words[11]), (slots,), np.int64),
+        carray(pointer_to(words[12]), (slots,), np.int32),
+        carray(pointer_to(words[13]), (slots,), np.int64),
     )
 
 

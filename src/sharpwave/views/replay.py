@@ -10,7 +10,8 @@ import numpy.typing as npt
 from sharpwave.errors import not_to_be_copied
 from sharpwave.sampling.limiters import Gate, Limiter, check_timeout
 from sharpwave.sampling.protocol import MAX_TD_ERROR, Sampler
-from sharpwave.validation import all_within
+from sharpwave.validation import Missing, all_within, check_missing
+from sharpwave.views.batch import Draws
 from sharpwave.views.batch_source import BatchSource
 from sharpwave.views.ids import Tag, check_tag, tagged
 from sharpwave.views.prefetch import DrawsAhead, Stream, Streams
@@ -145,18 +146,37 @@ class Replay(Generic[B]):
         """Make the draws of a new stream, for this view's part of it."""
         return DrawsAhead(self, self.source, self.lock, self.streams)
 
-    def fetch(self, ids: npt.ArrayLike | B) -> B:
-        """Return the items with the given ids; ``weights`` and ``probabilities`` are 1 and NaN.
+    def draw(self, count: int, *, beta: float | None = None, timeout: float | None = None) -> Draws:
+        """Draw items as ``sample`` does, without their batch: only ids, probabilities and weights.
+
+        They count as sampled. The same seed draws the same items either way. Nothing is read from disk, or decoded.
 
         Raises:
-            KeyError: an id that was evicted, or cannot be sampled yet.  ValueError: ids of another store, or of a view
-            of other items.
+            EmptyError, LimiterTimeoutError, ValueError: as ``sample``.
+        """
+        _check_batch_size(count)
+        check_beta(beta)
+        with self.lock:
+            self.streams.forget_dropped()
+            self.source.wait(count, timeout)
+            return self.source.draw_ids(count, beta)
+
+    def fetch(self, ids: npt.ArrayLike | B | Draws, *, missing: Missing = "raise") -> B:
+        """Return the items with the given ids; ``weights`` and ``probabilities`` are 1 and NaN.
+
+        Args:
+            missing: what is done about items that were evicted, or cannot be sampled yet: "raise"; or "mask": their
+                part of the batch is all zeros, weights included, and their ``ids`` are -1.
+
+        Raises:
+            KeyError: an id that is missing.  ValueError: ids of another store, or of a view of other items.
             MemoryError: as ``sample``.
         """
+        check_missing("fetch", missing)
         checked = _checked_ids("fetch", ids, self.source.tag)
         with self.lock:
             self._log.check_open()
-            batch: B = self.source.fetch(checked)
+            batch: B = self.source.fetch(checked, missing)
             return batch
 
     def sampleable_ids(self) -> Ints:
@@ -165,7 +185,7 @@ class Replay(Generic[B]):
             self._items.follow()
             return tagged(self._items.ids(), self.source.tag)
 
-    def update_priorities(self, ids: npt.ArrayLike | B, td_error: npt.ArrayLike) -> int:
+    def update_priorities(self, ids: npt.ArrayLike | B | Draws, td_error: npt.ArrayLike) -> int:
         """Set priorities to ``|td_error| + eps`` for ``ids``, or for those of a batch; return how many were stale.
 
         An item that was evicted, or that cannot be sampled yet or not again, is stale: it is counted and skipped.

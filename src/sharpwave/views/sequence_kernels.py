@@ -22,6 +22,7 @@ Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
+Bools = npt.NDArray[np.bool_]
 
 ENDED = TERMINATED | TRUNCATED
 RUN_ROWS = 5
@@ -187,14 +188,20 @@ def locate(
     reward: Floats,
     discount: Floats,
     bootstrap: Ints,
-    mask: npt.NDArray[np.bool_],
-    first: npt.NDArray[np.bool_],
+    mask: Bools,
+    first: Bools,
+    terminated: Bools,
+    truncated: Bools,
+    n: Ints,
+    lane: Ints,
+    step: Ints,
     places: Ints,
     runs: Ints,
 ) -> int:
     """Compute all of a batch that is made of flags and rewards, and where the rest lies, for ``items`` [B].
 
-    Column j of ``step_reward`` ... ``first`` [B, T] is a step, column ``burn_in`` the one that names the window. For
+    Column j of ``step_reward`` ... ``n`` [B, T] is a step, column ``burn_in`` the one that names the window; ``lane``
+    and ``step`` [B] say where that is in the log. For
     each step ``reward`` receives ``sum_i gamma^i r_i`` over the n_used <= n_step steps up to its episode's end, and
     ``discount`` ``gamma^n_used * (1 - terminated)`` (Sutton & Barto 2018, eq. 7.1), ``bootstrap`` the column of the
     observation behind them; columns without a step get zeros, and their own number.
@@ -217,6 +224,7 @@ def locate(
     for i in range(items.size):
         slot = items[i] // group
         row, number = _window_row(log, slot, items[i] - slot * group, stride)
+        lane[i], step[i] = log.lane[slot], log.first_step[slot] + row
         left = min(burn_in, number)
         column = burn_in - left
         while row < left:
@@ -246,8 +254,8 @@ def locate(
         for j in range(columns):
             if j < begin or j >= end:
                 step_reward[i, j] = reward[i, j] = discount[i, j] = 0.0
-                bootstrap[i, j] = j
-                mask[i, j] = first[i, j] = False
+                bootstrap[i, j], n[i, j] = j, 0
+                mask[i, j] = first[i, j] = terminated[i, j] = truncated[i, j] = False
                 continue
             total, factor, behind = 0.0, 1.0, j
             while True:
@@ -259,8 +267,9 @@ def locate(
                     break
             step_reward[i, j], reward[i, j] = rewards[j], total
             discount[i, j] = 0.0 if flag & TERMINATED else factor
-            bootstrap[i, j] = behind
+            bootstrap[i, j], n[i, j] = behind, behind - j
             mask[i, j], first[i, j] = True, flags[j] & START != 0
+            terminated[i, j], truncated[i, j] = flags[j] & TERMINATED != 0, flags[j] & TRUNCATED != 0
     return found
 
 

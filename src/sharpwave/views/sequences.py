@@ -193,6 +193,7 @@ class Windows(View[SequenceBatch]):
         """Return the segments that each window touches."""
         shape = len(items), self._columns
         columns: dict[str, Any] = {name: np.empty(shape, dtype) for name, dtype in _NUMBERS.items()}
+        columns |= {name: np.empty(len(items), np.int64) for name in _PLACE}
         count = self._locate(items, columns, np.empty((2, len(items)), np.int64))
         runs = self._runs[:, :count]
         touched = np.bincount(runs[0], minlength=len(items))
@@ -204,6 +205,7 @@ class Windows(View[SequenceBatch]):
     def columns(self) -> Mapping[str, Column]:
         """Return what is made of flags and rewards, and a window a field."""
         columns = {name: Column(dtype, (self._columns,)) for name, dtype in _NUMBERS.items()}
+        columns |= {name: Column(np.int64) for name in _PLACE}
         for name, field in self._spec.fields.items():
             rows, shape = self._shape(name, field)
             columns[name] = Column(np.uint8, (rows, field.row_bytes), {VALUE: (field.dtype, shape, 0)})
@@ -248,8 +250,9 @@ class Windows(View[SequenceBatch]):
         while True:
             count: int = kernels.locate(
                 self._words.current(), items, self._log.stride, self.stride, self.burn_in, self.n_step, self.gamma,
-                columns["step_reward"], columns["reward"], columns["discount"], columns["bootstrap"], columns["mask"],
-                columns["first"], places, self._runs,
+                columns[".step_reward"], columns["reward"], columns["discount"], columns[".bootstrap"],
+                columns[".mask"], columns[".first"], columns[".terminated"], columns[".truncated"], columns[".n"],
+                columns[".lane"], columns[".step"], places, self._runs,
             )  # fmt: skip
             if count <= self._runs.shape[1]:
                 return count
@@ -262,28 +265,39 @@ class Windows(View[SequenceBatch]):
             spec.join_obs({name: arrays[name, VALUE] for name in spec.obs_names}),
             arrays["action", VALUE],
             arrays["reward"],
-            arrays["step_reward"],
+            arrays[".step_reward"],
             arrays["discount"],
-            arrays["bootstrap"],
-            arrays["mask"],
-            arrays["first"],
+            arrays[".bootstrap"],
+            arrays[".mask"],
+            arrays[".first"],
             arrays["weights"],
             arrays["probabilities"],
             arrays["ids"],
             {name: arrays[name, VALUE] for name in spec.step_names if name != "action"},
             self.burn_in,
+            terminated=arrays[".terminated"],
+            truncated=arrays[".truncated"],
+            n=arrays[".n"],
+            lane=arrays[".lane"],
+            step=arrays[".step"],
         )
 
 
 _NUMBERS = {
-    "step_reward": np.float32,
+    ".step_reward": np.float32,
     "reward": np.float32,
     "discount": np.float32,
-    "bootstrap": np.int64,
-    "mask": np.bool_,
-    "first": np.bool_,
+    ".bootstrap": np.int64,
+    ".mask": np.bool_,
+    ".first": np.bool_,
+    ".terminated": np.bool_,
+    ".truncated": np.bool_,
+    ".n": np.int64,
 }
-"""Columns of a batch that are made of flags and rewards."""
+"""Columns of a batch that are made of flags and rewards, with a value a step; with a dot, as fields may have these
+names."""
+_PLACE = (".lane", ".step")
+"""Columns that say where in the log a window is."""
 
 
 class Sequences(Replay[SequenceBatch]):

@@ -18,6 +18,7 @@ Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
+Bools = npt.NDArray[np.bool_]
 
 ENDED = TERMINATED | TRUNCATED
 EVENTS, NO_EVENT = np.uint64((START | ENDED) * 0x0101010101010101), np.uint64(0)
@@ -156,12 +157,19 @@ def locate(
     gamma: float,
     reward: Floats,
     discount: Floats,
+    terminated: Bools,
+    truncated: Bools,
+    n: Ints,
+    lane: Ints,
+    step: Ints,
     located: Ints,
 ) -> None:
-    """Compute n-step returns and the rows of frames, for each of ``leaves`` [B].
+    """Compute n-step returns, the rows of frames, and where in the log each of ``leaves`` [B] is.
 
     ``reward`` and ``discount`` receive ``sum_i gamma^i r_i`` over the n_used steps up to the episode's end, and
-    ``gamma^n_used * (1 - terminated)`` (Sutton & Barto 2018, eq. 7.1). ``frame`` and ``next_frame`` are the newest
+    ``gamma^n_used * (1 - terminated)`` (Sutton & Barto 2018, eq. 7.1); ``terminated`` and ``truncated``, how the last
+    of those ended the episode; ``n``, their number; ``lane`` and ``step``, the lane and the step's number in it.
+    ``frame`` and ``next_frame`` are the newest
     frames of the stacks, in the columns of ``slot`` and ``next_slot``; ``first`` and ``next_first`` the frames below
     which the stacks are padded; these are rows of ``located`` int64 [7, B], one array because each costs a call time.
     Cost: 0.1 us an item.
@@ -206,6 +214,8 @@ def locate(
                 r = np.int64(0)
         reward[i] = total
         discount[i] = 0.0 if flag & TERMINATED else factor
+        terminated[i], truncated[i], n[i] = flag & TERMINATED != 0, flag & TRUNCATED != 0, used
+        lane[i], step[i] = log.lane[slot[i]], log.first_step[slot[i]] + row[i]
         next_slot[i] = s
         if s == slot[i] and r == row[i]:
             next_first[i] = first[i]

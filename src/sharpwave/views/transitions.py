@@ -125,17 +125,14 @@ class NStep(View[Batch]):
         both = np.stack([slots, slots], axis=1)
         crossing = np.flatnonzero(items - slots * log.stride + self.n_step >= log.index.rows[slots])
         if len(crossing):
-            located, (reward, discount) = (
-                np.empty((7, len(crossing)), np.int64),
-                np.empty((2, len(crossing)), np.float32),
-            )
-            self._locate(items[crossing], reward, discount, located)
+            located = np.empty((self.scratch_rows, len(crossing)), np.int64)
+            self._locate(items[crossing], {k: np.empty(len(crossing), kind) for k, kind in _NUMBERS.items()}, located)
             both[crossing, 1] = located[4]
         return both
 
     def columns(self) -> Mapping[str, Column]:
-        """Return reward, discount, and one or two windows of frames a field."""
-        columns = {"reward": Column(np.float32), "discount": Column(np.float32)}
+        """Return what is made of flags and rewards, and one or two windows of frames a field."""
+        columns = {name: Column(kind) for name, kind in _NUMBERS.items()}
         fields = list(self._spec.fields.values())
         for name, number, after in self._windows:
             field = fields[number]
@@ -148,7 +145,7 @@ class NStep(View[Batch]):
     def fill(self, target: Target) -> None:
         """Compute returns and decode every field."""
         columns, readers = target.columns, self._readers.current()
-        self._locate(target.draw.items, columns["reward"], columns["discount"], target.scratch)
+        self._locate(target.draw.items, columns, target.scratch)
         slot, row, frame, first, next_slot, next_frame, next_first = target.rows
         for name, number, after in self._windows:
             if number not in self._framed:
@@ -158,8 +155,12 @@ class NStep(View[Batch]):
             else:
                 readers[number].read(slot, frame, first, columns[name])
 
-    def _locate(self, items: Ints, reward: Any, discount: Any, located: Ints) -> None:
-        locate(self._words.current(), items, self._log.stride, self.n_step, self.gamma, reward, discount, located)
+    def _locate(self, items: Ints, columns: Mapping[str, npt.NDArray[Any]], located: Ints) -> None:
+        locate(
+            self._words.current(), items, self._log.stride, self.n_step, self.gamma, columns["reward"],
+            columns["discount"], columns[".terminated"], columns[".truncated"], columns[".n"], columns[".lane"],
+            columns[".step"], located,
+        )  # fmt: skip
 
     def batch(self, arrays: Arrays) -> Batch:
         """Return a ``Batch``."""
@@ -177,7 +178,24 @@ class NStep(View[Batch]):
             arrays["probabilities"],
             arrays["ids"],
             {name: arrays[name, HERE] for name in spec.step_names if name != "action"},
+            terminated=arrays[".terminated"],
+            truncated=arrays[".truncated"],
+            n=arrays[".n"],
+            lane=arrays[".lane"],
+            step=arrays[".step"],
         )
+
+
+_NUMBERS = {
+    "reward": np.float32,
+    "discount": np.float32,
+    ".terminated": np.bool_,
+    ".truncated": np.bool_,
+    ".n": np.int64,
+    ".lane": np.int64,
+    ".step": np.int64,
+}
+"""Columns of a batch that are made of flags and rewards; with a dot, as fields may have these names."""
 
 
 class Transitions(Replay[Batch]):
