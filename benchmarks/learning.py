@@ -107,7 +107,9 @@ MINATAR = {
 """All from the same network, samples and updates, but PQN, which keeps no replay memory."""
 
 ATARI = {
-    "breakout": {"rainbow": Arm("atari", {"env": "breakout", "threads": 1, "max_minutes": 60.0}, seeds=(301,))},
+    "breakout": {
+        "rainbow": Arm("atari", {"env": "breakout", "threads": 1, "max_minutes": 60.0}, seeds=(301, 302, 303)),
+    },
     **{
         game: {"rainbow": Arm("atari", {"env": game, "threads": 1, "sticky": 0.25, "steps": 500_000}, seeds=(321,))}
         for game in ("seaquest", "qbert")
