@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -115,21 +114,6 @@ def test_what_can_never_be_allowed_is_refused_at_once() -> None:
             try_append(store, count=4)
 
 
-def test_a_queue_holds_so_many_and_gives_each_once_in_order() -> None:
-    with number_store(capacity=40, segment_steps=2) as store:
-        replay = store.transitions(sampler=sw.Fifo(), max_times_sampled=1, limiter=sw.Queue(10))
-        seen: list[int] = []
-        for _ in range(20):
-            while store.total_steps - len(seen) < 10:
-                try_append(store)
-            with pytest.raises(sw.LimiterTimeoutError, match=r"room for 0: the learner"):
-                try_append(store)
-            seen += replay.sample(7, timeout=0).action.tolist()
-            with pytest.raises(sw.LimiterTimeoutError, match=r"8 samples find 3 uses.*the writer"):
-                replay.sample(8, timeout=0)
-        assert seen == list(range(140))
-
-
 def test_a_limiter_waits_where_there_is_nothing_else_to_raise() -> None:
     """With a limiter, too few uses are a reason to wait; without one they are an error at once."""
     with number_store() as store:
@@ -165,96 +149,6 @@ def test_the_writer_does_not_wait_for_uses_that_are_gone(limiter: Any, batch: in
         assert len(set(seen)) == len(seen) > store.total_steps // 2 - 2 * batch
         assert isinstance(limiter, sw.Queue) or len(seen) <= limiter.ratio * (store.total_steps) + limiter.error_buffer
         assert len(replay) <= batch + rows
-
-
-@pytest.mark.parametrize("size", [10, 11])
-@pytest.mark.parametrize("max_times_sampled", [1, 2])
-def test_a_batch_larger_than_a_queue_lets_it_grow(size: int, max_times_sampled: int) -> None:
-    with number_store() as store:
-        replay = store.transitions(max_times_sampled=max_times_sampled, limiter=sw.Queue(size))
-        larger = size * max_times_sampled + 1
-        append(store, size)
-        with pytest.raises(sw.LimiterTimeoutError, match="the learner has to sample"):
-            try_append(store)
-        with pytest.raises(sw.LimiterTimeoutError, match="the writer has to append"):
-            replay.sample(larger, timeout=0)
-        try_append(store)
-        assert len(replay.sample(larger, timeout=0)) == larger
-
-
-def test_a_batch_larger_than_the_memory_opens_no_queue() -> None:
-    """No appends would fill it: they evicted steps that nobody had sampled."""
-    with number_store(capacity=64) as store:
-        replay = store.transitions(sampler=sw.Fifo(), max_times_sampled=1, limiter=sw.Queue(10))
-        with pytest.raises(sw.LimiterTimeoutError, match="the writer has to append"):
-            replay.sample(65, timeout=0)
-        append(store, 10)
-        with pytest.raises(sw.LimiterTimeoutError, match="the learner has to sample"):
-            try_append(store)
-        assert replay.sample(10).action.tolist() == list(range(10))
-
-
-@pytest.mark.parametrize("batch_size", [11, 100])
-def test_a_queue_evicts_no_window_that_was_not_sampled(batch_size: int) -> None:
-    """Ten windows fit into the memory: no batch of more is ever found, however many steps are appended."""
-    with number_store(capacity=100, segment_steps=5) as store:
-        queue = store.sequences(10, sampler=sw.Fifo(), max_times_sampled=1, limiter=sw.Queue(4))
-
-        def fill() -> None:
-            for _ in range(200):
-                step = store.total_steps
-                store.append(obs=step, action=step, reward=0.0, terminated=step % 10 == 9, truncated=False, timeout=0)
-
-        with pytest.raises(sw.LimiterTimeoutError, match="the learner has to sample"):
-            fill()
-        with pytest.raises(sw.LimiterTimeoutError, match="the writer has to append"):
-            queue.sample(batch_size, timeout=0)
-        with pytest.raises(sw.LimiterTimeoutError, match="the learner has to sample"):
-            fill()
-        assert store.total_steps == 100
-        with pytest.raises(sw.LimiterTimeoutError, match=r"the store is full.*use a smaller batch_size"):
-            queue.sample(batch_size, timeout=0)
-        taken = []
-        for _ in range(8):
-            taken += queue.sample(5).action[:, 0].tolist()
-            with pytest.raises(sw.LimiterTimeoutError, match="the learner has to sample"):
-                fill()
-        assert taken == list(range(0, 400, 10))
-
-
-def test_a_queue_evicts_no_burn_in_of_a_window_that_was_not_sampled() -> None:
-    """Episodes of 40 steps: evicting one segment drops the windows of the next two, whose burn-in reaches into it."""
-    with number_store(capacity=100, segment_steps=5) as store:
-        queue = store.sequences(10, burn_in=10, sampler=sw.Fifo(), max_times_sampled=1, limiter=sw.Queue(4))
-        taken: list[int] = []
-        for _ in range(60):
-            with pytest.raises(sw.LimiterTimeoutError):
-                for _ in range(300):
-                    step = store.total_steps
-                    ends = step % 40 == 39
-                    store.append(obs=step, action=step, reward=0.0, terminated=ends, truncated=False, timeout=0)
-            with pytest.raises(sw.LimiterTimeoutError):
-                queue.sample(50, timeout=0)
-            taken += queue.sample(1, timeout=0).action[:, 10].tolist()
-        assert taken == list(range(0, 600, 10))
-
-
-def test_other_samplers_let_a_queue_grow_beyond_the_capacity() -> None:
-    """A batch of 60 that 16 windows give 64 times in all: with windows used in any order, old ones have uses left."""
-    with number_store(capacity=200, segment_steps=5) as store:
-        queue = store.sequences(4, max_times_sampled=4, limiter=sw.Queue(16))
-        for step in range(600):
-            waits = 0
-            rows = {"obs": np.full(8, step), "action": np.full(8, step), "reward": np.zeros(8)}
-            try:
-                store.extend(**rows, terminated=np.full(8, step % 20 == 19), truncated=np.zeros(8, bool), timeout=0)
-            except sw.LimiterTimeoutError:
-                waits += 1
-            try:
-                queue.sample(60, timeout=0)
-            except sw.LimiterTimeoutError:
-                waits += 1
-            assert waits < 2
 
 
 def test_a_view_made_late_counts_what_is_held_and_a_view_that_is_dropped_limits_nothing() -> None:
@@ -338,37 +232,6 @@ def test_two_threads_keep_the_ratio_all_the_way(ratio: float, rows: int, batch: 
         assert min(seen) >= -error_buffer - 1e-9
         assert max(seen) <= error_buffer + 1e-9
         assert store.stats()["append_waits"] + store.stats()["sample_waits"] > 0
-
-
-def test_a_queue_between_several_writers_and_readers_loses_and_repeats_nothing() -> None:
-    with number_store(capacity=64, segment_steps=2) as store:
-        replay = store.transitions(sampler=sw.Fifo(), max_times_sampled=1, limiter=sw.Queue(16))
-        seen: list[list[int]] = [[], []]
-        longest = [0]
-
-        def writer(lane: int) -> Any:
-            def work() -> None:
-                for k in range(400):
-                    number = lane * 1000 + k
-                    store.append(lane=lane, obs=number, action=number, reward=0.0, terminated=True, truncated=False)
-                    longest[0] = max(longest[0], len(replay))
-
-            return work
-
-        def reader(mine: list[int]) -> Any:
-            def work() -> None:
-                for _ in range(100):
-                    mine.extend(replay.sample(4).copy().action.tolist())
-
-            return work
-
-        run_all(writer(0), writer(1), reader(seen[0]), reader(seen[1]))
-        assert Counter(seen[0] + seen[1]) == dict.fromkeys([*range(400), *range(1000, 1400)], 1)
-        assert longest[0] <= 16
-        for mine in seen:
-            for lane in (0, 1):
-                numbers = [number for number in mine if number // 1000 == lane]
-                assert numbers == sorted(numbers)
 
 
 def test_a_reader_is_woken_by_the_step_it_waits_for() -> None:

@@ -370,3 +370,21 @@ def test_annotations_of_windows_are_those_of_their_episodes(stride: int) -> None
         gc.collect()
         with pytest.raises(ValueError, match=f"annotations_of: these ids are of windows of stride {stride}, expected"):
             store.annotations_of(ids)
+
+
+def test_ids_that_are_none_are_refused() -> None:
+    spec = sw.Spec(obs=sw.Field((), "int32"), action=sw.Field((), "int64"))
+    with sw.Store(spec, capacity=1000, segment_steps=8) as store:
+        windows = store.sequences(4)
+        for k in range(30):
+            for lane in (0, 1):
+                store.append(lane=lane, obs=k, action=k, reward=0.0, terminated=k == 29, truncated=False)
+        known = windows.sampleable_ids()
+        beyond = known[:1] + (8 - known[:1] % 8) - 1  # of a segment that has fewer windows than steps
+        assert not np.isin(beyond, known).any()
+        with pytest.raises(KeyError, match="is of no item"):
+            store.annotations_of(beyond)
+        for wrong in ([0.9], ["1"], 3, [[1]], [2**70]):
+            with pytest.raises(ValueError, match=r"got ids of shape .*, expected int64 \[n\]"):
+                store.annotations_of(wrong)
+        assert len(store.annotations_of(windows.sample(3).ids)) == 3

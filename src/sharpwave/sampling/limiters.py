@@ -28,15 +28,18 @@ class Cursor:
         samples: transitions drawn.
         size: steps that can be sampled now.
         uses: how often those can be sampled in total; infinite without ``max_times_sampled``.
+        windows: whether windows are sampled: then ``samples``, ``size`` and ``uses`` are theirs.
     """
 
     inserts: int
     samples: int
     size: int
     uses: float
+    windows: bool = False
 
     def __str__(self) -> str:
-        return f"{self.inserts} inserts, {self.samples} samples, {self.size} steps to sample"
+        kind = "windows" if self.windows else "steps"
+        return f"{self.inserts} inserts, {self.samples} samples, {self.size} {kind} to sample"
 
 
 class Limiter(Protocol):
@@ -171,12 +174,17 @@ class SamplesPerInsert:
 class Queue:
     """Limiter that bounds the steps waiting to be sampled to ``size``; sampling waits for a whole batch.
 
-    For views with ``max_times_sampled``: with that and ``Fifo`` every step is sampled so many times, in order, and none
-    is dropped, provided the store's capacity exceeds ``size`` by a few segments a lane. Of a view of windows it counts
-    those: the capacity exceeds ``size * stride + burn_in``. Steps whose n-step return is not known yet do not count;
-    the end of an episode may make several known at once, so ``size`` may be exceeded by up to ``n_step`` steps a lane.
-    Where a full queue leaves too few uses for a batch, it is exceeded until there are enough; with batches of B and
-    appends of R steps, never if ``B + R <= size + 1``.
+    For views with ``max_times_sampled``: with that and ``Fifo``, in a store whose retention is ``Fifo`` too, every step
+    is sampled so many times, in order. None that can be sampled, or was drawn ahead by a stream, is evicted for the
+    ``capacity``: writing waits instead. (For a limit in bytes it is.) Of a view of windows ``size`` counts those.
+
+    What cannot be sampled yet does not count, and is evicted like any step: the capacity should exceed ``size`` (for
+    windows ``size * stride``, and in either case the largest batch), for each lane by what may wait to be known,
+    ``burn_in + length + n_step`` steps, and by three segments. A lane that pauses while others fill the capacity loses
+    its steps that wait. Several may become known at once, at an episode's end, so ``size`` may be exceeded by up to
+    ``n_step`` steps a lane, or by the windows of ``length + n_step`` steps. Where a full queue leaves too few uses for
+    a batch, it is exceeded until there are enough; with batches of B and appends of R steps, never if
+    ``B + R <= size + 1``. A store on disk that is opened without a checkpoint gives out what it holds once more.
     """
 
     size: int
@@ -197,7 +205,9 @@ class Queue:
         return None
 
     def append_waits(self, steps: int, cursor: Cursor) -> str | None:
-        """Wait while the steps do not fit into the queue."""
+        """Wait while the steps do not fit into the queue; of windows, while it is full."""
+        if cursor.windows:
+            return None if cursor.size < self.size else f"{cursor.size} windows wait: the learner has to sample"
         if steps > self.size:
             raise ValueError(
                 f"extend: {steps} steps at once do not fit into {self}; append fewer at a time, or raise size="

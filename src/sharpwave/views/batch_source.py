@@ -20,7 +20,7 @@ from sharpwave.views.ids import Tag, tagged
 from sharpwave.views.items import Items
 from sharpwave.views.layout import Layout, Target
 from sharpwave.views.uses import Uses
-from sharpwave.views.view import View
+from sharpwave.views.view import STEPS, View
 
 if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
@@ -43,6 +43,7 @@ class BatchSource:
 
     Attributes:
         items: items that can be drawn. ``rng``: generator of the draws. ``tag``: of the ids.
+        drawn_ahead: returns the ids of each draw for a batch that is still to come.
         steps_before: steps of the store that the limiter does not count as inserts.
 
     Raises:
@@ -73,6 +74,7 @@ class BatchSource:
         self.rng = np.random.default_rng(seed)
         self.items = Items(log, view, sampler, uses)
         self._layouts: dict[int, Layout] = {}  # by batch size, the latest
+        self.drawn_ahead: Callable[[], list[Ints]] = list
 
     # waiting
 
@@ -89,7 +91,9 @@ class BatchSource:
         if reason is None and cursor.uses < batch_size:
             uses = "no step" if not cursor.size else f"{cursor.uses:g} uses of steps"
             remedy = "the writer has to append"
-            if self._evicts_unsampled(max(1, self.log.lanes)):
+            if self._never_fits(batch_size):
+                remedy = "the store never holds as many; use a smaller batch_size, or raise capacity="
+            elif self._evicts_unsampled(max(1, self.log.lanes)):
                 remedy = "the store is full of steps not sampled yet; use a smaller batch_size, or raise capacity="
             reason = f"{batch_size} samples find {uses} left: {remedy}"
         return None if reason is None else f"{reason} ({self.limiter}; {cursor})"
@@ -102,34 +106,40 @@ class BatchSource:
 
     def _want(self, batch_size: int, cursor: Cursor) -> None:
         """Note a batch that the limiter admits, for ``append_waits``; wake the writers where it needs more steps."""
-        capacity, uses = self.log.admission.capacity, self.max_times_sampled
-        if capacity is not None and uses is not None and batch_size > capacity * uses:
+        if self._never_fits(batch_size):
             return  # no appends would do: they would only evict what was not sampled
         short = cursor.uses < batch_size
         if short and batch_size > self._wanted:
             self.gate.notify()
         self._wanted = max(self._wanted, batch_size) if short else batch_size
 
+    def _never_fits(self, batch_size: int) -> bool:
+        """Return whether the capacity's steps cannot be sampled so often in all."""
+        capacity, uses = self.log.admission.capacity, self.max_times_sampled
+        return capacity is not None and uses is not None and batch_size > capacity * uses
+
     def append_waits(self, steps: int) -> str | None:
         """Return what an append of ``steps`` steps must wait for; ``None`` if it need not.
 
         It does not wait for a learner who finds too few uses left for a batch, and so waits for the writer, unless the
-        append would evict steps that were not sampled.
+        append would evict what a queue has to give out.
         """
         if self.limiter is None:
             return None
         self.items.follow()
         cursor = self._cursor()
         reason = self.limiter.append_waits(steps, cursor)
-        if reason is None or (cursor.uses < self._wanted and not self._evicts_unsampled(steps)):
+        if self._evicts_unsampled(steps):
+            reason = reason or "the store is full of steps not sampled yet: the learner has to sample"
+        elif reason is None or cursor.uses < self._wanted:
             return None
         return f"{reason} ({self.limiter}; {cursor})"
 
     def _evicts_unsampled(self, steps: int) -> bool:
-        """Return whether ``steps`` more would evict items that a ``Queue`` with ``Fifo`` has promised to give out.
+        """Return whether ``steps`` more would evict items that a ``Queue`` with ``Fifo`` has promised to give out: they
+        can be sampled, or were drawn ahead by a stream that did not return them yet.
 
-        How many windows fit into the capacity depends on the episodes, so a batch that never finds enough of them is
-        only known by this. Known for retentions that evict in order. Cost: O(segments).
+        Known for retentions that evict in order. Cost: O(segments), where steps are to be evicted at all.
         """
         log = self.log
         capacity, need = log.admission.capacity, log.inventory.held_steps + steps
@@ -145,8 +155,8 @@ class BatchSource:
         return False
 
     def _needed(self, slot: int) -> bool:
-        """Return whether items that can still be sampled need the oldest segment of a lane, those of later segments
-        for their burn-in among them."""
+        """Return whether items that are still to be given out need the oldest segment of a lane, those of later
+        segments for their burn-in among them."""
         items, stride, later = self.items, self.log.stride, slot
         assert items.uses is not None  # or Queue had refused the view
         while later >= 0:
@@ -154,13 +164,19 @@ class BatchSource:
             there = later * stride + np.arange(begin, end)
             there = there[items.uses.remaining(there)]
             if there.size:
-                return later == slot or bool((self.view.segments(there) == slot).any())
+                if later == slot or bool((self.view.segments(there) == slot).any()):
+                    return True
+                break
             later = int(self.log.index.next[later])
+        for ids in self.drawn_ahead():
+            drawn, held = items.resolve(ids)
+            if held.any() and (self.view.segments(drawn[held]) == slot).any():
+                return True
         return False
 
     def _cursor(self) -> Cursor:
         items, inserts = self.items, self.log.inventory.total_steps - self.steps_before
-        return Cursor(inserts, items.samples, items.count, items.uses_left)
+        return Cursor(inserts, items.samples, items.count, items.uses_left, self.view.id_space != STEPS)
 
     def wait(self, batch_size: int, timeout: float | None) -> None:
         """Wait until a batch can be drawn.  Raises: EmptyError, LimiterTimeoutError, ValueError."""

@@ -28,9 +28,10 @@ SEVERAL = object()
 
 
 class Ids(np.ndarray):
-    """Array int64 [n] whose slices, copies, selections and concatenations keep its tag.
+    """Array int64 [n] whose slices, copies, selections by index and concatenations keep its tag.
 
-    ``np.asarray(ids)``, lists and tensors of it are plain numbers, which no store can tell from its own.
+    Results of other functions (``np.where``, ``rng.permutation``), ``np.asarray(ids)``, lists, tensors and what was
+    pickled are plain numbers, which no store can tell from its own.
 
     Attributes:
         tag: what they number; ``None``: unknown.

@@ -215,6 +215,11 @@ class Streams:
         in_use = (drawn for ref, drawn in self._made if ref() is not None)
         return [*([_state(one) for one in drawn] for drawn in in_use), *self.resumed]
 
+    def ids(self) -> list[Ints]:
+        """Return the ids of each stream's unused draws."""
+        self.forget_dropped()
+        return [one.ids for _, drawn in self._made for one in drawn]
+
     @property
     def nbytes(self) -> int:
         """Bytes of memory of all draws."""

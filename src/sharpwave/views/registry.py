@@ -204,18 +204,27 @@ class Views(LogListener):
             KeyError: an item whose first step was evicted.
             ValueError: ids of another store, or of a view that is gone.
         """
-        tag, found = Tag(self._log.tag, STEPS), np.asarray(ids, np.int64)
-        other = tag_of(ids)
+        tag, found = Tag(self._log.tag, STEPS), np.asarray(getattr(ids, "ids", ids))
+        other = tag_of(getattr(ids, "ids", ids))
+        if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+            raise ValueError(
+                f"{what}: got ids of shape {found.shape} {found.dtype}, expected int64 [n], as in batch.ids"
+            )
+        found = found.astype(np.int64)
         view = None if other in (None, tag) else next((one for one in self if one.source.tag == other), None)
         if view is None:
             check_tag(what, ids, tag)
             return found
         index, items = self._log.index, found & LEAF_MASK
-        gone = (items // index.stride >= index.slots) | (found < 0)
+        slots = items // index.stride
+        gone = (slots >= index.slots) | (found < 0)
         gone[~gone] = index.ids(items[~gone]) != found[~gone]
+        first = items.copy()
+        first[~gone] = view.view.first_steps(items[~gone])
+        gone[~gone] = first[~gone] >= slots[~gone] * index.stride + index.rows[slots[~gone]]  # no such item
         if gone.any():
-            raise KeyError(f"{what}: id {found[gone][0]} was evicted from the store")
-        return (found & ~LEAF_MASK) | view.view.first_steps(items)
+            raise KeyError(f"{what}: id {found[gone][0]} was evicted from the store, or is of no item")
+        return (found & ~LEAF_MASK) | first
 
     def growing(self, slots: int) -> None:
         """Enlarge views for ``slots`` slots of the log.  Raises: MemoryError."""

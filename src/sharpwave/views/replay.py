@@ -57,6 +57,7 @@ class Replay(Generic[B]):
         self.name, self.view = name, view
         self.source = BatchSource(log, gate, view, sampler, seed, max_times_sampled, limiter)
         self.streams = Streams(log)
+        self.source.drawn_ahead = self.streams.ids
         self._log, self.lock, self._items = log, lock, self.source.items
         self.life: object = None  # of the store, which lives as long as this view
 
@@ -135,6 +136,7 @@ class Replay(Generic[B]):
         after the draw count from the next draw on, so they are up to ``lookahead`` batches late; weights and
         probabilities are those of the draw. Items evicted since the draw are resampled, and the batch's weights
         recomputed. A batch counts as sampled when it is drawn; the limiter delays only a batch that is not drawn yet.
+        Where the stream is closed or dropped, what it has drawn ahead is not given out again.
 
         Raises:
             ValueError: an argument out of range.  ``next()`` raises what ``sample`` does.
