@@ -30,6 +30,7 @@ store_stats store_views store_writing
 segment_writer store
 observations
 recorder
+integrations
 configuration
 agents envs
 training

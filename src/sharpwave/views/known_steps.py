@@ -1,4 +1,4 @@
-"""Which steps' returns are known: those whose episode ends soon enough, or after which enough steps were appended."""
+"""Which steps' returns are known: those whose episode ends soon enough, or which enough observations follow."""
 
 from __future__ import annotations
 
@@ -22,10 +22,14 @@ class KnownSteps:
     """Steps of which the ``reach`` steps that begin with each are known, or those up to their episode's end.
 
     ``spans`` int32 [slots, 2] says which rows of each segment those are (:class:`.view.View`).
+
+    Args:
+        foresees: the ``next_obs`` of a lane's last step makes it known, though nothing was appended after it.
     """
 
-    def __init__(self, log: StepLog, reach: int) -> None:
-        self._log, self._reach, self._words = log, reach, LogWords(log)
+    def __init__(self, log: StepLog, reach: int, foresees: bool = False) -> None:
+        self._log, self._reach, self._foresees, self._words = log, reach, foresees, LogWords(log)
+        self._nothing = np.zeros(0, np.uint8)
         self._cursor = np.zeros(0, np.int32)  # by lane, slot of the segment that was followed so far
         self._runs = np.empty((3, MAX_RUNS), np.int64)
         self._none = self._runs[:, :0]
@@ -33,7 +37,7 @@ class KnownSteps:
     @property
     def nbytes(self) -> int:
         """Bytes of memory."""
-        return self._cursor.nbytes + self._runs.nbytes
+        return self._cursor.nbytes + self._nothing.nbytes + self._runs.nbytes
 
     def find(self, spans: Int32s) -> Ints:
         """Find those that became known since the last call, and raise the ends of ``spans``.
@@ -43,7 +47,9 @@ class KnownSteps:
         log = self._log
         if len(self._cursor) < log.lanes:
             self._cursor = np.concatenate([self._cursor, log.inventory.oldest[len(self._cursor) :]])
-        found = sync(self._words.current(), self._cursor, spans, self._reach, self._runs)
+            self._nothing = np.zeros(len(self._cursor), np.uint8)
+        known = log.opened.successor_known if self._foresees else self._nothing
+        found = sync(self._words.current(), known, self._cursor, spans, self._reach, self._runs)
         return self._runs[:, :found] if found else self._none
 
     def lose(self, slot: int, spans: Int32s, reaching: Ints) -> int:

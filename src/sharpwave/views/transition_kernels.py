@@ -41,15 +41,18 @@ def _last_end(memory: Bytes, flags: int, begin: int, end: int) -> int:
 
 
 @njit(nogil=True, cache=True)
-def sync(words: Ints, cursor: Int32s, spans: Int32s, n_step: int, runs: Ints) -> int:
+def sync(words: Ints, successor_known: Bytes, cursor: Int32s, spans: Int32s, n_step: int, runs: Ints) -> int:
     """Find the steps whose n-step successor has become known since the last call.
 
-    A step can be sampled when an episode's end lies within the n steps that begin with it, or when the step n later has
-    been appended. Such steps are a prefix of their segment, because steps arrive in order. Where steps in between were
-    evicted, a return may reach up to the last step before them, whose successor frame its segment holds.
+    A step can be sampled when an episode's end lies within the n steps that begin with it, or when the observation n
+    steps later is known: that step has been appended, or the one before it came with its ``next_obs``. Such steps are a
+    prefix of their segment, because steps arrive in order. Where steps in between were evicted, a return may reach up
+    to the last step before them, whose successor frame its segment holds.
 
     Args:
         words: from ``log_arrays.write_arrays``, as in all kernels here.
+        successor_known: uint8 [lanes], whether the frame after the last one of each lane is known to be the next
+            observation.
         cursor: int32 [lanes], the slot up to which each lane has been followed; advanced.
         spans: int32 [slots, 2]; the second is the number of a slot's rows found so far; raised.
         runs: int64 [3, n], receives the new runs: slot, begin and end of rows ``begin <= r < end``.
@@ -75,7 +78,8 @@ def sync(words: Ints, cursor: Int32s, spans: Int32s, n_step: int, runs: Ints) ->
                     last_end = total + end
                 total += int(rows[at])
             cut = gap[at] and total < count + n_step
-            total += 1 if cut else 0
+            foreseen = following[at] < 0 and successor_known[lane]
+            total += 1 if cut or foreseen else 0
             prefix = min(count, max(total - n_step, last_end + 1))
             if prefix > spans[slot, 1]:
                 slots[found] = slot

@@ -36,6 +36,7 @@ class NStep(View[Batch]):
     Args:
         n_step: limit of the steps that ``reward`` sums.
         gamma: discount factor, 0 to 1.
+        newest: a lane's last step can be sampled at once where it came with ``next_obs``; else once another follows.
 
     Raises:
         ValueError: naming the argument.
@@ -44,12 +45,12 @@ class NStep(View[Batch]):
     kind = "transitions"
     scratch_rows = 7
 
-    def __init__(self, n_step: int, gamma: float) -> None:
+    def __init__(self, n_step: int, gamma: float, newest: bool = False) -> None:
         if not isinstance(n_step, (int, np.integer)) or not 1 <= n_step <= MAX_N_STEP:
             raise ValueError(f"transitions: n_step={n_step!r}, expected an integer from 1 to {MAX_N_STEP:,}")
         if not isinstance(gamma, (int, float, np.floating)) or not 0 <= gamma <= 1:
             raise ValueError(f"transitions: gamma={gamma!r}, expected a number from 0 to 1")
-        self.n_step, self.gamma = int(n_step), float(gamma)
+        self.n_step, self.gamma, self.newest = int(n_step), float(gamma), bool(newest)
 
     @property
     def waits_for(self) -> str:
@@ -62,13 +63,13 @@ class NStep(View[Batch]):
         return self._known.nbytes + errors_bytes(self._expected)
 
     def settings(self) -> dict[str, Any]:
-        """Return ``n_step`` and ``gamma``."""
-        return {"n_step": self.n_step, "gamma": self.gamma}
+        """Return ``n_step``, ``gamma``, and ``newest`` where it is set."""
+        return {"n_step": self.n_step, "gamma": self.gamma} | ({"newest": True} if self.newest else {})
 
     def bind(self, log: StepLog) -> None:
         """Begin to serve ``log``."""
         self._log, self._spec = log, log.spec
-        self._known = KnownSteps(log, self.n_step)
+        self._known = KnownSteps(log, self.n_step, self.newest)
         self._expected: dict[int, npt.NDArray[np.float32]] = {}  # by slot, TD errors of steps that await being items
         self._readers, self._words = FieldReaders(log), LogWords(log)
         self._framed = {k for k, name in enumerate(log.spec.fields) if name in log.spec.obs_names}

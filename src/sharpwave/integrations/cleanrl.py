@@ -1,0 +1,148 @@
+"""Replay buffer for CleanRL's programs (dqn_atari, c51_atari, sac_continuous_action, ...) over a Sharpwave store.
+
+``from sharpwave.integrations.cleanrl import ReplayBuffer`` in place of ``cleanrl_utils.buffers``; all else stays. See
+docs/frameworks/cleanrl.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from gymnasium import spaces
+
+from sharpwave.integrations.whole_transitions import WholeTransitions
+from sharpwave.sampling.prioritized import Prioritized
+from sharpwave.sampling.uniform import Uniform
+from sharpwave.spec import Field
+from sharpwave.views.transitions import NStep
+
+Array = npt.NDArray[Any]
+
+
+class Samples(NamedTuple):
+    """A batch, as CleanRL's programs read it.
+
+    Attributes:
+        observations, next_observations: [B, *shape]. ``actions``: [B, *shape], of a discrete space [B, 1].
+        dones, rewards: float32 [B, 1]. ``discounts``: float32 [B, 1], ``gamma ** n``.
+        weights: float32 [B, 1]. ``ids``: int64 [B], for ``update_priorities``.
+    """
+
+    observations: torch.Tensor
+    actions: torch.Tensor
+    next_observations: torch.Tensor
+    dones: torch.Tensor
+    rewards: torch.Tensor
+    discounts: torch.Tensor
+    weights: torch.Tensor
+    ids: Array
+
+
+class ReplayBuffer:
+    """Replay buffer with the constructor, ``add`` and ``sample`` of ``cleanrl_utils.buffers.ReplayBuffer``.
+
+    Args:
+        optimize_memory_usage: either; observations are stored once in any case.
+        handle_timeout_termination: whether ``infos`` say, as SB3's environments do, which of ``dones`` are time limits.
+            CleanRL's programs pass False, and terminations as ``dones``: then a time limit is seen by the next
+            observation, which is none that the episode led to.
+        frame_stack: "auto": whether observations are stacks of frames is seen from the first transitions, and each
+            frame is stored once; or the number of frames; ``None``: observations are stored as they are.
+        n_steps, gamma: n-step returns, of which ``samples.discounts`` is what the next value counts for.
+        alpha, beta: draw by priority (Schaul et al. 2016); ``None``: uniformly.
+        seed: of sampling.
+        store: arguments of ``sharpwave.Store``: ``ram``, ``disk``, ``disk_limit``, ``codec``, .... A ``disk`` that
+            holds a store of such transitions already is opened again.
+
+    Raises:
+        ValueError, TypeError: an invalid argument.
+    """
+
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        device: torch.device | str = "cpu",
+        n_envs: int = 1,
+        optimize_memory_usage: bool = False,
+        handle_timeout_termination: bool = False,
+        *,
+        frame_stack: int | str | None = "auto",
+        n_steps: int = 1,
+        gamma: float = 0.99,
+        alpha: float | None = None,
+        beta: float = 0.4,
+        seed: int = 0,
+        **store: Any,
+    ) -> None:
+        self.n_envs, self.gamma = n_envs, gamma
+        self.device = torch.device(device)
+        self.handle_timeout_termination = handle_timeout_termination
+        self._step = NStep(n_steps, gamma, newest=True)
+        self._sampler = Uniform() if alpha is None else Prioritized(alpha=alpha, beta=beta)
+        discrete = isinstance(action_space, spaces.Discrete)
+        self._action_shape = (1,) if discrete else action_space.shape or ()
+        kind = np.dtype(action_space.dtype)
+        action = Field(self._action_shape, "float32" if kind == np.float64 else kind.name)
+        obs: Any = (observation_space.shape or (), observation_space.dtype)
+        if isinstance(observation_space, spaces.Dict):
+            obs = {name: (space.shape or (), space.dtype) for name, space in observation_space.spaces.items()}
+        capacity = max(2, buffer_size)
+        self.transitions = WholeTransitions(obs, action, n_envs, frame_stack, capacity=capacity, seed=seed, **store)
+        self._view: Any = None
+
+    @property
+    def view(self) -> Any:
+        """The view that is sampled from."""
+        if self._view is None:
+            self._view = self.transitions.store.view(self._step, sampler=self._sampler)
+        return self._view
+
+    def __len__(self) -> int:
+        """Return how many transitions are held."""
+        return self.transitions.held
+
+    def size(self) -> int:
+        """Return how many transitions of each environment are held."""
+        return len(self) // self.n_envs
+
+    def add(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: Any) -> None:
+        """Add a transition of each environment.
+
+        Args:
+            done: bool [n_envs], terminations. ``infos``: read with ``handle_timeout_termination`` only.
+        """
+        done = np.asarray(done, np.bool_).reshape(self.n_envs)
+        truncated = np.zeros(self.n_envs, np.bool_)
+        if self.handle_timeout_termination:
+            truncated = done & [bool(info.get("TimeLimit.truncated", False)) for info in infos]
+        self.transitions.add(
+            obs,
+            next_obs,
+            np.asarray(action).reshape(self.n_envs, *self._action_shape),
+            np.asarray(reward, np.float32).reshape(self.n_envs),
+            done & ~truncated,
+            truncated,
+        )
+
+    def sample(self, batch_size: int) -> Samples:
+        """Draw a batch. On the CPU its tensors lie over the batch's own memory.  Raises: EmptyError."""
+        batch = self.view.sample(batch_size)
+        columns = batch.reward, batch.weights, batch.terminated.astype(np.float32)
+        reward, weights, dones = (self._tensor(one[:, None]) for one in columns)
+        discounts = self._tensor((self.gamma ** batch.n.astype(np.float32)).astype(np.float32)[:, None])
+        obs, next_obs = (self._tensor(self.transitions.whole(one)) for one in (batch.obs, batch.next_obs))
+        return Samples(obs, self._tensor(batch.action), next_obs, dones, reward, discounts, weights, batch.ids)
+
+    def update_priorities(self, ids: Array, td_error: torch.Tensor) -> None:
+        """Set the priorities of transitions that were sampled by their TD errors [B] or [B, 1]."""
+        self.view.update_priorities(ids, td_error.detach().cpu().numpy().reshape(-1))
+
+    def _tensor(self, array: Any) -> Any:
+        if isinstance(array, dict):
+            return {name: self._tensor(one) for name, one in array.items()}
+        return torch.as_tensor(array, device=self.device)

@@ -1,0 +1,10 @@
+"""Replay buffers for Stable-Baselines3 whose transitions a Sharpwave store holds.
+
+``DQN("CnnPolicy", env, replay_buffer_class=ReplayBuffer, replay_buffer_kwargs=dict(ram="2GiB"))``; all else stays. See
+docs/frameworks/sb3.md.
+"""
+
+from sharpwave.integrations.sb3.prioritized import PrioritizedDQN, PrioritizedReplayBuffer, PrioritizedSamples
+from sharpwave.integrations.sb3.replay_buffer import ReplayBuffer
+
+__all__ = ["PrioritizedDQN", "PrioritizedReplayBuffer", "PrioritizedSamples", "ReplayBuffer"]

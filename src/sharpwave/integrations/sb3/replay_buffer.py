@@ -1,0 +1,230 @@
+"""Replay buffer of Stable-Baselines3 whose transitions a Sharpwave store holds."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from gymnasium import spaces
+from stable_baselines3.common import buffers
+from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
+from stable_baselines3.common.utils import get_device
+from stable_baselines3.common.vec_env import VecNormalize
+
+from sharpwave.integrations.whole_transitions import WholeTransitions
+from sharpwave.sampling.protocol import Sampler
+from sharpwave.sampling.uniform import Uniform
+from sharpwave.spec import Field
+from sharpwave.store import Store
+from sharpwave.views.batch import Batch
+from sharpwave.views.replay import Replay
+from sharpwave.views.transitions import NStep
+
+Array = npt.NDArray[Any]
+
+
+class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]
+    """Replay buffer of any off-policy algorithm, for arrays and dicts of arrays as observations, and any number of
+    environments. Arguments that SB3's has mean what they mean there; those of the store are given by name.
+
+    Args:
+        optimize_memory_usage: must be False: observations are stored once anyway, and ends of episodes exactly.
+        frame_stack: "auto": whether observations are stacks of frames is seen from the first transitions, and each
+            frame is stored once; or the number of frames; ``None``: observations are stored as they are.
+        n_steps, gamma: n-step returns; SB3's own ``n_steps=`` reaches only its own buffers. ``gamma`` only counts then.
+        seed: of sampling; ``None``: it follows from numpy's global state, which SB3's ``seed=`` sets.
+        store: arguments of ``sharpwave.Store``: ``ram``, ``disk``, ``disk_limit``, ``codec``, .... A ``disk`` that
+            holds a store of such transitions already is opened again.
+
+    Attributes:
+        transitions: the store and what is written to it. ``view``: what is sampled from.
+
+    Raises:
+        ValueError, TypeError: an invalid argument.
+    """
+
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        device: torch.device | str = "auto",
+        n_envs: int = 1,
+        optimize_memory_usage: bool = False,
+        handle_timeout_termination: bool = True,
+        *,
+        frame_stack: int | str | None = "auto",
+        n_steps: int = 1,
+        gamma: float = 0.99,
+        seed: int | None = None,
+        **store: Any,
+    ) -> None:
+        if optimize_memory_usage:
+            raise ValueError(
+                "ReplayBuffer: optimize_memory_usage=True, expected False: observations are stored once in any case"
+            )
+        buffers.BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs=n_envs)
+        self.buffer_size: int = max(buffer_size // n_envs, 1)
+        self.optimize_memory_usage, self.handle_timeout_termination = False, handle_timeout_termination
+        self.n_steps, self.gamma = n_steps, gamma
+        if seed is None:  # drawn from a copy: SB3's own draws stay what they are
+            copy = np.random.RandomState()
+            copy.set_state(np.random.get_state())
+            seed = int(copy.randint(2**31))
+        self._asked = dict(frame_stack=frame_stack, seed=seed, **store)
+        self._begin()
+
+    def _begin(self, **more: Any) -> None:
+        kind = self._maybe_cast_dtype(self.action_space.dtype)
+        space = self.observation_space
+        shapes: Any = (self.obs_shape, space.dtype)
+        if isinstance(self.obs_shape, dict):
+            shapes = {name: (shape, space[name].dtype) for name, shape in self.obs_shape.items()}
+        self.transitions = WholeTransitions(
+            shapes,
+            Field((self.action_dim,), np.dtype(kind).name),
+            self.n_envs,
+            capacity=max(2, self.buffer_size * self.n_envs),
+            **self._asked | more,
+        )
+        self._view: Replay[Batch] | None = None
+
+    @property
+    def view(self) -> Replay[Batch]:
+        """The view that is sampled from."""
+        if self._view is None:
+            step = NStep(self.n_steps, self.gamma, newest=True)
+            self._view = self.transitions.store.view(step, sampler=self._new_sampler())
+        return self._view
+
+    def _new_sampler(self) -> Sampler:
+        return Uniform()
+
+    # what SB3 reads
+
+    @property
+    def pos(self) -> int:
+        """Place that SB3's buffer would write to next."""
+        return self.transitions.added % self.buffer_size
+
+    @pos.setter
+    def pos(self, value: int) -> None:
+        """Ignored: SB3's constructor sets it."""
+
+    @property
+    def full(self) -> bool:
+        """Whether as many transitions were added as there is room for."""
+        return self.transitions.added >= self.buffer_size
+
+    @full.setter
+    def full(self, value: bool) -> None:
+        """Ignored, as ``pos``."""
+
+    def size(self) -> int:
+        """Return how many transitions of each environment are held; the store evicts whole segments."""
+        held: int = self.transitions.held // self.n_envs
+        return held
+
+    def reset(self) -> None:
+        """Forget everything: make a new store.  Raises: ValueError: it is on disk; it would have to be deleted."""
+        if self._asked.get("disk") is not None:
+            raise ValueError(f"reset: the transitions are on disk, in {self._asked['disk']}; make another ReplayBuffer")
+        self.transitions.close()
+        self._begin()
+
+    # writing
+
+    def add(
+        self, obs: Any, next_obs: Any, action: Array, reward: Array, done: Array, infos: list[dict[str, Any]]
+    ) -> None:
+        """Add a transition of each environment, as SB3 does after every step."""
+        done = np.asarray(done, np.bool_)
+        truncated = np.zeros(self.n_envs, np.bool_)
+        if self.handle_timeout_termination:
+            truncated = done & [bool(info.get("TimeLimit.truncated", False)) for info in infos]
+        self.transitions.add(
+            self._shaped(obs),
+            self._shaped(next_obs),
+            np.asarray(action).reshape(self.n_envs, self.action_dim),
+            np.asarray(reward, np.float32).reshape(self.n_envs),
+            done & ~truncated,
+            truncated,
+        )
+
+    def _shaped(self, obs: Any) -> Any:
+        if isinstance(self.obs_shape, dict):
+            return {name: np.reshape(obs[name], (self.n_envs, *shape)) for name, shape in self.obs_shape.items()}
+        return np.reshape(obs, (self.n_envs, *self.obs_shape))
+
+    # sampling
+
+    def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
+        """Draw a batch; with ``n_steps`` its ``discounts`` are ``gamma ** n``, n fewer at an episode's end."""
+        return self._samples(self.view.sample(batch_size), env)
+
+    def _get_samples(self, batch_inds: Array, env: VecNormalize | None = None) -> Any:
+        """Return the transitions at places of SB3's buffer, each of a random environment (numpy's global state)."""
+        lanes = np.random.randint(0, high=self.n_envs, size=(len(batch_inds),))
+        return self._samples(self.view.fetch(self.ids_at(batch_inds, lanes)), env)
+
+    def ids_at(self, places: npt.ArrayLike, lanes: npt.ArrayLike) -> npt.NDArray[np.int64]:
+        """Return the store's ids of the transitions at places of SB3's buffer.  Raises: KeyError: one was evicted."""
+        places = np.asarray(places)
+        newest = self.transitions.added - 1
+        return self.transitions.store.ids(lanes, newest - (newest - places) % self.buffer_size)
+
+    def _samples(self, batch: Batch, env: VecNormalize | None) -> Any:
+        kind = DictReplayBufferSamples if isinstance(self.obs_shape, dict) else ReplayBufferSamples
+        return kind(**self._arrays(batch, env))
+
+    def _arrays(self, batch: Batch, env: VecNormalize | None) -> dict[str, Any]:
+        """Return the tensors of a batch: over its own memory, on the CPU."""
+        reward = self._normalize_reward(batch.reward, env)
+        if env is not None and self.n_steps > 1 and env.norm_reward:  # which clips; a return is a sum of several
+            reward = (batch.reward / np.sqrt(env.ret_rms.var + env.epsilon)).astype(np.float32)
+        whole = {"observations": batch.obs, "next_observations": batch.next_obs}
+        arrays = {name: self._normalize_obs(self.transitions.whole(obs), env) for name, obs in whole.items()}
+        arrays |= {"actions": batch.action, "rewards": reward[:, None]}
+        arrays["dones"] = batch.terminated.astype(np.float32)[:, None]
+        if self.n_steps > 1:
+            arrays["discounts"] = (self.gamma ** batch.n.astype(np.float32)).astype(np.float32)[:, None]
+        return {name: self._tensor(array) for name, array in arrays.items()}
+
+    def _tensor(self, array: Any) -> Any:
+        if isinstance(array, dict):
+            return {name: self._tensor(one) for name, one in array.items()}
+        return self.to_torch(array, copy=False)
+
+    # saving: SB3 pickles its buffer, so this one tells it what to keep
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the settings, and a checkpoint of the store as bytes; of a store on disk only where it is."""
+        store = self.transitions.store
+        state = {k: v for k, v in self.__dict__.items() if k not in ("transitions", "_view", "device")}
+        state |= {"on": str(self.device), "rows": self.transitions.state(), "checkpoint": None}
+        if self._asked.get("disk") is not None:
+            store.flush()
+            return state
+        with tempfile.TemporaryDirectory() as folder, io.BytesIO() as out:
+            store.checkpoint(Path(folder) / "store")
+            with tarfile.open(fileobj=out, mode="w") as archive:
+                archive.add(Path(folder) / "store", "store")
+            return state | {"checkpoint": out.getvalue()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Make the store again. That of a buffer on disk is opened again, once the buffer that was saved is closed."""
+        content, rows, device = (state.pop(name) for name in ("checkpoint", "rows", "on"))
+        self.__dict__.update(state)
+        self.device = get_device(device)
+        self._begin()
+        if content is not None:
+            with tempfile.TemporaryDirectory() as folder:
+                with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+                    archive.extractall(folder, filter="data")
+                self.transitions.adopt(Store.open(Path(folder) / "store"), rows)
