@@ -141,6 +141,8 @@ def checked_final(spec: Spec, final_obs: Any) -> Rows:
 def check_capacity(capacity: Any) -> int | None:
     if capacity is None:
         return None
+    if isinstance(capacity, float) and capacity.is_integer():  # 1e6
+        capacity = int(capacity)
     if isinstance(capacity, bool) or not isinstance(capacity, (int, np.integer)) or not 2 <= capacity <= 2**31:
         raise ValueError(f"Store: capacity={capacity!r}, expected an integer number of steps from 2 to 2**31")
     return int(capacity)
@@ -163,8 +165,10 @@ def check_names(given: Collection[str], expected: Collection[str]) -> None:
 def _flags(name: str, value: npt.ArrayLike, count: int | None) -> npt.NDArray[np.bool_]:
     array = np.asarray(value)
     expected = () if count is None else (count,)
+    if array.dtype != np.bool_ and array.dtype.kind in "iuf" and ((array == 0) | (array == 1)).all():
+        array = array != 0
     if array.shape != expected or array.dtype != np.bool_:
-        raise ValueError(f"{name}: got {_told(array)}, expected shape {expected} bool, one for each step")
+        raise ValueError(f"{name}: got {_told(array)}, expected shape {expected} bool (or 0 and 1), one for each step")
     return np.ascontiguousarray(array).reshape(-1)
 
 
