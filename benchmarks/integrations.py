@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,8 @@ BUFFERS: dict[str, Callable[..., Any]] = {
 def rate(call: Callable[[], Any], seconds: float) -> float:
     """Return how often ``call`` is done a second: the median over batches of ten calls."""
     call()
-    rates, end = [], time.perf_counter() + seconds
+    rates: list[float] = []
+    end = time.perf_counter() + seconds
     while time.perf_counter() < end or not rates:
         began = time.perf_counter()
         for _ in range(10):
@@ -119,9 +121,9 @@ def measure(name: str, env: str, steps: int) -> dict[str, float]:
     grown = psutil.Process().memory_info().rss - before
     found = {"bytes": grown / steps, "adds": LANES / statistics.mean(spent[len(spent) // 2 :])}
     for size in (32, 256):
-        found[f"sample {size}"] = size * rate(lambda size=size: buffer.sample(size), 3.0)  # type: ignore[misc]
+        found[f"sample {size}"] = size * rate(partial(buffer.sample, size), 3.0)
     model = DQN("CnnPolicy", envs, buffer_size=LANES, learning_starts=10**9, device="cpu", seed=1)
-    model.replay_buffer, model._logger = buffer, _Quiet()  # type: ignore[assignment]
+    model.replay_buffer, model._logger = buffer, _Quiet()
     model.train(2, 32)
     began = time.perf_counter()
     model.train(UPDATES, 32)

@@ -107,6 +107,33 @@ def checked_rows(
     return numbers, steps
 
 
+def checked_episode(
+    spec: Spec,
+    obs: Any,
+    action: npt.ArrayLike,
+    reward: npt.ArrayLike,
+    terminated: bool,
+    extra: Mapping[str, npt.ArrayLike],
+) -> tuple[Rows, npt.NDArray[np.uint8], Rows]:
+    """Return rows by field [T, *shape], flags uint8 [T], and the final observation [1, *shape] by field.
+
+    Raises: ValueError, TypeError, KeyError.
+    """
+    given = {"action": action, **extra}
+    check_names(given, spec.step_names)
+    count = len(action) if np.ndim(action) else 0  # type: ignore[arg-type]
+    if not count:
+        raise ValueError(f"add_episode: action {_told(np.asarray(action))}, expected [T, ...] of at least one step")
+    observed = {name: spec.fields[name].rows(name, value, count + 1) for name, value in spec.split_obs(obs).items()}
+    rows = {name: values[:-1] for name, values in observed.items()}
+    for name, value in given.items():
+        rows[name] = spec.fields[name].rows(name, value, count)
+    rows["reward"] = _rewards(reward, count)
+    flags = np.zeros(count, np.uint8)
+    flags[-1] = TERMINATED if _flags("terminated", terminated, None)[0] else TRUNCATED
+    return rows, flags, {name: values[-1:] for name, values in observed.items()}
+
+
 def checked_places(lanes: npt.ArrayLike, steps: npt.ArrayLike) -> tuple[Ints, Ints]:
     """Return lanes and step numbers int64 [n], one of them repeated where it is a single one.
 

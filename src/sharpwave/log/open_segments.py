@@ -281,6 +281,41 @@ class Lanes:
         elif there is not None:
             self.successor_known[:], self.any_known = known, any_known
 
+    def room(self, lane: int, max_rows: int) -> int:
+        """Return how many steps of one episode fit into the lane's open segment before it must be sealed.
+
+        Args:
+            max_rows: as for ``full``.
+        """
+        slot = self.slots[lane]
+        rows = -(-max_rows * int(self.shares[lane]) // WHOLE) - int(self.index.rows[slot])
+        return min(rows, self.layout.max_frames - 2 - int(self.index.frames[slot]))
+
+    def write_run(self, lane: int, flags: Bytes, rows: Rows) -> None:
+        """Append steps of one episode to one lane, as many as there is ``room`` for. No sparse fields.
+
+        Args:
+            flags: uint8 [n], of which only the last may end the episode. ``rows``: as for ``write``.
+
+        Cost: a copy.
+        """
+        slot, count, index, names = int(self.slots[lane]), len(flags), self.index, self.layout.names
+        row, frame = int(index.rows[slot]), int(index.frames[slot])
+        starts = self.ended(lane)
+        for c in self.layout.obs_columns:
+            self._column(c, slot)[frame : frame + count] = as_bytes(rows[names[c]], count)
+        for c in self.layout.step_columns:
+            self._column(c, slot)[row : row + count] = as_bytes(rows[names[c]], count)
+        column = self._column(FLAGS, slot)[row : row + count, 0]
+        column[:] = flags
+        column[0] |= START if starts else 0
+        begin = (int(index.offset[REWARD, slot]) >> 2) + row
+        self.arena.floats[begin : begin + count] = rows["reward"]
+        index.rows[slot] += count
+        index.frames[slot] += count
+        self.steps[lane] += count
+        self.successor_known[lane] = False
+
     def write_successor(self, lane: int, frames: Mapping[int, npt.NDArray[Any]]) -> None:
         """Write the observation after the lane's last step, [*shape] by column, after the frames of its segment."""
         self._add_frames(self.slots[[lane]], _frames({c: frame[None] for c, frame in frames.items()}, 1))

@@ -268,6 +268,34 @@ class StepLog:
         opened.write(lanes, flags, rows, finals, nexts)
         inventory.append(len(lanes))
 
+    def write_run(self, lane: int, flags: Bytes, rows: Rows, final: Rows | None) -> int:
+        """Append the first of several steps of one episode to one lane, which is open: as many as fit into a segment.
+
+        Args:
+            flags: uint8 [n], of which only the last may end the episode. ``rows``: as for ``write``.
+            final: [1, *shape] by field, the observation after the last step, if that ends the episode.
+
+        Returns how many were appended. An error leaves nothing appended.  Cost: a copy, and sealing.
+        """
+        opened, names = self.opened, self.layout.names
+        lanes = np.array([lane])
+        if opened.sparse:
+            first = {name: values[:1] for name, values in rows.items()}
+            self.write(lanes, flags[:1], first, final if len(flags) == 1 else None)
+            return 1
+        max_rows = self._max_rows(len(opened))
+        if opened.full(lanes, max_rows):
+            self._roll(lane, {c: rows[names[c]][0] for c in self.layout.obs_columns})
+        count = min(len(flags), max(1, opened.room(lane, max_rows)))
+        if self.admission.capacity is not None:
+            count = min(count, max(1, self.admission.capacity // 2))
+        self.make_room_for_steps(count)
+        opened.write_run(lane, flags[:count], {name: values[:count] for name, values in rows.items()})
+        if final is not None and count == len(flags):
+            opened.write_successor(lane, {c: final[names[c]][0] for c in self.layout.obs_columns})
+        self.inventory.append(count)
+        return count
+
     def last_ids(self, lanes: Ints) -> Ints:
         """Return the id of the last step of each of ``lanes`` [n], none of them empty."""
         return self.index.last_ids(self.opened.slots[lanes])

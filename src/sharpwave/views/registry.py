@@ -185,6 +185,11 @@ class Views(LogListener):
                 return reason
         return None
 
+    @property
+    def limited(self) -> bool:
+        """Whether any view has a limiter."""
+        return any(view.limiter is not None for view in self)
+
     def check_capacity(self, capacity: int | None) -> None:
         """Refuse a capacity with which a limiter could never be satisfied.  Raises: ValueError."""
         for view in self:
