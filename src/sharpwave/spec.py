@@ -96,6 +96,11 @@ class Field:
         object.__setattr__(self, "metadata", decode(encode(self.metadata, "Field: metadata")))
 
     @cached_property
+    def np_dtype(self) -> np.dtype[Any]:
+        """The dtype, as numpy has it."""
+        return np.dtype(self.dtype)
+
+    @cached_property
     def row_bytes(self) -> int:
         """Size of one value in bytes, unencoded."""
         return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
@@ -124,8 +129,7 @@ class Field:
             ValueError: another shape, or an integer out of range.
             TypeError: a dtype of another kind.
         """
-        array = np.asarray(value)
-        dtype = np.dtype(self.dtype)
+        array, dtype = np.asarray(value), self.np_dtype
         expected = self.shape if count is None else (count, *self.shape)
         if array.shape != expected:
             rows = "" if count is None else ", one row a lane"
@@ -133,7 +137,8 @@ class Field:
             raise ValueError(f"{name}: got shape {array.shape} {array.dtype}, expected {expected} {dtype}{rows}{hint}")
         if array.dtype != dtype:
             array = _converted(name, array, dtype)
-        return np.ascontiguousarray(array).reshape(1 if count is None else count, *self.shape)
+        whole: npt.NDArray[Any] = np.ascontiguousarray(array)
+        return whole[None] if count is None and self.shape else whole.reshape(count or 1, *self.shape)
 
 
 def _converted(name: str, array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:

@@ -150,6 +150,7 @@ class StoreWriting:
         number = int(checked_lane("add_episode", lane)[0])
         rows, flags, final = checked_episode(self.spec, obs, action, reward, terminated, extra)
         ids, done, limited = np.empty(len(flags), np.int64), 0, self._views.limited
+        lanes, last, counted = np.array([number]), np.empty(1, np.int64), np.arange(self._log.stride)
 
         def write(begin: int, end: int) -> int:
             self._settle(number)
@@ -161,8 +162,9 @@ class StoreWriting:
                 )
             part = {name: values[begin:end] for name, values in rows.items()}
             count = self._log.write_run(number, flags[begin:end], part, final if end == len(flags) else None)
-            last = int(self._log.last_ids(np.array([number]))[0])
-            ids[begin : begin + count] = np.arange(last - count + 1, last + 1)
+            self._log.write_last_ids(lanes, last)
+            ids[begin : begin + count] = counted[:count]
+            ids[begin : begin + count] += last[0] - count + 1
             return count
 
         try:
@@ -375,12 +377,13 @@ class StoreWriting:
             if self._fed:
                 for lane in self._fed.intersection(lanes.tolist()):
                     self._settle(lane)
-            if not len(lanes):
-                return np.empty(0, np.int64)
-            self._log.open_lanes(highest(lanes) + 1)
-            self._log.write(lanes, flags, rows, finals, nexts)
-            return self._log.last_ids(lanes)
+            if len(lanes):
+                self._log.open_lanes(highest(lanes) + 1)
+                self._log.write(lanes, flags, rows, finals, nexts)
+                self._log.write_last_ids(lanes, ids)
+            return ids
 
+        ids = np.empty(len(lanes), np.int64)  # before anything is written
         return self._change(write, len(lanes), timeout)
 
     def _settle(self, lane: int) -> bool:

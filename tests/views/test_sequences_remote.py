@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,7 +37,10 @@ class Arrived(SequenceOracle):
                     yield self.piece(whole, begin, at + 1, later or any(arrived[at + 1 :]))
 
     def piece(self, whole: Episode, begin: int, end: int, over: bool) -> Episode:
-        return Episode(whole.lane, whole.begin + begin, whole.steps[begin:end], over, begin)
+        steps = whole.steps[begin:end]
+        if over and not steps[-1].ended:
+            steps[-1] = replace(steps[-1], truncated=True)
+        return Episode(whole.lane, whole.begin + begin, steps, over, begin)
 
 
 @given(
