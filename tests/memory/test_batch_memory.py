@@ -110,7 +110,7 @@ def test_who_keeps_the_reward_keeps_no_frames() -> None:
     with number_store() as store:
         view = store.transitions()
         rewards = [view.sample(32).reward for _ in range(20)]
-        assert held(store) < 20 * 32 * 64
+        assert held(store) <= 20 * 32 * 64  # the arrays that take less than 256 bytes an item, in one block
         assert len({reward.ctypes.data for reward in rewards}) == 20
 
 
