@@ -138,7 +138,9 @@ class Field:
         if array.dtype != dtype:
             array = _converted(name, array, dtype)
         whole: npt.NDArray[Any] = np.ascontiguousarray(array)
-        return whole[None] if count is None and self.shape else whole.reshape(count or 1, *self.shape)
+        return (
+            whole[None] if count is None and self.shape else whole.reshape(1 if count is None else count, *self.shape)
+        )
 
 
 def _converted(name: str, array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:

@@ -83,9 +83,31 @@ def test_transitions_are_those_of_the_loop(name: str, limit: int, steps: int, co
     assert sample.rewards.dtype == sample.dones.dtype == torch.float32
 
 
+@pytest.mark.parametrize("name", ["_final_obs", "_final_observation"])
+def test_a_time_limit_that_only_infos_tell_of(name: str) -> None:
+    """What the episode led to, and what the next one begins with, are the same."""
+    space = gym.spaces.Discrete(6)
+    rb = ReplayBuffer(
+        100, space, gym.spaces.Discrete(2), n_steps=2, gamma=1.0, handle_timeout_termination=False
+    )  # fmt: skip
+    state = np.array([0])
+    rb.add(state, state, state, np.array([1.0]), np.array([False]), {name: np.array([True])})
+    rb.add(state, np.array([3]), state, np.array([100.0]), np.array([False]), {})
+    assert set(rb.sample(50).rewards.ravel().tolist()) == {1.0}
+    assert rb.sample(5).observations.shape == (5, 1)
+
+
 def test_n_steps_and_priorities() -> None:
     envs = envs_of("CartPole-v1", 2, 12)
-    rb = ReplayBuffer(1000, envs.single_observation_space, envs.single_action_space, n_envs=2, n_steps=3, alpha=1.0)
+    rb = ReplayBuffer(
+        1000,
+        envs.single_observation_space,
+        envs.single_action_space,
+        n_envs=2,
+        n_steps=3,
+        alpha=1.0,
+        handle_timeout_termination=False,
+    )
     play(rb, envs, 100)
     ids = rb.view.sampleable_ids()
     rb.update_priorities(ids, torch.zeros(len(ids)))
@@ -99,10 +121,10 @@ def test_n_steps_and_priorities() -> None:
 def test_it_goes_on_on_disk(tmp_path: Path) -> None:
     envs = envs_of("CartPole-v1", 2, 30)
     spaces = envs.single_observation_space, envs.single_action_space
-    rb = ReplayBuffer(1000, *spaces, n_envs=2, disk=tmp_path / "rb")
+    rb = ReplayBuffer(1000, *spaces, n_envs=2, disk=tmp_path / "rb", handle_timeout_termination=False)
     play(rb, envs, 50)
     rb.transitions.close()
-    again = ReplayBuffer(1000, *spaces, n_envs=2, disk=tmp_path / "rb")
+    again = ReplayBuffer(1000, *spaces, n_envs=2, disk=tmp_path / "rb", handle_timeout_termination=False)
     assert again.size() == 50
     play(again, envs, 20)
     assert again.size() == 70 and again.sample(200).observations.shape == (200, 4)

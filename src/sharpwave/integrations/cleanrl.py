@@ -15,6 +15,7 @@ from gymnasium import spaces
 
 from sharpwave.integrations.whole_transitions import WholeTransitions
 from sharpwave.sampling.prioritized import Prioritized
+from sharpwave.sampling.protocol import Sampler
 from sharpwave.sampling.uniform import Uniform
 from sharpwave.spec import Field
 from sharpwave.views.transitions import NStep
@@ -26,7 +27,7 @@ class Samples(NamedTuple):
     """A batch, as CleanRL's programs read it.
 
     Attributes:
-        observations, next_observations: [B, *shape]. ``actions``: [B, *shape], of a discrete space [B, 1].
+        observations, next_observations: [B, *shape], of a discrete space [B, 1]. ``actions``: [B, dimensions].
         dones, rewards: float32 [B, 1]. ``discounts``: float32 [B, 1], ``gamma ** n``.
         weights: float32 [B, 1]. ``ids``: int64 [B], for ``update_priorities``.
     """
@@ -46,9 +47,9 @@ class ReplayBuffer:
 
     Args:
         optimize_memory_usage: either; observations are stored once in any case.
-        handle_timeout_termination: whether ``infos`` say, as SB3's environments do, which of ``dones`` are time limits.
-            CleanRL's programs pass False, and terminations as ``dones``: then a time limit is seen by the next
-            observation, which is none that the episode led to.
+        handle_timeout_termination: whether ``infos``, a list, say as SB3's environments do which of ``dones`` are time
+            limits. CleanRL's programs pass False, and terminations as ``dones``: then a time limit is seen by
+            Gymnasium's ``infos``, or else by the next observation, which is none that the episode led to.
         frame_stack: "auto": whether observations are stacks of frames is seen from the first transitions, and each
             frame is stored once; or the number of frames; ``None``: observations are stored as they are.
         n_steps, gamma: n-step returns, of which ``samples.discounts`` is what the next value counts for.
@@ -69,7 +70,7 @@ class ReplayBuffer:
         device: torch.device | str = "cpu",
         n_envs: int = 1,
         optimize_memory_usage: bool = False,
-        handle_timeout_termination: bool = False,
+        handle_timeout_termination: bool = True,
         *,
         frame_stack: int | str | None = "auto",
         n_steps: int = 1,
@@ -83,24 +84,42 @@ class ReplayBuffer:
         self.device = torch.device(device)
         self.handle_timeout_termination = handle_timeout_termination
         self._step = NStep(n_steps, gamma, newest=True)
-        self._sampler = Uniform() if alpha is None else Prioritized(alpha=alpha, beta=beta)
-        discrete = isinstance(action_space, spaces.Discrete)
-        self._action_shape = (1,) if discrete else action_space.shape or ()
+        self._alpha, self._beta = alpha, beta
+        self._new_sampler()  # refuses what makes no sense
+        self._action_shape = (int(np.prod(action_space.shape or ())),)
         kind = np.dtype(action_space.dtype)
         action = Field(self._action_shape, "float32" if kind == np.float64 else kind.name)
-        obs: Any = (observation_space.shape or (), observation_space.dtype)
+        obs: Any = (observation_space.shape or (1,), observation_space.dtype)
         if isinstance(observation_space, spaces.Dict):
-            obs = {name: (space.shape or (), space.dtype) for name, space in observation_space.spaces.items()}
-        capacity = max(2, buffer_size)
-        self.transitions = WholeTransitions(obs, action, n_envs, frame_stack, capacity=capacity, seed=seed, **store)
-        self._view: Any = None
+            obs = {name: (space.shape or (1,), space.dtype) for name, space in observation_space.spaces.items()}
+        self._obs_shape = {name: one[0] for name, one in obs.items()} if isinstance(obs, dict) else obs[0]
+        self.transitions = WholeTransitions(
+            obs,
+            action,
+            n_envs,
+            frame_stack,
+            ends_are_true=False,
+            capacity=max(2 * n_envs, buffer_size),
+            seed=seed,
+            **store,
+        )
+        self._view: tuple[Any, Any] | None = None
 
     @property
     def view(self) -> Any:
         """The view that is sampled from."""
-        if self._view is None:
-            self._view = self.transitions.store.view(self._step, sampler=self._sampler)
-        return self._view
+        store = self.transitions.store
+        if self._view is None or self._view[0] is not store:  # it is another where observations turn out otherwise
+            step = NStep(self._step.n_step, self.gamma, newest=True)
+            self._view = store, store.view(step, sampler=self._new_sampler())
+        return self._view[1]
+
+    def _new_sampler(self) -> Sampler:
+        return Uniform() if self._alpha is None else Prioritized(alpha=self._alpha, beta=self._beta)
+
+    def close(self) -> None:
+        """Write everything, and let go of memory and disk."""
+        self.transitions.close()
 
     def __len__(self) -> int:
         """Return how many transitions are held."""
@@ -114,20 +133,29 @@ class ReplayBuffer:
         """Add a transition of each environment.
 
         Args:
-            done: bool [n_envs], terminations. ``infos``: read with ``handle_timeout_termination`` only.
+            done: bool [n_envs], terminations. ``infos``: Gymnasium's, or a list of SB3's.
         """
         done = np.asarray(done, np.bool_).reshape(self.n_envs)
         truncated = np.zeros(self.n_envs, np.bool_)
         if self.handle_timeout_termination:
-            truncated = done & [bool(info.get("TimeLimit.truncated", False)) for info in infos]
+            given = infos if isinstance(infos, (list, tuple)) else [{}] * self.n_envs
+            truncated = done & [bool(info.get("TimeLimit.truncated", False)) for info in given]
+        if isinstance(infos, dict):  # 0.29 and 1.0 name them differently
+            last = infos.get("_final_obs", infos.get("_final_observation"))
+            truncated |= False if last is None else np.asarray(last, np.bool_) & ~done
         self.transitions.add(
-            obs,
-            next_obs,
+            self._shaped(obs),
+            self._shaped(next_obs),
             np.asarray(action).reshape(self.n_envs, *self._action_shape),
             np.asarray(reward, np.float32).reshape(self.n_envs),
             done & ~truncated,
             truncated,
         )
+
+    def _shaped(self, obs: Any) -> Any:
+        if isinstance(self._obs_shape, dict):
+            return {name: np.reshape(obs[name], (self.n_envs, *shape)) for name, shape in self._obs_shape.items()}
+        return np.reshape(obs, (self.n_envs, *self._obs_shape))
 
     def sample(self, batch_size: int) -> Samples:
         """Draw a batch. On the CPU its tensors lie over the batch's own memory.  Raises: EmptyError."""

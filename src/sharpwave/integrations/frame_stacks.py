@@ -43,11 +43,15 @@ class Stack:
 
     def as_stored(self, field: Field) -> Stack | None:
         """Return how such observations were stored in ``field``; ``None``: they were not."""
-        made = self
+        made = [self]
         if field.stack is not None and len(self.shape) == 3:
-            axis = _channel_axis(self.shape)
-            made = replace(self, frames=field.stack, channels=self.shape[axis] // field.stack, axis=axis, pad=field.pad)
-        return made if made.field() == field else None
+            made = [stack for stack in _stacks(self, field.stack) if stack.pad == field.pad]
+        return next((stack for stack in made if stack.field() == field), None)
+
+    @property
+    def otherwise(self) -> Stack:
+        """The same, padded in the other way."""
+        return replace(self, pad="zeros" if self.pad == "repeat" else "repeat")
 
     def split(self, obs: Array) -> Array:
         """Return the newest frames [n, *frame] of observations [n, *shape]."""
@@ -98,47 +102,54 @@ class StackFinder:
     """Finds out how observations of one shape consist of frames, from transitions as they come.
 
     Args:
-        shape, dtype: of an observation; only images, uint8 [C, H, W] or [H, W, C], are looked at.
+        shape, dtype: of an observation; only images, [C, H, W] or [H, W, C], are looked at, and of "auto" uint8 ones.
         frames: "auto"; or how many frames there are, if known; ``None`` or 1: observations are stored as they are.
 
+    Attributes:
+        whole: how observations are stored if they are no stacks. ``told``: they are said to be stacks.
+
     Raises:
-        ValueError: an observation has no so many frames.
+        ValueError: ``frames`` is something else.
     """
 
-    def __init__(self, name: str, shape: tuple[int, ...], dtype: Any, frames: int | str | None) -> None:
-        kind = np.dtype(dtype).name
-        self.whole = Stack(shape, kind)
-        self._moved = 0
+    def __init__(self, shape: tuple[int, ...], dtype: Any, frames: int | str | None) -> None:
+        self.whole = Stack(shape, np.dtype(dtype).name)
+        self._moved, self._looked = 0, False
         self._open: list[Stack] = []
         known = isinstance(frames, (int, np.integer)) and not isinstance(frames, bool) and frames >= 1
         if frames is not None and frames != "auto" and not known:
             raise ValueError(
                 f"frame_stack={frames!r}, expected 'auto', None, or the number of frames in an observation"
             )
-        if frames is None or frames == 1:
-            return
-        image = len(shape) == 3 and (known or np.dtype(dtype) == np.uint8)
-        if image:
+        if len(shape) == 3 and known and frames != 1:
+            self._open = _stacks(self.whole, int(frames))  # type: ignore[arg-type]
+        elif len(shape) == 3 and frames == "auto" and np.dtype(dtype) == np.uint8:
             axis = _channel_axis(shape)
-            counts = [int(frames)] if known else [k for k in range(shape[axis], 1, -1)]
-            stacks = [(k, shape[axis] // k) for k in counts if shape[axis] % k == 0]
-            self._open = [Stack(shape, kind, k, c, axis, pad) for k, c in stacks for pad in ("repeat", "zeros")]
-        if known and frames != 1 and not self._open:
-            raise ValueError(
-                f"frame_stack={frames}: {name} of shape {shape} is not made of {frames} images, [C, H, W] or [H, W, C] "
-                "with C a multiple of that; expected frame_stack=None, or 'auto'"
-            )
+            counts = [k for k in range(shape[axis], 1, -1) if shape[axis] % k == 0]
+            self._open = [stack for k in counts for stack in _stacks(self.whole, k) if stack.axis == axis]
+        self.told = known and bool(self._open)
 
-    def look(self, obs: Array, next_obs: Array, first: Bools, last: Bools) -> None:
-        """Drop the ways that do not fit transitions: observations [n, *shape], and which begin an episode, and which
-        terminate it, bool [n]."""
-        kept = []
-        for stack in self._open:
-            if (stack.goes_on(obs, next_obs) | last).all() and stack.begins(obs[first]).all():
-                kept.append(stack)
-        self._open = kept
-        if kept:
-            self._moved += int((~_same(kept[0].split(obs), kept[0].split(next_obs))).sum())
+    @property
+    def stacked(self) -> bool:
+        """Whether observations may be stacks."""
+        return bool(self._open)
+
+    def look(self, obs: Array, next_obs: Array, first: Bools, true: Bools) -> None:
+        """Drop the ways that do not fit transitions.
+
+        Args:
+            obs, next_obs: [n, *shape]. ``first``, ``true``: bool [n], which ``obs`` begin an episode, and which
+                ``next_obs`` are what the step led to.
+        """
+        self._looked = True
+        self._open = [
+            stack
+            for stack in self._open
+            if (stack.goes_on(obs, next_obs) | ~true).all() and stack.begins(obs[first]).all()
+        ]
+        if self._open:
+            stack = self._open[0]
+            self._moved += int((~_same(stack.split(obs), stack.split(next_obs)) & true).sum())
 
     @property
     def found(self) -> Stack | None:
@@ -146,7 +157,22 @@ class StackFinder:
         if not self._open:
             return self.whole
         most = self._open[0]
-        return most if self._moved >= 2 * most.frames else None
+        return most if self._moved >= 2 * most.frames or (self.told and self._looked) else None
+
+
+_PADS: tuple[Literal["repeat", "zeros"], ...] = ("repeat", "zeros")
+
+
+def _stacks(whole: Stack, frames: int) -> list[Stack]:
+    """Return the ways that images may be so many frames: the likelier axis first."""
+    axis = _channel_axis(whole.shape)
+    axes: list[Literal[0, -1]] = [0, -1] if axis == 0 else [-1, 0]
+    return [
+        replace(whole, frames=frames, channels=whole.shape[axis] // frames, axis=axis, pad=pad)
+        for axis in axes
+        if whole.shape[axis] % frames == 0
+        for pad in _PADS
+    ]
 
 
 def _channel_axis(shape: tuple[int, ...]) -> Literal[0, -1]:

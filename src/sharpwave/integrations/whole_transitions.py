@@ -5,7 +5,10 @@ What comes twice is stored once: the store gets each step's newest frame, and re
 
 from __future__ import annotations
 
+import atexit
+import gc
 import warnings
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,32 +16,37 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.errors import StoreInUseError
 from sharpwave.integrations.frame_stacks import Stack, StackFinder
+from sharpwave.integrations.moving import move
 from sharpwave.spec import Field, Spec
 from sharpwave.store import Store
 
 Array = npt.NDArray[Any]
+Bools = npt.NDArray[np.bool_]
 Obs = Any
 """An array, or a dict of arrays."""
+Named = dict[str, Array]
 
 ONE = ""
 """Name of an observation that is a single array."""
 MAX_PENDING = 512
-"""Rows that are kept as they came, at most, until it is known whether observations are stacks of frames."""
+"""Transitions that are kept as they came, at most, until it is known whether observations are stacks of frames."""
 
 
 class WholeTransitions:
-    """A store, made when it is known whether observations are stacks of frames; transitions come before that too.
+    """A store, made or opened when it is first needed, and once it is known whether observations are stacks of frames.
 
     Args:
         shapes: shape and dtype of an observation; of a dict observation those by name.
         action: field of the actions.
         lanes: environments, each of which adds a transition with every call of ``add``.
         frame_stack: as for ``StackFinder``.
+        ends_are_true: whether the observation after a step that terminated its episode is what that step led to.
         settings: of the store. A ``disk`` that holds a store of the same fields already is opened.
 
-    Attributes:
-        added: rows added so far, of ``lanes`` transitions each.
+    Raises:
+        ValueError, TypeError: an invalid argument.
     """
 
     def __init__(
@@ -47,57 +55,89 @@ class WholeTransitions:
         action: Field,
         lanes: int,
         frame_stack: int | str | None,
+        *,
+        ends_are_true: bool = True,
         **settings: Any,
     ) -> None:
-        self._single = not isinstance(shapes, Mapping)
+        self._single = isinstance(shapes, tuple)
         named = {ONE: shapes} if isinstance(shapes, tuple) else shapes
-        self._finders = {name: StackFinder(name or "obs", *one, frame_stack) for name, one in named.items()}
+        self._finders = {name: StackFinder(*one, frame_stack) for name, one in named.items()}
+        if frame_stack not in (None, 1, "auto") and not any(one.stacked for one in self._finders.values()):
+            shapes_told = [one.whole.shape for one in self._finders.values()]
+            raise ValueError(
+                f"frame_stack={frame_stack}: observations of shape {shapes_told} are not made of {frame_stack} images, "
+                "[C, H, W] or [H, W, C] with C a multiple of that; expected frame_stack=None, or 'auto'"
+            )
+        self._guessed = frame_stack == "auto"
         self._action, self.lanes, self._settings = action, lanes, settings
-        self.added = 0
+        self._ends_are_true = ends_are_true
+        self._added = 0
         self._store: Store | None = None
         self._stacks: dict[str, Stack] = {}
         self._pending: list[tuple[Any, ...]] = []
-        self._last: dict[str, Array] | None = None  # observations that the next ones equal, where an episode goes on
+        self._last: Named | None = None  # observations that the next ones equal, where an episode goes on
         self._ended = np.ones(lanes, np.bool_)
-        self._waits = np.zeros(lanes, np.bool_)  # for an episode's beginning: the one under way began elsewhere
-        disk = settings.get("disk")
-        if disk is not None and (Path(disk) / "store.json").exists():
-            limits = {name: settings[name] for name in ("capacity", "ram", "disk_limit", "on_full") if name in settings}
-            self.adopt(Store.open(disk, **limits), {})
-        elif self._known():
-            self.store  # noqa: B018
+        self._waits = np.zeros(lanes, np.bool_)  # an episode may be under way that began elsewhere
+        self._odd_start = False  # an episode began that tells how stacks are padded
+        if settings.get("disk") is None:
+            Store(self._spec({name: finder.whole for name, finder in self._finders.items()}), **settings).close()
+        _ALL.add(self)
+
+    @property
+    def added(self) -> int:
+        """Rows added so far, of ``lanes`` transitions each."""
+        self._open_existing()
+        return self._added
 
     @property
     def store(self) -> Store:
         """The store. Where it is not known yet whether observations are stacks of frames, they are stored whole."""
+        self._open_existing()
         if self._store is None:
             self._stacks = {name: finder.found or finder.whole for name, finder in self._finders.items()}
-            fields = {name: stack.field() for name, stack in self._stacks.items()}
-            spec = Spec(obs=fields[ONE] if self._single else fields, action=self._action)
-            self._store = Store(spec, **self._settings)
+            self._store = Store(self._spec(self._stacks), **self._settings)
             pending, self._pending = self._pending, []
             self._last, self._ended = None, np.ones(self.lanes, np.bool_)
             for rows in pending:
                 self._write(*rows)
         return self._store
 
+    def _spec(self, stacks: Mapping[str, Stack]) -> Spec:
+        fields = {name: stack.field() for name, stack in stacks.items()}
+        return Spec(obs=fields[ONE] if self._single else fields, action=self._action)
+
+    def _open_existing(self) -> None:
+        """Open the store that is on disk already, not before it is needed: who only looks at a model locks nothing."""
+        disk = self._settings.get("disk")
+        if self._store is None and not self._pending and disk is not None and (Path(disk) / "store.json").exists():
+            names = ("capacity", "ram", "disk_limit", "on_full", "seed")
+            limits = {name: self._settings[name] for name in names if name in self._settings}
+            try:
+                store = Store.open(disk, **limits)
+            except StoreInUseError:
+                gc.collect()  # a model that nothing uses any more may have it: its objects refer to each other
+                store = Store.open(disk, **limits)
+            self.adopt(store, {})
+
     @property
     def held(self) -> int:
         """Transitions held."""
-        return self.added * self.lanes if self._store is None else len(self._store)
+        self._open_existing()
+        return self._added * self.lanes if self._store is None else len(self._store)
 
     def state(self) -> dict[str, Any]:
         """Return what ``adopt`` needs, beside the store, for episodes to go on: copies of arrays, and numbers."""
         last = None if self._last is None else {name: one.copy() for name, one in self._last.items()}
-        return {"added": self.added, "last": last, "ended": self._ended.copy()}
+        return {"added": self._added, "last": last, "ended": self._ended.copy(), "odd_start": self._odd_start}
 
     def adopt(self, store: Store, state: Mapping[str, Any]) -> None:
         """Go on with a store of such transitions that was there before.
 
+        Where the next observations are not what its episodes led to, and are stacks of frames in mid-episode,
+        transitions are passed over, with a warning, until an episode begins: the store could not give them back.
+
         Args:
-            state: of ``state``. Without one, lanes begin new episodes; where observations are stacks of frames that
-                are not an episode's first, transitions are passed over, with a warning, until one begins: the store
-                could not give them back.
+            state: of ``state``, or empty.
 
         Raises:
             ValueError: a store of other observations or actions, which is closed.
@@ -105,52 +145,54 @@ class WholeTransitions:
         spec, stacks = store.spec, {}
         keys = [name.removeprefix("obs.") for name in spec.obs_names] if spec.dict_obs else [ONE]
         fields = {key: spec.fields[name] for key, name in zip(keys, spec.obs_names, strict=True)}
-        if fields.keys() == self._finders.keys():
+        if fields.keys() == self._finders.keys() and spec.step_names == ("action",):
             stacks = {name: finder.whole.as_stored(fields[name]) for name, finder in self._finders.items()}
-        if not stacks or None in stacks.values() or store.spec.fields["action"] != self._action:
+        if not stacks or None in stacks.values() or spec.fields["action"] != self._action:
             store.close()
-            raise ValueError(f"this store holds {store.spec}, expected observations and actions of this environment")
+            raise ValueError(f"this store holds {spec}, expected observations and actions of this environment")
         self._store, self._stacks = store, {name: stack for name, stack in stacks.items() if stack is not None}
-        self.added = state.get("added", store.total_steps // self.lanes)
+        self._added = state.get("added", store.total_steps // self.lanes)
         self._last, self._ended = state.get("last"), state.get("ended", np.ones(self.lanes, np.bool_))
-        self._waits[:] = not state
+        self._waits[:], self._odd_start = True, state.get("odd_start", True)
 
     def add(self, obs: Obs, next_obs: Obs, action: Array, reward: Array, terminated: Array, truncated: Array) -> None:
         """Add a transition of each lane.
 
         Args:
-            obs, next_obs: [lanes, *shape], or dicts of those: whole observations before the step, and truly after it
-                (where it terminated the episode, any: nothing is learned from those). Where ``obs`` is not what the
-                lane's last transition led to, and that ended nothing, its episode was broken off: it counts as
-                truncated there.
+            obs, next_obs: [lanes, *shape], or dicts of those: whole observations before the step, and truly after it.
+                Where ``obs`` is not what the lane's last transition led to, and that ended nothing, its episode was
+                broken off: it counts as truncated there.
 
         Raises:
-            ValueError: observations were stacks of frames, and this one is not.
+            ValueError: observations were said to be stacks of frames, and these are not.
         """
+        self._open_existing()
         before, after = self._named(obs), self._named(next_obs)
+        ends = np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_)
+        rows = (before, after, np.asarray(action), np.asarray(reward), *ends)
         if self._store is None:
-            rows = [{k: np.array(v) for k, v in one.items()} for one in (before, after)]
-            self._pending.append((*rows, *(np.array(one) for one in (action, reward, terminated, truncated))))
-            self._look(before, after, np.asarray(terminated, np.bool_))
-            self._remember(after, terminated, truncated)
-            if self._pending and (self._known() or len(self._pending) * self.lanes >= MAX_PENDING):
+            self._look(before, after, ends[0])  # before they are kept: they may be refused
+            copies = [{k: np.array(v) for k, v in one.items()} for one in (before, after)]
+            self._pending.append((*copies, *(np.array(one) for one in rows[2:])))
+            self._remember(after, *ends)
+            most = min(MAX_PENDING, self._settings.get("capacity") or MAX_PENDING)
+            if all(one.found for one in self._finders.values()) or len(self._pending) * self.lanes >= most:
                 self.store  # noqa: B018
         else:
-            self._write(before, after, action, reward, terminated, truncated)
-        self.added += 1
+            self._write(*rows)
+        self._added += 1
 
-    def _known(self) -> bool:
-        return all(finder.found is not None for finder in self._finders.values())
-
-    def _named(self, obs: Obs) -> dict[str, Array]:
+    def _named(self, obs: Obs) -> Named:
         return {ONE: np.asarray(obs)} if self._single else {name: np.asarray(obs[name]) for name in self._finders}
 
-    def _look(self, before: dict[str, Array], after: dict[str, Array], last: npt.NDArray[np.bool_]) -> None:
-        first = ~self._follows(before)
+    def _look(self, before: Named, after: Named, terminated: Bools) -> None:
+        first, true = ~self._follows(before), ~terminated | self._ends_are_true
         for name, finder in self._finders.items():
-            finder.look(before[name], after[name], first, last)
+            finder.look(before[name], after[name], first, true)
+            if finder.told and not finder.stacked:
+                self._refuse(name)
 
-    def _follows(self, before: dict[str, Array]) -> npt.NDArray[np.bool_]:
+    def _follows(self, before: Named) -> Bools:
         """Return where an episode goes on: bool [lanes]."""
         if self._last is None:
             return np.zeros(self.lanes, np.bool_)
@@ -159,46 +201,27 @@ class WholeTransitions:
             follows[lane] = all(_equal(before[name][lane], last[lane]) for name, last in self._last.items())
         return follows
 
-    def _remember(self, after: dict[str, Array], terminated: Array, truncated: Array) -> None:
-        self._ended = np.asarray(terminated, np.bool_) | np.asarray(truncated, np.bool_)
+    def _remember(self, after: Named, terminated: Bools, truncated: Bools) -> None:
+        self._ended = terminated | truncated
         if self._last is None:
             self._last = {name: np.array(one) for name, one in after.items()}
         for name, one in after.items():
             np.copyto(self._last[name], one)
 
     def _write(
-        self,
-        before: dict[str, Array],
-        after: dict[str, Array],
-        action: Array,
-        reward: Array,
-        terminated: Array,
-        truncated: Array,
+        self, before: Named, after: Named, action: Array, reward: Array, terminated: Bools, truncated: Bools
     ) -> None:
         assert self._store is not None
-        follows = self._follows(before)
-        odd, last = np.zeros(self.lanes, np.bool_), np.asarray(terminated, np.bool_)
-        for name, stack in self._stacks.items():
-            odd |= ~follows & ~stack.begins(before[name])
-            if not (stack.goes_on(before[name], after[name]) | last).all() or (odd & ~self._waits).any():
-                raise ValueError(
-                    f"add: {name or 'obs'} was stacks of {stack.frames} frames so far, with pad={stack.pad!r} where an "
-                    "episode begins, and this one is not; make the buffer with frame_stack=None"
-                )
-        for lane in np.flatnonzero(~follows & ~self._ended & ~self._waits).tolist():
+        follows, true = self._follows(before), ~terminated | self._ends_are_true
+        odd = self._check(before, after, follows, true)
+        for lane in np.flatnonzero(~follows & ~self._ended).tolist():
             self._store.break_episode(lane)
         frames = [{name: stack.split(one[name]) for name, stack in self._stacks.items()} for one in (before, after)]
-        ends = {"terminated": np.asarray(terminated), "truncated": np.asarray(truncated)}
-        rows: dict[str, Any] = {"action": np.asarray(action), "reward": np.asarray(reward), **ends}
-        lanes = np.arange(self.lanes)
+        rows: dict[str, Any] = {
+            "action": action, "reward": reward, "terminated": terminated, "truncated": truncated
+        }  # fmt: skip
+        lanes = np.flatnonzero(~odd)
         if odd.any():
-            warnings.warn(
-                "add: the episodes under way in the environments began before this buffer was opened again; their "
-                "transitions are passed over until others begin",
-                RuntimeWarning,
-                stacklevel=4,
-            )
-            lanes = np.flatnonzero(~odd)
             frames = [{name: one[lanes] for name, one in part.items()} for part in frames]
             rows = {name: values[lanes] for name, values in rows.items()}
         obs, next_obs = (one[ONE] if self._single else one for one in frames)
@@ -207,16 +230,87 @@ class WholeTransitions:
         self._ended |= odd  # what follows is not known to go on from anything
         self._waits &= odd
 
+    def _check(self, before: Named, after: Named, follows: Bools, true: Bools) -> Bools:
+        """Return which lanes are in an episode that began elsewhere; store otherwise what is no stack after all."""
+        odd = np.zeros(self.lanes, np.bool_)
+        for name, stack in list(self._stacks.items()):
+            if stack.frames == 1:
+                continue
+            begins, other = stack.begins(before[name]), stack.otherwise.begins(before[name])
+            starts = ~follows & ~(self._waits & ~begins)
+            if not (stack.goes_on(before[name], after[name]) | ~true).all() or (starts & ~begins).any():
+                repadded = not self._odd_start and (other | ~starts).all()
+                self._restack(name, stack.otherwise if repadded else self._finders[name].whole)
+                return self._check(before, after, follows, true)
+            self._odd_start |= bool((starts & (begins != other)).any())
+            odd |= self._waits & ~follows & ~begins
+        if odd.any():
+            warnings.warn(
+                "add: the episodes under way in the environments are not those that this buffer was saved in; their "
+                "transitions are passed over until others begin",
+                RuntimeWarning,
+                stacklevel=5,
+            )
+        return odd
+
+    def _restack(self, name: str, stack: Stack) -> None:
+        """Store observations in another way from now on: move what is held to another store, if that was a guess."""
+        assert self._store is not None
+        if not self._guessed or self._settings.get("disk") is not None:
+            self._refuse(name)
+        old, stacks = self._store, self._stacks
+        self._stacks = stacks | {name: stack}
+        self._store = Store(self._spec(self._stacks), **self._settings)
+        if stack.frames == 1:
+            warnings.warn(
+                f"add: {name or 'obs'} looked like stacks of {stacks[name].frames} frames, and is none; it is stored "
+                "whole from here on, which takes more memory, and priorities begin anew. Say so with frame_stack=None",
+                RuntimeWarning,
+                stacklevel=6,
+            )
+
+        def changed(frames: Named) -> Named:
+            return {key: self._stacks[key].split(stacks[key].join(one)) for key, one in frames.items()}
+
+        move(old, self._store, ONE if self._single else None, changed)
+        old.close()
+
+    def _refuse(self, name: str) -> None:
+        frames = self._stacks[name].frames if self._stacks else "several"
+        raise ValueError(
+            f"add: {name or 'obs'} is not, or not any more, a stack of {frames} frames that an episode begins with its "
+            "first one, repeated or after zeros; make the buffer with frame_stack=None"
+        )
+
     def whole(self, obs: Obs) -> Obs:
         """Return whole observations [B, *shape], or a dict of those, of a batch's."""
         if self._single:
             return self._stacks[ONE].join(obs)
         return {name: stack.join(obs[name]) for name, stack in self._stacks.items()}
 
+    def flush(self) -> None:
+        """Write what waits to be written."""
+        if self._store is not None or self._pending:
+            self.store.flush()
+
     def close(self) -> None:
-        """Close the store, if there is one."""
-        if self._store is not None:
-            self._store.close()
+        """Write what waits to be written, and close the store."""
+        if self._store is not None or self._pending:
+            self.store.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_pending", None) and self._settings.get("disk") is not None:
+            self.close()
+
+
+_ALL: weakref.WeakSet[WholeTransitions] = weakref.WeakSet()
+
+
+@atexit.register
+def _write_pending() -> None:
+    """Write what waits, before the stores are closed as the interpreter exits."""
+    for one in list(_ALL):
+        one.__del__()
 
 
 def _equal(one: Array, other: Array) -> bool:

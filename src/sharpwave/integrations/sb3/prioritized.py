@@ -57,11 +57,19 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
 
 class PrioritizedDQN(DQN):  # type: ignore[misc]
-    """SB3's DQN with a ``PrioritizedReplayBuffer``: the loss is weighted, and TD errors become priorities."""
+    """SB3's DQN with a ``PrioritizedReplayBuffer``: the loss is weighted, and TD errors become priorities.
 
-    def __init__(self, policy: Any, env: Any, *args: Any, **kwargs: Any) -> None:
-        kwargs.setdefault("replay_buffer_class", PrioritizedReplayBuffer)
-        super().__init__(policy, env, *args, **kwargs)
+    Args:
+        n_steps, gamma: also the buffer's, unless ``replay_buffer_kwargs`` says otherwise.
+    """
+
+    def __init__(self, policy: Any, env: Any, *args: Any, gamma: float = 0.99, n_steps: int = 1, **kwargs: Any) -> None:
+        kind = kwargs.pop("replay_buffer_class", None) or PrioritizedReplayBuffer
+        if not (isinstance(kind, type) and issubclass(kind, PrioritizedReplayBuffer)):
+            raise TypeError(f"PrioritizedDQN: replay_buffer_class={kind!r}, expected a PrioritizedReplayBuffer")
+        asked = {"gamma": gamma, "n_steps": n_steps} | (kwargs.pop("replay_buffer_kwargs", None) or {})
+        more = {"replay_buffer_class": kind, "replay_buffer_kwargs": asked}
+        super().__init__(policy, env, *args, gamma=gamma, **more, **kwargs)
 
     def train(self, gradient_steps: int, batch_size: int = 100) -> None:
         """Update the network as DQN does, with weights."""

@@ -37,7 +37,7 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]
         optimize_memory_usage: must be False: observations are stored once anyway, and ends of episodes exactly.
         frame_stack: "auto": whether observations are stacks of frames is seen from the first transitions, and each
             frame is stored once; or the number of frames; ``None``: observations are stored as they are.
-        n_steps, gamma: n-step returns; SB3's own ``n_steps=`` reaches only its own buffers. ``gamma`` only counts then.
+        n_steps, gamma: n-step returns, with the model's gamma; SB3's own ``n_steps=`` reaches only its own buffers.
         seed: of sampling; ``None``: it follows from numpy's global state, which SB3's ``seed=`` sets.
         store: arguments of ``sharpwave.Store``: ``ram``, ``disk``, ``disk_limit``, ``codec``, .... A ``disk`` that
             holds a store of such transitions already is opened again.
@@ -61,7 +61,7 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]
         *,
         frame_stack: int | str | None = "auto",
         n_steps: int = 1,
-        gamma: float = 0.99,
+        gamma: float | None = None,
         seed: int | None = None,
         **store: Any,
     ) -> None:
@@ -72,7 +72,13 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]
         buffers.BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs=n_envs)
         self.buffer_size: int = max(buffer_size // n_envs, 1)
         self.optimize_memory_usage, self.handle_timeout_termination = False, handle_timeout_termination
-        self.n_steps, self.gamma = n_steps, gamma
+        if n_steps != 1 and gamma is None:
+            raise ValueError(
+                f"ReplayBuffer: n_steps={n_steps} without gamma; give the model's, as "
+                f"replay_buffer_kwargs=dict(n_steps={n_steps}, gamma=0.99)"
+            )
+        self.n_steps, self.gamma = n_steps, 0.99 if gamma is None else gamma
+        NStep(self.n_steps, self.gamma)  # refuses what makes no sense
         if seed is None:  # drawn from a copy: SB3's own draws stay what they are
             copy = np.random.RandomState()
             copy.set_state(np.random.get_state())
@@ -81,27 +87,35 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]
         self._begin()
 
     def _begin(self, **more: Any) -> None:
-        kind = self._maybe_cast_dtype(self.action_space.dtype)
+        self._action_dtype = np.dtype(self._maybe_cast_dtype(self.action_space.dtype))
         space = self.observation_space
         shapes: Any = (self.obs_shape, space.dtype)
         if isinstance(self.obs_shape, dict):
             shapes = {name: (shape, space[name].dtype) for name, shape in self.obs_shape.items()}
         self.transitions = WholeTransitions(
             shapes,
-            Field((self.action_dim,), np.dtype(kind).name),
+            Field((self.action_dim,), self._action_dtype.name),
             self.n_envs,
-            capacity=max(2, self.buffer_size * self.n_envs),
+            capacity=max(2 * self.n_envs, self.buffer_size * self.n_envs),
             **self._asked | more,
         )
-        self._view: Replay[Batch] | None = None
+        self._views: tuple[Store, dict[int, Replay[Batch]]] | None = None
 
     @property
     def view(self) -> Replay[Batch]:
         """The view that is sampled from."""
-        if self._view is None:
-            step = NStep(self.n_steps, self.gamma, newest=True)
-            self._view = self.transitions.store.view(step, sampler=self._new_sampler())
-        return self._view
+        return self._view(self.n_steps)
+
+    def _view(self, n_steps: int) -> Replay[Batch]:
+        store = self.transitions.store
+        if self._views is None or self._views[0] is not store:  # it is another where observations turn out otherwise
+            self._views = store, {}
+        views = self._views[1]
+        if n_steps not in views:
+            step = NStep(n_steps, self.gamma, newest=True)
+            name = "transitions" if n_steps == self.n_steps else "first transitions"
+            views[n_steps] = store.view(step, name=name, sampler=self._new_sampler())
+        return views[n_steps]
 
     def _new_sampler(self) -> Sampler:
         return Uniform()
@@ -131,6 +145,10 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]
         held: int = self.transitions.held // self.n_envs
         return held
 
+    def close(self) -> None:
+        """Write everything, and let go of memory and disk."""
+        self.transitions.close()
+
     def reset(self) -> None:
         """Forget everything: make a new store.  Raises: ValueError: it is on disk; it would have to be deleted."""
         if self._asked.get("disk") is not None:
@@ -151,7 +169,7 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]
         self.transitions.add(
             self._shaped(obs),
             self._shaped(next_obs),
-            np.asarray(action).reshape(self.n_envs, self.action_dim),
+            np.asarray(action, self._action_dtype).reshape(self.n_envs, self.action_dim),
             np.asarray(reward, np.float32).reshape(self.n_envs),
             done & ~truncated,
             truncated,
@@ -166,7 +184,10 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
         """Draw a batch; with ``n_steps`` its ``discounts`` are ``gamma ** n``, n fewer at an episode's end."""
-        return self._samples(self.view.sample(batch_size), env)
+        view = self.view
+        if self.n_steps > 1 and not len(view) and self.transitions.held:
+            view = self._view(1)  # no n steps are there yet; SB3 makes shorter returns too
+        return self._samples(view.sample(batch_size), env)
 
     def _get_samples(self, batch_inds: Array, env: VecNormalize | None = None) -> Any:
         """Return the transitions at places of SB3's buffer, each of a random environment (numpy's global state)."""
@@ -175,9 +196,9 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]
 
     def ids_at(self, places: npt.ArrayLike, lanes: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """Return the store's ids of the transitions at places of SB3's buffer.  Raises: KeyError: one was evicted."""
-        places = np.asarray(places)
-        newest = self.transitions.added - 1
-        return self.transitions.store.ids(lanes, newest - (newest - places) % self.buffer_size)
+        places, store = np.asarray(places), self.transitions.store
+        before = (self.transitions.added - 1 - places) % self.buffer_size
+        return store.ids(lanes, store.lane_steps[np.asarray(lanes)] - 1 - before)
 
     def _samples(self, batch: Batch, env: VecNormalize | None) -> Any:
         kind = DictReplayBufferSamples if isinstance(self.obs_shape, dict) else ReplayBufferSamples
@@ -205,12 +226,12 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the settings, and a checkpoint of the store as bytes; of a store on disk only where it is."""
-        store = self.transitions.store
-        state = {k: v for k, v in self.__dict__.items() if k not in ("transitions", "_view", "device")}
+        state = {k: v for k, v in self.__dict__.items() if k not in ("transitions", "_views", "device")}
         state |= {"on": str(self.device), "rows": self.transitions.state(), "checkpoint": None}
         if self._asked.get("disk") is not None:
-            store.flush()
+            self.transitions.flush()
             return state
+        store = self.transitions.store
         with tempfile.TemporaryDirectory() as folder, io.BytesIO() as out:
             store.checkpoint(Path(folder) / "store")
             with tarfile.open(fileobj=out, mode="w") as archive:
@@ -218,7 +239,7 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]
             return state | {"checkpoint": out.getvalue()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Make the store again. That of a buffer on disk is opened again, once the buffer that was saved is closed."""
+        """Make the store again. That of a buffer on disk is opened when it is first needed."""
         content, rows, device = (state.pop(name) for name in ("checkpoint", "rows", "on"))
         self.__dict__.update(state)
         self.device = get_device(device)
