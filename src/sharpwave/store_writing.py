@@ -135,7 +135,7 @@ class StoreWriting:
             obs: [T + 1, *shape] (or a dict of those): the newest frame of each observation, the final one last.
             action, extra: [T, *shape]. ``reward``: [T].
             terminated: whether the last step terminated the episode; else it was truncated there.
-            timeout: as for ``extend``.
+            timeout: as for ``extend``, for each of the parts in which it is appended.
 
         Returns:
             int64 [T], the steps' ids.

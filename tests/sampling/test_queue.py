@@ -169,7 +169,7 @@ def test_what_a_stream_drew_ahead_is_not_evicted(lookahead: int, batch_size: int
         queue = store.transitions(sampler=sw.Fifo(), max_times_sampled=1, limiter=sw.Queue(64))
         stream, taken = queue.stream(batch_size, lookahead=lookahead, timeout=0), []
         for _ in range(40):
-            fill_up(store)
+            fill_up_or_wait(store)
             taken += next(stream).action.tolist()
         assert taken == list(range(40 * batch_size))
 
@@ -213,3 +213,72 @@ def test_a_queue_of_windows_counts_windows_whatever_the_lanes(size: int) -> None
             assert size <= len(queue) < size + 16
             taken += queue.sample(4, timeout=0).action.ravel().tolist()
         assert len(set(taken)) == len(taken) == 30 * 4 * 20
+
+
+@pytest.mark.parametrize("lookahead", [0, 1, 4, 8])
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_a_batch_that_is_being_made_is_not_evicted(
+    lookahead: int, on_disk: bool, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock is free while its segments are read: a writer may append then. This one appends all it can."""
+    spec = sw.Spec(obs=sw.Field((), "int32"), action=sw.Field((), "int64"))
+    disk = tmp_path / "store" if on_disk else None
+    with sw.Store(spec, capacity=90, segment_steps=8, disk=disk) as store:
+        queue = store.transitions(sampler=sw.Fifo(), max_times_sampled=1, limiter=sw.Queue(64))
+        stream: Any = queue.stream(16, lookahead=lookahead, timeout=0)
+        wait_for, taken = stream._ahead.wait_for, []
+
+        def wait_and_fill(one: Any) -> None:
+            wait_for(one)
+            fill_up_or_wait(store)
+
+        monkeypatch.setattr(stream._ahead, "wait_for", wait_and_fill)
+        fill_up_or_wait(store)
+        for _ in range(40):
+            taken += next(stream).action.tolist()
+            fill_up_or_wait(store)
+        assert taken == list(range(40 * 16))
+
+
+def fill_up_or_wait(store: sw.Store) -> None:
+    """Append until the writer has to wait, for whatever."""
+    with pytest.raises(sw.LimiterTimeoutError):
+        while True:
+            k = store.total_steps
+            store.append(obs=k, action=k, reward=0.0, terminated=True, truncated=False, timeout=0)
+
+
+def test_threads_that_write_and_stream_lose_nothing() -> None:
+    with number_store(capacity=90, segment_steps=8) as store:
+        queue = store.transitions(sampler=sw.Fifo(), max_times_sampled=1, limiter=sw.Queue(64))
+        taken: list[int] = []
+
+        def write() -> None:
+            for k in range(2000):
+                store.append(obs=k, action=k, reward=0.0, terminated=True, truncated=False)
+
+        def learn() -> None:
+            stream = queue.stream(16, lookahead=4)
+            while len(taken) < 2000:
+                taken.extend(next(stream).action.tolist())
+
+        run_all(write, learn)
+        assert taken == list(range(2000))
+
+
+def test_a_stream_that_is_not_used_says_so_and_lets_go_when_closed() -> None:
+    with number_store(capacity=200, segment_steps=8) as store:
+        queue = store.transitions(sampler=sw.Fifo(), max_times_sampled=1, limiter=sw.Queue(64))
+        fill_up_or_wait(store)
+        stream = queue.stream(8, lookahead=4)
+        next(stream)
+        with pytest.raises(sw.LimiterTimeoutError, match=r"a stream has drawn ahead: go on with it, or close\(\) it"):
+            for _ in range(100):
+                fill_up_or_wait(store)
+                queue.sample(8, timeout=0)
+        with pytest.raises(sw.LimiterTimeoutError, match=r"a stream has drawn ahead: go on with it, or close\(\) it"):
+            store.append(obs=0, action=0, reward=0.0, terminated=True, truncated=False, timeout=0)
+        stream.close()
+        for _ in range(20):
+            fill_up_or_wait(store)
+            queue.sample(8, timeout=0)

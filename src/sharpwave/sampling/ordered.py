@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -217,6 +217,10 @@ class Fifo(_InOrder):
     def order(self) -> dict[str, Any]:
         """Return ``slots``, oldest first."""
         return {"slots": np.array(self._segments, np.int64)}
+
+    def oldest(self) -> Iterator[int]:
+        """Iterate over the segments held, oldest first."""
+        return iter(self._segments)
 
     def restore_order(self, order: dict[str, Any]) -> None:
         """Restore the order. Cost: O(segments)."""

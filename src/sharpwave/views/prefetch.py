@@ -53,12 +53,13 @@ class DrawsAhead:
         lock: the store's.
 
     Attributes:
-        drawn: draws not used yet, oldest first.
+        drawn: draws not used yet, oldest first. ``filling``: those of batches that are being made.
     """
 
     def __init__(self, owner: object, source: BatchSource, lock: Any, streams: Streams) -> None:
         self._owner, self.source, self.lock, self._streams = owner, source, lock, streams
         self.drawn: deque[Drawn] = deque()
+        self.filling: list[Drawn] = []
         with lock:
             streams.add(self)
 
@@ -110,6 +111,7 @@ class DrawsAhead:
     def go_on(self, used: Drawn) -> None:
         """Unpin the segments of a draw that was used, and read on."""
         unpin(self.source.log, used)
+        self.source.gate.notify()  # they may be evicted
         self.read()
 
     def resume(self, drawn: list[dict[str, Any]]) -> None:
@@ -121,6 +123,7 @@ class DrawsAhead:
     def clear(self) -> None:
         """Discard all draws."""
         release(self.source.log, self.drawn)
+        self.source.gate.notify()
 
 
 class Stream(Generic[B]):
@@ -159,6 +162,7 @@ class Stream(Generic[B]):
                     ahead.draw(self._size, self._beta)
                 ahead.read()
                 one = self.drawn.popleft()
+                ahead.filling.append(one)
             ahead.wait_for(one)
             with ahead.lock:
                 source.log.check_open()
@@ -173,6 +177,7 @@ class Stream(Generic[B]):
         finally:
             if one is not None:
                 with ahead.lock:
+                    ahead.filling.remove(one)
                     ahead.go_on(one)
 
     def close(self) -> None:
@@ -216,9 +221,10 @@ class Streams:
         return [*([_state(one) for one in drawn] for drawn in in_use), *self.resumed]
 
     def ids(self) -> list[Ints]:
-        """Return the ids of each stream's unused draws."""
+        """Return the ids of each stream's draws whose batches were not returned yet."""
         self.forget_dropped()
-        return [one.ids for _, drawn in self._made for one in drawn]
+        streams = [stream for ref, _ in self._made if (stream := ref()) is not None]
+        return [one.ids for stream in streams for one in (*stream.filling, *stream.drawn)]
 
     @property
     def nbytes(self) -> int:

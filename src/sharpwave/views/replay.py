@@ -136,7 +136,8 @@ class Replay(Generic[B]):
         after the draw count from the next draw on, so they are up to ``lookahead`` batches late; weights and
         probabilities are those of the draw. Items evicted since the draw are resampled, and the batch's weights
         recomputed. A batch counts as sampled when it is drawn; the limiter delays only a batch that is not drawn yet.
-        Where the stream is closed or dropped, what it has drawn ahead is not given out again.
+        Where the stream is closed or dropped, what it has drawn ahead is not given out again; under a ``Queue`` nothing
+        of that is evicted until then, so a stream that is kept and not used holds the writer up.
 
         Raises:
             ValueError: an argument out of range.  ``next()`` raises what ``sample`` does.

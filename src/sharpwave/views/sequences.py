@@ -69,6 +69,7 @@ class Windows(View[SequenceBatch]):
             if not isinstance(share, (int, float, np.floating)) or not 0 <= share <= 1:
                 raise ValueError(f"sequences: {name}={share!r}, expected a number from 0 to 1")
         self.length, self.burn_in, self.stride, self.n_step = int(length), int(burn_in), int(stride), int(n_step)
+        self.reach_back = self.burn_in
         self.gamma, self.eta = float(gamma), float(eta)
         self.error_shape = (self.length,)
         self.id_space = f"windows of stride {self.stride}"

@@ -45,12 +45,14 @@ class View(Protocol[Batch_co]):
         waits_for: what a step must wait for before it is part of an item, for error messages.
         scratch_rows: rows of int64 [rows, batch size] that ``fill`` works in.
         error_shape: shape of an item's values in ``update_priorities``.
+        reach_back: steps before an item's first one that it may need.
         id_space: what ids number, in words. Views of one store that share it may use each other's ids.
     """
 
     kind: str
     scratch_rows: int = 0
     error_shape: tuple[int, ...] = ()
+    reach_back: int = 0
     id_space: str = STEPS
 
     @property
