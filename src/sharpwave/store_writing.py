@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -149,10 +148,13 @@ class StoreWriting:
         """
         number = int(checked_lane("add_episode", lane)[0])
         rows, flags, final = checked_episode(self.spec, obs, action, reward, terminated, extra)
-        ids, done, limited = np.empty(len(flags), np.int64), 0, self._views.limited
+        ids, done = np.empty(len(flags), np.int64), 0
+        most = 1 if self._views.limited else self._log.stride
         lanes, last, counted = np.array([number]), np.empty(1, np.int64), np.arange(self._log.stride)
 
-        def write(begin: int, end: int) -> int:
+        def write() -> None:
+            nonlocal done  # an interrupt may come as soon as the lock is free
+            begin, end = done, min(len(flags), done + most)
             self._settle(number)
             self._log.open_lanes(number + 1)
             if not begin and not self._log.opened.ended(number):
@@ -162,17 +164,16 @@ class StoreWriting:
                 )
             part = {name: values[begin:end] for name, values in rows.items()}
             count = self._log.write_run(number, flags[begin:end], part, final if end == len(flags) else None)
+            done += count
             self._log.write_last_ids(lanes, last)
-            ids[begin : begin + count] = counted[:count]
-            ids[begin : begin + count] += last[0] - count + 1
-            return count
+            ids[begin:done] = counted[:count]
+            ids[begin:done] += last[0] - count + 1
 
         try:
             while done < len(flags):
-                end = min(len(flags), done + (1 if limited else self._log.stride))
-                done += self._change(partial(write, done, end), end - done, timeout)
+                self._change(write, min(most, len(flags) - done), timeout)
         except BaseException as error:
-            if done:
+            if 0 < done < len(flags):
                 at = {name: values[done : done + 1] for name, values in rows.items() if name in self.spec.obs_names}
                 with self._lock:
                     if not self._log.closed:

@@ -291,15 +291,19 @@ class Lanes:
         rows = -(-max_rows * int(self.shares[lane]) // WHOLE) - int(self.index.rows[slot])
         return min(rows, self.layout.max_frames - 2 - int(self.index.frames[slot]))
 
-    def write_run(self, lane: int, flags: Bytes, rows: Rows) -> None:
-        """Append steps of one episode to one lane, as many as there is ``room`` for. No sparse fields.
+    def write_run(self, lane: int, flags: Bytes, rows: Rows, final: Rows | None) -> None:
+        """Append steps of one episode to one lane, as many as there is ``room`` for. No sparse fields. Memory is
+        allocated before the first is counted, so that a MemoryError changes nothing.
 
         Args:
             flags: uint8 [n], of which only the last may end the episode. ``rows``: as for ``write``.
+            final: [1, *shape] by field, the observation after the last step, if that ends the episode.
 
         Cost: a copy.
         """
         slot, count, index, names = int(self.slots[lane]), len(flags), self.index, self.layout.names
+        slots = self.slots[[lane]]
+        ends = {} if final is None else _frames({c: final[names[c]] for c in self.layout.obs_columns}, 1)
         row, frame = int(index.rows[slot]), int(index.frames[slot])
         starts = self.ended(lane)
         for c in self.layout.obs_columns:
@@ -315,6 +319,8 @@ class Lanes:
         index.frames[slot] += count
         self.steps[lane] += count
         self.successor_known[lane] = False
+        if ends:
+            self._add_frames(slots, ends)
 
     def write_successor(self, lane: int, frames: Mapping[int, npt.NDArray[Any]]) -> None:
         """Write the observation after the lane's last step, [*shape] by column, after the frames of its segment."""

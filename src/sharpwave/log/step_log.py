@@ -290,9 +290,8 @@ class StepLog:
         if self.admission.capacity is not None:
             count = min(count, max(1, self.admission.capacity // 2))
         self.make_room_for_steps(count)
-        opened.write_run(lane, flags[:count], {name: values[:count] for name, values in rows.items()})
-        if final is not None and count == len(flags):
-            opened.write_successor(lane, {c: final[names[c]][0] for c in self.layout.obs_columns})
+        part = {name: values[:count] for name, values in rows.items()}
+        opened.write_run(lane, flags[:count], part, final if count == len(flags) else None)
         self.inventory.append(count)
         return count
 
