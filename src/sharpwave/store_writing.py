@@ -191,7 +191,7 @@ class StoreWriting:
                 its episodes (``lane_steps`` is the next one's).
             missing: "raise", or "mask": the id of a step that is not held is -1.
 
-        Returns int64 [n]. Cost: 30 ns a segment of the store, and 0.2 us an id.
+        Returns int64 [n]. Cost: sorting the segments held, and a search among them for each.
 
         Raises:
             KeyError: a step that was evicted, or not appended yet.

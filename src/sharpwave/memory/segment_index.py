@@ -193,7 +193,7 @@ class SegmentIndex:
     def find(self, lanes: Ints, steps: Ints) -> Ints:
         """Return the ids of the steps so numbered in their ``lanes``, -1 where one is not held: int64 [n].
 
-        Cost: sorting the segments held, and 0.1 us a step.
+        Cost: sorting the segments held, and a search among them for each.
         """
         held = np.flatnonzero(self.rows[: self.highest])
         held = held[np.lexsort((self.first_step[held], self.lane[held]))]

@@ -142,7 +142,7 @@ class BatchSource:
         """Return what keeps ``steps`` more from being appended, if they would evict items that a ``Queue`` with
         ``Fifo`` has promised to give out: they can be sampled, or a stream drew them and did not return them yet.
 
-        Cost: 1 us, and 10 us for each segment that is to be evicted.
+        Cost: O(1) for each segment that is to be evicted, and for each batch drawn ahead.
         """
         log, retention = self.log, self.log.retention
         capacity, need = log.admission.capacity, log.inventory.held_steps + steps
