@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.store import Store
-from sharpwave.views.batch import Batch
 from sharpwave.views.transitions import NStep
 
 Array = npt.NDArray[Any]
@@ -28,11 +27,11 @@ def move(old: Store, new: Store, single: str | None, changed: Callable[[Named], 
     Cost: decoding and encoding.
     """
     view = old.view(NStep(1, 1.0, newest=True), name="move")
-    ids = view.sampleable_ids()
-    where = _places(view, ids)
-    order = np.lexsort((where[1], where[0]))
+    steps = old.lane_steps.tolist()
+    lanes = [old.ids(lane, np.arange(max(0, end - len(old)), end), missing="mask") for lane, end in enumerate(steps)]
+    ids = np.concatenate([found[found >= 0] for found in lanes]) if lanes else np.empty(0, np.int64)
     for begin in range(0, len(ids), BATCH):
-        batch = view.fetch(np.asarray(ids)[order[begin : begin + BATCH]])
+        batch = view.fetch(ids[begin : begin + BATCH])
         parts = [changed(_named(obs, single)) for obs in (batch.obs, batch.next_obs)]
         for row, lane in enumerate(batch.lane.tolist()):
             obs, next_obs = (_joined({k: v[row] for k, v in part.items()}, single) for part in parts)
@@ -45,14 +44,6 @@ def move(old: Store, new: Store, single: str | None, changed: Callable[[Named], 
                 terminated=bool(batch.terminated[row]),
                 truncated=bool(batch.truncated[row]),
             )
-
-
-def _places(view: Any, ids: Array) -> tuple[Array, Array]:
-    """Return lanes and steps of ``ids``: a batch at a time."""
-    found: list[Batch] = [view.fetch(np.asarray(ids)[k : k + BATCH]) for k in range(0, len(ids), BATCH)]
-    if not found:
-        return np.empty(0, np.int64), np.empty(0, np.int64)
-    return np.concatenate([b.lane for b in found]), np.concatenate([b.step for b in found])
 
 
 def _named(obs: Any, single: str | None) -> Named:

@@ -86,7 +86,7 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]
         self._asked = dict(frame_stack=frame_stack, seed=seed, **store)
         self._begin()
 
-    def _begin(self, **more: Any) -> None:
+    def _begin(self) -> None:
         self._action_dtype = np.dtype(self._maybe_cast_dtype(self.action_space.dtype))
         space = self.observation_space
         shapes: Any = (self.obs_shape, space.dtype)
@@ -97,7 +97,7 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]
             Field((self.action_dim,), self._action_dtype.name),
             self.n_envs,
             capacity=max(2 * self.n_envs, self.buffer_size * self.n_envs),
-            **self._asked | more,
+            **self._asked,
         )
         self._views: tuple[Store, dict[int, Replay[Batch]]] | None = None
 
