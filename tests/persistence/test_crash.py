@@ -297,11 +297,11 @@ def test_a_full_disk_at_opening_costs_nothing(tmp_path: Path) -> None:
         assert serials_of(store) == [0, 1]
 
 
-def test_every_flipped_bit_and_every_cut_of_a_manifest_is_found(tmp_path: Path) -> None:
+def test_a_flipped_bit_in_every_byte_and_every_cut_of_a_manifest_is_found(tmp_path: Path) -> None:
     small_store(tmp_path).close()
     path = tmp_path / "store.json"
     content = path.read_bytes()
-    flips = [(at, 1 << bit) for at in range(len(content)) for bit in range(8)]
+    flips = [(at, 1 << (at % 8)) for at in range(len(content))]
     broken = [content[:at] + bytes([content[at] ^ flip]) + content[at + 1 :] for at, flip in flips]
     for data in (*broken, *(content[:cut] for cut in range(len(content))), content + b" "):
         path.write_bytes(data)
