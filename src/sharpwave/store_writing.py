@@ -14,6 +14,7 @@ from sharpwave.format import segment
 from sharpwave.json_values import decode
 from sharpwave.log.annotation_lookup import annotations_of
 from sharpwave.log.remote_segments import settle_lane, take_in
+from sharpwave.log.step_blocks import StepBlock, block_of
 from sharpwave.log.step_log import StepLog
 from sharpwave.native.interrupts import Lock
 from sharpwave.sampling.limiters import Gate
@@ -21,6 +22,7 @@ from sharpwave.spec import Spec
 from sharpwave.validation import (
     Missing,
     check_missing,
+    checked_block,
     checked_episode,
     checked_final,
     checked_lane,
@@ -70,10 +72,11 @@ class StoreWriting:
         timeout: float | None = None,
         **extra: npt.ArrayLike,
     ) -> Ids:
-        """Append one step to each of several lanes. Everything is copied.
+        """Append one step to each of several lanes, or with a leading axis of time several. Everything is copied.
 
         Args:
             obs: [rows, *shape] (or a dict of those): the newest frame of the observation the action was chosen for.
+                All arguments but ``lanes`` may be [T, rows, *shape] instead, as a rollout is: then T steps a lane.
             action, reward, terminated, truncated, extra: [rows, *shape]: the action, its outcome and further fields.
             final_obs: [rows, *shape], the true observation after the step; read in rows where an episode ended, and
                 required where it was truncated. Where it terminated ``obs`` may stand in: the discount is 0.
@@ -85,14 +88,23 @@ class StoreWriting:
             timeout: seconds to wait for the views' rate limiters; default 60.
 
         Returns:
-            int64 [rows], the steps' ids, as ``batch.ids`` has them.
+            int64 [rows] or [T, rows], the steps' ids, as ``batch.ids`` has them.
         Raises:
             ValueError, TypeError, KeyError: an argument does not fit the spec; nothing was changed.
             LimiterTimeoutError: a rate limiter did not admit the steps in time; nothing was changed.
             MemoryError: ``ram`` is too small for so many lanes.
+            With an axis of time, the latter two and OSError leave the steps appended by then, whose episodes are
+            truncated there; a note at the error says how many.
 
-        Cost: 6 to 9 us a row of 84x84 pixels, encoding included (benchmarks/store.py).
+        Cost: 6 to 9 us a row of 84x84 pixels, encoding included (benchmarks/store.py); with an axis of time vectors
+        take a tenth to a twentieth of that of ``append`` (benchmarks/episodes.py).
         """
+        if np.ndim(reward) == 2:
+            whole = checked_block(
+                self.spec, lanes, obs, action, reward, terminated, truncated, final_obs, next_obs, extra
+            )
+            block = block_of(*whole, self.spec.obs_names)
+            return self._write_block("extend", block, lambda: None, timeout)
         numbers, steps = checked_rows(
             self.spec, lanes, obs, action, reward, terminated, truncated, final_obs, next_obs, extra
         )
@@ -146,42 +158,23 @@ class StoreWriting:
 
         Cost: a copy of the arrays, and encoding: a twentieth of ``append``'s time for vectors (benchmarks/episodes.py).
         """
-        number = int(checked_lane("add_episode", lane)[0])
+        lanes = checked_lane("add_episode", lane)
         rows, flags, final = checked_episode(self.spec, obs, action, reward, terminated, extra)
-        ids, done = np.empty(len(flags), np.int64), 0
-        most = 1 if self._views.limited else self._log.stride
-        lanes, last, counted = np.array([number]), np.empty(1, np.int64), np.arange(self._log.stride)
+        finals = {name: np.broadcast_to(values, (len(flags), *values.shape)) for name, values in final.items()}
+        over_time = {name: values[:, None] for name, values in rows.items()}
+        never = np.zeros((len(flags), 1), np.bool_)
+        block = StepBlock(lanes, flags[:, None], over_time, finals, None, never)
 
-        def write() -> None:
-            nonlocal done  # an interrupt may come as soon as the lock is free
-            begin, end = done, min(len(flags), done + most)
-            self._settle(number)
-            self._log.open_lanes(number + 1)
-            if not begin and not self._log.opened.ended(number):
+        def check() -> None:
+            number = int(lanes[0])
+            if number < self._log.lanes and not self._log.opened.ended(number):
                 raise ValueError(
                     f"add_episode: lane {number} has an unfinished episode; end it with break_episode({number}), or "
                     "give another lane="
                 )
-            part = {name: values[begin:end] for name, values in rows.items()}
-            count = self._log.write_run(number, flags[begin:end], part, final if end == len(flags) else None)
-            done += count
-            self._log.write_last_ids(lanes, last)
-            ids[begin:done] = counted[:count]
-            ids[begin:done] += last[0] - count + 1
 
-        try:
-            while done < len(flags):
-                self._change(write, min(most, len(flags) - done), timeout)
-        except BaseException as error:
-            if 0 < done < len(flags):
-                at = {name: values[done : done + 1] for name, values in rows.items() if name in self.spec.obs_names}
-                with self._lock:
-                    if not self._log.closed:
-                        self._log.end_episode(number, at)
-                        self._views.written()
-                error.add_note(f"add_episode: {done} of {len(flags)} steps were appended, as a truncated episode")
-            raise
-        return tagged(ids, Tag(self._log.tag, STEPS))
+        self._write_block("add_episode", block, check, timeout)
+        return tagged(block.ids[:, 0], Tag(self._log.tag, STEPS))
 
     def ids(self, lanes: npt.ArrayLike, steps: npt.ArrayLike, *, missing: Missing = "raise") -> Ids:
         """Find the ids of steps by where they are in the log, as ``batch.lane`` and ``batch.step`` say.
@@ -386,6 +379,32 @@ class StoreWriting:
 
         ids = np.empty(len(lanes), np.int64)  # before anything is written
         return self._change(write, len(lanes), timeout)
+
+    def _write_block(self, call: str, block: StepBlock, check: Callable[[], None], timeout: float | None) -> Ids:
+        """Append a block part by part; return ids [T, N]. ``check``: called first, under the lock; may raise."""
+
+        def write() -> None:
+            if self._fed:
+                for lane in self._fed.intersection(block.lanes.tolist()):
+                    self._settle(lane)
+            if not block.done.any():
+                check()
+            block.write(self._log, most)
+
+        most = 1 if self._views.limited else self._log.stride
+        try:
+            while not block.over:
+                self._change(write, block.part(most), timeout)
+        except BaseException as error:
+            if block.done.any() and not block.over:
+                with self._lock:
+                    if not self._log.closed:
+                        block.end_unfinished(self._log)
+                        self._views.written()
+                what = "as a truncated episode" if len(block.lanes) == 1 else "as episodes that are truncated there"
+                error.add_note(f"{call}: {block.done.sum()} of {block.ids.size} steps were appended, {what}")
+            raise
+        return tagged(block.ids, Tag(self._log.tag, STEPS))
 
     def _settle(self, lane: int) -> bool:
         """Break off the episode of a lane whose steps arrive in segments; return whether it had an unfinished one."""

@@ -110,6 +110,51 @@ def checked_rows(
     return numbers, steps
 
 
+def checked_block(
+    spec: Spec,
+    lanes: npt.ArrayLike | None,
+    obs: Any,
+    action: npt.ArrayLike,
+    reward: npt.ArrayLike,
+    terminated: npt.ArrayLike,
+    truncated: npt.ArrayLike,
+    final_obs: Any,
+    next_obs: Any,
+    extra: Mapping[str, npt.ArrayLike],
+) -> tuple[Ints, int, Rows, npt.NDArray[np.uint8], Rows | None, Rows | None]:
+    """Return lane numbers int64 [N], T, and ``checked_steps`` of T * N steps, time by time, from arrays [T, N, ...]."""
+    times, count = np.shape(reward)
+
+    def merged(name: str, value: Any) -> npt.NDArray[Any]:
+        array = np.asarray(value)
+        if array.shape[:2] != (times, count):
+            raise ValueError(
+                f"{name}: got {_told(array)}, expected [{times}, {count}, ...]: reward has axes of time and of lanes, "
+                "so all else has"
+            )
+        return array.reshape(times * count, *array.shape[2:])
+
+    def observed(what: str, value: Any) -> Any:
+        if value is None:
+            return None
+        return spec.join_obs({name: merged(what + name[3:], one) for name, one in spec.split_obs(value, what).items()})
+
+    numbers = lane_numbers(lanes, count)
+    steps = checked_steps(
+        spec,
+        times * count,
+        observed("obs", obs),
+        merged("action", action),
+        merged("reward", reward),
+        merged("terminated", terminated),
+        merged("truncated", truncated),
+        observed("final_obs", final_obs),
+        observed("next_obs", next_obs),
+        {name: merged(name, value) for name, value in extra.items()},
+    )
+    return numbers, times, *steps
+
+
 def checked_episode(
     spec: Spec,
     obs: Any,

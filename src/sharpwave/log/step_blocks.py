@@ -1,0 +1,157 @@
+"""Blocks of steps: many steps of one or several lanes, which a log takes in parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.log.row_kernels import ENDED
+from sharpwave.log.step_log import StepLog
+from sharpwave.spec import TRUNCATED
+
+Bytes = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int64]
+Rows = Mapping[str, npt.NDArray[Any]]
+
+COMPARED_BYTES = 1 << 22
+"""Bytes of observations compared at a time."""
+
+
+@dataclass
+class StepBlock:
+    """Steps of N lanes over T times, appended in parts.
+
+    Attributes:
+        lanes: int64 [N], all different.
+        flags: uint8 [T, N]. ``rows``: [T, N, *shape] by field, and ``reward``, float32.
+        finals: [T, N, *shape] by field: the observations after steps that end an episode; ``None``: observations are
+            repeated.
+        nexts: [N, *shape] by field: the observations after the last steps; ``None``: unknown.
+        broken: bool [T, N]: the step's episode was broken off after it, and ``flags`` and ``finals`` say so.
+        done: int64 [N], how many steps of each lane are appended so far. ``ids``: int64 [T, N], their ids.
+    """
+
+    lanes: Ints
+    flags: Bytes
+    rows: Rows
+    finals: Rows | None
+    nexts: Rows | None
+    broken: npt.NDArray[np.bool_]
+
+    def __post_init__(self) -> None:
+        self.done = np.zeros(len(self.lanes), np.int64)
+        self.ids = np.empty(self.flags.shape, np.int64)
+
+    @property
+    def over(self) -> bool:
+        """Whether all steps are appended."""
+        return not self.ids.size or bool((self.done == len(self.flags)).all())
+
+    def part(self, most: int) -> int:
+        """Return how many steps ``write`` will append at least, counted over all lanes."""
+        return self._until(most) * len(self.lanes) - int(self.done.sum())
+
+    def write(self, log: StepLog, most: int) -> None:
+        """Append the next steps of every lane: ``most`` times of them, and more where they fill a segment.
+
+        An error leaves the steps that ``done`` counts; the call can be repeated.  Cost: as ``StepLog.write_run``.
+        """
+        until, last = self._until(most), len(self.flags) - (self.nexts is not None)
+        log.open_lanes(int(self.lanes.max()) + 1)
+        if until - self.done.min() == 1 and (self.done == self.done[0]).all():
+            self._write_row(log, int(self.done[0]))
+            return
+        for j in range(len(self.lanes)):
+            ends = np.append(np.flatnonzero(self.flags[:last, j] & ENDED) + 1, last)
+            while (begin := int(self.done[j])) < until:
+                self._write_run(log, j, begin, int(ends[np.searchsorted(ends, begin, "right")]))
+
+    def end_unfinished(self, log: StepLog) -> None:
+        """Truncate, after an error, the episodes of which not all steps are appended."""
+        for j, lane in enumerate(self.lanes.tolist()):
+            done = int(self.done[j])
+            if 0 < done < len(self.flags) and not self.flags[done - 1, j] & ENDED:
+                log.end_episode(lane, {name: values[done, j : j + 1] for name, values in self.rows.items()})
+
+    def _until(self, most: int) -> int:
+        """Return up to which time the next part goes. The first time is a part of its own, as lanes may have to be
+        ended for it, and so is the last, if what follows is known."""
+        begin, times = int(self.done.min(initial=len(self.flags))), len(self.flags)
+        if begin == 0:
+            return min(1, times)
+        return times if begin == times - 1 else min(times - (self.nexts is not None), begin + most)
+
+    def _write_row(self, log: StepLog, at: int) -> None:
+        finals = None if self.finals is None else {name: values[at] for name, values in self.finals.items()}
+        nexts = self.nexts if at == len(self.flags) - 1 else None
+        log.write(self.lanes, self.flags[at], {name: values[at] for name, values in self.rows.items()}, finals, nexts)
+        log.write_last_ids(self.lanes, self.ids[at])
+        self.done += 1
+        log.inventory.broken_episodes += int(self.broken[at].sum())
+
+    def _write_run(self, log: StepLog, j: int, begin: int, end: int) -> None:
+        """Append one lane's steps from ``begin`` up to before ``end``, all of one episode, or the first of them."""
+        rows = {name: np.ascontiguousarray(values[begin:end, j]) for name, values in self.rows.items()}
+        source = self.rows if self.finals is None else self.finals
+        final = {name: values[end - 1, j : j + 1] for name, values in source.items()}
+        flags = np.ascontiguousarray(self.flags[begin:end, j])
+        count = log.write_run(int(self.lanes[j]), flags, rows, final if flags[-1] & ENDED else None)
+        last = np.empty(1, np.int64)
+        log.write_last_ids(self.lanes[j : j + 1], last)
+        self.ids[begin : begin + count, j] = last[0] - count + 1 + np.arange(count)
+        self.done[j] += count
+        log.inventory.broken_episodes += int(self.broken[begin : begin + count, j].sum())
+
+
+def block_of(
+    lanes: Ints, times: int, rows: Rows, flags: Bytes, finals: Rows | None, nexts: Rows | None, obs_names: Iterable[str]
+) -> StepBlock:
+    """Return a block of rows by field [T * N, *shape], its episodes ended where the next observation is another.
+
+    Args:
+        nexts: observations after the steps by field [T * N, *shape].
+
+    Cost: with ``nexts``, comparing them with the observations.
+    """
+
+    def over_time(values: Rows) -> dict[str, npt.NDArray[Any]]:
+        return {name: array.reshape(times, len(lanes), *array.shape[1:]) for name, array in values.items()}
+
+    there, marked = over_time(rows), flags.reshape(times, len(lanes))
+    broken = np.zeros(marked.shape, np.bool_)
+    ends, after = None if finals is None else over_time(finals), None if nexts is None else over_time(nexts)
+    if after is None or not marked.size:
+        return StepBlock(lanes, marked, there, ends, None, broken)
+    for name in obs_names:
+        broken[:-1] |= different(there[name][1:], after[name][:-1])
+    broken &= marked & ENDED == 0
+    if ends is None:
+        ends = after
+    elif broken.any():
+        ends = {name: _replaced(values, after[name], broken) for name, values in ends.items()}
+    marked = marked | np.where(broken, TRUNCATED, 0).astype(np.uint8)
+    return StepBlock(lanes, marked, there, ends, {name: values[-1] for name, values in after.items()}, broken)
+
+
+def _replaced(values: npt.NDArray[Any], others: npt.NDArray[Any], where: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
+    result = values.copy()
+    result[where] = others[where]
+    return result
+
+
+def different(some: npt.NDArray[Any], others: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Return where rows [T, N, *shape] differ in any bit, bool [T, N]. Cost: a pass over both."""
+    times, lanes = some.shape[:2]
+    found = np.zeros((times, lanes), np.bool_)
+    if not some.size:
+        return found
+    at_a_time = max(1, COMPARED_BYTES * times // some.nbytes)
+    for begin in range(0, times, at_a_time):
+        a, b = (np.ascontiguousarray(x[begin : begin + at_a_time]) for x in (some, others))
+        unlike = a.reshape(len(a), lanes, -1).view(np.uint8) != b.reshape(len(b), lanes, -1).view(np.uint8)
+        found[begin : begin + at_a_time] = unlike.any(axis=2)
+    return found
