@@ -202,6 +202,28 @@ class Store(StoreWriting, StoreViews):
                 manifest = self._manifest()
             save(folder, self._log, self._lock, self._gate.notify, manifest, views.states, Files())
 
+    def clear(self) -> None:
+        """Evict every step; limits, views and annotations of the store and its lanes stay.
+
+        Steps go on being counted, so no id and no lane's step number is used again. A lane's next step begins an
+        episode: reset environments first, or use a ``Recorder`` and call its ``reset``. With a disk the files are
+        deleted; of those shared with a checkpoint only the store's names.
+
+        Raises:
+            OSError: files could not be deleted: their steps come back when the store is opened again. Call it again.
+
+        Cost: O(steps) of removing them from the views' samplers.
+        """
+        with self._lock:
+            self._log.check_open()
+            for lane in list(self._fed):
+                self._settle(lane)
+            try:
+                self._log.clear()
+            finally:
+                self._views.written()
+                self._gate.notify()
+
     def resize(
         self,
         *,

@@ -234,6 +234,21 @@ class TransitionsMachine(RuleBasedStateMachine):
         self.store.end_episode(lane, final)
         self.oracle.end_episode(lane, final)
 
+    @precondition(lambda self: self.oracle.total_steps > self.let_go)
+    @rule(sure=st.integers(0, 3))
+    def clear(self, sure: int) -> None:
+        """Not at every chance: what is held matters more. Nothing of episodes under way is left."""
+        if sure:
+            return
+        self.learn_what_is_held()
+        self.store.clear()
+        assert len(self.store) == 0 and not any(len(view.replay) for view in self.views)
+        for lane in range(self.lanes):
+            if self.oracle.can_end_episode(lane):
+                self.gone.add(self.oracle.lanes[lane][-1].serial)
+                self.oracle.end_episode(lane, self.observation(3_000_000 + lane, 0))
+        self.let_go = self.oracle.total_steps
+
     # sampling and priorities
 
     @precondition(lambda self: any(len(view.replay) for view in self.views))

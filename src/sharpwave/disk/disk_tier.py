@@ -210,6 +210,19 @@ class DiskTier:
             self.regions.delete(number)
             self.held.forget(number)
 
+    def clear(self, ends: npt.NDArray[np.int64]) -> None:
+        """Delete every region but a new one, which notes ids and lanes. Nothing is held any more.
+
+        Args:
+            ends: int64 [lanes], the number of each lane's next step.
+
+        Raises: OSError.
+        """
+        self.regions.finish()
+        self.note(always=True)
+        self.note_ends(ends)
+        self.delete(list(self.regions.regions)[:-1])
+
     def note(self, always: bool = False) -> None:
         """Write a note of the retention's threshold and the generations reserved, for opening after a crash.
 

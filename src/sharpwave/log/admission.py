@@ -80,11 +80,26 @@ class Admission:
             if newcomer is not None and slot == newcomer.slot:
                 return Made.NOT_KEPT
             self._interrupted = slot
+        self._evict(slot)
+        self._interrupted = -1
+        return Made.ROOM
+
+    def _evict(self, slot: int) -> None:
         self._inventory.announce(slot)
         self._sealed.free(slot)
         self._remove(slot)
-        self._interrupted = -1
-        return Made.ROOM
+
+    def evict_all(self) -> None:
+        """Evict every sealed segment; the retention begins anew. A call that raised can be repeated."""
+        while self._interrupted >= 0:
+            self.evict()
+        left = self.retention.order()["slots"].tolist()[::-1]
+        while left:
+            self._interrupted = left[-1]
+            self.retention.discard(left[-1])
+            self._evict(left.pop())
+            self._interrupted = -1
+        self.retention.clear()
 
     def drop(self, slot: int) -> None:
         """Remove a segment from the store, but not its bytes. A call that raised can be repeated."""

@@ -365,6 +365,20 @@ class StepLog:
         following = self.prepare_next(lane)
         self.go_on(lane, following, False, context, going_on, successor)
 
+    def clear(self) -> None:
+        """Evict every step, those of open segments too; each lane's next step begins an episode.
+
+        Raises: OSError: files could not be deleted; their steps come back when the store is opened again.
+        """
+        for lane in np.flatnonzero(self.index.rows[self.opened.slots]).tolist():
+            self._abandon(lane)
+        self.admission.evict_all()
+        for lane in range(self.lanes):  # last: nothing is left that this could change
+            if not self.opened.ended(lane):
+                self.end_episode(lane, None)
+        if self.disk is not None:
+            self.disk.clear(self.index.first_step[self.opened.slots])
+
     def prepare_next(self, lane: int) -> int:
         """Return a slot for the lane's next segment.  Raises: MemoryError; then none is taken."""
         slot = self.admission.take_slot()

@@ -214,6 +214,10 @@ class Fifo(_InOrder):
         """Remove a segment. Cost: O(1)."""
         self._segments.remove(slot)
 
+    def clear(self) -> None:
+        """Forget all segments."""
+        self._segments.clear()
+
     def order(self) -> dict[str, Any]:
         """Return ``slots``, oldest first."""
         return {"slots": np.array(self._segments, np.int64)}

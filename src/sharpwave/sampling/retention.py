@@ -52,6 +52,9 @@ class Retention(Protocol):
     def discard(self, slot: int) -> None:
         """Undo the last ``add``."""
 
+    def clear(self) -> None:
+        """Forget all segments: the store was emptied, and begins anew."""
+
     def settings(self) -> dict[str, Any]:
         """Return the constructor's arguments as JSON values."""
 
@@ -122,6 +125,10 @@ class Reservoir:
         self._heap = [entry for entry in self._heap if entry[1] != slot]
         heapq.heapify(self._heap)
 
+    def clear(self) -> None:
+        """Forget all segments, and admit any again."""
+        self._heap, self.threshold = [], 1.0
+
     def settings(self) -> dict[str, Any]:
         """Return ``seed``."""
         return {"seed": int(self.seed)}
@@ -182,6 +189,10 @@ class LowestPriority:
     def discard(self, slot: int) -> None:
         """Remove a segment. Cost: O(1)."""
         del self._slots[slot]
+
+    def clear(self) -> None:
+        """Forget all segments."""
+        self._slots.clear()
 
     def settings(self) -> dict[str, Any]:
         """Return an empty dict: there are no settings."""
