@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import EllipsisType
 from typing import Any, NoReturn, Self
@@ -13,9 +13,11 @@ import numpy.typing as npt
 
 from sharpwave.errors import not_to_be_copied
 from sharpwave.log.remote_segments import settle
+from sharpwave.native.directory import Directory
 from sharpwave.native.files import Files
 from sharpwave.native.interrupts import Lock
 from sharpwave.persistence.checkpoint import save
+from sharpwave.persistence.checkpoint_file import folder_to_open, is_file_name, save_file
 from sharpwave.persistence.forks import watch
 from sharpwave.persistence.lifetime import Life, close, flush
 from sharpwave.persistence.opening import NO_STATE, Left, begin
@@ -181,7 +183,7 @@ class Store(StoreWriting, StoreViews):
             flush(self._log)
 
     def checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """Write a checkpoint to a folder, or atomically replace the one in it.
+        """Write a checkpoint to a folder, or atomically replace the one in it; or to a single file.
 
         It holds every step with its id, open segments included, and every view's priorities, uses, random state and
         prefetched batches. ``open`` restores the store: the same calls give the same batches. Writers and samplers
@@ -190,9 +192,13 @@ class Store(StoreWriting, StoreViews):
         With a disk nothing is copied: region files get hard links in the checkpoint (which should be on the same file
         system), and take space until both names are deleted. Without a disk, all steps are written.
 
+        Args:
+            path: of the folder. A name that ends in ".sharpwave" is that of a single file, to be moved and shared; it
+                is packed from a folder beside it, and so takes the space twice while it is written.
+
         Raises:
-            OSError: the disk is full or fails; an earlier checkpoint in the folder is unchanged.
-            FileExistsError: the folder holds a store that is not a checkpoint.
+            OSError: the disk is full or fails; an earlier checkpoint there is unchanged.
+            FileExistsError: the folder holds a store that is not a checkpoint, or the file is none.
             StoreInUseError: another process has locked the folder.
         """
         folder = checked_folder("checkpoint", path)
@@ -200,7 +206,14 @@ class Store(StoreWriting, StoreViews):
             views = self._views
             with self._lock:
                 manifest = self._manifest()
-            save(folder, self._log, self._lock, self._gate.notify, manifest, views.states, Files())
+
+            def save_to(target: Path, then: Callable[[Directory], None] = lambda folder: None) -> None:
+                save(target, self._log, self._lock, self._gate.notify, manifest, views.states, Files(), then)
+
+            if is_file_name(folder):
+                save_file(folder, save_to, Files())
+            else:
+                save_to(folder)
 
     def clear(self) -> None:
         """Evict every step; limits, views and annotations of the store and its lanes stay.
@@ -274,6 +287,7 @@ class Store(StoreWriting, StoreViews):
         **A checkpoint** is restored exactly, views included: see ``transitions``. That of a store in memory is read
         into memory and left unchanged. That of a store on disk becomes a store on disk again: in the new or empty
         folder ``disk``, to which its files are linked; or else in its own folder, which is then no longer a checkpoint.
+        One in a single file is left unchanged; of a store on disk it needs ``disk``.
         Unfinished episodes stay open: a writer whose environment is reset first calls ``break_episode`` on each lane,
         or gives ``next_obs``, or uses a ``Recorder``, whose first ``reset()`` does it.
 
@@ -296,7 +310,7 @@ class Store(StoreWriting, StoreViews):
         """
         given = {"capacity": capacity, "ram": ram, "disk_limit": disk_limit, "on_full": on_full, "seed": seed}
         target = None if disk is None else checked_folder("disk", disk)
-        with Left.read(checked_folder("open", path), target) as left:
+        with folder_to_open(checked_folder("open", path), target) as folder, Left.read(folder, target) as left:
             settings = Settings.from_manifest(left.folder, left.manifest, on_disk=left.target is not None, **given)
             store = cls.__new__(cls)
             try:

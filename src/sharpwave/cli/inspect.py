@@ -26,7 +26,9 @@ BAR = 40
 
 
 def inspect(
-    path: Annotated[Path, typer.Argument(help="a store's folder, as given to sharpwave.Store(disk=...)")],
+    path: Annotated[
+        Path, typer.Argument(help="a store's folder, as given to sharpwave.Store(disk=...), or a checkpoint")
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="print everything as JSON")] = False,
     episode: Annotated[int | None, typer.Option(min=0, help="choose an episode by its number, from 0")] = None,
     best: Annotated[bool, typer.Option("--best", help="choose the whole episode with the highest return")] = False,
@@ -56,27 +58,29 @@ def inspect(
         check_out(out, path)
 
     from sharpwave.offline.episodes import survey
+    from sharpwave.persistence.checkpoint_file import folder_of
 
-    with bytes_bar("reading") as progress:
-        try:
-            found = survey(path, progress)
-        except OSError as error:
-            raise ValueError(f"inspect: {error}{memory_of(path)}") from error
-    name = None if out is None else image_field(found.described.spec, field)
-    number = choose(found.episodes, episode, best) if chosen else None
-    if as_json:
-        described = describe(found)
-        if number is not None:
-            described["episode"] = episode_row(number, found.episodes[number])
-        print(json.dumps(described, indent=1))
-    elif number is None:
-        show(found)
-    else:
-        print(episode_text(number, found.episodes[number]))
-    if out is not None and name is not None and number is not None:
-        count = write_picture(found, number, name, out, frames, fps)
-        if not as_json:
-            print(f"{count:,} frames: {out}")
+    with folder_of(path) as folder:
+        with bytes_bar("reading") as progress:
+            try:
+                found = survey(folder, progress)
+            except OSError as error:
+                raise ValueError(f"inspect: {error}{memory_of(path)}") from error
+        name = None if out is None else image_field(found.described.spec, field)
+        number = choose(found.episodes, episode, best) if chosen else None
+        if as_json:
+            described = describe(found)
+            if number is not None:
+                described["episode"] = episode_row(number, found.episodes[number])
+            print(json.dumps(described, indent=1))
+        elif number is None:
+            show(found)
+        else:
+            print(episode_text(number, found.episodes[number]))
+        if out is not None and name is not None and number is not None:
+            count = write_picture(found, number, name, out, frames, fps)
+            if not as_json:
+                print(f"{count:,} frames: {out}")
 
 
 def choose(episodes: list[Episode], number: int | None, best: bool) -> int:

@@ -15,7 +15,9 @@ SHOWN = 100
 
 
 def verify(
-    path: Annotated[Path, typer.Argument(help="a store's folder, as given to sharpwave.Store(disk=...)")],
+    path: Annotated[
+        Path, typer.Argument(help="a store's folder, as given to sharpwave.Store(disk=...), or a checkpoint")
+    ],
 ) -> None:
     """Read and decode everything in a store's folder, and list all damage.
 
@@ -30,13 +32,14 @@ def verify(
     from rich.table import Table
 
     from sharpwave.offline.verify import check
+    from sharpwave.persistence.checkpoint_file import folder_of
 
     console = Console()
-    with bytes_bar("verifying") as progress:
-        try:
-            found = check(path, progress)
-        except OSError as error:
-            raise ValueError(f"verify: {error}{memory_of(path)}") from error
+    try:
+        with folder_of(path) as folder, bytes_bar("verifying") as progress:
+            found = check(folder, progress)
+    except OSError as error:
+        raise ValueError(f"verify: {error}{memory_of(path)}") from error
     table = Table(title=escape(escaped(path)), title_justify="left", box=box.SIMPLE_HEAD)
     for header, justify in (("checked", "left"), ("number", "right"), ("", "left")):
         table.add_column(header, justify=justify, no_wrap=True)  # type: ignore[arg-type]

@@ -46,6 +46,7 @@ def save(
     settings: dict[str, Any],
     views: Callable[[], dict[str, Any]],
     files: Files,
+    then: Callable[[Directory], None] = lambda folder: None,
 ) -> None:
     """Write a checkpoint of ``log``, or replace the one in ``folder``.
 
@@ -53,6 +54,7 @@ def save(
         lock: the store's. ``notify``: called with it held when appending may continue.
         settings: other contents of ``store.json``.
         views: returns the state of the views; called with ``lock`` held.
+        then: called with the folder once the checkpoint is there, before the folder is unlocked.
 
     Raises:
         OSError: a full or failing disk; the checkpoint that was there before stays.
@@ -85,6 +87,7 @@ def save(
         if before["checkpoint"]:
             with suppress(OSError):
                 remove_part(directory, str(before["checkpoint"]), before["store"], files, named=True)
+        then(directory)
     _trim()
 
 
