@@ -29,7 +29,7 @@ from sharpwave.codecs.registry import by_name
 GAMES = ("pong", "breakout", "qbert", "seaquest")
 COLUMN = 128
 STACK = 4
-CODECS = ("delta", "zstd", "raw")
+CODECS = ("delta", "zstd", "predict", "raw")
 
 Rows = npt.NDArray[Any]
 
@@ -107,12 +107,58 @@ def gather(rows: Rows, field: sw.Field, codec: str, passes: int) -> dict[str, fl
     return {"gather_per_s": 256 / float(np.median(wall)), "gather_cpu_us": float(np.median(cpu)) / 256 * 1e6}
 
 
+def camera(steps: int) -> Rows:
+    """Make uint8 [steps, 96, 96, 3]: a still picture with a camera's noise of sigma 2."""
+    still = (np.add.outer(np.arange(96), np.arange(96)) % 200)[:, :, None] + np.array([0, 20, 40])
+    noise = np.random.default_rng(0).normal(0, 2, (steps, *still.shape))
+    return np.clip(still + noise, 0, 255).astype(np.uint8)
+
+
+def photographs(steps: int) -> Rows:
+    """Cut uint8 [steps, 96, 96, 3] out of the photographs that scikit-image ships; none without it."""
+    try:
+        from skimage import data
+    except ImportError:
+        return np.empty((0, 96, 96, 3), np.uint8)
+    rng = np.random.default_rng(0)
+    pictures = [getattr(data, name)() for name in ("astronaut", "coffee", "chelsea", "rocket")]
+
+    def cut(picture: Rows) -> Rows:
+        y, x = (int(rng.integers(0, size - 96)) for size in picture.shape[:2])
+        found: Rows = picture[y : y + 96, x : x + 96]
+        return found
+
+    return np.stack([cut(pictures[k * len(pictures) // steps]) for k in range(steps)])
+
+
+def rendered(steps: int) -> Rows:
+    """Render uint8 [steps, 96, 96, 3] of MuJoCo's HalfCheetah; none without it, or without OSMesa or EGL."""
+    try:
+        import gymnasium as gym
+
+        env = gym.make("HalfCheetah-v5", render_mode="rgb_array", width=96, height=96)
+        env.reset(seed=0)
+        env.action_space.seed(0)
+        found: list[Any] = []
+        while len(found) < steps:
+            env.step(env.action_space.sample())
+            found.append(env.render())
+        frames_found: Rows = np.stack(found)
+        return frames_found
+    except Exception as error:
+        print(f"HalfCheetah is not rendered: {error}")
+        return np.empty((0, 96, 96, 3), np.uint8)
+
+
 def sources(steps: int, cache: Path) -> dict[str, Rows]:
     """Return the measured data by name: one lane's consecutive steps."""
     played = {game: frames.load(game, LANES * steps, cache=cache).obs for game in GAMES}
     found = {game: np.array(obs[:steps, 0]) for game, obs in played.items()}
     colour = frames.load("pong", LANES * 512, cache=cache, grayscale=False, img_height=210, img_width=160)
     found["pong 210x160x3"] = np.array(colour.obs[: min(steps, 512), 0])
+    few = min(steps, 512)
+    others = {"camera 96x96x3": camera(few), "photographs": photographs(few), "MuJoCo 96x96x3": rendered(few)}
+    found |= {name: rows for name, rows in others.items() if len(rows)}
     found |= {f"vector {size}": vectors(size, steps) for size in (17, 376)}
     return found | {f"counts {size}": counts(size, steps) for size in (64, 256)}
 

@@ -15,6 +15,7 @@ from sharpwave.cli import main
 from sharpwave.codecs import registry
 from sharpwave.codecs.delta import Delta
 from sharpwave.codecs.fused import Fused, read_window
+from sharpwave.codecs.predict import Predict
 from sharpwave.codecs.protocol import Codec, Competition, Packed
 from sharpwave.codecs.raw import Raw
 from sharpwave.codecs.zstd import Zstd
@@ -106,6 +107,11 @@ class TestZstd(CodecSuite):
 class TestDelta(CodecSuite):
     def make_codec(self) -> Codec:
         return Delta()
+
+
+class TestPredict(CodecSuite):
+    def make_codec(self) -> Codec:
+        return Predict()
 
 
 class TestToy(CodecSuite):

@@ -42,11 +42,16 @@ class Competition:
         max_share: largest payload, as a share of the rows' bytes.
         min_saved_bytes: bytes to save per row.
         preference: how many times the bytes the codec may take of another whose preference is 1.
+        tried_above: the codec is not tried where another leaves at most this share of the rows' bytes: a trial takes
+            as long as encoding a segment.
+        images: the codec is only for rows in which a pixel lies below another (``Packed.line_bytes``).
     """
 
     max_share: float
     min_saved_bytes: int = 0
     preference: float = 1.0
+    tried_above: float = 0.0
+    images: bool = False
 
 
 class Codec(ABC):

@@ -1,14 +1,16 @@
 """Registry of codecs, by name and by number, and of those that ``codec="auto"`` chooses from.
 
-===== ====== ================================ ===========================================================
-codec number dictionary                       payload
-===== ====== ================================ ===========================================================
-raw   0      none                             the rows
-zstd  1      up to 16 KiB of common strings   uint32 offsets [n + 1], then one zstd frame a row
-delta 2      one reference row                uint32 offsets [n + 2], then patches: the column's
-                                              background against the reference, each row against the
-                                              background
-===== ====== ================================ ===========================================================
+======= ====== ================================ ===========================================================
+codec   number dictionary                       payload
+======= ====== ================================ ===========================================================
+raw     0      none                             the rows
+zstd    1      up to 16 KiB of common strings   uint32 offsets [n + 1], then one zstd frame a row
+delta   2      one reference row                uint32 offsets [n + 2], then patches: the column's
+                                                background against the reference, each row against the
+                                                background
+predict 3      one reference row                uint32 offsets [n + 1], then one zstd frame of a filtered
+                                                row each
+======= ====== ================================ ===========================================================
 
 Offsets are little-endian and count from the end of the offset table.
 """
@@ -22,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.codecs.delta import Delta
+from sharpwave.codecs.predict import Predict
 from sharpwave.codecs.protocol import Codec
 from sharpwave.codecs.raw import Raw
 from sharpwave.codecs.zstd import Zstd
@@ -131,13 +134,20 @@ def name_of(number: int) -> str:
     return _by_number[number].name if number in _by_number else str(number)
 
 
-def candidates(row_bytes: int) -> tuple[Codec, ...]:
-    """Return the codecs that ``codec="auto"`` chooses from for such rows, besides raw, which remains if none
-    qualifies."""
+def candidates(row_bytes: int, line_bytes: int = 0) -> tuple[Codec, ...]:
+    """Return the codecs that ``codec="auto"`` chooses from for such rows, besides raw, which remains if none qualifies.
+
+    Args:
+        line_bytes: as in ``Packed``.
+    """
     if row_bytes < MIN_AUTO_BYTES:
         return ()
     competing = [(codec, codec.competition) for codec in _by_number.values()]
-    return tuple(codec for codec, rules in competing if rules is not None and row_bytes > rules.min_saved_bytes)
+    return tuple(
+        codec
+        for codec, rules in competing
+        if rules is not None and row_bytes > rules.min_saved_bytes and (line_bytes or not rules.images)
+    )
 
 
 def max_dictionary_bytes(row_bytes: int) -> int:
@@ -161,3 +171,4 @@ def kernels() -> npt.NDArray[np.int64]:
 register(Raw())
 register(Zstd())
 register(Delta())
+register(Predict())

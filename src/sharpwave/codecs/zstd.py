@@ -7,7 +7,6 @@ however small, and 3 more for each KiB.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,12 +14,11 @@ import zstandard
 
 from sharpwave.codecs.offsets import read_offsets
 from sharpwave.codecs.protocol import Codec, Competition, Decoder, Encoder, Packed, as_bytes
-from sharpwave.errors import DamagedError
+from sharpwave.codecs.zstd_frames import LEVEL, compressor, decompressor, pack, unpack, unpack_many
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 
-LEVEL = 1
 MAX_DICTIONARY_BYTES = 16 * 1024
 MIN_SAVED_BYTES = 512
 """Savings a row below which zstd is not taken. A row takes 2 us to decompress, however small, and about 3 more for each
@@ -53,7 +51,7 @@ class Zstd(Codec):
 
     def encode(self, rows: Bytes, dictionary: bytes = b"", line_bytes: int = 0) -> bytes | None:
         """Compress every row. Cost: 3 to 5 us a row of 7 KB."""
-        return _encode(rows, _compressor(dictionary))
+        return _encode(rows, compressor(dictionary))
 
     def check(self, column: Packed) -> None:
         """Check the offsets. Frames that hold anything but a row are found when they are decoded."""
@@ -97,11 +95,11 @@ class _Encoder(Encoder):
 
     @property
     def nbytes(self) -> int:
-        return sum(compressor.memory_size() for compressor in self._compressors.values())
+        return sum(one.memory_size() for one in self._compressors.values())
 
     def encode(self, rows: Bytes, dictionary: bytes) -> bytes | None:
         if dictionary not in self._compressors:
-            self._compressors[dictionary] = _compressor(dictionary)
+            self._compressors[dictionary] = compressor(dictionary)
         return _encode(rows, self._compressors[dictionary])
 
     def keep_only(self, dictionaries: Collection[bytes]) -> None:
@@ -112,29 +110,13 @@ class _Encoder(Encoder):
 class _Decoder(Decoder):
     def __init__(self, codec: Codec, dictionary: bytes, size: int, line_bytes: int) -> None:
         super().__init__(codec, dictionary, size, line_bytes)
-        try:
-            self._decompressor = _decompressor(dictionary)
-        except zstandard.ZstdError as error:
-            raise DamagedError(f"dictionary of {len(dictionary):,} bytes, expected one of zstd: {error}") from error
+        self._decompressor = decompressor(dictionary)
 
     def decode_rows(
         self, memory: Bytes, begins: Ints, ends: Ints, counts: Ints, rows: Ints, out: Bytes, items: Ints
     ) -> None:
         """Decompress rows in one call. Cost: 2.5 us a row of 7 KB, and 1 us of Python."""
-        words = memory.view(np.uint32)
-        entries = (begins >> 2)[:, None] + rows
-        packed = begins + 4 * (counts + 1)
-        ranges = np.empty((entries.size, 2), np.uint64)
-        ranges[:, 0] = (packed[:, None] + words[entries]).reshape(-1)
-        ranges[:, 1] = (words[entries + 1] - words[entries]).reshape(-1)
-        sizes = np.full(len(ranges), self._size, np.uint64)
-        source = zstandard.BufferWithSegments(memory.data, ranges.tobytes())
-        try:
-            unpacked: Any = self._decompressor.multi_decompress_to_buffer(
-                source, decompressed_sizes=sizes.tobytes(), threads=-1
-            )
-        except zstandard.ZstdError as error:
-            raise DamagedError(f"zstd column: frames do not hold rows: {error}") from error
+        unpacked = unpack_many(Zstd.name, self._decompressor, memory, begins, counts, rows, self._size)
         length = rows.shape[1]
         targets = (items[:, None] * length + np.arange(length)).reshape(-1).tolist()
         flat, frombuffer, uint8 = out.reshape(-1, self._size), np.frombuffer, np.uint8
@@ -142,45 +124,10 @@ class _Decoder(Decoder):
             flat[target] = frombuffer(unpacked[k], uint8)
 
 
-def _compressor(dictionary: bytes) -> zstandard.ZstdCompressor:
-    """Return a compressor of rows without size, checksum or dictionary number, which the segment records already."""
-    shared = zstandard.ZstdCompressionDict(dictionary) if dictionary else None
-    parameters = zstandard.ZstdCompressionParameters.from_level(
-        LEVEL,
-        write_content_size=False,
-        write_checksum=False,
-        write_dict_id=False,
-    )
-    return zstandard.ZstdCompressor(dict_data=shared, compression_params=parameters)
-
-
-def _decompressor(dictionary: bytes) -> zstandard.ZstdDecompressor:
-    shared = zstandard.ZstdCompressionDict(dictionary) if dictionary else None
-    return zstandard.ZstdDecompressor(dict_data=shared)
-
-
-def _encode(rows: Bytes, compressor: zstandard.ZstdCompressor) -> bytes | None:
-    frames = [compressor.compress(row) for row in rows]
-    offsets = np.zeros(len(rows) + 1, np.uint32)
-    np.cumsum([len(frame) for frame in frames], out=offsets[1:])
-    payload = offsets.tobytes() + b"".join(frames)
+def _encode(rows: Bytes, by: zstandard.ZstdCompressor) -> bytes | None:
+    payload = pack(rows, by)
     return payload if len(payload) < rows.nbytes else None
 
 
 def _rows(column: Packed, wanted: range) -> Iterator[bytes]:
-    """Decompress and yield those rows.  Raises: DamagedError."""
-    size = column.size
-    offsets, packed = read_offsets(Zstd.name, column.payload, column.count + 1)
-    decompressor = None
-    for i in wanted:
-        try:
-            decompressor = decompressor or _decompressor(column.dictionary)
-            frame = packed[offsets[i] : offsets[i + 1]].tobytes()
-            if zstandard.frame_content_size(frame) not in (-1, size):  # the library would trust it and allocate so much
-                raise DamagedError(f"zstd column, row {i}: a frame of another size, expected {size} bytes")
-            row = decompressor.decompress(frame, max_output_size=size)
-        except (zstandard.ZstdError, MemoryError) as error:
-            raise DamagedError(f"zstd column, row {i}: {error}") from error
-        if len(row) != size:
-            raise DamagedError(f"zstd column, row {i}: {len(row)} bytes, expected {size}")
-        yield row
+    return unpack(Zstd.name, column.payload, column.count, column.size, column.dictionary, wanted)

@@ -50,7 +50,9 @@ class ColumnEncoder:
         self.table = table
         self._auto = codec == "auto"
         named = () if self._auto or codecs.by_name(codec).number == RAW else (codecs.by_name(codec),)
-        self.candidates: tuple[Codec, ...] = codecs.candidates(field.row_bytes) if self._auto else named
+        self.candidates: tuple[Codec, ...] = (
+            codecs.candidates(field.row_bytes, field.line_bytes) if self._auto else named
+        )
         self._encoders: dict[Codec, Encoder] = {
             one: one.encoder(field.row_bytes, field.line_bytes, max_rows) for one in self.candidates
         }
@@ -102,6 +104,9 @@ class ColumnEncoder:
     ) -> bytes | None:
         """Do as ``_trial``; new dictionaries, ``added``, count as used once more."""
         for codec in self.candidates if state.segments >= ALL_AGAIN or self._leading is None else (self._leading,):
+            least = min((len(payload) for _, _, payload, _ in tried if payload is not None), default=rows.nbytes)
+            if codec is not state.codec and codec.competition and least <= codec.competition.tried_above * rows.nbytes:
+                continue
             shared = self._newest.get(codec, 0)
             tried.append((codec, shared, self._encode(codec, rows, shared), 0))
             own = codec.train(rows[::2])
