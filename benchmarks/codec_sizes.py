@@ -110,8 +110,8 @@ def gather(rows: Rows, field: sw.Field, codec: str, passes: int) -> dict[str, fl
 def camera(steps: int) -> Rows:
     """Make uint8 [steps, 96, 96, 3]: a still picture with a camera's noise of sigma 2."""
     still = (np.add.outer(np.arange(96), np.arange(96)) % 200)[:, :, None] + np.array([0, 20, 40])
-    noise = np.random.default_rng(0).normal(0, 2, (steps, *still.shape))
-    return np.clip(still + noise, 0, 255).astype(np.uint8)
+    noisy: Rows = np.clip(still + np.random.default_rng(0).normal(0, 2, (steps, *still.shape)), 0, 255).astype(np.uint8)
+    return noisy
 
 
 def photographs(steps: int) -> Rows:
