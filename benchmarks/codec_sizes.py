@@ -29,7 +29,7 @@ from sharpwave.codecs.registry import by_name
 GAMES = ("pong", "breakout", "qbert", "seaquest")
 COLUMN = 128
 STACK = 4
-CODECS = ("delta", "zstd", "predict", "raw")
+CODECS = ("patches", "delta", "zstd", "predict", "raw")
 
 Rows = npt.NDArray[Any]
 

@@ -45,7 +45,8 @@ class Field:
         stack: how many consecutive frames a batch carries on an axis before ``shape``; ``None``: no such axis.
             Only for observations.
         pad: padding of a stack before an episode's first frame: that frame repeated ("repeat") or zeros ("zeros").
-        codec: codec of this field instead of the store's: "auto", "zstd", "delta", "predict", "raw" or a registered one.
+        codec: codec of this field instead of the store's: "auto", "patches", "delta", "zstd", "predict", "raw" or a
+            registered one.
         every: store only the values of steps 0, k, 2k, ... of each episode, for recurrent states: ``extend`` takes a
             value for every step, a batch has the last stored one. ``None``: store every value. Not for observations
             and actions.

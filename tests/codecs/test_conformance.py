@@ -13,7 +13,7 @@ import pytest
 import sharpwave as sw
 from sharpwave.cli import main
 from sharpwave.codecs import registry
-from sharpwave.codecs.delta import Delta
+from sharpwave.codecs.delta import Delta, Patches
 from sharpwave.codecs.fused import Fused, read_window
 from sharpwave.codecs.predict import Predict
 from sharpwave.codecs.protocol import Codec, Competition, Packed
@@ -107,6 +107,11 @@ class TestZstd(CodecSuite):
 class TestDelta(CodecSuite):
     def make_codec(self) -> Codec:
         return Delta()
+
+
+class TestPatches(CodecSuite):
+    def make_codec(self) -> Codec:
+        return Patches()
 
 
 class TestPredict(CodecSuite):

@@ -46,7 +46,7 @@ def naive_paint(patches: Array, line: int, out: Array) -> bool:
 
 
 def paint_all(patches: Array, line: int, out: Array) -> bool:
-    return delta.paint(patches, 0, patches.size, line, out)
+    return delta.paint(patches, 0, patches.size, 0, -1, line, out)
 
 
 @EXAMPLES
@@ -89,7 +89,7 @@ def test_any_bytes_are_painted_as_the_format_says_or_refused_and_nothing_outside
     ours, theirs = around[100 : 100 + size], np.full(size, 77, np.uint8)
     # Other bytes may lie behind the patches: then words are read past their end, and must not count.
     data = np.frombuffer(patches + b"\xaa" * behind, np.uint8)
-    taken = delta.paint(data, 0, len(patches), line, ours)
+    taken = delta.paint(data, 0, len(patches), 0, -1, line, ours)
     assert taken == naive_paint(data[: len(patches)], line, theirs)
     assert (around[:100] == 77).all() and (around[100 + size :] == 77).all()
     if taken:

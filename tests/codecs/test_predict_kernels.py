@@ -101,7 +101,7 @@ def test_auto_takes_it_for_noise_and_not_for_games() -> None:
     noisy = np.clip(still + rng.normal(0, 2, (300, 48, 48, 3)), 0, 255).astype(np.uint8)
     game = np.repeat(still[None].astype(np.uint8), 300, 0)
     game[np.arange(300), np.arange(300) % 48] = 255
-    for frames, codec, most in ((noisy, "predict", 0.43), (game, "delta", 0.05)):
+    for frames, codec, most in ((noisy, "predict", 0.43), (game, "patches", 0.05)):
         store = sw.Store(sw.Spec(obs=sw.Field((48, 48, 3), "uint8"), action=sw.Field((), "int64")), capacity=1000)
         store.add_episode(
             obs=np.concatenate([frames, frames[:1]]), action=np.arange(300), reward=np.zeros(300), terminated=True

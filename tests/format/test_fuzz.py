@@ -158,11 +158,11 @@ def test_patches_that_are_let_in_stay_in_their_row(patches: list[bytes], line: i
     for entry in range(len(patches)):
         memory = np.full(SIZE + 2 * 200, 170, np.uint8)
         row = memory[200:-200]
-        fits = delta.paint(data, int(offsets[entry]), int(offsets[entry + 1]), line, row)
+        fits = delta.paint(data, int(offsets[entry]), int(offsets[entry + 1]), 0, -1, line, row)
         assert (memory[:200] == 170).all() and (memory[-200:] == 170).all()
         if not fits and expected < 0:
             expected = entry
-    assert delta.fits(data, offsets, line, SIZE) == expected
+    assert delta.fits(data, offsets, -1, line, SIZE) == expected
 
 
 @given(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
-from sharpwave.codecs.delta import Delta
+from sharpwave.codecs.delta import Patches
 from sharpwave.codecs.dictionaries import DictionaryTable
 from sharpwave.codecs.protocol import Packed
 from sharpwave.codecs.raw import RAW
@@ -17,7 +17,7 @@ from sharpwave.codecs.zstd import Zstd
 from sharpwave.log.column_encoder import ColumnEncoder
 
 Array = np.ndarray[Any, Any]
-DELTA, ZSTD = Delta.number, Zstd.number
+PATCHES, ZSTD = Patches.number, Zstd.number
 FIELD = sw.Field((20, 30), "uint8")
 
 
@@ -48,7 +48,7 @@ def test_sprites_on_a_still_background_are_kept_as_differences() -> None:
     one, table = encoder()
     rows = still(1)
     column, place = one.pack(0, rows)
-    assert column.codec == DELTA and len(column.payload) < rows.nbytes / 10
+    assert column.codec == PATCHES and len(column.payload) < rows.nbytes / 10
     np.testing.assert_array_equal(decoded(column, place, table), rows)
 
 
@@ -64,7 +64,7 @@ def test_noise_costs_little_more_than_raw() -> None:
 def test_too_few_rows_are_no_measure() -> None:
     one, _ = encoder()
     assert one.pack(0, still(1, 7))[0].codec == RAW
-    assert one.pack(0, still(1, 32))[0].codec == DELTA
+    assert one.pack(0, still(1, 32))[0].codec == PATCHES
 
 
 def test_small_rows_are_kept_raw() -> None:
@@ -83,10 +83,10 @@ def test_zstd_is_taken_only_where_it_saves_much(size: int, chosen: int) -> None:
     assert {one.pack(k % 3, rows)[0].codec for k in range(40)} == {chosen}
 
 
-def test_delta_is_taken_only_where_it_leaves_less_than_half() -> None:
+def test_patches_are_taken_only_where_they_leave_little() -> None:
     field = sw.Field((128,), "float32")
     rng = np.random.default_rng(0)
-    for share, chosen in ((0.05, DELTA), (0.3, RAW)):
+    for share, chosen in ((0.05, PATCHES), (0.3, RAW)):
         rows = (rng.normal(size=(64, 128)) * rng.binomial(1, share, (64, 128))).astype(np.float32).view(np.uint8)
         assert encoder(field=field)[0].pack(0, rows)[0].codec == chosen
 

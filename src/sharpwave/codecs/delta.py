@@ -1,10 +1,15 @@
-"""Codec ``delta``: frames as patches over a background common to the column's frames.
+"""Codecs ``delta`` and ``patches``: frames as patches over a background common to the column's frames.
 
-Payload: uint32 offsets [n + 2], then patches (``sharpwave.codecs.delta_kernels``): first those that turn the
+Payload of delta: uint32 offsets [n + 2], then patches (``sharpwave.codecs.delta_kernels``): first those that turn the
 reference row, which is the dictionary, into the column's background, then those that turn the background into each row.
+
+That of patches: uint32 offsets [n + 3], then a table of patches that return (``sharpwave.codecs.patch_tables``), then
+the same entries with codes.
 """
 
 from __future__ import annotations
+
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +17,7 @@ import numpy.typing as npt
 from sharpwave.codecs import delta_kernels as kernels
 from sharpwave.codecs.fused import Fused, Window, read_window
 from sharpwave.codecs.offsets import read_offsets
+from sharpwave.codecs.patch_tables import coded_bytes, tabulate, tabulated
 from sharpwave.codecs.protocol import Codec, Competition, Encoder, Packed
 from sharpwave.errors import DamagedError
 from sharpwave.native.jit import njit
@@ -21,20 +27,26 @@ Bytes = npt.NDArray[np.uint8]
 
 
 @njit(nogil=True, cache=True)
-def _gather(window: Window) -> None:
+def gather(window: Window, codes: int) -> None:
     """Decode a window's rows, in ascending order.
+
+    Args:
+        codes: entries of the column's table; -1: patches without codes, and no table before them.
 
     Cost: 0.2 us a row of 7 KB of Pong where the batch stays in the cache, of which 0.1 us writes it. Sequences took 1.9
     times as long with the background in the batch's memory and rows in descending order.
     """
     length, size = window.out.shape
-    table, packed = window.begin >> 2, window.begin + 4 * (window.rows + 2)
+    behind = codes >= 0  # the background's entry lies behind the table's
+    table = (window.begin >> 2) + behind
+    packed = window.begin + 4 * (window.rows + 2 + behind)
     memory, words, line, out = window.memory, window.words, window.line, window.out
     # The only row of a window is painted over its own background, which spares a copy.
     background, dictionary = window.scratch if length > 1 else out[0], window.dictionary
     for k in range(size):
         background[k] = dictionary[k]
-    kernels.paint(memory, packed, packed + int(words[table + 1]), line, background)
+    begin = packed + int(words[table])
+    kernels.paint(memory, begin, packed + int(words[table + 1]), packed, codes, line, background)
     for j in range(length):
         wanted = window.newest - length + 1 + j
         target = out[j]
@@ -45,15 +57,20 @@ def _gather(window: Window) -> None:
             for k in range(size):
                 target[k] = background[k]
         entry = table + 1 + max(wanted, window.first)
-        kernels.paint(memory, packed + int(words[entry]), packed + int(words[entry + 1]), line, target)
+        begin, end = packed + int(words[entry]), packed + int(words[entry + 1])
+        kernels.paint(memory, begin, end, packed, codes, line, target)
 
 
 @njit(nogil=True, cache=True)
-def _prefetch(window: Window) -> None:
-    """Prefetch a window's patches. Its offsets must be in cache already, or this call waits for them."""
+def prefetch_patches(window: Window, behind: int) -> None:
+    """Prefetch a window's patches. Its offsets must be in cache already, or this call waits for them.
+
+    Args:
+        behind: entries before the background's: 1 for a table.
+    """
     memory, words = window.memory, window.words
-    entries = (window.begin >> 2) + 1
-    packed = window.begin + 4 * (window.rows + 2)
+    entries = (window.begin >> 2) + 1 + behind
+    packed = window.begin + 4 * (window.rows + 2 + behind)
     for at in range(packed, packed + int(words[entries]), 64):
         prefetch(memory, at)
     lowest = max(window.newest - window.length + 1, window.first)
@@ -61,27 +78,37 @@ def _prefetch(window: Window) -> None:
         prefetch(memory, at)
 
 
-def _gather_at(address: int) -> int:
-    _gather(read_window(address))
+def _gather_plain(address: int) -> int:
+    gather(read_window(address), -1)
     return 0
 
 
-def _prefetch_at(address: int) -> int:
-    _prefetch(read_window(address))
+def _prefetch_plain(address: int) -> int:
+    prefetch_patches(read_window(address), 0)
     return 0
 
 
-class Delta(Codec):
+def _gather_coded(address: int) -> int:
+    window = read_window(address)
+    memory, begin = window.memory, window.begin + 4 * (window.rows + 3)
+    entries = (int(memory[begin]) | int(memory[begin + 1]) << 8) >> 1 if window.words[(window.begin >> 2) + 1] else 0
+    gather(window, entries)
+    return 0
+
+
+def _prefetch_coded(address: int) -> int:
+    prefetch_patches(read_window(address), 1)
+    return 0
+
+
+class _Painted(Codec):
     """Codec of patches over a background.
 
-    ``auto`` takes it where it leaves at most half of a row: a byte of patches takes some 8 ns to paint, so larger
-    payloads slow batches down several times for little gain (``counts`` in benchmarks/codec_sizes.py). It decodes
-    several times faster than zstd, so it may take three times the bytes.
+    Attributes:
+        coded: whether a table of shapes and literals is before the patches.
     """
 
-    name, number = "delta", 2
-    competition = Competition(max_share=0.5, preference=3.0)
-    fused = Fused(_gather_at, _prefetch_at)
+    coded: ClassVar[bool]
 
     def max_dictionary_bytes(self, size: int) -> int:
         """Return the size of a row: the dictionary is one row."""
@@ -96,14 +123,14 @@ class Delta(Codec):
 
         Cost: 1 to 3 us for 7 KB.
         """
-        return _encode(rows, dictionary, line_bytes, _scratch(*rows.shape))
+        return _encode(rows, dictionary, line_bytes, _scratch(*rows.shape), self.coded)
 
     def check(self, column: Packed) -> None:
         """Check the offsets, and that patches stay within rows. Cost: 5 us a column, and 20 ns a row of a game."""
-        offsets, packed = self._offsets(column)
-        wrong = kernels.fits(packed, offsets, column.line_bytes, column.size)
+        offsets, packed, codes = self._entries(column)
+        wrong = kernels.fits(packed, offsets, codes, column.line_bytes, column.size)
         if wrong >= 0:
-            raise DamagedError(f"delta column, row {wrong - 1}: a patch reaches outside the row")
+            raise DamagedError(f"{self.name} column, row {wrong - 1}: a patch reaches outside the row")
 
     def verify(self, column: Packed) -> None:
         """Check the patches: any that stay within the row can be painted."""
@@ -111,51 +138,83 @@ class Delta(Codec):
 
     def decode_row(self, column: Packed, row: int) -> Bytes:
         """Paint the background, and the row over it."""
-        offsets, packed = self._offsets(column)
-        canvas = self._background(column, packed, int(offsets[1]))
-        if not kernels.paint(packed, int(offsets[row + 1]), int(offsets[row + 2]), column.line_bytes, canvas):
-            raise DamagedError(f"delta column, row {row}: a patch reaches outside the row")
+        entries = self._entries(column)
+        canvas = _reference(column.dictionary, column.size).copy()
+        self._paint(column, entries, -1, canvas)
+        self._paint(column, entries, row, canvas)
         return canvas
 
     def decode(self, column: Packed) -> Bytes:
         """Paint the background once, and the rows over it."""
-        offsets, packed = self._offsets(column)
+        entries = self._entries(column)
+        background = _reference(column.dictionary, column.size).copy()
+        self._paint(column, entries, -1, background)
         rows = np.empty((column.count, column.size), np.uint8)
-        background = self._background(column, packed, int(offsets[1]))
+        rows[:] = background
         for i in range(column.count):
-            rows[i] = background
-            if not kernels.paint(packed, int(offsets[i + 1]), int(offsets[i + 2]), column.line_bytes, rows[i]):
-                raise DamagedError(f"delta column, row {i}: a patch reaches outside the row")
+            self._paint(column, entries, i, rows[i])
         return rows
 
     def encoder(self, size: int, line_bytes: int, max_rows: int) -> Encoder:
         """Make an encoder that keeps its working memory."""
         return _Encoder(self, size, line_bytes, max_rows)
 
-    def _offsets(self, column: Packed) -> tuple[npt.NDArray[np.int64], Bytes]:
+    def _entries(self, column: Packed) -> tuple[npt.NDArray[np.int64], Bytes, int]:
+        """Return the offsets of the background's patches and of each row's, what they count in, and the table's entries
+        (-1: none).  Raises: DamagedError.
+        """
         nbytes = len(column.dictionary)
         if nbytes not in (0, column.size):
-            raise DamagedError(f"delta column: the reference has {nbytes} bytes, expected {column.size}")
-        return read_offsets(self.name, column.payload, column.count + 2)
+            raise DamagedError(f"{self.name} column: the reference has {nbytes} bytes, expected {column.size}")
+        offsets, packed = read_offsets(self.name, column.payload, column.count + 2 + self.coded)
+        if not self.coded:
+            return offsets, packed, -1
+        codes = tabulated(packed[: offsets[1]])
+        if codes < 0:
+            raise DamagedError(f"{self.name} column: its table of {offsets[1]:,} bytes is none")
+        return offsets[1:], packed, codes
 
-    def _background(self, column: Packed, packed: Bytes, stop: int) -> Bytes:
-        canvas = _reference(column.dictionary, column.size).copy()
-        if not kernels.paint(packed, 0, stop, column.line_bytes, canvas):
-            raise DamagedError("delta column, background: a patch reaches outside the row")
-        return canvas
+    def _paint(
+        self, column: Packed, entries: tuple[npt.NDArray[np.int64], Bytes, int], row: int, canvas: Bytes
+    ) -> None:
+        """Paint a row's patches, or for row -1 the background's.  Raises: DamagedError."""
+        offsets, packed, codes = entries
+        begin, end = int(offsets[row + 1]), int(offsets[row + 2])
+        if not kernels.paint(packed, begin, end, 0, codes, column.line_bytes, canvas):
+            raise DamagedError(f"{self.name} column, row {row}: a patch reaches outside the row")
+
+
+class Delta(_Painted):
+    """Codec of patches over a background. ``auto`` takes ``patches`` instead, which is smaller."""
+
+    name, number, coded = "delta", 2, False
+    fused = Fused(_gather_plain, _prefetch_plain)
+
+
+class Patches(_Painted):
+    """Codec of patches over a background, those that return coded by a table.
+
+    ``auto`` takes it where it leaves at most 35 % of a row: a patch has some two bytes and takes 10 ns to paint,
+    so larger payloads slow batches down several times for little gain (``counts`` in benchmarks/codec_sizes.py). It
+    decodes several times faster than zstd, so it may take three times the bytes.
+    """
+
+    name, number, coded = "patches", 4, True
+    competition = Competition(max_share=0.35, preference=3.0)
+    fused = Fused(_gather_coded, _prefetch_coded)
 
 
 class _Encoder(Encoder):
-    def __init__(self, codec: Codec, size: int, line_bytes: int, max_rows: int) -> None:
+    def __init__(self, codec: _Painted, size: int, line_bytes: int, max_rows: int) -> None:
         super().__init__(codec, line_bytes)
-        self._scratch = _scratch(max_rows, size)
+        self._scratch, self._coded = _scratch(max_rows, size), codec.coded
 
     @property
     def nbytes(self) -> int:
         return self._scratch.nbytes
 
     def encode(self, rows: Bytes, dictionary: bytes) -> bytes | None:
-        return _encode(rows, dictionary, self._line_bytes, self._scratch)
+        return _encode(rows, dictionary, self._line_bytes, self._scratch, self._coded)
 
 
 def _scratch(count: int, size: int) -> Bytes:
@@ -166,10 +225,14 @@ def _reference(dictionary: bytes, size: int) -> Bytes:
     return np.frombuffer(dictionary, np.uint8) if dictionary else np.zeros(size, np.uint8)
 
 
-def _encode(rows: Bytes, dictionary: bytes, line_bytes: int, scratch: Bytes) -> bytes | None:
+def _encode(rows: Bytes, dictionary: bytes, line_bytes: int, scratch: Bytes, coded: bool) -> bytes | None:
     count, size = rows.shape
     offsets = np.empty(count + 2, np.uint32)
-    written = kernels.encode_column(rows, _reference(dictionary, size), line_bytes, scratch, offsets)
+    written, packed = kernels.encode_column(rows, _reference(dictionary, size), line_bytes, scratch, offsets), scratch
     if written < 0 or offsets.nbytes + written >= rows.nbytes:
         return None
-    return offsets.tobytes() + scratch[:written].tobytes()
+    if coded:
+        packed, table_too = np.empty(coded_bytes(written), np.uint8), np.empty(count + 3, np.uint32)
+        written, offsets = tabulate(scratch, offsets, packed, table_too), table_too
+    payload = offsets.tobytes() + packed[:written].tobytes()
+    return payload if len(payload) < rows.nbytes else None

@@ -23,6 +23,9 @@ from sharpwave.native.memory_ops import load_word, store_word
 Bytes = npt.NDArray[np.uint8]
 
 MAX_WIDTH, MAX_HEIGHT, MAX_SKIP = 16, 8, 32767
+INLINE = 240
+"""First of the codes of patches whose shape and literal follow: this one where the literal has a byte, 255 where it has
+16. So where the next patch begins is known before the shape is read, and processors read several at once."""
 GAP = 2
 """Run of equal bytes that a patch includes rather than ends at (2: 49.7 bytes a frame of Pong, 3: 50.5)."""
 
@@ -138,9 +141,13 @@ def encode_frame(frame: Bytes, canvas: Bytes, line: int, out: Bytes) -> int:
 
 
 @njit(nogil=True, cache=True)
-def paint(data: Bytes, cursor: int, stop: int, line: int, out: Bytes) -> bool:
+def paint(data: Bytes, cursor: int, stop: int, table: int, codes: int, line: int, out: Bytes) -> bool:
     """Apply the patches ``data[cursor:stop]`` to ``out`` [size] in place; return False if they do not fit (damaged
     data).
+
+    Args:
+        table, codes: offset in ``data`` of the table of shapes and literals, and number of its entries
+            (``sharpwave.codecs.patch_tables``), which ``tabulated`` accepts; -1 codes: patches without codes.
 
     Cost: some 10 ns a patch: a line is one or two masked words, because short loops cost several times their stores.
     """
@@ -159,21 +166,37 @@ def paint(data: Bytes, cursor: int, stop: int, line: int, out: Bytes) -> bool:
                 continue
         if cursor >= stop:
             return False
-        shape = int(data[cursor])
-        cursor += 1
+        literal, end, inline = cursor, stop, True  # where the shape and its literal lie
+        if codes >= 0:
+            code = int(data[cursor])
+            cursor += 1
+            inline = code >= codes
+            # Without a branch, which would be mispredicted: both places are computed, and one is taken.
+            at = 0 if inline else table + 2 * code
+            start = table + (int(data[at]) | int(data[at + 1]) << 8)
+            literal, end = cursor if inline else start, stop if inline else data.size
+            cursor += code - INLINE + 2 if inline else 0
+            if cursor > stop or (inline and code < INLINE):
+                return False
+        shape = int(data[literal])
+        literal += 1
         position += skip
         width = (shape & 15) + 1
         height = ((shape >> 4) & 7) + 1
         fill = shape & 128 != 0
         literals = 1 if fill else width
         last = position + (height - 1) * line
-        if cursor + literals > stop or last + width > size:
+        if literal + literals > end or last + width > size:
             return False
-        if last + 16 <= size and cursor + 16 <= data.size:
+        if codes < 0:
+            cursor = literal + literals
+        elif inline and cursor != literal + literals:
+            return False
+        if last + 16 <= size and literal + 16 <= data.size:
             if fill:
-                low = high = np.uint64(data[cursor]) * EVERY_BYTE
+                low = high = np.uint64(data[literal]) * EVERY_BYTE
             else:
-                low, high = load_word(data, cursor), load_word(data, cursor + 8)
+                low, high = load_word(data, literal), load_word(data, literal + 8)
             if width <= 8:
                 mask = MASKS[width]
                 low &= mask
@@ -188,17 +211,17 @@ def paint(data: Bytes, cursor: int, stop: int, line: int, out: Bytes) -> bool:
         else:  # near the end of either array
             for r in range(height):
                 for k in range(width):
-                    out[position + r * line + k] = data[cursor if fill else cursor + k]
-        cursor += literals
+                    out[position + r * line + k] = data[literal if fill else literal + k]
         position += width
     return True
 
 
 @njit(nogil=True, cache=True)
-def fits(data: Bytes, offsets: npt.NDArray[np.int64], line: int, size: int) -> int:
+def fits(data: Bytes, offsets: npt.NDArray[np.int64], codes: int, line: int, size: int) -> int:
     """Return the first entry ``data[offsets[i]:offsets[i + 1]]`` whose patches do not fit ``size`` bytes, or -1.
 
-    ``offsets`` rise from 0 to at most ``data.size``. Agrees with ``paint``; cost: 4 ns a patch.
+    ``offsets`` rise from 0 to at most ``data.size``. ``codes``: as for ``paint``; the table begins at 0. Agrees with
+    ``paint``; cost: 4 ns a patch.
     """
     for entry in range(offsets.size - 1):
         cursor, stop = offsets[entry], offsets[entry + 1]
@@ -216,10 +239,21 @@ def fits(data: Bytes, offsets: npt.NDArray[np.int64], line: int, size: int) -> i
                     continue
             if cursor >= stop:
                 return entry
-            shape = int(data[cursor])
+            if codes >= 0:
+                code = int(data[cursor])
+                cursor += 1
+                if code >= codes and (code < INLINE or cursor >= stop):
+                    return entry
+            else:
+                code = INLINE
+            shape = int(data[cursor] if code >= codes else data[int(data[2 * code]) | int(data[2 * code + 1]) << 8])
             position += skip
             width, height = (shape & 15) + 1, ((shape >> 4) & 7) + 1
-            cursor += 1 + (1 if shape & 128 else width)
+            if code >= codes:
+                literals = 1 if shape & 128 else width
+                cursor += 1 + literals
+                if codes >= 0 and literals != code - INLINE + 1:
+                    return entry
             if cursor > stop or position + (height - 1) * line + width > size:
                 return entry
             position += width

@@ -10,6 +10,8 @@ delta   2      one reference row                uint32 offsets [n + 2], then pat
                                                 background
 predict 3      one reference row                uint32 offsets [n + 1], then one zstd frame of a filtered
                                                 row each
+patches 4      one reference row                uint32 offsets [n + 3], then a table of patches that
+                                                return, then patches as delta's
 ======= ====== ================================ ===========================================================
 
 Offsets are little-endian and count from the end of the offset table.
@@ -23,7 +25,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.codecs.delta import Delta
+from sharpwave.codecs.delta import Delta, Patches
 from sharpwave.codecs.predict import Predict
 from sharpwave.codecs.protocol import Codec
 from sharpwave.codecs.raw import Raw
@@ -172,3 +174,4 @@ register(Raw())
 register(Zstd())
 register(Delta())
 register(Predict())
+register(Patches())

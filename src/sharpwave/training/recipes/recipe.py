@@ -31,7 +31,9 @@ class ReplaySettings:
     capacity: int = setting(1_000_000, "steps that the replay memory holds", MEMORY, at_least=1)
     ram: str = setting("", "RAM limit of the replay memory, as 2GiB; empty: none", MEMORY)
     disk_limit: str = setting("", "keep it on disk, in the run's folder, up to this size, as 50GiB; empty: no", MEMORY)
-    codec: str = setting("auto", "codec that compresses frames", MEMORY, choices=("auto", "zstd", "delta", "raw"))
+    codec: str = setting(
+        "auto", "codec that compresses frames", MEMORY, choices=("auto", "patches", "delta", "zstd", "raw")
+    )
     save_replay: bool = setting(
         True, "checkpoints hold the replay memory; without it a resumed run fills a new one before it learns", RUN
     )

@@ -1,0 +1,194 @@
+"""The ``patches`` codec's kernels: patches whose shapes and literals are in a table of their column.
+
+Sprites return in frame after frame. So of the patches that ``delta`` writes (``sharpwave.codecs.delta_kernels``), each
+shape with its literal that a column has often is written once, in a table, and a patch is
+
+    skip      as delta's
+    code      1 byte: the number of an entry of the table; or 239 + the bytes of a literal: shape and literal follow, as
+              delta's
+
+The table holds, for each entry, a uint16 (little-endian): where in the table its shape lies, followed by its literal.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.codecs.delta_kernels import INLINE, MAX_SKIP, MAX_WIDTH
+from sharpwave.native.jit import njit
+
+Bytes = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int64]
+
+BUCKETS = 1 << 12
+"""Of the hash table in which patches are counted."""
+MAX_UNIQUE = 3 * BUCKETS // 4
+NOT_IN_TABLE = 255
+GAINS = 1024
+"""Entries that save more bytes than this count alike."""
+
+
+@njit(nogil=True, cache=True)
+def tabulated(table: Bytes) -> int:
+    """Return the number of a table's entries; -1 if it is none: each must lie in it, behind all uint16s."""
+    if not table.size:
+        return 0
+    if table.size < 2:
+        return -1
+    first = int(table[0]) | int(table[1]) << 8
+    entries = first >> 1
+    if first & 1 or not 0 < entries <= INLINE or first > table.size:
+        return -1
+    for entry in range(entries):
+        start = int(table[2 * entry]) | int(table[2 * entry + 1]) << 8
+        if start < first or start >= table.size:
+            return -1
+        shape = int(table[start])
+        if start + 1 + (1 if shape & 128 else (shape & 15) + 1) > table.size:
+            return -1
+    return entries
+
+
+@njit(nogil=True, cache=True)
+def _skipped(data: Bytes, cursor: int, stop: int) -> int:
+    """Return where the shape of the patch at ``cursor`` lies, behind bare advances too; ``stop`` if none follows."""
+    while cursor < stop:
+        if data[cursor] < 128:
+            return cursor + 1
+        skip = (int(data[cursor]) & 127) << 8 | int(data[cursor + 1])
+        cursor += 2
+        if skip != MAX_SKIP:
+            return cursor
+    return stop
+
+
+@njit(nogil=True, cache=True)
+def tabulate(data: Bytes, offsets: npt.NDArray[np.uint32], out: Bytes, coded: npt.NDArray[np.uint32]) -> int:
+    """Write delta's patches again, with a table; return how many bytes.
+
+    Args:
+        data, offsets: what ``delta_kernels.encode_column`` wrote: patches, and uint32 [entries + 1].
+        out: at least ``data.size`` and a third of it more, and 16 bytes.
+        coded: uint32 [entries + 2], receives offsets: of the table, and of every entry.
+
+    Cost: some 20 ns a patch.
+    """
+    total = int(offsets[-1])
+    first = np.zeros(BUCKETS, np.int32)  # 1 + where in the data the first of its kind lies; 0: none
+    times = np.zeros(BUCKETS, np.int32)
+    buckets = np.empty(total // 3 + 1, np.int16)  # of each patch; -1: not counted
+    patches = unique = 0
+    for entry in range(offsets.size - 1):
+        cursor, stop = int(offsets[entry]), int(offsets[entry + 1])
+        while True:
+            at = _skipped(data, cursor, stop)
+            if at >= stop:
+                break
+            shape = int(data[at])
+            cursor = at + 1 + (1 if shape & 128 else (shape & 15) + 1)
+            mixed = np.uint64(shape)
+            for k in range(at + 1, cursor):
+                mixed = (mixed ^ np.uint64(data[k])) * np.uint64(0x9E3779B97F4A7C15)
+            bucket: Any = np.int64(mixed >> np.uint64(52)) & (BUCKETS - 1)
+            while first[bucket]:
+                other, alike = first[bucket] - 1, True
+                for k in range(cursor - at):
+                    if data[other + k] != data[at + k]:
+                        alike = False
+                        break
+                if alike:
+                    break
+                bucket = (bucket + 1) & (BUCKETS - 1)
+            if not first[bucket]:
+                if unique == MAX_UNIQUE:
+                    bucket = -1
+                else:
+                    first[bucket] = at + 1
+                    unique += 1
+            if bucket >= 0:
+                times[bucket] += 1
+            buckets[patches] = bucket
+            patches += 1
+    codes = _chosen(data, first, times)
+    written = _write_table(data, first, codes, out)
+    coded[0] = 0
+    patches = 0
+    for entry in range(offsets.size - 1):
+        coded[entry + 1] = written
+        cursor, stop = int(offsets[entry]), int(offsets[entry + 1])
+        while cursor < stop:
+            at = _skipped(data, cursor, stop)
+            for k in range(cursor, at):
+                out[written] = data[k]
+                written += 1
+            cursor = at
+            if at >= stop:
+                break
+            shape = int(data[at])
+            cursor = at + 1 + (1 if shape & 128 else (shape & 15) + 1)
+            bucket = buckets[patches]
+            patches += 1
+            code = NOT_IN_TABLE if bucket < 0 else int(codes[bucket])
+            out[written] = INLINE + (cursor - at - 2) if code == NOT_IN_TABLE else code
+            written += 1
+            if code == NOT_IN_TABLE:
+                for k in range(at, cursor):
+                    out[written] = data[k]
+                    written += 1
+    coded[offsets.size] = written
+    return written
+
+
+@njit(nogil=True, cache=True)
+def _chosen(data: Bytes, first: npt.NDArray[np.int32], times: npt.NDArray[np.int32]) -> Bytes:
+    """Return the code of each bucket [BUCKETS]: of the entries that save most; NOT_IN_TABLE for others."""
+    histogram = np.zeros(GAINS + 1, np.int64)
+    gains = np.zeros(BUCKETS, np.int64)
+    for bucket in range(BUCKETS):
+        if times[bucket] > 1:
+            shape = int(data[first[bucket] - 1])
+            literals = 1 if shape & 128 else (shape & 15) + 1
+            gains[bucket] = min(GAINS, times[bucket] * (1 + literals) - (3 + literals))
+            if gains[bucket] > 0:
+                histogram[gains[bucket]] += 1
+    least, taken = GAINS + 1, 0
+    while least > 1 and taken + histogram[least - 1] <= INLINE:
+        least -= 1
+        taken += histogram[least]
+    spare = INLINE - taken  # of those that save one byte less
+    codes, entries = np.full(BUCKETS, NOT_IN_TABLE, np.uint8), 0
+    for bucket in range(BUCKETS):
+        gain = gains[bucket]
+        if gain >= least or (gain == least - 1 and gain > 0 and spare > 0):
+            spare -= gain < least
+            codes[bucket] = entries
+            entries += 1
+    return codes
+
+
+@njit(nogil=True, cache=True)
+def _write_table(data: Bytes, first: npt.NDArray[np.int32], codes: Bytes, out: Bytes) -> int:
+    """Write the table; return how many bytes."""
+    entries = 0
+    for bucket in range(BUCKETS):
+        entries += codes[bucket] != NOT_IN_TABLE
+    written = 2 * entries
+    for bucket in range(BUCKETS):
+        code = int(codes[bucket])
+        if code == NOT_IN_TABLE:
+            continue
+        out[2 * code], out[2 * code + 1] = written & 255, written >> 8
+        at = first[bucket] - 1
+        shape = int(data[at])
+        for k in range(at, at + 1 + (1 if shape & 128 else (shape & 15) + 1)):
+            out[written] = data[k]
+            written += 1
+    return written
+
+
+def coded_bytes(nbytes: int) -> int:
+    """Return an upper bound of what ``tabulate`` writes of ``nbytes``: each patch has three or more, and gains one."""
+    return nbytes + nbytes // 3 + INLINE * (3 + MAX_WIDTH) + 16

@@ -1,0 +1,153 @@
+"""The kernels of codec patches beside plain twins, on the same random input. Also run with NUMBA_DISABLE_JIT=1."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sharpwave.codecs import delta_kernels as delta
+from sharpwave.codecs import patch_tables as tables
+from sharpwave.codecs.delta import Delta, Patches
+from sharpwave.codecs.protocol import Packed
+from sharpwave.testing.columns import pictures
+
+Array = np.ndarray[Any, Any]
+EXAMPLES = settings(max_examples=80, deadline=None)
+
+
+def naive_entries(table: bytes) -> list[tuple[int, bytes]] | None:
+    """The table read as the format says: shapes and literals; None if it is none."""
+    if not table:
+        return []
+    if len(table) < 2:
+        return None
+    first = int.from_bytes(table[:2], "little")
+    if first % 2 or not 1 <= first // 2 <= 240 or first > len(table):
+        return None
+    found = []
+    for k in range(first // 2):
+        start = int.from_bytes(table[2 * k : 2 * k + 2], "little")
+        if not first <= start < len(table):
+            return None
+        shape = table[start]
+        literal = table[start + 1 : start + 1 + (1 if shape >= 128 else shape % 16 + 1)]
+        if len(literal) < (1 if shape >= 128 else shape % 16 + 1):
+            return None
+        found.append((shape, literal))
+    return found
+
+
+def naive_plain(coded: bytes, entries: list[tuple[int, bytes]]) -> bytes | None:
+    """Write coded patches as delta's; None if they end early or have a code that is none."""
+    out, stream = bytearray(), list(coded)
+    while stream:
+        skip = stream[:1] if stream[0] < 128 else stream[:2]
+        if stream[0] >= 128 and len(stream) < 2:
+            return None
+        del stream[: len(skip)]
+        out += bytes(skip)
+        if skip == [255, 255]:
+            continue
+        if not stream:
+            return None
+        code = stream.pop(0)
+        if code < len(entries):
+            out += bytes([entries[code][0]]) + entries[code][1]
+        elif code < 240 or not stream:
+            return None
+        else:
+            size = 2 if stream[0] >= 128 else stream[0] % 16 + 2
+            if len(stream) < size or size != code - 240 + 2:
+                return None
+            out += bytes(stream[:size])
+            del stream[:size]
+    return bytes(out)
+
+
+@EXAMPLES
+@given(picture=pictures(), repeats=st.integers(1, 6))
+def test_a_table_and_its_codes_say_what_delta_says(picture: tuple[Array, int], repeats: int) -> None:
+    rows, line = picture
+    rows = np.concatenate([rows] * repeats)
+    plain, coded = Delta().encode(rows, b"", line), Patches().encode(rows, b"", line)
+    if plain is None or coded is None:
+        return
+    entries = len(rows) + 2
+    starts = np.frombuffer(coded, np.uint32, entries + 1)
+    body, known = coded[4 * (entries + 1) :], np.frombuffer(plain, np.uint32, entries)
+    table = naive_entries(body[: starts[1]])
+    assert table is not None and tables.tabulated(np.frombuffer(body[: starts[1]], np.uint8)) == len(table)
+    for k in range(entries - 1):
+        expected = plain[4 * entries :][known[k] : known[k + 1]]
+        assert naive_plain(body[starts[k + 1] : starts[k + 2]], table) == expected
+    assert len(set(table)) == len(table)
+    column = Packed(coded, len(rows), rows.shape[1], b"", line)
+    Patches().check(column)
+    np.testing.assert_array_equal(Patches().decode(column), rows)
+
+
+def test_what_saves_most_is_in_a_full_table() -> None:
+    """More kinds of patches than codes: those left out save no more than any that is in."""
+    rng = np.random.default_rng(0)
+    kinds = rng.integers(1, 255, (600, 3)).astype(np.uint8)  # of three different bytes each: one patch
+    kinds[:, 1] = kinds[:, 0] + 1
+    often = np.minimum(1 + rng.zipf(1.5, 600), 40)
+    rows = np.zeros((int(often.sum()), 60), np.uint8)
+    for row, kind in zip(rows, rng.permutation(np.repeat(np.arange(600), often)), strict=True):
+        row[20:23] = kinds[kind]
+    coded = Patches().encode(rows)
+    plain = Delta().encode(rows)
+    assert coded is not None and plain is not None
+    entries = len(rows) + 2
+    starts = np.frombuffer(coded, np.uint32, entries + 1)
+    table = naive_entries(coded[4 * (entries + 1) :][: starts[1]])
+    assert table is not None and len(table) == 240 and len(coded) < len(plain)
+    known = np.frombuffer(plain, np.uint32, entries)
+    seen: Counter[bytes] = Counter()
+    for k in range(1, entries - 1):
+        patch = plain[4 * entries :][known[k] : known[k + 1]]
+        if patch:
+            seen[patch[1:]] += 1
+    inside = {bytes([shape]) + literal for shape, literal in table}
+
+    def saved(one: bytes) -> int:
+        return seen[one] * len(one) - (2 + len(one))
+
+    least = min(saved(one) for one in inside if one in seen)
+    assert all(saved(one) <= least for one in seen if one not in inside)
+
+
+@EXAMPLES
+@given(
+    table=st.one_of(st.binary(max_size=40), st.just(bytes([4, 0, 6, 0, 128, 9, 2, 1, 2, 3]))),
+    patches=st.binary(max_size=60),
+    size=st.integers(1, 80),
+    line=st.integers(0, 20),
+    behind=st.integers(0, 30),
+)
+def test_any_bytes_are_painted_as_the_format_says_or_refused(
+    table: bytes, patches: bytes, size: int, line: int, behind: int
+) -> None:
+    entries, found = naive_entries(table), tables.tabulated(np.frombuffer(table, np.uint8))
+    assert found == (-1 if entries is None else len(entries))
+    if entries is None:
+        return
+    around = np.full(size + 200, 77, np.uint8)
+    ours, theirs = around[100 : 100 + size], np.full(size, 77, np.uint8)
+    data = np.frombuffer(table + patches + b"\xaa" * behind, np.uint8)
+    end = len(table) + len(patches)
+    taken = delta.paint(data, len(table), end, 0, found, line, ours)
+    assert (around[:100] == 77).all() and (around[100 + size :] == 77).all()
+    assert (delta.fits(data, np.array([len(table), end]), found, line, size) < 0) == taken
+    plain = naive_plain(patches, entries)
+    if plain is None:
+        assert not taken
+        return
+    again = np.frombuffer(plain, np.uint8)
+    assert delta.paint(again, 0, len(plain), 0, -1, line, theirs) == taken
+    if taken:
+        np.testing.assert_array_equal(ours, theirs)
