@@ -16,7 +16,7 @@ ROOT = Path(sharpwave.__file__).parent
 
 # A module imports from its own room and from those on lines before it: arrows point one way.
 ROOMS = """
-errors escaping json_values native
+errors escaping json_values nesting native
 codecs
 spec
 validation
@@ -29,6 +29,7 @@ offline
 store_stats store_views store_writing
 segment_writer store
 observations
+environment_spec
 recorder
 integrations
 configuration

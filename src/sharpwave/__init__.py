@@ -1,5 +1,6 @@
 """Sharpwave: a compressed experience store for deep reinforcement learning, and the off-policy trainer built on it."""
 
+from sharpwave.environment_spec import step_spec
 from sharpwave.errors import (
     DamagedError,
     EmptyError,
@@ -55,4 +56,5 @@ __all__ = [
     "Transitions",
     "Uniform",
     "UnknownCodecError",
+    "step_spec",
 ]

@@ -39,8 +39,9 @@ class Observations:
 
     An observation has the shape of its field. It may also be a stack of such frames if the field declares a stack of
     the same size and the environment declares how it stacks and pads, as do Gymnasium's ``FrameStackObservation``,
-    ale-py's ``AtariVectorEnv``, or any wrapper with the former's attributes ``stack_size`` and ``padding_type``. A dict
-    has the spec's keys. The parts of a tuple must have the same shape; they become one row.
+    ale-py's ``AtariVectorEnv``, or any wrapper with the former's attributes ``stack_size`` and ``padding_type``. Dicts
+    and tuples have the parts that the spec declares. A tuple of parts of the same shape also fits a field with an axis
+    for them: they become one row.
 
     Raises:
         ValueError: the observations do not fit the spec; the message says how to declare them.
@@ -109,19 +110,20 @@ class Observations:
         if space is None:
             return dict.fromkeys(self.spec.obs_names)
         inner = getattr(space, "spaces", None)
-        if not isinstance(inner, Mapping):
-            if self.spec.dict_obs:
-                keys = [name[4:] for name in self.spec.obs_names]
-                raise ValueError(
-                    f"Recorder: the environment observes {space}, expected a dict with the spec's keys {keys}"
-                )
-            return {"obs": space}
-        if not self.spec.dict_obs:
+        if self.spec.array_obs and isinstance(inner, Mapping):
             raise ValueError(
                 f"Recorder: the environment observes a dict, the spec declares one field; declare "
                 f"Spec(obs={{key: Field(...)}}) with the keys {sorted(inner)}"
             )
-        return self.spec.split_obs(inner, "Recorder: the environment's observation")
+        if not self.spec.array_obs and inner is None:
+            declared = self.spec.join_obs(self.spec.fields)
+            parts = (
+                f"dict with the spec's keys {list(declared)}"
+                if isinstance(declared, dict)
+                else f"tuple of the spec's {len(declared)} parts"
+            )
+            raise ValueError(f"Recorder: the environment observes {space}, expected a {parts}")
+        return self.spec.split_space(space, "Recorder: the environment's observation")
 
     def _part(self, env: Any, name: str, space: Any) -> _Part:
         field = self.spec.fields[name]
@@ -132,14 +134,13 @@ class Observations:
             shapes = [getattr(one, "shape", None) for one in inner]
             if len(set(shapes)) != 1 or shapes[0] is None:
                 raise ValueError(
-                    f"Recorder: {name} is {space}, whose parts differ in shape; wrap it with gymnasium.wrappers."
-                    "FlattenObservation, or make it a dict"
+                    f"Recorder: {name} is {space}, whose parts differ in shape; declare a tuple of fields for it"
                 )
             parts, shape = len(inner), (len(inner), *shapes[0])
         elif space is not None and (shape is None or inner is not None):
             raise ValueError(
-                f"Recorder: {name} is {space}, which is no array; wrap the environment with gymnasium.wrappers."
-                "FlattenObservation, or store its parts as a dict of arrays"
+                f"Recorder: {name} is {space}, which is no array; declare its parts, as a dict or tuple of fields, or "
+                "wrap the environment with gymnasium.wrappers.FlattenObservation"
             )
         if shape is None or shape == field.shape:
             return _Part(name, field, field.shape if shape is None else shape, parts)

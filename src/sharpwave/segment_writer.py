@@ -148,7 +148,7 @@ class SegmentWriter:
         self,
         *,
         obs: Any,
-        action: npt.ArrayLike,
+        action: Any,
         reward: npt.ArrayLike,
         terminated: npt.ArrayLike,
         truncated: npt.ArrayLike,

@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from sharpwave.codecs.registry import codec_choice
 from sharpwave.json_values import MAX_DEPTH, decode, encode, is_plain
+from sharpwave.nesting import Structure, tree_of
 
 TERMINATED, TRUNCATED, START = 1, 2, 4
 """Bits of the ``flags`` column: whether the step's episode terminated, was truncated, or began with it."""
@@ -162,57 +163,82 @@ def _converted(name: str, array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.
     raise TypeError(f"{name}: got dtype {array.dtype}, expected {dtype}; convert it, or declare the field with it")
 
 
+Fields = Field | Mapping[str, Any] | Sequence[Any]
+"""A field, or dicts and tuples of fields, nested."""
+
+
 @dataclass(frozen=True, init=False)
 class Spec:
-    """Schema of a step: ``obs`` (a field, or a dict of fields), ``action``, and any further fields.
+    """Schema of a step: ``obs`` and ``action``, each a field, or dicts and tuples of fields, nested; further fields.
 
-    ``reward`` (float32), ``terminated`` and ``truncated`` (bool) are always stored and are not declared.
+    ``reward`` (float32), ``terminated`` and ``truncated`` (bool) are always stored and are not declared. Whatever takes
+    or gives an observation or action has the structure that is declared here; a list counts as a tuple.
 
     Attributes:
-        fields: every declared field by its flat name; a dict observation's are ``"obs.<key>"``.
+        fields: every declared field by its flat name, which is the path to it: ``"obs.<key>"`` in a dict,
+            ``"action.0"`` in a tuple, ``"obs.images.top"``; a dot in a key is written ``\\.`` (``sharpwave.nesting``).
+        tuples: flat names of the parts that are tuples.
+
+    Raises:
+        ValueError, TypeError: a field or key that cannot be.
     """
 
     fields: dict[str, Field]
+    tuples: tuple[str, ...]
+    _obs: Structure = dataclasses.field(repr=False, compare=False)
+    _action: Structure = dataclasses.field(repr=False, compare=False)
 
-    def __init__(self, *, obs: Field | Mapping[str, Field], action: Field, **extra: Field) -> None:
-        fields: dict[str, Field] = {}
-        if isinstance(obs, Mapping):
-            if not obs:
-                raise ValueError("Spec: obs is an empty dict; give at least one field")
-            for key, field in obs.items():
-                if not isinstance(key, str) or not key or "." in key:
-                    raise ValueError(f"Spec: observation key {key!r} must be a non-empty string without '.'")
-                fields[f"obs.{key}"] = field
-        else:
-            fields["obs"] = obs
-        for name, field in {"action": action, **extra}.items():
+    def __init__(self, *, obs: Fields, action: Fields, **extra: Field) -> None:
+        roots = {"obs": Structure("obs", obs), "action": Structure("action", action)}
+        fields: dict[str, Field] = {**roots["obs"].ends, **roots["action"].ends}
+        for name, field in extra.items():
             if name in RESERVED:
                 raise ValueError(f"Spec: field {name!r} is always stored or computed when sampling; do not declare it")
-            if name.split(".")[0] == "obs":
-                raise ValueError(f"Spec: field {name!r} would be taken for an observation; choose another name")
+            root = name.split(".")[0]
+            if root == "obs" or name in fields or (root == "action" and not roots["action"].is_array):
+                kind = {"obs": "observation"}.get(root, root)
+                raise ValueError(f"Spec: field {name!r} would be taken for an {kind}; choose another name")
             fields[name] = field
         if len(fields) > MAX_FIELDS:
             raise ValueError(f"Spec: {len(fields):,} fields, expected at most {MAX_FIELDS:,}; join some in one array")
         for name, field in fields.items():
             if not isinstance(field, Field):
                 raise TypeError(f"Spec: {name} is {field!r}, expected a sharpwave.Field")
-            if field.stack is not None and not name.split(".")[0] == "obs":
+            if field.stack is not None and name not in roots["obs"].ends:
                 raise ValueError(f"Spec: {name} has stack={field.stack}; only observations are stacked")
-            if field.every is not None and (name == "action" or name.split(".")[0] == "obs"):
+            if field.every is not None and (name in roots["obs"].ends or name in roots["action"].ends):
                 raise ValueError(
                     f"Spec: {name} has every={field.every}; only fields beside obs and action may be sparse"
                 )
         object.__setattr__(self, "fields", fields)
+        object.__setattr__(self, "tuples", roots["obs"].tuples + roots["action"].tuples)
+        object.__setattr__(self, "_obs", roots["obs"])
+        object.__setattr__(self, "_action", roots["action"])
 
-    @cached_property
+    @property
     def obs_names(self) -> tuple[str, ...]:
         """Flat names of the observation's fields."""
-        return tuple(name for name in self.fields if name.split(".")[0] == "obs")
+        return self._obs.names
+
+    @property
+    def action_names(self) -> tuple[str, ...]:
+        """Flat names of the action's fields."""
+        return self._action.names
+
+    @cached_property
+    def extra_names(self) -> tuple[str, ...]:
+        """Names of the fields beside obs and action."""
+        return tuple(name for name in self.fields if name not in {*self.obs_names, *self.action_names})
 
     @cached_property
     def step_names(self) -> tuple[str, ...]:
-        """Names of the fields that have one value a step and no successor: the action and the extra fields."""
-        return tuple(name for name in self.fields if name.split(".")[0] != "obs")
+        """Names of the fields that have one value a step and no successor: the action's and the extra fields."""
+        return self.action_names + self.extra_names
+
+    @property
+    def nested(self) -> bool:
+        """Whether the observation is more than an array or a dict of arrays, or the action more than an array."""
+        return self._obs.nested or not self._action.is_array
 
     @cached_property
     def sparse_names(self) -> tuple[str, ...]:
@@ -220,9 +246,14 @@ class Spec:
         return tuple(name for name, field in self.fields.items() if field.every is not None)
 
     @property
-    def dict_obs(self) -> bool:
-        """Whether the observation is a dict."""
-        return "obs" not in self.fields
+    def array_obs(self) -> bool:
+        """Whether the observation is one array."""
+        return self._obs.is_array
+
+    @property
+    def array_action(self) -> bool:
+        """Whether the action is one array."""
+        return self._action.is_array
 
     @cached_property
     def context(self) -> int:
@@ -247,7 +278,8 @@ class Spec:
             | ({} if field.every is None else {"every": field.every})
             for name, field in self.fields.items()
         }
-        return json.dumps({"fields": fields}, separators=(",", ":"))
+        tuples = {"tuples": self.tuples} if self.tuples else {}
+        return json.dumps({"fields": fields} | tuples, separators=(",", ":"))
 
     def description(self) -> dict[str, Any]:
         """Return the schema with the fields' codecs and metadata, as values for JSON; ``store.json`` contains it."""
@@ -266,14 +298,24 @@ class Spec:
         Raises:
             ValueError, TypeError: the values are not a schema.
         """
-        fields = {
-            name: _field(name, field) for name, field in _dict("spec", _dict("spec", schema).get("fields")).items()
-        }
-        obs = {name[4:]: field for name, field in fields.items() if name.startswith("obs.")}
-        further = {name: field for name, field in fields.items() if name.split(".")[0] != "obs"}
-        if "action" not in further or bool(obs) == ("obs" in fields):
+        said = _dict("spec", schema)
+        fields = {name: _field(name, field) for name, field in _dict("spec", said.get("fields")).items()}
+        tuples = said.get("tuples", [])
+        if not isinstance(tuples, list) or any(not isinstance(name, str) for name in tuples):
+            raise ValueError("spec: tuples, expected a list of names")
+        obs = {name: field for name, field in fields.items() if name.split(".")[0] == "obs"}
+        # Beside an action that is one array, a further field may have any name.
+        of_action = {name for name in fields if name.split(".")[0] == "action"}
+        actions = {name: fields[name] for name in fields if name in ({"action"} & of_action or of_action)}
+        if not obs or not actions:
             raise ValueError(f"spec: fields {list(fields)[:8]}, expected at least one observation and an action")
-        return cls(obs=obs or fields["obs"], **further)
+        further = {name: field for name, field in fields.items() if name not in obs and name not in actions}
+        made = cls(obs=tree_of("obs", obs, tuples), action=tree_of("action", actions, tuples), **further)
+        if made.fields.keys() != fields.keys() or set(made.tuples) != set(tuples):
+            raise ValueError(
+                f"spec: fields {list(fields)[:8]} and tuples {tuples[:8]}, expected those of one structure"
+            )
+        return made
 
     @cached_property
     def schema_hash(self) -> int:
@@ -281,18 +323,27 @@ class Spec:
         return int.from_bytes(hashlib.blake2b(self.to_json().encode(), digest_size=8).digest(), "little")
 
     def split_obs(self, obs: Any, what: str = "obs") -> dict[str, Any]:
-        """Split an observation, an array or a dict of arrays, into arrays by flat field name."""
-        if not self.dict_obs:
-            return {"obs": obs}
-        keys = [name[4:] for name in self.obs_names]
-        if not isinstance(obs, Mapping) or set(obs) != set(keys):
-            came = f"keys {sorted(obs)}" if isinstance(obs, Mapping) else type(obs).__name__
-            raise ValueError(f"{what}: got {came}, expected a dict with the keys {sorted(keys)}")
-        return {f"obs.{key}": obs[key] for key in keys}
+        """Split an observation into arrays by flat field name.  Raises: ValueError: naming the part that is wrong."""
+        return self._obs.split(obs, what)
+
+    def split_space(self, space: Any, what: str) -> dict[str, Any]:
+        """Split an observation space, whose dicts and tuples are its ``spaces``, into spaces by flat field name.
+
+        Raises: ValueError.
+        """
+        return self._obs.split(space, what, lambda one: getattr(one, "spaces", one))
 
     def join_obs(self, arrays: Mapping[str, Any]) -> Any:
         """Join arrays by flat field name into an observation; inverse of ``split_obs``."""
-        return {name[4:]: arrays[name] for name in self.obs_names} if self.dict_obs else arrays["obs"]
+        return self._obs.join(arrays)
+
+    def split_action(self, action: Any, what: str = "action") -> dict[str, Any]:
+        """Split an action into arrays by flat field name.  Raises: ValueError: naming the part that is wrong."""
+        return self._action.split(action, what)
+
+    def join_action(self, arrays: Mapping[str, Any]) -> Any:
+        """Join arrays by flat field name into an action; inverse of ``split_action``."""
+        return self._action.join(arrays)
 
 
 def _dict(what: str, value: Any) -> dict[str, Any]:

@@ -62,7 +62,7 @@ class StoreWriting:
         self,
         *,
         obs: Any,
-        action: npt.ArrayLike,
+        action: Any,
         reward: npt.ArrayLike,
         terminated: npt.ArrayLike,
         truncated: npt.ArrayLike,
@@ -75,9 +75,11 @@ class StoreWriting:
         """Append one step to each of several lanes, or with a leading axis of time several. Everything is copied.
 
         Args:
-            obs: [rows, *shape] (or a dict of those): the newest frame of the observation the action was chosen for.
-                All arguments but ``lanes`` may be [T, rows, *shape] instead, as a rollout is: then T steps a lane.
-            action, reward, terminated, truncated, extra: [rows, *shape]: the action, its outcome and further fields.
+            obs: [rows, *shape] (or dicts and tuples of those, as the spec has them): the newest frame of the
+                observation the action was chosen for. All arguments but ``lanes`` may be [T, rows, *shape] instead, as
+                a rollout is: then T steps a lane.
+            action: [rows, *shape], or dicts and tuples of those.
+            reward, terminated, truncated, extra: [rows, *shape]: the action's outcome, and further fields.
             final_obs: [rows, *shape], the true observation after the step; read in rows where an episode ended, and
                 required where it was truncated. Where it terminated ``obs`` may stand in: the discount is 0.
             next_obs: [rows, *shape], the newest frame after the step; used as ``final_obs`` where that is absent. If a
@@ -115,7 +117,7 @@ class StoreWriting:
         *,
         lane: int = 0,
         obs: Any,
-        action: npt.ArrayLike,
+        action: Any,
         reward: npt.ArrayLike,
         terminated: bool,
         truncated: bool,
@@ -134,7 +136,7 @@ class StoreWriting:
         *,
         lane: int = 0,
         obs: Any,
-        action: npt.ArrayLike,
+        action: Any,
         reward: npt.ArrayLike,
         terminated: bool,
         timeout: float | None = None,
@@ -143,7 +145,8 @@ class StoreWriting:
         """Append a whole episode of T steps to one lane, which has no unfinished one.
 
         Args:
-            obs: [T + 1, *shape] (or a dict of those): the newest frame of each observation, the final one last.
+            obs: [T + 1, *shape], or dicts and tuples of those: the newest frame of each observation, the final one
+                last.
             action, extra: [T, *shape]. ``reward``: [T].
             terminated: whether the last step terminated the episode; else it was truncated there.
             timeout: as for ``extend``, for each of the parts in which it is appended.

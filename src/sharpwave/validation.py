@@ -52,7 +52,7 @@ def checked_steps(
     spec: Spec,
     count: int | None,
     obs: Any,
-    action: npt.ArrayLike,
+    action: Any,
     reward: npt.ArrayLike,
     terminated: npt.ArrayLike,
     truncated: npt.ArrayLike,
@@ -62,8 +62,7 @@ def checked_steps(
 ) -> Steps:
     """Return rows by field, flags uint8 [n], final and next observations by field. ``count`` ``None``: one step."""
     rows = {name: spec.fields[name].rows(name, value, count) for name, value in spec.split_obs(obs).items()}
-    given = {"action": action, **extra}
-    check_names(given, spec.step_names)
+    given = step_values(spec, action, extra)
     for name, value in given.items():
         rows[name] = spec.fields[name].rows(name, value, count)
     rows["reward"] = _rewards(reward, count)
@@ -94,7 +93,7 @@ def checked_rows(
     spec: Spec,
     lanes: npt.ArrayLike | None,
     obs: Any,
-    action: npt.ArrayLike,
+    action: Any,
     reward: npt.ArrayLike,
     terminated: npt.ArrayLike,
     truncated: npt.ArrayLike,
@@ -103,7 +102,7 @@ def checked_rows(
     extra: Mapping[str, npt.ArrayLike],
 ) -> tuple[npt.NDArray[np.int64], Steps]:
     """Return lane numbers int64 [rows], and ``checked_steps`` of one step for each of them."""
-    first = obs[next(iter(obs))] if isinstance(obs, Mapping) and obs else obs
+    first = obs if spec.array_obs else next(iter(spec.split_obs(obs).values()))
     count = len(first) if np.ndim(first) else 0
     numbers = lane_numbers(lanes, count)
     steps = checked_steps(spec, count, obs, action, reward, terminated, truncated, final_obs, next_obs, extra)
@@ -144,7 +143,7 @@ def checked_block(
         spec,
         times * count,
         observed("obs", obs),
-        merged("action", action),
+        spec.join_action({name: merged(name, one) for name, one in spec.split_action(action).items()}),
         merged("reward", reward),
         merged("terminated", terminated),
         merged("truncated", truncated),
@@ -158,7 +157,7 @@ def checked_block(
 def checked_episode(
     spec: Spec,
     obs: Any,
-    action: npt.ArrayLike,
+    action: Any,
     reward: npt.ArrayLike,
     terminated: bool,
     extra: Mapping[str, npt.ArrayLike],
@@ -167,11 +166,13 @@ def checked_episode(
 
     Raises: ValueError, TypeError, KeyError.
     """
-    given = {"action": action, **extra}
-    check_names(given, spec.step_names)
-    count = len(action) if np.ndim(action) else 0  # type: ignore[arg-type]
+    given = step_values(spec, action, extra)
+    first = given[spec.action_names[0]]
+    count = len(first) if np.ndim(first) else 0
     if not count:
-        raise ValueError(f"add_episode: action {_told(np.asarray(action))}, expected [T, ...] of at least one step")
+        raise ValueError(
+            f"add_episode: {spec.action_names[0]} {_told(np.asarray(first))}, expected [T, ...] of at least one step"
+        )
     observed = {name: spec.fields[name].rows(name, value, count + 1) for name, value in spec.split_obs(obs).items()}
     rows = {name: values[:-1] for name, values in observed.items()}
     for name, value in given.items():
@@ -228,13 +229,23 @@ def max_lanes(capacity: int | None) -> int:
     return MAX_LANES if capacity is None else min(MAX_LANES, capacity // 2)
 
 
+def step_values(spec: Spec, action: Any, extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of the action and the extra fields by flat name.
+
+    Raises:
+        KeyError: an unknown field, or a missing one.  ValueError: an action of another structure.
+    """
+    check_names(extra, spec.extra_names)
+    return {**spec.split_action(action), **extra}
+
+
 def check_names(given: Collection[str], expected: Collection[str]) -> None:
     """Check that the given fields are the expected ones.  Raises: KeyError: an unknown field, or a missing one."""
     if len(given) == len(expected) and all(name in given for name in expected):
         return
     extra, missing = set(given) - set(expected), set(expected) - set(given)
     what = f"unknown field {min(extra)!r}" if extra else f"field {min(missing)!r} is missing"
-    raise KeyError(f"step: {what}; the spec's fields beside obs are {list(expected)}")
+    raise KeyError(f"step: {what}; the spec's fields beside obs and action are {list(expected)}")
 
 
 def _flags(name: str, value: npt.ArrayLike, count: int | None) -> npt.NDArray[np.bool_]:

@@ -141,8 +141,8 @@ PIXELS, NUMBER = sw.Field((4, 4), "uint8", stack=2), sw.Field((), "int64")
         (lambda: sw.Field((4,), "uint8", stack=2.5), ["stack", "2.5"]),  # type: ignore[arg-type]
         (lambda: sw.Field((4,), "uint8", stack=2, pad="edge"), ["pad", "edge", "repeat", "zeros"]),  # type: ignore[arg-type]
         (lambda: sw.Spec(obs={}, action=NUMBER), ["obs"]),
-        (lambda: sw.Spec(obs=(84, 84), action=NUMBER), ["obs", "84", "Field"]),  # type: ignore[arg-type]
-        (lambda: sw.Spec(obs={"image": "uint8"}, action=NUMBER), ["obs.image", "Field"]),  # type: ignore[dict-item]
+        (lambda: sw.Spec(obs=(84, 84), action=NUMBER), ["obs", "84", "Field"]),
+        (lambda: sw.Spec(obs={"image": "uint8"}, action=NUMBER), ["obs.image", "Field"]),
         (lambda: sw.Spec(obs=PIXELS, action=4), ["action", "4", "Field"]),  # type: ignore[arg-type]
         (lambda: sw.Spec(obs=PIXELS, action=NUMBER, reward=NUMBER), ["reward"]),
         (lambda: sw.Spec(obs=PIXELS, action=NUMBER, terminated=NUMBER), ["terminated"]),

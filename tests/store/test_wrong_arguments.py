@@ -20,6 +20,12 @@ def store(**settings: Any) -> sw.Store:
     return sw.Store(SPEC, capacity=100, **settings)
 
 
+def of_texts() -> gym.Env[Any, Any]:
+    env = gym.make("CartPole-v1")
+    env.observation_space = gym.spaces.Dict({"said": gym.spaces.Text(8)})
+    return env
+
+
 @pytest.mark.parametrize(
     ("call", "kind", "says"),
     [
@@ -39,7 +45,7 @@ def store(**settings: Any) -> sw.Store:
         (lambda: sw.Recorder(gym.make("CartPole-v1"), None), TypeError, "Recorder: store is None"),  # type: ignore[arg-type]
         (lambda: sw.Recorder(gym.make("CartPole-v1"), store(), first_lane=-1), ValueError, "Recorder: first_lane=-1"),
         (lambda: step_spec("CartPole-v1"), ValueError, "step_spec: env has observations None"),
-        (lambda: step_spec(gym.make("Blackjack-v1")), ValueError, "step_spec: env has observations Tuple"),
+        (lambda: step_spec(of_texts()), ValueError, "step_spec: env has observations['said'] Text"),
     ],
 )
 def test_the_argument_is_named(

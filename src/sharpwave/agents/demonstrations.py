@@ -119,7 +119,7 @@ def read_demonstrations(folder: Path, spec: sw.Spec, fields: Fields) -> sw.Store
         episodes = RecordedEpisodes(folder)
     except (OSError, sw.DamagedError) as error:
         raise ValueError(f"demonstrations: {str(folder)!r}: {error}; record some with sharpwave record") from error
-    for name in (*spec.obs_names, "action"):
+    for name in (*spec.obs_names, *spec.action_names):
         own, other = spec.fields[name], episodes.spec.fields.get(name)
         if other is None or _kind(own) != _kind(other):
             raise ValueError(f"demonstrations: {str(folder)!r} has {name} {other}, expected {own}, as the environment")
@@ -134,7 +134,7 @@ def read_demonstrations(folder: Path, spec: sw.Spec, fields: Fields) -> sw.Store
             last = t == count - 1
             store.append(
                 obs=spec.join_obs({name: frames[t] for name, frames in obs.items()}),
-                action=one.fields["action"][t],
+                action=spec.join_action({name: one.fields[name][t] for name in spec.action_names}),
                 reward=float(one.reward[t]),
                 terminated=last and terminated,
                 truncated=last and not terminated,

@@ -5,13 +5,11 @@ from __future__ import annotations
 import difflib
 from typing import Any
 
-from gymnasium.spaces import Dict, Discrete
 from gymnasium.vector import VectorEnv
 
+from sharpwave.environment_spec import step_spec
 from sharpwave.envs.atari import AtariFrames, AtariSettings, games
 from sharpwave.envs.gym import known, make_gym
-from sharpwave.observations import PADS, stacking
-from sharpwave.spec import Field, Spec
 
 __all__ = ["AtariFrames", "AtariSettings", "games", "make_env", "step_spec"]
 
@@ -44,42 +42,3 @@ def make_env(
         )
     hint = f"no environment has this name; did you mean the Atari game {' or '.join(close)}?" if close else ""
     return make_gym(name, num_envs, render=render, stack=stack, hint=hint)
-
-
-def step_spec(env: Any) -> Spec:
-    """Return the ``Spec`` of a step of ``env``: the newest frame of a stack, or the whole observation.
-
-    Args:
-        env: one environment, or a vector, whose observations are arrays, or a flat dict of arrays, and whose actions
-            are numbers or arrays.
-
-    Raises:
-        ValueError: observations or actions of another kind, for which a ``Spec`` can be declared by hand; or
-            environments that stack frames in different ways, or with a padding that no field has.
-    """
-    prefix = "single_" if hasattr(env, "num_envs") else ""
-    space: Any = getattr(env, f"{prefix}observation_space", None)
-    actions: Any = getattr(env, f"{prefix}action_space", None)
-    parts: dict[str, Any] = dict(space.spaces) if isinstance(space, Dict) else {"": space}
-    for what, one in [*(("observations", part) for part in parts.values()), ("actions", actions)]:
-        if getattr(one, "shape", None) is None or getattr(one, "dtype", None) is None or hasattr(one, "spaces"):
-            raise ValueError(f"step_spec: env has {what} {one}, expected arrays; declare sharpwave.Spec(...) for it")
-    action = Field(actions.shape, "int64" if isinstance(actions, Discrete) else str(actions.dtype))
-    found = stacking(env)
-    usable = len(found) == 1 and (not found[0][0] or found[0][1] in PADS)
-    if not usable and not isinstance(space, Dict):
-        raise ValueError(
-            f"env: stacks frames as (stack_size, padding_type) {found}; expected one, padded with {[*PADS]}"
-        )
-    fields = {key: _field(part, *(found[0] if usable else (0, ""))) for key, part in parts.items()}
-    return Spec(obs=fields if isinstance(space, Dict) else fields[""], action=action)
-
-
-def _field(space: Any, size: int, padding: str) -> Field:
-    """Return the field of an observation, or of a part of one, in an environment that stacks ``size`` frames; 0: none.
-
-    Parts that a wrapper added to a dict of stacks are stored as they are.
-    """
-    if size and space.shape[:1] == (size,):  # the replayed stack looks as the environment's does, its padding included
-        return Field(space.shape[1:], str(space.dtype), stack=size, pad=PADS[padding])
-    return Field(space.shape, str(space.dtype))

@@ -15,13 +15,15 @@ REQUIRED = (1 << 32) - 1
 """Bits of features without which a segment would be misread."""
 SPARSE_FIELDS = 1 << 0
 """Some columns have fewer rows than steps."""
-NAMES = {SPARSE_FIELDS: "sparse fields"}
+NESTED = 1 << 1
+"""Names of columns are paths through nested dicts and tuples."""
+NAMES = {SPARSE_FIELDS: "sparse fields", NESTED: "nested observations"}
 """Names in ``store.json``."""
 
 
 def features_of(spec: Spec) -> int:
     """Return the feature word of every segment of a store with this schema."""
-    return SPARSE_FIELDS if spec.sparse_names else 0
+    return (SPARSE_FIELDS if spec.sparse_names else 0) | (NESTED if spec.nested else 0)
 
 
 def required_names(spec: Spec) -> list[str]:

@@ -143,9 +143,10 @@ class WholeTransitions:
             ValueError: a store of other observations or actions, which is closed.
         """
         spec, stacks = store.spec, {}
-        keys = [name.removeprefix("obs.") for name in spec.obs_names] if spec.dict_obs else [ONE]
-        fields = {key: spec.fields[name] for key, name in zip(keys, spec.obs_names, strict=True)}
-        if fields.keys() == self._finders.keys() and spec.step_names == ("action",):
+        declared = spec.join_obs(spec.fields)
+        fields = {ONE: declared} if spec.array_obs else declared if isinstance(declared, dict) else {}
+        known = fields.keys() == self._finders.keys() and all(isinstance(field, Field) for field in fields.values())
+        if known and spec.step_names == ("action",):
             stacks = {name: finder.whole.as_stored(fields[name]) for name, finder in self._finders.items()}
         if not stacks or None in stacks.values() or spec.fields["action"] != self._action:
             store.close()

@@ -90,13 +90,7 @@ def step_spec(env: Env, agent: Agent) -> sw.Spec:
     """Return the spec of a stored step: the environment's fields and the agent's own."""
     spec = envs.step_spec(env)
     own = agent.step_fields()
-    return (
-        spec
-        if not own
-        else sw.Spec(
-            obs=spec.join_obs({name: spec.fields[name] for name in spec.obs_names}), action=spec.fields["action"], **own
-        )
-    )
+    return spec if not own else sw.Spec(obs=spec.join_obs(spec.fields), action=spec.join_action(spec.fields), **own)
 
 
 def check_segments(recipe: Recipe, spec: sw.Spec) -> None:

@@ -8,6 +8,8 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from sharpwave.nesting import map_leaves
+
 
 class Arrays:
     """Arrays of a batch, each an attribute of a dataclass; ``fields`` holds those of further fields by name."""
@@ -33,9 +35,7 @@ class Arrays:
         """Return the batch with ``function`` applied to every array."""
 
         def apply(value: Any) -> Any:
-            if isinstance(value, dict):
-                return {k: apply(v) for k, v in value.items()}
-            return value if value is None or isinstance(value, int) else function(value)
+            return value if value is None or isinstance(value, int) else map_leaves(function, value)
 
         return type(self)(*(apply(getattr(self, field.name)) for field in fields(self)))
 
@@ -82,10 +82,10 @@ class Batch(Arrays):
     another device take memory of the process's own.
 
     Attributes:
-        obs, next_obs: [B, stack, *shape] where the field has a stack, else [B, *shape]; for dict observations a dict of
-            those. ``next_obs`` is the observation after the last step that ``reward`` sums, the true final one where
-            that step ended the episode.
-        action: [B, *shape].
+        obs, next_obs: [B, stack, *shape] where the field has a stack, else [B, *shape]; in dicts and tuples, as the
+            spec has them. ``next_obs`` is the observation after the last step that ``reward`` sums, the true final one
+            where that step ended the episode.
+        action: [B, *shape], likewise.
         reward: float32 [B], the discounted sum of up to n rewards.
         discount: float32 [B], ``gamma**n_used * (1 - terminated)``: what the value of ``next_obs`` counts for.
         weights: float32 [B], importance weights, 1 for uniform sampling.
@@ -124,10 +124,10 @@ class SequenceBatch(Arrays):
     right. Where ``mask`` is false all arrays are zero, ``bootstrap`` apart.
 
     Attributes:
-        obs: [B, T + n_step, *shape], or [B, T + n_step, stack, *shape] where the field has a stack; for dict
-            observations a dict of those. Each step's observation, then those that returns bootstrap from; after an
+        obs: [B, T + n_step, *shape], or [B, T + n_step, stack, *shape] where the field has a stack; in dicts
+            and tuples, as the spec has them. Each step's observation, then those that returns bootstrap from; after an
             episode's last step its true final one; zeros beyond.
-        action: [B, T, *shape].
+        action: [B, T, *shape], likewise.
         reward: float32 [B, T], n-step returns: the discounted sum of up to n rewards.
         step_reward: float32 [B, T], of each step alone.
         discount: float32 [B, T], ``gamma**n_used * (1 - terminated)``: what the value of the observation in column

@@ -183,5 +183,8 @@ def _settings(view: Replay[Any]) -> dict[str, Any]:
 
 
 def _shapes(view: Replay[Any]) -> dict[str, Any]:
-    """Return what the arrays of a view's items look like, by name."""
-    return {name: column.parts or (column.dtype, column.shape) for name, column in view.view.columns().items()}
+    """Return what the arrays of a view's items look like, by name, and which of their names are tuples."""
+    shapes: dict[str, Any] = {
+        name: column.parts or (column.dtype, column.shape) for name, column in view.view.columns().items()
+    }
+    return shapes | {"tuples": view.source.log.spec.tuples}

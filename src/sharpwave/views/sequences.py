@@ -264,7 +264,7 @@ class Windows(View[SequenceBatch]):
         spec = self._spec
         return SequenceBatch(
             spec.join_obs({name: arrays[name, VALUE] for name in spec.obs_names}),
-            arrays["action", VALUE],
+            spec.join_action({name: arrays[name, VALUE] for name in spec.action_names}),
             arrays["reward"],
             arrays[".step_reward"],
             arrays["discount"],
@@ -274,7 +274,7 @@ class Windows(View[SequenceBatch]):
             arrays["weights"],
             arrays["probabilities"],
             arrays["ids"],
-            {name: arrays[name, VALUE] for name in spec.step_names if name != "action"},
+            {name: arrays[name, VALUE] for name in spec.extra_names},
             self.burn_in,
             terminated=arrays[".terminated"],
             truncated=arrays[".truncated"],

@@ -171,14 +171,14 @@ class NStep(View[Batch]):
         next_obs = {name: arrays[name + after, NEXT] for name in spec.obs_names}
         return Batch(
             spec.join_obs(obs),
-            arrays["action", HERE],
+            spec.join_action({name: arrays[name, HERE] for name in spec.action_names}),
             arrays["reward"],
             spec.join_obs(next_obs),
             arrays["discount"],
             arrays["weights"],
             arrays["probabilities"],
             arrays["ids"],
-            {name: arrays[name, HERE] for name in spec.step_names if name != "action"},
+            {name: arrays[name, HERE] for name in spec.extra_names},
             terminated=arrays[".terminated"],
             truncated=arrays[".truncated"],
             n=arrays[".n"],

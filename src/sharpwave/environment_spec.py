@@ -1,0 +1,59 @@
+"""The spec of an environment's steps, by its spaces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sharpwave.observations import PADS, stacking
+from sharpwave.spec import Field, Spec
+
+
+def step_spec(env: Any, **extra: Field) -> Spec:
+    """Return the ``Spec`` of a step of ``env``: its observations and actions, in dicts and tuples where they are.
+
+    Of a stack of frames the newest frame is stored.
+
+    Args:
+        env: a Gymnasium environment or vector, whose observations and actions are arrays or numbers, or nested dicts
+            and tuples of those (Box, Discrete, MultiDiscrete, MultiBinary, Dict, Tuple); or a VecEnv of
+            Stable-Baselines3.
+        extra: further fields.
+
+    Raises:
+        ValueError: observations or actions of another kind, for which a ``Spec`` can be declared by hand; or
+            environments that stack frames in different ways, or with a padding that no field has.
+    """
+    prefix = "single_" if hasattr(env, "single_observation_space") else ""
+    space: Any = getattr(env, f"{prefix}observation_space", None)
+    actions: Any = getattr(env, f"{prefix}action_space", None)
+    if space is None or actions is None:
+        what = f"observations {space}" if space is None else f"actions {actions}"
+        raise ValueError(f"step_spec: env has {what}, expected an environment such as gymnasium.make('CartPole-v1')")
+    found = stacking(env)
+    usable = len(found) == 1 and (not found[0][0] or found[0][1] in PADS)
+    if not usable and getattr(space, "spaces", None) is None:
+        raise ValueError(
+            f"env: stacks frames as (stack_size, padding_type) {found}; expected one, padded with {[*PADS]}"
+        )
+    size, padding = found[0] if usable else (0, "")
+    return Spec(obs=_fields("observations", space, size, padding), action=_fields("actions", actions, 0, ""), **extra)
+
+
+def _fields(what: str, space: Any, size: int, padding: str) -> Any:
+    """Return the fields of a space, as it is nested, in an environment that stacks ``size`` frames; 0: none.
+
+    Parts that a wrapper added to a dict of stacks are stored as they are.
+    """
+    inner = getattr(space, "spaces", None)
+    if isinstance(inner, Mapping):
+        return {key: _fields(f"{what}[{key!r}]", one, size, padding) for key, one in inner.items()}
+    if inner is not None:
+        return tuple(_fields(f"{what}[{number}]", one, size, padding) for number, one in enumerate(inner))
+    shape, dtype = getattr(space, "shape", None), getattr(space, "dtype", None)
+    if shape is None or dtype is None:
+        raise ValueError(f"step_spec: env has {what} {space}, expected arrays; declare sharpwave.Spec(...) for it")
+    dtype = "int64" if what.startswith("actions") and type(space).__name__ == "Discrete" else str(dtype)
+    if size and shape[:1] == (size,):  # the replayed stack looks as the environment's does, its padding included
+        return Field(shape[1:], dtype, stack=size, pad=PADS[padding])
+    return Field(shape, dtype)
