@@ -28,8 +28,9 @@ persistence views
 offline
 store_stats store_views store_writing
 segment_writer store
+environment_kinds
 observations
-environment_spec
+environment_spec step_infos
 recorder
 integrations
 configuration

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.environment_kinds import is_vec_env, is_vector
 from sharpwave.spec import Field, Spec
 
 Frames = dict[str, npt.NDArray[Any]]
@@ -48,8 +49,9 @@ class Observations:
     """
 
     def __init__(self, env: Any, spec: Spec) -> None:
-        self.spec, self.vector = spec, hasattr(env, "num_envs")
-        space = getattr(env, "single_observation_space" if self.vector else "observation_space", None)
+        self.spec, self.vector = spec, is_vector(env)
+        single = self.vector and not is_vec_env(env)
+        space = getattr(env, "single_observation_space" if single else "observation_space", None)
         self._parts = [self._part(env, name, one) for name, one in self._spaces(space).items()]
 
     def frames(self, obs: Any) -> Frames:
@@ -201,7 +203,7 @@ def stacking(env: Any) -> list[tuple[int, str]]:
     """Return ``stack_size`` and ``padding_type`` of ``env``, or of each of its sub-environments; (0, "") if not set."""
     found = _own_stacking(env)
     inner = getattr(env, "unwrapped", env)
-    if found[0] or not hasattr(env, "num_envs"):
+    if found[0] or not is_vector(env):
         return [found]
     if isinstance(getattr(inner, "envs", None), Sequence):
         return list({_own_stacking(one) for one in inner.envs})

@@ -3,57 +3,44 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.environment_kinds import Result, framework_wrapper, is_vector, kind_of, steps_in_halves, wrapper_class
+from sharpwave.errors import not_to_be_copied
+from sharpwave.nesting import map_leaves
 from sharpwave.observations import Frames, Observations
 from sharpwave.sampling.limiters import check_timeout
 from sharpwave.segment_writer import SegmentWriter
+from sharpwave.step_infos import final_frames, statistics_of
 from sharpwave.store import Store
-from sharpwave.validation import check_names
+from sharpwave.validation import step_values
 
-MODES = ("NextStep", "SameStep", "Disabled")
-
-Result = tuple[Any, Any, Any, Any, Any]
-
-
-def autoreset_mode(env: Any) -> str:
-    """Return how a vector environment resets finished sub-environments: "NextStep", "SameStep" or "Disabled".
-
-    An attribute of the instance takes precedence over ``env.metadata["autoreset_mode"]``: ale-py keeps its metadata on
-    the class, where instances overwrite one another's. A single environment without either is "Disabled".
-
-    Raises:
-        ValueError: a vector environment without a mode, or with an unknown one.
-    """
-    inner = getattr(env, "unwrapped", env)
-    found = getattr(inner, "autoreset_mode", None) or (getattr(env, "metadata", None) or {}).get("autoreset_mode")
-    name = str(getattr(found, "value", found)) if found is not None else None
-    if name is None and not hasattr(env, "num_envs"):
-        return "Disabled"
-    if name not in MODES:
-        raise ValueError(
-            f"Recorder: {type(inner).__name__} has autoreset mode {found!r}, expected one of {MODES} in "
-            "env.metadata['autoreset_mode'] (gymnasium.vector.AutoresetMode)"
-        )
-    return name
+_ASSUMED = (
+    ". It does not say how it resets, so that of Gymnasium 0.29 was assumed; set env.metadata['autoreset_mode'] to "
+    "'NextStep' if it resets with the step after an episode's end, to 'Disabled' if you reset it"
+)
 
 
 class Recorder:
     """Environment wrapper that appends every step to a store.
 
-    Works with a Gymnasium ``Env`` (lane ``first_lane``), a ``VectorEnv`` of any autoreset mode, and ale-py's
-    ``AtariVectorEnv`` (a lane for each sub-environment). Observations are passed through unchanged, and all other
-    attributes of the environment are available. If the environment stacks frames and the field declares the same stack,
-    only the newest frame is stored (``sharpwave.observations.Observations`` describes which observations fit a field).
-    A row whose action the environment ignored because it was resetting (NextStep) is not a step and is not stored. Nor
-    is the first row after a ``reset`` where an ``AsyncVectorEnv(shared_memory=False)`` may reset a lane again: where
-    its episode had ended, or where a new recorder cannot know.
+    Works with a Gymnasium ``Env`` (lane ``first_lane``), and with vectors, which have a lane for each sub-environment:
+    a ``VectorEnv`` of any autoreset mode, also of Gymnasium 0.29, ale-py's ``AtariVectorEnv``, and a ``VecEnv`` of
+    Stable-Baselines3. It is itself one of these (``gymnasium.Wrapper``, ``VectorWrapper`` or ``VecEnvWrapper``), so
+    that other wrappers and algorithms take it. Observations are passed through unchanged, and all other attributes of
+    the environment are available. If the environment stacks frames and the field declares the same stack, only the
+    newest frame is stored (``sharpwave.observations.Observations`` describes which observations fit a field). A row
+    whose action the environment ignored because it was resetting (NextStep) is not a step and is not stored. Nor is the
+    first row after a ``reset`` where an ``AsyncVectorEnv(shared_memory=False)`` may reset a lane again: where its
+    episode had ended, or where a new recorder cannot know.
 
-    A store's lanes are annotated with the environment's id and the seeds of ``reset`` (``Store.annotate``).
+    A store's lanes are annotated with the environment's id and the seeds of ``reset`` (``Store.annotate``); an episode
+    with the ``"statistics"`` that a wrapper below gives at its end, as Gymnasium's ``RecordEpisodeStatistics`` or SB3's
+    ``Monitor``: return ``r``, length ``l``, seconds ``t``. They are the environment's, before rewards are changed, say.
 
     The store never holds a transition that did not happen. A ``reset`` in mid-episode, of all lanes or by
     ``options={"reset_mask": ...}``, truncates the episode; the first ``reset`` of a recorder truncates the unfinished
@@ -74,6 +61,11 @@ class Recorder:
             spec.
     """
 
+    def __new__(cls, env: Any = None, *args: Any, **settings: Any) -> Recorder:
+        """Make an object of a subclass that is also a wrapper of the environment's framework."""
+        made: Recorder = object.__new__(wrapper_class(cls, env))
+        return made
+
     def __init__(self, env: Any, store: Store | SegmentWriter, *, first_lane: int = 0) -> None:
         if not callable(getattr(env, "step", None)) or not callable(getattr(env, "reset", None)):
             raise TypeError(f"Recorder: env is {env!r}, expected an environment, such as gymnasium.make('CartPole-v1')")
@@ -81,12 +73,15 @@ class Recorder:
             raise TypeError(f"Recorder: store is {store!r}, expected a sharpwave.Store or SegmentWriter")
         if not isinstance(first_lane, (int, np.integer)) or first_lane < 0:
             raise ValueError(f"Recorder: first_lane={first_lane!r}, expected an integer of at least 0")
+        base: Any = framework_wrapper(env)
+        if base is not None and isinstance(self, base):
+            base.__init__(self, env)
         self.env = env
         self.store = store
-        self.mode = autoreset_mode(env)
-        self._vector = hasattr(env, "num_envs")
-        # Taken from the wrapped environment: a wrapper that only forwards unknown attributes would be bypassed.
-        self._steps_async = hasattr(type(env), "step_async")
+        self._kind = kind_of(env)
+        self.mode = self._kind.mode
+        self._vector = is_vector(env)
+        self._steps_async = steps_in_halves(env)
         self._begun: tuple[Any, Frames, float | None] | None = None
         inner = getattr(env, "unwrapped", env)
         # Without shared memory, workers of Gymnasium's AsyncVectorEnv (1.4) forget that they were reset: those whose
@@ -99,6 +94,7 @@ class Recorder:
         self._observations = Observations(env, store.spec)
         self._obs: Frames = {}  # newest frames before the coming step, [lanes, *shape]; copies
         self._spare: Frames = {}  # memory for the frames after it
+        self._resetting: dict[str, Any] = {}  # arguments of reset_async
         self._taken_over = False  # an earlier recorder's unfinished episodes were ended
         self._done = np.ones(count, np.bool_)  # the lane's episode has ended and no new one has begun
         self._lost = np.zeros(count, np.bool_)  # the environment raised: its observation is unknown
@@ -109,7 +105,10 @@ class Recorder:
             raise AttributeError(name)
         return getattr(self.env, name)
 
-    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise not_to_be_copied(self)
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> Any:
         """Call ``env.reset``; an episode that this breaks off is truncated at its last step.
 
         Raises:
@@ -124,7 +123,7 @@ class Recorder:
             self.store.break_episode(int(lane))
         self._taken_over = True
         self._lost |= chosen
-        obs, info = self.env.reset(seed=seed, options=options)
+        obs, seed, result = self._kind.reset(seed, options)
         self._annotate(np.flatnonzero(chosen).tolist(), seed)
         frames = self._observations.frames(obs)
         for name, array in frames.items():
@@ -134,13 +133,21 @@ class Recorder:
         self._watched = self.store.spec.context, self._stacks(obs)
         self._done[chosen] &= self._resets_again
         self._lost[chosen] = False
-        return obs, info
+        return result
+
+    def reset_async(self, **settings: Any) -> None:
+        """Begin ``reset``, which ``reset_wait`` does: as Gymnasium's vectors have it."""
+        self._resetting = settings
+
+    def reset_wait(self, **_: Any) -> Any:
+        """Call ``reset`` with the arguments of ``reset_async``."""
+        return self.reset(**self._resetting)
 
     def _annotate(self, rows: list[int], seed: Any) -> None:
         """Annotate lanes with the environment's id, and with the seed that each was reset with."""
         if not isinstance(self.store, Store):
             return
-        env = getattr(getattr(self.env, "spec", None), "id", None)
+        env = self._kind.env_id()
         for row in rows:
             mine = seed + row if isinstance(seed, (int, np.integer)) else None if seed is None else seed[row]
             known = {"env": env, "seed": mine}
@@ -148,7 +155,27 @@ class Recorder:
                 said = {name: value for name, value in known.items() if value is not None}
                 self.store.annotate(int(self._lanes[row]), said)
 
-    def step(self, action: Any, *, timeout: float | None = None, **fields: Any) -> Result:
+    def _annotate_ends(self, info: Any, rows: list[int]) -> list[int]:
+        """Annotate episodes that end with this step with their statistics; return the rows of those that have any."""
+        found = {row: said for row in rows if (said := statistics_of(info, row if self._vector else None))}
+        for row, said in found.items():
+            self._annotate_episode(row, said)
+        return list(found)
+
+    def _forget_ends(self, rows: list[int]) -> None:
+        """Take statistics off the episode that comes next, if the one that they are of has no step in the store."""
+        for row in rows:
+            self._annotate_episode(row, None)
+
+    def _annotate_episode(self, row: int, statistics: dict[str, Any] | None) -> None:
+        lane, said = int(self._lanes[row]), {"statistics": statistics}
+        with contextlib.suppress(TypeError, ValueError):  # too much of it
+            if isinstance(self.store, Store):
+                self.store.annotate(lane, said, episode=True)
+            else:
+                self.store.annotate(lane, said)
+
+    def step(self, action: Any, *, timeout: float | None = None, **fields: Any) -> Any:
         """Call ``env.step`` and record the step.
 
         Args:
@@ -196,8 +223,7 @@ class Recorder:
         if timeout is not None:
             check_timeout("Recorder.step", timeout)
         # Copied now: some environments write into it, and the caller may reuse it.
-        given = {"action": action, **fields}
-        check_names(given, self.store.spec.step_names)
+        given = step_values(self.store.spec, action, fields)
         values = {name: np.array(value) if self._vector else np.array(value)[None] for name, value in given.items()}
         for name, value in values.items():
             if value.shape[:1] != self._lanes.shape:
@@ -208,11 +234,11 @@ class Recorder:
         if self._steps_async:
             with self._losing_track():
                 self.env.step_async(action)
-        elif isinstance(action, np.ndarray):
-            action = action.copy()
+        else:
+            action = map_leaves(lambda one: one.copy() if isinstance(one, np.ndarray) else one, action)
         self._begun = action, values, timeout
 
-    def step_wait(self) -> Result:
+    def step_wait(self) -> Any:
         """Wait for the step, record it, and return what ``step`` does.
 
         Raises:
@@ -223,10 +249,10 @@ class Recorder:
         self._lost[:] = True  # until all is recorded: KeyboardInterrupt may be raised between any two lines
         (action, values, timeout), self._begun = self._begun, None
         with self._losing_track():
-            result: Result = self.env.step_wait() if self._steps_async else self.env.step(action)
+            result = self.env.step_wait() if self._steps_async else self.env.step(action)
         try:
             with self._losing_track():
-                error = self._record(result, values, timeout)
+                error = self._record(self._kind.outcome(result), values, timeout)
             self._lost[:] = False
         except BaseException as unfit:
             error = unfit
@@ -236,9 +262,9 @@ class Recorder:
             raise error
         return result
 
-    def close(self) -> Any:
+    def close(self, **settings: Any) -> Any:
         """Call ``env.close``; unfinished episodes stay open in the store."""
-        return self.env.close()
+        return self.env.close(**settings)
 
     @contextlib.contextmanager
     def _losing_track(self) -> Iterator[None]:
@@ -272,26 +298,32 @@ class Recorder:
         final: Frames | None = None
         if self.mode == "SameStep":
             begun = ended
+            hint = _ASSUMED if self._kind.assumed else ""
             try:
-                final = self._finals(info, ended) if ended.any() else None
+                final = final_frames(info, ended, self._observations, self._spare, hint) if ended.any() else None
             except ValueError as missing:
                 error = missing
                 self._break_off(self._lanes[rows[ended[rows]]])
                 rows = rows[~ended[rows]]
+        said = self._annotate_ends(info, rows[ended[rows]].tolist()) if ended.any() else []
         values = values | {"reward": np.atleast_1d(np.asarray(reward)), "terminated": te, "truncated": tr}
-        join, wait = self.store.spec.join_obs, {} if timeout is None else {"timeout": timeout}
+        spec, wait = self.store.spec, {} if timeout is None else {"timeout": timeout}
+        join = spec.join_obs
 
         def store(rows: Any) -> None:
             self.store.extend(
                 obs=join({name: frames[rows] for name, frames in self._obs.items()}),
                 next_obs=join({name: frames[rows] for name, frames in self._spare.items()}),
                 final_obs=None if final is None else join({name: frames[rows] for name, frames in final.items()}),
+                action=spec.join_action({name: values[name][rows] for name in spec.action_names}),
                 lanes=self._lanes[rows],
-                **{name: value[rows] for name, value in values.items()},
+                **{name: value[rows] for name, value in values.items() if name not in spec.action_names},
                 **wait,
             )
 
         error = self._store(store, rows) or error
+        if error is not None:
+            self._forget_ends(said)
         # A NextStep lane is in a new episode after the row of its reset, a SameStep lane at once.
         self._done = ended if self.mode != "SameStep" else np.zeros_like(ended)
         self._obs, self._spare = self._spare, self._obs
@@ -337,30 +369,6 @@ class Recorder:
                 spare[...] = array
             else:
                 self._spare[name] = np.array(array, order="C")
-
-    def _finals(self, info: Any, ended: npt.NDArray[np.bool_]) -> Frames:
-        """Return true final observations of a SameStep environment, newest frames [lanes, *shape] by field; rows that
-        did not end are undefined.  Raises: ValueError: the environment gave none.
-        """
-        if isinstance(info, Mapping):
-            given = info.get("final_obs", info.get("final_observation"))
-        else:
-            given = [one.get("final_obs") for one in info]  # gymnasium's DictInfoToList
-        if not self._vector:
-            given = [given]
-        elif isinstance(given, Mapping) or (isinstance(given, np.ndarray) and given.dtype != object):
-            return self._observations.frames(given)
-        rows = np.flatnonzero(ended).tolist()
-        if given is None or any(given[row] is None for row in rows):
-            raise ValueError("Recorder: a SameStep environment ended an episode without info['final_obs']")
-        found = {row: self._observations.of_one(given[row]) for row in rows}
-        finals = {}
-        for name, frames in self._spare.items():
-            dtype = np.result_type(*(found[row][name].dtype for row in rows))
-            finals[name] = np.zeros(frames.shape, dtype)
-            for row in rows:
-                finals[name][row] = found[row][name][0]
-        return finals
 
     def _check_stacks(self, obs: Any, begun: npt.NDArray[np.bool_]) -> None:
         """Check that the environment's stacks are those that the store rebuilds: where episodes have ``begun``, and in

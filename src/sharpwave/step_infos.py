@@ -1,0 +1,103 @@
+"""What the infos of a step say of episodes that ended with it: true final observations, and statistics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.observations import Frames, Observations
+
+FINALS = ("final_obs", "final_observation", "terminal_observation")
+"""Names of the true final observation: of Gymnasium from 1.1 on, of 0.29, and of Stable-Baselines3."""
+STATISTICS = "episode"
+"""Name of what Gymnasium's ``RecordEpisodeStatistics`` and SB3's ``Monitor`` say: r(eturn), l(ength), t(ime)."""
+
+
+def final_frames(
+    info: Any, ended: npt.NDArray[np.bool_], observations: Observations, like: Frames, hint: str
+) -> Frames:
+    """Return true final observations of a SameStep environment, newest frames [lanes, *shape] by field; rows that did
+    not end are undefined.
+
+    Args:
+        ended: bool [lanes]. ``like``: arrays [lanes, *shape] by field.
+        hint: what to do if there are none.
+
+    Raises:
+        ValueError: the environment gave none.
+    """
+    if isinstance(info, Mapping):
+        given = next((info[name] for name in FINALS if name in info), None)
+    else:  # one for each environment: of SB3, or Gymnasium's DictInfoToList
+        given = [next((one[name] for name in FINALS if name in one), None) for one in info]
+    if not observations.vector:
+        given = [given]
+    elif isinstance(given, (Mapping, tuple)) or (isinstance(given, np.ndarray) and given.dtype != object):
+        return observations.frames(given)
+    rows = np.flatnonzero(ended).tolist()
+    if given is None or any(given[row] is None for row in rows):
+        raise ValueError(f"Recorder: a SameStep environment ended an episode without info['final_obs']{hint}")
+    found = {row: observations.of_one(given[row]) for row in rows}
+    finals = {}
+    for name, frames in like.items():
+        dtype = np.result_type(*(found[row][name].dtype for row in rows))
+        finals[name] = np.zeros(frames.shape, dtype)
+        for row in rows:
+            finals[name][row] = found[row][name][0]
+    return finals
+
+
+def statistics_of(info: Any, row: int | None) -> dict[str, Any]:
+    """Return what the infos say of the episode that ended: numbers and strings by name; {} if nothing.
+
+    Args:
+        row: of the environment, in a vector's infos; ``None``: they are of one environment.
+    """
+    if row is not None and not isinstance(info, Mapping):
+        info, row = info[row], None
+    said = _of_row(info, STATISTICS, row)
+    if said is None and (final := _of_row(info, "final_info", row)) is not None:
+        said = final.get(STATISTICS)
+    plain = {key: _plain(value) for key, value in said.items()} if isinstance(said, Mapping) else {}
+    return {key: value for key, value in plain.items() if value is not None and isinstance(key, str)}
+
+
+def _of_row(info: Mapping[str, Any], name: str, row: int | None) -> Mapping[str, Any] | None:
+    """Return the dict ``name`` of one environment in infos; ``None``: there is none.
+
+    A vector's is a dict of arrays, in dicts, each with a mask beside it under its name after "_"; or, of Gymnasium
+    0.29, an array of dicts.
+    """
+    found = info.get(name)
+    if row is not None and found is not None:
+        if (mask := info.get(f"_{name}")) is not None and not _at(mask, row):
+            return None
+        if not isinstance(found, Mapping):
+            found = _at(found, row)
+        else:
+            masks = {f"_{key}" for key in found}
+            found = {
+                key: _of_row(found, key, row) if isinstance(value, Mapping) else _at(value, row)
+                for key, value in found.items()
+                if key not in masks and _at(found.get(f"_{key}", True), row, True)
+            }
+    return found if isinstance(found, Mapping) else None
+
+
+def _at(values: Any, row: int, otherwise: Any = None) -> Any:
+    """Return the value of one row; ``otherwise`` where there are no rows."""
+    is_array = isinstance(values, (np.ndarray, list, tuple)) and np.ndim(values) > 0
+    return values[row] if is_array and len(values) > row else otherwise
+
+
+def _plain(value: Any) -> Any:
+    """Return a number, boolean or string as Python has it; ``None``: it is something else, or not finite."""
+    if isinstance(value, (np.ndarray, np.generic)) and value.size == 1:
+        value = value.item()
+    if isinstance(value, (bool, int, str)):
+        return value
+    return value if isinstance(value, float) and math.isfinite(value) else None
