@@ -40,6 +40,7 @@ class Told(gym.Env[Any, Any]):
         "discrete": spaces.Discrete(1000),
         "multidiscrete": spaces.MultiDiscrete([500, 500]),
         "multibinary": spaces.MultiBinary(10),
+        "observation.state": spaces.Box(-np.inf, np.inf, (2,), np.float32),
     }
     ACTIONS: dict[str, spaces.Space[Any]] = {  # noqa: RUF012
         "discrete": spaces.Discrete(3),
@@ -129,7 +130,7 @@ def assert_same_everywhere(mine: Any, other: Any, env: Any = None) -> None:
         assert_same(*found)
 
 
-OBSERVATIONS = [*Told.KINDS, "vector+image", "image+discrete+multibinary"]
+OBSERVATIONS = [*list(Told.KINDS)[:6], "vector+image", "image+discrete+multibinary", "vector+observation.state"]
 
 
 @pytest.mark.parametrize("obs", OBSERVATIONS)

@@ -318,3 +318,17 @@ def test_arguments_that_make_no_sense(more: dict[str, Any], error: type[Exceptio
 def test_a_class_without_priorities_is_refused() -> None:
     with pytest.raises(TypeError, match="expected a PrioritizedReplayBuffer"):
         PrioritizedDQN("MlpPolicy", "CartPole-v1", replay_buffer_class=ReplayBuffer)
+
+
+def test_a_disk_of_keys_with_dots_is_opened_again(tmp_path: Path) -> None:
+    space = spaces.Dict({"a.b": spaces.Box(0, 1, (2,), np.float32), "a\\.b": spaces.Box(0, 1, (2,), np.float32)})
+    first: Any = ReplayBuffer(100, space, spaces.Discrete(2), disk=tmp_path / "replay")
+    obs = {"a.b": np.zeros((1, 2), np.float32), "a\\.b": np.ones((1, 2), np.float32)}
+    for _ in range(10):
+        first.add(obs, obs, np.zeros((1, 1), np.int64), np.zeros(1), np.zeros(1, np.bool_), [{}])
+    first.close()
+    again: Any = ReplayBuffer(100, space, spaces.Discrete(2), disk=tmp_path / "replay")
+    assert again.size() == 10
+    seen = again.sample(4).observations
+    assert set(seen) == set(obs) and all((seen[key].numpy() == obs[key]).all() for key in obs)
+    again.close()
