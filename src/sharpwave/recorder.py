@@ -234,7 +234,9 @@ class Recorder:
         if self._steps_async:
             with self._losing_track():
                 self.env.step_async(action)
-        else:
+        elif isinstance(action, np.ndarray):
+            action = action.copy()
+        elif isinstance(action, (dict, tuple)):
             action = map_leaves(lambda one: one.copy() if isinstance(one, np.ndarray) else one, action)
         self._begun = action, values, timeout
 
@@ -305,19 +307,23 @@ class Recorder:
                 error = missing
                 self._break_off(self._lanes[rows[ended[rows]]])
                 rows = rows[~ended[rows]]
-        said = self._annotate_ends(info, rows[ended[rows]].tolist()) if ended.any() else []
+        said = self._annotate_ends(info, rows[ended[rows]].tolist()) if np.count_nonzero(ended) else []
         values = values | {"reward": np.atleast_1d(np.asarray(reward)), "terminated": te, "truncated": tr}
         spec, wait = self.store.spec, {} if timeout is None else {"timeout": timeout}
         join = spec.join_obs
 
         def store(rows: Any) -> None:
+            given = {name: value[rows] for name, value in values.items()}
+            if not spec.array_action:
+                action = spec.join_action(given)
+                given = {name: value for name, value in given.items() if name not in spec.action_names}
+                given["action"] = action
             self.store.extend(
                 obs=join({name: frames[rows] for name, frames in self._obs.items()}),
                 next_obs=join({name: frames[rows] for name, frames in self._spare.items()}),
                 final_obs=None if final is None else join({name: frames[rows] for name, frames in final.items()}),
-                action=spec.join_action({name: values[name][rows] for name in spec.action_names}),
                 lanes=self._lanes[rows],
-                **{name: value[rows] for name, value in values.items() if name not in spec.action_names},
+                **given,
                 **wait,
             )
 

@@ -162,7 +162,8 @@ class OfBefore:
     single_action_space = spaces.Discrete(2)
 
     def __init__(self, log: list[list[Transition]], final: str = "final_observation") -> None:
-        self.log, self.final, self.count = log, final, np.array([0, 1000, 2000])
+        self.log, self.final = log, final
+        self.count: Any = np.array([0, 1000, 2000])
         log[:] = [[], [], []]
 
     def observe(self) -> Any:
