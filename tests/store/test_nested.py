@@ -94,11 +94,16 @@ def test_what_was_put_in_comes_out(obs: Any, action: Any, seed: int, tmp_path_fa
             store.append(
                 obs=seen, action=done, reward=t, terminated=t == 4, truncated=False, next_obs=following, more=t
             )
-        for t in range(5):
+        for t in range(3):
             store.extend(
                 obs=stacked([played[1][t][0]]), action=stacked([played[1][t][1]]), reward=[t], terminated=[False],
                 truncated=[t == 4], final_obs=stacked([finals[1]]), lanes=[1], more=[t],
             )  # fmt: skip
+        store.extend(  # with an axis of time
+            obs=stacked([stacked([played[1][t][0]]) for t in (3, 4)]), reward=[[3], [4]], terminated=[[False]] * 2,
+            action=stacked([stacked([played[1][t][1]]) for t in (3, 4)]), truncated=[[False], [True]], lanes=[1],
+            final_obs=stacked([stacked([finals[1]])] * 2), more=[[3], [4]],
+        )  # fmt: skip
         store.add_episode(
             lane=2, obs=stacked([one for one, _ in played[2]] + [finals[2]]), reward=np.arange(5.0), terminated=False,
             action=stacked([one for _, one in played[2]]), more=np.arange(5),

@@ -184,7 +184,7 @@ class OfBefore:
         info: dict[str, Any] = {}
         if ended.any() and self.final:
             finals = np.full(3, None, object)
-            for lane in np.flatnonzero(ended):
+            for lane in np.flatnonzero(ended).tolist():
                 finals[lane] = after[lane]
             said = np.full(3, None, object)
             said[ended] = {"episode": {"r": np.array([7.0]), "l": np.array([3]), "t": 0.5}}
