@@ -26,9 +26,10 @@ disk
 log
 persistence views
 offline
-store_stats store_views store_writing
+store_episodes store_stats store_views store_writing
 segment_writer store
 environment_kinds
+data
 observations
 environment_spec step_infos
 recorder

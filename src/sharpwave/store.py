@@ -26,6 +26,7 @@ from sharpwave.sampling.limiters import Gate
 from sharpwave.sampling.ordered import Fifo
 from sharpwave.sampling.retention import LowestPriority, Reservoir
 from sharpwave.spec import Spec
+from sharpwave.store_episodes import StoreEpisodes
 from sharpwave.store_stats import account
 from sharpwave.store_views import StoreViews
 from sharpwave.store_writing import StoreWriting
@@ -33,7 +34,7 @@ from sharpwave.validation import checked_folder
 from sharpwave.views.registry import Views
 
 
-class Store(StoreWriting, StoreViews):
+class Store(StoreWriting, StoreViews, StoreEpisodes):
     """Compressed replay memory: steps are encoded once, when appended; batches are decoded when sampled.
 
     Args:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from sharpwave.log.step_log import StepLog
 from sharpwave.native.interrupts import Lock
 from sharpwave.sampling.limiters import Limiter
 from sharpwave.sampling.protocol import Sampler
-from sharpwave.views.episodes import EpisodeReader, Episodes, Order, checked_lanes, checked_order, find, ordered
 from sharpwave.views.registry import Views
 from sharpwave.views.replay import Replay
 from sharpwave.views.sequences import Sequences, Windows
@@ -21,7 +19,6 @@ B = TypeVar("B")
 class StoreViews:
     """The part of a store that makes views."""
 
-    _log: StepLog
     _views: Views
     _lock: Lock
 
@@ -125,26 +122,3 @@ class StoreViews:
         """
         with self._lock:
             return self._views.make(Replay[B], view, name, sampler, max_times_sampled, limiter, seed)
-
-    def episodes(self, *, order: Order = "oldest", lanes: Any = None) -> Episodes:
-        """Find the episodes of which steps are held, those under way included.
-
-        Args:
-            order: "return" (the highest first), "length" (the longest first), "newest" (the fewest steps of its lane
-                since its last one first) or "oldest".
-            lanes: number of a lane, or several; default all.
-
-        Returns:
-            a sequence of ``StoredEpisode``, of what was there at the time of the call. Finding them reads flags and
-            rewards, which are always in memory; observations and fields are decoded when they are asked for.
-        Raises:
-            ValueError, TypeError: an invalid argument.
-
-        Cost: some 5 ns a step held, and 10 us a segment, under the store's lock.
-        """
-        checked = checked_order(order)
-        with self._lock:
-            self._log.check_open()
-            table = find(self._log, checked_lanes(lanes, self._log.lanes))
-            table = ordered(table, checked, self._log.opened.steps)
-        return Episodes(table, EpisodeReader(self._log, self._lock))

@@ -139,6 +139,8 @@ class StoreWriting:
         action: Any,
         reward: npt.ArrayLike,
         terminated: bool,
+        truncated: bool | None = None,
+        whole: bool = False,
         timeout: float | None = None,
         **extra: npt.ArrayLike,
     ) -> Ids:
@@ -149,6 +151,9 @@ class StoreWriting:
                 last.
             action, extra: [T, *shape]. ``reward``: [T].
             terminated: whether the last step terminated the episode; else it was truncated there.
+            truncated: whether it was truncated there, in case both hold; default: ``not terminated``.
+            whole: leave nothing of it after an error. It begins in a segment of its own if it does not fit into the
+                lane's open one, so that ``drop_steps`` can remove what a killed process left of it.
             timeout: as for ``extend``, for each of the parts in which it is appended.
 
         Returns:
@@ -156,17 +161,17 @@ class StoreWriting:
         Raises:
             ValueError, TypeError, KeyError: an argument does not fit the spec, or the lane's episode is unfinished;
                 nothing was changed.
-            LimiterTimeoutError, MemoryError, OSError: as for ``extend``. What was appended by then remains, as an
-                episode that was truncated there; a note at the error says how much.
+            LimiterTimeoutError, MemoryError, OSError: as for ``extend``. Unless ``whole``, what was appended by then
+                remains, as an episode that was truncated there; a note at the error says how much.
 
         Cost: a copy of the arrays, and encoding: a twentieth of ``append``'s time for vectors (benchmarks/episodes.py).
         """
         lanes = checked_lane("add_episode", lane)
-        rows, flags, final = checked_episode(self.spec, obs, action, reward, terminated, extra)
+        rows, flags, final = checked_episode(self.spec, obs, action, reward, terminated, truncated, extra)
         finals = {name: np.broadcast_to(values, (len(flags), *values.shape)) for name, values in final.items()}
         over_time = {name: values[:, None] for name, values in rows.items()}
         never = np.zeros((len(flags), 1), np.bool_)
-        block = StepBlock(lanes, flags[:, None], over_time, finals, None, never)
+        block = StepBlock(lanes, flags[:, None], over_time, finals, None, never, one_episode=True, whole=whole)
 
         def check() -> None:
             number = int(lanes[0])

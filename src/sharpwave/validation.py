@@ -160,6 +160,7 @@ def checked_episode(
     action: Any,
     reward: npt.ArrayLike,
     terminated: bool,
+    truncated: bool | None,
     extra: Mapping[str, npt.ArrayLike],
 ) -> tuple[Rows, npt.NDArray[np.uint8], Rows]:
     """Return rows by field [T, *shape], flags uint8 [T], and the final observation [1, *shape] by field.
@@ -180,6 +181,8 @@ def checked_episode(
     rows["reward"] = _rewards(reward, count)
     flags = np.zeros(count, np.uint8)
     flags[-1] = TERMINATED if _flags("terminated", terminated, None)[0] else TRUNCATED
+    if truncated is not None:
+        flags[-1] |= TRUNCATED if _flags("truncated", truncated, None)[0] else 0
     return rows, flags, {name: values[-1:] for name, values in observed.items()}
 
 

@@ -89,6 +89,15 @@ class Admission:
         self._sealed.free(slot)
         self._remove(slot)
 
+    def evict_one(self, slot: int) -> None:
+        """Evict the sealed segment in ``slot``, whatever the retention would choose."""
+        while self._interrupted >= 0:
+            self.evict()
+        self.retention.discard(slot)
+        self._interrupted = slot
+        self._evict(slot)
+        self._interrupted = -1
+
     def evict_all(self) -> None:
         """Evict every sealed segment; the retention begins anew. A call that raised can be repeated."""
         while self._interrupted >= 0:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from sharpwave.log.row_kernels import ENDED
 from sharpwave.log.step_log import StepLog
+from sharpwave.log.whole_episodes import begin_apart, drop
 from sharpwave.spec import TRUNCATED
 
 Bytes = npt.NDArray[np.uint8]
@@ -32,6 +33,8 @@ class StepBlock:
             repeated.
         nexts: [N, *shape] by field: the observations after the last steps; ``None``: unknown.
         broken: bool [T, N]: the step's episode was broken off after it, and ``flags`` and ``finals`` say so.
+        one_episode: they are an episode of one lane, which has none under way. ``whole``: and are appended all or not at
+            all (``sharpwave.log.whole_episodes``).
         done: int64 [N], how many steps of each lane are appended so far. ``ids``: int64 [T, N], their ids.
     """
 
@@ -41,9 +44,12 @@ class StepBlock:
     finals: Rows | None
     nexts: Rows | None
     broken: npt.NDArray[np.bool_]
+    one_episode: bool = False
+    whole: bool = False
 
     def __post_init__(self) -> None:
         self.done = np.zeros(len(self.lanes), np.int64)
+        self._first_step = 0  # of a whole episode, in its lane
         self.ids = np.empty(self.flags.shape, np.int64)
 
     @property
@@ -62,6 +68,9 @@ class StepBlock:
         """
         until, last = self._until(most), len(self.flags) - (self.nexts is not None)
         log.open_lanes(int(self.lanes.max()) + 1)
+        if self.whole and not self.done[0]:
+            self._first_step = int(log.opened.steps[self.lanes[0]])
+            begin_apart(log, int(self.lanes[0]), len(self.flags), at_once=until == len(self.flags))
         if until - self.done.min() == 1 and (self.done == self.done[0]).all():
             self._write_row(log, int(self.done[0]))
             return
@@ -71,7 +80,12 @@ class StepBlock:
                 self._write_run(log, j, begin, int(ends[np.searchsorted(ends, begin, "right")]))
 
     def end_unfinished(self, log: StepLog) -> None:
-        """Truncate, after an error, the episodes of which not all steps are appended."""
+        """Truncate, after an error, the episodes of which not all steps are appended; drop one that should be
+        whole."""
+        if self.whole:
+            if 0 < self.done[0] < len(self.flags):
+                drop(log, int(self.lanes[0]), self._first_step, self._first_step + int(self.done[0]))
+            return
         for j, lane in enumerate(self.lanes.tolist()):
             done = int(self.done[j])
             if 0 < done < len(self.flags) and not self.flags[done - 1, j] & ENDED:
@@ -81,7 +95,7 @@ class StepBlock:
         """Return up to which time the next part goes. The first time is a part of its own, as lanes may have to be
         ended for it, and so is the last, if what follows is known."""
         begin, times = int(self.done.min(initial=len(self.flags))), len(self.flags)
-        if begin == 0:
+        if begin == 0 and not self.one_episode:
             return min(1, times)
         return times if begin == times - 1 else min(times - (self.nexts is not None), begin + most)
 

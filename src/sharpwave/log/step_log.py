@@ -238,7 +238,7 @@ class StepLog:
     def make_room_for_steps(self, coming: int) -> None:
         while not self.admission.make_room_for_steps(coming):
             # Many lanes that were opened one after another hold all steps there are.
-            self._abandon(int(np.argmax(self.index.rows[self.opened.slots])))
+            self.abandon(int(np.argmax(self.index.rows[self.opened.slots])))
 
     # steps
 
@@ -358,7 +358,20 @@ class StepLog:
         """Return whether ``on_full`` drops the newest segment for ``error``."""
         return is_refusal(error) and self.admission.on_full == "drop_newest"
 
-    def _abandon(self, lane: int) -> None:
+    def seal_open(self, lane: int) -> None:
+        """Seal the lane's open segment, which is not empty and ends an episode, before it is full.
+
+        Raises: MemoryError, OSError: no room; nothing changed.
+        """
+        self._roll(lane, {})
+
+    def room(self, lane: int) -> int:
+        """Return how many steps of one episode fit into the lane's open segment."""
+        return 0 if self.opened.full(np.array([lane]), self._max_rows(self.lanes)) else self.opened.room(
+            lane, self._max_rows(self.lanes)
+        )
+
+    def abandon(self, lane: int) -> None:
         """Evict the rows of the lane's open segment, though it is not sealed."""
         going_on = not self.opened.ended(lane)
         context, successor = self.opened.context_behind(lane) if going_on else {}, self.opened.successor(lane)

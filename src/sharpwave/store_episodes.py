@@ -1,0 +1,62 @@
+"""Episodes of a store: found in order, decoded when asked for; and the removal of one that was not written whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sharpwave.log import whole_episodes
+from sharpwave.log.step_log import StepLog
+from sharpwave.native.interrupts import Lock
+from sharpwave.validation import checked_lane
+from sharpwave.views.episodes import EpisodeReader, Episodes, Order, checked_lanes, checked_order, find, ordered
+
+
+class StoreEpisodes:
+    """The part of a store that deals with whole episodes."""
+
+    _log: StepLog
+    _lock: Lock
+
+    def episodes(self, *, order: Order = "oldest", lanes: Any = None) -> Episodes:
+        """Find the episodes of which steps are held, those under way included.
+
+        Args:
+            order: "return" (the highest first), "length" (the longest first), "newest" (the fewest steps of its lane
+                since its last one first) or "oldest".
+            lanes: number of a lane, or several; default all.
+
+        Returns:
+            a sequence of ``StoredEpisode``, of what was there at the time of the call. Finding them reads flags and
+            rewards, which are always in memory; observations and fields are decoded when they are asked for.
+        Raises:
+            ValueError, TypeError: an invalid argument.
+
+        Cost: some 5 ns a step held, and 10 us a segment, under the store's lock.
+        """
+        checked = checked_order(order)
+        with self._lock:
+            self._log.check_open()
+            table = find(self._log, checked_lanes(lanes, self._log.lanes))
+            table = ordered(table, checked, self._log.opened.steps)
+        return Episodes(table, EpisodeReader(self._log, self._lock))
+
+    def drop_steps(self, lane: int, first: int, end: int) -> int:
+        """Evict the lane's steps ``first`` to ``end - 1``, and erase them from files: an episode that is not whole.
+
+        They lie in segments of their own, as those of ``add_episode(whole=True)`` do. The lane's next step begins an
+        episode; its number goes on counting.
+
+        Returns:
+            how many of the steps were held.
+        Raises:
+            ValueError: an invalid argument, or other steps share a segment with these; nothing was changed.
+            OSError: files could not be rewritten; the steps may be back when the store is opened again.
+
+        Cost: with a disk, reading the records of all files, and copying those that hold the steps.
+        """
+        number = int(checked_lane("drop_steps", lane)[0])
+        with self._lock:
+            self._log.check_open()
+            if number >= self._log.lanes:
+                raise ValueError(f"drop_steps: lane {lane}, expected one of the {self._log.lanes} lanes written to")
+            return whole_episodes.drop(self._log, number, int(first), int(end))
