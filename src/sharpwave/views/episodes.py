@@ -229,15 +229,16 @@ class StoredEpisode:
     @property
     def obs(self) -> Any:
         """Observations [T + 1, *shape], newest frames only, the final observation last; [T, *shape] if ``ended`` is
-        ``None``: the last step's successor may be unknown. A dict of those where the spec has one."""
+        ``None``: the last step's successor may be unknown. Dicts and tuples of those where the spec has them."""
         final = self.ended is not None
         spec = self._reader.spec
         return spec.join_obs({name: self._reader.read(name, *self._where, final=final) for name in spec.obs_names})
 
     @property
     def action(self) -> Any:
-        """Actions [T, *shape]."""
-        return self["action"]
+        """Actions [T, *shape], or dicts and tuples of those."""
+        spec = self._reader.spec
+        return spec.join_action({name: self._reader.read(name, *self._where) for name in spec.action_names})
 
     @property
     def reward(self) -> npt.NDArray[np.float32]:
