@@ -26,9 +26,11 @@ disk
 log
 persistence views
 offline
+data
 store_episodes store_stats store_views store_writing
 segment_writer store
 environment_kinds
+loading
 data
 observations
 environment_spec step_infos

@@ -9,6 +9,7 @@ from sharpwave.errors import (
     StoreInUseError,
     UnknownCodecError,
 )
+from sharpwave.loading import load
 from sharpwave.recorder import Recorder
 from sharpwave.sampling.limiters import MinSize, Queue, SamplesPerInsert
 from sharpwave.sampling.mixture import Mixture
@@ -56,5 +57,6 @@ __all__ = [
     "Transitions",
     "Uniform",
     "UnknownCodecError",
+    "load",
     "step_spec",
 ]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from sharpwave.data.exporting import export as write_data_set
 from sharpwave.log import whole_episodes
 from sharpwave.log.step_log import StepLog
 from sharpwave.native.interrupts import Lock
@@ -39,6 +41,36 @@ class StoreEpisodes:
             table = find(self._log, checked_lanes(lanes, self._log.lanes))
             table = ordered(table, checked, self._log.opened.steps)
         return Episodes(table, EpisodeReader(self._log, self._lock))
+
+    def export(
+        self,
+        target: str,
+        *,
+        order: Order = "oldest",
+        lanes: Any = None,
+        progress: bool | Callable[[int, int], None] | None = None,
+    ) -> int:
+        """Write the whole episodes as a data set; those without their first or last step are left out.
+
+        Args:
+            target: format and place: ``"minari:NAME"`` (a new local data set), ``"npz:FILE"`` and ``"hdf5:FILE"`` (the
+                D4RL layout, with ``next_observations``), ``"parquet:FILE"`` (a row a step, and one for the final
+                observation). Nothing that exists is overwritten, and nothing has the name before it is complete.
+            order, lanes: as for ``episodes``.
+            progress: show it; default: in a terminal, if rich is installed. A function receives steps done and in
+                total.
+
+        Returns:
+            how many episodes were written.
+        Raises:
+            FileExistsError: there is something of that name.
+            ValueError: an unknown format, or there are no whole episodes.
+            KeyError: an episode was evicted meanwhile.
+            ModuleNotFoundError, OSError: naming what is missing or fails. Then nothing was written.
+
+        Cost: an episode is in memory at a time.
+        """
+        return write_data_set(self, target, order, lanes, progress)
 
     def drop_steps(self, lane: int, first: int, end: int) -> int:
         """Evict the lane's steps ``first`` to ``end - 1``, and erase them from files: an episode that is not whole.

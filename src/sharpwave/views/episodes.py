@@ -230,9 +230,14 @@ class StoredEpisode:
     def obs(self) -> Any:
         """Observations [T + 1, *shape], newest frames only, the final observation last; [T, *shape] if ``ended`` is
         ``None``: the last step's successor may be unknown. Dicts and tuples of those where the spec has them."""
-        final = self.ended is not None
         spec = self._reader.spec
-        return spec.join_obs({name: self._reader.read(name, *self._where, final=final) for name in spec.obs_names})
+        return spec.join_obs({name: self.observations(name) for name in spec.obs_names})
+
+    def observations(self, name: str) -> npt.NDArray[Any]:
+        """Return one field of ``obs`` by its flat name, such as "obs" or "obs.camera": [T + 1, *shape] or [T, *shape]."""
+        if name not in self._reader.spec.obs_names:
+            raise KeyError(f"episode: {name!r}, expected a field of the observation: {self._reader.spec.obs_names}")
+        return self._reader.read(name, *self._where, final=self.ended is not None)
 
     @property
     def action(self) -> Any:

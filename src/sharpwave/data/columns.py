@@ -1,0 +1,263 @@
+"""The D4RL layout: all steps in a few arrays, ``observations``, ``actions``, ``rewards``, ``terminals`` and others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.data.episode import Episode, check_bytes, field_of, usable_name
+from sharpwave.spec import Field, Spec
+
+CHUNK_BYTES = 1 << 24
+"""Bytes of a column that are read at a time while episodes are found."""
+ONE_NAMES = {"obs": "observations", "action": "actions", "reward": "rewards", "terminated": "terminals"} | {
+    "truncated": "timeouts",
+    "next_obs": "next_observations",
+}
+"""Names of the layout by those that are used elsewhere, which are understood, too."""
+
+
+class Columns(Protocol):
+    """Arrays by name, of which rows are read. A name in a group contains slashes."""
+
+    def names(self) -> list[str]:
+        """Return the names of all arrays, in order."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return an array's shape."""
+
+    def dtype(self, name: str) -> np.dtype[Any]:
+        """Return an array's dtype."""
+
+    def rows(self, name: str, begin: int, end: int) -> npt.NDArray[Any]:
+        """Read rows [end - begin, ...].  Raises: ValueError: they cannot be read."""
+
+    def close(self) -> None:
+        """Close the files."""
+
+
+class ColumnSource:
+    """Episodes of a data set in the D4RL layout.
+
+    ``observations`` [N, ...] (or ``observations/KEY``, ...), ``actions`` [N, ...] (likewise), ``rewards`` [N],
+    ``terminals`` [N]; and where there are, ``timeouts`` [N]; ``next_observations``, as ``observations``; ``infos/*`` and
+    others [N, ...], which become further fields. The names of Sharpwave's own arrays are understood: obs, action,
+    reward, terminated, truncated, next_obs.
+
+    An episode ends after a terminal, a timeout, and where a step's next observation is not the following observation.
+    Without ``next_observations`` the observation after a timeout, and after the last step of all, is unknown: that step
+    cannot be learned from, and its observation is the final one of the step before.
+
+    Raises:
+        ValueError: arrays are missing, or do not fit each other.
+    """
+
+    def __init__(self, name: str, columns: Columns) -> None:
+        self.name, self._columns = name, columns
+        self.left_out: list[str] = []
+        found = {self._standard(one): one for one in columns.names()}
+        self._obs = _branch(found, "observations")
+        self._nexts = _branch(found, "next_observations")
+        self._actions = _branch(found, "actions")
+        self._reward = self._needed(found, "rewards")
+        self._terminals = self._needed(found, "terminals")
+        self._timeouts = found.get("timeouts")
+        if not self._obs or not self._actions:
+            raise ValueError(
+                f"{name}: has {sorted(found)[:12]}, expected observations, actions, rewards and terminals (and "
+                "timeouts, next_observations, infos/*)"
+            )
+        if self._nexts and self._nexts.keys() != self._obs.keys():
+            raise ValueError(f"{name}: next_observations {sorted(self._nexts)}, expected those of {sorted(self._obs)}")
+        self._count = self._length(self._reward)
+        used = {*self._obs.values(), *self._actions.values(), *self._nexts.values()}
+        for one in used | {self._reward, self._terminals, self._timeouts or self._reward}:
+            if self._length(one) != self._count:
+                raise ValueError(
+                    f"{name}: {one} has {self._length(one):,} rows, expected {self._count:,}, as {self._reward}"
+                )
+        self._check_flags()
+        self._fields = self._further(found, used)
+        self.spec = self._spec()
+        self._episodes = self._find()
+        self.steps = int((self._episodes[:, 1] - self._episodes[:, 0]).sum())
+
+    @staticmethod
+    def _standard(name: str) -> str:
+        first, slash, rest = name.partition("/")
+        return ONE_NAMES.get(first, first) + slash + rest
+
+    def _needed(self, found: dict[str, str], name: str) -> str:
+        if name not in found:
+            raise ValueError(f"{self.name}: has {sorted(found)[:12]}, expected {name} as well")
+        return found[name]
+
+    def _length(self, name: str) -> int:
+        shape = self._columns.shape(name)
+        return shape[0] if shape else -1
+
+    def _check_flags(self) -> None:
+        for name in (self._reward, self._terminals, self._timeouts):
+            if name is not None and (self._columns.shape(name)[1:] or self._columns.dtype(name).kind not in "buif"):
+                raise ValueError(
+                    f"{self.name}: {name} is {self._columns.shape(name)} {self._columns.dtype(name)}, expected one "
+                    "number a step"
+                )
+        if not self._count:
+            raise ValueError(f"{self.name}: no steps, expected at least one")
+
+    def _further(self, found: dict[str, str], used: set[str]) -> dict[str, str]:
+        """Return the names of the further fields' arrays, by the fields' names."""
+        fields: dict[str, str] = {}
+        taken = {*used, self._reward, self._terminals, self._timeouts}
+        for standard, name in found.items():
+            if name in taken:
+                continue
+            shape, dtype = self._columns.shape(name), self._columns.dtype(name)
+            if not shape or shape[0] != self._count or dtype.kind not in "buif" or 0 in shape:
+                self.left_out.append(f"{name} ({shape} {dtype}): not one value a step")
+                continue
+            fields[usable_name(standard.replace("/", "."))] = name
+        return fields
+
+    def _spec(self) -> Spec:
+        def one(name: str) -> Field:
+            return field_of(f"{self.name}: {name}", self._columns.shape(name)[1:], self._columns.dtype(name))
+
+        for key, name in self._nexts.items():
+            if one(name) != one(self._obs[key]):
+                raise ValueError(f"{self.name}: {name} is {one(name)}, expected {one(self._obs[key])}")
+        further: dict[str, Any] = {key: one(name) for key, name in self._fields.items()}
+        return Spec(obs=_tree(self._obs, one), action=_tree(self._actions, one), **further)
+
+    def _chunks(self) -> Iterator[tuple[int, int]]:
+        names = [*self._obs.values(), *self._nexts.values()] if self._nexts else [self._reward]
+        row = max(int(np.prod(self._columns.shape(name)[1:])) * self._columns.dtype(name).itemsize for name in names)
+        size = max(2, CHUNK_BYTES // max(1, row))
+        return ((begin, min(begin + size, self._count)) for begin in range(0, self._count, size))
+
+    def _find(self) -> npt.NDArray[np.int64]:
+        """Return the begin and end of each episode that has steps, int64 [n, 2].  Raises: ValueError."""
+        ends: list[npt.NDArray[np.int64]] = []
+        terminal: list[npt.NDArray[np.int64]] = []
+        last: dict[str, npt.NDArray[Any]] = {}
+        for begin, end in self._chunks():
+            self._check_rewards(begin, end)
+            cut = self._flag(self._terminals, begin, end)
+            terminal.append(begin + 1 + np.flatnonzero(cut))
+            if self._timeouts is not None:
+                cut = cut | self._flag(self._timeouts, begin, end)
+            if self._nexts:
+                broken = np.zeros(end - begin + 1, np.bool_)  # after the step before each, and after the last
+                for key, name in self._nexts.items():
+                    after = self._columns.rows(name, begin, end)
+                    there = self._columns.rows(self._obs[key], begin, end)
+                    if key in last:
+                        broken[0] |= last[key].tobytes() != there[0].tobytes()
+                    broken[1:-1] |= _differ(after[:-1], there[1:])
+                    last[key] = after[-1].copy()
+                ends.append(np.array([begin] if broken[0] else [], np.int64))
+                cut = cut | broken[1:]
+            ends.append(begin + 1 + np.flatnonzero(cut))
+        stops = np.unique(np.concatenate([*ends, [self._count]])).astype(np.int64)
+        starts = np.concatenate([[0], stops[:-1]])
+        if not self._nexts:  # the step before an unknown observation goes, unless it terminated
+            unknown = ~np.isin(stops, np.concatenate(terminal))
+            if unknown.any():
+                self.left_out.append(
+                    f"{int(unknown.sum()):,} steps at the ends of episodes that did not terminate: the observation after "
+                    "them is not in the data"
+                )
+            stops = stops - unknown
+        kept = stops > starts
+        return np.stack([starts, stops], axis=1)[kept].astype(np.int64)
+
+    def _check_rewards(self, begin: int, end: int) -> None:
+        rewards = self._columns.rows(self._reward, begin, end)
+        with np.errstate(over="ignore"):
+            finite = np.isfinite(rewards.astype(np.float32, copy=False))
+        if not finite.all():
+            row = int(np.argmin(finite))
+            raise ValueError(f"{self.name}: {self._reward}[{begin + row}] is {rewards[row]}, expected finite float32")
+
+    def _flag(self, name: str, begin: int, end: int) -> npt.NDArray[np.bool_]:
+        values = self._columns.rows(name, begin, end)
+        if values.dtype != np.bool_ and not ((values == 0) | (values == 1)).all():
+            raise ValueError(f"{self.name}: {name} has {values[(values != 0) & (values != 1)][0]}, expected 0 and 1")
+        return values != 0
+
+    def __len__(self) -> int:
+        return len(self._episodes)
+
+    def read(self, number: int) -> Episode:
+        """Read an episode."""
+        begin, end = self._episodes[number].tolist()
+        for name in (*self._obs.values(), *self._actions.values(), *self._fields.values()):
+            shape, dtype = self._columns.shape(name)[1:], self._columns.dtype(name)
+            check_bytes(f"{self.name}: {name}", end - begin + 1, field_of(name, shape, dtype))
+        terminated = bool(self._flag(self._terminals, end - 1, end)[0])
+        truncated = self._timeouts is not None and bool(self._flag(self._timeouts, end - 1, end)[0])
+
+        def observed(key: str) -> npt.NDArray[Any]:
+            if self._nexts:
+                before = self._columns.rows(self._obs[key], begin, end)
+                return np.concatenate([before, self._columns.rows(self._nexts[key], end - 1, end)])
+            if terminated:  # what follows a terminal step is another episode's
+                before = self._columns.rows(self._obs[key], begin, end)
+                return np.concatenate([before, before[-1:]])
+            return self._columns.rows(self._obs[key], begin, end + 1)
+
+        obs = {key: observed(key) for key in self._obs}
+        return Episode(
+            _tree({key: key for key in self._obs}, obs.__getitem__),
+            _tree(self._actions, lambda name: self._columns.rows(name, begin, end)),
+            self._columns.rows(self._reward, begin, end),
+            terminated,
+            truncated,
+            {key: self._columns.rows(name, begin, end) for key, name in self._fields.items()},
+        )
+
+    def close(self) -> None:
+        """Close the files."""
+        self._columns.close()
+
+
+def _branch(found: dict[str, str], name: str) -> dict[str, str]:
+    """Return the array ``name``, or those of the group of that name, by their path below it; "" is the array."""
+    return {one[len(name) + 1 :]: found[one] for one in found if one == name or one.startswith(f"{name}/")}
+
+
+def _tree(paths: dict[str, str], value: Any) -> Any:
+    """Return ``value`` of each name, nested as the paths are."""
+    if list(paths) == [""]:
+        return value(paths[""])
+    nested: dict[str, Any] = {}
+    for path, name in paths.items():
+        *parents, key = path.split("/")
+        place = nested
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[key] = value(name)
+    return _tuples(nested)
+
+
+def _tuples(tree: Any) -> Any:
+    """Return dicts whose keys are ``_index_0``, ``_index_1`` ... as tuples."""
+    if not isinstance(tree, dict):
+        return tree
+    inner = {key: _tuples(value) for key, value in tree.items()}
+    if inner and inner.keys() == {f"_index_{n}" for n in range(len(inner))}:
+        return tuple(inner[f"_index_{n}"] for n in range(len(inner)))
+    return inner
+
+
+def _differ(some: npt.NDArray[Any], others: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Return which rows differ in any bit, so that NaN equals itself."""
+    if not len(some):
+        return np.zeros(0, np.bool_)
+    one, other = (np.ascontiguousarray(x).reshape(len(x), -1).view(np.uint8) for x in (some, others))
+    found: npt.NDArray[np.bool_] = (one != other).any(axis=1)
+    return found

@@ -1,0 +1,101 @@
+"""Episodes of data sets: what every format is read as, and written from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.spec import RESERVED, Field, Spec
+
+MAX_EPISODE_BYTES = 1 << 33
+"""Limit for the arrays of an episode, which is read as a whole: sizes that a file declares are checked before."""
+
+
+@dataclass(frozen=True)
+class Episode:
+    """Episode of T steps.
+
+    Attributes:
+        obs: [T + 1, *shape], or dicts and tuples of those; the final observation is the last.
+        action: [T, *shape], or dicts and tuples of those. ``fields``: further ones by name, [T, *shape].
+        reward: [T].
+        terminated, truncated: how it ended. If neither, the data ends here: it is truncated.
+        info: what the data set says about it: strings, numbers, and lists and dicts of those.
+    """
+
+    obs: Any
+    action: Any
+    reward: npt.NDArray[Any]
+    terminated: bool
+    truncated: bool
+    fields: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Source(Protocol):
+    """Data set that is read episode by episode, in any order, though some formats are fastest in theirs.
+
+    Attributes:
+        name: format and absolute path, which tell one data set from another.
+        spec: schema of its steps. ``steps``: of all episodes.
+        left_out: what of the data set is not read, and why, in words.
+    """
+
+    name: str
+    spec: Spec
+    steps: int
+    left_out: list[str]
+
+    def __len__(self) -> int:
+        """Return the number of episodes."""
+
+    def read(self, number: int) -> Episode:
+        """Read an episode.  Raises: ValueError: the data set is damaged."""
+
+    def close(self) -> None:
+        """Close the files."""
+
+
+def existing(path: str, what: str) -> Path:
+    """Return an absolute path that exists.  Raises: FileNotFoundError, ValueError."""
+    if not path:
+        raise ValueError(f"{what}: expected a path behind it, as {what}:FILE")
+    found = Path(path).expanduser().absolute()
+    if not found.exists():
+        raise FileNotFoundError(f"{what}: {str(found)!r} does not exist")
+    return found
+
+
+def field_of(
+    what: str, shape: tuple[int, ...], dtype: np.dtype[Any], metadata: Mapping[str, Any] = MappingProxyType({})
+) -> Field:
+    """Return the field of values of ``shape`` and ``dtype``.  Raises: ValueError: they cannot be stored."""
+    if dtype.kind not in "buif" or any(n < 1 for n in shape):
+        raise ValueError(
+            f"{what}: shape {shape} {dtype} cannot be stored; expected booleans, integers or floats, of sizes above 0"
+        )
+    try:
+        return Field(tuple(shape), dtype.newbyteorder("=").name, metadata=metadata)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{what}: {error}") from error
+
+
+def check_bytes(what: str, rows: int, field: Field) -> None:
+    """Refuse values too large for memory.  Raises: ValueError."""
+    if rows * max(1, math.prod(field.shape)) * field.np_dtype.itemsize > MAX_EPISODE_BYTES:
+        raise ValueError(
+            f"{what}: {rows:,} x {field.shape} {field.dtype} in one episode, expected at most "
+            f"{MAX_EPISODE_BYTES >> 30} GiB; split it into episodes"
+        )
+
+
+def usable_name(name: str) -> str:
+    """Return the name of a further field that a spec can have: ``reserved`` ones, as weights, get a prefix."""
+    return f"info.{name}" if name in RESERVED or name.split(".")[0] in ("obs", "action") else name

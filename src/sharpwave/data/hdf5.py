@@ -1,0 +1,109 @@
+"""HDF5 files in the D4RL layout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.data.columns import ColumnSource
+from sharpwave.data.episode import existing
+from sharpwave.data.packages import needed
+
+METADATA = "metadata"
+"""Group that describes a D4RL data set."""
+
+
+class Hdf5Columns:
+    """Arrays of an HDF5 file. Links to other files, and arrays that are kept in others, are not followed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        h5py = needed("h5py", "data")
+        try:
+            self._file: Any = h5py.File(path, "r")
+        except (OSError, RuntimeError) as error:
+            raise ValueError(f"hdf5: {str(path)!r} is no HDF5 file, or damaged ({error})") from error
+        self._arrays: dict[str, Any] = {}
+        try:
+            self._collect(h5py, self._file, "", 0)
+        except (RuntimeError, OSError, KeyError) as error:
+            self._file.close()
+            raise ValueError(f"hdf5: {str(path)!r} is damaged ({error})") from error
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _collect(self, h5py: Any, group: Any, prefix: str, depth: int) -> None:
+        for key in group:
+            name = prefix + key
+            if name == METADATA:
+                continue
+            if not isinstance(group.get(key, getlink=True), h5py.HardLink):
+                raise ValueError(f"hdf5: {str(self.path)!r}: {name} is a link to elsewhere, which is not followed")
+            found = group[key]
+            if isinstance(found, h5py.Group):
+                if depth >= 8:
+                    raise ValueError(f"hdf5: {str(self.path)!r}: {name} is nested deeper than 8 groups")
+                self._collect(h5py, found, f"{name}/", depth + 1)
+            elif isinstance(found, h5py.Dataset):
+                if found.is_virtual or found.external:
+                    raise ValueError(f"hdf5: {str(self.path)!r}: {name} is kept in other files, which are not read")
+                self._arrays[name] = found
+
+    def names(self) -> list[str]:
+        """Return the names of all arrays."""
+        return list(self._arrays)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return an array's shape."""
+        return tuple(self._arrays[name].shape or ())
+
+    def dtype(self, name: str) -> np.dtype[Any]:
+        """Return an array's dtype."""
+        dtype: np.dtype[Any] = self._arrays[name].dtype
+        return dtype
+
+    def rows(self, name: str, begin: int, end: int) -> npt.NDArray[Any]:
+        """Read rows.  Raises: ValueError."""
+        try:
+            array = np.asarray(self._arrays[name][begin:end])
+        except (OSError, RuntimeError, KeyError, MemoryError) as error:
+            raise ValueError(f"hdf5: {str(self.path)!r}: {name}: rows {begin} to {end} cannot be read ({error})") from error
+        return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def open_hdf5(path: str) -> ColumnSource:
+    """Open an HDF5 file in the D4RL layout.  Raises: FileNotFoundError, ValueError, ModuleNotFoundError."""
+    found = existing(path, "hdf5")
+    columns = Hdf5Columns(found)
+    try:
+        return ColumnSource(f"hdf5:{found}", columns)
+    except BaseException:
+        columns.close()
+        raise
+
+
+class Hdf5Writer:
+    """Writer of an HDF5 file: ``write`` one array after the other, in parts of rows."""
+
+    def __init__(self, path: Path) -> None:
+        self._file: Any = needed("h5py", "data").File(path, "w")
+
+    def write(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], parts: Any) -> None:
+        """Write an array [N, ...] of ``shape`` from an iterable of its rows, in order."""
+        array = self._file.create_dataset(name, shape, dtype, chunks=True, compression="gzip", compression_opts=1)
+        at = 0
+        for part in parts:
+            array[at : at + len(part)] = part
+            at += len(part)
+
+    def close(self) -> None:
+        """Complete the file."""
+        self._file.close()
