@@ -1,0 +1,180 @@
+"""TFRecord files and the ``tf.train.Example`` messages in them, read without TensorFlow.
+
+Sources: the framing is that of tensorflow/core/lib/io/record_writer.h (length, CRC of it, data, CRC of it), the message
+that of tensorflow/core/example/feature.proto in protocol-buffer encoding (protobuf.dev/programming-guides/encoding).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.native.jit import njit
+
+HEADER, TRAILER_BYTES = struct.Struct("<QI"), 4
+BYTES, FLOATS, INTEGERS = 1, 2, 3
+"""Fields of a Feature."""
+Value = list[bytes] | npt.NDArray[np.float32] | npt.NDArray[np.int64]
+
+
+class Place(NamedTuple):
+    """Record in a file: the offset of its data, and their size."""
+
+    path: Path
+    offset: int
+    nbytes: int
+
+
+def records(path: Path) -> Iterator[Place]:
+    """Yield the places of a file's records. Cost: a read of 12 bytes for each.  Raises: ValueError: it is damaged."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        at = 0
+        while at < size:
+            file.seek(at)
+            header = file.read(HEADER.size)
+            if len(header) < HEADER.size:
+                raise ValueError(f"{path}: ends within a record's header, at byte {at:,}")
+            nbytes, checksum = HEADER.unpack(header)
+            if checksum != masked_crc(header[:8]):
+                raise ValueError(f"{path}: no TFRecord file, or damaged at byte {at:,}")
+            if at + HEADER.size + nbytes + TRAILER_BYTES > size:
+                raise ValueError(f"{path}: ends within a record of {nbytes:,} bytes, at byte {at:,}")
+            yield Place(path, at + HEADER.size, nbytes)
+            at += HEADER.size + nbytes + TRAILER_BYTES
+
+
+def read(place: Place) -> bytes:
+    """Read a record's data.  Raises: ValueError: it is damaged."""
+    with place.path.open("rb") as file:
+        file.seek(place.offset)
+        content = file.read(place.nbytes + TRAILER_BYTES)
+    if len(content) < place.nbytes + TRAILER_BYTES:
+        raise ValueError(f"{place.path}: was truncated at byte {place.offset:,}")
+    if struct.unpack("<I", content[place.nbytes :])[0] != masked_crc(content[: place.nbytes]):
+        raise ValueError(f"{place.path}: the record at byte {place.offset:,} does not match its checksum")
+    return content[: place.nbytes]
+
+
+def _table() -> npt.NDArray[np.uint32]:
+    table = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        table = np.where(table & 1, (table >> 1) ^ np.uint32(0x82F63B78), table >> 1).astype(np.uint32)
+    return table
+
+
+_CRC = _table()
+
+
+@njit(nogil=True, cache=True)
+def _crc32c(data: npt.NDArray[np.uint8], table: npt.NDArray[np.uint32]) -> int:
+    """Return the CRC-32C (Castagnoli) of some bytes. Cost: 2 ns a byte."""
+    crc = np.uint32(0xFFFFFFFF)
+    for byte in data:
+        crc = table[(crc ^ byte) & np.uint32(0xFF)] ^ (crc >> np.uint32(8))
+    return crc ^ np.uint32(0xFFFFFFFF)
+
+
+def masked_crc(data: bytes) -> int:
+    """Return TensorFlow's masked CRC-32C of some bytes."""
+    found = int(_crc32c(np.frombuffer(data, np.uint8), _CRC))
+    return ((found >> 15 | found << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def example(data: bytes) -> dict[str, Value]:
+    """Parse an Example: each feature's bytes, float32 or int64 values by name.  Raises: ValueError: it is damaged."""
+    found: dict[str, Value] = {}
+    for number, features in _fields(data):
+        if number != 1:
+            continue
+        for entry_number, entry in _fields(_submessage(features)):
+            if entry_number != 1:
+                continue
+            parts = dict(_fields(_submessage(entry)))
+            name = bytes(_submessage(parts.get(1, b""))).decode("utf-8", "replace")
+            found[name] = _feature(_submessage(parts.get(2, b"")))
+    return found
+
+
+def _feature(data: memoryview) -> Value:
+    for number, content in _fields(data):
+        inner = list(_fields(_submessage(content)))
+        if number == BYTES:
+            return [bytes(_submessage(value)) for _, value in inner]
+        packed = [value for _, value in inner]
+        if number == FLOATS:
+            return np.concatenate([np.zeros(0, "<f4"), *(_floats(value) for value in packed)]).astype(np.float32)
+        if number == INTEGERS:
+            parts = [np.array([value], np.uint64) if isinstance(value, int) else _varints(value) for value in packed]
+            return np.concatenate([np.zeros(0, np.uint64), *parts]).view(np.int64)
+    return []
+
+
+def _floats(value: memoryview | int) -> npt.NDArray[np.float32]:
+    content = value.to_bytes(4, "little") if isinstance(value, int) else value
+    if len(content) % 4:
+        raise ValueError("Example: floats of a size that is no multiple of 4")
+    return np.frombuffer(content, "<f4")
+
+
+def _varints(data: memoryview) -> npt.NDArray[np.uint64]:
+    """Decode packed variable-length integers."""
+    array = np.frombuffer(data, np.uint8)
+    if not array.size:
+        return np.zeros(0, np.uint64)
+    ends = np.flatnonzero(array < 0x80)
+    if not ends.size or ends[-1] != array.size - 1:
+        raise ValueError("Example: ends within a number")
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    if (ends - starts >= 10).any():
+        raise ValueError("Example: a number of more than 64 bits")
+    place = (np.arange(array.size) - np.repeat(starts, ends - starts + 1)).astype(np.uint64)
+    shifted = (array & 0x7F).astype(np.uint64) << (place * np.uint64(7))
+    sums: npt.NDArray[np.uint64] = np.add.reduceat(shifted, starts)
+    return sums
+
+
+def _submessage(value: memoryview | bytes | int) -> memoryview:
+    if isinstance(value, int):
+        raise ValueError("Example: a number where a message is expected")
+    return memoryview(value)
+
+
+def _fields(data: memoryview | bytes) -> Iterator[tuple[int, memoryview | int]]:
+    """Yield the number and the value of each field of a message.  Raises: ValueError."""
+    view, at = memoryview(data), 0
+    while at < len(view):
+        tag, at = _varint(view, at)
+        kind = tag & 7
+        if kind == 0:
+            value, at = _varint(view, at)
+            yield tag >> 3, value
+            continue
+        if kind == 2:
+            nbytes, at = _varint(view, at)
+        elif kind in (1, 5):
+            nbytes = 8 if kind == 1 else 4
+        else:
+            raise ValueError(f"Example: wire type {kind}")
+        if at + nbytes > len(view):
+            raise ValueError("Example: ends within a field")
+        part = view[at : at + nbytes]
+        at += nbytes
+        yield tag >> 3, part if kind == 2 else int.from_bytes(part, "little")
+
+
+def _varint(view: memoryview, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        if at >= len(view) or shift > 63:
+            raise ValueError("Example: ends within a number")
+        byte = view[at]
+        value |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:
+            return value, at
