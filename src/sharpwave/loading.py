@@ -12,6 +12,7 @@ import numpy as np
 from sharpwave.data.episode import Episode, Source
 from sharpwave.data.formats import open_source
 from sharpwave.data.progress import shown
+from sharpwave.disk.store_folder import read_manifest
 from sharpwave.json_values import encode
 from sharpwave.offline.scan import is_store
 from sharpwave.spec import Spec
@@ -56,6 +57,18 @@ def load(
 
     Cost: an episode is in memory at a time.
     """
+    return load_noting(source, into, lane=lane, progress=progress, **settings)[0]
+
+
+def load_noting(
+    source: str,
+    into: Store | None = None,
+    *,
+    lane: int | None = None,
+    progress: bool | Callable[[int, int], None] | None = None,
+    **settings: Any,
+) -> tuple[Store, dict[str, Any]]:
+    """Import as ``load``; return the store, and what it notes about the import, with the source's name."""
     opened = open_source(source)
     made: Store | None = None
     try:
@@ -63,12 +76,12 @@ def load(
             raise ValueError(f"load: got both into= and {', '.join(settings)}, which are settings of a new store")
         store = into if into is not None else (made := _store_for(opened, settings))
         try:
-            _import(opened, store, lane, progress)
+            note = _import(opened, store, lane, progress)
         except BaseException:
             if made is not None:
                 made.close()
             raise
-        return store
+        return store, note | {"name": opened.name}
     finally:
         opened.close()
 
@@ -76,6 +89,8 @@ def load(
 def _store_for(source: Source, settings: dict[str, Any]) -> Store:
     disk = settings.get("disk")
     if disk is not None and is_store(Path(disk)):
+        if read_manifest(Path(disk)).get("checkpoint"):
+            raise ValueError(f"load: disk={str(disk)!r} is a checkpoint; open it (Store.open), and give it as into=")
         limits = {name: value for name, value in settings.items() if name != "disk"}
         return Store.open(disk, **limits)
     if "capacity" not in settings and (disk is None or "disk_limit" not in settings) and "ram" not in settings:
@@ -87,7 +102,7 @@ def _store_for(source: Source, settings: dict[str, Any]) -> Store:
 
 def _import(
     source: Source, store: Store, lane: int | None, progress: bool | Callable[[int, int], None] | None
-) -> None:
+) -> dict[str, Any]:
     fit = Fit(source.spec, store.spec, source.name)
     note = _note(source, store, lane, fit.left_out)
     lane = int(note["lane"])
@@ -104,6 +119,7 @@ def _import(
                 _save(store, source, note, number + 1)
                 saved = time.monotonic()
         _save(store, source, note, len(source))
+    return note
 
 
 class Fit:

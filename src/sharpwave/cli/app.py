@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from sharpwave.cli import bench, inspect, plan, record, saliency, train, verify
+from sharpwave.cli import bench, data_sets, inspect, plan, record, saliency, train, verify
 from sharpwave.cli import eval as eval_command
 
 app = typer.Typer(
@@ -32,6 +32,8 @@ app.command("eval")(eval_command.evaluate)
 app.command("saliency")(saliency.saliency)
 app.command("record")(record.command)
 app.command("plan")(plan.plan)
+app.command("import")(data_sets.import_command)
+app.command("export")(data_sets.export_command)
 app.add_typer(bench.app, name="bench")
 app.command("inspect")(inspect.inspect)
 app.command("verify")(verify.verify)

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from sharpwave.training.recipes.environments import parse_size
-from sharpwave.training.text import byte_text
+from sharpwave.training.text import byte_text, printable
 
 
 @dataclass(frozen=True)
@@ -105,10 +105,29 @@ def plan(
     capacity: Annotated[str, typer.Option(help="steps that the memory holds, as 1e6 or 1M")] = "1e6",
     dtype: Annotated[str, typer.Option(help="dtype of an observation, as uint8 or float32")] = "uint8",
     env: Annotated[str | None, typer.Option(help="environment to measure the encoded size on, as pong")] = None,
-    steps: Annotated[int, typer.Option(min=100, help="random steps to measure")] = 10_000,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SOURCE",
+            help="data set to measure instead: FILE.npz, hdf5:FILE, minari:NAME or another that `sharpwave import` reads",
+        ),
+    ] = None,
+    steps: Annotated[int, typer.Option(min=100, help="steps to measure")] = 10_000,
     png: Annotated[Path | None, typer.Option(help="also draw the table to this PNG file")] = None,
 ) -> None:
-    """Show what a replay memory takes in RAM in each layout."""
+    """Show what a replay memory takes in RAM in each layout, or what your own data take.
+
+    Examples:
+
+        sharpwave plan --obs 84x84 --stack 4 --capacity 1e6 --env pong
+
+        sharpwave plan --data minari:D4RL/door/human-v2
+    """
+    if data is not None:
+        if env is not None or png is not None:
+            raise ValueError("--data measures a data set; leave out --env and --png")
+        plan_data(data, parse_count(capacity), steps)
+        return
     import numpy as np
     from rich import box
     from rich.console import Console
@@ -146,6 +165,43 @@ def plan(
     if png is not None:
         draw(rows, count, png)
         console.print(f"picture: {png}", soft_wrap=True, highlight=False)
+
+
+def plan_data(source: str, count: int, steps: int) -> None:
+    """Print what a data set takes, by field and in total, by encoding some ``steps`` steps of it."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from sharpwave.cli.plan_data import measure as measure_data
+
+    found = measure_data(source, steps)
+    console = Console()
+    title = f"{found.episodes:,} episodes, {found.steps:,} steps; {found.sampled:,} steps encoded"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("field", overflow="fold")
+    table.add_column("values", no_wrap=True)
+    for header in ("raw bytes a step", "encoded", "smaller by"):
+        table.add_column(header, justify="right")
+    table.add_column("codecs")
+    fields = {name: f"{'x'.join(map(str, field.shape))} {field.dtype}".strip() for name, field in found.spec.fields.items()}
+    for name, codecs in found.packed.items():
+        taken = sum(one.bytes for one in codecs.values())
+        raw = sum(one.raw_bytes for one in codecs.values())
+        held = max(1, sum(one.steps for one in codecs.values()))
+        less = f"{raw / taken:,.1f} x" if taken else ""
+        values = fields.get(name, {"flags": "uint8", "reward": "float32"}.get(name, ""))
+        cells = (f"{raw / held:,.1f}", f"{taken / held:,.1f}", less, ", ".join(sorted(codecs)))
+        table.add_row(printable(name), values, *cells)
+    table.add_row("headers, checksums", "", "", f"{found.overhead:,.1f}", "", "")
+    console.print(table)
+    for what, number in (("the data set", found.steps), (f"{count:,} steps of it", count)):
+        arrays, total = found.arrays * number, found.total(number)
+        console.print(
+            f"{what}: {byte_text(total)} of RAM, {total / number:,.1f} bytes a step, index and buffers included; as arrays "
+            f"of obs and next_obs {byte_text(arrays)}, {arrays / total:,.1f} times as much",
+            highlight=False,
+        )  # fmt: skip
 
 
 def draw(rows: list[Layout], count: int, png: Path) -> None:

@@ -58,7 +58,11 @@ class ColumnSource:
     def __init__(self, name: str, columns: Columns) -> None:
         self.name, self._columns = name, columns
         self.left_out: list[str] = []
-        found = {self._standard(one): one for one in columns.names()}
+        found: dict[str, str] = {}
+        for one in columns.names():
+            if (standard := self._standard(one)) in found:
+                raise ValueError(f"{name}: has both {found[standard]} and {one}, which are the same; expected one")
+            found[standard] = one
         self._obs = _branch(found, "observations")
         self._nexts = _branch(found, "next_observations")
         self._actions = _branch(found, "actions")
@@ -120,7 +124,11 @@ class ColumnSource:
             if not shape or shape[0] != self._count or dtype.kind not in "buif" or 0 in shape:
                 self.left_out.append(f"{name} ({shape} {dtype}): not one value a step")
                 continue
-            fields[usable_name(standard.replace("/", "."))] = name
+            field = usable_name(standard.replace("/", "."))
+            if field in fields:
+                self.left_out.append(f"{name}: would have the name of {fields[field]}")
+                continue
+            fields[field] = name
         return fields
 
     def _spec(self) -> Spec:

@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,8 @@ from sharpwave.data.minari import MinariTarget
 from sharpwave.data.npz import NpzWriter
 from sharpwave.data.parquet import ParquetTarget
 from sharpwave.data.progress import Shown, shown
-from sharpwave.spec import Spec
+from sharpwave.nesting import name_path, path_name
+from sharpwave.spec import Field, Spec
 from sharpwave.views.episodes import Order, StoredEpisode
 
 
@@ -58,10 +59,11 @@ def export(
             with _new_file(place, kind) as partial:
                 _write(ParquetTarget(partial, store.spec), episodes, store.spec, report)
         else:
+            columns = _columns(store.spec)
             with _new_file(place, kind) as partial:
                 writer: ColumnWriter = NpzWriter(partial) if kind == "npz" else Hdf5Writer(partial)
                 try:
-                    _write_columns(writer, episodes, store.spec, report)
+                    _write_columns(writer, episodes, columns, report)
                 finally:
                     writer.close()
     return len(episodes)
@@ -123,40 +125,71 @@ def _write(target: Target, episodes: list[StoredEpisode], spec: Spec, report: Sh
         raise
 
 
-def _write_columns(writer: ColumnWriter, episodes: list[StoredEpisode], spec: Spec, report: Shown) -> None:
-    """Write the D4RL layout, array by array: every field is decoded once, but the observation twice."""
-    steps = sum(one.length for one in episodes)
-    reads = 4 + 2 * len(spec.obs_names) + len(spec.step_names)
-    done = 0
+class _Column(NamedTuple):
+    """Array to be written: its name, the field that it is like, and its rows of an episode."""
 
-    def told(parts: Iterator[npt.NDArray[Any]]) -> Iterator[npt.NDArray[Any]]:
-        nonlocal done
-        for part in parts:
-            yield part
-            before, done = done // reads, done + len(part)
-            report(done // reads - before)
+    name: str
+    field: Field
+    rows: Callable[[StoredEpisode], npt.NDArray[Any]]
 
-    def write(name: str, field_shape: tuple[int, ...], dtype: Any, value: Callable[[StoredEpisode], Any]) -> None:
-        writer.write(name, (steps, *field_shape), np.dtype(dtype), told(value(one) for one in episodes))
 
+def _columns(spec: Spec) -> list[_Column]:
+    """Return the arrays of the D4RL layout.  Raises: ValueError: fields cannot be named in it."""
+
+    def value(name: str) -> Callable[[StoredEpisode], Any]:
+        return lambda one: one[name]
+
+    def following(name: str) -> Callable[[StoredEpisode], Any]:
+        return lambda one: one.observations(name)[1:]
+
+    found: list[_Column] = []
     for name in spec.obs_names:
-        field = spec.fields[name]
-        write(_path("observations", name), field.shape, field.np_dtype, lambda one, name=name: one[name])
-        write(
-            _path("next_observations", name), field.shape, field.np_dtype,
-            lambda one, name=name: one.observations(name)[1:],
-        )  # fmt: skip
-    for name in spec.action_names:
-        field = spec.fields[name]
-        write(_path("actions", name), field.shape, field.np_dtype, lambda one, name=name: one[name])
-    write("rewards", (), np.float32, lambda one: one.reward)
-    write("terminals", (), np.bool_, lambda one: one.terminated)
-    write("timeouts", (), np.bool_, lambda one: one.truncated)
-    for name in spec.extra_names:
-        field = spec.fields[name]
-        write(name.replace(".", "/"), field.shape, field.np_dtype, lambda one, name=name: one[name])
+        found.append(_Column(_path("observations", "obs", name, spec), spec.fields[name], value(name)))
+        found.append(_Column(_path("next_observations", "obs", name, spec), spec.fields[name], following(name)))
+    found += [
+        _Column(_path("actions", "action", name, spec), spec.fields[name], value(name)) for name in spec.action_names
+    ]
+    flag = Field((), "bool")
+    found.append(_Column("rewards", Field((), "float32"), lambda one: one.reward))
+    found += [_Column("terminals", flag, lambda one: one.terminated), _Column("timeouts", flag, lambda one: one.truncated)]
+    found += [_Column(_slashed(name), spec.fields[name], value(name)) for name in spec.extra_names]
+    names = [one.name for one in found]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise ValueError(f"export: two fields would be named {twice[0]!r}; use parquet: or minari:")
+    return found
 
 
-def _path(root: str, name: str) -> str:
-    """Return the name in a file of an observation's or an action's field, by its flat name."""
-    return "/".join([root, *name.split(".")[1:]])
+def _write_columns(writer: ColumnWriter, episodes: list[StoredEpisode], columns: list[_Column], report: Shown) -> None:
+    """Write the D4RL layout, array by array: every field is decoded once, but observations twice."""
+    steps, done = sum(one.length for one in episodes), 0
+
+    def told(column: _Column) -> Iterator[npt.NDArray[Any]]:
+        nonlocal done
+        for one in episodes:
+            yield column.rows(one)
+            before, done = done // len(columns), done + one.length
+            report(done // len(columns) - before)
+
+    for column in columns:
+        writer.write(column.name, (steps, *column.field.shape), column.field.np_dtype, told(column))
+
+
+def _path(file_root: str, root: str, name: str, spec: Spec) -> str:
+    """Return the name in a file of an observation's or an action's field, by its flat name.
+
+    Raises: ValueError: a key that would be taken for several, or for a tuple's.
+    """
+    parts = [file_root]
+    path = name_path(root, name)
+    for number, key in enumerate(path):
+        in_tuple = (path_name(root, path[:number]) if number else root) in spec.tuples
+        if not in_tuple and ("/" in key or key.startswith("_index_") or key in (".", "..")):
+            raise ValueError(f"export: the key {key!r} of {root} has no name in this format; use parquet: or minari:")
+        parts.append(f"_index_{key}" if in_tuple else key)
+    return "/".join(parts)
+
+
+def _slashed(name: str) -> str:
+    parts = name.split(".")
+    return "/".join(parts) if all(parts) else name

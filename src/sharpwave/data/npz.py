@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import zipfile
+import zlib
 from pathlib import Path
 from typing import IO, Any
 
@@ -15,6 +16,8 @@ from sharpwave.data.columns import ColumnSource
 from sharpwave.data.episode import existing
 
 SKIP_BYTES = 1 << 20
+UNREADABLE = (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, MemoryError, RuntimeError)
+"""Errors of damaged archives. RuntimeError: encrypted, or compressed in an unknown way."""
 
 
 class _Member:
@@ -81,7 +84,7 @@ class NpzColumns:
             for info in self._archive.infolist():
                 if info.filename.endswith(".npy"):
                     self._members[info.filename.removesuffix(".npy")] = _Member(self._archive, info)
-        except ValueError as error:
+        except UNREADABLE as error:
             self.close()
             raise ValueError(f"npz: {str(path)!r}: {error}") from error
 
@@ -101,7 +104,7 @@ class NpzColumns:
         """Read rows.  Raises: ValueError."""
         try:
             return self._members[name].rows(begin, end)
-        except (zipfile.BadZipFile, OSError, EOFError, ValueError, MemoryError, zipfile.zlib.error) as error:  # type: ignore[attr-defined]
+        except UNREADABLE as error:
             raise ValueError(f"npz: {str(self.path)!r}: {name}: rows {begin} to {end} cannot be read ({error})") from error
 
     def close(self) -> None:

@@ -1,0 +1,107 @@
+"""``sharpwave import SOURCE STORE`` and ``sharpwave export STORE TARGET``: data sets in and out."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from sharpwave.store import Store
+
+
+def import_command(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE",
+            help="minari:NAME (a local data set), hdf5:FILE or npz:FILE (the D4RL layout), parquet:FILE (an export), "
+            "lerobot:FOLDER or rlds:FOLDER",
+        ),
+    ],
+    store: Annotated[Path, typer.Argument(metavar="STORE", help="folder of a store, or a new one")],
+    lane: Annotated[int | None, typer.Option(min=0, help="lane to append to [default: a new one]")] = None,
+    capacity: Annotated[
+        str | None, typer.Option(help="limit of a new store in steps, as 1e6 [default: the data's]")
+    ] = None,
+    ram: Annotated[str | None, typer.Option(help="limit of its memory, as 2GiB")] = None,
+    disk_limit: Annotated[str | None, typer.Option(help="limit of its files, as 50GiB")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="show no progress")] = False,
+) -> None:
+    """Import a data set into a store on disk. An import that was broken off goes on where it stopped.
+
+    Examples:
+
+        sharpwave import minari:D4RL/door/human-v2 door/
+
+        sharpwave import hdf5:halfcheetah.hdf5 cheetah/ --ram 1GiB
+    """
+    from sharpwave.cli.plan import parse_count
+    from sharpwave.loading import load_noting
+    from sharpwave.training.text import byte_text, printable, quoted
+
+    settings: dict[str, Any] = {"ram": ram, "disk_limit": disk_limit}
+    settings["capacity"] = None if capacity is None else parse_count(capacity)
+    given = {name: value for name, value in settings.items() if value is not None}
+    imported, note = load_noting(source, disk=store, lane=lane, progress=False if quiet else None, **given)
+    with imported:
+        stats = imported.stats()
+        typer.echo(f"{note['episodes']:,} episodes, {note['steps']:,} steps of {printable(note['name'])}")
+        for one in note["left_out"]:
+            typer.echo(f"left out: {printable(one)}")
+        nbytes, held = stats["disk"]["bytes"], len(imported)
+        raw, encoded = stats["raw_bytes_per_step"], stats["encoded_bytes_per_step"]
+        typer.echo(f"{quoted(store)}: {held:,} steps in {byte_text(nbytes)} of files")
+        typer.echo(f"{encoded:,.1f} bytes a step, {raw:,.1f} before encoding")
+        if stats["evicted_steps"]:
+            typer.echo(f"{stats['evicted_steps']:,} steps were evicted: the store's limits hold fewer")
+
+
+def export_command(
+    store: Annotated[Path, typer.Argument(metavar="STORE", help="a store's folder, or a checkpoint")],
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="TARGET", help="minari:NAME, npz:FILE, hdf5:FILE (the D4RL layout) or parquet:FILE; a new one"
+        ),
+    ],
+    order: Annotated[str, typer.Option(help="oldest, newest, return or length")] = "oldest",
+    lanes: Annotated[str | None, typer.Option(help="lanes to export, as 0,3 [default: all]")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="show no progress")] = False,
+) -> None:
+    """Export a store's whole episodes as a data set.
+
+    Examples:
+
+        sharpwave export replay/ npz:replay.npz
+
+        sharpwave export ckpt/ minari:me/pong/dqn-v0 --order return
+    """
+    try:
+        chosen = None if lanes is None else [int(one) for one in lanes.split(",")]
+    except ValueError:
+        raise ValueError(f"--lanes: got {lanes!r}, expected numbers, as 0,3") from None
+    with ExitStack() as stack:
+        opened = _opened(store, stack)
+        held = opened.episodes(lanes=chosen)
+        written = opened.export(target, order=order, lanes=chosen, progress=False if quiet else None)  # type: ignore[arg-type]
+        typer.echo(f"{written:,} episodes in {target}")
+        if written < len(held):
+            typer.echo(f"left out: {len(held) - written:,} episodes without their first or last step")
+
+
+def _opened(path: Path, stack: ExitStack) -> Store:
+    """Open a store; a checkpoint of a store on disk in a folder of its own, so that it stays a checkpoint."""
+    from sharpwave.disk.store_folder import read_manifest
+    from sharpwave.store import Store
+
+    disk = None
+    if path.is_dir():
+        manifest = read_manifest(path)
+        if manifest.get("checkpoint") and manifest.get("on_disk"):
+            beside = path.absolute().parent
+            disk = stack.enter_context(tempfile.TemporaryDirectory(prefix=".export-", dir=beside))
+    return stack.enter_context(Store.open(path, disk=disk))
