@@ -93,9 +93,9 @@ def _store_for(source: Source, settings: dict[str, Any]) -> Store:
             raise ValueError(f"load: disk={str(disk)!r} is a checkpoint; open it (Store.open), and give it as into=")
         limits = {name: value for name, value in settings.items() if name != "disk"}
         return Store.open(disk, **limits)
-    if "capacity" not in settings and (disk is None or "disk_limit" not in settings) and "ram" not in settings:
-        settings = settings | {"capacity": max(2, source.steps)}
-    elif disk is not None and not {"capacity", "disk_limit"} & settings.keys():
+    if ("capacity" not in settings and (disk is None or "disk_limit" not in settings) and "ram" not in settings) or (
+        disk is not None and not {"capacity", "disk_limit"} & settings.keys()
+    ):
         settings = settings | {"capacity": max(2, source.steps)}
     return Store(source.spec, **settings)
 

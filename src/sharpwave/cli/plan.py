@@ -109,7 +109,7 @@ def plan(
         str | None,
         typer.Option(
             metavar="SOURCE",
-            help="data set to measure instead: FILE.npz, hdf5:FILE, minari:NAME or another that `sharpwave import` reads",
+            help="data set to measure instead: FILE.npz, hdf5:FILE, minari:NAME or what else `sharpwave import` reads",
         ),
     ] = None,
     steps: Annotated[int, typer.Option(min=100, help="steps to measure")] = 10_000,
@@ -184,7 +184,9 @@ def plan_data(source: str, count: int, steps: int) -> None:
     for header in ("raw bytes a step", "encoded", "smaller by"):
         table.add_column(header, justify="right")
     table.add_column("codecs")
-    fields = {name: f"{'x'.join(map(str, field.shape))} {field.dtype}".strip() for name, field in found.spec.fields.items()}
+    fields = {
+        name: f"{'x'.join(map(str, field.shape))} {field.dtype}".strip() for name, field in found.spec.fields.items()
+    }
     for name, codecs in found.packed.items():
         taken = sum(one.bytes for one in codecs.values())
         raw = sum(one.raw_bytes for one in codecs.values())
@@ -198,8 +200,8 @@ def plan_data(source: str, count: int, steps: int) -> None:
     for what, number in (("the data set", found.steps), (f"{count:,} steps of it", count)):
         arrays, total = found.arrays * number, found.total(number)
         console.print(
-            f"{what}: {byte_text(total)} of RAM, {total / number:,.1f} bytes a step, index and buffers included; as arrays "
-            f"of obs and next_obs {byte_text(arrays)}, {arrays / total:,.1f} times as much",
+            f"{what}: {byte_text(total)} of RAM, {total / number:,.1f} bytes a step, index and buffers included; "
+            f"as arrays of obs and next_obs {byte_text(arrays)}",
             highlight=False,
         )  # fmt: skip
 

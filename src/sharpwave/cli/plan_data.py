@@ -15,7 +15,6 @@ from sharpwave.offline.episodes import Packed, survey
 from sharpwave.spec import Spec
 from sharpwave.store import Store
 
-
 SAMPLE_RAM = 1 << 31
 
 
@@ -47,9 +46,9 @@ class Measured:
     def arrays(self) -> float:
         """Bytes a step of arrays with the observation and the next one."""
         spec = self.spec
-        return sum(
-            field.row_bytes * (2 if name in spec.obs_names else 1) for name, field in spec.fields.items()
-        ) + 4 + 2  # a float32 reward, terminated and truncated
+        return (
+            sum(field.row_bytes * (2 if name in spec.obs_names else 1) for name, field in spec.fields.items()) + 4 + 2
+        )  # a float32 reward, terminated and truncated
 
 
 def measure(text: str, steps: int) -> Measured:

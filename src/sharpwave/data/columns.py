@@ -43,8 +43,8 @@ class ColumnSource:
     """Episodes of a data set in the D4RL layout.
 
     ``observations`` [N, ...] (or ``observations/KEY``, ...), ``actions`` [N, ...] (likewise), ``rewards`` [N],
-    ``terminals`` [N]; and where there are, ``timeouts`` [N]; ``next_observations``, as ``observations``; ``infos/*`` and
-    others [N, ...], which become further fields. The names of Sharpwave's own arrays are understood: obs, action,
+    ``terminals`` [N]; and where there are, ``timeouts`` [N]; ``next_observations``, as ``observations``; ``infos/*``
+    and others [N, ...], which become further fields. The names of Sharpwave's own arrays are understood: obs, action,
     reward, terminated, truncated, next_obs.
 
     An episode ends after a terminal, a timeout, and where a step's next observation is not the following observation.
@@ -176,8 +176,8 @@ class ColumnSource:
             unknown = ~np.isin(stops, np.concatenate(terminal))
             if unknown.any():
                 self.left_out.append(
-                    f"{int(unknown.sum()):,} steps at the ends of episodes that did not terminate: the observation after "
-                    "them is not in the data"
+                    f"{int(unknown.sum()):,} steps at the ends of episodes that did not terminate: the observation "
+                    "after them is not in the data"
                 )
             stops = stops - unknown
         kept = stops > starts

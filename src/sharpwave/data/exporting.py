@@ -151,7 +151,10 @@ def _columns(spec: Spec) -> list[_Column]:
     ]
     flag = Field((), "bool")
     found.append(_Column("rewards", Field((), "float32"), lambda one: one.reward))
-    found += [_Column("terminals", flag, lambda one: one.terminated), _Column("timeouts", flag, lambda one: one.truncated)]
+    found += [
+        _Column("terminals", flag, lambda one: one.terminated),
+        _Column("timeouts", flag, lambda one: one.truncated),
+    ]
     found += [_Column(_slashed(name), spec.fields[name], value(name)) for name in spec.extra_names]
     names = [one.name for one in found]
     twice = [name for name in names if names.count(name) > 1]

@@ -71,7 +71,9 @@ class Hdf5Columns:
         try:
             array = np.asarray(self._arrays[name][begin:end])
         except (OSError, RuntimeError, KeyError, MemoryError) as error:
-            raise ValueError(f"hdf5: {str(self.path)!r}: {name}: rows {begin} to {end} cannot be read ({error})") from error
+            raise ValueError(
+                f"hdf5: {str(self.path)!r}: {name}: rows {begin} to {end} cannot be read ({error})"
+            ) from error
         return array.astype(array.dtype.newbyteorder("="), copy=False)
 
     def close(self) -> None:

@@ -108,7 +108,7 @@ class LeRobotSource:
             if dtype == "image":
                 if len(shape) != 3:
                     raise ValueError(f"{name}: an image of shape {shape}")
-                channels_first = list(said.get("names") or ["height"])[0] in ("channel", "channels")
+                channels_first = next(iter(said.get("names") or ["height"])) in ("channel", "channels")
                 fields[name] = field_of(name, (*shape[1:], shape[0]) if channels_first else shape, np.dtype("uint8"))
                 continue
             fields[name] = field_of(name, shape, np.dtype(dtype))

@@ -75,7 +75,9 @@ class MinariSource:
             for field, key in self._infos.items()
         }
         obs, action = (
-            (None, None) if first is None else (_arrays(first.observations, spaces[0]), _arrays(first.actions, spaces[1]))
+            (None, None)
+            if first is None
+            else (_arrays(first.observations, spaces[0]), _arrays(first.actions, spaces[1]))
         )
         self.spec = Spec(
             obs=_fields(f"{self.name}: observations", obs, spaces[0]),
@@ -106,8 +108,8 @@ class MinariSource:
         if not steps or len(ends[0]) != steps or len(ends[1]) != steps or (ends[0] | ends[1])[:-1].any():
             raise ValueError(
                 f"{self.name}: episode {number} has {steps} rewards, and terminations and truncations "
-                f"{np.flatnonzero(ends[0])[:4].tolist()} and {np.flatnonzero(ends[1])[:4].tolist()}; expected one at its "
-                "end only"
+                f"{np.flatnonzero(ends[0])[:4].tolist()} and {np.flatnonzero(ends[1])[:4].tolist()}; expected one "
+                "at its end only"
             )
         info = {key: said[key] for key in ("seed", "options") if said.get(key) is not None}
         return Episode(obs, action, rewards, bool(ends[0][-1]), bool(ends[1][-1]), fields, info)
@@ -132,7 +134,7 @@ def _arrays(value: Any, space: Any) -> Any:
 
 
 def _fields(what: str, value: Any, space: Any) -> Any:
-    """Return the fields of arrays, with what their spaces say in the metadata, from which ``_space`` makes them again."""
+    """Return the fields of arrays, with what their spaces say in the metadata, from which ``_space`` makes them."""
     if isinstance(value, dict):
         return {key: _fields(f"{what} {key}", one, space.spaces[key]) for key, one in value.items()}
     if isinstance(value, tuple):
@@ -181,6 +183,12 @@ class MinariTarget:
         import gymnasium as gym
 
         self.folder = folder_of(name)
+        from minari.dataset.minari_dataset import parse_dataset_id
+        from minari.namespace import validate_namespace
+
+        parse_dataset_id(name)
+        if namespace := name.rpartition("/")[0]:
+            validate_namespace(namespace)
         if self.folder.exists():
             raise FileExistsError(f"export: the Minari data set {name!r} exists ({self.folder}); choose another name")
         self._partial = self.folder.with_name(f".{self.folder.name}.partial")
@@ -246,7 +254,7 @@ def _space(spaces: Any, value: Any) -> Any:
         if said.get("space") == "MultiDiscrete":
             return spaces.MultiDiscrete(np.array(said["nvec"]), dtype=dtype.type)
         if said.get("space") == "MultiBinary":
-            return spaces.MultiBinary(shape)
+            return spaces.MultiBinary(shape[0] if len(shape) == 1 else shape)
         if said.get("space") == "Box":
             low, high = (np.array(said[key], dtype) if isinstance(said[key], str) else
                          np.array(said[key], dtype).reshape(shape) for key in ("low", "high"))  # fmt: skip

@@ -105,7 +105,9 @@ class NpzColumns:
         try:
             return self._members[name].rows(begin, end)
         except UNREADABLE as error:
-            raise ValueError(f"npz: {str(self.path)!r}: {name}: rows {begin} to {end} cannot be read ({error})") from error
+            raise ValueError(
+                f"npz: {str(self.path)!r}: {name}: rows {begin} to {end} cannot be read ({error})"
+            ) from error
 
     def close(self) -> None:
         """Close the file."""

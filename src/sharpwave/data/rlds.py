@@ -58,8 +58,8 @@ class RldsSource:
         missing = [key for key in ("reward", *FLAGS) if key not in self._features]
         if missing or not self._under("observation") or not self._under("action"):
             raise ValueError(
-                f"{self.name}: steps have {sorted(self._features)[:12]}, expected observation, action, reward, is_first, "
-                "is_last and is_terminal"
+                f"{self.name}: steps have {sorted(self._features)[:12]}, expected observation, action, reward, "
+                "is_first, is_last and is_terminal"
             )
         self._further = {
             usable_name(key.replace("/", ".")): key
@@ -117,7 +117,9 @@ class RldsSource:
 
     def _example(self, place: tfrecord.Place) -> dict[str, tfrecord.Value]:
         if place.nbytes > MAX_EPISODE_BYTES:
-            raise ValueError(f"{self.name}: an episode of {place.nbytes:,} bytes, expected {MAX_EPISODE_BYTES:,} at most")
+            raise ValueError(
+                f"{self.name}: an episode of {place.nbytes:,} bytes, expected {MAX_EPISODE_BYTES:,} at most"
+            )
         try:
             found = tfrecord.example(tfrecord.read(place))
         except ValueError as error:
@@ -187,9 +189,7 @@ def _leaves(feature: dict[str, Any], prefix: str = "") -> dict[str, dict[str, An
     return found
 
 
-def _array(
-    found: dict[str, tfrecord.Value], key: str, feature: _Feature, rows: int, what: str
-) -> npt.NDArray[Any]:
+def _array(found: dict[str, tfrecord.Value], key: str, feature: _Feature, rows: int, what: str) -> npt.NDArray[Any]:
     """Return a feature's values [rows, *shape].  Raises: ValueError."""
     field, values = feature.field, found.get(f"steps/{key}")
     if values is None:

@@ -33,8 +33,8 @@ class StepBlock:
             repeated.
         nexts: [N, *shape] by field: the observations after the last steps; ``None``: unknown.
         broken: bool [T, N]: the step's episode was broken off after it, and ``flags`` and ``finals`` say so.
-        one_episode: they are an episode of one lane, which has none under way. ``whole``: and are appended all or not at
-            all (``sharpwave.log.whole_episodes``).
+        one_episode: they are an episode of one lane, which has none under way. ``whole``: and are appended all or not
+            at all (``sharpwave.log.whole_episodes``).
         done: int64 [N], how many steps of each lane are appended so far. ``ids``: int64 [T, N], their ids.
     """
 

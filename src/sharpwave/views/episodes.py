@@ -1,9 +1,9 @@
-"""Episodes of a store: found by flags and rewards, which are always in memory; decoded field by field when asked for."""
+"""Episodes of a store: found by flags and rewards, which are always in memory; decoded field by field on demand."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, overload
 
 import numpy as np
@@ -134,12 +134,10 @@ class EpisodeReader:
         Raises:
             KeyError: steps were evicted.  DamagedError: a segment cannot be read.  MemoryError: no room to read one.
         """
-        field = self.spec.fields[name]
-        out = np.empty((count + final, *field.shape), field.np_dtype)
-        data = out.reshape(count + final, -1).view(np.uint8)[:, None]
-        if field.np_dtype == np.bool_ or field.shape == ():
-            data = out.view(np.uint8).reshape(count + final, 1, -1)
-        chunk = max(1, CHUNK_BYTES // max(1, field.row_bytes))
+        kind = self.spec.fields[name]
+        out = np.empty((count + final, *kind.shape), kind.np_dtype)
+        data = out.reshape(-1).view(np.uint8).reshape(count + final, 1, kind.row_bytes)
+        chunk = max(1, CHUNK_BYTES // kind.row_bytes)
         done = 0
         while done < count:
             part = min(chunk, count - done)
@@ -215,12 +213,17 @@ class StoredEpisode:
     total_reward: float
     begun: bool
     ended: Literal["terminated", "truncated"] | None
-    _reader: EpisodeReader
+    _reader: EpisodeReader = field(repr=False, compare=False)
 
     @property
     def whole(self) -> bool:
         """Whether all steps of the episode are held, from its first to its last."""
         return self.begun and self.ended is not None
+
+    @property
+    def spec(self) -> Spec:
+        """The store's spec."""
+        return self._reader.spec
 
     @property
     def _where(self) -> tuple[int, int, int]:
@@ -234,7 +237,7 @@ class StoredEpisode:
         return spec.join_obs({name: self.observations(name) for name in spec.obs_names})
 
     def observations(self, name: str) -> npt.NDArray[Any]:
-        """Return one field of ``obs`` by its flat name, such as "obs" or "obs.camera": [T + 1, *shape] or [T, *shape]."""
+        """Return a field of ``obs`` by its flat name, such as "obs" or "obs.camera": [T + 1, *shape] or [T, *shape]."""
         if name not in self._reader.spec.obs_names:
             raise KeyError(f"episode: {name!r}, expected a field of the observation: {self._reader.spec.obs_names}")
         return self._reader.read(name, *self._where, final=self.ended is not None)

@@ -1,0 +1,55 @@
+"""``sharpwave import``, ``export`` and ``plan --data``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import sharpwave as sw
+from sharpwave.cli import main
+from tests.data_sets.data import check_d4rl, d4rl
+
+LENGTHS = [30, 100, 7]
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    code = ended.value.code
+    assert isinstance(code, int) or code is None
+    return code or 0
+
+
+def test_import_export_and_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = d4rl(LENGTHS)
+    np.savez(tmp_path / "data.npz", **data)
+    store, source = str(tmp_path / "store"), f"npz:{tmp_path / 'data.npz'}"
+    for _ in range(2):
+        assert run("import", source, store) == 0
+        assert "3 episodes, 137 steps of npz:" in capsys.readouterr().out
+    target = f"{tmp_path / 'out.hdf5'}"
+    assert run("export", store, target, "--quiet") == 0
+    assert "3 episodes in" in capsys.readouterr().out
+    check_d4rl(sw.load(target), data, LENGTHS)
+    assert run("export", store, target) == 1 and "exists" in capsys.readouterr().err
+    assert run("export", store, f"npz:{tmp_path}/lane.npz", "--lanes", "x") == 2
+    assert "--lanes: got 'x'" in capsys.readouterr().err
+    assert run("plan", "--data", target, "--capacity", "1e5") == 0
+    out = capsys.readouterr().out
+    assert "137 steps encoded" in out and "24.0" in out and "infos.qpos" in out and "100,000 steps of it" in out
+    assert run("plan", "--data", "csv:x") == 2 and "expected one of" in capsys.readouterr().err
+
+
+def test_export_of_checkpoints_leaves_them(tmp_path: Path) -> None:
+    data = d4rl(LENGTHS)
+    np.savez(tmp_path / "data.npz", **data)
+    for place in ({}, {"disk": tmp_path / "store"}):
+        with sw.load(f"npz:{tmp_path / 'data.npz'}", **place) as store:
+            checkpoint = tmp_path / f"checkpoint{len(place)}"
+            store.checkpoint(checkpoint)
+        files = sorted(checkpoint.rglob("*"))
+        assert run("export", str(checkpoint), f"npz:{tmp_path}/out{len(place)}.npz") == 0
+        check_d4rl(sw.load(f"npz:{tmp_path}/out{len(place)}.npz"), data, LENGTHS)
+        assert sorted(checkpoint.rglob("*")) == files and not list(tmp_path.glob(".export*"))

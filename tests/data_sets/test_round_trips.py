@@ -1,0 +1,200 @@
+"""Data sets go into a store and out of it without a bit being changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import h5py
+import numpy as np
+import pyarrow.parquet as parquet
+import pytest
+
+import sharpwave as sw
+from tests.data_sets.data import check_d4rl, check_same, d4rl, same
+
+minari = pytest.importorskip("minari")
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+
+LENGTHS = [1, 70, 3, 200, 129]
+
+
+def write(path: Path, data: dict[str, Any]) -> str:
+    if path.suffix == ".npz":
+        np.savez(path, **data)
+    else:
+        with h5py.File(path, "w") as file:
+            for name, values in data.items():
+                file[name] = values
+            file["metadata/algorithm"] = "none"
+    return f"{path.suffix[1:]}:{path}"
+
+
+@pytest.mark.parametrize("ending", ["npz", "hdf5"])
+def test_d4rl_layout_is_imported_exactly(tmp_path: Path, ending: str) -> None:
+    data = d4rl(LENGTHS)
+    store = sw.load(write(tmp_path / f"data.{ending}", data))
+    assert store.spec.fields["obs"].dtype == "float64" and len(store) == sum(LENGTHS)
+    check_d4rl(store, data, LENGTHS)
+
+
+@pytest.mark.parametrize("ending", ["npz", "hdf5"])
+def test_chunks_do_not_show(tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sharpwave.data.columns.CHUNK_BYTES", 24 * 7)
+    data = d4rl(LENGTHS)
+    check_d4rl(sw.load(write(tmp_path / f"data.{ending}", data)), data, LENGTHS)
+
+
+def test_a_next_observation_that_is_another_ends_an_episode(tmp_path: Path) -> None:
+    data = d4rl([20])
+    data["terminals"][:] = data["timeouts"][:] = False
+    data["next_observations"][6] += 1
+    store = sw.load(write(tmp_path / "data.npz", data))
+    assert [one.length for one in store.episodes()] == [7, 13]
+    first, second = store.episodes()
+    assert same(first.obs[-1], data["next_observations"][6]) and first.ended == "truncated"
+    assert same(second.obs[-1], data["next_observations"][19]) and second.ended == "truncated"
+
+
+def test_without_next_observations_no_successor_is_invented(tmp_path: Path) -> None:
+    lengths = [4, 5, 6, 1, 2, 3]  # terminated, timed out, ...
+    data = d4rl(lengths, with_next=False)
+    store = sw.load(write(tmp_path / "data.hdf5", data))
+    assert [(one.length, one.ended) for one in store.episodes()] == [
+        (4, "terminated"), (4, "truncated"), (6, "terminated"), (2, "terminated"), (2, "truncated"),
+    ]  # fmt: skip
+    timed_out = store.episodes()[1]
+    assert same(timed_out.obs, data["observations"][4:9]) and same(timed_out.action, data["actions"][4:8])
+    (note,) = store.annotations()["imports"].values()
+    assert "3 steps" in note["left_out"][0]
+
+
+def make_minari(name: str, env: gym.Env[Any, Any], episodes: int, infos: bool = False) -> Any:
+    collector = minari.DataCollector(env, record_infos=infos)
+    collector.action_space.seed(0)
+    for seed in range(episodes):
+        collector.reset(seed=seed)
+        ended = False
+        while not ended:
+            _, _, terminated, truncated, _ = collector.step(collector.action_space.sample())
+            ended = terminated or truncated
+    return collector.create_dataset(dataset_id=name)
+
+
+class Nested(gym.Env[Any, Any]):
+    """Environment of dicts and tuples that ends both ways at once in every second episode."""
+
+    observation_space = gym.spaces.Dict(
+        {
+            "image": gym.spaces.Box(0, 255, (8, 6, 3), np.uint8),
+            "arm": gym.spaces.Dict({"joints": gym.spaces.Box(-1, 1, (3,), np.float64)}),
+            "pair": gym.spaces.Tuple([gym.spaces.Discrete(5), gym.spaces.MultiBinary(4)]),
+        }
+    )
+    action_space = gym.spaces.Dict({"move": gym.spaces.Discrete(3), "force": gym.spaces.Box(-1, 1, (2,), np.float32)})
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        self.step_number, self.both = 0, bool((seed or 0) % 2)
+        return self.observation_space.sample(), {"power": 0.5}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.step_number += 1
+        end = self.step_number == 9
+        info = {"power": float(self.step_number)}
+        return self.observation_space.sample(), 0.25 * self.step_number, end and self.both, end, info
+
+
+@pytest.mark.parametrize("kind", ["CartPole-v1", "Pendulum-v1", "nested"])
+def test_minari_in_and_out_of_every_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    nested = kind == "nested"
+    env = Nested() if nested else gym.make(kind, max_episode_steps=70)
+    made = minari_made = make_minari("test/toy/random-v0", env, 4, infos=nested)
+    store = sw.load("minari:test/toy/random-v0")
+    for one, other in zip(store.episodes(), made.iterate_episodes(), strict=True):
+        assert same(one.obs, other.observations) and same(one.action, other.actions)
+        assert same(one.reward, other.rewards.astype(np.float32))
+        assert same(one.terminated, other.terminations) and same(one.truncated, other.truncations)
+        assert one.info["seed"] == other.id  # as reset above
+        if nested:
+            assert same(one["infos.power"], other.infos["power"][1:])
+    targets = [f"npz:{tmp_path}/out.npz", f"hdf5:{tmp_path}/out.hdf5", f"parquet:{tmp_path}/out.parquet"]
+    for target in targets:
+        assert store.export(target) == 4
+        back = sw.load(target)
+        for a, b in zip(store.episodes(), back.episodes(), strict=True):
+            assert same(a.obs, b.obs) and same(a.action, b.action) and same(a.reward, b.reward)
+            assert same(a.terminated, b.terminated) and same(a.truncated, b.truncated)
+            assert all(same(a[name], b[name]) for name in store.spec.extra_names)
+    check_same(store, sw.load(targets[2]))  # which keeps annotations, too
+    store.export("minari:test/copy-v1")
+    copy = minari.load_dataset("test/copy-v1")
+    assert copy.observation_space == minari_made.observation_space and copy.action_space == minari_made.action_space
+    for mine, other in zip(copy.iterate_episodes(), made.iterate_episodes(), strict=True):
+        assert same(mine.observations, other.observations) and same(mine.actions, other.actions)
+        assert same(mine.rewards, other.rewards.astype(np.float32))
+        assert same(mine.terminations, other.terminations) and same(mine.truncations, other.truncations)
+    assert [one["seed"] for one in copy.storage.get_episode_metadata(range(4))] == [0, 1, 2, 3]
+
+
+def test_parquet_rows_are_readable_by_others(tmp_path: Path) -> None:
+    data = d4rl([3, 2])
+    store = sw.load(write(tmp_path / "data.npz", data))
+    store.export(f"parquet:{tmp_path}/out.parquet")
+    table = parquet.read_table(tmp_path / "out.parquet")
+    assert table.column("episode").to_pylist() == [0, 0, 0, 0, 1, 1, 1]
+    assert table.column("is_last").to_pylist() == [False] * 3 + [True] + [False] * 2 + [True]
+    assert table.column("obs").to_pylist()[3] == data["next_observations"][2].tolist()
+    assert table.column("action").to_pylist()[3] is None and table.column("reward").to_pylist()[6] is None
+    assert table.column("terminated").to_pylist() == [False, False, True, None, False, False, None]
+
+
+def test_nothing_is_overwritten_and_nothing_half_written_remains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    store = sw.load(write(tmp_path / "data.npz", d4rl([30, 40])))
+    calls, written = 0, {"aa"}  # the namespace's folder remains
+
+    def breaking(done: int, total: int) -> None:
+        nonlocal calls
+        calls += 1
+        raise KeyboardInterrupt
+
+    for target in ("npz:{}/a.npz", "hdf5:{}/a.hdf5", "parquet:{}/a.parquet", "minari:aa/b-v0"):
+        target = target.format(tmp_path)
+        with pytest.raises(KeyboardInterrupt):
+            store.export(target, progress=breaking)
+        left = {one.name for one in tmp_path.rglob("*")} - {"minari", "data.npz"}
+        assert left <= written, left
+        written |= {"aa", "b-v0", *MINARI_FILES} if target.startswith("minari") else {Path(target.split(":")[1]).name}
+        assert store.export(target) == 2
+        before = [(one, one.stat().st_mtime_ns) for one in sorted(tmp_path.rglob("*")) if one.is_file()]
+        with pytest.raises(FileExistsError, match="exists"):
+            store.export(target)
+        assert before == [(one, one.stat().st_mtime_ns) for one in sorted(tmp_path.rglob("*")) if one.is_file()]
+    assert calls == 4
+
+
+MINARI_FILES = {"main_data.hdf5", "metadata.json", "namespace_metadata.json", "data"}
+
+
+def test_into_a_store_of_other_dtypes_and_fewer_fields(tmp_path: Path) -> None:
+    data = d4rl([5, 6])
+    source = write(tmp_path / "data.npz", data)
+    spec = sw.Spec(obs=sw.Field((3,), "float32"), action=sw.Field((2,), "float32"))
+    store = sw.load(source, sw.Store(spec, capacity=100))
+    assert same(store.episodes()[0].obs[:-1], data["observations"][:5].astype(np.float32))
+    (note,) = store.annotations()["imports"].values()
+    assert note["left_out"] == ["infos.qpos: the store has no such field"]
+    for wrong in (
+        sw.Spec(obs=sw.Field((4,), "float32"), action=sw.Field((2,), "float32")),
+        sw.Spec(obs=sw.Field((3,), "float32"), action=sw.Field((2,), "float32"), mass=sw.Field((), "float32")),
+    ):
+        other = sw.Store(wrong, capacity=100)
+        with pytest.raises(ValueError, match=r"expected|has no"):
+            sw.load(source, other)
+        assert len(other) == 0 and not other.annotations()
