@@ -18,7 +18,7 @@ def frames(number: int) -> list[dict[str, Any]]:
     rng, count = np.random.default_rng(number), LENGTHS[number]
     found = []
     for t in range(count):
-        frame = {"observation.state": rng.normal(size=4).astype(np.float32)}
+        frame: dict[str, Any] = {"observation.state": rng.normal(size=4).astype(np.float32)}
         frame["observation.environment_state"] = rng.normal(size=2)
         frame["observation.images.top"] = rng.integers(0, 255, (8, 6, 3)).astype(np.uint8)
         frame["action"] = rng.normal(size=2).astype(np.float32)

@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.errors import DamagedError
+from sharpwave.format.segment import FLAGS, REWARD
 from sharpwave.json_values import decode
 from sharpwave.log.annotation_lookup import annotations_of
-from sharpwave.memory.segment_index import LEAF_MASK
+from sharpwave.memory.segment_index import LEAF_BITS, LEAF_MASK
 from sharpwave.spec import START, TERMINATED, TRUNCATED, Spec
 from sharpwave.views.gather import FieldReaders, UndecodableError
 from sharpwave.views.ids import Ids, Tag, tagged
@@ -34,7 +35,7 @@ CHUNK_BYTES = 1 << 24
 
 class Table(NamedTuple):
     """Episodes, as arrays [n]: the lane, the lane's number of the first step, steps, the sum of rewards, the flags of
-    the last step, and whether the first step is the episode's first."""
+    the last step, whether the first step is the episode's first, and that step's id."""
 
     lane: Ints
     first_step: Ints
@@ -42,6 +43,7 @@ class Table(NamedTuple):
     total: npt.NDArray[np.float64]
     flags: npt.NDArray[np.uint8]
     begun: Bools
+    id: Ints
 
 
 def find(log: StepLog, lanes: Iterable[int], *, with_totals: bool = True) -> Table:
@@ -52,7 +54,7 @@ def find(log: StepLog, lanes: Iterable[int], *, with_totals: bool = True) -> Tab
     found = [part for lane in lanes if (part := _find_in(log, lane, with_totals)) is not None]
     if not found:
         no = np.zeros(0, np.int64)
-        return Table(no, no, no, np.zeros(0), np.zeros(0, np.uint8), np.zeros(0, np.bool_))
+        return Table(no, no, no, np.zeros(0), np.zeros(0, np.uint8), np.zeros(0, np.bool_), no)
     return Table(*(np.concatenate(arrays) for arrays in zip(*found, strict=True)))
 
 
@@ -60,17 +62,17 @@ def _find_in(log: StepLog, lane: int, with_totals: bool) -> Table | None:
     index, steps = log.index, Steps(log)
     flags: list[npt.NDArray[np.uint8]] = []
     rewards: list[npt.NDArray[np.float32]] = []
-    runs: list[tuple[int, int]] = []  # by segment: number of its first step, and its steps
+    runs: list[tuple[int, int, int]] = []  # by segment: number of its first step, its steps, and its id
     slot = int(log.inventory.oldest[lane])
     while slot >= 0:
         if index.rows[slot]:
             flags.append(steps.flags(slot))
             rewards.append(steps.rewards(slot))
-            runs.append((int(index.first_step[slot]), int(index.rows[slot])))
+            runs.append((int(index.first_step[slot]), int(index.rows[slot]), index.segment_id(slot)))
         slot = int(index.next[slot])
     if not runs:
         return None
-    first, rows = np.array(runs, np.int64).T
+    first, rows, ids = np.array(runs, np.int64).T
     all_flags = np.concatenate(flags)
     begins = np.concatenate([[0], np.cumsum(rows)[:-1]])  # rows at which segments begin
     cut = all_flags & START != 0
@@ -90,6 +92,7 @@ def _find_in(log: StepLog, lane: int, with_totals: bool) -> Table | None:
         total,
         all_flags[ends - 1],
         all_flags[starts] & START != 0,
+        ids[segment] + starts - begins[segment],
     )
 
 
@@ -102,33 +105,48 @@ class EpisodeReader:
         self._readers, self._words = FieldReaders(log), LogWords(log)
         self._numbers = {name: k for k, name in enumerate(log.spec.fields)}
 
-    def ids(self, lane: int, first: int, count: int) -> Ids:
+    def ids(self, first: int, count: int) -> Ids:
         """Return the ids of steps.  Raises: KeyError: some were evicted."""
         with self.lock:
-            return tagged(self._locate(lane, first, count), Tag(self.log.tag, STEPS))
+            slots, rows = self._locate(first, count)
+            ids = self.log.index.generation[slots] << LEAF_BITS | slots * self.log.stride + rows
+            return tagged(ids, Tag(self.log.tag, STEPS))
 
-    def _locate(self, lane: int, first: int, count: int) -> Ints:
+    def _locate(self, first: int, count: int) -> tuple[Ints, Ints]:
+        """Return the slots and rows of ``count`` steps from the one with the id ``first``.
+
+        Raises: KeyError: some were evicted.  Cost: O(count), and some us a segment.
+        """
         self.log.check_open()
-        ids = self.log.index.find(np.full(count, lane, np.int64), np.arange(first, first + count))
-        if (ids < 0).any():
-            raise KeyError(f"episode: step {first} of lane {lane} was evicted since episodes() found it; call it again")
-        return ids
+        index = self.log.index
+        slot, row = divmod(first & LEAF_MASK, self.log.stride)
+        slots, rows = np.empty((2, count), np.int64)
+        done = 0
+        while done < count:
+            here = min(count - done, int(index.rows[slot]) - row)
+            if here <= 0 or (not done and index.generation[slot] != first >> LEAF_BITS):
+                raise KeyError("episode: steps of it were evicted since episodes() found it; call it again")
+            slots[done : done + here] = slot
+            rows[done : done + here] = np.arange(row, row + here)
+            done += here
+            if done < count and (index.gap[slot] or index.next[slot] < 0):
+                raise KeyError("episode: steps of it were evicted since episodes() found it; call it again")
+            slot, row = int(index.next[slot]), 0
+        return slots, rows
 
-    def flags(self, lane: int, first: int, count: int) -> npt.NDArray[np.uint8]:
+    def flags(self, first: int, count: int) -> npt.NDArray[np.uint8]:
         """Return the flags of steps."""
         with self.lock:
-            leaves = self._locate(lane, first, count) & LEAF_MASK
-            slots, rows = np.divmod(leaves, self.log.stride)
-            return self.log.arena.memory[self.log.index.offset[0, slots] + rows]
+            slots, rows = self._locate(first, count)
+            return self.log.arena.memory[self.log.index.offset[FLAGS, slots] + rows]
 
-    def rewards(self, lane: int, first: int, count: int) -> npt.NDArray[np.float32]:
+    def rewards(self, first: int, count: int) -> npt.NDArray[np.float32]:
         """Return the rewards of steps, float32 [count]."""
         with self.lock:
-            leaves = self._locate(lane, first, count) & LEAF_MASK
-            slots, rows = np.divmod(leaves, self.log.stride)
-            return self.log.arena.floats[(self.log.index.offset[1, slots] >> 2) + rows]
+            slots, rows = self._locate(first, count)
+            return self.log.arena.floats[(self.log.index.offset[REWARD, slots] >> 2) + rows]
 
-    def read(self, name: str, lane: int, first: int, count: int, *, final: bool = False) -> npt.NDArray[Any]:
+    def read(self, name: str, first: int, count: int, *, final: bool = False) -> npt.NDArray[Any]:
         """Decode a field of steps: [count, *shape]; with ``final`` also the observation after the last one.
 
         Raises:
@@ -142,8 +160,7 @@ class EpisodeReader:
         while done < count:
             part = min(chunk, count - done)
             with self.lock:
-                leaves = self._locate(lane, first + done, part) & LEAF_MASK
-                slots, rows = np.divmod(leaves, self.log.stride)
+                slots, rows = (places[done : done + part] for places in self._locate(first, count))
                 ready = self._ready(slots)
                 last = final and done + ready == count
                 self._decode(name, slots[:ready], rows[:ready], last, data[done : done + ready + last])
@@ -182,14 +199,14 @@ class EpisodeReader:
                 self.log.sealed.damaged[slot] = f"segment {self.log.index.segment_id(slot)}: {error}"
             raise
 
-    def annotations(self, lane: int, first: int, count: int) -> dict[str, Any]:
+    def annotations(self, first: int, count: int) -> dict[str, Any]:
         """Return the annotations of the episode that steps are of, as far as their segments have them."""
         with self.lock:
-            ids = self._locate(lane, first, count)
-            slots = (ids & LEAF_MASK) // self.log.stride
-            one_a_segment = ids[np.concatenate([[True], np.diff(slots) != 0])]
+            slots, rows = self._locate(first, count)
+            begins = np.concatenate([[0], np.flatnonzero(np.diff(slots)) + 1])
+            ids = self.log.index.generation[slots[begins]] << LEAF_BITS | slots[begins] * self.log.stride + rows[begins]
             merged: dict[str, Any] = {}
-            for values in annotations_of(self.log, one_a_segment.tolist()):
+            for values in annotations_of(self.log, ids.tolist()):
                 merged.update(values)
         decoded: dict[str, Any] = decode(merged)
         return decoded
@@ -213,6 +230,7 @@ class StoredEpisode:
     total_reward: float
     begun: bool
     ended: Literal["terminated", "truncated"] | None
+    _first_id: int = field(repr=False)
     _reader: EpisodeReader = field(repr=False, compare=False)
 
     @property
@@ -226,8 +244,8 @@ class StoredEpisode:
         return self._reader.spec
 
     @property
-    def _where(self) -> tuple[int, int, int]:
-        return self.lane, self.first_step, self.length
+    def _where(self) -> tuple[int, int]:
+        return self._first_id, self.length
 
     @property
     def obs(self) -> Any:
@@ -300,9 +318,9 @@ class Episodes(Sequence[StoredEpisode]):
     def __getitem__(self, place: int | slice) -> StoredEpisode | Episodes:
         if isinstance(place, slice):
             return Episodes(Table(*(array[place] for array in self._table)), self._reader)
-        lane, first, length, total, flags, begun = (array[place].item() for array in self._table)
+        lane, first, length, total, flags, begun, id_ = (array[place].item() for array in self._table)
         ended: Any = "terminated" if flags & TERMINATED else "truncated" if flags & TRUNCATED else None
-        return StoredEpisode(lane, first, length, total, begun, ended, self._reader)
+        return StoredEpisode(lane, first, length, total, begun, ended, id_, self._reader)
 
     def __iter__(self) -> Iterator[StoredEpisode]:
         return (self[place] for place in range(len(self)))
