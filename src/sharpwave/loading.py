@@ -222,7 +222,7 @@ def _add(store: Store, lane: int, fit: Fit, episode: Episode, mark: list[int]) -
 
 def _plain(info: Mapping[str, Any]) -> dict[str, Any]:
     """Return what of a data set's description can be an annotation."""
-    found = {}
+    found: dict[str, Any] = {}
     for key, value in info.items():
         value = value.tolist() if isinstance(value, np.ndarray) else value
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,7 +46,8 @@ def test_import_export_and_plan(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_export_of_checkpoints_leaves_them(tmp_path: Path) -> None:
     data = d4rl(LENGTHS)
     np.savez(tmp_path / "data.npz", **data)
-    for place in ({}, {"disk": tmp_path / "store"}):
+    places: tuple[dict[str, Any], ...] = ({}, {"disk": tmp_path / "store"})
+    for place in places:
         with sw.load(f"npz:{tmp_path / 'data.npz'}", **place) as store:
             checkpoint = tmp_path / f"checkpoint{len(place)}"
             store.checkpoint(checkpoint)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
+from sharpwave.views.episodes import EpisodeReader, StoredEpisode
 
 SPEC = sw.Spec(
     obs={"state": sw.Field((3,), "float64", stack=2), "code": sw.Field((), "uint8")},
@@ -29,7 +30,7 @@ def episode(rng: np.random.Generator, steps: int) -> dict[str, Any]:
     }
 
 
-def check(one: Any, data: dict[str, Any], skipped: int = 0) -> None:
+def check(one: StoredEpisode, data: dict[str, Any], skipped: int = 0) -> None:
     """Check an episode that lost its first ``skipped`` steps."""
     rows = slice(skipped, None)
     for key, values in data["obs"].items():
@@ -52,9 +53,9 @@ def test_every_episode_is_as_it_was_written(tmp_path: Path, on_disk: bool) -> No
     disk = tmp_path / "store" if on_disk else None
     store = sw.Store(SPEC, capacity=100_000, ram="32MiB" if on_disk else None, disk=disk, segment_steps=8)
     written = [episode(rng, int(rng.integers(1, 40))) for _ in range(60)]
-    for number, one in enumerate(written):
+    for number, data in enumerate(written):
         store.annotate(number % 3, {"number": number}, episode=True)
-        store.add_episode(lane=number % 3, **one)
+        store.add_episode(lane=number % 3, **data)
     store.append(
         lane=1, obs={"state": np.ones(3), "code": 0}, action=1, reward=2.0, terminated=False, truncated=False,
         core=np.zeros(2), flag=np.zeros(2, np.bool_),
@@ -144,11 +145,13 @@ def test_nothing_is_decoded_before_it_is_asked_for(monkeypatch: pytest.MonkeyPat
     store = sw.Store(SPEC, capacity=1000, segment_steps=8)
     store.add_episode(**episode(rng, 50))
     read: list[str] = []
-    original = sw.views.episodes.EpisodeReader.read  # type: ignore[attr-defined]
-    monkeypatch.setattr(
-        "sharpwave.views.episodes.EpisodeReader.read",
-        lambda self, name, *args, **more: read.append(name) or original(self, name, *args, **more),
-    )
+    original = EpisodeReader.read
+
+    def reading(self: EpisodeReader, name: str, *args: Any, **more: Any) -> Any:
+        read.append(name)
+        return original(self, name, *args, **more)
+
+    monkeypatch.setattr(EpisodeReader, "read", reading)
     (one,) = store.episodes(order="return")
     assert one.reward.size == 50 and one.terminated.size == 50 and one.info == {}
     assert read == []
@@ -163,9 +166,9 @@ def test_drop_steps_removes_an_episode_for_good(tmp_path: Path, on_disk: bool) -
     store = sw.Store(SPEC, capacity=10_000, disk=disk, segment_steps=8)
     replay = store.transitions()
     written = [episode(rng, steps) for steps in (20, 3, 40, 5)]
-    for number, one in enumerate(written):
+    for number, data in enumerate(written):
         store.annotate(0, {"number": number}, episode=True)
-        store.add_episode(whole=True, **one)
+        store.add_episode(whole=True, **data)
     with pytest.raises(ValueError, match="share a segment; expected"):
         store.drop_steps(0, 21, 22)
     assert len(store) == 68 and replay.sample(64).obs["state"].shape[0] == 64

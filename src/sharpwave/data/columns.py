@@ -195,7 +195,8 @@ class ColumnSource:
         values = self._columns.rows(name, begin, end)
         if values.dtype != np.bool_ and not ((values == 0) | (values == 1)).all():
             raise ValueError(f"{self.name}: {name} has {values[(values != 0) & (values != 1)][0]}, expected 0 and 1")
-        return values != 0
+        marked: npt.NDArray[np.bool_] = values != 0
+        return marked
 
     def __len__(self) -> int:
         return len(self._episodes)

@@ -140,7 +140,7 @@ class NpzWriter:
             described = {"descr": npy.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
             npy.write_array_header_1_0(stream, described)
             for part in parts:
-                stream.write(memoryview(np.ascontiguousarray(part, dtype)).cast("B") if part.size else b"")
+                stream.write(np.ascontiguousarray(part, dtype).data.cast("B") if part.size else b"")
 
     def close(self) -> None:
         """Complete the file."""

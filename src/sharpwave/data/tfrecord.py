@@ -77,7 +77,7 @@ def _crc32c(data: npt.NDArray[np.uint8], table: npt.NDArray[np.uint32]) -> int:
     crc = np.uint32(0xFFFFFFFF)
     for byte in data:
         crc = table[(crc ^ byte) & np.uint32(0xFF)] ^ (crc >> np.uint32(8))
-    return crc ^ np.uint32(0xFFFFFFFF)
+    return int(crc ^ np.uint32(0xFFFFFFFF))
 
 
 def masked_crc(data: bytes) -> int:

@@ -386,7 +386,7 @@ class StepLog:
         Raises: OSError: files could not be deleted; their steps come back when the store is opened again.
         """
         for lane in np.flatnonzero(self.index.rows[self.opened.slots]).tolist():
-            self._abandon(lane)
+            self.abandon(lane)
         self.admission.evict_all()
         for lane in range(self.lanes):  # last: nothing is left that this could change
             if not self.opened.ended(lane):

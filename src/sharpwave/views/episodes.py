@@ -45,6 +45,11 @@ class Table(NamedTuple):
     begun: Bools
     id: Ints
 
+    def some(self, places: Any) -> Table:
+        """Return the episodes at ``places``, a slice or indices."""
+        arrays: list[Any] = [array[places] for array in self]
+        return Table(*arrays)
+
 
 def find(log: StepLog, lanes: Iterable[int], *, with_totals: bool = True) -> Table:
     """Find the episodes of which steps are held, lane by lane and in order. The store's lock is held.
@@ -138,13 +143,15 @@ class EpisodeReader:
         """Return the flags of steps."""
         with self.lock:
             slots, rows = self._locate(first, count)
-            return self.log.arena.memory[self.log.index.offset[FLAGS, slots] + rows]
+            found: npt.NDArray[np.uint8] = self.log.arena.memory[self.log.index.offset[FLAGS, slots] + rows]
+            return found
 
     def rewards(self, first: int, count: int) -> npt.NDArray[np.float32]:
         """Return the rewards of steps, float32 [count]."""
         with self.lock:
             slots, rows = self._locate(first, count)
-            return self.log.arena.floats[(self.log.index.offset[REWARD, slots] >> 2) + rows]
+            found: npt.NDArray[np.float32] = self.log.arena.floats[(self.log.index.offset[REWARD, slots] >> 2) + rows]
+            return found
 
     def read(self, name: str, first: int, count: int, *, final: bool = False) -> npt.NDArray[Any]:
         """Decode a field of steps: [count, *shape]; with ``final`` also the observation after the last one.
@@ -274,12 +281,14 @@ class StoredEpisode:
     @property
     def terminated(self) -> Bools:
         """Whether each step terminated the episode, bool [T]."""
-        return self._reader.flags(*self._where) & TERMINATED != 0
+        ends: Bools = self._reader.flags(*self._where) & TERMINATED != 0
+        return ends
 
     @property
     def truncated(self) -> Bools:
         """Whether the episode was truncated after each step, bool [T]."""
-        return self._reader.flags(*self._where) & TRUNCATED != 0
+        ends: Bools = self._reader.flags(*self._where) & TRUNCATED != 0
+        return ends
 
     @property
     def info(self) -> dict[str, Any]:
@@ -317,7 +326,7 @@ class Episodes(Sequence[StoredEpisode]):
     def __getitem__(self, place: slice) -> Episodes: ...
     def __getitem__(self, place: int | slice) -> StoredEpisode | Episodes:
         if isinstance(place, slice):
-            return Episodes(Table(*(array[place] for array in self._table)), self._reader)
+            return Episodes(self._table.some(place), self._reader)
         lane, first, length, total, flags, begun, id_ = (array[place].item() for array in self._table)
         ended: Any = "terminated" if flags & TERMINATED else "truncated" if flags & TRUNCATED else None
         return StoredEpisode(lane, first, length, total, begun, ended, id_, self._reader)
@@ -356,4 +365,4 @@ def ordered(table: Table, order: Order, lane_steps: Ints) -> Table:
     age = lane_steps[table.lane] - (table.first_step + table.length)
     keys = {"oldest": -age, "newest": age, "return": -table.total, "length": -table.length}
     places = np.argsort(keys[order], kind="stable")
-    return Table(*(array[places] for array in table))
+    return table.some(places)
