@@ -109,6 +109,8 @@ def _import(
     done = _imported(store, lane, note)
     saved = time.monotonic()
     with shown(progress, source.name, source.steps) as report:
+        if before := note["episodes"] + len(done):
+            report(source.steps * before // len(source))  # about as many
         for number in range(len(source)):
             if number < note["episodes"] or number in done:
                 continue
@@ -164,7 +166,7 @@ def _note(source: Source, store: Store, lane: int | None, left_out: list[str]) -
 
     Raises: ValueError: the source has changed, or the lane is another.
     """
-    imports: dict[str, Any] = dict(store.annotations().get(IMPORTS, {}))
+    imports = _notes(store)
     note = imports.get(source.name)
     if note is None:
         number = 1 + max((one["number"] for one in imports.values()), default=-1)
@@ -180,6 +182,21 @@ def _note(source: Source, store: Store, lane: int | None, left_out: list[str]) -
     if lane is not None and lane != note["lane"]:
         raise ValueError(f"{source.name}: lane={lane}, but its import began in lane {note['lane']}; leave it out")
     return dict(note)
+
+
+def _notes(store: Store) -> dict[str, Any]:
+    """Return what a store notes about imports, by source.  Raises: ValueError: it is something else."""
+    said = store.annotations().get(IMPORTS, {})
+    numbers = ("number", "lane", "episodes", "of", "steps")
+    if not isinstance(said, dict) or not all(
+        isinstance(note, dict) and all(type(note.get(one)) is int and note[one] >= 0 for one in numbers)
+        for note in said.values()
+    ):
+        raise ValueError(
+            f"load: the store's annotation {IMPORTS!r} is not what an import notes there; rename it "
+            f"(store.annotate(None, {{{IMPORTS!r}: None}}) removes it)"
+        )
+    return said
 
 
 def _imported(store: Store, lane: int, note: Mapping[str, Any]) -> set[int]:
@@ -236,6 +253,5 @@ def _save(store: Store, source: Source, note: dict[str, Any], episodes: int) -> 
     """Make what was imported durable, and only then note it."""
     store.flush()
     note["episodes"] = episodes
-    imports = store.annotations().get(IMPORTS, {})
-    store.annotate(None, {IMPORTS: imports | {source.name: note}})
+    store.annotate(None, {IMPORTS: _notes(store) | {source.name: note}})
     store.flush()

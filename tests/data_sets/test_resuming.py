@@ -93,3 +93,6 @@ def test_two_sources_and_a_changed_one(tmp_path: Path) -> None:
         sw.load(second, store)
     with pytest.raises(ValueError, match="got both into= and capacity"):
         sw.load(first, store, capacity=5)
+    store.annotate(None, {"imports": "Dutch flowers"})
+    with pytest.raises(ValueError, match="annotation 'imports' is not what an import notes"):
+        sw.load(first, store)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,12 @@ def test_minari_in_and_out_of_every_format(tmp_path: Path, monkeypatch: pytest.M
         assert same(mine.rewards, other.rewards.astype(np.float32))
         assert same(mine.terminations, other.terminations) and same(mine.truncations, other.truncations)
     assert [one["seed"] for one in copy.storage.get_episode_metadata(range(4))] == [0, 1, 2, 3]
+    path = tmp_path / "minari" / "test" / "copy-v1" / "data" / "metadata.json"
+    said = json.loads(path.read_text())
+    said["env_spec"] = '{"entry_point": "os:abort"}'  # which minari would call, if there were no space
+    path.write_text(json.dumps({key: value for key, value in said.items() if key != "action_space"}))
+    with pytest.raises(ValueError, match="has no spaces"):
+        sw.load("minari:test/copy-v1")
 
 
 def test_parquet_rows_are_readable_by_others(tmp_path: Path) -> None:

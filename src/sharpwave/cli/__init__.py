@@ -36,9 +36,12 @@ def main(arguments: list[str] | None = None) -> None:
             raise
         if isinstance(error, ModuleNotFoundError):
             missing = (error.name or "").split(".")[0]
-            if missing not in TRAINING_PACKAGES:
+            if "pip install" in str(error):  # it names the extra itself
+                message = str(error)
+            elif missing not in TRAINING_PACKAGES:
                 raise
-            message = f"this command needs {missing}: pip install 'sharpwave[train]'"
+            else:
+                message = f"this command needs {missing}: pip install 'sharpwave[train]'"
         else:
             message = printable(str(error))
         print(f"sharpwave: {message}\n(SHARPWAVE_TRACEBACK=1 shows where this was raised)", file=sys.stderr)

@@ -54,7 +54,7 @@ class Table(NamedTuple):
 def find(log: StepLog, lanes: Iterable[int], *, with_totals: bool = True) -> Table:
     """Find the episodes of which steps are held, lane by lane and in order. The store's lock is held.
 
-    Cost: O(steps), by flags and rewards; some 5 ns a step, and 10 us a segment.
+    Cost: O(steps), by flags and rewards; some 12 us a segment.
     """
     found = [part for lane in lanes if (part := _find_in(log, lane, with_totals)) is not None]
     if not found:
