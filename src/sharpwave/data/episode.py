@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from sharpwave.spec import RESERVED, Field, Spec
 
-MAX_EPISODE_BYTES = 1 << 33
+MAX_EPISODE_BYTES = 1 << 32
 """Limit for the arrays of an episode, which is read as a whole: sizes that a file declares are checked before."""
 
 

@@ -12,6 +12,8 @@ from sharpwave.data.columns import ColumnSource
 from sharpwave.data.episode import existing
 from sharpwave.data.packages import needed
 
+FREE_BYTES, MAX_RATIO = 1 << 26, 2000
+"""What an array may declare beyond what it holds, as reading takes time for what is declared: gzip reaches 1,032."""
 METADATA = "metadata"
 """Group that describes a D4RL data set."""
 
@@ -51,6 +53,14 @@ class Hdf5Columns:
             elif isinstance(found, h5py.Dataset):
                 if found.is_virtual or found.external:
                     raise ValueError(f"hdf5: {str(self.path)!r}: {name} is kept in other files, which are not read")
+                nbytes, there = (
+                    int(np.prod(found.shape or (), dtype=object)) * found.dtype.itemsize,
+                    found.id.get_storage_size(),
+                )
+                if nbytes > FREE_BYTES + MAX_RATIO * there:
+                    raise ValueError(
+                        f"hdf5: {str(self.path)!r}: {name} declares {nbytes:,} bytes, and holds {there:,}; not read"
+                    )
                 self._arrays[name] = found
 
     def names(self) -> list[str]:
