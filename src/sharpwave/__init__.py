@@ -23,6 +23,7 @@ from sharpwave.spec import Field, Spec
 from sharpwave.store import Store
 from sharpwave.views.batch import Batch, SequenceBatch
 from sharpwave.views.blend import Blend
+from sharpwave.views.goals import Episode, Final, Future
 from sharpwave.views.sequences import Sequences
 from sharpwave.views.transitions import Transitions
 
@@ -33,8 +34,11 @@ __all__ = [
     "Blend",
     "DamagedError",
     "EmptyError",
+    "Episode",
     "Field",
     "Fifo",
+    "Final",
+    "Future",
     "Lifo",
     "LimiterTimeoutError",
     "LowestPriority",

@@ -7,6 +7,8 @@ from typing import TypeVar
 from sharpwave.native.interrupts import Lock
 from sharpwave.sampling.limiters import Limiter
 from sharpwave.sampling.protocol import Sampler
+from sharpwave.views.goals import Goals
+from sharpwave.views.hindsight import Hindsight
 from sharpwave.views.registry import Views
 from sharpwave.views.replay import Replay
 from sharpwave.views.sequences import Sequences, Windows
@@ -28,6 +30,7 @@ class StoreViews:
         name: str | None = None,
         n_step: int = 1,
         gamma: float = 0.99,
+        relabel: Goals | None = None,
         sampler: Sampler | None = None,
         max_times_sampled: int | None = None,
         limiter: Limiter | None = None,
@@ -39,6 +42,9 @@ class StoreViews:
             name: name of the view in checkpoints; default "transitions". A newer view replaces one of the same name.
             n_step: rewards summed; fewer at an episode's end.
             gamma: discount factor.
+            relabel: ``Future(k=4, reward_fn=...)``, ``Final`` or ``Episode``: hindsight experience replay, for
+                ``n_step=1``. Of ``k + 1`` transitions ``k`` get a goal that their episode achieved later (at its end;
+                anywhere), and its reward. A step can then be sampled once its episode has ended.
             sampler: ``Uniform()`` (default), ``Prioritized(...)``, ``RankPrioritized(...)``, ``Fifo()``, ``Lifo()``, a
                 ``Mixture([...])`` of them, or your own (``sharpwave.sampling.protocol.Sampler``); one instance per
                 view.
@@ -57,7 +63,8 @@ class StoreViews:
             ValueError, TypeError: an invalid argument.
         """
         with self._lock:
-            step = NStep(n_step, gamma)
+            step = NStep(n_step, gamma) if relabel is None else Hindsight(relabel, n_step, gamma)
+            name = NStep.kind if name is None else name
             return self._views.make(Transitions, step, name, sampler, max_times_sampled, limiter, seed)
 
     def sequences(

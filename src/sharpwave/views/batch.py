@@ -62,11 +62,13 @@ class Draws:
 
     Attributes:
         ids: int64 [n]. ``probabilities``: float64 [n]. ``weights``: float32 [n]. As in a batch.
+        uniforms: float64 [n], which goals they are relabelled with; ``None`` where none are.
     """
 
     ids: Any
     probabilities: Any
     weights: Any
+    uniforms: Any = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -96,6 +98,8 @@ class Batch(Arrays):
         terminated, truncated: bool [B], how the last step that ``reward`` sums ended the episode, if it did.
         n: int64 [B], steps that ``reward`` sums.
         lane, step: int64 [B], the lane and the step's number in it (``Store.ids``).
+        relabelled: bool [B], which have a goal that their episode achieved, and its reward; ``None`` without
+            ``relabel=``.
     """
 
     obs: Any
@@ -113,6 +117,7 @@ class Batch(Arrays):
     n: Any = None
     lane: Any = None
     step: Any = None
+    relabelled: Any = None
 
 
 @dataclass

@@ -24,6 +24,7 @@ from sharpwave.views.view import STEPS, View
 
 if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
+    from sharpwave.views.prefetch import Drawn
 
 Ints = npt.NDArray[np.int64]
 Undo = Callable[[], None]
@@ -224,7 +225,7 @@ class BatchSource:
         return target.batch
 
     def draw(self, draw: Draw, beta: float | None) -> Undo:
-        """Draw items that can be drawn.
+        """Draw items that can be drawn, and a random number of each where the view wants them.
 
         Returns a function that undoes it while the lock is still held, the generator's state too: the same is drawn
         again. An error leaves all undrawn.  Cost: 1 us besides ``Items.draw``.
@@ -233,6 +234,8 @@ class BatchSource:
         before = generator.state
         try:
             undo = self.items.draw(draw, beta, self.rng)
+            if self.view.draws_uniforms:
+                self.rng.random(out=draw.uniforms)
         except BaseException:
             generator.state = before
             raise
@@ -242,6 +245,10 @@ class BatchSource:
             generator.state = before
 
         return undraw
+
+    def kept_uniforms(self, draw: Draw) -> npt.NDArray[np.float64] | None:
+        """Return the random numbers of a draw to keep with its ids; ``None`` where the view wants none."""
+        return draw.uniforms if self.view.draws_uniforms else None
 
     def draw_into(self, target: Target, beta: float | None) -> Undo:
         """Draw items into the memory of a batch, after ``wait``.
@@ -255,7 +262,7 @@ class BatchSource:
                 return undo
             self._check_enough(len(target.ids))
 
-    def fill_drawn(self, target: Target, ids: Ints, probabilities: Any, weights: Any, beta: float | None) -> Undo:
+    def fill_drawn(self, target: Target, drawn: Drawn, beta: float | None) -> Undo:
         """Fill the memory of a batch with the items of an earlier draw; items lost since are resampled.
 
         Returns a function that undoes the resampling while the lock is still held. An error leaves nothing resampled.
@@ -263,14 +270,17 @@ class BatchSource:
         draw, undo = target.draw, _nothing
         while True:
             self.items.follow()
-            draw.items[:], there = self.items.resolve(ids)
-            draw.probabilities[:], draw.weights[:] = probabilities, weights
+            draw.items[:], there = self.items.resolve(drawn.ids)
+            draw.probabilities[:], draw.weights[:] = drawn.probabilities, drawn.weights
+            if self.view.draws_uniforms:
+                draw.uniforms[:] = 1 if drawn.uniforms is None else drawn.uniforms
             gone = np.flatnonzero(~there)
             if gone.size:
                 self._check_enough(gone.size)
                 other = Draw.of(gone.size)
                 undo = self.draw(other, beta)
                 draw.items[gone], draw.probabilities[gone] = other.items, other.probabilities
+                draw.uniforms[gone] = other.uniforms
                 self.items.weigh(draw, beta)  # those of the resampled items were divided by their own largest
             if self._filled(target, undo):
                 return undo
@@ -298,10 +308,13 @@ class BatchSource:
         self.draw(draw, beta)
         self.items.write_ids(draw.items, ids)
         self.gate.notify()
-        return Draws(tagged(ids, self.tag), draw.probabilities, draw.weights)
+        return Draws(tagged(ids, self.tag), draw.probabilities, draw.weights, self.kept_uniforms(draw))
 
-    def fetch(self, ids: Ints, missing: Missing) -> Any:
-        """Return the items with the given ids.  Raises: KeyError, MemoryError."""
+    def fetch(self, ids: Ints, uniforms: npt.NDArray[np.float64] | None, missing: Missing) -> Any:
+        """Return the items with the given ids, and the random numbers that they were drawn with, if they were.
+
+        Raises: KeyError, MemoryError.
+        """
         self.items.follow()
         _, there = self.items.resolve(ids)
         if missing == "raise" and not there.all():
@@ -317,6 +330,8 @@ class BatchSource:
         target.draw.items[:] = items
         target.draw.probabilities.fill(np.nan)
         target.draw.weights.fill(1)
+        if self.view.draws_uniforms:
+            target.draw.uniforms[:] = 1 if uniforms is None else uniforms
         if there.any():
             self._fill(target)
         if gone.size:

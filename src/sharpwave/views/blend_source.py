@@ -209,7 +209,7 @@ class BlendSource(Generic[B]):
         def fill(k: int, part: Target) -> Undo:
             source, drawn = self.views[k].source, parts[k]
             source.log.check_open()
-            return source.fill_drawn(part, drawn.ids, drawn.probabilities, drawn.weights, beta)
+            return source.fill_drawn(part, drawn, beta)
 
         return self._batch(choice, self._lend(choice), fill)
 

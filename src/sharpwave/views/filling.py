@@ -29,7 +29,7 @@ def fill(log: StepLog, view: View[Any], target: Target) -> None:
         if log.segment_cache is None:
             view.fill(target)
             return
-        begin, slots = 0, view.segments(target.draw.items)
+        begin, slots = 0, view.drawn_segments(target.draw.items, target.draw.uniforms)
         while begin < len(slots):
             end = begin + _resident(log, slots[begin:])
             view.fill(target if end - begin == len(slots) else target.part(begin, end))

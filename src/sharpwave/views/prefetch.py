@@ -27,19 +27,21 @@ AHEAD = 0.75
 
 @dataclass(eq=False)
 class Drawn:
-    """Draw of a future batch, or of a view's part of one; ``slots``: of segments read and pinned for it, ``nbytes``
-    theirs."""
+    """Draw of a future batch, or of a view's part of one; ``uniforms``: where the view draws them; ``slots``: of
+    segments read and pinned for it, ``nbytes`` theirs."""
 
     ids: Ints
     probabilities: npt.NDArray[np.float64]
     weights: npt.NDArray[np.float32]
+    uniforms: npt.NDArray[np.float64] | None = None
     slots: Ints | None = None
     nbytes: int = 0
 
     @property
     def draw_bytes(self) -> int:
         """Bytes of the draw's arrays."""
-        return self.ids.nbytes + self.probabilities.nbytes + self.weights.nbytes
+        uniforms = 0 if self.uniforms is None else self.uniforms.nbytes
+        return self.ids.nbytes + self.probabilities.nbytes + self.weights.nbytes + uniforms
 
 
 class DrawsAhead:
@@ -69,7 +71,7 @@ class DrawsAhead:
         source, draw = self.source, Draw.of(count)
         undo = source.draw(draw, beta)
         source.items.write_ids(draw.items, ids := np.empty(count, np.int64))
-        self.drawn.append(Drawn(ids, draw.probabilities, draw.weights))
+        self.drawn.append(Drawn(ids, draw.probabilities, draw.weights, source.kept_uniforms(draw)))
         source.gate.notify()
 
         def undraw() -> None:
@@ -86,7 +88,7 @@ class DrawsAhead:
             return
         for batch in self.drawn:
             if batch.slots is None:
-                slots = self._needed(batch.ids)
+                slots = self._needed(batch)
                 nbytes = int(log.index.nbytes[slots].sum())
                 if segment_cache.kept_bytes + nbytes > AHEAD * log.segment_bytes:
                     break
@@ -95,10 +97,11 @@ class DrawsAhead:
                 segment_cache.pin(slots)
                 segment_cache.fetch(slots)
 
-    def _needed(self, ids: Ints) -> Ints:
+    def _needed(self, batch: Drawn) -> Ints:
         """Return slots of the sealed segments that a batch's items need, as far as they are still held."""
-        items, there = self.source.items.resolve(ids)
-        slots = self.source.view.segments(items[there]).reshape(-1)
+        items, there = self.source.items.resolve(batch.ids)
+        uniforms = np.ones(len(items)) if batch.uniforms is None else batch.uniforms
+        slots = self.source.view.drawn_segments(items[there], uniforms[there]).reshape(-1)
         sealed: Ints = slots[self.source.log.index.sealed[slots] > 0]
         return sealed
 
@@ -118,7 +121,8 @@ class DrawsAhead:
         """Begin with the draws of another stream; batches of other sizes are returned as well."""
         for batch in drawn:
             _, there = self.source.items.resolve(batch["ids"])
-            self.drawn.append(Drawn(np.where(there, batch["ids"], -1), batch["probabilities"], batch["weights"]))
+            ids = np.where(there, batch["ids"], -1)
+            self.drawn.append(Drawn(ids, batch["probabilities"], batch["weights"], batch.get("uniforms")))
 
     def clear(self) -> None:
         """Discard all draws."""
@@ -167,7 +171,7 @@ class Stream(Generic[B]):
             with ahead.lock:
                 source.log.check_open()
                 target = source.lend(len(one.ids))
-                source.fill_drawn(target, one.ids, one.probabilities, one.weights, self._beta)
+                source.fill_drawn(target, one, self._beta)
                 batch: B = target.batch
                 return batch
         except (MemoryError, EmptyError):  # the draw counts as sampled: it is returned once there is room, or steps
@@ -233,15 +237,20 @@ class Streams:
 
 
 def _state(one: Drawn) -> dict[str, Any]:
-    return {"ids": one.ids.copy(), "probabilities": one.probabilities.copy(), "weights": one.weights.copy()}
+    state = {"ids": one.ids.copy(), "probabilities": one.probabilities.copy(), "weights": one.weights.copy()}
+    return state if one.uniforms is None else state | {"uniforms": one.uniforms.copy()}
 
 
 def checked(batch: Any) -> dict[str, Any]:
     """Return a batch of ``Streams.state``.  Raises: ValueError: it is something else."""
     arrays = {"ids": np.int64, "probabilities": np.float64, "weights": np.float32}
+    if isinstance(batch, dict) and "uniforms" in batch:
+        arrays["uniforms"] = np.float64
     found = {name: checked_array(batch, name, dtype) for name, dtype in arrays.items()}
+    if "uniforms" in found and not ((found["uniforms"] >= 0) & (found["uniforms"] <= 1)).all():
+        raise ValueError("drawn ahead: uniforms, expected numbers from 0 to 1")
     if len({len(array) for array in found.values()}) > 1 or not len(found["ids"]):
-        raise ValueError("drawn ahead: ids, probabilities and weights of different lengths, expected one each an item")
+        raise ValueError("drawn ahead: arrays of different lengths, expected one of each an item")
     return found
 
 

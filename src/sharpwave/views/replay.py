@@ -167,6 +167,8 @@ class Replay(Generic[B]):
     def fetch(self, ids: npt.ArrayLike | B | Draws, *, missing: Missing = "raise") -> B:
         """Return the items with the given ids; ``weights`` and ``probabilities`` are 1 and NaN.
 
+        Of a view with ``relabel=`` they are as stored; with what ``draw`` returned, as ``sample`` had relabelled them.
+
         Args:
             missing: what is done about items that were evicted, or cannot be sampled yet: "raise"; or "mask": their
                 part of the batch is all zeros, weights included, and their ``ids`` are -1.
@@ -179,7 +181,7 @@ class Replay(Generic[B]):
         checked = _checked_ids("fetch", ids, self.source.tag)
         with self.lock:
             self._log.check_open()
-            batch: B = self.source.fetch(checked, missing)
+            batch: B = self.source.fetch(checked, ids.uniforms if isinstance(ids, Draws) else None, missing)
             return batch
 
     def sampleable_ids(self) -> Ints:

@@ -27,7 +27,7 @@ ENDS = np.uint64(ENDED * 0x0101010101010101)
 
 
 @njit(nogil=True, cache=True)
-def _last_end(memory: Bytes, flags: int, begin: int, end: int) -> int:
+def find_last_end(memory: Bytes, flags: int, begin: int, end: int) -> int:
     """Return the last row of ``begin <= r < end`` with which an episode ends, by either way; -1 if there is none."""
     row = end - 1
     while row >= begin:
@@ -68,12 +68,12 @@ def sync(words: Ints, successor_known: Bytes, cursor: Int32s, spans: Int32s, n_s
         slot = cursor[lane]
         while slot >= 0 and found < slots.size:
             count = int(rows[slot])
-            last_end = _last_end(memory, flags_offset[slot], spans[slot, 1], count)
+            last_end = find_last_end(memory, flags_offset[slot], spans[slot, 1], count)
             total = count
             at = slot
             while last_end < count and following[at] >= 0 and not gap[at] and total < count + n_step:
                 at = following[at]
-                end = _last_end(memory, flags_offset[at], 0, min(int(rows[at]), count + n_step - total))
+                end = find_last_end(memory, flags_offset[at], 0, min(int(rows[at]), count + n_step - total))
                 if end >= 0:
                     last_end = total + end
                 total += int(rows[at])

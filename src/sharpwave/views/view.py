@@ -47,6 +47,8 @@ class View(Protocol[Batch_co]):
         error_shape: shape of an item's values in ``update_priorities``.
         reach_back: steps before an item's first one that it may need.
         id_space: what ids number, in words. Views of one store that share it may use each other's ids.
+        draws_uniforms: whether what an item holds depends on chance: ``draw.uniforms`` float64 [n] then has a number
+            of each, uniform over 0 to 1, when it is filled; 1, which is never drawn, where it was not sampled.
     """
 
     kind: str
@@ -54,6 +56,7 @@ class View(Protocol[Batch_co]):
     error_shape: tuple[int, ...] = ()
     reach_back: int = 0
     id_space: str = STEPS
+    draws_uniforms: bool = False
 
     @property
     def waits_for(self) -> str:
@@ -98,6 +101,10 @@ class View(Protocol[Batch_co]):
         Flags and rewards are always in memory.
         """
         raise NotImplementedError
+
+    def drawn_segments(self, items: Ints, uniforms: Floats) -> Ints:
+        """Return ``segments`` of items that were drawn with the numbers ``uniforms`` [n]."""
+        return self.segments(items)
 
     def first_steps(self, items: Ints) -> Ints:
         """Return the number of each item's first step, its segment's slot times the stride plus its row: int64 [n].

@@ -1,0 +1,170 @@
+"""Hindsight experience replay: transitions relabelled, as they are sampled, with goals that their episodes achieved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.spec import Spec
+from sharpwave.views.batch import Batch
+from sharpwave.views.ended_steps import EndedSteps
+from sharpwave.views.goals import GoalFunction, Goals
+from sharpwave.views.hindsight_kernels import EPISODE, FINAL, FUTURE, choose_goals
+from sharpwave.views.layout import Arrays, Column, Target
+from sharpwave.views.transitions import NStep
+
+if TYPE_CHECKING:
+    from sharpwave.log.step_log import StepLog
+
+Array = npt.NDArray[Any]
+Ints = npt.NDArray[np.int64]
+
+MAX_REWARD = float(np.finfo(np.float32).max)
+STRATEGIES = {"future": FUTURE, "final": FINAL, "episode": EPISODE}
+
+
+class Hindsight(NStep):
+    """View of one-step transitions, of which some are relabelled with goals achieved in their own episode.
+
+    An item is a step of an episode that has ended: then which goals it achieved is known. Where retention evicted steps
+    in mid-episode, an episode ends before them for this purpose, and begins after them; one whose beginning was evicted
+    still has all its later steps' goals.
+
+    Args:
+        goals: strategy. ``n_step``: must be 1. ``gamma``: discount factor.
+
+    Raises:
+        ValueError, TypeError: naming the argument.
+    """
+
+    kind = "hindsight"
+    draws_uniforms = True
+
+    def __init__(self, goals: Goals, n_step: int = 1, gamma: float = 0.99) -> None:
+        super().__init__(n_step, gamma)
+        if not isinstance(goals, Goals) or goals.kind not in STRATEGIES:
+            raise TypeError(
+                f"transitions: relabel={goals!r}, expected sharpwave.Future(k=4, reward_fn=...), Final or Episode"
+            )
+        if self.n_step != 1:
+            raise ValueError(
+                f"transitions: n_step={n_step} with relabel={type(goals).__name__}, expected n_step=1: under another "
+                "goal the steps that a return sums have other rewards, and the episode may end before the last of them"
+            )
+        self.goals = goals
+
+    @property
+    def waits_for(self) -> str:
+        """What a step must wait for before it can be sampled."""
+        return "a step can be sampled with relabel= once its episode has ended"
+
+    def settings(self) -> dict[str, Any]:
+        """Return ``n_step``, ``gamma``, and the strategy's settings."""
+        return super().settings() | {"relabel": self.goals.settings()}
+
+    def bind(self, log: StepLog) -> None:
+        """Begin to serve ``log``.  Raises: ValueError: its spec has no such goals."""
+        _check_goals(self.goals, log.spec)
+        super().bind(log)
+        self._known = self._ended = EndedSteps(log)
+        self._achieved, self._desired = (f"obs.{key}" for key in (self.goals.achieved_goal, self.goals.desired_goal))
+        self._achieved_number = list(log.spec.fields).index(self._achieved)
+
+    def drawn_segments(self, items: Ints, uniforms: npt.NDArray[np.float64]) -> Ints:
+        """Return the segment of each step, and that of its new goal."""
+        slots = self.segments(items)
+        goal, _ = self._chosen(items, uniforms)
+        return np.concatenate([slots, np.where(goal < 0, slots[:, 0], goal)[:, None]], axis=1)
+
+    def _chosen(self, items: Ints, uniforms: npt.NDArray[np.float64]) -> Ints:
+        """Return the segments of new goals, -1 for none, and their rows there: int64 [2, n]."""
+        chosen = np.empty((2, len(items)), np.int64)
+        words, goals = self._words.current(), self.goals
+        strategy, stride = STRATEGIES[goals.kind], self._log.stride
+        choose_goals(words, items, uniforms, goals.share, strategy, stride, self._ended.spans, *chosen)
+        return chosen
+
+    def columns(self) -> Mapping[str, Column]:
+        """Return those of transitions, and which of them are relabelled."""
+        return {**super().columns(), ".relabelled": Column(np.bool_)}
+
+    def fill(self, target: Target) -> None:
+        """Fill as transitions are, then relabel those whose random numbers say so."""
+        super().fill(target)
+        columns, (slot, frame) = target.columns, self._chosen(target.draw.items, target.draw.uniforms)
+        np.greater_equal(slot, 0, out=columns[".relabelled"])
+        rows = np.flatnonzero(slot >= 0)
+        if not rows.size:
+            return
+        window = columns[self._desired]  # the same goal before and after the step
+        pieces = np.stack([slot[rows], frame[rows], frame[rows], np.ones_like(rows), 2 * rows])
+        reader = self._readers.current()[self._achieved_number]
+        reader.read_pieces(pieces, window.reshape(-1, window.shape[-1]))
+        goals = window[rows, 0]
+        window[rows, 1] = goals
+        field = self._spec.fields[self._desired]
+        shape = (len(rows), *field.shape)
+        desired = goals.view(field.np_dtype).reshape(shape)
+        achieved = columns[self._achieved][rows, 1].view(field.np_dtype).reshape(shape)
+        info = self.info(columns, rows)
+        columns["reward"][rows] = _called("reward_fn", self.goals.reward_fn, achieved, desired, info)
+        if self.goals.terminated_fn is not None:
+            ended = _called("terminated_fn", self.goals.terminated_fn, achieved, desired, info) != 0
+            columns[".terminated"][rows] = ended
+            columns["discount"][rows] = np.where(ended, 0, self.gamma)
+
+    def info(self, columns: Mapping[str, Array], rows: Ints) -> Any:
+        """Return what ``reward_fn`` gets as ``info`` for some ``rows`` [n] of a batch: the further fields."""
+        names = [name for name in self._spec.step_names if name != "action"]
+        found = {}
+        for name in names:
+            field = self._spec.fields[name]
+            found[name] = columns[name][rows].view(field.np_dtype).reshape(len(rows), *field.shape)
+        return found or None
+
+    def batch(self, arrays: Arrays) -> Batch:
+        """Return a ``Batch`` with ``relabelled``."""
+        batch = super().batch(arrays)
+        batch.relabelled = arrays[".relabelled"]
+        return batch
+
+
+def _check_goals(goals: Goals, spec: Spec) -> None:
+    """Refuse a spec without the goals' fields.  Raises: ValueError."""
+    keys = [name[4:] for name in spec.obs_names] if spec.dict_obs else []
+    missing = [key for key in (goals.achieved_goal, goals.desired_goal) if key not in keys]
+    if missing:
+        there = f"has the keys {keys}" if keys else "is no dict"
+        raise ValueError(
+            f"transitions: relabel needs the observation's {missing[0]!r}, but it {there}; name the keys with "
+            "achieved_goal= and desired_goal="
+        )
+    achieved, desired = (spec.fields[f"obs.{key}"] for key in (goals.achieved_goal, goals.desired_goal))
+    if (achieved.shape, achieved.dtype) != (desired.shape, desired.dtype):
+        raise ValueError(
+            f"transitions: relabel with {goals.achieved_goal} of {achieved.shape} {achieved.dtype} and "
+            f"{goals.desired_goal} of {desired.shape} {desired.dtype}, expected the same: one takes the other's place"
+        )
+    if achieved.stack is not None or desired.stack is not None:
+        raise ValueError(
+            f"transitions: relabel with stacks of {goals.achieved_goal} or {goals.desired_goal}, expected fields "
+            "without stack=: a goal is one value"
+        )
+
+
+def _called(name: str, function: GoalFunction, achieved: Array, desired: Array, info: Any) -> Array:
+    """Return a function's values [n].  Raises: ValueError: it returned something else."""
+    count, values = len(achieved), np.asarray(function(achieved, desired, info))
+    if values.shape != (count,) or values.dtype.kind not in "buif":
+        raise ValueError(
+            f"{name}: returned shape {values.shape} {values.dtype} for {count} transitions, expected numbers "
+            f"({count},): it is called for all of them at once"
+        )
+    if not (np.abs(values) <= MAX_REWARD).all():
+        raise ValueError(
+            f"{name}: returned {values[~(np.abs(values) <= MAX_REWARD)][0]}, expected finite float32 values"
+        )
+    return values

@@ -1,0 +1,170 @@
+"""Kernels that find the steps whose episodes have ended, and the steps that a transition's new goal is from.
+
+They trust the index and the arena, which only ``sharpwave.log.step_log`` writes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.format.segment import FLAGS
+from sharpwave.native.jit import njit
+from sharpwave.native.memory_ops import load_word
+from sharpwave.spec import START
+from sharpwave.views.log_arrays import LogArrays, read_arrays
+from sharpwave.views.transition_kernels import ENDED, ENDS, NO_EVENT, find_last_end, frame_of
+
+Bytes = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int64]
+Int32s = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float64]
+
+FUTURE, FINAL, EPISODE = 0, 1, 2
+"""Strategies of :func:`choose_goals`."""
+
+
+@njit(nogil=True, cache=True)
+def find_ended(words: Ints, cursor: Int32s, tail: Int32s, spans: Int32s, runs: Ints) -> int:
+    """Find the steps whose episode's end has become known since the last call.
+
+    An episode ends with a step that ended it, or where the steps that follow were evicted.
+
+    Args:
+        words: from ``log_arrays.write_arrays``.
+        cursor: int32 [lanes], the slot with each lane's first step whose episode may still go on; advanced.
+        tail: int32 [lanes], the slot from which on each lane was not searched yet, or has to be again; advanced.
+        spans: int32 [slots, 2]; the second is the number of a slot's rows found so far; raised.
+        runs: int64 [3, n], receives the new runs: slot, begin and end of rows ``begin <= r < end``.
+
+    Returns the number of runs, at most as many as fit: call again while it equals their size. Cost: 20 ns a lane, and
+    20 ns for each segment with new steps.
+    """
+    log = read_arrays(words)
+    memory, flags, rows, following, gap = log.memory, log.offset[FLAGS], log.rows, log.next, log.gap
+    found, limit = 0, runs.shape[1]
+    for lane in range(cursor.size):
+        if cursor[lane] < 0:
+            continue
+        at = np.int64(tail[lane])
+        end_slot, end_row = np.int64(-1), np.int64(0)
+        while True:
+            if gap[at]:
+                end_slot, end_row = at, np.int64(rows[at])
+            else:
+                row = find_last_end(memory, flags[at], spans[at, 1], int(rows[at]))
+                if row >= 0:
+                    end_slot, end_row = at, np.int64(row + 1)
+            if following[at] < 0 or rows[following[at]] == 0:
+                break
+            at = np.int64(following[at])
+        tail[lane] = at  # its last step may yet be broken off, and is looked at again
+        if end_slot < 0:
+            continue
+        slot = np.int64(cursor[lane])
+        while found < limit:
+            end = end_row if slot == end_slot else np.int64(rows[slot])
+            if end > spans[slot, 1]:
+                runs[0, found], runs[1, found], runs[2, found] = slot, spans[slot, 1], end
+                found += 1
+                spans[slot, 1] = end
+            if slot == end_slot:
+                break
+            slot = np.int64(following[slot])
+        whole = slot == end_slot and spans[slot, 1] >= rows[slot] and log.sealed[slot] and following[slot] >= 0
+        if whole and tail[lane] == slot:
+            tail[lane] = following[slot]
+        cursor[lane] = following[slot] if whole else slot
+        if found == limit:
+            tail[lane] = cursor[lane]
+            break
+    return found
+
+
+@njit(nogil=True, cache=True)
+def _first_end(memory: Bytes, flags: int, begin: int, end: int) -> int:
+    """Return the first row of ``begin <= r < end`` with which an episode ends, by either way; ``end`` if there is
+    none."""
+    row = begin
+    while row < end:
+        if end - row >= 8 and load_word(memory, flags + row) & ENDS == NO_EVENT:
+            row += 8
+        elif memory[flags + row] & ENDED:
+            return row
+        else:
+            row += 1
+    return end
+
+
+@njit(nogil=True, cache=True)
+def _episode_begin(log: LogArrays, slot: int, row: int) -> tuple[int, int]:
+    """Return the slot and row of the first step that is held of a step's episode, before any evicted step."""
+    while True:
+        flags = log.offset[FLAGS, slot]
+        while row > 0 and not log.memory[flags + row] & START:
+            row -= 1
+        before = np.int64(log.previous[slot])
+        if log.memory[flags + row] & START or before < 0 or log.gap[before]:
+            return slot, row
+        if log.memory[log.offset[FLAGS, before] + log.rows[before] - 1] & ENDED:
+            return slot, row  # an end that no start follows was made where segments from elsewhere were lost
+        slot, row = before, np.int64(log.rows[before] - 1)
+
+
+@njit(nogil=True, cache=True)
+def _walk(log: LogArrays, spans: Int32s, slot: int, row: int, number: int) -> tuple[int, int, int]:
+    """Follow an episode from a step on, past steps that cannot be read.
+
+    Returns the slot and row of step ``number``, counted from 0, and how many steps were counted: ``number`` + 1, or
+    all up to the episode's end, of which the last one is returned.
+    """
+    counted, last_slot, last_row = np.int64(0), slot, row
+    while True:
+        rows = np.int64(log.rows[slot])
+        end = np.int64(_first_end(log.memory, log.offset[FLAGS, slot], row, rows))
+        known = min(end + 1, rows, np.int64(spans[slot, 1]))  # none of a segment that was found damaged
+        if known > row:
+            if counted + known - row > number:
+                return slot, row + number - counted, number + 1
+            counted += known - row
+            last_slot, last_row = slot, known - 1
+        following = np.int64(log.next[slot])
+        if end < rows or log.gap[slot] or following < 0 or log.rows[following] == 0:
+            return last_slot, last_row, counted
+        slot, row = following, np.int64(0)
+
+
+@njit(nogil=True, cache=True)
+def choose_goals(
+    words: Ints, items: Ints, uniforms: Floats, share: float, strategy: int, stride: int, spans: Int32s, slot: Ints,
+    frame: Ints,
+) -> None:  # fmt: skip
+    """Choose the steps whose achieved goals are the new goals of ``items`` [B], steps whose episodes have ended.
+
+    An item is relabelled where its random number, uniform over 0 to 1, is below ``share``; the number divided by
+    ``share``, which is uniform again, chooses the step.
+
+    Args:
+        spans: int32 [slots, 2]; the second is the number of a slot's rows that may be read.
+        slot, frame: int64 [B], receive the segment, and the row of its observations' columns, with the observation
+            after the chosen step; the slot is -1 where an item is not relabelled.
+
+    Cost: 0.1 us an item, and 0.05 us for each segment from the item's to its episode's end, twice.
+    """
+    log = read_arrays(words)
+    every = np.iinfo(np.int64).max - 1
+    for i in range(items.size):
+        slot[i], frame[i] = -1, 0
+        if uniforms[i] >= share:
+            continue
+        at = items[i] // stride
+        row = items[i] - at * stride
+        if strategy == EPISODE:
+            at, row = _episode_begin(log, at, row)
+        chosen, goal_row, count = _walk(log, spans, at, row, every)
+        if strategy != FINAL:
+            number = min(np.int64(uniforms[i] / share * count), count - 1)
+            chosen, goal_row, _ = _walk(log, spans, at, row, number)
+        slot[i] = chosen
+        newest, _ = frame_of(log.memory, log.offset[FLAGS, chosen], log.context[chosen], goal_row)
+        frame[i] = newest + 1
