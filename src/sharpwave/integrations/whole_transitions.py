@@ -9,7 +9,7 @@ import atexit
 import gc
 import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,11 @@ class WholeTransitions:
         lanes: environments, each of which adds a transition with every call of ``add``.
         frame_stack: as for ``StackFinder``.
         ends_are_true: whether the observation after a step that terminated its episode is what that step led to.
+        whole: keys of a dict observation that are stored as they are, whatever ``frame_stack`` says.
         settings: of the store. A ``disk`` that holds a store of the same fields already is opened.
+
+    Attributes:
+        stored_last: bool [lanes], of which lanes the transition added last was not passed over.
 
     Raises:
         ValueError, TypeError: an invalid argument.
@@ -57,11 +61,12 @@ class WholeTransitions:
         frame_stack: int | str | None,
         *,
         ends_are_true: bool = True,
+        whole: Collection[str] = (),
         **settings: Any,
     ) -> None:
         self._single = isinstance(shapes, tuple)
         named = {ONE: shapes} if isinstance(shapes, tuple) else shapes
-        self._finders = {name: StackFinder(*one, frame_stack) for name, one in named.items()}
+        self._finders = {name: StackFinder(*one, None if name in whole else frame_stack) for name, one in named.items()}
         if frame_stack not in (None, 1, "auto") and not any(one.stacked for one in self._finders.values()):
             shapes_told = [one.whole.shape for one in self._finders.values()]
             raise ValueError(
@@ -72,6 +77,7 @@ class WholeTransitions:
         self._action, self.lanes, self._settings = action, lanes, settings
         self._ends_are_true = ends_are_true
         self._added = 0
+        self.stored_last = np.ones(lanes, np.bool_)
         self._store: Store | None = None
         self._stacks: dict[str, Stack] = {}
         self._pending: list[tuple[Any, ...]] = []
@@ -183,6 +189,12 @@ class WholeTransitions:
             self._write(*rows)
         self._added += 1
 
+    def end_episodes(self) -> bool:
+        """End the episodes under way as time limits do: the next transitions begin others. Return if there were any."""
+        broken = [self.store.break_episode(lane) for lane in range(self.lanes)]
+        self._ended[:] = True
+        return any(broken)
+
     def _named(self, obs: Obs) -> Named:
         return {ONE: np.asarray(obs)} if self._single else {name: np.asarray(obs[name]) for name in self._finders}
 
@@ -228,6 +240,7 @@ class WholeTransitions:
         obs, next_obs = (one[ONE] if self._single else one for one in frames)
         self._store.extend(obs=obs, next_obs=next_obs, lanes=lanes, **rows)
         self._remember(after, terminated, truncated)
+        self.stored_last = ~odd
         self._ended |= odd  # what follows is not known to go on from anything
         self._waits &= odd
 

@@ -4,7 +4,8 @@
 docs/frameworks/sb3.md.
 """
 
+from sharpwave.integrations.sb3.her import HerReplayBuffer
 from sharpwave.integrations.sb3.prioritized import PrioritizedDQN, PrioritizedReplayBuffer, PrioritizedSamples
 from sharpwave.integrations.sb3.replay_buffer import ReplayBuffer
 
-__all__ = ["PrioritizedDQN", "PrioritizedReplayBuffer", "PrioritizedSamples", "ReplayBuffer"]
+__all__ = ["HerReplayBuffer", "PrioritizedDQN", "PrioritizedReplayBuffer", "PrioritizedSamples", "ReplayBuffer"]

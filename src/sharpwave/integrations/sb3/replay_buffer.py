@@ -49,6 +49,9 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]
         ValueError, TypeError: an invalid argument.
     """
 
+    _whole: frozenset[str] = frozenset()
+    """Keys of observations that are never stored frame by frame."""
+
     def __init__(
         self,
         buffer_size: int,
@@ -78,7 +81,7 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]
                 f"replay_buffer_kwargs=dict(n_steps={n_steps}, gamma=0.99)"
             )
         self.n_steps, self.gamma = n_steps, 0.99 if gamma is None else gamma
-        NStep(self.n_steps, self.gamma)  # refuses what makes no sense
+        self._new_view(self.n_steps)  # refuses what makes no sense
         if seed is None:  # drawn from a copy: SB3's own draws stay what they are
             copy = np.random.RandomState()
             copy.set_state(np.random.get_state())
@@ -96,6 +99,7 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]
             shapes,
             Field((self.action_dim,), self._action_dtype.name),
             self.n_envs,
+            whole=self._whole,
             capacity=max(2 * self.n_envs, self.buffer_size * self.n_envs),
             **self._asked,
         )
@@ -112,10 +116,12 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]
             self._views = store, {}
         views = self._views[1]
         if n_steps not in views:
-            step = NStep(n_steps, self.gamma, newest=True)
             name = "transitions" if n_steps == self.n_steps else "first transitions"
-            views[n_steps] = store.view(step, name=name, sampler=self._new_sampler())
+            views[n_steps] = store.view(self._new_view(n_steps), name=name, sampler=self._new_sampler())
         return views[n_steps]
+
+    def _new_view(self, n_steps: int) -> NStep:
+        return NStep(n_steps, self.gamma, newest=True)
 
     def _new_sampler(self) -> Sampler:
         return Uniform()
