@@ -50,12 +50,11 @@ class EndedSteps:
             self._cursor, self._tail = (np.concatenate([one, oldest]) for one in (self._cursor, self._tail))
         return self._runs[:, : find_ended(self._words.current(), self._cursor, self._tail, spans, self._runs)]
 
-    def lose(self, slot: int, spans: Int32s, reaching: Ints) -> int:
-        """Go on from the segment after that in ``slot``, which is about to be evicted. No step of others is lost: 0."""
+    def lose(self, slot: int, spans: Int32s) -> None:
+        """Go on from the segment after that in ``slot``, which is about to be evicted."""
         self.spans = spans
         lane = int(self._log.index.lane[slot])
         if lane < len(self._cursor):
             if self._cursor[lane] == slot:
                 self._cursor[lane] = self._log.index.next[slot]
             self._tail[lane] = self._cursor[lane]  # the episode of the steps before it ends there
-        return 0

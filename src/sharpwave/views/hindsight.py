@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
+Int32s = npt.NDArray[np.int32]
 
 MAX_REWARD = float(np.finfo(np.float32).max)
 STRATEGIES = {"future": FUTURE, "final": FINAL, "episode": EPISODE}
@@ -69,9 +70,25 @@ class Hindsight(NStep):
         """Begin to serve ``log``.  Raises: ValueError: its spec has no such goals."""
         _check_goals(self.goals, log.spec)
         super().bind(log)
-        self._known = self._ended = EndedSteps(log)
+        self._nothing = np.empty(0, np.int64)
+        self._ended = EndedSteps(log)
         self._achieved, self._desired = (f"obs.{key}" for key in (self.goals.achieved_goal, self.goals.desired_goal))
         self._achieved_number = list(log.spec.fields).index(self._achieved)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory."""
+        return super().nbytes + self._ended.nbytes
+
+    def find(self, spans: Int32s) -> Ints:
+        """Find the steps whose episode has ended."""
+        return self._ended.find(spans)
+
+    def lose(self, slot: int, spans: Int32s) -> Ints:
+        """Go on past the segment; no other's steps are lost."""
+        self._expected.pop(slot, None)
+        self._ended.lose(slot, spans)
+        return self._nothing
 
     def drawn_segments(self, items: Ints, uniforms: npt.NDArray[np.float64]) -> Ints:
         """Return the segment of each step, and that of its new goal."""

@@ -46,31 +46,31 @@ def find_ended(words: Ints, cursor: Int32s, tail: Int32s, spans: Int32s, runs: I
     for lane in range(cursor.size):
         if cursor[lane] < 0:
             continue
-        at = np.int64(tail[lane])
-        end_slot, end_row = np.int64(-1), np.int64(0)
+        at = int(tail[lane])
+        end_slot, end_row = -1, 0
         while True:
             if gap[at]:
-                end_slot, end_row = at, np.int64(rows[at])
+                end_slot, end_row = at, int(rows[at])
             else:
                 row = find_last_end(memory, flags[at], spans[at, 1], int(rows[at]))
                 if row >= 0:
-                    end_slot, end_row = at, np.int64(row + 1)
+                    end_slot, end_row = at, int(row + 1)
             if following[at] < 0 or rows[following[at]] == 0:
                 break
-            at = np.int64(following[at])
+            at = int(following[at])
         tail[lane] = at  # its last step may yet be broken off, and is looked at again
         if end_slot < 0:
             continue
-        slot = np.int64(cursor[lane])
+        slot = int(cursor[lane])
         while found < limit:
-            end = end_row if slot == end_slot else np.int64(rows[slot])
+            end = end_row if slot == end_slot else int(rows[slot])
             if end > spans[slot, 1]:
                 runs[0, found], runs[1, found], runs[2, found] = slot, spans[slot, 1], end
                 found += 1
                 spans[slot, 1] = end
             if slot == end_slot:
                 break
-            slot = np.int64(following[slot])
+            slot = int(following[slot])
         whole = slot == end_slot and spans[slot, 1] >= rows[slot] and log.sealed[slot] and following[slot] >= 0
         if whole and tail[lane] == slot:
             tail[lane] = following[slot]
@@ -103,12 +103,12 @@ def _episode_begin(log: LogArrays, slot: int, row: int) -> tuple[int, int]:
         flags = log.offset[FLAGS, slot]
         while row > 0 and not log.memory[flags + row] & START:
             row -= 1
-        before = np.int64(log.previous[slot])
+        before = int(log.previous[slot])
         if log.memory[flags + row] & START or before < 0 or log.gap[before]:
             return slot, row
         if log.memory[log.offset[FLAGS, before] + log.rows[before] - 1] & ENDED:
             return slot, row  # an end that no start follows was made where segments from elsewhere were lost
-        slot, row = before, np.int64(log.rows[before] - 1)
+        slot, row = before, int(log.rows[before] - 1)
 
 
 @njit(nogil=True, cache=True)
@@ -118,20 +118,20 @@ def _walk(log: LogArrays, spans: Int32s, slot: int, row: int, number: int) -> tu
     Returns the slot and row of step ``number``, counted from 0, and how many steps were counted: ``number`` + 1, or
     all up to the episode's end, of which the last one is returned.
     """
-    counted, last_slot, last_row = np.int64(0), slot, row
+    counted, last_slot, last_row = 0, slot, row
     while True:
-        rows = np.int64(log.rows[slot])
-        end = np.int64(_first_end(log.memory, log.offset[FLAGS, slot], row, rows))
-        known = min(end + 1, rows, np.int64(spans[slot, 1]))  # none of a segment that was found damaged
+        rows = int(log.rows[slot])
+        end = int(_first_end(log.memory, log.offset[FLAGS, slot], row, rows))
+        known = min(end + 1, rows, int(spans[slot, 1]))  # none of a segment that was found damaged
         if known > row:
             if counted + known - row > number:
                 return slot, row + number - counted, number + 1
             counted += known - row
             last_slot, last_row = slot, known - 1
-        following = np.int64(log.next[slot])
+        following = int(log.next[slot])
         if end < rows or log.gap[slot] or following < 0 or log.rows[following] == 0:
             return last_slot, last_row, counted
-        slot, row = following, np.int64(0)
+        slot, row = following, 0
 
 
 @njit(nogil=True, cache=True)
@@ -163,7 +163,7 @@ def choose_goals(
             at, row = _episode_begin(log, at, row)
         chosen, goal_row, count = _walk(log, spans, at, row, every)
         if strategy != FINAL:
-            number = min(np.int64(uniforms[i] / share * count), count - 1)
+            number = min(int(uniforms[i] / share * count), count - 1)
             chosen, goal_row, _ = _walk(log, spans, at, row, number)
         slot[i] = chosen
         newest, _ = frame_of(log.memory, log.offset[FLAGS, chosen], log.context[chosen], goal_row)
