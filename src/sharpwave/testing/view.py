@@ -68,11 +68,15 @@ class Play:
             end = self._rng.random()
             step = Step(self.store.total_steps, float(self._rng.integers(-4, 5)), end < 0.1, 0.1 <= end < 0.2)
             self.store.append(
-                lane=lane, obs=np.full(2, step.serial), action=step.serial, reward=step.reward,
-                terminated=step.terminated, truncated=step.truncated, final_obs=np.full(2, step.serial + FINAL),
+                lane=lane, obs=self._observed(step.serial), action=step.serial, reward=step.reward,
+                terminated=step.terminated, truncated=step.truncated, final_obs=self._observed(step.serial + FINAL),
             )  # fmt: skip
             self.lanes[lane].append(step)
         self.note_held()
+
+    def _observed(self, number: int) -> Any:
+        spec = self.store.spec
+        return spec.join_obs({name: np.full(2, number) for name in spec.obs_names})
 
     def note_held(self) -> None:
         """Update which steps the store holds."""
@@ -90,7 +94,7 @@ class ViewSuite:
     """Tests that every view passes. Subclasses make the view and list its items in the plainest way.
 
     Attributes:
-        spec: spec of the stores; observations are [2] of a number, actions a number.
+        spec: spec of the stores; observations are [2] of a number, or dicts of those, actions a number.
     """
 
     spec = sw.Spec(obs=sw.Field((2,), "int64", stack=2), action=sw.Field((), "int64"))

@@ -88,11 +88,11 @@ class HerReplayBuffer(ReplayBuffer, her_replay_buffer.HerReplayBuffer):  # type:
             )
         self.env, self.goal_selection_strategy = env, strategy
         self.n_sampled_goal, self.copy_info_dict = n_sampled_goal, copy_info_dict
-        self.her_ratio = 1 - 1 / (n_sampled_goal + 1)
         super().__init__(
             buffer_size, observation_space, action_space, device, n_envs, optimize_memory_usage,
             handle_timeout_termination, **more,
         )  # fmt: skip
+        self.her_ratio = 1 - 1 / (n_sampled_goal + 1)
 
     def _begin(self) -> None:
         super()._begin()
