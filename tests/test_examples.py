@@ -15,6 +15,7 @@ SHORT = {
     "jax_dqn.py": ["--steps", "2000"],
     "disk_and_resume.py": ["--steps", "300"],
     "processes.py": ["--steps", "600"],
+    "her.py": ["--bits", "4", "--steps", "300"],
     "sb3_atari.py": ["--steps", "1200"],
 }
 MAX_LINES = 120
