@@ -218,7 +218,7 @@ def test_arguments_that_are_refused(arguments: Any, match: str) -> None:
     with pytest.raises(ValueError, match=match):
         HerReplayBuffer(100, envs.observation_space, envs.action_space, envs, "cpu", 2, **arguments)
     with pytest.raises(ValueError, match="desired_goal"):
-        HerReplayBuffer(100, BOX, envs.action_space, envs)
+        HerReplayBuffer(100, BOX, envs.action_space, envs)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", [{}, {"discrete_obs_space": True}, {"image_obs_space": True}])

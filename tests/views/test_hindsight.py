@@ -138,18 +138,17 @@ class Account:
             assert (batch[name] == plain[name][of]).all()
 
 
-def spec_of(goals: dict[str, Any] | None = None) -> sw.Spec:
-    names = {"observation", "achieved_goal", "desired_goal"}
-    return sw.Spec(
-        obs={name: sw.Field((2,), "int64", stack=2 if name == "observation" else None) for name in sorted(names)},
-        action=sw.Field((), "int64"),
-    )
-
-
 class TestItems(ViewSuite):
     """Of steps whose episode has ended, or was cut off by evictions."""
 
-    spec = spec_of()
+    spec = sw.Spec(
+        obs={
+            "observation": sw.Field((2,), "int64", stack=2),
+            "achieved_goal": sw.Field((2,), "int64"),
+            "desired_goal": sw.Field((2,), "int64"),
+        },
+        action=sw.Field((), "int64"),
+    )
 
     def make_view(self) -> View[Any]:
         return Hindsight(sw.Future(k=1, reward_fn=lambda achieved, desired, info: achieved[:, 0] * 0.0), 1, 0.5)
@@ -222,9 +221,9 @@ def test_each_goal_of_each_step_on_disk(tmp_path_factory: Any, operations: Any, 
     played(operations, strategy, 4, folder, disk=folder / "store", disk_limit="16MiB")
 
 
-def filled(episodes: int = 60, seed: int = 0, spec: sw.Spec = SPEC, **more: Any) -> Account:
+def filled(episodes: int = 60, seed: int = 0, **more: Any) -> Account:
     """Episodes of 1 to 30 steps, in turn terminated and truncated, on three lanes."""
-    account = Account(sw.Store(spec, **{"capacity": 2000, "segment_steps": 8, "seed": 1} | more))
+    account = Account(sw.Store(SPEC, **{"capacity": 2000, "segment_steps": 8, "seed": 1} | more))
     rng = np.random.default_rng(seed)
     for episode in range(episodes):
         for left in range(int(rng.integers(1, 31)), 0, -1):
@@ -287,7 +286,9 @@ def same(one: Any, other: Any) -> None:
 @pytest.mark.parametrize("on_disk", [False, True], ids=["memory", "disk"])
 def test_same_seed_same_goals_also_after_a_checkpoint(on_disk: bool, tmp_path: Path) -> None:
     goals = sw.Future(k=4, reward_fn=reward_fn)
-    disks = [{"disk": tmp_path / str(k), "disk_limit": "16MiB"} if on_disk else {} for k in range(2)]
+    disks: list[dict[str, Any]] = [
+        {"disk": tmp_path / str(k), "disk_limit": "16MiB"} if on_disk else {} for k in range(2)
+    ]
     one, two = (filled(**disk).store for disk in disks)
     first, second = (store.transitions(relabel=goals, sampler=sw.Prioritized()) for store in (one, two))
     streams = [view.stream(32, lookahead=3) for view in (first, second)]
@@ -417,7 +418,7 @@ def test_no_goals_at_all() -> None:
         (lambda n: np.full(n, "a"), ValueError, "all of them at once"),
         (lambda n: np.full(n, np.nan), ValueError, "finite"),
         (lambda n: np.full(n, 1e300), ValueError, "finite"),
-        (lambda n: {}["goal"], KeyError, "goal"),
+        (lambda n: dict[str, int]()["goal"], KeyError, "goal"),
     ],
 )
 def test_an_error_of_the_function_leaves_everything_undrawn(answer: Any, error: Any, match: str) -> None:

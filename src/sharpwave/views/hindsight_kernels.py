@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.format.segment import FLAGS
+from sharpwave.log.sparse_kernels import NO_START, STARTS
 from sharpwave.native.jit import njit
 from sharpwave.native.memory_ops import load_word
 from sharpwave.spec import START
@@ -102,7 +103,7 @@ def _episode_begin(log: LogArrays, slot: int, row: int) -> tuple[int, int]:
     while True:
         flags = log.offset[FLAGS, slot]
         while row > 0 and not log.memory[flags + row] & START:
-            row -= 1
+            row -= 8 if row >= 8 and load_word(log.memory, flags + row - 7) & STARTS == NO_START else 1
         before = int(log.previous[slot])
         if log.memory[flags + row] & START or before < 0 or log.gap[before]:
             return slot, row
@@ -149,7 +150,8 @@ def choose_goals(
         slot, frame: int64 [B], receive the segment, and the row of its observations' columns, with the observation
             after the chosen step; the slot is -1 where an item is not relabelled.
 
-    Cost: 0.1 us an item, and 0.05 us for each segment from the item's to its episode's end, twice.
+    Cost: 0.15 us an item of a short episode, 1.5 us in one of 27,000 steps: the segments up to its end are walked
+    twice. ``EPISODE`` walks those before as well.
     """
     log = read_arrays(words)
     every = np.iinfo(np.int64).max - 1
