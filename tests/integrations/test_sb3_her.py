@@ -234,6 +234,7 @@ def test_models_learn_from_it(kind: Any, tmp_path: Path) -> None:
         env,
         learning_starts=20,
         batch_size=16,
+        train_freq=8,
         policy_kwargs={"net_arch": [8]},
         replay_buffer_class=HerReplayBuffer,
         replay_buffer_kwargs={"goal_selection_strategy": "final", "copy_info_dict": True},
