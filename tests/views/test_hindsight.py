@@ -80,6 +80,12 @@ class Account:
         if self.store.break_episode(lane):
             self.lanes[lane][-1].ended = True
 
+    def clear(self) -> None:
+        self.store.clear()
+        for steps in self.lanes:
+            for one in steps[-1:]:
+                one.ended = True
+
     def note_held(self) -> None:
         for lane, steps in enumerate(self.lanes):
             found = self.store.ids(np.full(len(steps), lane), np.arange(len(steps)), missing="mask")
@@ -172,7 +178,7 @@ class TestItems(ViewSuite):
 
 OPERATIONS = st.lists(
     st.tuples(
-        st.sampled_from(["steps", "steps", "steps", "steps", "break", "check", "reopen"]),
+        st.sampled_from(["steps", "steps", "steps", "steps", "break", "check", "clear", "reopen"]),
         st.integers(0, 2),
         st.integers(1, 14),
         st.sampled_from(["", "terminated", "truncated", "truncated"]),
@@ -192,6 +198,8 @@ def played(
         if what == "steps":
             for left in range(count, 0, -1):
                 account.append(lane, end if left == 1 else "")
+        elif what == "clear" and count == 1:
+            account.clear()
         elif what == "break":
             account.break_episode(lane)
         elif what == "reopen" and folder is not None:
