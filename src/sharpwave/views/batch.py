@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from sharpwave.nesting import map_leaves
 
@@ -72,6 +73,26 @@ class Draws:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+
+@dataclass(eq=False)
+class Drawn:
+    """Draw of a future batch, or of a view's part of one; ``uniforms``: where the view draws them; ``slots``: of
+    segments read and pinned for it, ``nbytes`` theirs."""
+
+    ids: Any
+    probabilities: Any
+    weights: Any
+    uniforms: Any = None
+    slots: npt.NDArray[np.int64] | None = None
+    nbytes: int = 0
+
+    @property
+    def draw_bytes(self) -> int:
+        """Bytes of the draw's arrays."""
+        uniforms = 0 if self.uniforms is None else self.uniforms.nbytes
+        nbytes: int = self.ids.nbytes + self.probabilities.nbytes + self.weights.nbytes + uniforms
+        return nbytes
 
 
 @dataclass

@@ -14,7 +14,7 @@ from sharpwave.sampling.limiters import Cursor, Gate, Limiter, Queue
 from sharpwave.sampling.ordered import Fifo
 from sharpwave.sampling.protocol import Draw, Sampler, check_sampler
 from sharpwave.validation import Missing
-from sharpwave.views.batch import Draws
+from sharpwave.views.batch import Drawn, Draws
 from sharpwave.views.filling import fill
 from sharpwave.views.ids import Tag, tagged
 from sharpwave.views.items import Items
@@ -24,7 +24,6 @@ from sharpwave.views.view import STEPS, View
 
 if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
-    from sharpwave.views.prefetch import Drawn
 
 Ints = npt.NDArray[np.int64]
 Undo = Callable[[], None]

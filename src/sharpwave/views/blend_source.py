@@ -19,11 +19,10 @@ import numpy.typing as npt
 from sharpwave.errors import LimiterTimeoutError
 from sharpwave.sampling.limiters import check_timeout
 from sharpwave.sampling.protocol import Draw
-from sharpwave.views.batch import Arrays
+from sharpwave.views.batch import Arrays, Drawn
 from sharpwave.views.batch_source import Undo
 from sharpwave.views.ids import tagged
 from sharpwave.views.layout import Target
-from sharpwave.views.prefetch import Drawn
 from sharpwave.views.replay import Replay
 from sharpwave.views.turns import all_held, held, in_order, turn
 

@@ -13,7 +13,7 @@ from sharpwave.sampling.limiters import check_timeout
 from sharpwave.views.batch import Arrays
 from sharpwave.views.batch_source import Undo
 from sharpwave.views.blend_source import BlendSource, Choice
-from sharpwave.views.prefetch import Drawn
+from sharpwave.views.batch import Drawn
 from sharpwave.views.turns import held, turn
 
 B = TypeVar("B", bound=Arrays)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy.typing as npt
 
 from sharpwave.errors import EmptyError, not_to_be_copied
 from sharpwave.sampling.protocol import Draw, checked_array
+from sharpwave.views.batch import Drawn
 from sharpwave.views.batch_source import BatchSource
 
 if TYPE_CHECKING:
@@ -23,25 +23,6 @@ B = TypeVar("B")
 
 AHEAD = 0.75
 """Share of the memory for segments that prefetching may fill. The rest is for batches drawn now."""
-
-
-@dataclass(eq=False)
-class Drawn:
-    """Draw of a future batch, or of a view's part of one; ``uniforms``: where the view draws them; ``slots``: of
-    segments read and pinned for it, ``nbytes`` theirs."""
-
-    ids: Ints
-    probabilities: npt.NDArray[np.float64]
-    weights: npt.NDArray[np.float32]
-    uniforms: npt.NDArray[np.float64] | None = None
-    slots: Ints | None = None
-    nbytes: int = 0
-
-    @property
-    def draw_bytes(self) -> int:
-        """Bytes of the draw's arrays."""
-        uniforms = 0 if self.uniforms is None else self.uniforms.nbytes
-        return self.ids.nbytes + self.probabilities.nbytes + self.weights.nbytes + uniforms
 
 
 class DrawsAhead:
