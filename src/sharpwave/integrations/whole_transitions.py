@@ -24,6 +24,7 @@ from sharpwave.store import Store
 
 Array = npt.NDArray[Any]
 Bools = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int64]
 Obs = Any
 """An array, or a dict of arrays."""
 Named = dict[str, Array]
@@ -40,7 +41,7 @@ class WholeTransitions:
     Args:
         shapes: shape and dtype of an observation; of a dict observation those by name.
         action: field of the actions.
-        lanes: environments, each of which adds a transition with every call of ``add``.
+        lanes: environments, each of which adds a transition with every call of ``add`` that does not say otherwise.
         frame_stack: as for ``StackFinder``.
         ends_are_true: whether the observation after a step that terminated its episode is what that step led to.
         whole: keys of a dict observation that are stored as they are, whatever ``frame_stack`` says.
@@ -91,7 +92,7 @@ class WholeTransitions:
 
     @property
     def added(self) -> int:
-        """Rows added so far, of ``lanes`` transitions each."""
+        """Calls of ``add`` so far."""
         self._open_existing()
         return self._added
 
@@ -129,7 +130,7 @@ class WholeTransitions:
     def held(self) -> int:
         """Transitions held."""
         self._open_existing()
-        return self._added * self.lanes if self._store is None else len(self._store)
+        return sum(len(rows[-1]) for rows in self._pending) if self._store is None else len(self._store)
 
     def state(self) -> dict[str, Any]:
         """Return what ``adopt`` needs, beside the store, for episodes to go on: copies of arrays, and numbers."""
@@ -162,32 +163,48 @@ class WholeTransitions:
         self._last, self._ended = state.get("last"), state.get("ended", np.ones(self.lanes, np.bool_))
         self._waits[:], self._odd_start = True, state.get("odd_start", True)
 
-    def add(self, obs: Obs, next_obs: Obs, action: Array, reward: Array, terminated: Array, truncated: Array) -> None:
-        """Add a transition of each lane.
+    def add(
+        self,
+        obs: Obs,
+        next_obs: Obs,
+        action: Array,
+        reward: Array,
+        terminated: Array,
+        truncated: Array,
+        lanes: npt.ArrayLike | None = None,
+    ) -> Ints | None:
+        """Add a transition of each lane, or of some.
 
         Args:
-            obs, next_obs: [lanes, *shape], or dicts of those: whole observations before the step, and truly after it.
+            obs, next_obs: [rows, *shape], or dicts of those: whole observations before the step, and truly after it.
                 Where ``obs`` is not what the lane's last transition led to, and that ended nothing, its episode was
                 broken off: it counts as truncated there.
+            lanes: int [rows], all different; default: all, in order.
 
+        Returns:
+            int64 [rows], their ids in the store, -1 of those passed over; ``None``: they are not in a store yet, or
+            were not before. ``store`` may be another than before the call, with other ids.
         Raises:
             ValueError: observations were said to be stacks of frames, and these are not.
         """
         self._open_existing()
         before, after = self._named(obs), self._named(next_obs)
         ends = np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_)
-        rows = (before, after, np.asarray(action), np.asarray(reward), *ends)
+        where = np.arange(self.lanes) if lanes is None else np.asarray(lanes, np.int64)
+        rows = (before, after, np.asarray(action), np.asarray(reward), *ends, where)
+        ids = None
         if self._store is None:
-            self._look(before, after, ends[0])  # before they are kept: they may be refused
+            self._look(before, after, ends[0], where)  # before they are kept: they may be refused
             copies = [{k: np.array(v) for k, v in one.items()} for one in (before, after)]
             self._pending.append((*copies, *(np.array(one) for one in rows[2:])))
-            self._remember(after, *ends)
+            self._remember(after, *ends, where)
             most = min(MAX_PENDING, self._settings.get("capacity") or MAX_PENDING)
-            if all(one.found for one in self._finders.values()) or len(self._pending) * self.lanes >= most:
+            if all(one.found for one in self._finders.values()) or self.held >= most:
                 self.store  # noqa: B018
         else:
-            self._write(*rows)
+            ids = self._write(*rows)
         self._added += 1
+        return ids
 
     def end_episodes(self) -> bool:
         """End the episodes under way as time limits do: the next transitions begin others. Return if there were any."""
@@ -198,66 +215,68 @@ class WholeTransitions:
     def _named(self, obs: Obs) -> Named:
         return {ONE: np.asarray(obs)} if self._single else {name: np.asarray(obs[name]) for name in self._finders}
 
-    def _look(self, before: Named, after: Named, terminated: Bools) -> None:
-        first, true = ~self._follows(before), ~terminated | self._ends_are_true
+    def _look(self, before: Named, after: Named, terminated: Bools, lanes: Ints) -> None:
+        first, true = ~self._follows(before, lanes), ~terminated | self._ends_are_true
         for name, finder in self._finders.items():
             finder.look(before[name], after[name], first, true)
             if finder.told and not finder.stacked:
                 self._refuse(name)
 
-    def _follows(self, before: Named) -> Bools:
-        """Return where an episode goes on: bool [lanes]."""
+    def _follows(self, before: Named, lanes: Ints) -> Bools:
+        """Return in which rows an episode goes on: bool [rows]."""
         if self._last is None:
-            return np.zeros(self.lanes, np.bool_)
-        follows = ~self._ended
-        for lane in np.flatnonzero(follows).tolist():
-            follows[lane] = all(_equal(before[name][lane], last[lane]) for name, last in self._last.items())
+            return np.zeros(len(lanes), np.bool_)
+        follows = ~self._ended[lanes]
+        for row in np.flatnonzero(follows).tolist():
+            follows[row] = all(_equal(before[name][row], last[lanes[row]]) for name, last in self._last.items())
         return follows
 
-    def _remember(self, after: Named, terminated: Bools, truncated: Bools) -> None:
-        self._ended = terminated | truncated
+    def _remember(self, after: Named, terminated: Bools, truncated: Bools, lanes: Ints) -> None:
+        self._ended[lanes] = terminated | truncated
         if self._last is None:
-            self._last = {name: np.array(one) for name, one in after.items()}
+            self._last = {name: np.zeros((self.lanes, *one.shape[1:]), one.dtype) for name, one in after.items()}
         for name, one in after.items():
-            np.copyto(self._last[name], one)
+            self._last[name][lanes] = one
 
     def _write(
-        self, before: Named, after: Named, action: Array, reward: Array, terminated: Bools, truncated: Bools
-    ) -> None:
+        self, before: Named, after: Named, action: Array, reward: Array, terminated: Bools, truncated: Bools, lanes: Ints
+    ) -> Ints:
         assert self._store is not None
-        follows, true = self._follows(before), ~terminated | self._ends_are_true
-        odd = self._check(before, after, follows, true)
-        for lane in np.flatnonzero(~follows & ~self._ended).tolist():
+        follows, true = self._follows(before, lanes), ~terminated | self._ends_are_true
+        odd = self._check(before, after, follows, true, lanes)
+        for lane in lanes[~follows & ~self._ended[lanes]].tolist():
             self._store.break_episode(lane)
         frames = [{name: stack.split(one[name]) for name, stack in self._stacks.items()} for one in (before, after)]
         rows: dict[str, Any] = {
             "action": action, "reward": reward, "terminated": terminated, "truncated": truncated
         }  # fmt: skip
-        lanes = np.flatnonzero(~odd)
+        kept, ids = np.flatnonzero(~odd), np.full(len(lanes), -1)
         if odd.any():
-            frames = [{name: one[lanes] for name, one in part.items()} for part in frames]
-            rows = {name: values[lanes] for name, values in rows.items()}
+            frames = [{name: one[kept] for name, one in part.items()} for part in frames]
+            rows = {name: values[kept] for name, values in rows.items()}
         obs, next_obs = (one[ONE] if self._single else one for one in frames)
-        self._store.extend(obs=obs, next_obs=next_obs, lanes=lanes, **rows)
-        self._remember(after, terminated, truncated)
-        self.stored_last = ~odd
-        self._ended |= odd  # what follows is not known to go on from anything
-        self._waits &= odd
+        ids[kept] = self._store.extend(obs=obs, next_obs=next_obs, lanes=lanes[kept], **rows)
+        self._remember(after, terminated, truncated, lanes)
+        self.stored_last = self.stored_last.copy()
+        self.stored_last[lanes] = ~odd
+        self._ended[lanes] |= odd  # what follows is not known to go on from anything
+        self._waits[lanes] &= odd
+        return ids
 
-    def _check(self, before: Named, after: Named, follows: Bools, true: Bools) -> Bools:
-        """Return which lanes are in an episode that began elsewhere; store otherwise what is no stack after all."""
-        odd = np.zeros(self.lanes, np.bool_)
+    def _check(self, before: Named, after: Named, follows: Bools, true: Bools, lanes: Ints) -> Bools:
+        """Return which rows are in an episode that began elsewhere; store otherwise what is no stack after all."""
+        odd, waits = np.zeros(len(lanes), np.bool_), self._waits[lanes]
         for name, stack in list(self._stacks.items()):
             if stack.frames == 1:
                 continue
             begins, other = stack.begins(before[name]), stack.otherwise.begins(before[name])
-            starts = ~follows & ~(self._waits & ~begins)
+            starts = ~follows & ~(waits & ~begins)
             if not (stack.goes_on(before[name], after[name]) | ~true).all() or (starts & ~begins).any():
                 repadded = not self._odd_start and (other | ~starts).all()
                 self._restack(name, stack.otherwise if repadded else self._finders[name].whole)
-                return self._check(before, after, follows, true)
+                return self._check(before, after, follows, true, lanes)
             self._odd_start |= bool((starts & (begins != other)).any())
-            odd |= self._waits & ~follows & ~begins
+            odd |= waits & ~follows & ~begins
         if odd.any():
             warnings.warn(
                 "add: the episodes under way in the environments are not those that this buffer was saved in; their "
