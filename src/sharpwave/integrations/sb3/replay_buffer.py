@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import tarfile
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +13,7 @@ from stable_baselines3.common.type_aliases import DictReplayBufferSamples, Repla
 from stable_baselines3.common.utils import get_device
 from stable_baselines3.common.vec_env import VecNormalize
 
+from sharpwave.integrations.packed import packed, unpacked
 from sharpwave.integrations.whole_transitions import WholeTransitions
 from sharpwave.sampling.protocol import Sampler
 from sharpwave.sampling.uniform import Uniform
@@ -237,12 +234,7 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]
         if self._asked.get("disk") is not None:
             self.transitions.flush()
             return state
-        store = self.transitions.store
-        with tempfile.TemporaryDirectory() as folder, io.BytesIO() as out:
-            store.checkpoint(Path(folder) / "store")
-            with tarfile.open(fileobj=out, mode="w") as archive:
-                archive.add(Path(folder) / "store", "store")
-            return state | {"checkpoint": out.getvalue()}
+        return state | {"checkpoint": packed(self.transitions.store)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Make the store again. That of a buffer on disk is opened when it is first needed."""
@@ -251,7 +243,4 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]
         self.device = get_device(device)
         self._begin()
         if content is not None:
-            with tempfile.TemporaryDirectory() as folder:
-                with tarfile.open(fileobj=io.BytesIO(content)) as archive:
-                    archive.extractall(folder, filter="data")
-                self.transitions.adopt(Store.open(Path(folder) / "store"), rows)
+            self.transitions.adopt(unpacked(content), rows)
