@@ -1,0 +1,21 @@
+"""Replay buffers for Tianshou whose observations a Sharpwave store holds.
+
+``VectorReplayBuffer(100_000, 8, ram="2GiB")`` in place of ``tianshou.data``'s; all else stays. See
+docs/frameworks/tianshou.md.
+"""
+
+from sharpwave.integrations.tianshou.buffers import (
+    PrioritizedReplayBuffer,
+    PrioritizedVectorReplayBuffer,
+    ReplayBuffer,
+    VectorReplayBuffer,
+)
+from sharpwave.integrations.tianshou.stored import EvictedError
+
+__all__ = [
+    "EvictedError",
+    "PrioritizedReplayBuffer",
+    "PrioritizedVectorReplayBuffer",
+    "ReplayBuffer",
+    "VectorReplayBuffer",
+]

@@ -1,0 +1,75 @@
+"""Observations as arrays or dicts of arrays, from Tianshou's batches and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tianshou.data import Batch
+
+Array = npt.NDArray[Any]
+Obs = Any
+"""An array, or a dict of arrays by the names of an observation's parts."""
+
+BELOW = "."
+"""Between the names of a part and of its part."""
+
+
+def split(value: Any, alone: bool) -> Obs:
+    """Return an array [n, ...], or a dict of those, of an array or a ``Batch``. ``alone``: one row without that axis."""
+    if isinstance(value, Batch):
+        return dict(_leaves(value, "", alone))
+    array = np.asarray(value)
+    return array[None] if alone else array
+
+
+def _leaves(value: Batch, above: str, alone: bool) -> Iterator[tuple[str, Array]]:
+    for name in value.get_keys():
+        if isinstance(value[name], Batch):
+            yield from _leaves(value[name], f"{above}{name}{BELOW}", alone)
+        else:
+            yield above + name, split(value[name], alone)
+
+
+def joined(obs: Obs, index: Array) -> Any:
+    """Return observations [n, ...] as Tianshou has those at an array of n indices, of any shape."""
+    if not isinstance(obs, dict):
+        return obs if index.ndim == 1 else obs.reshape(*index.shape, *obs.shape[1:])
+    nested: dict[str, Any] = {}
+    for name, one in obs.items():
+        *above, last = name.split(BELOW)
+        part = nested
+        for step in above:
+            part = part.setdefault(step, {})
+        part[last] = joined(one, index)
+    return Batch(nested)
+
+
+def each(obs: Obs, function: Callable[[Array], Any]) -> Any:
+    """Return observations with ``function`` applied to each array."""
+    return {name: function(one) for name, one in obs.items()} if isinstance(obs, dict) else function(obs)
+
+
+def together(parts: Sequence[Obs], axis: int = 0) -> Obs:
+    """Concatenate observations."""
+    if isinstance(parts[0], dict):
+        return {name: np.concatenate([part[name] for part in parts], axis) for name in parts[0]}
+    return np.concatenate(parts, axis)
+
+
+def null_rows(value: Any, rows: int) -> npt.NDArray[np.bool_]:
+    """Return which rows of an array, a dict or a ``Batch`` of those have a NaN or None: bool [rows]."""
+    found = np.zeros(rows, np.bool_)
+    if isinstance(value, (dict, Batch)):
+        for one in value.values():
+            found |= null_rows(one, rows)
+        return found
+    array = np.asarray(value)
+    if array.dtype.kind == "f":
+        found |= np.isnan(array).any(axis=tuple(range(1, array.ndim)))
+    elif array.dtype.kind == "O":
+        nulls = [one is None or (isinstance(one, float) and one != one) for one in array.flat]
+        found |= np.array(nulls, np.bool_).reshape(array.shape).any(axis=tuple(range(1, array.ndim)))
+    return found

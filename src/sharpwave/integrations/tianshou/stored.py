@@ -1,0 +1,200 @@
+"""Observations at the places of a ring buffer, which a store holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.errors import EmptyError
+from sharpwave.integrations.packed import packed, unpacked
+from sharpwave.integrations.tianshou.observations import Obs, each, together
+from sharpwave.integrations.tianshou.places import Places
+from sharpwave.integrations.whole_transitions import WholeTransitions
+from sharpwave.spec import Field
+from sharpwave.store import Store
+from sharpwave.views.replay import Replay
+from sharpwave.views.transitions import NStep
+
+Array = npt.NDArray[Any]
+Ints = npt.NDArray[np.int64]
+
+MOST_AT_ONCE = 1024
+"""Transitions that are decoded into the store's own memory; more are decoded in parts, and copied."""
+
+
+class EvictedError(KeyError):
+    """Error raised for indices whose transitions the store has evicted.  ``places``: int64 [n], all now known."""
+
+    def __init__(self, places: Ints, index: int) -> None:
+        self.places = places
+        super().__init__(f"the transition at index {index} was evicted; give the store more ram= or disk_limit=")
+
+
+class Stored:
+    """Observations before and after the steps at places.
+
+    Args:
+        places: what is at each; in ``places.ids`` where it is in the store.
+        lanes: number of lanes.
+        stack: frames of an observation that is read. ``last_only``: observations come with so many, [n, stack, ...],
+            and only the last is new.
+        frame_stack: with a ``stack`` of 1, as for ``WholeTransitions``; with more ``None``: nothing is known of how
+            stacks begin, so they are made of the frames of several transitions.
+        settings: of the store.
+
+    Attributes:
+        places: as given.
+        transitions: the store and what is written to it; ``None`` before the first transition, as only that says what
+            observations are.
+    """
+
+    def __init__(
+        self,
+        places: Places,
+        lanes: int,
+        stack: int,
+        last_only: bool,
+        frame_stack: int | str | None,
+        settings: Mapping[str, Any],
+    ) -> None:
+        self.places, self._lanes, self._stack, self._last_only = places, lanes, stack, last_only
+        self._frame_stack, self._settings = frame_stack, settings
+        self.transitions: WholeTransitions | None = None
+        self._viewed: tuple[Store, Replay[Any]] | None = None
+        self._found = False  # ids hold in the store that is seen next
+
+    def add(
+        self, obs: Obs, after: Obs, action: Array, reward: Array, terminated: Array, truncated: Array, lanes: Ints
+    ) -> tuple[Ints | None, npt.NDArray[np.bool_]]:
+        """Add a transition to each of some lanes.
+
+        Returns:
+            ids int64 [n], or ``None`` while they are not known; stored bool [n].
+        Raises:
+            ValueError, TypeError: no observations or actions that a store can hold.
+        """
+        if self.transitions is None:
+            self._make(obs, action)
+        assert self.transitions is not None
+        obs, after = self._newest(obs), self._newest(after)
+        ids = self.transitions.add(obs, after, action, reward, terminated, truncated, lanes)
+        stored = np.ones(len(lanes), np.bool_) if ids is None else ids >= 0
+        self.places.write(lanes, stored)
+        known = ids is not None and self._viewed is not None and self._viewed[0] is self.transitions.store
+        return ids if known else None, stored
+
+    def _make(self, obs: Obs, action: Array) -> None:
+        single, frames = isinstance(obs, np.ndarray), self._frame_stack
+        if self._stack > 1 or self._last_only:
+            stacked = self._last_only and single and obs.ndim == 4 and obs.shape[1] == self._stack
+            frames = self._stack if stacked and frames is not None else None
+        self._whole = frames is not None or not (self._last_only or self._stack > 1)
+        shapes = each(self._newest(obs), lambda one: (one.shape[1:], one.dtype))
+        self._layout = shapes, Field(action.shape[1:], action.dtype.name), self._lanes, frames
+        self._connect()
+
+    def _connect(self) -> None:
+        self.transitions = WholeTransitions(*self._layout, **self._settings)
+
+    def _newest(self, obs: Obs) -> Obs:
+        return obs if self._whole or not self._last_only else each(obs, lambda one: one[:, -1])
+
+    @property
+    def view(self) -> Replay[Any]:
+        """The store's transitions, by id.  Raises: EmptyError: nothing was added yet."""
+        if self.transitions is None:
+            raise EmptyError("nothing was added yet")
+        store = self.transitions.store
+        if self._viewed is None or self._viewed[0] is not store:  # it is another where observations turn out otherwise
+            self._viewed = store, store.view(NStep(1, 1.0, newest=True), name="transitions")
+            if not self._found:
+                self.places.find(store)
+            self._found = False
+        return self._viewed[1]
+
+    def read(self, places: Ints, stack: int, before: Callable[[Ints], Ints]) -> tuple[Obs, Obs]:
+        """Return observations before and after the steps at places [n].
+
+        Args:
+            stack: frames of each, [n, stack, ...]; 1: without that axis.
+            before: returns the places of the steps before those at places; an episode's first step is its own.
+
+        Raises:
+            EvictedError: the store has not all of them any more; those are marked absent.
+        """
+        view = self.view
+        if not self._whole:
+            return self._stacks(view, places, stack, before)
+        obs, after = self._fetch(view, places)
+        if stack == self._stack:
+            return obs, after
+        if stack > self._stack:
+            raise ValueError(f"get: stack_num={stack}, expected at most {self._stack}, the frames that are stored")
+        return each(obs, lambda one: _last(one, stack)), each(after, lambda one: _last(one, stack))
+
+    def _stacks(
+        self, view: Replay[Any], places: Ints, stack: int, before: Callable[[Ints], Ints]
+    ) -> tuple[Obs, Obs]:
+        while True:
+            steps = [places]
+            for _ in range(stack - 1):
+                earlier = before(steps[0])
+                steps.insert(0, np.where(self.places.absent[earlier], steps[0], earlier))
+            try:
+                obs, after = self._fetch(view, np.stack(steps, axis=1).reshape(-1))
+                break
+            except EvictedError:
+                if self.places.absent[places].any():
+                    raise
+        if stack == 1:
+            return obs, after
+        obs, after = (each(one, lambda a: a.reshape(-1, stack, *a.shape[1:])) for one in (obs, after))
+        return obs, together([each(obs, lambda a: a[:, 1:]), each(after, lambda a: a[:, -1:])], axis=1)
+
+    def _fetch(self, view: Replay[Any], places: Ints) -> tuple[Obs, Obs]:
+        """Decode observations; zeros where there never was a transition."""
+        assert self.transitions is not None
+        ids, absent, parts = self.places.ids[places], self.places.absent[places], []
+        for begin in range(0, max(len(ids), 1), MOST_AT_ONCE):
+            part = slice(begin, begin + MOST_AT_ONCE)
+            batch = view.fetch(ids[part], missing="mask")
+            absent[part] |= (ids[part] >= 0) & (batch.ids < 0)
+            found = [self.transitions.whole(one) for one in (batch.obs, batch.next_obs)]
+            parts.append(found if len(ids) <= MOST_AT_ONCE else [each(one, np.array) for one in found])
+        if absent.any():
+            raise EvictedError(self.places.lose(places[absent]), int(places[absent][0]))
+        if len(parts) > 1:
+            return together([obs for obs, _ in parts]), together([after for _, after in parts])
+        return parts[0][0], parts[0][1]
+
+    # saving
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return a checkpoint of the store as bytes, and the rest; of a store on disk only where it is."""
+        state = self.__dict__ | {"transitions": None, "_viewed": None, "rows": None, "content": None}
+        if self.transitions is not None:
+            self.view  # noqa: B018  # so that ids are known
+            state["rows"], state["_found"] = self.transitions.state(), True
+            if self._settings.get("disk") is None:
+                state["content"] = packed(self.transitions.store)
+            else:
+                self.transitions.flush()
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Make the store again. One on disk is opened when it is first needed."""
+        rows, content = state.pop("rows"), state.pop("content")
+        self.__dict__.update(state)
+        if rows is not None:
+            self._connect()
+        if content is not None:
+            assert self.transitions is not None
+            self.transitions.adopt(unpacked(content), rows)
+
+
+def _last(obs: Array, stack: int) -> Array:
+    last: Array = obs[:, -1] if stack == 1 else obs[:, -stack:]
+    return last
