@@ -71,7 +71,8 @@ def main() -> None:
             show_progress=False,
         )
     )
-    print(f"best mean return {found.best_score:.0f}, after {time.perf_counter() - began:.0f} s, {len(buffer):,} transitions")
+    spent = time.perf_counter() - began
+    print(f"best mean return {found.best_score:.0f}, after {spent:.0f} s and {len(buffer):,} transitions")
     if asked.buffer == "ours":
         print(f"{buffer.transitions.store.stats()['bytes_per_step']:.0f} bytes of the store each")
 

@@ -17,6 +17,7 @@ SHORT = {
     "processes.py": ["--steps", "600"],
     "her.py": ["--bits", "4", "--steps", "300"],
     "sb3_atari.py": ["--steps", "1200"],
+    "tianshou_dqn.py": ["--steps", "1000"],
 }
 MAX_LINES = 120
 

@@ -239,7 +239,14 @@ class WholeTransitions:
             self._last[name][lanes] = one
 
     def _write(
-        self, before: Named, after: Named, action: Array, reward: Array, terminated: Bools, truncated: Bools, lanes: Ints
+        self,
+        before: Named,
+        after: Named,
+        action: Array,
+        reward: Array,
+        terminated: Bools,
+        truncated: Bools,
+        lanes: Ints,
     ) -> Ints:
         assert self._store is not None
         follows, true = self._follows(before, lanes), ~terminated | self._ends_are_true

@@ -4,6 +4,11 @@
 docs/frameworks/tianshou.md.
 """
 
+try:
+    import tianshou.data  # noqa: F401
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError("Tianshou's buffers need Tianshou: pip install 'sharpwave[tianshou]'") from error
+
 from sharpwave.integrations.tianshou.buffers import (
     PrioritizedReplayBuffer,
     PrioritizedVectorReplayBuffer,

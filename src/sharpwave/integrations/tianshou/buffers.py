@@ -91,8 +91,8 @@ class StoredObservations:
         act, rew = of["act"], of["rew"]
         if not isinstance(act, np.ndarray) or rew.shape != lanes.shape or not np.isfinite(rew).all():
             raise ValueError(f"add: got actions {act!r} and rewards {rew!r}, expected arrays, and a finite reward each")
-        ends = (of[name].astype(np.bool_) for name in ("terminated", "truncated"))
-        ids, stored = self._stored.add(of["obs"], of["obs_next"], act, rew, *ends, lanes)
+        terminated, truncated = (of[name].astype(np.bool_) for name in ("terminated", "truncated"))
+        ids, stored = self._stored.add(of["obs"], of["obs_next"], act, rew, terminated, truncated, lanes)
         rest = Batch()
         for name in set(batch.get_keys()) - {"obs", "obs_next"}:
             rest.__dict__[name] = batch[name]

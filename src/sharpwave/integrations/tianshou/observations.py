@@ -13,12 +13,12 @@ Array = npt.NDArray[Any]
 Obs = Any
 """An array, or a dict of arrays by the names of an observation's parts."""
 
-BELOW = "."
+BELOW = "/"
 """Between the names of a part and of its part."""
 
 
 def split(value: Any, alone: bool) -> Obs:
-    """Return an array [n, ...], or a dict of those, of an array or a ``Batch``. ``alone``: one row without that axis."""
+    """Return an array [n, ...], or a dict of those, of an array or a ``Batch``. ``alone``: without that axis."""
     if isinstance(value, Batch):
         return dict(_leaves(value, "", alone))
     array = np.asarray(value)
@@ -36,7 +36,7 @@ def _leaves(value: Batch, above: str, alone: bool) -> Iterator[tuple[str, Array]
 def joined(obs: Obs, index: Array) -> Any:
     """Return observations [n, ...] as Tianshou has those at an array of n indices, of any shape."""
     if not isinstance(obs, dict):
-        return obs if index.ndim == 1 else obs.reshape(*index.shape, *obs.shape[1:])
+        return obs if index.ndim == 1 else obs.reshape((*index.shape, *obs.shape[1:]))
     nested: dict[str, Any] = {}
     for name, one in obs.items():
         *above, last = name.split(BELOW)

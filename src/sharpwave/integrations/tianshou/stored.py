@@ -21,8 +21,8 @@ from sharpwave.views.transitions import NStep
 Array = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
 
-MOST_AT_ONCE = 1024
-"""Transitions that are decoded into the store's own memory; more are decoded in parts, and copied."""
+MOST_AT_ONCE, MOST_OF_RAM = 1024, 1 / 8
+"""Transitions, and part of ``ram``, that are decoded into the store's memory; of more, parts are, and are copied."""
 
 
 class EvictedError(KeyError):
@@ -135,9 +135,7 @@ class Stored:
             raise ValueError(f"get: stack_num={stack}, expected at most {self._stack}, the frames that are stored")
         return each(obs, lambda one: _last(one, stack)), each(after, lambda one: _last(one, stack))
 
-    def _stacks(
-        self, view: Replay[Any], places: Ints, stack: int, before: Callable[[Ints], Ints]
-    ) -> tuple[Obs, Obs]:
+    def _stacks(self, view: Replay[Any], places: Ints, stack: int, before: Callable[[Ints], Ints]) -> tuple[Obs, Obs]:
         while True:
             steps = [places]
             for _ in range(stack - 1):
@@ -158,17 +156,27 @@ class Stored:
         """Decode observations; zeros where there never was a transition."""
         assert self.transitions is not None
         ids, absent, parts = self.places.ids[places], self.places.absent[places], []
-        for begin in range(0, max(len(ids), 1), MOST_AT_ONCE):
-            part = slice(begin, begin + MOST_AT_ONCE)
+        most = self._most_at_once()
+        for begin in range(0, max(len(ids), 1), most):
+            part = slice(begin, begin + most)
             batch = view.fetch(ids[part], missing="mask")
             absent[part] |= (ids[part] >= 0) & (batch.ids < 0)
             found = [self.transitions.whole(one) for one in (batch.obs, batch.next_obs)]
-            parts.append(found if len(ids) <= MOST_AT_ONCE else [each(one, np.array) for one in found])
+            parts.append(found if len(ids) <= most else [each(one, np.array) for one in found])
         if absent.any():
             raise EvictedError(self.places.lose(places[absent]), int(places[absent][0]))
         if len(parts) > 1:
             return together([obs for obs, _ in parts]), together([after for _, after in parts])
         return parts[0][0], parts[0][1]
+
+    def _most_at_once(self) -> int:
+        assert self._viewed is not None
+        store = self._viewed[0]
+        if store.ram is None:
+            return MOST_AT_ONCE
+        fields = [store.spec.fields[name] for name in store.spec.obs_names]
+        each_bytes = sum(field.row_bytes * (field.frames + 1) for field in fields)
+        return max(1, min(MOST_AT_ONCE, int(store.ram * MOST_OF_RAM) // each_bytes))
 
     # saving
 

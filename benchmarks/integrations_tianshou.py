@@ -1,0 +1,150 @@
+"""Tianshou with its own replay buffers, and with ours.
+
+    python benchmarks/integrations_tianshou.py [--steps 20000] [--rounds 3] [--env PongNoFrameskip-v4]
+
+As benchmarks/integrations.py: eight environments, stacks of four frames, random actions; each buffer in a process of
+its own, in turn; medians. An update is one of Tianshou's DQN on a CPU with one thread, sampling included. "NaN check":
+milliseconds of ``hasnull``, which Tianshou 2's trainer calls after every collection.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ale_py
+import gymnasium as gym
+import numpy as np
+import psutil
+import tianshou.data as theirs
+import torch
+from rich.console import Console
+from rich.table import Table
+from stable_baselines3.common.env_util import make_atari_env
+from stable_baselines3.common.vec_env import VecFrameStack, VecTransposeImage
+from tianshou.algorithm.algorithm_base import policy_within_training_step
+from tianshou.algorithm.modelfree.dqn import DQN, DiscreteQLearningPolicy
+from tianshou.algorithm.optim import AdamOptimizerFactory
+from tianshou.data import Batch
+from tianshou.env.atari.atari_network import DQNet
+
+from sharpwave.integrations import tianshou as ours
+
+LANES, UPDATES = 8, 40
+STACKED: dict[str, Any] = {"stack_num": 4, "save_only_last_obs": True, "ignore_obs_next": True}
+PRIORITIES = {"alpha": 0.6, "beta": 0.4}
+BUFFERS: dict[str, Callable[[int], Any]] = {
+    "Tianshou": lambda size: theirs.VectorReplayBuffer(size, LANES),
+    "Tianshou, only last frames": lambda size: theirs.VectorReplayBuffer(size, LANES, **STACKED),
+    "ours": lambda size: ours.VectorReplayBuffer(size, LANES),
+    "Tianshou, prioritized, last frames": lambda size: theirs.PrioritizedVectorReplayBuffer(
+        size, LANES, **PRIORITIES, **STACKED
+    ),
+    "ours, prioritized": lambda size: ours.PrioritizedVectorReplayBuffer(size, LANES, **PRIORITIES),
+}
+HEADS = {"bytes": "bytes each", "adds": "adds/s", "sample 32": "sampled/s, 32", "sample 256": "256", "nan": "NaN check"}
+
+
+def rate(call: Callable[[], Any], seconds: float) -> float:
+    """Return how often ``call`` is done a second: the median over batches of ten calls."""
+    call()
+    rates: list[float] = []
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or not rates:
+        began = time.perf_counter()
+        for _ in range(10):
+            call()
+        rates.append(10 / (time.perf_counter() - began))
+    return statistics.median(rates)
+
+
+def measure(name: str, env: str, steps: int) -> dict[str, float]:
+    """Fill a buffer and measure it; in a process of its own."""
+    torch.set_num_threads(1)
+    gym.register_envs(ale_py)
+    envs = VecTransposeImage(VecFrameStack(make_atari_env(env, n_envs=LANES, seed=1), 4))
+    rng, actions, shape = np.random.default_rng(0), int(envs.action_space.n), envs.observation_space.shape
+    warm, obs, none = BUFFERS[name](640), envs.reset(), np.zeros(LANES, np.bool_)
+
+    def batch(obs: Any, after: Any, act: Any, rew: Any, terminated: Any, truncated: Any) -> Batch:
+        ends = {"terminated": terminated, "truncated": truncated}
+        return Batch({"obs": obs, "obs_next": after, "act": act, "rew": rew, "info": Batch(), "policy": Batch()} | ends)
+
+    for _ in range(8):  # kernels and libraries are loaded
+        warm.add(batch(obs, obs, np.zeros(LANES, np.int64), none * 1.0, none, none))
+    warm.sample(8)
+    del warm
+    gc.collect()
+    before = psutil.Process().memory_info().rss
+    buffer, spent = BUFFERS[name](steps), []
+    for _ in range(steps // LANES):
+        act = rng.integers(0, actions, LANES)
+        new_obs, rewards, dones, infos = envs.step(act)
+        after = new_obs.copy()
+        for i in np.flatnonzero(dones):
+            after[i] = infos[i]["terminal_observation"]
+        truncated = dones & [bool(info.get("TimeLimit.truncated", False)) for info in infos]
+        whole = batch(obs, after, act, rewards, dones & ~truncated, truncated)
+        began = time.perf_counter()
+        buffer.add(whole)
+        spent.append(time.perf_counter() - began)
+        obs = new_obs
+    gc.collect()
+    grown = psutil.Process().memory_info().rss - before
+    found = {"bytes": grown / steps, "adds": LANES / statistics.mean(spent[len(spent) // 2 :])}
+    for size in (32, 256):
+        found[f"sample {size}"] = size * rate(partial(buffer.sample, size), 3.0)
+    began = time.perf_counter()
+    buffer.hasnull()
+    found["nan"] = 1000 * (time.perf_counter() - began)
+    policy = DiscreteQLearningPolicy(model=DQNet(*shape, action_shape=actions), action_space=envs.action_space)
+    algorithm = DQN(policy=policy, optim=AdamOptimizerFactory(1e-4), n_step_return_horizon=3, target_update_freq=500)
+    with policy_within_training_step(policy):
+        for count in (2, UPDATES):
+            began = time.perf_counter()
+            for _ in range(count):
+                algorithm.update(buffer=buffer, sample_size=32)
+    return found | {"updates": UPDATES / (time.perf_counter() - began)}
+
+
+def main() -> None:
+    """Measure each buffer in turn, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=20_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--env", default="PongNoFrameskip-v4")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "integrations_tianshou.json")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.one:
+        print(json.dumps(measure(asked.one, asked.env, asked.steps)))
+        return
+    runs: dict[str, list[dict[str, float]]] = {name: [] for name in BUFFERS}
+    for _ in range(asked.rounds):
+        for name in BUFFERS:
+            command = [sys.executable, __file__, "--one", name, "--steps", str(asked.steps), "--env", asked.env]
+            ran = subprocess.run(command, capture_output=True, text=True)
+            if ran.returncode:
+                raise SystemExit(f"{name}: {ran.stderr}")
+            runs[name].append(json.loads(ran.stdout.splitlines()[-1]))
+    table = Table(title=f"{asked.env}, {asked.steps:,} transitions, medians of {asked.rounds}")
+    for head in ("buffer", *HEADS.values(), "updates/s"):
+        table.add_column(head, justify="left" if head == "buffer" else "right")
+    for name, found in runs.items():
+        medians = {key: statistics.median(run[key] for run in found) for key in found[0]}
+        table.add_row(name, *(f"{medians[key]:,.{key == 'nan'}f}" for key in HEADS), f"{medians['updates']:.1f}")
+    Console(width=120).print(table)
+    asked.out.write_text(json.dumps({"env": asked.env, "steps": asked.steps, "runs": runs}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
