@@ -41,7 +41,7 @@ from sharpwave.integrations import tianshou as ours
 
 LANES, UPDATES = 8, 40
 STACKED: dict[str, Any] = {"stack_num": 4, "save_only_last_obs": True, "ignore_obs_next": True}
-PRIORITIES = {"alpha": 0.6, "beta": 0.4}
+PRIORITIES: dict[str, Any] = {"alpha": 0.6, "beta": 0.4}
 BUFFERS: dict[str, Callable[[int], Any]] = {
     "Tianshou": lambda size: theirs.VectorReplayBuffer(size, LANES),
     "Tianshou, only last frames": lambda size: theirs.VectorReplayBuffer(size, LANES, **STACKED),
@@ -79,10 +79,9 @@ def measure(name: str, env: str, steps: int) -> dict[str, float]:
         ends = {"terminated": terminated, "truncated": truncated}
         return Batch({"obs": obs, "obs_next": after, "act": act, "rew": rew, "info": Batch(), "policy": Batch()} | ends)
 
-    for _ in range(8):  # kernels and libraries are loaded
+    for _ in range(8):  # kernels and libraries are loaded; it stays, as memory that it let go of would be used again
         warm.add(batch(obs, obs, np.zeros(LANES, np.int64), none * 1.0, none, none))
     warm.sample(8)
-    del warm
     gc.collect()
     before = psutil.Process().memory_info().rss
     buffer, spent = BUFFERS[name](steps), []

@@ -34,7 +34,7 @@ from sharpwave.integrations import tianshou as ours
 
 gym.register_envs(ale_py)
 pytestmark = pytest.mark.filterwarnings("ignore:::tianshou")
-PRIORITIES = {"alpha": 0.6, "beta": 0.4}
+PRIORITIES: dict[str, Any] = {"alpha": 0.6, "beta": 0.4}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -374,7 +374,7 @@ def test_nulls_are_found() -> None:
 
 @pytest.mark.parametrize("way", ["pickle", "hdf5", "pickle, disk"])
 def test_saved_and_loaded(way: str, tmp_path: Path) -> None:
-    more = {"disk": tmp_path / "store"} if "disk" in way else {}
+    more: dict[str, Any] = {"disk": tmp_path / "store"} if "disk" in way else {}
     steps, kind = Steps(2, "image"), ours.PrioritizedVectorReplayBuffer
     buffer, other = kind(40, 2, **PRIORITIES, **more), theirs.PrioritizedVectorReplayBuffer(40, 2, **PRIORITIES)
     for _ in range(50):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,21 +10,15 @@ import tianshou.data as theirs
 from tianshou.data import Batch
 
 from sharpwave.errors import EmptyError
+from sharpwave.integrations.tianshou.arguments import THEIRS, checked
 from sharpwave.integrations.tianshou.observations import joined, null_rows, split
 from sharpwave.integrations.tianshou.places import Places
 from sharpwave.integrations.tianshou.stored import EvictedError, Stored
 from sharpwave.integrations.whole_transitions import WholeTransitions
-from sharpwave.spec import Field, Spec
-from sharpwave.store import Store
 
 Array = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
 
-THEIRS = (
-    *("size", "total_size", "buffer_num", "stack_num", "ignore_obs_next", "save_only_last_obs", "sample_avail"),
-    *("random_seed", "alpha", "beta", "weight_norm"),
-)
-"""Arguments of Tianshou's buffers; others are the store's."""
 REQUIRED = {"obs", "obs_next", "act", "rew", "terminated", "truncated"}
 EVICTS_LATE = 256
 """Steps that a store holds beyond a lane's places, as it evicts whole segments."""
@@ -51,9 +44,10 @@ class StoredObservations:
 
     def __init__(self, *args: Any, frame_stack: int | str | None = "auto", **kwargs: Any) -> None:
         super().__init__(*args, **{name: kwargs.pop(name) for name in THEIRS if name in kwargs})
-        last_only, self._save_only_last_obs, self._save_obs_next = self._save_only_last_obs, False, True
+        last_only = bool(self.options["save_only_last_obs"])
+        self._save_only_last_obs, self._save_obs_next = False, True
         self._lanes: int = getattr(self, "buffer_num", 1)
-        settings = _checked({"capacity": self.maxsize + EVICTS_LATE * self._lanes, **kwargs})
+        settings = checked({"capacity": self.maxsize + EVICTS_LATE * self._lanes, **kwargs})
         places = Places(self.maxsize, self._lanes)
         self._stored = Stored(places, self._lanes, self.stack_num, last_only, frame_stack, settings)
         self._unchecked, self._null, self._null_obs = np.zeros((3, self.maxsize), np.bool_)
@@ -67,8 +61,10 @@ class StoredObservations:
         return super().__getattr__(key)  # type: ignore[misc]
 
     @property
-    def transitions(self) -> WholeTransitions | None:
-        """The store and what is written to it; ``None`` before the first transition."""
+    def transitions(self) -> WholeTransitions:
+        """The store and what is written to it.  Raises: EmptyError: nothing was added yet."""
+        if self._stored.transitions is None:
+            raise EmptyError("transitions: nothing was added yet, and only that says what observations are")
         return self._stored.transitions
 
     @property
@@ -128,8 +124,8 @@ class StoredObservations:
 
     def close(self) -> None:
         """Write everything, and let go of memory and disk."""
-        if self.transitions is not None:
-            self.transitions.close()
+        if self._stored.transitions is not None:
+            self._stored.transitions.close()
 
     # reading
 
@@ -177,7 +173,7 @@ class StoredObservations:
         Raises:
             EvictedError: the store has not all of them any more.
         """
-        if key not in ("obs", "obs_next") or self.transitions is None:
+        if key not in ("obs", "obs_next") or self._stored.transitions is None:
             return super().get(index, key, default_value, stack_num)  # type: ignore[misc]
         stack = self.stack_num if stack_num is None else stack_num
         if self._read is not None and self._read[0] is index and stack == self.stack_num:
@@ -185,7 +181,7 @@ class StoredObservations:
         return self._observations(index, stack)[key == "obs_next"]
 
     def _observations(self, index: Any, stack: int) -> tuple[Any, Any]:
-        if self.transitions is None:
+        if self._stored.transitions is None:
             raise KeyError("obs")  # as Tianshou's empty buffer does
         places: Ints = np.asarray(self._indices[index])
         try:
@@ -242,17 +238,3 @@ class VectorReplayBuffer(StoredObservations, theirs.VectorReplayBuffer):  # type
 
 class PrioritizedVectorReplayBuffer(_Prioritized, theirs.PrioritizedVectorReplayBuffer):  # type: ignore[misc]
     """Tianshou's ``PrioritizedVectorReplayBuffer``, over a store."""
-
-
-def _checked(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return settings of a store.  Raises: ValueError, TypeError: they make no sense."""
-    if "retention" in settings:
-        raise ValueError("retention: expected none; what is evicted is the oldest, as in Tianshou's buffers")
-    disk = settings.get("disk")
-    if disk is not None and (Path(disk) / "store.json").exists():
-        raise ValueError(
-            f"disk={str(disk)!r} holds a store already; load the buffer saved with it, or give an empty folder"
-        )
-    in_memory = {name: value for name, value in settings.items() if name not in ("disk", "disk_limit", "on_full")}
-    Store(Spec(obs=Field((1,), "uint8"), action=Field((), "int64")), **in_memory).close()
-    return settings
