@@ -1,0 +1,10 @@
+"""Replay buffer for TorchRL whose transitions a Sharpwave store holds.
+
+``ReplayBuffer(100_000, batch_size=128)`` in place of ``TensorDictReplayBuffer(storage=LazyTensorStorage(100_000),
+batch_size=128)``; all else stays. See docs/frameworks/torchrl.md.
+"""
+
+from sharpwave.integrations.torchrl.replay_buffer import ReplayBuffer
+from sharpwave.integrations.torchrl.storage import SharpwaveStorage
+
+__all__ = ["ReplayBuffer", "SharpwaveStorage"]

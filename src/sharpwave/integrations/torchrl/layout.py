@@ -1,0 +1,228 @@
+"""Which parts of a collector's TensorDict become which fields of a store's steps, and back.
+
+A key at the root and under "next" alike (observations, step counts, recurrent states) is an observation: it is stored
+once. Single booleans (done, terminated, truncated, is_init) share a few bytes. All else is a field of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from sharpwave.integrations.frame_stacks import Stack
+from sharpwave.spec import Field, Spec
+
+Array = npt.NDArray[Any]
+Named = dict[str, Array]
+Key = tuple[str, ...]
+
+NEXT = "next"
+REWARD, DONE, TERMINATED, TRUNCATED = ((NEXT, name) for name in ("reward", "done", "terminated", "truncated"))
+TRAJECTORY: Key = ("collector", "traj_ids")
+SAMPLED = {("index",), ("priority_weight",), ("steps_to_next_obs",), ("collector", "mask")}
+"""Keys that sampling adds, which are not stored."""
+BITS, ACTION = "bits", "action"
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A tensor of the TensorDict: its key, and its shape and dtype without batch dimensions."""
+
+    key: Key
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass
+class Rows:
+    """n transitions as arrays: ``before`` and ``after`` observations by name, ``fields`` with the action.
+
+    ``ended``: bool [n], the episode ended with this one. ``trajectory``: the collector's numbers, if it gave some.
+    """
+
+    before: Named
+    after: Named
+    fields: Named
+    reward: Array
+    terminated: npt.NDArray[np.bool_]
+    ended: npt.NDArray[np.bool_]
+    trajectory: Array | None
+
+    def __len__(self) -> int:
+        return len(self.reward)
+
+
+class Layout:
+    """Fields of a store for TensorDicts of one structure.
+
+    Attributes:
+        obs: leaves at the root and under "next", by the observation's name. ``fields``: all others that have a field.
+        bits: single booleans, in the order of their bits. ``reward``: the leaf that is the store's reward, if any.
+    """
+
+    def __init__(self, obs: dict[str, Leaf], fields: dict[str, Leaf], bits: list[Leaf], reward: Leaf | None) -> None:
+        self.obs, self.fields, self.bits, self.reward = obs, fields, bits, reward
+
+    @classmethod
+    def of(cls, data: TensorDictBase) -> Layout:
+        """Look at transitions [n].  Raises: ValueError, TypeError: they are none, or hold what cannot be stored."""
+        leaves = {leaf.key: leaf for leaf in _leaves(data)}
+        bits = [leaf for leaf in leaves.values() if leaf.dtype == "bool" and np.prod(leaf.shape) == 1]
+        left = {leaf.key: leaf for leaf in leaves.values() if leaf not in bits}
+        obs = [leaf for key, leaf in left.items() if key[0] != NEXT and _alike(leaf, left.get((NEXT, *key)))]
+        taken = {key for leaf in obs for key in (leaf.key, (NEXT, *leaf.key))}
+        reward = left.get(REWARD)
+        if reward is not None and (reward.dtype != "float32" or np.prod(reward.shape) != 1):
+            reward = None
+        others = [leaf for key, leaf in left.items() if key not in taken and leaf is not reward]
+        roots = sorted((leaf for leaf in others if leaf.key[0] != NEXT), key=lambda leaf: leaf.key[-1] != ACTION)
+        if not obs or not roots:
+            raise ValueError(
+                f"extend: got keys {sorted('.'.join(key) for key in leaves)}, expected transitions as collectors make "
+                'them: an action, and observations at the root and under "next" (compact_obs=False)'
+            )
+        action = roots[0]
+        named = {ACTION: action} | _named([leaf for leaf in others if leaf is not action], "td/")
+        return cls(_named(obs, ""), named, bits, reward)
+
+    @classmethod
+    def from_spec(cls, spec: Spec) -> Layout:
+        """Return the layout that a store was made with.  Raises: ValueError: it was not made by this module."""
+        try:
+            bits = spec.fields[BITS].metadata
+            leaves = {name: _leaf(field.metadata) for name, field in spec.fields.items() if name != BITS}
+            reward = _leaf(bits["reward"]) if bits["reward"] else None
+            obs = {name[4:]: leaves[name] for name in spec.obs_names}
+            fields = {name: leaves[name] for name in spec.step_names if name != BITS}
+            return cls(obs, fields, [_leaf(one) for one in bits["bits"]], reward)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"this store holds {spec}, expected one that a TorchRL buffer made") from error
+
+    def spec(self, stacks: Mapping[str, Stack]) -> Spec:
+        """Return the store's schema; ``from_spec`` is its inverse."""
+        obs = {
+            name: Field(made.shape, made.dtype, made.stack, made.pad, metadata=_metadata(self.obs[name]))
+            for name, made in ((name, stack.field()) for name, stack in stacks.items())
+        }
+        fields = {name: Field(leaf.shape, leaf.dtype, metadata=_metadata(leaf)) for name, leaf in self.fields.items()}
+        said = {"bits": [_metadata(leaf) for leaf in self.bits], "reward": self.reward and _metadata(self.reward)}
+        return Spec(obs=obs, **fields, **{BITS: Field((-(-max(1, len(self.bits)) // 8),), "uint8", metadata=said)})
+
+    def rows(self, data: TensorDictBase) -> Rows:
+        """Return transitions [n] as arrays, over their memory where that is the CPU's.
+
+        Raises:
+            ValueError: another structure than the layout's.
+        """
+        try:
+            before = {name: _array(data, leaf) for name, leaf in self.obs.items()}
+            after = {name: _array(data, leaf, NEXT) for name, leaf in self.obs.items()}
+            fields = {name: _array(data, leaf) for name, leaf in self.fields.items()}
+            bits = {leaf.key: _array(data, leaf).reshape(len(data)) for leaf in self.bits}
+            reward = np.zeros(len(data), np.float32)
+            if self.reward is not None:
+                reward = _array(data, self.reward).reshape(len(data))
+            came = {leaf.key for leaf in _leaves(data)}
+        except (KeyError, ValueError, TypeError) as error:
+            raise ValueError(f"extend: these are not transitions as those before: {error}") from error
+        more = came - self._keys()
+        if more:
+            raise ValueError(f"extend: keys {sorted(more)} came that the first transitions had not; expected the same")
+        packed = np.stack(list(bits.values()), 1) if bits else np.zeros((len(data), 1), np.bool_)
+        none = np.zeros(len(data), np.bool_)
+        done, terminated, truncated = (bits.get(key) for key in (DONE, TERMINATED, TRUNCATED))
+        cut = none if truncated is None else truncated
+        if terminated is None:
+            terminated = none if done is None else done & ~cut
+        ended = terminated | cut | (none if done is None else done)
+        fields |= {BITS: np.packbits(packed, axis=1)}
+        trajectory = data.get(TRAJECTORY, None)
+        numbers = None
+        if trajectory is not None:
+            numbers = trajectory.detach().cpu().numpy().reshape(len(data), -1)[:, 0]
+        return Rows(before, after, fields, reward, terminated, ended, numbers)
+
+    def _keys(self) -> set[Key]:
+        once = {leaf.key for leaf in (*self.fields.values(), *self.bits, *([self.reward] if self.reward else []))}
+        return once | {key for leaf in self.obs.values() for key in (leaf.key, (NEXT, *leaf.key))}
+
+    def tensordict(self, before: Named, after: Named, fields: Named, reward: Array, ends: Named | None) -> TensorDict:
+        """Return a TensorDict over arrays.
+
+        Args:
+            before, after: observations by name; ``fields``: with the action. All [*batch, *shape].
+            reward: [*batch]. ``ends``: "done", "terminated" and "truncated" under "next", bool [*batch], where they are
+                not those that were stored.
+        """
+        batch, found = reward.shape, {leaf.key: before[name] for name, leaf in self.obs.items()}
+        found |= {(NEXT, *leaf.key): after[name] for name, leaf in self.obs.items()}
+        found |= {leaf.key: fields[name] for name, leaf in self.fields.items()}
+        bits = np.unpackbits(fields[BITS], axis=-1, count=max(1, len(self.bits))).view(np.bool_)
+        columns = np.ascontiguousarray(np.moveaxis(bits, -1, 0))
+        for leaf, column in zip(self.bits, columns, strict=False):
+            changed = ends is not None and leaf.key in (DONE, TERMINATED, TRUNCATED)
+            found[leaf.key] = (ends[leaf.key[1]] if ends and changed else column).reshape(*batch, *leaf.shape)
+        if self.reward is not None:
+            found[REWARD] = reward.reshape(*batch, *self.reward.shape)
+        nested: dict[str, Any] = {}
+        for key, array in found.items():
+            inner = nested
+            for name in key[:-1]:
+                inner = inner.setdefault(name, {})
+            inner[key[-1]] = torch.from_numpy(array)
+        return TensorDict(nested, batch_size=batch, device="cpu")
+
+
+def _leaves(data: TensorDictBase) -> list[Leaf]:
+    found = []
+    for name, value in data.items(include_nested=True, leaves_only=True):
+        key = name if isinstance(name, tuple) else (name,)
+        if key in SAMPLED:
+            continue
+        try:
+            dtype = torch.empty(0, dtype=value.dtype).numpy().dtype
+        except (TypeError, AttributeError) as error:
+            raise TypeError(
+                f"extend: {key} holds {type(value).__name__} of {getattr(value, 'dtype', 'no dtype')}, which cannot be "
+                "stored; expected tensors of numbers, as numpy has them: exclude it, or convert it"
+            ) from error
+        found.append(Leaf(key, tuple(value.shape[data.ndim :]), dtype.name))
+    return found
+
+
+def _alike(one: Leaf, other: Leaf | None) -> bool:
+    return other is not None and (one.shape, one.dtype) == (other.shape, other.dtype)
+
+
+def _named(leaves: list[Leaf], prefix: str) -> dict[str, Leaf]:
+    named: dict[str, Leaf] = {}
+    for leaf in leaves:
+        name = prefix + "/".join(leaf.key).replace(".", "_")
+        while name in named:
+            name += "_"
+        named[name] = leaf
+    return named
+
+
+def _array(data: TensorDictBase, leaf: Leaf, *under: str) -> Array:
+    value = data.get((*under, *leaf.key), None)
+    if value is None:
+        raise KeyError(f"no {(*under, *leaf.key)}")
+    array: Array = value.detach().cpu().numpy()
+    if array.shape[1:] != leaf.shape or array.dtype.name != leaf.dtype:
+        raise ValueError(f"{leaf.key} is {array.dtype} {array.shape[1:]}, expected {leaf.dtype} {leaf.shape}")
+    return array
+
+
+def _metadata(leaf: Leaf) -> dict[str, Any]:
+    return {"key": list(leaf.key), "shape": list(leaf.shape), "dtype": leaf.dtype}
+
+
+def _leaf(said: Mapping[str, Any]) -> Leaf:
+    return Leaf(tuple(said["key"]), tuple(said["shape"]), said["dtype"])

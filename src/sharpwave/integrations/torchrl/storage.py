@@ -1,0 +1,124 @@
+"""Storage for TorchRL's own replay buffers, samplers and writers over a Sharpwave store."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torchrl.data.replay_buffers import Storage
+
+from sharpwave.integrations.torchrl.transitions import Transitions
+from sharpwave.views.transitions import NStep
+
+
+class SharpwaveStorage(Storage):  # type: ignore[misc]
+    """Storage of ``max_size`` transitions that are found by their places, as in ``LazyTensorStorage``.
+
+    ``TensorDictReplayBuffer(storage=SharpwaveStorage(100_000), collate_fn=torch.nn.Identity())``. Samplers draw the
+    same places as with TorchRL's storages. Where observations are stacks of frames, place them in the order of time.
+
+    Args:
+        frame_stack: as for ``ReplayBuffer``.
+        store: arguments of ``sharpwave.Store`` that do not limit what is held: ``codec``; ``disk`` (a new folder) with
+            ``ram``.
+
+    Raises:
+        ValueError, TypeError: an invalid argument.
+    """
+
+    def __init__(self, max_size: int, *, frame_stack: int | str | None = "auto", **store: Any) -> None:
+        super().__init__(max_size)
+        if store.keys() & {"capacity", "disk_limit"} or ("ram" in store and store.get("disk") is None):
+            raise ValueError(
+                f"SharpwaveStorage: got {sorted(store)}, expected no limits beside max_size: what TorchRL's samplers "
+                "draw must be there; use sharpwave.integrations.torchrl.ReplayBuffer"
+            )
+        self.transitions = Transitions(frame_stack, newest=self.max_size, **store)
+        self._ids = np.empty(0, np.int64)  # by place
+
+    @property
+    def _view(self) -> Any:
+        store = self.transitions.store
+        if getattr(self, "_made", None) is None or self._made[0] is not store:
+            self._made = store, store.view(NStep(1, 1.0, newest=True), name="torchrl")
+        return self._made[1]
+
+    def set(self, cursor: Any, data: TensorDictBase, *, set_cursor: bool = True) -> None:
+        """Append transitions [n], or one, and remember where they are said to be.
+
+        Raises:
+            ValueError, TypeError, IndexError: invalid ones; nothing was changed.
+        """
+        single = isinstance(cursor, (int, np.integer))
+        rows = data.unsqueeze(0) if single and not data.ndim else data
+        places = _places(cursor, self.max_size)
+        if rows.ndim != 1 or len(places) != len(rows):
+            raise ValueError(
+                f"extend: got transitions of shape {tuple(data.batch_size)} for {len(places)} places, expected as many "
+                "[n]: flatten what a collector returns, with reshape(-1)"
+            )
+        if set_cursor:
+            self._set_last_cursor(cursor)
+        ids = self.transitions.write(rows)
+        needed = int(places.max(initial=-1)) + 1
+        if needed > len(self._ids):
+            self._ids = np.concatenate([self._ids, np.full(needed - len(self._ids), -1, np.int64)])
+        self._ids[places] = ids
+        self._bump_mutation_revision()
+
+    def get(self, index: Any) -> TensorDict:
+        """Return transitions by place: one, or [n] for a slice or integers [n].  Raises: IndexError: none is there."""
+        if isinstance(index, (int, np.integer)):
+            return self.get(slice(index, index + 1) if index != -1 else slice(-1, None))[0]
+        places = _places(index, len(self._ids))
+        return self.transitions.read(self._view.fetch(self._ids[places]))
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def contains(self, item: Any) -> Any:
+        """Return whether a place holds a transition: bool, or bool [n]."""
+        places = torch.as_tensor(item)
+        found = (places >= -len(self)) & (places < len(self))
+        return found if found.ndim else bool(found)
+
+    def _empty(self) -> None:
+        self.transitions.clear()
+        self._ids = np.empty(0, np.int64)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return a checkpoint of the store, as uint8, and the places."""
+        return {"checkpoint": self.transitions.packed(), "ids": torch.from_numpy(self._ids.copy())}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on with what ``state_dict`` returned."""
+        self.transitions.unpack(state_dict["checkpoint"])
+        self._ids = state_dict["ids"].cpu().numpy().copy()
+
+    def dumps(self, path: Any) -> None:
+        """Write a checkpoint of the store to a folder, and the places."""
+        self.transitions.save(Path(path))
+        (Path(path) / "ids.json").write_text(json.dumps(self._ids.tolist()))
+
+    def loads(self, path: Any) -> None:
+        """Go on with what ``dumps`` wrote."""
+        self.transitions.load(Path(path))
+        self._ids = np.array(json.loads((Path(path) / "ids.json").read_text()), np.int64)
+        self._bump_mutation_revision()
+
+
+def _places(index: Any, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return places int64 [n].  Raises: IndexError: beyond ``count``."""
+    if isinstance(index, slice):
+        return np.arange(count)[index]
+    if isinstance(index, tuple) and len(index) == 1:
+        return _places(index[0], count)
+    array = np.asarray(index.cpu() if isinstance(index, torch.Tensor) else index)
+    places = np.arange(count)[array] if array.dtype == np.bool_ else array.astype(np.int64).reshape(-1)
+    if ((places < -count) | (places >= count)).any():
+        raise IndexError(f"place {places[(places < -count) | (places >= count)][0]}, expected one of {count}")
+    return np.where(places < 0, places + count, places)

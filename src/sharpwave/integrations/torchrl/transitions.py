@@ -1,0 +1,277 @@
+"""A store that is given TensorDicts of transitions, and gives batches back as TensorDicts of the same structure."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from sharpwave.errors import EmptyError
+from sharpwave.integrations.frame_stacks import Stack, StackFinder
+from sharpwave.integrations.torchrl.layout import NEXT, Layout, Named, Rows
+from sharpwave.integrations.torchrl.trajectories import Places, Trajectories
+from sharpwave.store import Store
+from sharpwave.validation import max_lanes
+from sharpwave.views.batch import Batch, SequenceBatch
+
+Ints = npt.NDArray[np.int64]
+
+MIN_LANES = 64
+"""Trajectories under way that are told apart, at least."""
+SEGMENT_STEPS = 128
+"""Transitions of a segment, at most."""
+LIMITS = ("capacity", "ram", "disk_limit", "on_full", "seed")
+"""Settings of a store that may be others when it is opened again."""
+
+
+class Transitions:
+    """A store, made from the first TensorDict or opened when it is first needed.
+
+    Args:
+        frame_stack: "auto": whether images are stacks of frames is seen from the first TensorDict; or the number of
+            frames; ``None``: all is stored as it comes.
+        newest: so many of the newest transitions are held in any case: the store's capacity is larger by a segment of
+            each lane. ``None``: ``settings`` say what is held.
+        settings: of the store. A ``disk`` that holds a store already is opened.
+
+    Raises:
+        ValueError: ``frame_stack`` is something else.
+    """
+
+    def __init__(self, frame_stack: int | str | None, newest: int | None = None, **settings: Any) -> None:
+        StackFinder((1,), "uint8", frame_stack)  # refuses what makes no sense
+        self.frame_stack, self.newest, self.settings = frame_stack, newest, settings
+        self._store: Store | None = None
+        self._layout: Layout | None = None
+        self._stacks: dict[str, Stack] = {}
+        self._trajectories = Trajectories()
+
+    @property
+    def disk(self) -> Path | None:
+        """Folder of the store."""
+        return None if self.settings.get("disk") is None else Path(self.settings["disk"])
+
+    @property
+    def opened(self) -> Store | None:
+        """The store, if there is one: made by the first ``write``, or on disk already."""
+        if self._store is None and self.disk is not None and (self.disk / "store.json").exists():
+            limits = {name: self.settings[name] for name in LIMITS if name in self.settings}
+            self.adopt(Store.open(self.disk, **limits))
+        return self._store
+
+    @property
+    def store(self) -> Store:
+        """The store.  Raises: EmptyError: nothing was written yet."""
+        if self.opened is None:
+            raise EmptyError("this buffer holds nothing yet; extend it first")
+        assert self._store is not None
+        return self._store
+
+    def adopt(self, store: Store) -> None:
+        """Go on with a store of such transitions; trajectories begin anew.  Raises: ValueError: of others; closed."""
+        try:
+            layout = Layout.from_spec(store.spec)
+        except ValueError:
+            store.close()
+            raise
+        stacks = {}
+        for name, leaf in layout.obs.items():
+            whole = Stack(leaf.shape, leaf.dtype)
+            made = store.spec.fields[f"obs.{name}"]
+            stacks[name] = whole if made.stack is None else whole.as_stored(made) or whole
+        self._store, self._layout, self._stacks = store, layout, stacks
+        self._trajectories = Trajectories()
+
+    # writing
+
+    def write(self, data: TensorDictBase) -> Ints:
+        """Append transitions, [*batch]: of one or more trajectories each in order.
+
+        Returns:
+            int64 [*batch], their ids in the store; -1 of those passed over: where observations are stacks of frames,
+            trajectories that are seen from their middle on only.
+        Raises:
+            ValueError, TypeError: no transitions, others than those before, or no stacks; nothing was changed.
+
+        Cost: one ``extend`` of the store for each step in time, of all trajectories at once.
+        """
+        flat = data.reshape(-1)
+        if not len(flat):
+            return np.empty(tuple(data.batch_size), np.int64)
+        layout = self._layout if self.opened is not None else None
+        first = layout is None
+        layout = layout or Layout.of(flat)
+        rows, trajectories = layout.rows(flat), self._trajectories.copy()
+        many = len(np.unique(rows.trajectory)) if rows.trajectory is not None else 0
+        most = max(MIN_LANES, many, data.batch_size[0] if data.ndim > 1 else 0)
+        places = trajectories.place(rows, min(most, max_lanes(self.newest or self.settings.get("capacity"))))
+        if self.newest is not None:
+            self.settings["capacity"] = self.newest + (trajectories.lanes + 2) * SEGMENT_STEPS
+        if first:
+            self._stacks = self._find_stacks(layout, rows, places)
+            self._layout, self._store = layout, Store(layout.spec(self._stacks), **self.settings)
+        elif self.newest is not None and self.settings["capacity"] > (self.store.capacity or 0):
+            self.store.resize(capacity=self.settings["capacity"])
+        kept = self._check(rows, places)
+        self._trajectories = Trajectories(trajectories.lanes)  # if something fails, all begin anew
+        self._trajectories.free = list(range(trajectories.lanes))
+        ids = self._append(rows, places, kept)
+        self._trajectories = trajectories
+        return ids.reshape(tuple(data.batch_size))
+
+    def _find_stacks(self, layout: Layout, rows: Rows, places: Places) -> dict[str, Stack]:
+        stacks = {}
+        for name, leaf in layout.obs.items():
+            images = len(leaf.shape) == 3
+            finder = StackFinder(leaf.shape, leaf.dtype, self.frame_stack if images else None)
+            finder.look(rows.before[name], rows.after[name], places.begins, np.ones(len(rows), np.bool_))
+            if finder.told and not finder.stacked:
+                raise ValueError(_no_stack(name, self.frame_stack))
+            stacks[name] = finder.found or finder.whole
+        return stacks
+
+    def _check(self, rows: Rows, places: Places) -> npt.NDArray[np.bool_]:
+        """Return which transitions are stored: bool [n].  Raises: ValueError: stacks that are none."""
+        kept = np.ones(len(rows), np.bool_)
+        for name, stack in self._stacks.items():
+            if stack.frames == 1:
+                continue
+            if not stack.goes_on(rows.before[name], rows.after[name]).all():
+                raise ValueError(_no_stack(name, stack.frames))
+            odd = np.flatnonzero(places.begins)[~stack.begins(rows.before[name][places.begins])]
+            for lane, turn in zip(places.lane[odd], places.turn[odd], strict=True):
+                later = places.begins & (places.lane == lane) & (places.turn > turn)
+                end = places.turn[later].min(initial=len(rows))
+                kept &= (places.lane != lane) | (places.turn < turn) | (places.turn >= end)
+        if not kept.all():
+            what = (
+                f"extend: {int((~kept).sum())} transitions are of trajectories that this buffer has not seen the "
+                "beginning of, from which stacks of frames are put together. Extend it with all that the collector "
+                "returns, or make it with frame_stack=None"
+            )
+            if self.newest is not None:
+                raise ValueError(what)
+            warnings.warn(f"{what}; they are passed over", RuntimeWarning, stacklevel=6)
+        return kept
+
+    def _append(self, rows: Rows, places: Places, kept: npt.NDArray[np.bool_]) -> Ints:
+        assert self._store is not None
+        ids = np.full(len(rows), -1, np.int64)
+        before, after = ({k: self._stacks[k].split(v) for k, v in one.items()} for one in (rows.before, rows.after))
+        truncated = rows.ended & ~rows.terminated
+        order = np.argsort(places.turn, kind="stable")
+        order = order[kept[order]]
+        for turn in np.split(order, np.flatnonzero(np.diff(places.turn[order])) + 1):
+            for lane in places.lane[turn[places.begins[turn]]].tolist():
+                self._store.break_episode(lane)
+            ids[turn] = self._store.extend(
+                obs={name: one[turn] for name, one in before.items()},
+                next_obs={name: one[turn] for name, one in after.items()},
+                reward=rows.reward[turn],
+                terminated=rows.terminated[turn],
+                truncated=truncated[turn],
+                lanes=places.lane[turn],
+                **{name: one[turn] for name, one in rows.fields.items()},
+            )
+        return ids
+
+    # reading
+
+    def read(self, batch: Batch) -> TensorDict:
+        """Return a batch of transitions as a TensorDict [B] over its memory; of n-step ones what n steps led to."""
+        assert self._layout is not None and self._store is not None
+        before, after = (
+            {name: stack.join(obs[name]) for name, stack in self._stacks.items()} for obs in (batch.obs, batch.next_obs)
+        )
+        return self._layout.tensordict(before, after, self._fields(batch), batch.reward, None)
+
+    def ends(self, batch: Batch, data: TensorDict) -> None:
+        """Set what n steps led to: how they ended, and how many they were."""
+        shape = (-1, *([1] * (data[NEXT, "reward"].ndim - 1)))
+        ends = {"terminated": batch.terminated, "truncated": batch.truncated, "done": batch.terminated | batch.truncated}
+        for name, values in ends.items():
+            if (NEXT, name) in data.keys(True):
+                data.set((NEXT, name), torch.from_numpy(values).reshape(shape))
+        data.set("steps_to_next_obs", torch.from_numpy(batch.n).reshape(shape))
+
+    def read_sequences(self, batch: SequenceBatch) -> TensorDict:
+        """Return windows of steps as a TensorDict [B, T] over their memory, with ("collector", "mask")."""
+        assert self._layout is not None
+        columns = batch.mask.shape[1]
+        joined = {}
+        for name, stack in self._stacks.items():
+            obs = batch.obs[name]
+            whole = stack.join(obs.reshape(-1, *obs.shape[2:]))
+            joined[name] = whole.reshape(*obs.shape[:2], *whole.shape[1:])
+        before, after = (
+            {k: v[:, shift : shift + columns] for k, v in joined.items()} for shift in (0, 1)
+        )  # fmt: skip
+        data = self._layout.tensordict(before, after, self._fields(batch), batch.step_reward, None)
+        data.set(("collector", "mask"), torch.from_numpy(batch.mask))
+        return data
+
+    def _fields(self, batch: Batch | SequenceBatch) -> Named:
+        return {"action": batch.action, **batch.fields}
+
+    # lives
+
+    def clear(self) -> None:
+        """Forget everything.  Raises: ValueError: it is on disk; it would have to be deleted."""
+        if self.disk is not None:
+            raise ValueError(f"empty: the transitions are on disk, in {self.disk}; make another buffer")
+        if self._store is not None:
+            self._store.close()
+        self._store, self._layout, self._trajectories = None, None, Trajectories()
+
+    def save(self, folder: Path) -> None:
+        """Write a checkpoint of the store; one on disk is its own, and flushed."""
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.opened is None:
+            return
+        if self.disk is not None:
+            self.store.flush()
+        else:
+            self.store.checkpoint(folder / "store")
+
+    def load(self, folder: Path) -> None:
+        """Go on with what ``save`` wrote.  Raises: ValueError: other transitions, or another store on disk."""
+        if self.disk is not None:
+            if self.opened is None:
+                raise ValueError(f"loads: {self.disk} holds no store; a buffer on disk is opened by disk= alone")
+            return
+        if (folder / "store").exists():
+            old, self._store = self._store, None
+            limits = {name: self.settings[name] for name in LIMITS if self.settings.get(name) is not None}
+            self.adopt(Store.open(folder / "store", **limits))
+            if old is not None:
+                old.close()
+
+    def packed(self) -> torch.Tensor:
+        """Return what ``save`` writes as uint8 [bytes]."""
+        with tempfile.TemporaryDirectory() as folder, io.BytesIO() as out:
+            self.save(Path(folder) / "saved")
+            with tarfile.open(fileobj=out, mode="w") as archive:
+                archive.add(Path(folder) / "saved", "saved")
+            return torch.frombuffer(bytearray(out.getvalue()), dtype=torch.uint8)
+
+    def unpack(self, packed: torch.Tensor) -> None:
+        """Go on with what ``packed`` returned."""
+        with tempfile.TemporaryDirectory() as folder:
+            with tarfile.open(fileobj=io.BytesIO(packed.cpu().numpy().tobytes())) as archive:
+                archive.extractall(folder, filter="data")
+            self.load(Path(folder) / "saved")
+
+
+def _no_stack(name: str, frames: Any) -> str:
+    return (
+        f"extend: {name} is not, or not any more, a stack of {frames} frames that a trajectory begins with its first "
+        "one, repeated or after zeros; make the buffer with frame_stack=None"
+    )
