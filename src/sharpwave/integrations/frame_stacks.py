@@ -102,7 +102,8 @@ class StackFinder:
     """Finds out how observations of one shape consist of frames, from transitions as they come.
 
     Args:
-        shape, dtype: of an observation; only images, [C, H, W] or [H, W, C], are looked at, and of "auto" uint8 ones.
+        shape, dtype: of an observation; only images, [C, H, W] or [H, W, C], are looked at; for "auto" those of
+            uint8, or of floats and at least 16 x 16.
         frames: "auto"; or how many frames there are, if known; ``None`` or 1: observations are stored as they are.
 
     Attributes:
@@ -123,7 +124,7 @@ class StackFinder:
             )
         if len(shape) == 3 and known and frames != 1:
             self._open = _stacks(self.whole, int(frames))  # type: ignore[arg-type]
-        elif len(shape) == 3 and frames == "auto" and np.dtype(dtype) == np.uint8:
+        elif len(shape) == 3 and frames == "auto" and _looks_like_an_image(shape, np.dtype(dtype)):
             axis = _channel_axis(shape)
             counts = [k for k in range(shape[axis], 1, -1) if shape[axis] % k == 0]
             self._open = [stack for k in counts for stack in _stacks(self.whole, k) if stack.axis == axis]
@@ -173,6 +174,10 @@ def _stacks(whole: Stack, frames: int) -> list[Stack]:
         if whole.shape[axis] % frames == 0
         for pad in _PADS
     ]
+
+
+def _looks_like_an_image(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
+    return dtype == np.uint8 or (dtype.kind == "f" and sorted(shape)[1] >= 16)
 
 
 def _channel_axis(shape: tuple[int, ...]) -> Literal[0, -1]:

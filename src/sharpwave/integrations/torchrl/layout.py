@@ -25,7 +25,9 @@ Key = tuple[str, ...]
 NEXT = "next"
 REWARD, DONE, TERMINATED, TRUNCATED = ((NEXT, name) for name in ("reward", "done", "terminated", "truncated"))
 TRAJECTORY: Key = ("collector", "traj_ids")
-SAMPLED = {("index",), ("priority_weight",), ("steps_to_next_obs",), ("collector", "mask")}
+STEPS: Key = ("steps_to_next_obs",)
+MASK: Key = ("collector", "mask")
+SAMPLED = {("index",), ("priority_weight",)}
 """Keys that sampling adds, which are not stored."""
 BITS, ACTION = "bits", "action"
 
@@ -104,6 +106,15 @@ class Layout:
         except (KeyError, TypeError) as error:
             raise ValueError(f"this store holds {spec}, expected one that a TorchRL buffer made") from error
 
+    def checked(self, n_step: int) -> Layout:
+        """Return it, if there are returns of so many steps.  Raises: ValueError."""
+        if n_step > 1 and (self.reward is None or STEPS in (leaf.key for leaf in self.fields.values())):
+            raise ValueError(
+                f'ReplayBuffer: n_step={n_step}, expected 1, or ("next", "reward") as one float32, and single steps, '
+                "not what MultiStep made of them"
+            )
+        return self
+
     def spec(self, stacks: Mapping[str, Stack]) -> Spec:
         """Return the store's schema; ``from_spec`` is its inverse."""
         obs = {
@@ -152,7 +163,9 @@ class Layout:
         once = {leaf.key for leaf in (*self.fields.values(), *self.bits, *([self.reward] if self.reward else []))}
         return once | {key for leaf in self.obs.values() for key in (leaf.key, (NEXT, *leaf.key))}
 
-    def tensordict(self, before: Named, after: Named, fields: Named, reward: Array, ends: Named | None) -> TensorDict:
+    def tensordict(
+        self, before: Named, after: Named, fields: Named, reward: Array, ends: Named | None = None
+    ) -> TensorDict:
         """Return a TensorDict over arrays.
 
         Args:

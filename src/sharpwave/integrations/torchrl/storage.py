@@ -11,7 +11,12 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torchrl.data.replay_buffers import Storage
 
+from sharpwave.integrations.torchrl.layout import MASK
+from sharpwave.integrations.torchrl.saving import load, packed, save, unpack
 from sharpwave.integrations.torchrl.transitions import Transitions
+from sharpwave.store import Store
+from sharpwave.views.batch import Batch
+from sharpwave.views.replay import Replay
 from sharpwave.views.transitions import NStep
 
 
@@ -39,11 +44,12 @@ class SharpwaveStorage(Storage):  # type: ignore[misc]
             )
         self.transitions = Transitions(frame_stack, newest=self.max_size, **store)
         self._ids = np.empty(0, np.int64)  # by place
+        self._made: tuple[Store, Replay[Batch]] | None = None
 
     @property
-    def _view(self) -> Any:
+    def _view(self) -> Replay[Batch]:
         store = self.transitions.store
-        if getattr(self, "_made", None) is None or self._made[0] is not store:
+        if self._made is None or self._made[0] is not store:
             self._made = store, store.view(NStep(1, 1.0, newest=True), name="torchrl")
         return self._made[1]
 
@@ -56,10 +62,10 @@ class SharpwaveStorage(Storage):  # type: ignore[misc]
         single = isinstance(cursor, (int, np.integer))
         rows = data.unsqueeze(0) if single and not data.ndim else data
         places = _places(cursor, self.max_size)
-        if rows.ndim != 1 or len(places) != len(rows):
+        if rows.ndim != 1 or len(places) != len(rows) or MASK in rows.keys(True):
             raise ValueError(
                 f"extend: got transitions of shape {tuple(data.batch_size)} for {len(places)} places, expected as many "
-                "[n]: flatten what a collector returns, with reshape(-1)"
+                "[n], without padding: flatten what a collector returns, with reshape(-1)"
             )
         if set_cursor:
             self._set_last_cursor(cursor)
@@ -73,7 +79,7 @@ class SharpwaveStorage(Storage):  # type: ignore[misc]
     def get(self, index: Any) -> TensorDict:
         """Return transitions by place: one, or [n] for a slice or integers [n].  Raises: IndexError: none is there."""
         if isinstance(index, (int, np.integer)):
-            return self.get(slice(index, index + 1) if index != -1 else slice(-1, None))[0]
+            return self.get([index])[0]
         places = _places(index, len(self._ids))
         return self.transitions.read(self._view.fetch(self._ids[places]))
 
@@ -92,21 +98,21 @@ class SharpwaveStorage(Storage):  # type: ignore[misc]
 
     def state_dict(self) -> dict[str, Any]:
         """Return a checkpoint of the store, as uint8, and the places."""
-        return {"checkpoint": self.transitions.packed(), "ids": torch.from_numpy(self._ids.copy())}
+        return {"checkpoint": packed(self.transitions), "ids": torch.from_numpy(self._ids.copy())}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on with what ``state_dict`` returned."""
-        self.transitions.unpack(state_dict["checkpoint"])
+        unpack(self.transitions, state_dict["checkpoint"])
         self._ids = state_dict["ids"].cpu().numpy().copy()
 
     def dumps(self, path: Any) -> None:
         """Write a checkpoint of the store to a folder, and the places."""
-        self.transitions.save(Path(path))
+        save(self.transitions, Path(path))
         (Path(path) / "ids.json").write_text(json.dumps(self._ids.tolist()))
 
     def loads(self, path: Any) -> None:
         """Go on with what ``dumps`` wrote."""
-        self.transitions.load(Path(path))
+        load(self.transitions, Path(path))
         self._ids = np.array(json.loads((Path(path) / "ids.json").read_text()), np.int64)
         self._bump_mutation_revision()
 

@@ -34,8 +34,10 @@ class Trajectories:
     """Trajectories under way.
 
     Attributes:
-        lanes: lanes that were ever used. ``open``: lanes of those under way, by their collector's number, or else by a
-            hash of what they lead to, and a count of those that have the same; the one written to least recently first. ``last``: what they lead to, by lane.
+        lanes: lanes that were ever used.
+        open: lanes of those under way, by their collector's number, or else by a hash of what they lead to, and a count
+            of those that have the same; the one written to least recently first.
+        last: what they lead to, by lane.
         free: lanes without one, the latest last.
     """
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
-import tarfile
-import tempfile
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from sharpwave.errors import EmptyError
 from sharpwave.integrations.frame_stacks import Stack, StackFinder
-from sharpwave.integrations.torchrl.layout import NEXT, Layout, Named, Rows
+from sharpwave.integrations.torchrl.layout import MASK, STEPS, Layout, Rows
 from sharpwave.integrations.torchrl.trajectories import Places, Trajectories
 from sharpwave.store import Store
 from sharpwave.validation import max_lanes
@@ -38,6 +36,7 @@ class Transitions:
     Args:
         frame_stack: "auto": whether images are stacks of frames is seen from the first TensorDict; or the number of
             frames; ``None``: all is stored as it comes.
+        n_step: steps that ``read`` is given the returns of.
         newest: so many of the newest transitions are held in any case: the store's capacity is larger by a segment of
             each lane. ``None``: ``settings`` say what is held.
         settings: of the store. A ``disk`` that holds a store already is opened.
@@ -46,9 +45,11 @@ class Transitions:
         ValueError: ``frame_stack`` is something else.
     """
 
-    def __init__(self, frame_stack: int | str | None, newest: int | None = None, **settings: Any) -> None:
+    def __init__(
+        self, frame_stack: int | str | None, *, n_step: int = 1, newest: int | None = None, **settings: Any
+    ) -> None:
         StackFinder((1,), "uint8", frame_stack)  # refuses what makes no sense
-        self.frame_stack, self.newest, self.settings = frame_stack, newest, settings
+        self.frame_stack, self.n_step, self.newest, self.settings = frame_stack, n_step, newest, settings
         self._store: Store | None = None
         self._layout: Layout | None = None
         self._stacks: dict[str, Stack] = {}
@@ -78,17 +79,20 @@ class Transitions:
     def adopt(self, store: Store) -> None:
         """Go on with a store of such transitions; trajectories begin anew.  Raises: ValueError: of others; closed."""
         try:
-            layout = Layout.from_spec(store.spec)
+            layout = Layout.from_spec(store.spec).checked(self.n_step)
         except ValueError:
             store.close()
             raise
         stacks = {}
         for name, leaf in layout.obs.items():
-            whole = Stack(leaf.shape, leaf.dtype)
-            made = store.spec.fields[f"obs.{name}"]
-            stacks[name] = whole if made.stack is None else whole.as_stored(made) or whole
+            made = replace(store.spec.fields[f"obs.{name}"], metadata={})
+            stack = Stack(leaf.shape, leaf.dtype).as_stored(made)
+            assert stack is not None, "as it was written by this class"
+            stacks[name] = stack
+        if self._store is not None:
+            self._store.close()
         self._store, self._layout, self._stacks = store, layout, stacks
-        self._trajectories = Trajectories()
+        self._trajectories = Trajectories(store.lanes, free=list(range(store.lanes)))
 
     # writing
 
@@ -96,23 +100,30 @@ class Transitions:
         """Append transitions, [*batch]: of one or more trajectories each in order.
 
         Returns:
-            int64 [*batch], their ids in the store; -1 of those passed over: where observations are stacks of frames,
-            trajectories that are seen from their middle on only.
+            int64 [*batch], their ids in the store; -1 of those passed over: padding, and where observations are stacks
+            of frames, trajectories that are seen from their middle on only.
         Raises:
             ValueError, TypeError: no transitions, others than those before, or no stacks; nothing was changed.
 
         Cost: one ``extend`` of the store for each step in time, of all trajectories at once.
         """
-        flat = data.reshape(-1)
-        if not len(flat):
-            return np.empty(tuple(data.batch_size), np.int64)
+        flat, mask = data.reshape(-1), data.get(MASK, None)
+        ids = np.full(len(flat), -1, np.int64)
+        if mask is not None:  # trajectories that the collector padded
+            present = mask.cpu().reshape(len(flat))
+            ids[present.numpy()] = self.write(flat[present].exclude(MASK))
+        elif len(flat):
+            ids = self._write(flat, data.batch_size[0] if data.ndim > 1 else 0)
+        return ids.reshape(tuple(data.batch_size))
+
+    def _write(self, flat: TensorDictBase, environments: int) -> Ints:
         layout = self._layout if self.opened is not None else None
         first = layout is None
-        layout = layout or Layout.of(flat)
+        layout = layout or Layout.of(flat).checked(self.n_step)
         rows, trajectories = layout.rows(flat), self._trajectories.copy()
         many = len(np.unique(rows.trajectory)) if rows.trajectory is not None else 0
-        most = max(MIN_LANES, many, data.batch_size[0] if data.ndim > 1 else 0)
-        places = trajectories.place(rows, min(most, max_lanes(self.newest or self.settings.get("capacity"))))
+        most = max(MIN_LANES, many, environments)
+        places = trajectories.place(rows, max(1, min(most, max_lanes(self.newest or self.settings.get("capacity")))))
         if self.newest is not None:
             self.settings["capacity"] = self.newest + (trajectories.lanes + 2) * SEGMENT_STEPS
         if first:
@@ -125,7 +136,7 @@ class Transitions:
         self._trajectories.free = list(range(trajectories.lanes))
         ids = self._append(rows, places, kept)
         self._trajectories = trajectories
-        return ids.reshape(tuple(data.batch_size))
+        return ids
 
     def _find_stacks(self, layout: Layout, rows: Rows, places: Places) -> dict[str, Stack]:
         stacks = {}
@@ -172,6 +183,7 @@ class Transitions:
         for turn in np.split(order, np.flatnonzero(np.diff(places.turn[order])) + 1):
             for lane in places.lane[turn[places.begins[turn]]].tolist():
                 self._store.break_episode(lane)
+            fields: dict[str, Any] = {name: one[turn] for name, one in rows.fields.items()}
             ids[turn] = self._store.extend(
                 obs={name: one[turn] for name, one in before.items()},
                 next_obs={name: one[turn] for name, one in after.items()},
@@ -179,7 +191,7 @@ class Transitions:
                 terminated=rows.terminated[turn],
                 truncated=truncated[turn],
                 lanes=places.lane[turn],
-                **{name: one[turn] for name, one in rows.fields.items()},
+                **fields,
             )
         return ids
 
@@ -187,20 +199,21 @@ class Transitions:
 
     def read(self, batch: Batch) -> TensorDict:
         """Return a batch of transitions as a TensorDict [B] over its memory; of n-step ones what n steps led to."""
-        assert self._layout is not None and self._store is not None
+        assert self._layout is not None
         before, after = (
             {name: stack.join(obs[name]) for name, stack in self._stacks.items()} for obs in (batch.obs, batch.next_obs)
         )
-        return self._layout.tensordict(before, after, self._fields(batch), batch.reward, None)
-
-    def ends(self, batch: Batch, data: TensorDict) -> None:
-        """Set what n steps led to: how they ended, and how many they were."""
-        shape = (-1, *([1] * (data[NEXT, "reward"].ndim - 1)))
-        ends = {"terminated": batch.terminated, "truncated": batch.truncated, "done": batch.terminated | batch.truncated}
-        for name, values in ends.items():
-            if (NEXT, name) in data.keys(True):
-                data.set((NEXT, name), torch.from_numpy(values).reshape(shape))
-        data.set("steps_to_next_obs", torch.from_numpy(batch.n).reshape(shape))
+        fields = {"action": batch.action, **batch.fields}
+        if self.n_step == 1:
+            return self._layout.tensordict(before, after, fields, batch.reward)
+        ends = {
+            "terminated": batch.terminated,
+            "truncated": batch.truncated,
+            "done": batch.terminated | batch.truncated,
+        }
+        data = self._layout.tensordict(before, after, fields, batch.reward, ends)
+        data.set(STEPS[0], torch.from_numpy(batch.n).reshape(data["next", "reward"].shape))
+        return data
 
     def read_sequences(self, batch: SequenceBatch) -> TensorDict:
         """Return windows of steps as a TensorDict [B, T] over their memory, with ("collector", "mask")."""
@@ -214,12 +227,10 @@ class Transitions:
         before, after = (
             {k: v[:, shift : shift + columns] for k, v in joined.items()} for shift in (0, 1)
         )  # fmt: skip
-        data = self._layout.tensordict(before, after, self._fields(batch), batch.step_reward, None)
-        data.set(("collector", "mask"), torch.from_numpy(batch.mask))
+        fields = {"action": batch.action, **batch.fields}
+        data = self._layout.tensordict(before, after, fields, batch.step_reward)
+        data.set(MASK, torch.from_numpy(batch.mask))
         return data
-
-    def _fields(self, batch: Batch | SequenceBatch) -> Named:
-        return {"action": batch.action, **batch.fields}
 
     # lives
 
@@ -230,44 +241,6 @@ class Transitions:
         if self._store is not None:
             self._store.close()
         self._store, self._layout, self._trajectories = None, None, Trajectories()
-
-    def save(self, folder: Path) -> None:
-        """Write a checkpoint of the store; one on disk is its own, and flushed."""
-        folder.mkdir(parents=True, exist_ok=True)
-        if self.opened is None:
-            return
-        if self.disk is not None:
-            self.store.flush()
-        else:
-            self.store.checkpoint(folder / "store")
-
-    def load(self, folder: Path) -> None:
-        """Go on with what ``save`` wrote.  Raises: ValueError: other transitions, or another store on disk."""
-        if self.disk is not None:
-            if self.opened is None:
-                raise ValueError(f"loads: {self.disk} holds no store; a buffer on disk is opened by disk= alone")
-            return
-        if (folder / "store").exists():
-            old, self._store = self._store, None
-            limits = {name: self.settings[name] for name in LIMITS if self.settings.get(name) is not None}
-            self.adopt(Store.open(folder / "store", **limits))
-            if old is not None:
-                old.close()
-
-    def packed(self) -> torch.Tensor:
-        """Return what ``save`` writes as uint8 [bytes]."""
-        with tempfile.TemporaryDirectory() as folder, io.BytesIO() as out:
-            self.save(Path(folder) / "saved")
-            with tarfile.open(fileobj=out, mode="w") as archive:
-                archive.add(Path(folder) / "saved", "saved")
-            return torch.frombuffer(bytearray(out.getvalue()), dtype=torch.uint8)
-
-    def unpack(self, packed: torch.Tensor) -> None:
-        """Go on with what ``packed`` returned."""
-        with tempfile.TemporaryDirectory() as folder:
-            with tarfile.open(fileobj=io.BytesIO(packed.cpu().numpy().tobytes())) as archive:
-                archive.extractall(folder, filter="data")
-            self.load(Path(folder) / "saved")
 
 
 def _no_stack(name: str, frames: Any) -> str:
