@@ -18,6 +18,7 @@ SHORT = {
     "her.py": ["--bits", "4", "--steps", "300"],
     "sb3_atari.py": ["--steps", "1200"],
     "tianshou_dqn.py": ["--steps", "1000"],
+    "torchrl_dqn.py": ["--frames", "1280"],
 }
 MAX_LINES = 120
 
@@ -29,7 +30,8 @@ def test_example_runs(example: str, tmp_path: Path) -> None:
     path = ROOT / "examples" / example
     assert len(path.read_text("utf-8").splitlines()) <= MAX_LINES, "an example is read from top to bottom"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), *sys.path])}
-    command = [sys.executable, "-W", "error", str(path), *SHORT[example]]
+    torchrls = "ignore:Creating:DeprecationWarning"  # a warning of its own, when it is imported
+    command = [sys.executable, "-W", "error", "-W", torchrls, str(path), *SHORT[example]]
     ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert ran.stdout and not list(tmp_path.iterdir()), "an example says something, and leaves nothing behind"

@@ -166,9 +166,8 @@ def test_n_step_returns_are_those_of_multistep() -> None:
     data, expected = (collected(cartpole, 1, steps=60, postproc=post)[0] for post in (None, MultiStep(0.9, 3)))
     buffer = ReplayBuffer(1000, batch_size=8, n_step=3, gamma=0.9)
     index = buffer.extend(data)
-    known = np.isin(index, buffer.view.sampleable_ids())
+    known = torch.from_numpy(np.isin(index, buffer.view.sampleable_ids()))
     assert known.sum() >= 3 * 57
-    known = torch.from_numpy(known)
     found, multi = buffer[index[known]], expected[known]
     for key in ("observation", "action", ("next", "observation"), ("next", "reward")):
         torch.testing.assert_close(found[key], multi[key], rtol=1e-6, atol=0)
@@ -186,7 +185,9 @@ def test_n_step_returns_are_those_of_multistep() -> None:
 @given(st.data(), st.booleans(), st.integers(1, 4))
 def test_trajectories_go_on_however_they_are_interleaved(data: st.DataObject, numbered: bool, many: int) -> None:
     """Against a plain list of each trajectory: returns of two steps, of all that have them."""
-    buffer, made, live, rows = ReplayBuffer(500, n_step=2, gamma=0.5), 0, {}, []  # type: ignore[var-annotated]
+    buffer, made = ReplayBuffer(500, n_step=2, gamma=0.5), 0
+    live: dict[int, tuple[int, int]] = {}
+    rows: list[tuple[tuple[int, int, bool], int]] = []
     for _ in range(data.draw(st.integers(1, 4))):
         batch = []
         for _ in range(data.draw(st.integers(1, 12))):
@@ -200,15 +201,15 @@ def test_trajectories_go_on_however_they_are_interleaved(data: st.DataObject, nu
             if not dropped:  # which breaks the trajectory off
                 batch.append((name, step, ended))
         if batch:
-            name, step, ended = (torch.tensor([row[k] for row in batch]) for k in range(3))
+            names, numbers, ends = (torch.tensor([row[k] for row in batch]) for k in range(3))
             td = TensorDict(
                 {
-                    "observation": torch.stack([name, step], 1).float(), "action": step,
+                    "observation": torch.stack([names, numbers], 1).float(), "action": numbers,
                     "next": {
-                        "observation": torch.stack([name, step + 1], 1).float(),
-                        "reward": (100 * name + step)[:, None].float(), "done": ended[:, None].bool(),
+                        "observation": torch.stack([names, numbers + 1], 1).float(),
+                        "reward": (100 * names + numbers)[:, None].float(), "done": ends[:, None].bool(),
                     },
-                } | ({"collector": {"traj_ids": name}} if numbered else {}),
+                } | ({"collector": {"traj_ids": names}} if numbered else {}),
                 [len(batch)],
             )  # fmt: skip
             rows += list(zip(batch, buffer.extend(td).tolist(), strict=True))
@@ -219,7 +220,7 @@ def test_trajectories_go_on_however_they_are_interleaved(data: st.DataObject, nu
         if ended or follows:
             assert id_ in sampleable
         if id_ in sampleable:
-            found = buffer[id_]
+            found: Any = buffer[id_]
             n = 1 + follows
             assert found["steps_to_next_obs"] == n
             assert found["next", "reward"] == 100 * name + step + (0.5 * (100 * name + step + 1) if follows else 0)
@@ -234,7 +235,7 @@ def test_windows_are_steps_in_a_row() -> None:
     sample = buffer.sample()
     mask = sample["collector", "mask"]
     assert sample.batch_size == (16, 6) and mask[:, 2].all() and not mask.all()
-    flat = torch.cat([one.reshape(-1) for one in data])
+    flat: Any = torch.cat([one.reshape(-1) for one in data])
     numbers = flat["collector", "traj_ids"] * 1000 + flat["step_count"][:, 0]
     found = sample["collector", "traj_ids"] * 1000 + sample["step_count"][..., 0]
     at = torch.searchsorted(numbers.sort().values, found)

@@ -37,10 +37,10 @@ class StoredIds(Storage):  # type: ignore[misc]
         super().__init__(transitions.settings["capacity"] or 1 << 62)
         self.transitions, self.prioritized = transitions, alpha is not None
         self.target = torch.device(device or "cpu")
-        self.device = None if device is None else self.target
         self._alpha, self._beta, self._gamma = alpha, beta, gamma
         self._slice_len, self._burn_in = slice_len, burn_in
         self._made: tuple[Store, Replay[Any]] | None = None
+        self.drawn: tuple[torch.Tensor, Any] | None = None  # the batch of what was drawn last: to fetch it takes longer
         self._kind(), self._sampler()  # which refuse what makes no sense
 
     def _kind(self) -> Any:
@@ -65,8 +65,13 @@ class StoredIds(Storage):  # type: ignore[misc]
     def get(self, index: Any) -> TensorDict:
         if isinstance(index, slice):
             raise TypeError(f"buffer[{index}]: items are found by their ids, as extend returns them")
-        ids = np.asarray(torch.as_tensor(index).cpu())
-        batch = self.view.fetch(ids.reshape(-1))
+        drawn, self.drawn = self.drawn, None
+        single = False
+        if drawn is not None and drawn[0] is index:
+            batch = drawn[1]
+        else:
+            ids = np.asarray(torch.as_tensor(index).cpu())
+            batch, single = self.view.fetch(ids.reshape(-1)), not ids.ndim
         if self._slice_len is not None:
             data = self.transitions.read_sequences(batch)
         else:
@@ -74,7 +79,7 @@ class StoredIds(Storage):  # type: ignore[misc]
         if self.target.type != "cpu":
             pinned = data.pin_memory() if self.target.type == "cuda" else data
             data = pinned.to(self.target, non_blocking=self.target.type == "cuda")
-        return data if ids.ndim else data[0]
+        return data[0] if single else data
 
     def update_priority(self, index: Any, priority: Any) -> None:
         """Set priorities by TD errors: [B], or [B, ...] of which the largest counts; of windows [B, slice_len, ...]."""
@@ -135,9 +140,10 @@ class DrawnIds(_Stateless, Sampler):  # type: ignore[misc]
     """Sampler of TorchRL that draws from the store's view."""
 
     def sample(self, storage: StoredIds, batch_size: int) -> tuple[torch.Tensor, dict[str, Any]]:
-        draws = storage.view.draw(batch_size)
-        weights = {"priority_weight": torch.from_numpy(draws.weights)} if storage.prioritized else {}
-        return torch.from_numpy(np.asarray(draws.ids)), weights
+        batch = storage.view.sample(batch_size)
+        index = torch.from_numpy(np.asarray(batch.ids))
+        storage.drawn = index, batch
+        return index, {"priority_weight": torch.from_numpy(batch.weights)} if storage.prioritized else {}
 
     def update_priority(self, index: Any, priority: Any, *, storage: StoredIds | None = None) -> None:
         assert storage is not None

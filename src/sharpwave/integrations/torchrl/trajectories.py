@@ -21,12 +21,34 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass
 class Places:
-    """Where n transitions go: ``lane`` and ``turn`` int64 [n], the lane and the order in it; ``begins`` bool [n],
-    whether it goes on from nothing that the lane holds."""
+    """Where n transitions go.
+
+    Attributes:
+        lane, turn: int64 [n], the lane and the order in it.
+        begins: bool [n], goes on from nothing that the lane holds. ``breaks``: and what the lane holds may not have
+            ended.
+    """
 
     lane: Ints
     turn: Ints
     begins: Bools
+    breaks: Bools
+
+    def blocks(self, kept: Bools) -> list[Ints]:
+        """Return the kept ones, as int64 [T, lanes]: steps that the same lanes take together, one after the other.
+
+        Only the first ones of a block break episodes off.
+        """
+        order = np.lexsort((self.lane, self.turn))
+        order = order[kept[order]]
+        blocks: list[list[Ints]] = []
+        for rows in np.split(order, np.flatnonzero(np.diff(self.turn[order])) + 1):
+            same = bool(blocks) and np.array_equal(self.lane[rows], self.lane[blocks[-1][0]])
+            if same and not self.breaks[rows].any():
+                blocks[-1].append(rows)
+            else:
+                blocks.append([rows])
+        return [np.stack(rows) for rows in blocks if len(rows[0])]
 
 
 @dataclass
@@ -65,7 +87,8 @@ class Trajectories:
         for name, before in rows.before.items():
             goes_on &= same_bits(rows.after[name][:-1], before[1:])
         heads = [0, *(np.flatnonzero(~goes_on) + 1).tolist()]
-        places = Places(np.empty(count, np.int64), np.empty(count, np.int64), np.zeros(count, np.bool_))
+        lane_of, turns = np.zeros(count, np.int64), np.zeros(count, np.int64)
+        begins, breaks = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
         written: dict[int, int] = {}
         for head, end in zip(heads, [*heads[1:], count], strict=True):
             first = {name: one[head] for name, one in rows.before.items()}
@@ -73,13 +96,14 @@ class Trajectories:
             lane = self._find(key, 1 if numbers is not None else self.lanes)
             if lane is None:
                 lane = self._take(most)
-                places.begins[head] = True
+                begins[head] = True
             else:
                 last = self.last[lane]
-                places.begins[head] = not all(same_bits(last[name][None], one[None])[0] for name, one in first.items())
+                begins[head] = not all(same_bits(last[name][None], one[None])[0] for name, one in first.items())
             done = written.get(lane, 0)
-            places.lane[head:end] = lane
-            places.turn[head:end] = np.arange(done, done + end - head)
+            breaks[head] = begins[head] and (not done or lane in self.last)
+            lane_of[head:end] = lane
+            turns[head:end] = np.arange(done, done + end - head)
             written[lane] = done + end - head
             self.last.pop(lane, None)
             if rows.ended[end - 1]:
@@ -90,7 +114,7 @@ class Trajectories:
                 self.open[next((key, k) for k in itertools.count() if (key, k) not in self.open)] = lane
         for lane in written.keys() & self.last.keys():
             self.last[lane] = {name: np.array(one) for name, one in self.last[lane].items()}
-        return places
+        return Places(lane_of, turns, begins, breaks)
 
     def _find(self, key: int, alike: int) -> int | None:
         """Return the lane of the first of at most so many trajectories under way that have this key."""

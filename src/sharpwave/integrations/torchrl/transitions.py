@@ -105,7 +105,8 @@ class Transitions:
         Raises:
             ValueError, TypeError: no transitions, others than those before, or no stacks; nothing was changed.
 
-        Cost: one ``extend`` of the store for each step in time, of all trajectories at once.
+        Cost: comparisons of observations with those before and after, and the store's ``extend`` of as many steps in
+        time as the same trajectories take together.
         """
         flat, mask = data.reshape(-1), data.get(MASK, None)
         ids = np.full(len(flat), -1, np.int64)
@@ -178,19 +179,17 @@ class Transitions:
         ids = np.full(len(rows), -1, np.int64)
         before, after = ({k: self._stacks[k].split(v) for k, v in one.items()} for one in (rows.before, rows.after))
         truncated = rows.ended & ~rows.terminated
-        order = np.argsort(places.turn, kind="stable")
-        order = order[kept[order]]
-        for turn in np.split(order, np.flatnonzero(np.diff(places.turn[order])) + 1):
-            for lane in places.lane[turn[places.begins[turn]]].tolist():
+        for block in places.blocks(kept):
+            for lane in places.lane[block[0][places.breaks[block[0]]]].tolist():
                 self._store.break_episode(lane)
-            fields: dict[str, Any] = {name: one[turn] for name, one in rows.fields.items()}
-            ids[turn] = self._store.extend(
-                obs={name: one[turn] for name, one in before.items()},
-                next_obs={name: one[turn] for name, one in after.items()},
-                reward=rows.reward[turn],
-                terminated=rows.terminated[turn],
-                truncated=truncated[turn],
-                lanes=places.lane[turn],
+            fields: dict[str, Any] = {name: one[block] for name, one in rows.fields.items()}
+            ids[block] = self._store.extend(
+                obs={name: one[block] for name, one in before.items()},
+                next_obs={name: one[block] for name, one in after.items()},
+                reward=rows.reward[block],
+                terminated=rows.terminated[block],
+                truncated=truncated[block],
+                lanes=places.lane[block[0]],
                 **fields,
             )
         return ids
@@ -235,12 +234,10 @@ class Transitions:
     # lives
 
     def clear(self) -> None:
-        """Forget everything.  Raises: ValueError: it is on disk; it would have to be deleted."""
-        if self.disk is not None:
-            raise ValueError(f"empty: the transitions are on disk, in {self.disk}; make another buffer")
-        if self._store is not None:
-            self._store.close()
-        self._store, self._layout, self._trajectories = None, None, Trajectories()
+        """Evict everything; on disk the files are deleted. The structure of the TensorDicts stays."""
+        if self.opened is not None:
+            self.store.clear()
+            self._trajectories = Trajectories(self.store.lanes, free=list(range(self.store.lanes)))
 
 
 def _no_stack(name: str, frames: Any) -> str:
