@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import NonTensorData, TensorDict
 from torchrl.collectors import Collector
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 from torchrl.envs import GymEnv, RewardScaling, SerialEnv, ToTensorImage
@@ -198,11 +198,20 @@ def test_what_is_refused_changes_nothing() -> None:
     for nothing in (TensorDict({"a": torch.zeros(3)}, [3]), steps(3).exclude("next"), steps(3).exclude("action")):
         with pytest.raises(ValueError, match="expected transitions"):
             ReplayBuffer(1000).extend(nothing)
+    with pytest.raises(TypeError, match="text"):
+        ReplayBuffer(1000).extend(steps(3).set("text", NonTensorData("hello", batch_size=[3])))
     with pytest.raises(TypeError, match="bfloat16"):
         ReplayBuffer(1000).extend(steps(3).set("x", torch.zeros(3, dtype=torch.bfloat16)))
-    for settings in ({"alpha": 2.0}, {"n_step": 0}, {"slice_len": 4, "n_step": 2}, {"frame_stack": "maybe"}):
+    for settings in (
+        {"alpha": 2.0},
+        {"n_step": 0},
+        {"slice_len": 4, "n_step": 2},
+        {"frame_stack": "maybe"},
+        {"ram": 5},
+    ):
         with pytest.raises(ValueError):
             ReplayBuffer(1000, **settings)
+    assert not len(ReplayBuffer(1000).extend(steps(3)[:0]))
     with pytest.raises(TypeError, match="pickled"):
         pickle.dumps(buffer)
     with pytest.raises(ValueError, match="max_size"):

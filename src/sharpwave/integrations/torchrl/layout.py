@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor
 
 from sharpwave.integrations.frame_stacks import Stack
 from sharpwave.spec import Field, Spec
@@ -194,13 +194,15 @@ class Layout:
 
 def _leaves(data: TensorDictBase) -> list[Leaf]:
     found = []
-    for name, value in data.items(include_nested=True, leaves_only=True):
+    for name, value in data.items(include_nested=True, leaves_only=True, is_leaf=is_leaf_nontensor):
         key = name if isinstance(name, tuple) else (name,)
         if key in SAMPLED:
             continue
         try:
+            if not isinstance(value, torch.Tensor):
+                raise TypeError
             dtype = torch.empty(0, dtype=value.dtype).numpy().dtype
-        except (TypeError, AttributeError) as error:
+        except TypeError as error:
             raise TypeError(
                 f"extend: {key} holds {type(value).__name__} of {getattr(value, 'dtype', 'no dtype')}, which cannot be "
                 "stored; expected tensors of numbers, as numpy has them: exclude it, or convert it"

@@ -16,6 +16,7 @@ from sharpwave.errors import EmptyError
 from sharpwave.integrations.frame_stacks import Stack, StackFinder
 from sharpwave.integrations.torchrl.layout import MASK, STEPS, Layout, Rows
 from sharpwave.integrations.torchrl.trajectories import Places, Trajectories
+from sharpwave.spec import Field, Spec
 from sharpwave.store import Store
 from sharpwave.validation import max_lanes
 from sharpwave.views.batch import Batch, SequenceBatch
@@ -49,6 +50,9 @@ class Transitions:
         self, frame_stack: int | str | None, *, n_step: int = 1, newest: int | None = None, **settings: Any
     ) -> None:
         StackFinder((1,), "uint8", frame_stack)  # refuses what makes no sense
+        limits = {"capacity": newest} if newest is not None else {}
+        if settings.get("disk") is None:  # refuses what makes no sense
+            Store(Spec(obs=Field((1,), "uint8"), action=Field((1,), "uint8")), **settings | limits).close()
         self.frame_stack, self.n_step, self.newest, self.settings = frame_stack, n_step, newest, settings
         self._store: Store | None = None
         self._layout: Layout | None = None
@@ -108,13 +112,12 @@ class Transitions:
         Cost: comparisons of observations with those before and after, and the store's ``extend`` of as many steps in
         time as the same trajectories take together.
         """
-        flat, mask = data.reshape(-1), data.get(MASK, None)
-        ids = np.full(len(flat), -1, np.int64)
-        if mask is not None:  # trajectories that the collector padded
-            present = mask.cpu().reshape(len(flat))
-            ids[present.numpy()] = self.write(flat[present].exclude(MASK))
-        elif len(flat):
-            ids = self._write(flat, data.batch_size[0] if data.ndim > 1 else 0)
+        ids, mask = np.full(data.batch_size.numel(), -1, np.int64), data.get(MASK, None)
+        if len(ids) and mask is not None:  # trajectories that the collector padded
+            present = mask.cpu().reshape(-1)
+            ids[present.numpy()] = self.write(data.reshape(-1)[present].exclude(MASK))
+        elif len(ids):
+            ids = self._write(data.reshape(-1), data.batch_size[0] if data.ndim > 1 else 0)
         return ids.reshape(tuple(data.batch_size))
 
     def _write(self, flat: TensorDictBase, environments: int) -> Ints:
