@@ -66,7 +66,7 @@ def batches(name: str, steps: int) -> Any:
     def make() -> Any:
         return gym.wrappers.FrameStackObservation(gym.wrappers.AtariPreprocessing(gym.make(name)), STACK)
 
-    envs = gym.vector.SyncVectorEnv([make] * LANES, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
+    envs: Any = gym.vector.SyncVectorEnv([make] * LANES, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
     envs.action_space.seed(0)
     obs, _ = envs.reset(seed=1)
     shape, count = (LANES, TIME), int(envs.single_action_space.n)
@@ -109,7 +109,7 @@ class Pixels(torch.nn.Sequential):
 
     def forward(self, obs: torch.Tensor) -> Any:
         """Return the actions' values."""
-        return super().forward(obs.float() / 255)
+        return super().forward(obs.float() / 255)  # type: ignore[no-untyped-call]
 
 
 def updates(buffer: Any, actions: int) -> Callable[[], None]:
