@@ -188,15 +188,15 @@ def locate(
         slot[i] = leaves[i] // stride
     for i in range(count):
         # Memory at random addresses is prefetched: first the index, then the arena.
-        if i + 8 < count:
-            s = slot[i + 8]
+        if i + 24 < count:
+            s = slot[i + 24]
             prefetch(flags_offset, s)
             prefetch(reward_offset, s)
             prefetch(rows, s)
             prefetch(context, s)
-        if i + 4 < count:
-            s = slot[i + 4]
-            r = leaves[i + 4] - s * stride
+        if i + 12 < count:
+            s = slot[i + 12]
+            r = leaves[i + 12] - s * stride
             prefetch(memory, flags_offset[s])
             prefetch(memory, flags_offset[s] + r)
             prefetch(floats, (reward_offset[s] >> 2) + r)
