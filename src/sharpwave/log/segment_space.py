@@ -10,12 +10,17 @@ import numpy.typing as npt
 
 from sharpwave.disk.disk_tier import DiskTier
 from sharpwave.disk.segment_cache import SegmentCache
-from sharpwave.memory.arena import ALIGNMENT, Arena, rounded
+from sharpwave.memory.arena import ALIGNMENT, PAGE, Arena, rounded
 from sharpwave.memory.segment_index import SegmentIndex
 from sharpwave.memory.segment_layout import Layout
 
 CACHE_CHUNK_BYTES = 3 << 19
 """Approximate size of a chunk of segments read from disk: a chunk costs time to fill and to free."""
+MAX_CHUNK_BYTES = 1 << 19
+"""Largest chunk of segments in memory, unless a segment needs a larger one."""
+CHUNKS = 128
+"""Chunks of a store in memory, at least, unless a segment needs larger ones: the oldest is emptied before it is
+reused."""
 MIN_CHUNKS = 32
 """Chunks for which ``ram`` has room at least, so that one can be freed while the others are in use."""
 
@@ -39,7 +44,10 @@ class SegmentSpace:
         self.layout = layout
         reserve, max_slots = layout.room(capacity, ram, None if disk is None else disk.budget.limit_bytes)
         slots = max(slots, max_slots)
-        chunk_bytes = layout.chunk_bytes if disk is None else cache_chunk_bytes(layout.chunk_bytes, ram)
+        if disk is None:
+            chunk_bytes = memory_chunk_bytes(layout.chunk_bytes, capacity, ram, layout.spec.max_step_bytes)
+        else:
+            chunk_bytes = cache_chunk_bytes(layout.chunk_bytes, ram)
         self.arena = Arena(reserve, chunk_bytes, slots * layout.spine_bytes, huge_pages=ram is None)
         self.index = SegmentIndex(slots, layout.stride, len(layout.names), len(layout.sparse_columns))
         self.segment_cache = None if disk is None else SegmentCache(self.arena, self.index, disk)
@@ -125,6 +133,15 @@ class SegmentSpace:
             index.base[slot], index.offset[:, slot] = begin, offset
             begin += rounded(nbytes, ALIGNMENT)
         self.arena.reopen(chunk)
+
+
+def memory_chunk_bytes(nbytes: int, capacity: int | None, ram: int | None, step_bytes: int) -> int:
+    """Return the size of a chunk of segments in memory: at least ``nbytes``, which holds any segment.
+
+    A chunk's last part stays empty where no segment fits it: half a segment, of a few KB where steps are small.
+    """
+    held = min(limit for limit in (None if capacity is None else capacity * step_bytes, ram) if limit is not None)
+    return max(nbytes, rounded(min(MAX_CHUNK_BYTES, held // CHUNKS), PAGE))
 
 
 def cache_chunk_bytes(nbytes: int, ram: int | None) -> int:

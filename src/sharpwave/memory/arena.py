@@ -41,6 +41,7 @@ class Arena:
         memory: uint8 [head_bytes + reserve_bytes], rounded up; all offsets refer to it.
         floats, words: the same as float32 and as uint32.
         used_bytes: bytes allocated and not freed.
+        committed_bytes: bytes written to and not released to the system: what the arena costs in RAM.
         limit_bytes: limit of the bytes of memory that are committed (touched); settable at any time.
 
     Raises:
@@ -73,6 +74,7 @@ class Arena:
         self.used_bytes = 0
         self._live = np.zeros(chunks, np.int64)  # bytes allocated in each chunk
         self._touched = np.zeros(chunks, np.int64)  # highest byte ever written in each chunk since it was committed
+        self.committed_bytes = 0
         self._free: list[int] = []  # empty chunks whose memory is still committed
         self._fresh = 0  # chunks from here on are unused so far
         self._current = -1
@@ -115,11 +117,6 @@ class Arena:
         larger._opened[used] = self._opened[used]
         self._live, self._touched, self._opened = larger._live, larger._touched, larger._opened
         self._huge_pages = larger._huge_pages
-
-    @property
-    def committed_bytes(self) -> int:
-        """Bytes written to and not released to the system: what the arena costs in RAM."""
-        return int(self._touched[: self._fresh].sum())
 
     def allocate(self, nbytes: int) -> int | None:
         """Return the offset of ``nbytes`` (at most a chunk), a multiple of 8; ``None`` if limit or space is
@@ -247,6 +244,7 @@ class Arena:
         if end > begin and hasattr(self._map, "madvise"):
             self._map.madvise(mmap.MADV_DONTNEED, self.begin_of(self._current) + begin, end - begin)
             self._touched[self._current] = begin
+            self.committed_bytes -= end - begin
 
     def reopen(self, chunk: int) -> None:
         """Continue allocating in ``chunk``, all of whose ranges were moved to its beginning without holes."""
@@ -259,6 +257,7 @@ class Arena:
         for chunk in self._free:
             if self._touched[chunk] and hasattr(self._map, "madvise"):
                 self._map.madvise(mmap.MADV_DONTNEED, self.begin_of(chunk), self.chunk_bytes)
+                self.committed_bytes -= int(self._touched[chunk])
                 self._touched[chunk] = 0
 
     def _take(self, nbytes: int) -> int | None:
@@ -274,13 +273,14 @@ class Arena:
         return None
 
     def _may_commit(self, chunk: int, top: int) -> bool:
-        more = rounded(top, PAGE) - int(self._touched[chunk])
+        more = rounded(top, PAGE) - self._touched.item(chunk)
         return more <= 0 or self.committed_bytes + more <= self.limit_bytes
 
     def _grow(self, chunk: int, top: int, nbytes: int) -> None:
         self.used_bytes += nbytes
         self._live[chunk] += nbytes
         # A huge page is committed as a whole, and with it parts of the chunk that are unwritten so far.
-        self._touched[chunk] = max(
-            int(self._touched[chunk]), self.chunk_bytes if self._huge_pages else rounded(top, PAGE)
-        )
+        touched = self.chunk_bytes if self._huge_pages else rounded(top, PAGE)
+        if (more := touched - self._touched.item(chunk)) > 0:
+            self._touched[chunk] = touched
+            self.committed_bytes += more
