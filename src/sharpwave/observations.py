@@ -54,6 +54,11 @@ class Observations:
         space = getattr(env, "single_observation_space" if single else "observation_space", None)
         self._parts = [self._part(env, name, one) for name, one in self._spaces(space).items()]
 
+    @property
+    def plain(self) -> bool:
+        """Whether an observation is one array, stored as it is."""
+        return not self.spec.dict_obs and not any(part.stacked or part.parts for part in self._parts)
+
     def frames(self, obs: Any) -> Frames:
         """Return the newest frame of each lane, [lanes, *shape] by field, from ``reset`` or ``step``. Not copied."""
         return {name: array[:, -1] if part.stacked else array for name, part, array in self._arrays(obs, self.vector)}

@@ -23,6 +23,8 @@ _ASSUMED = (
     ". It does not say how it resets, so that of Gymnasium 0.29 was assumed; set env.metadata['autoreset_mode'] to "
     "'NextStep' if it resets with the step after an episode's end, to 'Disabled' if you reset it"
 )
+NUMBERS, FLAGS = (float, np.float64, np.float32, int), (bool, np.bool_)
+"""Types of a single environment's rewards and flags that ``Store.append`` takes as they are."""
 
 
 class Recorder:
@@ -91,13 +93,19 @@ class Recorder:
         if getattr(inner, "batch_size", count) != count and self._vector:
             raise ValueError(f"Recorder: batch_size={inner.batch_size} of {count} environments; step all at once")
         self._lanes = np.arange(first_lane, first_lane + count)
+        self._lane = int(first_lane)
         self._observations = Observations(env, store.spec)
         self._obs: Frames = {}  # newest frames before the coming step, [lanes, *shape]; copies
         self._spare: Frames = {}  # memory for the frames after it
         self._resetting: dict[str, Any] = {}  # arguments of reset_async
         self._taken_over = False  # an earlier recorder's unfinished episodes were ended
+        self._said: dict[int, dict[str, Any]] = {}  # annotations by row
         self._done = np.ones(count, np.bool_)  # the lane's episode has ended and no new one has begun
         self._lost = np.zeros(count, np.bool_)  # the environment raised: its observation is unknown
+        # Steps of a single environment that stacks nothing take a short way.
+        plain = not self._vector and not self._steps_async and self.mode == "Disabled" and self._observations.plain
+        plain = plain and store.spec.array_action
+        self._plain = store if plain and isinstance(store, Store) else None
         self._watched: tuple[int, Frames] = 0, {}  # steps whose stacks are still to be checked, and the last stacks
 
     def __getattr__(self, name: str) -> Any:
@@ -151,9 +159,12 @@ class Recorder:
         for row in rows:
             mine = seed + row if isinstance(seed, (int, np.integer)) else None if seed is None else seed[row]
             known = {"env": env, "seed": mine}
+            said = {name: value for name, value in known.items() if value is not None}
+            if self._said.get(row) == said:  # 20 us less for each of many short episodes
+                continue
             with contextlib.suppress(TypeError, ValueError):  # too many lanes to annotate, or values that cannot be
-                said = {name: value for name, value in known.items() if value is not None}
                 self.store.annotate(int(self._lanes[row]), said)
+                self._said[row] = said
 
     def _annotate_ends(self, info: Any, rows: list[int]) -> list[int]:
         """Annotate episodes that end with this step with their statistics; return the rows of those that have any."""
@@ -191,6 +202,13 @@ class Recorder:
                 next step begins an episode in the store. If only some lanes of a vector were refused, the message
                 names them, and the other lanes' steps are stored.
         """
+        if (
+            self._plain is not None
+            and timeout is None
+            and self._obs
+            and not (self._lost[0] or self._done[0] or self._begun)
+        ):
+            return self._step_plain(self._plain, action, fields)
         try:
             self.step_async(action, timeout=timeout, **fields)
             return self.step_wait()
@@ -200,6 +218,62 @@ class Recorder:
             if not self._steps_async:
                 self._begun = None
             raise
+
+    def _step_plain(self, store: Store, action: Any, fields: dict[str, Any]) -> Result:
+        """Do as ``step``, for one environment that is ready, and whose observation is an array that is stored whole.
+
+        Cost: 7 us beside the environment's, of CartPole; the other way takes 60.
+        """
+        given = step_values(store.spec, action, fields)
+        for name, value in given.items():  # copied now: as in step_async
+            if not isinstance(value, (int, float, np.generic)):
+                given[name] = np.array(value)
+        if isinstance(action, np.ndarray):
+            action = action.copy()
+        self._lost[0] = True  # until all is recorded: KeyboardInterrupt may be raised between any two lines
+        try:
+            result: Result = self.env.step(action)
+        except BaseException:
+            self._break_off(self._lanes)
+            raise
+        error: BaseException | None = None
+        try:
+            obs, reward, terminated, truncated, info = result
+            before, after = self._obs["obs"], self._spare.get("obs")
+            if (
+                after is not None
+                and type(obs) is np.ndarray
+                and (obs.shape, obs.dtype) == (before.shape[1:], before.dtype)
+                and (type(reward) in NUMBERS and type(terminated) in FLAGS and type(truncated) in FLAGS)
+            ):
+                after[0] = obs
+                said = self._annotate_ends(info, [0]) if terminated or truncated else []
+                try:
+                    store.append(
+                        lane=self._lane, obs=before[0], reward=reward, terminated=terminated, truncated=truncated,
+                        next_obs=after[0], **given,
+                    )  # fmt: skip
+                except BaseException as refused:
+                    self._break_off(self._lanes)
+                    self._forget_ends(said)
+                    error = refused
+                self._done[0] = terminated or truncated
+                self._obs, self._spare = self._spare, self._obs
+            else:
+                with self._losing_track():
+                    error = self._record(result, {name: np.array(value)[None] for name, value in given.items()}, None)
+            self._lost[0] = False
+        except BaseException as unfit:
+            error = unfit
+        if error is not None:
+            raise self._with_result(error, result)
+        return result
+
+    @staticmethod
+    def _with_result(error: BaseException, result: Result) -> BaseException:
+        error.result = result  # type: ignore[attr-defined]
+        error.add_note("The environment has stepped; its results are this error's attribute `result`.")
+        return error
 
     def step_async(self, action: Any, *, timeout: float | None = None, **fields: Any) -> None:
         """Begin ``step``. An environment with its own ``step_async`` (Gymnasium's ``AsyncVectorEnv``, ``AtariFrames``)
@@ -259,9 +333,7 @@ class Recorder:
         except BaseException as unfit:
             error = unfit
         if error is not None:
-            error.result = result  # type: ignore[attr-defined]
-            error.add_note("The environment has stepped; its results are this error's attribute `result`.")
-            raise error
+            raise self._with_result(error, result)
         return result
 
     def close(self, **settings: Any) -> Any:
