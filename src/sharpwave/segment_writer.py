@@ -138,6 +138,7 @@ class SegmentWriter:
             spec, settings.codecs, settings.capacity, None, settings.segment_steps, Fifo(), slots=2 * int(lanes) + 2
         )
         self._log.sealing = _HandOver(self._log, hand_over)
+        self._log.raw_sealing = None
         self._log.opened.first_lane = int(first_lane)
         self._log.opened.staggered = False
         self._log.open_lanes(int(lanes))

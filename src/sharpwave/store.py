@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from sharpwave.errors import not_to_be_copied
 from sharpwave.log.remote_segments import settle
+from sharpwave.log.staging import Staging
 from sharpwave.native.directory import Directory
 from sharpwave.native.files import Files
 from sharpwave.native.interrupts import Lock
@@ -31,7 +32,9 @@ from sharpwave.store_stats import account
 from sharpwave.store_views import StoreViews
 from sharpwave.store_writing import StoreWriting
 from sharpwave.validation import checked_folder
+from sharpwave.views.ids import Tag
 from sharpwave.views.registry import Views
+from sharpwave.views.view import STEPS
 
 
 class Store(StoreWriting, StoreViews, StoreEpisodes):
@@ -104,6 +107,8 @@ class Store(StoreWriting, StoreViews, StoreEpisodes):
         watch(self._log, self._lock)
         self._views = Views(self._log, self._lock, self._gate, settings.seed, self._life)
         self._fed = set()
+        self._staging = Staging(self._log, self._lock)
+        self._step_tag = Tag(self._log.tag, STEPS)
         settle(self._log)
         for number, state in states.items():
             try:

@@ -129,3 +129,31 @@ def test_dictionaries_that_nothing_refers_to_go() -> None:
             table.drop(places.pop(0))
     live = {place for place in places if place}
     assert table.nbytes <= (len(live) + 4) * (600 + 600) + 64 * 1024
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["one by one", "together"])
+def test_small_rows_that_stay_raw_are_tried_now_and_then_and_a_lane_that_encodes_is_found(together: bool) -> None:
+    """64 lanes of noise, and one of zeros among them: each trial takes as long as sealing ten segments."""
+    field, trials = sw.Field((10,), "float32"), 0
+    one, table = encoder(field=field)
+    choose = one._trial
+
+    def counted(*args: Any) -> Any:
+        nonlocal trials
+        trials += 1
+        return choose(*args)
+
+    one._trial = counted  # type: ignore[method-assign, assignment]
+    rng, found = np.random.default_rng(0), 0
+    for turn in range(100):
+        for lane in range(64):
+            rows = np.zeros((32, 40), np.uint8) if lane == 50 else rng.integers(0, 256, (32, 40)).astype(np.uint8)
+            if together and one.stays_raw(lane, len(rows), lambda rows=rows: rows):  # type: ignore[misc]
+                one.count(lane)
+                continue
+            column, place = one.pack(lane, rows)
+            if column.codec != RAW:
+                assert lane == 50
+                np.testing.assert_array_equal(decoded(column, place, table, field), rows)
+                found = found or turn
+    assert found > 0 and trials < 0.06 * 100 * 64

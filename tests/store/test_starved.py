@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
-from sharpwave.log.open_segments import Lanes
+from sharpwave.log.admission import Admission
 from sharpwave.sampling.protocol import Sampler
 from sharpwave.views import gather, gather_kernels
 
@@ -228,16 +228,16 @@ def test_a_segment_is_sealed_once_where_there_is_no_memory_to_open_the_next(
     spec = sw.Spec(obs=sw.Field((4,), "int64"), action=sw.Field((), "int64"))
     on_disk: dict[str, Any] = {"disk": tmp_path, "ram": "16MiB"} if disk else {}
     store = sw.Store(spec, capacity=200, segment_steps=8, codec="raw", **on_disk)
-    view, calls, number_of = store.transitions(n_step=2), 0, Lanes.next_episode_step
+    view, calls, take_slot = store.transitions(n_step=2), 0, Admission.take_slot
 
-    def refusing(lanes: Lanes, slot: int) -> int:
+    def refusing(admission: Admission) -> int:
         nonlocal calls
         calls += 1
         if calls % 3 == 1:
             raise MemoryError
-        return number_of(lanes, slot)
+        return take_slot(admission)
 
-    monkeypatch.setattr(Lanes, "next_episode_step", refusing)
+    monkeypatch.setattr(Admission, "take_slot", refusing)
     for k in range(500):
         for _ in range(3):
             try:

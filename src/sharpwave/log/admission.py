@@ -194,6 +194,7 @@ class Admission:
         space = self._space
         if space.fits(reserve, slots):
             return
+        self._inventory.changes += 1  # addresses are about to change
         for listener in self._inventory.listeners:  # first: one without room would write past its arrays
             listener.growing(max(slots, space.index.slots))
         space.grow(reserve, slots, opened)

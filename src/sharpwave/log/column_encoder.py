@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +23,11 @@ WORSE = 1.3
 """A dictionary is replaced when rows take this many times their bytes when it was chosen."""
 ALL_AGAIN = 16
 """Segments of a lane from which on every codec is tried, not only the latest choice of other lanes."""
+SMALL_BYTES = 512
+"""Rows below this are tried less often, of all lanes together, while they stay raw: a trial takes as long as sealing
+ten raw segments of them, and they have little to save."""
+MAX_PAUSE = 64
+"""Segments of all lanes between two trials of small rows that stay raw, at most."""
 HORIZON = 64
 """Segments over which a new dictionary must save its own bytes and its decoder's."""
 
@@ -42,7 +48,8 @@ class ColumnEncoder:
     wins, though a codec that decodes faster may take more bytes (``Competition``). Rows
     stay raw where no codec saves enough. Other lanes begin with the last winner. Codec and dictionary are tried again
     after 4, 16, 64, then every 256 segments, and as soon as rows take 1.3 times their bytes after the last trial; a new
-    dictionary must save its own bytes. For a codec given by name only dictionaries are chosen.
+    dictionary must save its own bytes. While small rows stay raw, lanes are tried in turn, up to 64 segments apart.
+    For a codec given by name only dictionaries are chosen.
     """
 
     def __init__(self, field: Field, codec: str, table: DictionaryTable, max_rows: int) -> None:
@@ -56,9 +63,13 @@ class ColumnEncoder:
         self._encoders: dict[Codec, Encoder] = {
             one: one.encoder(field.row_bytes, field.line_bytes, max_rows) for one in self.candidates
         }
+        # Those that keep something for each dictionary; asking takes a time that grows with the lanes.
+        self._keepers = [one for one in self._encoders.values() if type(one).keep_only is not Encoder.keep_only]
         self._lanes: dict[int, _LaneState] = {}
         self._newest: dict[Codec, int] = {}  # place of the latest dictionary, tried by lanes without one
         self._leading: Codec | None = None  # the latest choice of any lane
+        self._raw = 0  # trials in a row, of any lane, after which rows stayed raw
+        self._pause = 0  # segments before the next trial of a lane whose rows are raw
 
     @property
     def nbytes(self) -> int:
@@ -72,17 +83,51 @@ class ColumnEncoder:
         if not self.candidates or len(rows) < (MIN_AUTO_ROWS if self._auto else 1):
             return Column(RAW, len(rows), rows.tobytes()), 0
         state.segments += 1
+        self._pause -= self._pause > 0
         payload = None if state.codec is None else self._encode(state.codec, rows, state.place)
         worse = len(payload) / len(rows) > WORSE * state.bytes_per_row if payload else state.codec is not None
         if payload and state.bytes_per_row == np.inf:
             state.bytes_per_row = len(payload) / len(rows)
-        if state.segments >= state.next_trial or (worse and state.segments >= state.next_trial // 4 + 8):
-            payload = self._trial(state, rows, payload)
-            state.next_trial = state.segments + min(256, 3 * state.segments)
+        due = state.segments >= state.next_trial and (state.codec is not None or not self._pause)
+        if due or (worse and state.segments >= state.next_trial // 4 + 8):
+            payload = self._tried(state, rows, payload)
         if payload is None or state.codec is None:
             return Column(RAW, len(rows), rows.tobytes()), 0
         self.table.use(state.place)
         return Column(state.codec.number, len(rows), payload, key_of(self.table.data(state.place))), state.place
+
+    def _tried(self, state: _LaneState, rows: Bytes, payload: bytes | None) -> bytes | None:
+        """Try every codec, and set when to do so next."""
+        payload = self._trial(state, rows, payload)
+        state.next_trial = state.segments + min(256, 3 * state.segments)
+        self._raw = self._raw + 1 if state.codec is None and self._auto else 0
+        self._pause = min(self._raw, MAX_PAUSE) if self.field.row_bytes < SMALL_BYTES else 0
+        return payload
+
+    def stays_raw(self, lane: int, rows: int, read: Callable[[], Bytes]) -> bool:
+        """Return whether ``rows`` rows of the lane stay raw; where codecs are to be tried, they are.
+
+        Args:
+            read: returns the rows.
+        """
+        if not self.candidates or rows < (MIN_AUTO_ROWS if self._auto else 1):
+            return True
+        state = self._lanes.get(lane)
+        if state is None:
+            state = self._lanes[lane] = _LaneState()
+        if state.codec is not None:
+            return False
+        if self._pause <= 1 and state.segments + 1 >= state.next_trial:
+            state.segments += 1  # as ``pack``
+            self._tried(state, read(), None)
+            state.segments -= 1
+        return state.codec is None
+
+    def count(self, lane: int) -> None:
+        """Count a segment of the lane's that was left raw without ``pack``."""
+        if lane in self._lanes:
+            self._lanes[lane].segments += 1
+            self._pause -= self._pause > 0
 
     def _encode(self, codec: Codec, rows: Bytes, place: int) -> bytes | None:
         return self._encoders[codec].encode(rows, self.table.data(place))
@@ -128,9 +173,10 @@ class ColumnEncoder:
         if state.codec is not None and place in added:
             self._newest[state.codec] = self._hold(place, instead_of=self._newest.get(state.codec, 0))
         state.bytes_per_row = np.inf
-        used = {lane.place for lane in self._lanes.values()} | set(self._newest.values())
-        for encoder in self._encoders.values():
-            encoder.keep_only([self.table.data(place) for place in used])
+        if self._keepers:
+            used = {lane.place for lane in self._lanes.values()} | set(self._newest.values())
+            for encoder in self._keepers:
+                encoder.keep_only([self.table.data(place) for place in used])
         return payload
 
     def _max_bytes(self, codec: Codec, rows: Bytes) -> float:

@@ -11,6 +11,9 @@ Ints = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float64]
 
+HELD, TOTAL, CHANGES = 0, 1, 2
+"""Places in ``Inventory.counts``."""
+
 
 class LogListener:
     """Base class for listeners to a log's segments; methods do nothing unless overridden."""
@@ -30,19 +33,47 @@ class Inventory:
     """Segments of every lane in order, and counts of their steps.
 
     Attributes:
-        held_steps, total_steps, evicted_steps, evicted_segments, dropped_steps: counts.
+        counts: int64 [3], ``held_steps``, ``total_steps`` and ``changes``: in an array, so that a kernel can append
+            steps and count them at once.
+        evicted_steps, evicted_segments, dropped_steps: counts.
         broken_episodes: those whose next step observed something other than their last step's ``next_obs``.
-        changes: incremented with every change of what is held, so that readers notice.
         oldest: int32 [lanes], slot of each lane's oldest segment.
         listeners: notified of evictions and of growth, in this order.
     """
 
     def __init__(self, index: SegmentIndex) -> None:
         self._index = index
-        self.held_steps = self.total_steps = self.evicted_steps = self.evicted_segments = self.dropped_steps = 0
-        self.broken_episodes = self.changes = 0
+        self.counts = np.zeros(3, np.int64)
+        self.evicted_steps = self.evicted_segments = self.dropped_steps = self.broken_episodes = 0
         self.oldest = np.zeros(0, np.int32)
         self.listeners: list[LogListener] = []
+
+    @property
+    def held_steps(self) -> int:
+        """Steps held, open segments included."""
+        return self.counts.item(HELD)
+
+    @held_steps.setter
+    def held_steps(self, steps: int) -> None:
+        self.counts[HELD] = steps
+
+    @property
+    def total_steps(self) -> int:
+        """Steps ever appended."""
+        return self.counts.item(TOTAL)
+
+    @total_steps.setter
+    def total_steps(self, steps: int) -> None:
+        self.counts[TOTAL] = steps
+
+    @property
+    def changes(self) -> int:
+        """Number that is incremented with every change of what is held, so that readers notice."""
+        return self.counts.item(CHANGES)
+
+    @changes.setter
+    def changes(self, number: int) -> None:
+        self.counts[CHANGES] = number
 
     @property
     def lanes(self) -> int:

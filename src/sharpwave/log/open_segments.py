@@ -20,10 +20,10 @@ from sharpwave.log.row_kernels import (
     ENDED,
     WHOLE,
     any_ended,
-    any_full,
     as_bytes,
     commit_rows,
     count_frames,
+    find_full,
     mark_different,
     write_other_rows,
     write_rows,
@@ -195,14 +195,13 @@ class Lanes:
         Args:
             max_rows: steps at which a segment counts as full.
         """
-        index, slots, max_frames = self.index, self.slots[lanes], self.layout.max_frames - 3
-        crowded = self._crowded(lanes) if self.annotations or self.sparse else None
-        if crowded is None and not any_full(index.rows, index.frames, slots, lanes, self.shares, max_rows, max_frames):
-            return []
-        reached = index.rows[slots].astype(np.int64) * WHOLE >= max_rows * self.shares[lanes].astype(np.int64)
-        if crowded is not None:
-            reached |= crowded
-        positions: list[int] = np.flatnonzero(reached | (index.frames[slots] > max_frames)).tolist()
+        index, max_frames, found = self.index, self.layout.max_frames - 3, np.empty(len(lanes), np.int64)
+        count = find_full(
+            index.rows, index.frames, self.slots, lanes, self.shares, max_rows, max_frames, found
+        )  # 0.5 us for 8; in numpy 5 us
+        positions: list[int] = found[:count].tolist()
+        if self.annotations or self.sparse:
+            positions = sorted({*positions, *np.flatnonzero(self._crowded(lanes)).tolist()})
         return positions
 
     def _crowded(self, lanes: Ints) -> npt.NDArray[np.bool_]:
@@ -399,6 +398,12 @@ class Lanes:
         counts |= dict.fromkeys(self.layout.obs_columns, int(self.index.frames[slot]))
         counts |= self.sparse.rows(slot)
         return [self._column(c, slot, rows) for c, rows in counts.items()]
+
+    def column(self, lane: int, c: int) -> Bytes:
+        """Return the open segment's column of a field that is not sparse, as ``columns`` does."""
+        slot = int(self.slots[lane])
+        rows = self.index.frames if c in self.layout.obs_columns else self.index.rows
+        return self._column(c, slot, int(rows[slot]))
 
     def _column(self, c: int, slot: int, rows: int | None = None) -> Bytes:
         """Return an open segment's column as uint8 [rows, size], a view of the arena."""

@@ -129,7 +129,7 @@ def count_frames(frames: npt.NDArray[np.int32], slots: npt.NDArray[np.int32]) ->
 
 
 @njit(nogil=True, cache=True)
-def any_full(
+def find_full(
     rows: npt.NDArray[np.int32],
     frames: npt.NDArray[np.int32],
     slots: npt.NDArray[np.int32],
@@ -137,10 +137,14 @@ def any_full(
     shares: npt.NDArray[np.int32],
     max_rows: int,
     max_frames: int,
-) -> bool:
-    """Return whether any of ``lanes`` [n] must be sealed in its ``slots`` [n]: see ``Lanes.full``."""
-    for i in range(slots.size):
-        slot = slots[i]
+    positions: Ints,
+) -> int:
+    """Write to ``positions`` [n] which of ``lanes`` [n] must be sealed in their ``slots`` [n], by lane, before another
+    step (see ``Lanes.full``); return how many."""
+    found = 0
+    for i in range(lanes.size):
+        slot = slots[lanes[i]]
         if rows[slot] * WHOLE >= max_rows * np.int64(shares[lanes[i]]) or frames[slot] > max_frames:
-            return True
-    return False
+            positions[found] = i
+            found += 1
+    return found

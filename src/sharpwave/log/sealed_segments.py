@@ -136,7 +136,7 @@ class Sealed:
         nbytes = int(index.nbytes[slot])
         if space.segment_cache is not None:
             space.segment_cache.forget(slot)
-        self.drop_dictionaries(index.dictionary[:, slot])
+        self.drop_dictionaries(index.dictionary[:, slot].tolist())
         self._undecodable.pop(slot, None)
         if self._disk is None:
             space.arena.free(int(index.base[slot]), nbytes)
@@ -155,7 +155,8 @@ class Sealed:
     def drop_dictionaries(self, places: Iterable[int]) -> None:
         """Release the dictionaries at ``places``, by column, that a segment referred to."""
         for table, place in zip(self._tables, places, strict=False):
-            table.drop(int(place))
+            if place:
+                table.drop(place)
 
     def truncate(self, slot: int) -> bool:
         """Truncate the episode after a segment's last step, with the successor's frame as the final one.

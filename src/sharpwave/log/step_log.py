@@ -21,6 +21,7 @@ from sharpwave.log.growing_arrays import appended
 from sharpwave.log.inventory import Inventory
 from sharpwave.log.open_packing import pack_raw
 from sharpwave.log.open_segments import Lanes, Rows
+from sharpwave.log.raw_sealing import RawSealing
 from sharpwave.log.sealed_segments import Sealed
 from sharpwave.log.sealing import Sealing
 from sharpwave.log.segment_space import SegmentSpace
@@ -66,7 +67,8 @@ class StepLog:
         opened, sealed: the lanes' open segments, and the others. ``inventory``: their counts and order.
         space: memory of segments, with ``arena``, ``index`` and (with a disk) ``segment_cache``.
         ledger: division of ``ram``. ``batches``: memory of batches.
-        sealing: seals open segments. ``admission``: decides which segments to evict for new ones.
+        sealing: seals open segments. ``raw_sealing``: those that stay raw, many at once; ``None``: one by one, all.
+            ``admission``: decides which segments to evict for new ones.
         compaction: frees files without evicting; ``None`` without a disk.
         tables: each column's dictionaries.
         tag: mark of this store's ids.
@@ -110,6 +112,9 @@ class StepLog:
             capacity, retention, space, self.sealed, self.inventory, ledger, self.compaction, on_full
         )
         self.sealing = Sealing(self.index, disk, self.opened, self.sealed, self.admission, retention)
+        self.raw_sealing: RawSealing | None = RawSealing(
+            space, self.opened, self.sealed, encoders, self.admission, retention
+        )
         self.batches = BatchMemory(space, self.inventory, ledger, self.admission)
         if disk is not None:
             disk.begin(self.admission, retention.in_order)
@@ -140,7 +145,7 @@ class StepLog:
         """Bytes of memory available to sealed segments."""
         return self.arena.limit_bytes - self.space.open_bytes(self.lanes)
 
-    def _max_rows(self, lanes: int) -> int:
+    def max_rows(self, lanes: int) -> int:
         """Return the steps at which a segment is sealed: the stride, or fewer where open segments would fill
         capacity."""
         if self.admission.capacity is None:
@@ -167,7 +172,7 @@ class StepLog:
         if more <= 0:
             return
         check_lanes(self.admission.capacity, count)
-        self.admission.make_lanes_fit(count, self._max_rows(count), self.opened.slots)
+        self.admission.make_lanes_fit(count, self.max_rows(count), self.opened.slots)
         slots: list[int] = []
         offsets = self.admission.stage(more)
         try:
@@ -192,7 +197,7 @@ class StepLog:
         """
         index = self.index
         lanes = self.lanes + len(slots)
-        self.admission.make_lanes_fit(lanes, self._max_rows(lanes), self.opened.slots)
+        self.admission.make_lanes_fit(lanes, self.max_rows(lanes), self.opened.slots)
         index.next[slots] = index.previous[slots] = -1
         self._add_lanes(slots, self.admission.stage(len(slots)), steps)
         index.begins[slots], index.episode_step[slots] = begins, episode_steps
@@ -262,11 +267,26 @@ class StepLog:
             for i in opened.breaks(lanes, rows):
                 self.end_episode(int(lanes[i]), None)
                 inventory.broken_episodes += 1
-        for i in opened.full(lanes, self._max_rows(len(opened))):
-            self._roll(int(lanes[i]), {c: rows[self.layout.names[c]][i] for c in self.layout.obs_columns})
-        self.make_room_for_steps(len(lanes))
+        self.make_room(lanes, rows)
         opened.write(lanes, flags, rows, finals, nexts)
         inventory.append(len(lanes))
+
+    def make_room(self, lanes: Ints, rows: Rows) -> None:
+        """Seal what must be sealed before another step is appended to each of ``lanes`` [n], and evict.
+
+        Args:
+            rows: the steps' observations by field [n, *shape].
+        """
+        self._seal_full(lanes, rows)
+        self.make_room_for_steps(len(lanes))
+
+    def _seal_full(self, lanes: Ints, rows: Rows) -> None:
+        full = self.opened.full(lanes, self.max_rows(len(self.opened)))
+        if full and self.raw_sealing is not None:
+            self.inventory.changes += 1
+            full = self.raw_sealing.seal(full, lanes, rows)
+        for i in full:
+            self._roll(int(lanes[i]), {c: rows[self.layout.names[c]][i] for c in self.layout.obs_columns})
 
     def write_run(self, lane: int, flags: Bytes, rows: Rows, final: Rows | None) -> int:
         """Append the first of several steps of one episode to one lane, which is open: as many as fit into a segment.
@@ -283,9 +303,8 @@ class StepLog:
             first = {name: values[:1] for name, values in rows.items()}
             self.write(lanes, flags[:1], first, final if len(flags) == 1 else None)
             return 1
-        max_rows = self._max_rows(len(opened))
-        if opened.full(lanes, max_rows):
-            self._roll(lane, {c: rows[names[c]][0] for c in self.layout.obs_columns})
+        max_rows = self.max_rows(len(opened))
+        self._seal_full(lanes, {names[c]: rows[names[c]][:1] for c in self.layout.obs_columns})
         count = min(len(flags), max(1, opened.room(lane, max_rows)))
         if self.admission.capacity is not None:
             count = min(count, max(1, self.admission.capacity // 2))

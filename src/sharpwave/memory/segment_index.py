@@ -116,6 +116,23 @@ class SegmentIndex:
             heapq.heappop(free)
         return slot
 
+    def take_some(self, count: int) -> list[int]:
+        """Take up to ``count`` of the slots that were used before and returned, as ``take`` does; no sparse columns.
+
+        Raises: MemoryError; then none is taken.
+        """
+        slots = [heapq.heappop(self._returned) for _ in range(min(count, len(self._returned)))]
+        try:
+            _reset(
+                np.array(slots, np.int64), self.rows, self.frames, self.context, self.episode_step, self.sealed,
+                self.gap, self.next, self.previous,
+            )  # fmt: skip
+        except BaseException:
+            for slot in slots:
+                heapq.heappush(self._returned, slot)
+            raise
+        return slots
+
     def give_back(self, slot: int) -> None:
         """Free a slot; ids of its steps are stale from now on."""
         self.rows[slot] = 0
@@ -211,6 +228,23 @@ def _write_last_ids(lanes: Ints, slots: Int32s, rows: Int32s, generation: Ints, 
     for i in range(lanes.size):
         slot = np.int64(slots[lanes[i]])
         ids[i] = generation[slot] << LEAF_BITS | slot * stride + rows[slot] - 1
+
+
+@njit(nogil=True, cache=True)
+def _reset(
+    slots: Ints,
+    rows: Int32s,
+    frames: Int32s,
+    context: Int32s,
+    episode_step: Ints,
+    sealed: npt.NDArray[np.uint8],
+    gap: npt.NDArray[np.uint8],
+    following: Int32s,
+    previous: Int32s,
+) -> None:
+    for slot in slots:
+        rows[slot] = frames[slot] = context[slot] = episode_step[slot] = sealed[slot] = gap[slot] = 0
+        following[slot] = previous[slot] = -1
 
 
 @njit(nogil=True, cache=True)

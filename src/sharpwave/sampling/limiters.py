@@ -227,18 +227,18 @@ class Gate:
         lock: the store's; released while waiting.
 
     Attributes:
-        waits, seconds: how often, and how long in total, either side waited.
+        waiting: threads that wait now. ``waits``, ``seconds``: how often, and how long in total, either side waited.
     """
 
     def __init__(self, lock: Any) -> None:
         self._changed = threading.Condition(lock)
-        self._waiting = 0
+        self.waiting = 0
         self.waits: dict[Side, int] = {"append": 0, "sample": 0}
         self.seconds: dict[Side, float] = {"append": 0.0, "sample": 0.0}
 
     def notify(self) -> None:
         """Wake the waiting threads, which check again. The caller holds the lock."""
-        if self._waiting:
+        if self.waiting:
             self._changed.notify_all()
 
     def wait(self, side: Side, waits: Callable[[], str | None], timeout: float | None) -> None:
@@ -253,7 +253,7 @@ class Gate:
             return
         began = time.monotonic()
         self.waits[side] += 1
-        self._waiting += 1
+        self.waiting += 1
         try:
             while reason is not None:
                 left = began + seconds - time.monotonic()
@@ -262,7 +262,7 @@ class Gate:
                 self._changed.wait(min(left, LOOK_S))
                 reason = waits()
         finally:
-            self._waiting -= 1
+            self.waiting -= 1
             self.seconds[side] += time.monotonic() - began
 
 

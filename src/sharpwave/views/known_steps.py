@@ -62,7 +62,9 @@ class KnownSteps:
         Returns how many there are.
         """
         log, index = self._log, self._log.index
-        found: int = cut(self._words.current(), slot, log.stride, spans, reaching[: self._reach - 1])
+        found = 0
+        if self._reach > 1:
+            found = cut(self._words.current(), slot, log.stride, spans, reaching[: self._reach - 1])
         lane = index.lane[slot]
         if lane < len(self._cursor) and self._cursor[lane] == slot:
             self._cursor[lane] = index.next[slot]

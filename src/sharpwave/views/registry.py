@@ -43,6 +43,7 @@ class Views(LogListener):
         seed: the store's. ``life``: of the store, which lives as long as any of its views.
 
     Attributes:
+        passive: whether no view needs to be told of steps when they are appended, nor makes an append wait.
         unclaimed: names of the checkpoint's views that were not requested yet.
     """
 
@@ -50,6 +51,7 @@ class Views(LogListener):
         self._log, self._lock, self._gate, self._seed = log, lock, gate, seed
         self._life = weakref.ref(life)  # the log keeps these views, and a store ends with its life
         self._made = 0
+        self.passive = True
         self.unclaimed: list[str] = []
         self._saved: dict[str, tuple[int, SavedView]] = {}  # by name, with the number that the view gets; those are < 0
         self._claimed: set[str] = set()  # names of restored views in use
@@ -60,12 +62,16 @@ class Views(LogListener):
         log.ledger.enter_for_batches(lambda: self.work_bytes)
 
     def __iter__(self) -> Iterator[Replay[Any]]:
+        dropped = bool(self._dropped)
         while self._dropped:
             gone = self._dropped.popleft()
             number = gone.key
             if self._views.get(number) is gone:
                 del self._views[number]
-        return iter([view for ref in self._views.values() if (view := ref()) is not None])
+        found = [view for ref in self._views.values() if (view := ref()) is not None]
+        if dropped:
+            self.passive = all(view.limiter is None and not view.sampler.in_order for view in found)
+        return iter(found)
 
     def restore(self, number: int, state: dict[str, Any]) -> None:
         """Keep a view's ``state`` until it is requested by its name; checkpoints of earlier releases have numbers.
@@ -139,6 +145,7 @@ class Views(LogListener):
         self._views[number] = weakref.KeyedRef(replay, self._dropped.append, number)
         self._views = dict(sorted(self._views.items()))
         self._made += 1
+        self.passive &= limiter is None and not sampler.in_order
         replay.source.items.follow()  # its memory beside batches is known from here on
         self._log.admission.fit_memory()
         return replay

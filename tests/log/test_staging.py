@@ -1,0 +1,239 @@
+"""Small steps: the short way appends what the long one does, to the byte, or leaves the step to it."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sharpwave as sw
+from sharpwave.format import segment
+from tests.native.test_interrupts import SOURCE
+
+SPECS = {
+    "vectors": sw.Spec(obs=sw.Field((3,), "float32"), action=sw.Field((), "int64")),
+    "stacks of dicts": sw.Spec(
+        obs={"near": sw.Field((2, 2), "uint8", stack=3), "far": sw.Field((5,), "float64")},
+        action=sw.Field((2,), "float32"),
+        safe=sw.Field((), "bool"),
+        cost=sw.Field((), "float32"),
+    ),
+}
+
+
+def pair(spec: sw.Spec, **settings: Any) -> tuple[sw.Store, sw.Store, list[bool]]:
+    """Two stores, the second of which goes the long way; and whether each call to the first went the short one."""
+    short, long = sw.Store(spec, **settings), sw.Store(spec, **settings)
+    long._staging._busy, long._log.raw_sealing = True, None
+    went, append = [], short._staging.append
+
+    def counted(*args: Any) -> Any:
+        found = append(*args)
+        went.append(found is not None)
+        return found
+
+    short._staging.append = counted  # type: ignore[method-assign, assignment]
+    return short, long, went
+
+
+def value(rng: np.random.Generator, field: sw.Field, count: int | None) -> Any:
+    """Something that ``extend`` (or ``append``, without a count) takes for a field."""
+    shape = field.shape if count is None else (count, *field.shape)
+    found: Any = rng.integers(0, 2 if field.dtype == "bool" else 100, shape).astype(field.dtype)
+    kind = rng.integers(12)
+    if kind == 0 and field.np_dtype.kind == "f":
+        found = found.astype(np.float64) + 0.1
+    elif kind == 1 and shape:
+        found = np.repeat(found, 2, axis=-1)[..., ::2]  # not contiguous
+    elif kind == 2:
+        found = found.tolist()
+    elif kind == 3 and not shape:
+        found = field.np_dtype.type(found)
+    return found
+
+
+def call(rng: np.random.Generator, spec: sw.Spec, lanes: int, known: dict[int, Any]) -> dict[str, Any]:
+    """Arguments of ``extend`` or of ``append``. Where an episode goes on, it mostly observes what is ``known``."""
+    single = rng.random() < 0.4
+    chosen = np.sort(rng.permutation(lanes)[: 1 if single else rng.integers(1, lanes + 1)])
+    count = None if single else len(chosen)
+
+    def observed() -> dict[str, Any]:
+        return {name[4:] or name: value(rng, spec.fields[name], count) for name in spec.obs_names}
+
+    def told(split: dict[str, Any]) -> Any:
+        return split if spec.dict_obs else split["obs"]
+
+    obs = observed()
+    if all(lane in known for lane in chosen.tolist()) and rng.random() < 0.9:
+        for name in obs:
+            rows = np.stack([known[lane][name] for lane in chosen.tolist()])
+            obs[name] = rows[0] if single else rows
+    given = {name: value(rng, spec.fields[name], count) for name in spec.step_names}
+    ends = rng.random(len(chosen)) < 0.1, rng.random(len(chosen)) < 0.1
+    after = observed() if rng.random() < 0.6 or ends[1].any() else None
+    final = observed() if ends[1].any() and rng.random() < 0.5 else None
+    for row, lane in enumerate(chosen.tolist()):
+        known.pop(lane, None)
+        if after is not None and not (ends[0][row] or ends[1][row]):
+            fields = {name: spec.fields["obs" if name == "obs" else f"obs.{name}"] for name in after}
+            known[lane] = {
+                name: np.asarray(rows if single else rows[row]).astype(fields[name].dtype)
+                for name, rows in after.items()
+            }
+    flags: Any = [bool(end[0]) if single else end for end in ends]
+    reward: Any = rng.normal(size=len(chosen)).astype(rng.choice(["float32", "float64"]))
+    arguments = {"obs": told(obs), "reward": float(reward[0]) if single else reward, **given}
+    arguments |= {"terminated": flags[0], "truncated": flags[1]}
+    arguments |= {} if after is None else {"next_obs": told(after)}
+    arguments |= {} if final is None else {"final_obs": told(final)}
+    if single:
+        return arguments | {"lane": int(chosen[0])}
+    return arguments if len(chosen) == lanes and rng.random() < 0.5 else arguments | {"lanes": chosen}
+
+
+def contents(store: sw.Store) -> dict[str, Any]:
+    """All that a store holds."""
+    log = store._log
+    index = log.index
+    found: dict[str, Any] = {
+        "sealed": [log.sealed.packed(slot) for slot in range(index.highest) if index.sealed[slot] and index.rows[slot]],
+        "steps": store.lane_steps.tolist(),
+        "counts": {k: v for k, v in store.stats().items() if k.endswith("steps") or k.endswith("episodes")},
+    }
+    view = store.transitions(name="all")
+    batch = view.fetch(np.sort(view.sampleable_ids()))
+    found["batch"] = {name: np.array(batch[name]) for name in ("action", "reward", "discount", "ids", "lane", "step")}
+    for which in ("obs", "next_obs"):
+        split = store.spec.split_obs(batch[which])
+        found["batch"] |= {f"{which} {name}": np.array(array) for name, array in split.items()}
+    return found
+
+
+def same(some: Any, others: Any) -> None:
+    assert some["sealed"] == others["sealed"]
+    assert (some["steps"], some["counts"]) == (others["steps"], others["counts"])
+    for name, array in some["batch"].items():
+        np.testing.assert_array_equal(array, others["batch"][name], name)
+
+
+@pytest.mark.parametrize("settings", [{"capacity": 90}, {"ram": "4MiB"}, {"disk": True}], ids=["full", "ram", "disk"])
+@pytest.mark.parametrize("kind", list(SPECS))
+def test_both_ways_append_the_same(kind: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    spec, rng, known = SPECS[kind], np.random.default_rng(1), dict[int, Any]()
+    if "disk" in settings:
+        short, long, went = pair(spec, capacity=200, segment_steps=4)
+        (tmp_path / "a").mkdir()
+        short, long = (sw.Store(spec, capacity=200, segment_steps=4, disk=tmp_path / name) for name in "ab")
+        long._staging._busy, long._log.raw_sealing = True, None
+    else:
+        short, long, went = pair(spec, segment_steps=4, **settings)
+    views = [store.transitions(n_step=2, sampler=sw.Prioritized()) for store in (short, long)]
+    for number in range(250):
+        arguments = call(rng, spec, 6, known)
+        how = "append" if "lane" in arguments else "extend"
+        ids = [getattr(store, how)(**arguments) for store in (short, long)]
+        np.testing.assert_array_equal(*ids)
+        if number % 25 == 24:
+            drawn = [view.sample(8).ids for view in views]
+            np.testing.assert_array_equal(*drawn)
+    same(contents(short), contents(long))
+    if "disk" not in settings:
+        assert np.mean(went) > 0.3
+        assert short._log.inventory.evicted_steps or "ram" in settings
+
+
+def test_segments_sealed_together_are_whole() -> None:
+    """Rows that could be encoded, lanes that seal in the same call, stacks that reach back."""
+    spec = sw.Spec(obs=sw.Field((40,), "float32", stack=3), action=sw.Field((2,), "float32"))
+    store, rng, lanes = sw.Store(spec, capacity=4000, segment_steps=16), np.random.default_rng(0), 12
+    view, no = store.transitions(), np.zeros(lanes, bool)
+    played = []
+    for step in range(150):
+        obs, action = rng.normal(size=(lanes, 40)).astype("f4"), rng.normal(size=(lanes, 2)).astype("f4")
+        ends = rng.random(lanes) < 0.05
+        store.extend(obs=obs, action=action, reward=np.full(lanes, step), terminated=ends, truncated=no)
+        played.append((obs, action, ends))
+    log = store._log
+    sealed = [slot for slot in range(log.index.highest) if log.index.sealed[slot]]
+    assert len(sealed) > 80
+    for slot in sealed:
+        _, packed, shared = log.sealed.packed(slot)
+        header = segment.check(packed, spec, {key: data for (_, key), data in shared.items()}.__getitem__)
+        assert (header.lane, header.steps) == (log.index.lane[slot], log.index.rows[slot])
+    batch = view.fetch(view.sampleable_ids())
+    for row, (lane, step) in enumerate(zip(batch.lane.tolist(), batch.step.tolist(), strict=True)):
+        obs, action, ends = played[step]
+        np.testing.assert_array_equal(batch.obs[row, -1], obs[lane])
+        np.testing.assert_array_equal(batch.action[row], action[lane])
+        if step and not played[step - 1][2][lane]:
+            np.testing.assert_array_equal(batch.obs[row, -2], played[step - 1][0][lane])
+        if not ends[lane]:
+            np.testing.assert_array_equal(batch.next_obs[row, -1], played[step + 1][0][lane])
+    assert {(lane, step) for lane in range(lanes) for step in range(149)} <= set(
+        zip(batch.lane.tolist(), batch.step.tolist(), strict=True)
+    )
+
+
+def test_a_float64_that_float32_cannot_hold_is_refused_by_its_name() -> None:
+    store = sw.Store(SPECS["vectors"], capacity=100)
+    step: dict[str, Any] = {"action": 1, "reward": 0.0, "terminated": False, "truncated": False}
+    store.append(obs=np.array([1.0, np.inf, np.nan]), **step)
+    with pytest.raises(ValueError, match="obs: value 1e\\+300 does not fit into float32"):
+        store.append(obs=np.array([0.0, 1e300, 0.0]), **step)
+    with pytest.raises(ValueError, match="reward"):
+        store.append(obs=np.zeros(3), **step | {"reward": 1e300})
+    with pytest.raises(ValueError, match="repeats a lane"):
+        rows: dict[str, Any] = {name: np.zeros(2, type(value)) for name, value in step.items()}
+        store.extend(obs=np.zeros((2, 3), "f4"), lanes=np.array([0, 0]), **rows)
+    assert store.total_steps == 1
+
+
+def test_a_signal_handler_that_appends_amid_an_append_loses_neither() -> None:
+    """At any line of the package's: the handler's step is of another lane, and may even make the log grow."""
+    line, there = 0, True
+    step: dict[str, Any] = {"reward": 0.0, "terminated": False, "truncated": False}
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        while there:
+            line, lines = line + 1, 0
+            store = sw.Store(SPECS["vectors"], capacity=10_000, segment_steps=4)
+            for number in range(4):
+                store.append(obs=np.full(3, number, "f4"), action=number, **step)
+
+            def handle(number: int, frame: Any, store: sw.Store = store) -> None:
+                for lane in range(1, 40):
+                    store.append(lane=lane, obs=np.full(3, lane, "f4"), action=100 + lane, **step)
+
+            def at_line(frame: Any, event: str, arg: Any) -> Any:
+                nonlocal lines
+                lines += event == "line"
+                if lines == line:  # noqa: B023
+                    sys.settrace(None)
+                    signal.raise_signal(signal.SIGINT)
+                return at_line
+
+            def at_call(frame: Any, event: str, arg: Any) -> Any:
+                return at_line if frame.f_code.co_filename.startswith(SOURCE) else None
+
+            signal.signal(signal.SIGINT, handle)
+            sys.settrace(at_call)
+            try:
+                store.append(obs=np.full(3, 4, "f4"), action=4, **step)
+            finally:
+                sys.settrace(None)
+            store.append(obs=np.full(3, 5, "f4"), action=5, **step)
+            there = lines == line
+            handled = 39 if there else 0
+            assert store.lane_steps.tolist() == [6] + [1] * handled, line
+            batch = (view := store.transitions()).fetch(view.sampleable_ids())
+            np.testing.assert_array_equal(np.sort(batch.action), np.arange(5))
+            np.testing.assert_array_equal(batch.obs[:, 0], batch.action)
+            np.testing.assert_array_equal(batch.next_obs[:, 0], batch.action + 1)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert line > 20
