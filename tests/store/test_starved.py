@@ -13,6 +13,7 @@ import pytest
 
 import sharpwave as sw
 from sharpwave.log.admission import Admission
+from sharpwave.memory.segment_index import SegmentIndex
 from sharpwave.sampling.protocol import Sampler
 from sharpwave.views import gather, gather_kernels
 
@@ -228,16 +229,22 @@ def test_a_segment_is_sealed_once_where_there_is_no_memory_to_open_the_next(
     spec = sw.Spec(obs=sw.Field((4,), "int64"), action=sw.Field((), "int64"))
     on_disk: dict[str, Any] = {"disk": tmp_path, "ram": "16MiB"} if disk else {}
     store = sw.Store(spec, capacity=200, segment_steps=8, codec="raw", **on_disk)
-    view, calls, take_slot = store.transitions(n_step=2), 0, Admission.take_slot
+    view, calls = store.transitions(n_step=2), 0
 
-    def refusing(admission: Admission) -> int:
-        nonlocal calls
-        calls += 1
-        if calls % 3 == 1:
-            raise MemoryError
-        return take_slot(admission)
+    def refuse(owner: type, name: str) -> None:
+        method = getattr(owner, name)
 
-    monkeypatch.setattr(Admission, "take_slot", refusing)
+        def refusing(*args: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls % 3 == 1:
+                raise MemoryError
+            return method(*args)
+
+        monkeypatch.setattr(owner, name, refusing)
+
+    refuse(Admission, "take_slot")
+    refuse(SegmentIndex, "take_some")
     for k in range(500):
         for _ in range(3):
             try:
