@@ -101,8 +101,8 @@ class StoreWriting:
             With an axis of time, the latter two and OSError leave the steps appended by then, whose episodes are
             truncated there; a note at the error says how many.
 
-        Cost: 6 to 9 us a row of 84x84 pixels, encoding included (benchmarks/store.py); 10 us for 8 rows of 17 floats, if
-        they are arrays of the fields' dtypes or float64 (benchmarks/vectors.py); with an axis of time vectors take a
+        Cost: 6 to 9 us a row of 84x84 pixels, encoding included (benchmarks/store.py); 11 us for 8 rows of 17 floats
+        that are arrays of the fields' dtypes or float64 (benchmarks/vectors.py); with an axis of time vectors take a
         tenth of that of ``append`` (benchmarks/episodes.py).
         """
         if timeout is None and type(reward) is np.ndarray and reward.ndim == 1:
