@@ -57,7 +57,7 @@ class Observations:
     @property
     def plain(self) -> bool:
         """Whether an observation is one array, stored as it is."""
-        return not self.spec.dict_obs and not any(part.stacked or part.parts for part in self._parts)
+        return self.spec.array_obs and not any(part.stacked or part.parts for part in self._parts)
 
     def frames(self, obs: Any) -> Frames:
         """Return the newest frame of each lane, [lanes, *shape] by field, from ``reset`` or ``step``. Not copied."""

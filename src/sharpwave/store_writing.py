@@ -113,14 +113,6 @@ class StoreWriting:
                 if self._takes_small_steps() and self._staging.append(len(ids), lanes, *args, ids) is not None:
                     return tagged(ids, self._step_tag)
             del extra["action"]
-        if timeout is None and type(reward) is np.ndarray and reward.ndim == 1:
-            ids = np.empty(len(reward), np.int64)
-            extra["action"] = action
-            args = obs, extra, reward, terminated, truncated, final_obs, next_obs
-            with self._lock.interruptible:
-                if self._takes_small_steps() and self._staging.append(len(ids), lanes, *args, ids) is not None:
-                    return tagged(ids, self._step_tag)
-            del extra["action"]
         if np.ndim(reward) == 2:
             whole = checked_block(
                 self.spec, lanes, obs, action, reward, terminated, truncated, final_obs, next_obs, extra

@@ -66,7 +66,7 @@ def call(rng: np.random.Generator, spec: sw.Spec, lanes: int, known: dict[int, A
         return {name[4:] or name: value(rng, spec.fields[name], count) for name in spec.obs_names}
 
     def told(split: dict[str, Any]) -> Any:
-        return split if spec.dict_obs else split["obs"]
+        return split["obs"] if spec.array_obs else split
 
     obs = observed()
     if all(lane in known for lane in chosen.tolist()) and rng.random() < 0.9:

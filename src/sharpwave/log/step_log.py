@@ -386,11 +386,8 @@ class StepLog:
 
     def room(self, lane: int) -> int:
         """Return how many steps of one episode fit into the lane's open segment."""
-        return (
-            0
-            if self.opened.full(np.array([lane]), self._max_rows(self.lanes))
-            else self.opened.room(lane, self._max_rows(self.lanes))
-        )
+        most = self.max_rows(self.lanes)
+        return 0 if self.opened.full(np.array([lane]), most) else self.opened.room(lane, most)
 
     def abandon(self, lane: int) -> None:
         """Evict the rows of the lane's open segment, though it is not sealed."""

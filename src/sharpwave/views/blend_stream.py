@@ -10,10 +10,9 @@ from typing import Generic, NoReturn, TypeVar
 
 from sharpwave.errors import EmptyError, not_to_be_copied
 from sharpwave.sampling.limiters import check_timeout
-from sharpwave.views.batch import Arrays
+from sharpwave.views.batch import Arrays, Drawn
 from sharpwave.views.batch_source import Undo
 from sharpwave.views.blend_source import BlendSource, Choice
-from sharpwave.views.batch import Drawn
 from sharpwave.views.turns import held, turn
 
 B = TypeVar("B", bound=Arrays)

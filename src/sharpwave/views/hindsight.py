@@ -151,7 +151,7 @@ class Hindsight(NStep):
 
 def _check_goals(goals: Goals, spec: Spec) -> None:
     """Refuse a spec without the goals' fields.  Raises: ValueError."""
-    keys = [name[4:] for name in spec.obs_names] if spec.dict_obs else []
+    keys = [name[4:] for name in spec.obs_names] if not spec.array_obs else []
     missing = [key for key in (goals.achieved_goal, goals.desired_goal) if key not in keys]
     if missing:
         there = f"has the keys {keys}" if keys else "is no dict"
