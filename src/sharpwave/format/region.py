@@ -126,7 +126,7 @@ def space(nbytes: int) -> int:
 
 
 def read_region(
-    path: Path, identity: Identity | None = None, directory: Directory | None = None
+    path: Path, identity: Identity | None = None, directory: Directory | None = None, begin: int = FIRST
 ) -> tuple[Region | None, list[Record], list[Damage]]:
     """Open a region's file for reading and find its records; ``None`` where its header cannot be trusted.
 
@@ -134,6 +134,7 @@ def read_region(
 
     Args:
         directory: folder to open the file from; by default ``path``'s.
+        begin: offset of the first record to find; those before it are known already.
 
     Raises:
         IrregularError: not a regular file.  OSError.
@@ -141,14 +142,14 @@ def read_region(
     # A file that another process left is never appended to.
     descriptor = open_file(path) if directory is None else directory.open_file(path.name)
     try:
-        return _read_region(path, descriptor, identity)
+        return _read_region(path, descriptor, identity, begin)
     except BaseException:
         os.close(descriptor)
         raise
 
 
 def _read_region(
-    path: Path, descriptor: int, identity: Identity | None
+    path: Path, descriptor: int, identity: Identity | None, begin: int
 ) -> tuple[Region | None, list[Record], list[Damage]]:
     size = os.fstat(descriptor).st_size
     header = os.pread(descriptor, HEADER.size, 0)
@@ -170,10 +171,10 @@ def _read_region(
         os.close(descriptor)
         return None, [], [Damage(path, 0, size, what)]
     taken = getattr(os.fstat(descriptor), "st_blocks", size) * 512
-    region = Region(path, number, descriptor, size, FIRST, generation, allocated=min(size, taken))
+    region = Region(path, number, descriptor, size, begin, generation, allocated=min(size, taken))
     records: list[Record] = []
     damages: list[Damage] = []
-    for found in _scan(path, descriptor, size):
+    for found in _scan(path, descriptor, size, begin):
         if isinstance(found, Damage):
             damages.append(found)
         elif found.kind == END:
@@ -194,9 +195,9 @@ def checksum_of(packed: bytes) -> int:
     return int.from_bytes(packed[-4:], "little")
 
 
-def _scan(path: Path, descriptor: int, size: int) -> Iterator[Record | Damage]:
-    """Yield records in order, and the bytes between them that are neither a record nor unused."""
-    at, lost_from, unread = FIRST, -1, max_read_bytes(descriptor)
+def _scan(path: Path, descriptor: int, size: int, begin: int) -> Iterator[Record | Damage]:
+    """Yield the records from ``begin`` on, in order, and bytes between them that are neither a record nor unused."""
+    at, lost_from, unread = begin, -1, max_read_bytes(descriptor)
     lost = "bytes that are no record"
     while at + RECORD.size <= size:
         prefix = os.pread(descriptor, RECORD.size, at)
@@ -215,13 +216,13 @@ def _scan(path: Path, descriptor: int, size: int) -> Iterator[Record | Damage]:
         if at + RECORD.size + nbytes > size:
             yield Damage(path, at, size - at, f"a record of {nbytes:,} bytes reaches over the file's end", id_)
             return
-        begin, end = at + RECORD.size, at + RECORD.size + nbytes
+        first, end = at + RECORD.size, at + RECORD.size + nbytes
         unread -= space(nbytes)
         if nbytes > MAX_PAYLOAD_BYTES or unread < 0:
             what = f"a record of {nbytes:,} bytes, in a file of {size:,} that has not so many"
             yield Damage(path, at, size - at, what, id_)
             return
-        wrong = _wrong(path, descriptor, kind, id_, begin, end)
+        wrong = _wrong(path, descriptor, kind, id_, first, end)
         if sequence >= MAX_SEQUENCE or (kind != DICTIONARY and id_ >= MAX_ID):
             wrong = wrong or f"record {sequence}, id {id_}: beyond the format's limits"
         padding = os.pread(descriptor, at + space(nbytes) - end, end)

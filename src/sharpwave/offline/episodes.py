@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -128,22 +128,56 @@ class Shown:
     frame: npt.NDArray[Any]
 
 
+class Piece(NamedTuple):
+    """Steps of one episode that lie in one segment."""
+
+    begin: int  # row in the segment
+    end: int
+    total: float  # of the rewards
+    starts: bool  # the episode
+    flags: int  # of the last step
+    annotations: Mapping[str, Any]
+
+
+@dataclass
+class Contents:
+    """Contents of one region file; ``segments`` come with their steps, cut into episodes."""
+
+    file: RegionFile | None = None
+    segments: list[tuple[Segment, list[Piece]]] = field(default_factory=list)
+    dictionary_bytes: int = 0
+    damages: list[Damage] = field(default_factory=list)
+
+
 def survey(folder: Path, progress: Callable[[int], Progress] = lambda total: lambda nbytes: None) -> Survey:
     """Return the contents of a store's folder: every checksum is verified, and flags and rewards are decoded.
 
     Raises:
         FileNotFoundError: no store there.  DamagedError: ``store.json`` is not as a store writes it.
     """
-    result = Survey(folder, describe(folder))
+    described = describe(folder)
     advance = progress(sum(map(size_of, region_files(folder))))
-    found: list[tuple[int, Segment]] = []
-    pieces: dict[tuple[Path, Record], list[_Piece]] = {}
-    for number, reader in enumerate(readers(folder, result.described.identity)):
+    files: list[Contents] = []
+    for reader in readers(folder, described.identity):
         if isinstance(reader, Damage):
-            result.damages.append(reader)
+            files.append(Contents(damages=[reader]))
             advance(reader.nbytes)
-            continue
-        for one, cut in _read_file(reader, result, advance):
+        else:
+            files.append(read_contents(reader, reader.records, described, advance))
+    return assemble(folder, described, files)
+
+
+def assemble(folder: Path, described: Described, files: Sequence[Contents]) -> Survey:
+    """Return the survey of a folder of these region files, oldest first. Cost: O(segments + episodes)."""
+    result = Survey(folder, described)
+    found: list[tuple[int, Segment]] = []
+    pieces: dict[tuple[Path, Record], list[Piece]] = {}
+    for number, contents in enumerate(files):
+        if contents.file is not None:
+            result.regions.append(contents.file)
+        result.damages += contents.damages
+        result.dictionary_bytes += contents.dictionary_bytes
+        for one, cut in contents.segments:
             found.append((number, one))
             pieces[one.path, one.record] = cut
     found = that_count(folder, found, result.damages)
@@ -158,30 +192,36 @@ def survey(folder: Path, progress: Callable[[int], Progress] = lambda total: lam
     return result
 
 
-def _read_file(reader: Reader, result: Survey, advance: Progress) -> Iterator[tuple[Segment, list[_Piece]]]:
-    result.damages += reader.damages + misnamed(reader)
+def read_contents(reader: Reader, records: Sequence[Record], described: Described, advance: Progress) -> Contents:
+    """Decode the flags and rewards of the segments among a reader's newly found records.
+
+    Args:
+        records: all of the file, those found earlier included, for the file's numbers.
+    """
+    contents = Contents(damages=[*reader.damages, *misnamed(reader)])
     nbytes, told = size_of(reader.path), 0
-    kinds = [record.kind for record in reader.records]
     if reader.region is not None:
+        kinds = [record.kind for record in records]
         segments, tails, dictionaries = (kinds.count(kind) for kind in (SEGMENT, TAIL, DICTIONARY))
-        used = reader.region.used
-        result.regions.append(RegionFile(reader.path, nbytes, used, segments, tails, dictionaries))
+        contents.file = RegionFile(reader.path, nbytes, reader.region.used, segments, tails, dictionaries)
     for record in reader.records:
         advance(record.offset - told)
         told = record.offset
         if record.kind == DICTIONARY:
-            result.dictionary_bytes += record.nbytes
+            contents.dictionary_bytes += record.nbytes
         if record.kind in (DICTIONARY, NOTE):
             continue
         try:
-            header, arrays = reader.unpack(record, result.described, ("flags", "reward"))
+            header, arrays = reader.unpack(record, described, ("flags", "reward"))
             said = dict(read_metadata(header.metadata, header.steps).episodes)
         except (DamagedError, OSError) as error:
-            result.damages.append(damage_of(reader, record, error))
+            contents.damages.append(damage_of(reader, record, error))
             continue
         if header.steps:  # else only frames of an episode under way
-            yield Segment(reader.path, record, header), _pieces(arrays["flags"], arrays["reward"], said)
+            one = Segment(reader.path, record, header)
+            contents.segments.append((one, _pieces(arrays["flags"], arrays["reward"], said)))
     advance(max(0, nbytes - told))
+    return contents
 
 
 def _count(result: Survey, one: Segment) -> None:
@@ -196,20 +236,9 @@ def _count(result: Survey, one: Segment) -> None:
     result.overhead_bytes += one.header.nbytes - sum(column.nbytes for column in one.header.placed)
 
 
-class _Piece(NamedTuple):
-    """Steps of one episode that lie in one segment."""
-
-    begin: int  # row in the segment
-    end: int
-    total: float  # of the rewards
-    starts: bool  # the episode
-    flags: int  # of the last step
-    annotations: Mapping[str, Any]
-
-
 def _pieces(
     flags: npt.NDArray[np.uint8], reward: npt.NDArray[np.float32], said: Mapping[int, Mapping[str, Any]]
-) -> list[_Piece]:
+) -> list[Piece]:
     """Return a segment's steps, cut before an episode's first step and after its last."""
     cut = flags & START != 0
     cut[1:] |= flags[:-1] & ENDED != 0
@@ -218,7 +247,7 @@ def _pieces(
     totals = np.add.reduceat(reward.astype(np.float64), begins).tolist()
     bounds = [*begins.tolist(), len(flags)]
     return [
-        _Piece(begin, end, total, bool(flags[begin] & START), int(flags[end - 1]), said.get(begin, {}))
+        Piece(begin, end, total, bool(flags[begin] & START), int(flags[end - 1]), said.get(begin, {}))
         for begin, end, total in zip(bounds, bounds[1:], totals, strict=False)
     ]
 
@@ -235,7 +264,7 @@ class _Episodes:
         self._written = 0
         self._annotations: dict[str, Any] = {}
 
-    def add(self, one: Segment, pieces: list[_Piece]) -> None:
+    def add(self, one: Segment, pieces: list[Piece]) -> None:
         """Add the lane's next segment."""
         first = one.header.first_step
         if first != self._next:

@@ -27,7 +27,7 @@ from sharpwave.format import segment
 from sharpwave.format.annotations import Annotations
 from sharpwave.format.checkpoint_state import STATE, read_state
 from sharpwave.format.metadata import MAX_METADATA_BYTES
-from sharpwave.format.region import DICTIONARY, HEADER, TAIL, Damage, Identity, Record, Region, read_region
+from sharpwave.format.region import DICTIONARY, FIRST, HEADER, TAIL, Damage, Identity, Record, Region, read_region
 from sharpwave.format.segment_header import Header
 from sharpwave.memory.segment_layout import column_limits, max_rows, max_segment_bytes
 from sharpwave.native.directory import IrregularError, kind_of
@@ -204,8 +204,10 @@ class Reader:
     Args:
         identity: of the store it should belong to; ``None``: any.
         growing: another process may be writing to it, and is given time to finish a record.
+        begin: offset of the first record to look for. ``known``: the records before it, found earlier.
 
     Attributes:
+        records: those found from ``begin`` on.
         region: ``None`` where the header cannot be trusted.
         damages: damage found in both of two reads.
 
@@ -213,20 +215,27 @@ class Reader:
         OSError: FileNotFoundError if the file was deleted.
     """
 
-    def __init__(self, path: Path, identity: Identity | None, growing: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        identity: Identity | None,
+        growing: bool = False,
+        begin: int = FIRST,
+        known: Collection[Record] = (),
+    ) -> None:
         self.path = path
         self.region: Region | None
-        self.region, self.records, self.damages = read_region(path, identity)
+        self.region, self.records, self.damages = read_region(path, identity, None, begin)
         if self.damages:
             if growing:
                 time.sleep(LOOK_AGAIN_S)
             self.close()
             before = self.damages
-            self.region, self.records, self.damages = read_region(path, identity)
+            self.region, self.records, self.damages = read_region(path, identity, None, begin)
             # A half-written record now is another one than before.
             self.damages = [damage for damage in self.damages if damage in before]
         self._dictionaries = {
-            (record.column, record.id): record for record in self.records if record.kind == DICTIONARY
+            (record.column, record.id): record for record in (*known, *self.records) if record.kind == DICTIONARY
         }
         self._keys = {record.id: record for record in self._dictionaries.values()}
 
