@@ -23,6 +23,10 @@ from sharpwave.training.scores import Episode, Scores, running_mean
 
 Metrics = dict[str, Any]
 """Figures of a run, by name."""
+DISK = (
+    "bytes", "resident_segments", "hits", "misses", "stalls", "waited_s", "bytes_read", "bytes_written",
+)  # fmt: skip
+"""Figures of the replay memory's disk tier that a report has under ``disk``, as in ``Store.stats``."""
 
 
 def episode_seed(seed: int, steps: int) -> int:
@@ -163,6 +167,7 @@ class Progress:
             "replay_bytes": stats["total_bytes"],
             "bytes_per_step": stats["bytes_per_step"],
             "process_bytes": self._process.memory_info().rss,
+            **({"disk": {name: stats["disk"][name] for name in DISK}} if "disk" in stats else {}),
         }
 
     def to_dict(self) -> dict[str, Any]:
