@@ -38,6 +38,7 @@ integrations
 configuration
 agents envs
 training
+viewer
 bench
 cli
 testing

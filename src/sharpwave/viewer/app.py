@@ -1,0 +1,301 @@
+"""Endpoints of the viewer: the page's files, and its data as JSON and PNG."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from importlib import resources
+from typing import Any
+
+import numpy as np
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from sharpwave.errors import DamagedError
+from sharpwave.escaping import escaped
+from sharpwave.offline.episodes import Episode
+from sharpwave.viewer import pictures, steps
+from sharpwave.viewer.distributions import of_view
+from sharpwave.viewer.memory import MAX_READ_STEPS, SORTS, Snapshot, TooLargeError
+from sharpwave.viewer.overview import episode_row, field_rows, overview
+from sharpwave.viewer.watching import Watched
+
+TYPES = {
+    ".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml", ".txt": "text/plain; charset=utf-8",
+}  # fmt: skip
+MAX_ROWS = 500
+"""Limit of the episodes in one answer."""
+MAX_CACHE_BYTES = 64 << 20
+AT_A_TIME = 2
+"""Requests that decode at the same time."""
+FIRST_WAIT_S = 2.0
+"""How long the first request for a source waits for it to be read."""
+
+
+class Endpoints:
+    """Data of sources, by their numbers."""
+
+    def __init__(self, watched: list[Watched]) -> None:
+        self._watched = watched
+        self._turns = threading.BoundedSemaphore(AT_A_TIME)
+        self._pictures: OrderedDict[tuple[Any, ...], bytes] = OrderedDict()
+        self._picture_bytes = 0
+        self._lock = threading.Lock()
+
+    def sources(self, request: Request) -> Response:
+        """List what there is to look at."""
+        return _json([self._told(number, one) for number, one in enumerate(self._watched)])
+
+    def status(self, request: Request) -> Response:
+        """Say whether there is anything new, and begin to read it."""
+        number, one = self._source(request)
+        one.ask()
+        return _json(self._told(number, one))
+
+    def _told(self, number: int, one: Watched) -> dict[str, Any]:
+        snapshot, (done, total) = one.memory.snapshot, one.memory.progress
+        return {
+            "id": number,
+            "name": escaped(one.source.name),
+            "path": escaped(one.source.path),
+            "kind": one.source.kind,
+            "live": one.live(),
+            "version": one.version,
+            "updating": one.updating,
+            "read": done if one.updating else None,
+            "to_read": total if one.updating else None,
+            "has_memory": snapshot is not None,
+            "has_log": one.log is not None,
+            "age_s": None if snapshot is None else time.time() - snapshot.taken,
+            "trouble": one.trouble,
+        }
+
+    def overview(self, request: Request) -> Response:
+        """Tell everything about a source but its episodes' steps."""
+        number, one = self._ready(request)
+        return _json({"source": self._told(number, one), **overview(one)})
+
+    def curve(self, request: Request) -> Response:
+        """Tell a run's log."""
+        _, one = self._ready(request)
+        if one.log is None:
+            raise HTTPException(404, "this is no run: it has no log")
+        return _json(one.log.shown())
+
+    def episodes(self, request: Request) -> Response:
+        """List episodes, sorted by a column."""
+        _, _, snapshot = self._snapshot(request)
+        sort = request.query_params.get("sort", "written")
+        if sort not in SORTS:
+            raise HTTPException(400, f"sort: expected one of {', '.join(SORTS)}")
+        lane = _number(request, "lane", 1 << 62, -1)
+        offset, limit = _number(request, "offset", 1 << 40), _number(request, "limit", MAX_ROWS, 100)
+        whole, down = (bool(_number(request, name, 1)) for name in ("whole", "desc"))
+        order = snapshot.order(sort, down, whole, None if lane < 0 else lane)
+        rows = [episode_row(snapshot, number) for number in order[offset : offset + limit].tolist()]
+        return _json({"total": len(order), "offset": offset, "rows": rows})
+
+    def episode(self, request: Request) -> Response:
+        """Tell about one episode, and how to get its pictures and its neighbours in an order."""
+        _, _, snapshot = self._snapshot(request)
+        number, episode = self._episode(request, snapshot)
+        sort = request.query_params.get("sort", "written")
+        if sort not in SORTS:
+            raise HTTPException(400, f"sort: expected one of {', '.join(SORTS)}")
+        order = snapshot.order(sort, bool(_number(request, "desc", 1)), bool(_number(request, "whole", 1)))
+        previous, following = _neighbours(order.tolist(), number)
+        return _json(
+            {
+                **episode_row(snapshot, number),
+                "previous": None if previous is None else episode_row(snapshot, previous),
+                "next": None if following is None else episode_row(snapshot, following),
+                "frames": episode.steps + (episode.end != "unfinished"),
+                "annotations": dict(episode.annotations),
+                "pictures": [row for row in field_rows(snapshot) if row["picture"]],
+            }
+        )
+
+    def steps(self, request: Request) -> Response:
+        """Tell curves of an episode."""
+        _, one, snapshot = self._snapshot(request)
+        _, episode = self._episode(request, snapshot)
+        begin = min(_number(request, "begin", 1 << 40), episode.steps - 1)
+        end = min(_number(request, "end", 1 << 40, begin + MAX_READ_STEPS), episode.steps)
+        return _json(self._decoded(lambda: steps.curves(one.memory, snapshot, episode, begin, max(end, begin + 1))))
+
+    def step(self, request: Request) -> Response:
+        """Tell all values of one step."""
+        _, one, snapshot = self._snapshot(request)
+        _, episode = self._episode(request, snapshot)
+        step = min(_number(request, "step", 1 << 40), episode.steps - 1)
+        return _json(self._decoded(lambda: steps.values_at(one.memory, snapshot, episode, step)))
+
+    def frames(self, request: Request) -> Response:
+        """Draw ``count`` evenly spaced frames, from step ``begin`` to step ``end``, both included."""
+        number, one, snapshot = self._snapshot(request)
+        _, episode = self._episode(request, snapshot)
+        fields = list(snapshot.survey.described.spec.fields.items())
+        name, field = fields[_number(request, "field", len(fields) - 1)]
+        if name not in snapshot.survey.described.spec.obs_names or not pictures.is_picture(field):
+            raise HTTPException(400, "this field is no picture")
+        last = episode.steps - (episode.end == "unfinished")
+        begin = min(_number(request, "begin", 1 << 40), last)
+        end = min(_number(request, "end", 1 << 40, last), last)
+        side = _number(request, "side", pictures.SHOWN_SIDE, pictures.SHOWN_SIDE)
+        count = _number(request, "count", pictures.frames_in_one(field, side), 1)
+        if end < begin or not count or side < 8:
+            raise HTTPException(400, "expected begin <= end, a count of at least 1, a side of at least 8")
+        wanted = np.unique(np.linspace(begin, end, min(count, end - begin + 1)).round().astype(np.int64))
+        identity = snapshot.survey.described.identity.store
+        key = (number, identity, episode.lane, episode.first_step, episode.steps, name, begin, end, count, side)
+        picture = self._cached(key)
+        if picture is None:
+            picture = self._decoded(lambda: self._sheet(one, snapshot, episode, name, wanted, side))
+            self._cache(key, picture)
+        return Response(picture, media_type="image/png", headers={"cache-control": "private, max-age=300"})
+
+    def _sheet(self, one: Watched, snapshot: Snapshot, episode: Episode, name: str, wanted: Any, side: int) -> bytes:
+        field = snapshot.survey.described.spec.fields[name]
+        places = {step: place for place, step in enumerate(wanted.tolist())}
+        found = one.memory.frames(snapshot, episode, name, wanted)
+        drawn = [(step, pictures.pixels_of(value, field)) for step, value in found]
+        return pictures.sheet(drawn, places, field, side)
+
+    def priorities(self, request: Request) -> Response:
+        """Tell distributions of a view's priorities, TD errors and uses."""
+        _, _, snapshot = self._snapshot(request)
+        if not snapshot.views:
+            raise HTTPException(404, snapshot.trouble or "no checkpoint with a view was written yet")
+        view = snapshot.views[_number(request, "view", len(snapshot.views) - 1)]
+        return _json(of_view(view, snapshot))
+
+    # what requests have in common
+
+    def _source(self, request: Request) -> tuple[int, Watched]:
+        text = str(request.path_params["source"])
+        if not text.isdecimal() or len(text) > 4 or int(text) >= len(self._watched):
+            raise HTTPException(404, "no such source")
+        return int(text), self._watched[int(text)]
+
+    def _ready(self, request: Request) -> tuple[int, Watched]:
+        number, one = self._source(request)
+        if one.memory.snapshot is None and not one.version:
+            one.ask()
+            one.wait(FIRST_WAIT_S)
+        return number, one
+
+    def _snapshot(self, request: Request) -> tuple[int, Watched, Snapshot]:
+        number, one = self._ready(request)
+        if (snapshot := one.memory.snapshot) is None:
+            reading = "the store is being read for the first time ..." if one.updating else "no steps are on disk yet"
+            raise HTTPException(404, one.trouble or reading)
+        return number, one, snapshot
+
+    def _episode(self, request: Request, snapshot: Snapshot) -> tuple[int, Episode]:
+        try:
+            number = snapshot.number_of(_number(request, "lane", 1 << 62), _number(request, "first", 1 << 62))
+        except KeyError as error:
+            raise HTTPException(410, str(error.args[0])) from error
+        return number, snapshot.episodes[number]
+
+    def _decoded(self, work: Callable[[], Any]) -> Any:
+        """Run ``work`` in turn; explain what cannot be decoded."""
+        with self._turns:
+            try:
+                return work()
+            except TooLargeError as error:
+                raise HTTPException(413, escaped(error)) from error
+            except DamagedError as error:
+                raise HTTPException(410, f"cannot be read, or was evicted meanwhile: {escaped(error)}") from error
+
+    def _cached(self, key: tuple[Any, ...]) -> bytes | None:
+        with self._lock:
+            if (found := self._pictures.get(key)) is not None:
+                self._pictures.move_to_end(key)
+            return found
+
+    def _cache(self, key: tuple[Any, ...], picture: bytes) -> None:
+        with self._lock:
+            if key not in self._pictures:
+                self._pictures[key] = picture
+                self._picture_bytes += len(picture)
+            while self._picture_bytes > MAX_CACHE_BYTES:
+                self._picture_bytes -= len(self._pictures.popitem(last=False)[1])
+
+
+def make_app(watched: list[Watched]) -> Starlette:
+    """Make the application that serves these sources; ``Guard`` goes around it."""
+    at = Endpoints(watched)
+    routes = [
+        Route("/api/sources", at.sources),
+        Route("/api/{source}/status", at.status),
+        Route("/api/{source}/overview", at.overview),
+        Route("/api/{source}/curve", at.curve),
+        Route("/api/{source}/episodes", at.episodes),
+        Route("/api/{source}/episode", at.episode),
+        Route("/api/{source}/steps", at.steps),
+        Route("/api/{source}/step", at.step),
+        Route("/api/{source}/frames.png", at.frames),
+        Route("/api/{source}/priorities", at.priorities),
+        *(Route("/" if name == "index.html" else f"/{name}", one) for name, one in _files().items()),
+    ]
+    return Starlette(routes=routes, exception_handlers={HTTPException: _refused})
+
+
+def _files() -> dict[str, Callable[[Request], Response]]:
+    """Return the page's files, read once: no path of a request ever names a file."""
+    found = {}
+    for one in resources.files("sharpwave.viewer").joinpath("static").iterdir():
+        kind = TYPES.get(f".{one.name.rpartition('.')[2]}")
+        if kind is not None:
+            found[one.name] = _file(one.read_bytes(), kind)
+    return found
+
+
+def _file(content: bytes, kind: str) -> Callable[[Request], Response]:
+    tag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
+
+    def answer(request: Request) -> Response:
+        headers = {"etag": tag, "cache-control": "no-cache", "content-type": kind}
+        if request.headers.get("if-none-match") == tag:
+            return Response(status_code=304, headers=headers)
+        return Response(content, headers=headers)
+
+    return answer
+
+
+def _neighbours(order: list[int], number: int) -> tuple[int | None, int | None]:
+    """Return what comes before and after a number in an order; ``None``: nothing."""
+    if number not in order:
+        return None, None
+    place = order.index(number)
+    return order[place - 1] if place else None, order[place + 1] if place + 1 < len(order) else None
+
+
+def _json(value: Any) -> Response:
+    body = json.dumps(value, allow_nan=False, separators=(",", ":"))  # ASCII: names may hold lone surrogates
+    return Response(body, media_type="application/json", headers={"cache-control": "no-store"})
+
+
+def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    body = json.dumps({"error": error.detail})
+    return Response(body, error.status_code, media_type="application/json", headers={"cache-control": "no-store"})
+
+
+def _number(request: Request, name: str, most: int, default: int = 0) -> int:
+    """Return a number in the query, from 0 to ``most``.  Raises: HTTPException."""
+    text = request.query_params.get(name)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdecimal() and len(text) <= 19 and int(text) <= most):
+        raise HTTPException(400, f"{name}: expected a number from 0 to {most}")
+    return int(text)

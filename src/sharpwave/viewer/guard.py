@@ -1,0 +1,98 @@
+"""Guard of the server: who may ask, for what, and what a browser may do with the answers."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "x-frame-options": "DENY",
+}
+MAX_URL_BYTES = 4096
+
+
+class Guard:
+    """ASGI middleware that refuses whatever is not a plain GET of somebody who may ask.
+
+    A web page elsewhere could reach a server on this machine by a host name that it makes resolve to 127.0.0.1 ("DNS
+    rebinding"); so only addresses, ``localhost`` and the names in ``hosts`` are answered.
+
+    Args:
+        hosts: names under which this machine may be asked, in lower case.
+        token: secret that the first URL carries as ``?token=``; later requests have it in a cookie. ``None``: none.
+    """
+
+    def __init__(self, app: App, hosts: frozenset[str], token: str | None) -> None:
+        self._app, self._hosts, self._token = app, hosts | {"localhost"}, token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":  # there are no web sockets
+            return
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        cookies: list[str] = []
+
+        async def guarded(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                more = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+                more += [(b"set-cookie", cookie.encode()) for cookie in cookies]
+                message = {**message, "headers": [*message.get("headers", []), *more]}
+            await send(message)
+
+        status, text, location = self._refusal(scope, headers, cookies)
+        if not status:
+            await self._app(scope, receive, guarded)
+            return
+        extra = [(b"location", location.encode())] if location else []
+        start = {"type": "http.response.start", "status": status}
+        start["headers"] = [(b"content-type", b"text/plain; charset=utf-8"), (b"cache-control", b"no-store"), *extra]
+        await guarded(start)
+        await send({"type": "http.response.body", "body": text.encode()})
+
+    def _refusal(self, scope: Scope, headers: dict[str, str], cookies: list[str]) -> tuple[int, str, str]:
+        """Return status, text and new location of a request that is refused or redirected; status 0: it is neither."""
+        if scope["method"] not in ("GET", "HEAD"):
+            return 405, "only GET: this server changes nothing", ""
+        if len(scope.get("raw_path", b"")) + len(scope["query_string"]) > MAX_URL_BYTES:
+            return 414, f"the URL is longer than {MAX_URL_BYTES:,} bytes", ""
+        if not self._is_ours(headers.get("host", "")):
+            return 403, "this host name is not this server's; use the URL that sharpwave view printed", ""
+        if self._token is None:
+            return 0, "", ""
+        name = f"sharpwave-view-{(scope.get('server') or ('', 0))[1]}"
+        query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        given = [value for key, value in query if key == "token"]
+        if any(hmac.compare_digest(one.encode(), self._token.encode()) for one in given):
+            cookies.append(f"{name}={self._token}; HttpOnly; SameSite=Strict; Path=/")
+            rest = urlencode([(key, value) for key, value in query if key != "token"])
+            return 303, "", f"/?{rest}"  # the page's own state is all in the query
+        pairs = (one.strip().partition("=") for one in headers.get("cookie", "").split(";"))
+        if any(key == name and hmac.compare_digest(value.encode(), self._token.encode()) for key, _, value in pairs):
+            return 0, "", ""
+        return 403, "the URL lacks its token; use the one that sharpwave view printed", ""
+
+    def _is_ours(self, host: str) -> bool:
+        name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
+        if name.lower().rstrip(".") in self._hosts:
+            return True
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return True  # no name, so none that somebody made resolve to this machine

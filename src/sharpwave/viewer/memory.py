@@ -1,0 +1,277 @@
+"""What is in a source's replay memory, kept up to date: its episodes, their steps, and their priorities."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.errors import DamagedError, NewerVersionError
+from sharpwave.offline.episodes import ENDED, Episode, Survey
+from sharpwave.offline.following import Following
+from sharpwave.offline.scan import Segment, part_of
+from sharpwave.viewer.priorities import ViewItems, read_views
+from sharpwave.viewer.sources import Source
+from sharpwave.views.registry import NO_STATE
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+ENDS = ("terminated", "truncated", "unfinished")
+SORTS = ("written", "return", "length", "age", "priority", "lane")
+MAX_DECODED_BYTES = 256 << 20
+"""Limit of the decoded rows of one segment's columns; larger ones are not shown."""
+MAX_READ_STEPS = 200_000
+"""Limit of the steps that one request reads."""
+
+
+class TooLargeError(ValueError):
+    """A value, or a range of steps, is too large to be shown."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Contents at one moment.
+
+    Attributes:
+        number: rises with every snapshot of a source.
+        taken: when, in seconds since the epoch.
+        views: of the newest checkpoint; those with priorities first.
+        checkpoint: when that was written, in seconds since the epoch; ``None``: there is none.
+        trouble: why the checkpoint's priorities cannot be shown; "" if they can.
+    """
+
+    number: int
+    taken: float
+    survey: Survey
+    views: list[ViewItems] = field(default_factory=list)
+    checkpoint: float | None = None
+    trouble: str = ""
+
+    @property
+    def episodes(self) -> list[Episode]:
+        """In the order of their ends."""
+        return self.survey.episodes
+
+    @cached_property
+    def columns(self) -> dict[str, npt.NDArray[Any]]:
+        """What episodes are sorted by: arrays [episodes] by name of ``SORTS``, and whether each is ``whole``."""
+        episodes = self.episodes
+        lane = np.array([one.lane for one in episodes], np.int64)
+        first = np.array([one.first_step for one in episodes], np.int64)
+        length = np.array([one.steps for one in episodes], np.int64)
+        newest = {lane: chain.segments[-1].end for lane, chain in self.survey.lanes.items()}
+        ends = np.array([newest[one.lane] for one in episodes], np.int64)
+        return {
+            "written": np.arange(len(episodes)),
+            "return": np.array([one.total for one in episodes], np.float64),
+            "length": length,
+            "age": (ends - first - length) * max(1, len(newest)),
+            "priority": self._mean_priority(lane, first, length),
+            "lane": lane,
+            "whole": np.array([one.whole for one in episodes], np.bool_),
+        }
+
+    def _mean_priority(self, lane: Ints, first: Ints, length: Ints) -> Floats:
+        """Return the mean priority of each episode's items, NaN for none."""
+        means = np.full(len(lane), np.nan)
+        if not self.views or (priority := self.views[0].priority) is None:
+            return means
+        view = self.views[0]
+        sums = np.concatenate([[0.0], np.cumsum(priority)])
+        for one in np.unique(lane).tolist():
+            begin, end = np.searchsorted(view.lane, [one, one + 1])
+            mine = np.flatnonzero(lane == one)
+            steps = view.step[begin:end]
+            low = begin + np.searchsorted(steps, first[mine])
+            high = begin + np.searchsorted(steps, first[mine] + length[mine])
+            some = high > low
+            means[mine[some]] = (sums[high[some]] - sums[low[some]]) / (high - low)[some]
+        return means
+
+    def order(self, sort: str, descending: bool, whole: bool = False, lane: int | None = None) -> Ints:
+        """Return numbers of episodes, sorted by a column; those without a value come last."""
+        columns = self.columns
+        chosen = np.ones(len(self.episodes), np.bool_)
+        if whole:
+            chosen &= columns["whole"]
+        if lane is not None:
+            chosen &= columns["lane"] == lane
+        numbers: Ints = np.flatnonzero(chosen)
+        values = columns[sort][numbers].astype(np.float64)
+        keys = np.where(np.isnan(values), np.inf, -values if descending else values)
+        return numbers[np.argsort(keys, kind="stable")]
+
+    def number_of(self, lane: int, step: int) -> int:
+        """Return the number of the episode that holds a lane's step.  Raises: KeyError: it is not in the store."""
+        at = bisect(self._by_lane.get(lane, []), step)
+        if at < 0:
+            raise KeyError(f"step {step} of lane {lane} is not in the store: it was evicted, or never written")
+        number = self._by_lane[lane][at][1]
+        if step >= self.episodes[number].first_step + self.episodes[number].steps:
+            raise KeyError(f"step {step} of lane {lane} is not in the store")
+        return number
+
+    @cached_property
+    def _by_lane(self) -> dict[int, list[tuple[int, int]]]:
+        lanes: dict[int, list[tuple[int, int]]] = {}
+        for number, one in enumerate(self.episodes):
+            lanes.setdefault(one.lane, []).append((one.first_step, number))
+        return {lane: sorted(found) for lane, found in lanes.items()}
+
+
+def bisect(ordered: list[tuple[int, int]], step: int) -> int:
+    """Return the place of the last pair whose first number is at most ``step``; -1: none."""
+    low, high = 0, len(ordered)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (middle + 1, high) if ordered[middle][0] <= step else (low, middle)
+    return low - 1
+
+
+class Memory:
+    """Replay memory of a source. Any thread may call it; one at a time updates.
+
+    Attributes:
+        progress: bytes read, and to read, of an update under way.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.progress = (0, 0)
+        self._following: Following | None = None
+        self._snapshot: Snapshot | None = None
+        self._state: tuple[Any, ...] = ()
+        self._updating = threading.Lock()
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """The newest contents; ``None``: not read yet, or there are none."""
+        return self._snapshot
+
+    def update(self) -> bool:
+        """Read what is new; return whether anything is.
+
+        Raises:
+            OSError, DamagedError, NewerVersionError: the store cannot be read; the snapshot stays.
+        """
+        with self._updating:
+            folder = self.source.store_folder()
+            if folder is None:
+                return False
+            if self._following is None or self._following.folder != folder:
+                following = Following(folder)
+            else:
+                following = self._following
+            changed = following.update(self._start) or following is not self._following
+            self._following = following
+            state = self.source.state_folder()
+            mark: tuple[Any, ...] = (state, *_mark(state)) if state is not None else ()
+            if not changed and mark == self._state and self._snapshot is not None:
+                return False
+            views, trouble = self._views(state, following)
+            self._state = mark
+            number = 0 if self._snapshot is None else self._snapshot.number + 1
+            when = float(mark[1]) if len(mark) > 1 else None
+            self._snapshot = Snapshot(number, time.time(), following.survey, views, when, trouble)
+            return True
+
+    def _start(self, total: int) -> Any:
+        self.progress = (0, total)
+
+        def advance(nbytes: int) -> None:
+            self.progress = (self.progress[0] + nbytes, total)
+
+        return advance
+
+    def _views(self, state: Path | None, following: Following) -> tuple[list[ViewItems], str]:
+        if state is None:
+            return [], ""
+        try:
+            views = read_views(state, following.survey, following.unpack)
+        except (OSError, DamagedError, NewerVersionError, MemoryError, *NO_STATE) as error:
+            return [], f"the checkpoint's priorities cannot be read: {error}"
+        return sorted(views, key=lambda one: one.priority is None), ""
+
+    def read(
+        self,
+        snapshot: Snapshot,
+        episode: Episode,
+        names: Sequence[str],
+        begin: int,
+        end: int,
+        wanted: Ints | None = None,
+    ) -> Iterator[tuple[int, int, Segment, dict[str, npt.NDArray[Any]]]]:
+        """Yield columns of the steps ``begin <= step < end`` of an episode, segment by segment.
+
+        Args:
+            wanted: rising numbers of steps; segments with none of them are left out.
+
+        Yields:
+            the number in the episode of the segment's first step, its number of steps, the segment, and whole columns.
+
+        Raises:
+            DamagedError: a segment was deleted meanwhile, or cannot be decoded.
+            TooLargeError: it would take more than ``MAX_DECODED_BYTES``.
+        """
+        following = self._following
+        assert following is not None
+        sizes = {name: one.row_bytes for name, one in snapshot.survey.described.spec.fields.items()}
+        for one in snapshot.survey.lanes[episode.lane].segments:
+            first = one.header.first_step - episode.first_step
+            if first >= end or first + one.header.steps <= begin:
+                continue
+            if wanted is not None and np.searchsorted(wanted, first) == np.searchsorted(
+                wanted, first + one.header.steps
+            ):
+                continue
+            nbytes = sum(sizes.get(name, 4) for name in names) * max(one.header.steps, one.header.frames)
+            if nbytes > MAX_DECODED_BYTES:
+                raise TooLargeError(
+                    f"{nbytes:,} bytes to decode for a segment, at most {MAX_DECODED_BYTES:,} are shown"
+                )
+            yield first, one.header.steps, one, following.unpack(one, ("flags", "reward", *names))
+
+    def frames(
+        self, snapshot: Snapshot, episode: Episode, name: str, steps: Ints
+    ) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+        """Yield (step, value) of a field of the observation; ``episode.steps`` is the final observation.
+
+        Args:
+            steps: rising numbers of steps in the episode; those that are missing are left out.
+
+        Raises:
+            DamagedError, TooLargeError: as ``read``.
+        """
+        if not steps.size:
+            return
+        last = episode.steps - 1 if episode.end != "unfinished" else -1
+        wanted = np.unique(np.minimum(steps, last)) if last >= 0 else steps
+        final = last >= 0 and bool((steps >= episode.steps).any())
+        begin, end = int(wanted[0]), int(wanted[-1]) + 1
+        for first, count, one, arrays in self.read(snapshot, episode, (name,), begin, end, wanted):
+            values, ended = arrays[name], arrays["flags"] & ENDED != 0
+            ends_before = np.concatenate([[0], np.cumsum(ended)])
+            inside = wanted[(wanted >= max(0, first)) & (wanted < first + count)]
+            for step in inside.tolist():
+                row = one.header.context + step - first + int(ends_before[step - first])
+                if step in steps and row < len(values):
+                    yield step, values[row]
+                if step == last and final and row + 1 < len(values):
+                    yield episode.steps, values[row + 1]
+
+
+def _mark(folder: Path) -> tuple[float, ...]:
+    """Return when a checkpoint was written, and its part's number."""
+    try:
+        part = part_of(folder)
+        return (folder / "store.json").stat().st_mtime, float(part.stat().st_ino)
+    except OSError:
+        return ()

@@ -1,0 +1,107 @@
+"""An episode as a recording for Rerun's viewer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sharpwave.errors import DamagedError
+from sharpwave.training.files import replacing
+from sharpwave.viewer import pictures, steps
+from sharpwave.viewer.memory import MAX_READ_STEPS, Memory, Snapshot
+from sharpwave.viewer.sources import opened_sources
+
+FRAMES_AT_A_TIME = 256
+
+
+def export_rerun(path: Path, out: Path, number: int | None, say: Callable[[str], None]) -> None:
+    """Write an episode's frames, rewards, fields and priorities, on the timeline ``step``.
+
+    Args:
+        path: a run, a store or a checkpoint. ``number``: of the episode; ``None``: the whole one of the highest return.
+
+    Raises:
+        ValueError: rerun-sdk is not installed, no such episode, or ``out`` cannot be written.
+    """
+    if find_spec("rerun") is None or find_spec("PIL") is None:
+        raise ValueError("--export rerun needs Rerun's SDK and pillow: pip install rerun-sdk 'sharpwave[view]'")
+    if out.suffix != ".rrd" or out.is_dir() or not out.absolute().parent.is_dir():
+        raise ValueError(
+            f"--export: got {str(out)!r}, expected a file to write that ends in .rrd, in a folder that exists"
+        )
+    with opened_sources([path]) as sources:
+        if len(sources) != 1:
+            raise ValueError(f"--export: {str(path)!r} holds {len(sources)} runs and stores; give one of them")
+        folder = str(sources[0].path)
+        if os.path.commonpath([out.absolute(), folder]) == folder:
+            raise ValueError(f"--export: {str(out)!r} is in the folder that is shown, which is only read; give another")
+        memory = Memory(sources[0])
+        memory.update()
+        snapshot = memory.snapshot
+        if snapshot is None or not snapshot.episodes:
+            raise ValueError(f"--export: {str(path)!r} holds no episode yet")
+        number = _chosen(snapshot, number)
+        try:
+            with replacing(out) as partial:
+                _write(memory, snapshot, number, partial)
+        except (OSError, DamagedError) as error:
+            raise ValueError(f"--export: {error}") from error
+    episode = snapshot.episodes[number]
+    say(f"episode {number}, {episode.steps:,} steps, return {episode.total:g}: {out}; open it with: rerun {out}")
+
+
+def _chosen(snapshot: Snapshot, number: int | None) -> int:
+    """Return the number of the episode that was asked for.  Raises: ValueError: there is none."""
+    if number is None:
+        best = snapshot.order("return", True, whole=True)
+        if not len(best):
+            raise ValueError("--export: no episode is whole; choose one by --episode")
+        return int(best[0])
+    if number >= len(snapshot.episodes):
+        raise ValueError(f"--episode: got {number}, expected from 0 to {len(snapshot.episodes) - 1}")
+    return number
+
+
+def _write(memory: Memory, snapshot: Snapshot, number: int, out: Path) -> None:
+    import rerun
+
+    rr: Any = rerun
+    episode, spec = snapshot.episodes[number], snapshot.survey.described.spec
+    if episode.steps > MAX_READ_STEPS:
+        raise ValueError(f"--export: {episode.steps:,} steps, expected at most {MAX_READ_STEPS:,}")
+    recording = rr.RecordingStream(
+        "sharpwave", recording_id=f"{snapshot.survey.described.identity.store.hex()}-{number}"
+    )
+    recording.save(out)
+    told = f"episode {number} of {memory.source.name}: lane {episode.lane}, return {episode.total:g}, {episode.end}"
+    recording.log("episode", rr.TextDocument(told), static=True)
+    for begin in range(0, episode.steps, steps.MAX_POINTS):
+        part = steps.curves(memory, snapshot, episode, begin, min(begin + steps.MAX_POINTS, episode.steps))
+        at = np.array(part["step"], np.int64)
+        for one in part["curves"]:
+            values = np.array([np.nan if value is None else value for value in one["values"]])
+            known = np.isfinite(values)
+            if known.any():
+                recording.send_columns(
+                    rr.new_entity_path([one["name"], one["label"]]),
+                    indexes=[rr.TimeColumn("step", sequence=at[known])],
+                    columns=rr.Scalars.columns(scalars=values[known]),
+                )
+    for name in spec.obs_names:
+        field = spec.fields[name]
+        if not pictures.is_picture(field):
+            continue
+        for begin in range(0, episode.steps + 1, FRAMES_AT_A_TIME):
+            wanted = np.arange(begin, min(begin + FRAMES_AT_A_TIME, episode.steps + 1))
+            for step, value in memory.frames(snapshot, episode, name, wanted):
+                picture = pictures.sheet([(step, pictures.pixels_of(value, field))], {step: 0}, field)
+                recording.set_time("step", sequence=step)
+                image = rr.EncodedImage(contents=picture, media_type="image/png")
+                recording.log(rr.new_entity_path([name, "frame"]), image)
+    recording.flush()
+    recording.disconnect()

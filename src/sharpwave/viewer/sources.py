@@ -1,0 +1,119 @@
+"""Sources: what a path holds, a run, a store or a checkpoint, and which of its folders to read."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from sharpwave.offline.scan import is_store, part_of
+from sharpwave.persistence.checkpoint_file import folder_of
+
+CONFIG, METRICS, SUMMARY, CHECKPOINTS, REPLAY = "config.json", "metrics.jsonl", "summary.json", "checkpoints", "replay"
+"""Names in a run's folder, as ``sharpwave.training.folder`` has them; importing that imports torch."""
+MAX_SOURCES = 64
+_CHECKPOINT = re.compile(r"[0-9]{12}(-[0-9]+)?")
+_DISK = re.compile(rf"{REPLAY}(-[0-9]+)?")
+
+Kind = Literal["run", "store", "checkpoint"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """One thing to look at. ``run``: the folder with its log; ``None``: a store beside any run."""
+
+    name: str
+    path: Path
+    kind: Kind
+    run: Path | None
+
+    def store_folder(self) -> Path | None:
+        """Return the folder of the steps: a store on disk, else that of the newest checkpoint; ``None``: none yet."""
+        if self.kind == "store":
+            return self.path
+        if self.kind == "run":
+            on_disk = [path for path in _folders(self.path) if _DISK.fullmatch(path.name) and is_store(path)]
+            if on_disk:
+                return max(on_disk, key=lambda path: (len(path.name), path.name))
+        return self.state_folder()
+
+    def state_folder(self) -> Path | None:
+        """Return the folder of the newest store's checkpoint, whose state has priorities; ``None``: there is none."""
+        if self.kind == "store":
+            return self.path if part_of(self.path) != self.path else None
+        if self.kind == "checkpoint":
+            return self.path / REPLAY if is_store(self.path / REPLAY) else None
+        found = [path / REPLAY for path in checkpoints(self.path) if is_store(path / REPLAY)]
+        return found[-1] if found else None
+
+
+def checkpoints(run: Path) -> list[Path]:
+    """Return the checkpoints in a run's folder, oldest first."""
+    return sorted(path for path in _folders(run / CHECKPOINTS) if _CHECKPOINT.fullmatch(path.name))
+
+
+@contextlib.contextmanager
+def opened_sources(paths: Sequence[Path]) -> Iterator[list[Source]]:
+    """Provide ``find_sources(paths)``, where checkpoints in single files are unpacked for as long.
+
+    Raises:
+        ValueError, OSError: as ``find_sources``; also if a file is no checkpoint.
+    """
+    with contextlib.ExitStack() as stack:
+        files = {stack.enter_context(folder_of(path)): path for path in paths if path.is_file()}
+        folders = {path: folder for folder, path in files.items()}
+        found = find_sources([folders.get(path, path) for path in paths])
+        yield [replace(one, name=files[one.path].name) if one.path in files else one for one in found]
+
+
+def find_sources(paths: Sequence[Path]) -> list[Source]:
+    """Return what there is to look at: each path's own, or, of a folder of runs and stores, each of those.
+
+    Raises:
+        ValueError: there is nothing, or more than ``MAX_SOURCES``.
+    """
+    found: list[Source] = []
+    for path in paths:
+        path = path.absolute()
+        one = _source(path)
+        inside = [one] if one else [one for inner in sorted(_folders(path)) if (one := _source(inner))]
+        if not inside:
+            raise ValueError(
+                f"view: {str(path)!r} is no run, store or checkpoint, and no folder of those; give the folder that "
+                "sharpwave train printed, or the one given as sharpwave.Store(disk=...) or to store.checkpoint(...)"
+            )
+        found += inside
+    if len(found) > MAX_SOURCES:
+        raise ValueError(f"view: {len(found):,} runs and stores, expected at most {MAX_SOURCES}; name some of them")
+    return _named(found)
+
+
+def _source(path: Path) -> Source | None:
+    if (path / CONFIG).is_file() and ((path / METRICS).is_file() or (path / CHECKPOINTS).is_dir()):
+        return Source(path.name, path, "run", path)
+    if _CHECKPOINT.fullmatch(path.name) and is_store(path / REPLAY):
+        run = path.parent.parent
+        return Source(f"{run.name}/{path.name}", path, "checkpoint", run if (run / CONFIG).is_file() else None)
+    return Source(path.name, path, "store", None) if is_store(path) else None
+
+
+def _named(found: list[Source]) -> list[Source]:
+    """Prefix the names of sources that share one with the names of their parents."""
+    names = [one.name for one in found]
+    return [
+        Source(f"{one.path.parent.name}/{one.name}", one.path, one.kind, one.run) if names.count(one.name) > 1 else one
+        for one in found
+    ]
+
+
+def _folders(path: Path) -> list[Path]:
+    """Return the folders in a folder, without links; none if it is no folder, or cannot be read."""
+    try:
+        with os.scandir(path) as entries:
+            return [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return []

@@ -1,0 +1,412 @@
+// One episode, step by step: its frame, all values, and curves with a common cursor.
+import { chart, line, marker, stepped, synchronized } from "./chart.js";
+import { Frames, thumbnails } from "./data.js";
+import { card, h, name, number, pairs, plain, whole } from "./dom.js";
+
+const SHEET = 18,
+  MOST_POINTS = 4000;
+
+export async function show(context) {
+  const { state, link, go } = context,
+    source = state.source;
+  if (state.lane === undefined || state.first === undefined) {
+    const { rows } = await context.get("episodes", { sort: "return", desc: 1, whole: 1, limit: 1 });
+    const [best] = rows.length ? rows : (await context.get("episodes", { limit: 1, desc: 1 })).rows;
+    if (!best) throw new Error("No episode yet.");
+    go({ lane: best.lane, first: best.first }, { replace: true, quiet: true });
+    Object.assign(state, { lane: best.lane, first: best.first });
+  }
+  const of = { lane: state.lane, first: state.first };
+  const order = { sort: state.sort, desc: state.desc ?? "1", whole: state.whole };
+  const begin = state.begin === undefined ? 0 : Number(state.begin);
+  const episode = await context.get("episode", { ...of, ...order });
+  const end = Math.min(state.end === undefined ? episode.length : Number(state.end), episode.length);
+  const [curves, { memory }] = await Promise.all([
+    context.get("steps", { ...of, begin, end }).catch((error) => ({ error })),
+    context.get("overview"),
+  ]);
+  Object.assign(episode, { store: memory.store.slice(0, 8) });
+  const last = episode.frames - 1;
+  let step = Math.max(0, Math.min(Number(state.step ?? begin) || 0, last)),
+    playing = null,
+    asked = -1,
+    speed = Number(state.speed ?? 15) || 15;
+
+  const field = episode.pictures.find((one) => String(one.number) === state.field) ?? episode.pictures[0];
+  const canvas = h("canvas", { class: "pixel", role: "img", "aria-label": "frame" });
+  const frames = field ? new Frames(source, episode, field, () => field && frames.draw(canvas, step)) : null;
+  const slider = h("input", {
+    type: "range",
+    min: 0,
+    max: last,
+    value: step,
+    "aria-label": "step",
+    on: { input: () => to(Number(slider.value)) },
+  });
+  const at = h("span", { class: "at" });
+  const values = h("div", { class: "values" });
+  const play = h("button", { class: "button", title: "play, pause (space)", on: { click: () => toggle() } }, "▶");
+  const speeds = h(
+    "select",
+    {
+      "aria-label": "steps a second",
+      title: "steps a second",
+      on: {
+        change: () => {
+          speed = Number(speeds.value);
+          go({ speed }, { replace: true, quiet: true });
+          if (playing) {
+            toggle();
+            toggle();
+          }
+        },
+      },
+    },
+    [5, 15, 30, 60].map((one) => h("option", { value: one, selected: one === speed }, `${one}/s`)),
+  );
+  const pictures =
+    episode.pictures.length > 1
+      ? h(
+          "select",
+          { "aria-label": "which picture", on: { change: (event) => go({ field: event.target.value, step }) } },
+          episode.pictures.map((one) => h("option", { value: one.number, selected: one === field }, one.name)),
+        )
+      : null;
+
+  let sheet = null;
+  if (field) {
+    sheet = h(
+      "div",
+      { class: "sheet", style: { "--cell": field.picture.width > 1.5 * field.picture.height ? "120px" : "84px" } },
+      thumbnails(source, episode, field, SHEET, 128, (canvas, step) =>
+        h(
+          "button",
+          { title: `step ${step}`, "data-step": step, on: { click: () => to(step) } },
+          canvas,
+          h("span", {}, step === episode.length ? "final" : whole(step)),
+        ),
+      ),
+    );
+  }
+
+  const groups = new Map();
+  for (const curve of curves.curves ?? []) {
+    const key =
+      curve.label.startsWith("priority") ||
+      curve.label.startsWith("TD error") ||
+      curve.label.startsWith("times sampled")
+        ? curve.label
+        : curve.name;
+    if (!groups.has(key)) groups.set(key, []);
+    groups.get(key).push(curve);
+  }
+  const RANK = (key) =>
+    key === "reward"
+      ? 0
+      : key === "action"
+        ? 1
+        : key.startsWith("value")
+          ? 2
+          : key.startsWith("TD")
+            ? 3
+            : key.startsWith("priority")
+              ? 4
+              : key.startsWith("obs")
+                ? 9
+                : 6;
+  const names = [...groups.keys()].sort((a, b) => RANK(a) - RANK(b));
+  const further = new Set((memory.views ?? []).slice(1).map((one) => `(${one.name})`)); // views but the first: on request
+  const off = new Set(
+    state.off === undefined
+      ? names
+          .map((key, place) => (further.has(key.slice(key.lastIndexOf("("))) ? place : -1))
+          .filter((place) => place >= 0)
+      : state.off.split(",").filter(Boolean).map(Number),
+  );
+  const charts = [];
+  const stack = h("div", {});
+  const drawStack = () => {
+    charts.length = 0;
+    stack.replaceChildren(
+      ...names
+        .map((key, place) =>
+          off.has(place)
+            ? null
+            : h("div", { class: "curve" }, h("h2", { class: "quiet small" }, name(key)), plot(key, place)),
+        )
+        .filter(Boolean),
+    );
+    if (!stack.children.length) stack.append(h("p", { class: "empty" }, "No curve is chosen."));
+  };
+  function plot(key, place) {
+    const group = groups.get(key),
+      whole_numbers =
+        key === "action" &&
+        group.every((one) => one.values.every((value) => value === null || Number.isInteger(value)));
+    const one = chart(
+      group.length > 1 ? 150 : 104,
+      () => ({
+        series: [
+          { label: "step", value: (_, value) => (value === null ? "–" : whole(value)) },
+          ...group.map((curve, index) =>
+            line(curve.label, group.length > 1 ? index : place, {
+              paths: whole_numbers ? stepped : undefined,
+              width: group.length > 1 ? 1.4 : 1.6,
+              spanGaps: key !== "reward",
+            }),
+          ),
+        ],
+        axes: [{ size: 24 }, { space: 18 }],
+        legend: { show: true },
+        cursor: {
+          sync: { key: synchronized("episode").key, setSeries: false },
+          drag: { x: true, y: false, setScale: false },
+        },
+        plugins: [marker(() => step)],
+        hooks: {
+          setSelect: [
+            (plot) => {
+              if (plot.select.width < 6) return;
+              const low = Math.round(plot.posToVal(plot.select.left, "x")),
+                high = Math.round(plot.posToVal(plot.select.left + plot.select.width, "x"));
+              if (high > low + 1) go({ begin: Math.max(0, low), end: high + 1, step });
+            },
+          ],
+          ready: [
+            (plot) => {
+              let pressed = 0;
+              plot.over.addEventListener("mousedown", (event) => {
+                pressed = event.clientX;
+              });
+              plot.over.addEventListener("click", (event) => {
+                if (Math.abs(event.clientX - pressed) < 4) to(Math.round(plot.posToVal(plot.cursor.left, "x")));
+              });
+              plot.over.addEventListener("dblclick", () => go({ begin: null, end: null, step }));
+            },
+          ],
+        },
+      }),
+      [curves.step, ...group.map((curve) => curve.values)],
+    );
+    charts.push(one);
+    return one;
+  }
+  const chips = h(
+    "div",
+    { class: "chips" },
+    names.map((key, place) =>
+      h(
+        "button",
+        {
+          class: "chip",
+          "aria-pressed": String(!off.has(place)),
+          on: {
+            click: (event) => {
+              off.has(place) ? off.delete(place) : off.add(place);
+              event.target.setAttribute("aria-pressed", String(!off.has(place)));
+              go({ off: [...off].join(",") || "none" }, { replace: true, quiet: true });
+              drawStack();
+            },
+          },
+        },
+        key,
+      ),
+    ),
+  );
+  if (!curves.error) drawStack();
+
+  let told = null,
+    waiting = false;
+  async function tell() {
+    if (waiting) return;
+    waiting = true;
+    while (asked !== step) {
+      asked = step;
+      try {
+        told = step >= episode.length ? { final: true } : await context.get("step", { ...of, step });
+      } catch (error) {
+        told = { error };
+      }
+      if (told.error) values.replaceChildren(h("p", { class: "empty" }, told.error.message));
+      else if (told.final)
+        values.replaceChildren(
+          h("p", { class: "quiet small" }, "The final observation: it has no action and no reward."),
+        );
+      else {
+        const long = (one) => one.text.length > 40,
+          rank = (one) => 20 * long(one) + RANK(one.name);
+        const ordered = [...told.values, ...extra()].sort((a, b) => rank(a) - rank(b));
+        values.replaceChildren(pairs(ordered.map((one) => [h("bdi", {}, one.name), one.text])));
+      }
+      if (playing) await new Promise((done) => setTimeout(done, 90));
+    }
+    waiting = false;
+  }
+  function extra() {
+    if (!curves.exact) return [];
+    return names
+      .filter((key) => /^(priority|TD error|times sampled)/.test(key))
+      .map((key) => ({ name: key, text: number(groups.get(key)[0].values[step - begin], 4) }));
+  }
+
+  let noted = 0;
+  function to(next) {
+    step = Math.max(0, Math.min(next, last));
+    slider.value = step;
+    at.textContent = step === episode.length ? "final observation" : `step ${whole(step)} of ${whole(episode.length)}`;
+    frames?.draw(canvas, step);
+    for (const one of charts) one.plot?.redraw(false);
+    if (sheet) {
+      const buttons = [...sheet.children];
+      const now = buttons.findLast((one) => Number(one.dataset.step) <= step);
+      for (const one of buttons) one.classList.toggle("now", one === now);
+    }
+    tell();
+    clearTimeout(noted);
+    noted = setTimeout(() => go({ step }, { replace: true, quiet: true }), 150);
+  }
+  function toggle() {
+    if (playing) {
+      clearInterval(playing);
+      playing = null;
+      play.textContent = "▶";
+      return;
+    }
+    if (step >= last) to(0);
+    play.textContent = "⏸";
+    playing = setInterval(() => {
+      if (step >= last) toggle();
+      else to(step + 1);
+    }, 1000 / speed);
+  }
+
+  const list = link({ tab: "episodes", sort: state.sort, desc: state.desc, whole: state.whole });
+  const neighbour = (one) => one && link({ lane: one.lane, first: one.first, step: null, begin: null, end: null });
+  const move = (label, one, title) =>
+    h("a", { class: "button", href: neighbour(one) ?? undefined, "aria-disabled": String(!one), title }, label);
+  const zoomed = begin > 0 || end < episode.length;
+  const root = h(
+    "div",
+    {},
+    h(
+      "div",
+      { class: "title" },
+      h("a", { href: list }, "Episodes"),
+      h("span", { class: "quiet" }, "/"),
+      h("h1", {}, `Episode ${episode.number}`),
+      h(
+        "span",
+        { class: "quiet num" },
+        `return ${number(episode.return, 5)} · ${whole(episode.length)} steps · lane ${episode.lane} · ${episode.end}${episode.begun ? "" : ", beginning evicted"} · ${whole(episode.age)} steps ago`,
+      ),
+      h(
+        "span",
+        { class: "right" },
+        move("← previous", episode.previous, "previous of the list ([)"),
+        move("next →", episode.next, "next of the list (])"),
+      ),
+    ),
+    h(
+      "div",
+      { class: "player" },
+      h(
+        "div",
+        { class: "left" },
+        h(
+          "section",
+          { class: "card" },
+          field ? h("div", { class: "stage" }, canvas) : null,
+          slider,
+          h("br"),
+          h(
+            "div",
+            { class: "controls" },
+            h("button", { class: "button", title: "back (←)", on: { click: () => to(step - 1) } }, "‹"),
+            play,
+            h("button", { class: "button", title: "on (→)", on: { click: () => to(step + 1) } }, "›"),
+            speeds,
+            pictures,
+            at,
+          ),
+        ),
+        card(
+          "At this step",
+          "",
+          values,
+          Object.keys(episode.annotations).length
+            ? h(
+                "details",
+                {},
+                h("summary", {}, "annotations of the episode"),
+                pairs(
+                  Object.entries(episode.annotations)
+                    .slice(0, 40)
+                    .map(([key, value]) => [h("bdi", {}, key), plain(value)]),
+                ),
+              )
+            : null,
+        ),
+      ),
+      h(
+        "div",
+        {},
+        sheet ? card("Contact sheet", "", sheet) : null,
+        sheet ? h("br") : null,
+        card(
+          [
+            "Curves",
+            h(
+              "div",
+              { class: "right" },
+              zoomed
+                ? h(
+                    "button",
+                    { class: "button", on: { click: () => go({ begin: null, end: null, step }) } },
+                    `steps ${whole(begin)} – ${whole(end - 1)} · show all`,
+                  )
+                : null,
+              curves.exact === false
+                ? h(
+                    "span",
+                    { class: "quiet small" },
+                    `smallest and largest of each ${Math.ceil((2 * (end - begin)) / MOST_POINTS)} steps; zoom for all`,
+                  )
+                : null,
+            ),
+          ],
+          "",
+          curves.error ? h("p", { class: "empty" }, curves.error.message) : [chips, h("br"), stack],
+        ),
+      ),
+    ),
+  );
+  return {
+    root,
+    still: true,
+    shown: () => to(step),
+    leave: () => {
+      clearInterval(playing);
+      clearTimeout(noted);
+    },
+    key: (event) => {
+      const far = event.shiftKey ? 10 : 1;
+      if (event.key === "ArrowRight") to(step + far);
+      else if (event.key === "ArrowLeft") to(step - far);
+      else if (event.key === "Home") to(0);
+      else if (event.key === "End") to(last);
+      else if (event.key === " " && !event.target.closest("button, a")) toggle();
+      else if (event.key === "[" && episode.previous)
+        go({ lane: episode.previous.lane, first: episode.previous.first, step: null, begin: null, end: null });
+      else if (event.key === "]" && episode.next)
+        go({ lane: episode.next.lane, first: episode.next.first, step: null, begin: null, end: null });
+      else if (event.key === "Escape") {
+        if (zoomed) go({ begin: null, end: null, step });
+        else {
+          history.pushState(null, "", list);
+          dispatchEvent(new PopStateEvent("popstate"));
+        }
+      } else return false;
+      return true;
+    },
+  };
+}

@@ -1,0 +1,187 @@
+"""Numbers of an episode's steps: as curves, and exactly, for one step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.escaping import escaped
+from sharpwave.offline.episodes import ENDED, Episode
+from sharpwave.spec import Field
+from sharpwave.viewer.memory import MAX_DECODED_BYTES, MAX_READ_STEPS, Memory, Snapshot, TooLargeError
+from sharpwave.viewer.pictures import is_picture
+
+Floats = npt.NDArray[np.float64]
+
+MAX_POINTS = 4000
+"""Limit of a curve's points; of more, the smallest and the largest of each bucket are shown."""
+MAX_CURVES, MAX_COMPONENTS = 64, 8
+"""Limits of an episode's curves, and of the components of a value that have one each; of more, their smallest, mean and
+largest are drawn."""
+MAX_VALUES = 32
+"""Limit of the components of a value that are told exactly."""
+
+
+def plotted(snapshot: Snapshot) -> list[tuple[str, Field]]:
+    """Return the fields that are drawn as curves: all but pictures, until there are ``MAX_CURVES`` curves."""
+    described = snapshot.survey.described
+    found, left, room = [], MAX_CURVES, MAX_DECODED_BYTES // described.max_frames
+    for name, field in described.spec.fields.items():
+        curves = _components(field) if _components(field) <= MAX_COMPONENTS else 3
+        if not is_picture(field) and curves <= left and field.row_bytes < room:
+            found.append((name, field))
+            left, room = left - curves, room - field.row_bytes
+    return found
+
+
+def curves(memory: Memory, snapshot: Snapshot, episode: Episode, begin: int, end: int) -> dict[str, Any]:
+    """Return rewards, fields and priorities of the steps ``begin <= step < end`` of an episode.
+
+    Returns:
+        ``step``, numbers; ``curves``, each with the ``name`` of what it shows, a ``label`` and ``values``, where None
+        is no number; ``exact``: whether every step has a point.
+
+    Raises:
+        DamagedError, TooLargeError: as ``Memory.read``; too many steps, too.
+    """
+    if end - begin > MAX_READ_STEPS:
+        raise TooLargeError(f"{end - begin:,} steps, at most {MAX_READ_STEPS:,} are drawn at a time; choose fewer")
+    fields = plotted(snapshot)
+    spec = snapshot.survey.described.spec
+    sparse, observed = spec.sparse_names, spec.obs_names
+    names = [name for name, _ in fields]
+    count = end - begin
+    found: list[tuple[str, str, Floats]] = [("reward", "reward", np.full(count, np.nan))]
+    for name, field in fields:
+        found += [(name, label, np.full(count, np.nan)) for label in _labels(name, field)]
+    for first, steps, one, arrays in memory.read(snapshot, episode, names, begin, end):
+        low, high = max(begin, first), min(end, first + steps)
+        rows, out = slice(low - first, high - first), slice(low - begin, high - begin)
+        found[0][2][out] = arrays["reward"][rows]
+        place = 1
+        for name, field in fields:
+            values = arrays[name]
+            parts = len(_labels(name, field))
+            if name in sparse:
+                known = np.arange(low, high) % (field.every or 1) == 0
+                kept = values[-int(known.sum()) :] if known.sum() and low == first else values[: int(known.sum())]
+                if len(kept) == known.sum():
+                    for number, column in enumerate(_columns(kept)):
+                        found[place + number][2][np.flatnonzero(known) + low - begin] = column
+            else:
+                if name in observed:
+                    ends = np.concatenate([[0], np.cumsum(arrays["flags"] & ENDED != 0)])[:-1]
+                    values = values[np.minimum(one.header.context + np.arange(steps) + ends, len(values) - 1)]
+                for number, column in enumerate(_columns(values[rows])):
+                    found[place + number][2][out] = column
+            place += parts
+    found += _of_views(snapshot, episode, begin, end)
+    x, thin = _thinned(begin, [values for _, _, values in found])
+    return {
+        "step": x,
+        "exact": count <= MAX_POINTS,
+        "curves": [
+            {"name": escaped(name), "label": escaped(label), "values": numbers(values)}
+            for (name, label, _), values in zip(found, thin, strict=True)
+        ],
+    }
+
+
+def values_at(memory: Memory, snapshot: Snapshot, episode: Episode, step: int) -> dict[str, Any]:
+    """Return everything about one step, as text.
+
+    Raises:
+        DamagedError: the segment was deleted meanwhile, or cannot be decoded.
+    """
+    spec = snapshot.survey.described.spec
+    small = [name for name, field in spec.fields.items() if not is_picture(field) and name not in spec.sparse_names]
+    small = [name for name in small if spec.fields[name].row_bytes <= 1 << 20][:MAX_CURVES]
+    told: list[dict[str, str]] = []
+    for first, _, one, arrays in memory.read(snapshot, episode, small, step, step + 1):
+        row, flags = step - first, arrays["flags"]
+        ends = int((flags[:row] & ENDED != 0).sum())
+        told.append({"name": "reward", "text": f"{float(arrays['reward'][row]):.6g}"})
+        for name in small:
+            at = one.header.context + row + ends if name in spec.obs_names else row
+            told.append({"name": escaped(name), "text": text_of(arrays[name][at])})
+    return {"step": step, "lane_step": episode.first_step + step, "values": told}
+
+
+def text_of(value: npt.NDArray[Any]) -> str:
+    """Return a value as text, shortened."""
+    flat = np.asarray(value).reshape(-1)
+    form = "{:.6g}" if flat.dtype.kind == "f" else "{}"
+    words = [form.format(one) for one in flat[:MAX_VALUES].tolist()]
+    if len(flat) > MAX_VALUES:
+        words.append(f"... {len(flat):,} numbers")
+    return words[0] if np.ndim(value) == 0 else " ".join(words)
+
+
+def numbers(values: Floats) -> list[float | None]:
+    """Return numbers for JSON, None where there is none; six digits are more than a screen shows."""
+    finite = np.isfinite(values)
+    return [float(f"{one:.6g}") if ok else None for one, ok in zip(values.tolist(), finite.tolist(), strict=True)]
+
+
+def _of_views(snapshot: Snapshot, episode: Episode, begin: int, end: int) -> list[tuple[str, str, Floats]]:
+    found = []
+    for view in snapshot.views:
+        low, high = np.searchsorted(view.lane, [episode.lane, episode.lane + 1])
+        steps = view.step[low:high] - episode.first_step
+        inside = slice(low + int(np.searchsorted(steps, begin - view.span + 1)), low + int(np.searchsorted(steps, end)))
+        at = view.step[inside] - episode.first_step
+        of_items = {"priority": view.priority, "TD error": view.td_error, "times sampled": view.uses}
+        for what, values in of_items.items():
+            if values is None or not len(at):
+                continue
+            column = np.full(end - begin, np.nan)
+            for offset in range(min(view.span, end - begin)):  # a window's steps share its priority
+                places = at + offset - begin
+                ok = (places >= 0) & (places < end - begin) & (at + offset < episode.steps) & (at >= 0)
+                column[places[ok]] = values[inside][ok]
+            found.append((what, f"{what} ({view.name})" if len(snapshot.views) > 1 else what, column))
+    return found
+
+
+def _thinned(begin: int, columns: list[Floats]) -> tuple[list[int], list[Floats]]:
+    count = len(columns[0])
+    if count <= MAX_POINTS:
+        return list(range(begin, begin + count)), columns
+    size = -(-2 * count // MAX_POINTS)
+    starts = np.arange(0, count, size)
+    x = np.stack([starts, np.minimum(starts + size // 2, count - 1)], axis=1).reshape(-1) + begin
+    thin = []
+    for values in columns:
+        padded = np.pad(values, (0, len(starts) * size - count), constant_values=np.nan).reshape(-1, size)
+        known = ~np.isnan(padded)
+        low = np.where(known, padded, np.inf).min(axis=1)
+        high = np.where(known, padded, -np.inf).max(axis=1)
+        thin.append(np.where(known.any(axis=1, keepdims=True), np.stack([low, high], axis=1), np.nan).reshape(-1))
+    return x.tolist(), thin
+
+
+def _components(field: Field) -> int:
+    return int(np.prod(field.shape, dtype=np.int64))
+
+
+def _labels(name: str, field: Field) -> list[str]:
+    count = _components(field)
+    if count == 1:
+        return [name]
+    return (
+        [f"{name}[{k}]" for k in range(count)]
+        if count <= MAX_COMPONENTS
+        else [f"{name} {w}" for w in ("min", "mean", "max")]
+    )
+
+
+def _columns(values: npt.NDArray[Any]) -> list[Floats]:
+    """Return the curves of values [n, *shape], float64 [n] each."""
+    flat = values.reshape(len(values), -1).astype(np.float64)
+    if flat.shape[1] <= MAX_COMPONENTS:
+        return list(flat.T)
+    if not len(flat):
+        return [flat.sum(axis=1)] * 3
+    return [flat.min(axis=1), flat.mean(axis=1), flat.max(axis=1)]

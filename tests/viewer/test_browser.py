@@ -1,0 +1,208 @@
+"""The page in a real browser. It is driven by selenium and Chromium, which are no packages of the project:
+
+apt-get install chromium chromium-driver && pip install selenium
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import sharpwave as sw
+from tests.offline.written import SPEC, Writer, fill, observation
+from tests.viewer.served import serving
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+if CHROMIUM is None or DRIVER is None:
+    pytest.skip("needs Chromium: apt-get install chromium chromium-driver", allow_module_level=True)
+webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium: pip install selenium")
+ARROW_DOWN, ARROW_LEFT, ARROW_RIGHT, END, ENTER = "\ue015", "\ue012", "\ue014", "\ue010", "\ue007"
+"""Keys, as WebDriver has them."""
+
+SCRIPT = "</script><script>window.harmed=1</script><img src=x onerror='window.harmed=1'>"
+OPTIONS = [
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+    "--disable-background-networking", "--disable-component-update", "--window-size=1280,820",
+]  # fmt: skip
+EPISODES = 3000
+
+
+class Made(NamedTuple):
+    folder: Path
+    writer: Writer
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = str(CHROMIUM)
+    for one in [*OPTIONS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"]:
+        options.add_argument(one)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    try:
+        yield driver
+    finally:
+        driver.quit()
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """A run, its memory on disk and in a checkpoint; and a store of thousands of episodes with hostile names."""
+    folder = tmp_path_factory.mktemp("served")
+    run = folder / "a-run"
+    run.mkdir()
+    with sw.Store(SPEC, capacity=2000, disk=run / "replay", segment_steps=16) as store:
+        view = store.transitions(sampler=sw.Prioritized())
+        writer = Writer(store)
+        fill(writer, 600, 3)
+        for _ in range(20):
+            batch = view.sample(32)
+            view.update_priorities(batch.ids, np.random.default_rng(0).exponential(1, 32))
+        store.flush()
+        (run / "checkpoints" / f"{600:012d}").mkdir(parents=True)
+        store.checkpoint(run / "checkpoints" / f"{600:012d}" / "replay")
+    (run / "config.json").write_text('{"settings": {"agent": {"lr": 0.1, "<b>x": "<script>window.harmed=1</script>"}}}')
+    events = [{"event": "episode", "steps": k, "minutes": k, "reward": k, "mean_reward": k} for k in range(50)]
+    events += [{"event": "report", "steps": 50, "minutes": 50, "avg_fps": 9, "replay_bytes": 9, "avg_loss": 1}]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in events))
+    spec = sw.Spec(
+        obs={SCRIPT.replace(".", ""): sw.Field((2,), "float32", metadata={SCRIPT: SCRIPT})},
+        action=sw.Field((), "int64"), **{SCRIPT: sw.Field((), "float32")},
+    )  # fmt: skip
+    name, zero = SCRIPT.replace(".", ""), np.zeros(2, np.float32)
+    with sw.Store(spec, capacity=10_000, disk=folder / "<i>store", codec="raw") as store:
+        store.annotate(None, {SCRIPT: SCRIPT})
+        for _ in range(EPISODES):
+            store.append(lane=0, obs={name: zero}, action=0, reward=1.0, terminated=True, truncated=False,
+                         final_obs={name: zero}, **{SCRIPT: 0.5})  # fmt: skip
+        store.flush()
+    return Made(folder, writer)
+
+
+@pytest.fixture(scope="module")
+def page(browser: Any, made: Made) -> Iterator[Callable[[str], Any]]:
+    with serving(made.folder) as server:
+        assert [one.source.name for one in server.watched] == ["<i>store", "a-run"]
+
+        def show(path: str) -> Any:
+            browser.get(server.url + path)
+            until(browser, "return !document.getElementById('page').textContent.includes('Reading ...')")
+            return browser
+
+        yield show
+
+
+def until(browser: Any, script: str, timeout_s: float = 30) -> Any:
+    deadline = time.monotonic() + timeout_s
+    while not (found := browser.execute_script(script)):
+        assert time.monotonic() < deadline, (script, browser.execute_script("return document.body.innerText")[:500])
+        time.sleep(0.03)
+    return found
+
+
+def complaints(browser: Any) -> list[str]:
+    return [one["message"] for one in browser.get_log("browser") if one["level"] == "SEVERE"]
+
+
+TABS = ["", "tab=episodes", "tab=episode", "tab=priorities", "tab=memory", "tab=compare"]
+
+
+@pytest.mark.parametrize("source", [0, 1])
+@pytest.mark.parametrize("tab", TABS)
+def test_every_tab_fits_and_runs_no_foreign_code(page: Any, source: int, tab: str) -> None:
+    browser = page(f"/?source={source}&{tab}")
+    until(browser, "return document.querySelector('#page .card, #page .note')")
+    for width in (1280, 900):
+        browser.set_window_size(width, 820)
+        time.sleep(0.1)
+        assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth"), width
+    browser.set_window_size(1280, 820)
+    assert not browser.execute_script("return window.harmed")
+    assert not browser.find_elements(
+        "css selector", "#page img, #page script, #page i:not(.key):not(.stack i), #page b script"
+    )
+    expected = ["404"] if source == 0 and "priorities" in tab else []
+    assert all(any(one in text for one in expected) for text in complaints(browser))
+
+
+def test_arrows_move_through_an_episode(page: Any, made: Made) -> None:
+    browser = page("/?source=1&tab=episodes&sort=length")
+    until(browser, "return document.querySelector('.row.chosen') && document.querySelector('.sheet')")
+    browser.find_element("tag name", "body").send_keys(ARROW_DOWN, ENTER)
+    until(browser, "return document.querySelector('.player')")
+    where = dict(part.split("=") for part in browser.current_url.partition("?")[2].split("&"))
+    lane, first = int(where["lane"]), int(where["first"])
+    episode = sorted(made.writer.episodes(), key=lambda one: -one[2])[1]
+    body = browser.find_element("tag name", "body")
+    body.send_keys(ARROW_RIGHT, ARROW_RIGHT, ARROW_RIGHT, ARROW_LEFT)
+    until(browser, "return location.search.includes('step=2')")
+    assert (lane, first) in {(one[0], one[1]) for one in made.writer.episodes() if one[2] == episode[2]}
+    red = """(() => {
+        const one = document.querySelector('.stage canvas');
+        const { data } = one.getContext('2d').getImageData(0, 0, one.width, one.height);
+        return [...data].filter((_, k) => k % 4 === 0);
+    })()"""
+    until(browser, f"return {red}.some((one) => one)")
+    serial, reward, _ = made.writer.history[lane][first + 2]
+    until(browser, "return document.querySelector('.values dd')")
+    drawn = np.array(browser.execute_script(f"return {red}"), np.uint8).reshape(24, 24)
+    np.testing.assert_array_equal(drawn, observation(serial)["picture"])
+    names, texts = (
+        browser.execute_script(f"return [...document.querySelectorAll('.values {tag}')].map((one) => one.textContent)")
+        for tag in ("dt", "dd")
+    )
+    values = dict(zip(names, texts, strict=True))
+    assert values["reward"] == f"{reward:g}" and values["action"] == str(serial % 5)
+    body.send_keys(END)
+    until(browser, "return document.querySelector('.at').textContent.includes('final')")
+    until(browser, f"return location.search.includes('step={episode[2]}')")
+    browser.get(browser.current_url)
+    until(browser, "return document.querySelector('.at')?.textContent.includes('final')")
+    browser.back()
+    until(browser, "return document.querySelector('.rowhead')")
+    assert not complaints(browser)
+
+
+def test_thousands_of_episodes_are_listed_as_they_are_seen(page: Any) -> None:
+    browser = page("/?source=0&tab=episodes&sort=age&desc=1")
+    until(browser, "return document.querySelector('.row')")
+    assert f"{EPISODES:,}" in browser.find_element("css selector", ".tools").text
+    assert browser.execute_script("return document.querySelectorAll('.row').length") < 80
+    browser.find_element("tag name", "body").send_keys(END)
+    until(browser, "return document.querySelector('.row.chosen')?.firstChild.textContent === '2999'")
+    assert browser.execute_script("return document.querySelectorAll('.row').length") < 80
+    assert not complaints(browser)
+
+
+def test_keys_and_help(page: Any) -> None:
+    browser = page("/?source=1")
+    body = browser.find_element("tag name", "body")
+    for key, tab in {"2": "episodes", "3": "priorities", "4": "memory", "5": "compare"}.items():
+        body.send_keys(key)
+        until(browser, f"return location.search.includes('tab={tab}')")
+    body.send_keys("?")
+    until(browser, "return document.querySelector('dialog[open]')")
+
+
+def test_colours_follow_the_system(page: Any) -> None:
+    browser = page("/?source=1")
+    colour = "return getComputedStyle(document.body.parentElement).backgroundColor"
+    light = browser.execute_script(colour)
+    dark = {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", dark)
+    assert browser.execute_script(colour) != light
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+def test_it_asks_nobody_else(page: Any, made: Made) -> None:
+    browser = page("/?source=1")
+    origins = "return [...new Set(performance.getEntriesByType('resource').map((one) => new URL(one.name).origin))]"
+    assert browser.execute_script(origins) == [browser.execute_script("return location.origin")]

@@ -1,0 +1,117 @@
+"""Who may ask, and what a browser may do with the answer."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("starlette", reason="the viewer needs the extra view: pip install 'sharpwave[view]'")
+
+from sharpwave.viewer.server import is_loopback
+from tests.cli.stores import make_store
+from tests.viewer.served import Server, serving
+
+TOKEN = "a-secret-of-some-length"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(make_store(tmp_path_factory.mktemp("store"))) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(make_store(tmp_path_factory.mktemp("store")), token=TOKEN) as found:
+        yield found
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1", 200), ("127.0.0.1:8765", 200), ("localhost:80", 200), ("LOCALHOST", 200), ("[::1]:8765", 200),
+        ("own-name:8765", 200), ("evil.example", 403), ("127.0.0.1.evil.example", 403), ("localhost.evil.example", 403),
+        ("", 403), ("[evil]", 403), ("evil.example:127.0.0.1", 403), ("0x7f.1", 403),
+    ],
+)  # fmt: skip
+def test_only_this_machines_names_are_answered(server: Server, host: str, status: int) -> None:
+    for path in ("/", "/api/sources", "/app.js"):
+        assert server.ask(path, headers={"Host": host}).status == status
+
+
+def test_every_answer_forbids_foreign_code(server: Server) -> None:
+    for path in ("/", "/app.js", "/api/sources", "/api/0/overview", "/nothing", "/api/9/status"):
+        headers = server.ask(path).headers
+        policy = dict(part.strip().split(" ", 1) for part in headers["content-security-policy"].split(";"))
+        assert policy["default-src"] == policy["base-uri"] == policy["frame-ancestors"] == "'none'"
+        assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == policy["img-src"] == "'self'"
+        assert headers["x-content-type-options"] == "nosniff"
+        assert "access-control-allow-origin" not in headers
+
+
+def test_the_page_has_no_inline_code(server: Server) -> None:
+    page = server.ask("/").body.decode()
+    assert "style=" not in page and " on" not in page.replace(" on this", "")
+    assert page.count("<script") == page.count("src=") == 1 and "http" not in page
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH", "CONNECT"])
+def test_nothing_but_get(server: Server, method: str) -> None:
+    assert server.ask("/api/sources", method).status in (405, 400)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/../pyproject.toml", "/..%2f..%2fpyproject.toml", "/static/app.js", "/app.js/../server.py", "/server.py",
+        "/%2e%2e/server.py", "/..\\server.py", "//etc/passwd", "/api/../app.js", "/api/0/../../server.py",
+        "/__init__.py",
+    ],
+)  # fmt: skip
+def test_no_path_leaves_the_page(server: Server, path: str) -> None:
+    assert server.ask(path).status == 404
+
+
+def test_long_and_malformed_requests(server: Server) -> None:
+    assert server.ask("/api/0/episodes?" + "a" * 5000).status == 414
+    for sent in (b"GET / HTTP/1.1\r\n" + b"X: " + b"y" * 200_000, b"\0\xff\r\n\r\n", b"GET  HTTP/9\r\n\r\n"):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+            connection.sendall(sent + b"\r\n\r\n")
+            assert b" 200 " not in connection.recv(1000)
+    assert server.ask("/").status == 200
+
+
+def test_a_token_is_asked_for(locked: Server) -> None:
+    for path in ("/", "/api/sources", "/app.js"):
+        assert locked.ask(path).status == 403
+        assert locked.ask(path, token="wrong").status == 403
+        assert locked.ask(path, headers={"Cookie": f"sharpwave-view-{locked.port}=wrong"}).status == 403
+    entered = locked.ask("/", tab="memory", token=TOKEN)
+    assert entered.status == 303 and entered.headers["location"] == "/?tab=memory"
+    assert entered.headers["set-cookie"].endswith("; HttpOnly; SameSite=Strict; Path=/")
+    cookie = entered.headers["set-cookie"].split(";")[0]
+    assert locked.ask("/api/sources", headers={"Cookie": f"other=1; {cookie}"}).status == 200
+    assert locked.ask("/api/sources", headers={"Cookie": cookie, "Host": "evil.example"}).status == 403
+
+
+@pytest.mark.parametrize(
+    ("host", "own"), [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("::", False),
+                      ("192.168.1.5", False), ("example.org", False)]
+)  # fmt: skip
+def test_addresses_that_only_this_machine_reaches(host: str, own: bool) -> None:
+    assert is_loopback(host) == own
+
+
+def test_files_are_cached_by_their_content(server: Server) -> None:
+    first = server.ask("/app.js")
+    assert first.headers["content-type"].startswith("text/javascript")
+    again = server.ask("/app.js", headers={"If-None-Match": first.headers["etag"]})
+    assert again.status == 304 and not again.body
+
+
+def test_all_of_the_page_is_in_the_package() -> None:
+    names = {path.name for path in (Path(__file__).parents[2] / "src/sharpwave/viewer/static").iterdir()}
+    assert {"index.html", "app.js", "style.css", "uplot.js", "uplot.css", "uplot-license.txt"} <= names
