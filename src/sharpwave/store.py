@@ -59,8 +59,8 @@ class Store(StoreWriting, StoreViews, StoreEpisodes):
         retention: policy that chooses which segments a full store evicts: ``Fifo()`` (the oldest; default),
             ``Reservoir()`` or ``LowestPriority()``.
         seed: seed of sampling: the same calls give the same batches.
-        segment_steps: steps in a segment, the unit of encoding, reading and eviction. Default 128, with a disk 64; less
-            if the capacity or ``ram`` is small.
+        segment_steps: steps in a segment, the unit of encoding, reading and eviction. Default 128, with a disk or for
+            steps of 4 KiB and more 64; less if the capacity or ``ram`` is small.
 
     All methods may be called from several threads. In a forked process a store in memory is a copy, whose views sample
     the same batches (give each worker's view its own ``seed``); a store on disk remains the parent's.

@@ -338,7 +338,7 @@ def test_a_resize_that_is_accepted_leaves_a_store_that_works(tmp_path: Path) -> 
             except ValueError:
                 outcomes.add(("refused", mib < 10))
                 continue
-            outcomes.add(("done", mib >= 6))
+            outcomes.add(("done", mib >= 5))
             for k in range(50):
                 view.update_priorities(view.sample(32), np.ones(32))
                 store.append(obs=np.zeros((84, 84), np.uint8), action=k, reward=0.0, terminated=False, truncated=False)

@@ -15,11 +15,18 @@ from sharpwave.spec import Spec
 
 Ints = npt.NDArray[np.int64]
 
-DEFAULT_STRIDE, DISK_STRIDE = 128, 64
-"""Steps in a segment. Sampling an item from disk reads its whole segment for a few frames of it; shorter segments take
-more memory for the index."""
+DEFAULT_STRIDE, SHORT_STRIDE = 128, 64
+"""Steps in a segment, and in one of a store on disk or of large steps. Sampling an item from disk reads its whole
+segment for a few frames of it. A lane's open segment of large steps takes half the memory; games' frames take at most
+15 % more, mostly 5 (``benchmarks/segments.py``)."""
+LARGE_STEP_BYTES = 4 << 10
 MIN_CHUNK_BYTES = 64 * 1024
 """Small segments fill a chunk but for part of one."""
+
+
+def default_stride(step_bytes: int, on_disk: bool) -> int:
+    """Return the steps in a segment of steps of ``step_bytes``."""
+    return SHORT_STRIDE if on_disk or step_bytes >= LARGE_STEP_BYTES else DEFAULT_STRIDE
 
 
 @dataclass(frozen=True, eq=False)

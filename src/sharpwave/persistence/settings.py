@@ -16,7 +16,7 @@ from sharpwave.disk.store_folder import MANIFEST_BYTES
 from sharpwave.errors import DamagedError, UnknownCodecError
 from sharpwave.format.annotations import MAX_STORE_BYTES, Annotations
 from sharpwave.format.features import required_names
-from sharpwave.memory.segment_layout import DEFAULT_STRIDE, DISK_STRIDE, max_segment_bytes
+from sharpwave.memory.segment_layout import default_stride, max_segment_bytes
 from sharpwave.sampling.ordered import Fifo
 from sharpwave.sampling.retention import LowestPriority, Reservoir, Retention
 from sharpwave.spec import Spec
@@ -206,7 +206,7 @@ def _stride(spec: Spec, segment_steps: Any, limits: Mapping[str, int | None], on
                 f"{MAX_SEGMENT_BYTES >> 20:,} MiB a segment; lower it"
             )
         return int(segment_steps)
-    stride = DISK_STRIDE if on_disk else DEFAULT_STRIDE
+    stride = default_stride(spec.step_bytes, on_disk)
     if (capacity := limits["capacity"]) is not None:
         stride = min(stride, capacity // 16)
     if (ram := limits["ram"]) is not None:
