@@ -60,6 +60,7 @@ def ten_lines(installed, temporary):
         timeout=280,
     )
     assert done.returncode == 0, done.stderr
+    assert done.stderr.count("sharpwave: compiling kernels, some seconds") == done.stderr.count("\n") == 1, done.stderr
     *printed, package = done.stdout.split()
     assert package == str(installed / "sharpwave" / "__init__.py")
     return printed

@@ -26,7 +26,7 @@ from sharpwave.native.memory_ops import prefetch
 Bytes = npt.NDArray[np.uint8]
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def gather(window: Window, codes: int) -> None:
     """Decode a window's rows, in ascending order.
 
@@ -61,7 +61,7 @@ def gather(window: Window, codes: int) -> None:
         kernels.paint(memory, begin, end, packed, codes, line, target)
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def prefetch_patches(window: Window, behind: int) -> None:
     """Prefetch a window's patches. Its offsets must be in cache already, or this call waits for them.
 
@@ -116,7 +116,7 @@ class _Painted(Codec):
 
     def train(self, rows: Bytes) -> bytes:
         """Return a reference row: at each byte, the value of most rows."""
-        return kernels.majority(rows).tobytes()
+        return kernels.majority(np.ascontiguousarray(rows)).tobytes()  # compiled for such rows only
 
     def encode(self, rows: Bytes, dictionary: bytes = b"", line_bytes: int = 0) -> bytes | None:
         """Encode the background and each row as patches. Without a dictionary the reference is zeros.
@@ -228,7 +228,8 @@ def _reference(dictionary: bytes, size: int) -> Bytes:
 def _encode(rows: Bytes, dictionary: bytes, line_bytes: int, scratch: Bytes, coded: bool) -> bytes | None:
     count, size = rows.shape
     offsets = np.empty(count + 2, np.uint32)
-    written, packed = kernels.encode_column(rows, _reference(dictionary, size), line_bytes, scratch, offsets), scratch
+    reference = _reference(dictionary, size).copy()  # writable: the kernel is compiled once
+    written, packed = kernels.encode_column(rows, reference, line_bytes, scratch, offsets), scratch
     if written < 0 or offsets.nbytes + written >= rows.nbytes:
         return None
     if coded:

@@ -55,7 +55,7 @@ class Window(NamedTuple):
 class Fused:
     """Kernels of a codec. Each takes the address of a window's words (``read_window``) and returns 0.
 
-    They may rely on ``Codec.check``. They are plain functions, compiled when the first batch is sampled.
+    They may rely on ``Codec.check``. They are plain functions, compiled for the first batch that needs them.
 
     Attributes:
         gather: decodes the window's rows.
@@ -67,7 +67,7 @@ class Fused:
     prefetch: Callable[[int], int] | None = None
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def new_window(size: int) -> Ints:
     """Return a window's words for rows of ``size`` bytes, and its scratch behind them: both live as long."""
     words = np.empty(SCRATCH_BEGIN + (size + 7) // 8, np.int64)
@@ -75,7 +75,7 @@ def new_window(size: int) -> Ints:
     return words
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def read_window(address: int) -> Window:
     """Return the window whose words lie at ``address``."""
     words = carray(pointer_to(address), (WINDOW_WORDS,), np.int64)

@@ -158,16 +158,26 @@ def max_dictionary_bytes(row_bytes: int) -> int:
 
 
 def kernels() -> npt.NDArray[np.int64]:
-    """Return int64 [2, NUMBERS], the addresses of fused kernels by GATHER or PREFETCH and number; 0: none.
+    """Return int64 [2, NUMBERS], the addresses of fused kernels by GATHER or PREFETCH and number.
 
-    Always the same array, updated as codecs are registered. Compiles what is not compiled yet.
+    0: the codec has none, or none compiled yet. Always the same array, which ``compile_kernels`` fills.
     """
+    return _kernels
+
+
+def compile_kernels(codecs: npt.NDArray[np.uint8]) -> bool:
+    """Compile the fused kernels of those of ``codecs`` (numbers) that were not needed before; return whether any was.
+
+    A codec's kernels take some 1 s to compile, and many stores never use the codec.
+    """
+    compiled = False
     for codec in _by_number.values():
-        if codec.fused is not None and not _kernels[GATHER, codec.number]:
-            _kernels[GATHER, codec.number] = address_of(codec.fused.gather)
+        if codec.fused is not None and not _kernels[GATHER, codec.number] and (codecs == codec.number).any():
             if codec.fused.prefetch is not None:
                 _kernels[PREFETCH, codec.number] = address_of(codec.fused.prefetch)
-    return _kernels
+            _kernels[GATHER, codec.number] = address_of(codec.fused.gather)
+            compiled = True
+    return compiled
 
 
 register(Raw())

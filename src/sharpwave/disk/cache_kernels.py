@@ -50,20 +50,20 @@ def rings(heads: int, nodes: int) -> Int32s:
     return links
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def _append(links: Int32s, head: int, node: int) -> None:
     last = links[BEFORE, head]
     links[AFTER, last] = links[BEFORE, head] = node
     links[BEFORE, node], links[AFTER, node] = last, head
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def _remove(links: Int32s, node: int) -> None:
     before, after = links[BEFORE, node], links[AFTER, node]
     links[AFTER, before], links[BEFORE, after] = after, before
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def space(nbytes: int) -> int:
     """Return the bytes that a segment takes in the arena."""
     return (nbytes + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT

@@ -2,25 +2,96 @@
 
 from __future__ import annotations
 
+import gc
+import logging
+import multiprocessing
 import os
 import stat
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
 from numba import config
+from numba.core import event
 from numba.misc.appdirs import AppDirs
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 PACKAGE = Path(__file__).parent.parent
+LONG_S = 1.5
+"""Seconds of compiling after which it is said, once a process."""
 
 
-def njit(*, cache: bool = False, **options: Any) -> Callable[[Function], Function]:
-    """Apply ``numba.njit``, caching machine code only in a safe folder."""
-    compiled: Callable[[Function], Function] = numba.njit(cache=cache and CACHED, **options)
+def njit(*, cache: bool = False, inner: bool = False, **options: Any) -> Callable[[Function], Function]:
+    """Apply ``numba.njit``, caching machine code only in a safe folder.
+
+    Args:
+        inner: only kernels call it, never Python.
+
+    Wrappers that nobody calls are not compiled, which would take a tenth of the time: those for C (kernels that C code
+    calls are of ``function_pointers``), and of inner kernels those for Python.
+    """
+    wrappers: dict[str, Any] = {"no_cfunc_wrapper": True, "no_cpython_wrapper": inner}
+    compiled: Callable[[Function], Function] = numba.njit(cache=cache and CACHED, **wrappers, **options)
     return compiled
+
+
+class Compiling(event.Listener):
+    """Listener to the compilation of kernels, which runs under numba's lock: one thread at a time.
+
+    It says once, on standard error or in the log, why a first use takes long. Meanwhile no garbage is collected:
+    the compiler makes so many objects that looking through them took an eighth of its time.
+
+    Attributes:
+        names: kernels compiled so far, or being compiled, in order.
+        told: called with each of these names.
+    """
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.told: Callable[[str], None] | None = None
+        self._depth, self._begun, self._seconds = 0, 0.0, 0.0
+        self._said = multiprocessing.parent_process() is not None  # the parent has said it
+        self._collects = False
+
+    def on_start(self, event: Any) -> None:
+        """Note a kernel, one of this package's or what it calls."""
+        function = event.data["dispatcher"].py_func
+        ours = str(function.__module__).startswith("sharpwave.")
+        if not self._depth and not ours:
+            return
+        if not self._depth:
+            self._begun, self._collects = time.monotonic(), gc.isenabled()
+            gc.disable()
+        self._depth += 1
+        if ours:
+            self.names.append(function.__name__)
+            if self.told is not None:
+                self.told(function.__name__)
+        self._say_once(self._seconds + time.monotonic() - self._begun)
+
+    def on_end(self, event: Any) -> None:
+        """Add up the seconds."""
+        if not self._depth:
+            return
+        self._depth -= 1
+        if not self._depth:
+            self._seconds += time.monotonic() - self._begun
+            if self._collects:
+                gc.enable()
+
+    def _say_once(self, seconds: float) -> None:
+        if seconds < LONG_S or self._said or self.told is not None:
+            return
+        self._said = True
+        kept = "later processes load them" if CACHED else "there is no folder to keep them in: set NUMBA_CACHE_DIR"
+        logging.getLogger("sharpwave").warning("sharpwave: compiling kernels, some seconds; %s", kept)
+
+
+COMPILING = Compiling()
+event.register("numba:compile", COMPILING)
 
 
 def find_cache() -> bool:

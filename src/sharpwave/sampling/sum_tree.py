@@ -20,7 +20,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def _refresh(nodes: Floats, starts: Ints, touched: Ints) -> None:
     """Recompute every ancestor of the leaves ``touched``, in ascending order, level by level. Overwrites them."""
     levels = starts.size

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from sharpwave.codecs.dictionaries import DictionaryTable
 from sharpwave.codecs.raw import RAW
-from sharpwave.codecs.registry import GATHER, kernels, name_of
+from sharpwave.codecs.registry import GATHER, compile_kernels, kernels, name_of
 from sharpwave.errors import DamagedError
 from sharpwave.format.segment import FIRST_FIELD, FLAGS, payload_ends
 from sharpwave.log.sparse_kernels import locate_sparse
@@ -135,7 +135,9 @@ class FieldReader:
             chunk = max(1, CHUNK_BYTES * len(slot) // out.nbytes)
             helpers.gather_items(threads - 1, turns, chunk, self._words, slot, newest, first, out)
             left_out = int(turns[LEFT_OUT])
-        if left_out:
+        if left_out and compile_kernels(self._index.codec[self._number][slot]):
+            self.read(slot, newest, first, out)
+        elif left_out:
             self._read_left_out(slot, newest, first, out)
 
     def read_pieces(self, pieces: Ints, out: Bytes) -> None:
@@ -162,7 +164,9 @@ class FieldReader:
             chunk = max(1, CHUNK_BYTES * len(slot) // nbytes)
             helpers.gather_pieces(threads - 1, turns, chunk, self._words, pieces, out)
             left_out = int(turns[LEFT_OUT])
-        if left_out:  # row by row: a codec without a kernel decodes no faster where rows come together
+        if left_out and compile_kernels(self._index.codec[self._number][slot]):
+            self.read_pieces(pieces, out)
+        elif left_out:  # row by row: a codec without a kernel decodes no faster where rows come together
             rows = np.repeat(np.arange(len(slot)), length)
             back = length[rows] - 1 - (np.arange(len(rows)) - np.repeat(np.cumsum(length) - length, length))
             self._read_left_out(

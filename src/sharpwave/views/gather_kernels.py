@@ -72,7 +72,7 @@ def write_column(column: Column) -> Ints:
     )
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def read_column(words: Ints) -> Column:
     """Return the column whose addresses and sizes are in ``words``."""
     nbytes, slots, places, size = words[7], words[8], words[9], words[10]
@@ -93,7 +93,7 @@ def read_column(words: Ints) -> Column:
 COLUMN_WORDS = 13
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def _copy_window(memory: Bytes, begin: int, zeros: bool, newest: int, first: int, out: Bytes) -> None:
     """Copy the window of W rows that ends with ``newest`` of the raw column at ``begin`` to ``out`` uint8 [W, size]."""
     window, size = out.shape
@@ -238,7 +238,8 @@ def gather_alone(column_words: Ints, slot: Ints, newest: Ints, first: Ints, out:
     Making and reading ``turns`` outside took 0.6 us a field.
     """
     turns = np.zeros(TURNS, np.int64)
-    gather_items(0, turns, slot.size, column_words, slot, newest, first, out)
+    first_end: int = np.int64(0)  # type: ignore[assignment]
+    gather_items(first_end, turns, slot.size, column_words, slot, newest, first, out)
     return int(turns[LEFT_OUT])
 
 
@@ -246,5 +247,6 @@ def gather_alone(column_words: Ints, slot: Ints, newest: Ints, first: Ints, out:
 def gather_pieces_alone(column_words: Ints, pieces: Ints, out: Bytes) -> int:
     """Run :func:`gather_pieces` in one thread; returns how many pieces are left out."""
     turns = np.zeros(TURNS, np.int64)
-    gather_pieces(0, turns, pieces.shape[1], column_words, pieces, out)
+    first_end: int = np.int64(0)  # type: ignore[assignment]
+    gather_pieces(first_end, turns, pieces.shape[1], column_words, pieces, out)
     return int(turns[LEFT_OUT])

@@ -56,7 +56,7 @@ def write_arrays(arrays: LogArrays) -> Ints:
     return np.array([memory.size, *offset.shape, *(array.ctypes.data for array in by_address)], np.int64)
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def read_arrays(words: Ints) -> LogArrays:
     """Return the arrays whose sizes and addresses are in ``words``."""
     nbytes, columns, slots = words[0], words[1], words[2]

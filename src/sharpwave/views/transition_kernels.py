@@ -26,7 +26,7 @@ EVENTS, NO_EVENT = np.uint64((START | ENDED) * 0x0101010101010101), np.uint64(0)
 ENDS = np.uint64(ENDED * 0x0101010101010101)
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def find_last_end(memory: Bytes, flags: int, begin: int, end: int) -> int:
     """Return the last row of ``begin <= r < end`` with which an episode ends, by either way; -1 if there is none."""
     row = end - 1
@@ -68,7 +68,7 @@ def sync(words: Ints, successor_known: Bytes, cursor: Int32s, spans: Int32s, n_s
         slot = cursor[lane]
         while slot >= 0 and found < slots.size:
             count = int(rows[slot])
-            last_end = find_last_end(memory, flags_offset[slot], spans[slot, 1], count)
+            last_end = find_last_end(memory, flags_offset[slot], int(spans[slot, 1]), count)
             total = count
             at = slot
             while last_end < count and following[at] >= 0 and not gap[at] and total < count + n_step:
@@ -121,7 +121,7 @@ def cut(words: Ints, slot: int, stride: int, spans: Int32s, leaves: Ints) -> int
     return found
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def frame_of(memory: Bytes, flags: int, context: int, row: int) -> tuple[int, int]:
     """Return the frame of the step in ``row``, and its episode's first (0 if that lies before the segment)."""
     ends = 0
