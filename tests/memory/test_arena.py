@@ -7,7 +7,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from sharpwave.memory.arena import PAGE, Arena
+from sharpwave.memory.address_space import PAGE
+from sharpwave.memory.arena import Arena
 
 CHUNK = 4 * PAGE
 

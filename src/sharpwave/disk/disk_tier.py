@@ -368,7 +368,7 @@ class DiskTier:
     def check_held(self) -> None:
         """Check that the folder and its lock were not deleted or replaced.  Raises: StoreInUseError."""
         self._hold.check()
-        if not self.directory.names_file(FOLDER, self.regions.directory.descriptor):
+        if not self.directory.names_directory(FOLDER, self.regions.directory):
             raise StoreInUseError(f"disk: {self.regions.directory.path} was deleted or replaced; {ANEW}")
 
     def flush(self) -> None:

@@ -15,6 +15,7 @@ from sharpwave.disk.store_folder import FOLDER, LOCK, MANIFEST, QUARANTINE, read
 from sharpwave.errors import DamagedError
 from sharpwave.format.checkpoint_state import STATE
 from sharpwave.format.region import HEADER, Identity
+from sharpwave.native import descriptors
 from sharpwave.native.directory import Directory, IrregularError, kind_of
 from sharpwave.native.files import Files
 
@@ -39,7 +40,7 @@ def header_of(directory: Directory, name: str) -> bytes:
     try:
         descriptor = directory.open_file(name)
         try:
-            return os.pread(descriptor, HEADER.size, 0)
+            return descriptors.pread(descriptor, HEADER.size, 0)
         finally:
             os.close(descriptor)
     except OSError:
@@ -81,7 +82,7 @@ def marked(directory: Directory, name: str) -> dict[str, Any]:
     try:
         descriptor = directory.open_file(name)
         try:
-            found = json.loads(os.pread(descriptor, 4096, 0))
+            found = json.loads(descriptors.pread(descriptor, 4096, 0))
         finally:
             os.close(descriptor)
     except (OSError, ValueError, RecursionError):

@@ -82,7 +82,7 @@ def _take(queue: Ints, counters: Ints, reads: Ints) -> int:
             return count
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def _adjoins(first: Ints, before: Ints, read: Ints) -> bool:
     """Return whether a read is worth joining with the one before it, and fits into the window."""
     gap = read[OFFSET] - before[OFFSET] - before[NBYTES]
@@ -104,7 +104,7 @@ def _is_coming(state: Ints, slot: int) -> bool:
     return state[slot] != 0 and fetch_add(state, slot, 0) == COMING
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def _is_sound(memory: Bytes, table: Table, read: Ints) -> bool:
     """Return whether the bytes read match their checksum."""
     end = read[BASE] + read[NBYTES]
@@ -281,7 +281,8 @@ class Readers:
             pipe, writer = os.pipe()
         except OSError:
             return
-        os.set_blocking(writer, False)
+        if hasattr(os, "set_blocking"):  # else a full pipe waits for a reader
+            os.set_blocking(writer, False)
         ends: list[bool] = []  # one a thread: the last to end pops True
         arguments = (self._files, self._memory, self._queue, self._counters, self._state, pipe, ends)
         for number in range(self.count):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import re
@@ -17,13 +16,9 @@ from typing import Any
 
 from sharpwave.errors import DamagedError, NewerVersionError, StoreInUseError
 from sharpwave.format.features import check_names
+from sharpwave.native import descriptors
 from sharpwave.native.directory import Directory, IrregularError, read_file
 from sharpwave.native.files import Files
-
-try:
-    import fcntl
-except ImportError:  # Windows: two processes on one folder are not noticed there
-    fcntl = None  # type: ignore[assignment]
 
 ANEW = "what is written to it may be lost, and another process may write there too. Stop writing, and open it anew"
 FORMAT = 2
@@ -69,7 +64,7 @@ class Hold:
             end.atexit = False
         if not shared and os.fstat(self._lock).st_nlink == 1:  # under another name it may be anybody's file
             os.ftruncate(self._lock, 0)
-            os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+            descriptors.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
 
     def _try(self, shared: bool) -> bool:
         """Lock both; repeat if the lock file was deleted in between."""
@@ -96,7 +91,7 @@ class Hold:
             if shared:  # a read-only folder: writers reach it by another path
                 return self.directory.open_file(LOCK) if self.directory.is_file(LOCK) else -1
             raise
-        if not re.fullmatch(rb"[0-9]{0,20}\n?", os.pread(descriptor, 32, 0)):
+        if not re.fullmatch(rb"[0-9]{0,20}\n?", descriptors.pread(descriptor, 32, 0)):
             os.close(descriptor)
             raise FileExistsError(f"{self.directory.path / LOCK}: no store's lock file; move it away")
         return descriptor
@@ -107,7 +102,7 @@ class Hold:
             descriptor = self.directory.open_file(LOCK)
             try:
                 if os.fstat(descriptor).st_nlink == 1:
-                    holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+                    holder = descriptors.pread(descriptor, 32, 0).decode(errors="replace").strip()
                 if not shared and _lock(descriptor, True) and _lock(self.directory.descriptor, True):
                     self.close()
                     return f"disk: {path} is being read by another process{waited}; end it, or wait for it"
@@ -132,9 +127,9 @@ class Hold:
     def close(self) -> None:
         """Unlock the folder, in forked processes too; the directory stays open."""
         for descriptor in (self._lock, self.directory.descriptor):
-            if fcntl is not None and descriptor >= 0:
+            if descriptor >= 0:
                 with contextlib.suppress(OSError):
-                    fcntl.flock(descriptor, fcntl.LOCK_UN)
+                    descriptors.unlock(descriptor)
         self.leave()
 
     def leave(self) -> None:
@@ -151,13 +146,11 @@ class Hold:
 
 def _lock(descriptor: int, shared: bool) -> bool:
     """Lock an open file or folder; return False if other processes hold it."""
-    if fcntl is None:
+    if descriptor < 0:  # a folder on Windows
         return True
     try:
-        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-            return False
+        return descriptors.lock(descriptor, shared=shared)
+    except OSError:
         if not stat.S_ISDIR(os.fstat(descriptor).st_mode):  # some network file systems cannot lock folders
             raise
     return True

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sharpwave.errors import DamagedError, NewerVersionError
+from sharpwave.native import descriptors
 from sharpwave.native.sparse_files import max_read_bytes
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -58,7 +59,7 @@ def write(descriptor: int, tree: dict[str, Any]) -> None:
                 np.lib.format.write_array_header_1_0(member, header)
                 member.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     end = os.fstat(descriptor).st_size - 8
-    os.pwrite(descriptor, b"%08x" % _checksum(descriptor, 0, end), end)
+    descriptors.pwrite(descriptor, b"%08x" % _checksum(descriptor, 0, end), end)
 
 
 def read(descriptor: int) -> dict[str, Any]:
@@ -113,7 +114,7 @@ def _rich(value: Any, descriptor: int, members: dict[str, _Member]) -> Any:
 
 def _check_end(descriptor: int, size: int) -> None:
     """Check the comment at the zip's end: the version and the file's checksum; version 1 has none."""
-    tail = os.pread(descriptor, 64, max(0, size - 64))
+    tail = descriptors.pread(descriptor, 64, max(0, size - 64))
     commented = _COMMENTED.search(tail)
     if commented is None or commented.end() != len(tail):
         if size < _END.size or _END.unpack(tail[-_END.size :])[::7] != (b"PK\5\6", 0):
@@ -131,7 +132,7 @@ def _members(descriptor: int, size: int) -> dict[str, _Member]:
     members: dict[str, _Member] = {}
     at = 0
     while True:
-        head = os.pread(descriptor, _MEMBER.size + 255 + _ZIP64.size, at)
+        head = descriptors.pread(descriptor, _MEMBER.size + 255 + _ZIP64.size, at)
         if head[:4] == b"PK\1\2":  # the zip's directory, which repeats all this
             return members
         if len(head) < _MEMBER.size:
@@ -161,9 +162,9 @@ def _array(descriptor: int, member: _Member) -> np.ndarray[Any, Any]:
     begin, nbytes, checksum = member
     if _checksum(descriptor, begin, begin + nbytes) != checksum:
         raise DamagedError(f"byte {begin:,}: an array does not match its checksum")
-    magic = os.pread(descriptor, 10, begin)
+    magic = descriptors.pread(descriptor, 10, begin)
     length = int.from_bytes(magic[8:], "little")
-    header = _HEADER.fullmatch(os.pread(descriptor, min(length, 512), begin + 10))
+    header = _HEADER.fullmatch(descriptors.pread(descriptor, min(length, 512), begin + 10))
     if magic[:8] != b"\x93NUMPY\1\0" or length > 512 or header is None:
         raise DamagedError(f"byte {begin:,}: expected a header as NumPy writes it, for an array of plain numbers")
     dtype = np.dtype(header[1].decode())
@@ -172,7 +173,7 @@ def _array(descriptor: int, member: _Member) -> np.ndarray[Any, Any]:
     if len(shape) > 8 or max(shape, default=0) > 1 << 62 or math.prod(shape) * dtype.itemsize != content.size:
         raise DamagedError(f"byte {begin:,}: array of shape {shape} {dtype}, but {content.size:,} bytes")
     for at in range(0, content.size, _STRIDE):
-        part = os.pread(descriptor, min(_STRIDE, content.size - at), begin + 10 + length + at)
+        part = descriptors.pread(descriptor, min(_STRIDE, content.size - at), begin + 10 + length + at)
         content[at : at + len(part)] = np.frombuffer(part, np.uint8)
     return content.view(dtype).reshape(shape)
 
@@ -180,5 +181,5 @@ def _array(descriptor: int, member: _Member) -> np.ndarray[Any, Any]:
 def _checksum(descriptor: int, begin: int, end: int) -> int:
     found = 0
     for at in range(begin, end, _STRIDE):
-        found = zlib.crc32(os.pread(descriptor, min(_STRIDE, end - at), at), found)
+        found = zlib.crc32(descriptors.pread(descriptor, min(_STRIDE, end - at), at), found)
     return found

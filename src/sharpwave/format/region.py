@@ -18,6 +18,7 @@ from sharpwave.codecs.dictionaries import KEY_BYTES
 from sharpwave.errors import NewerVersionError
 from sharpwave.escaping import escaped
 from sharpwave.format import segment
+from sharpwave.native import descriptors
 from sharpwave.native.direct_io import open_direct
 from sharpwave.native.directory import Directory, open_file
 from sharpwave.native.sparse_files import max_read_bytes, next_data
@@ -152,7 +153,7 @@ def _read_region(
     path: Path, descriptor: int, identity: Identity | None, begin: int
 ) -> tuple[Region | None, list[Record], list[Damage]]:
     size = os.fstat(descriptor).st_size
-    header = os.pread(descriptor, HEADER.size, 0)
+    header = descriptors.pread(descriptor, HEADER.size, 0)
     what = ""
     if len(header) < HEADER.size or header[:8] != MAGIC or checksum_of(header) != zlib.crc32(header[:-4]):
         what = "no region's header, or a damaged one"
@@ -200,7 +201,7 @@ def _scan(path: Path, descriptor: int, size: int, begin: int) -> Iterator[Record
     at, lost_from, unread = begin, -1, max_read_bytes(descriptor)
     lost = "bytes that are no record"
     while at + RECORD.size <= size:
-        prefix = os.pread(descriptor, RECORD.size, at)
+        prefix = descriptors.pread(descriptor, RECORD.size, at)
         magic, kind, nbytes, id_, sequence, column, checksum = RECORD.unpack(prefix)
         sound = magic == RECORD_MAGIC and checksum == zlib.crc32(prefix[:-4])
         if not sound:
@@ -225,7 +226,7 @@ def _scan(path: Path, descriptor: int, size: int, begin: int) -> Iterator[Record
         wrong = _wrong(path, descriptor, kind, id_, first, end)
         if sequence >= MAX_SEQUENCE or (kind != DICTIONARY and id_ >= MAX_ID):
             wrong = wrong or f"record {sequence}, id {id_}: beyond the format's limits"
-        padding = os.pread(descriptor, at + space(nbytes) - end, end)
+        padding = descriptors.pread(descriptor, at + space(nbytes) - end, end)
         if not wrong and any(padding):
             yield Damage(path, end, len(padding), "padding that is not zero")
         if wrong:
@@ -254,17 +255,17 @@ def _wrong(path: Path, descriptor: int, kind: int, id_: int, begin: int, end: in
     found = 0
     for part in _parts(descriptor, begin, end - 4):
         found = zlib.crc32(part, found)
-    stored = int.from_bytes(os.pread(descriptor, 4, max(begin, end - 4)), "little")
+    stored = int.from_bytes(descriptors.pread(descriptor, 4, max(begin, end - 4)), "little")
     if end - begin < 4 or stored != found:
         return f"segment {id_}: checksum {found:08x}, expected {stored:08x}"
-    head = os.pread(descriptor, min(end - begin, segment.HEADER.size), begin)
+    head = descriptors.pread(descriptor, min(end - begin, segment.HEADER.size), begin)
     if kind != NOTE and head.startswith(segment.MAGIC):
         segment.check_version(head, f"{path}: byte {begin:,}")
     return ""
 
 
 def _parts(descriptor: int, begin: int, end: int) -> Iterator[bytes]:
-    return (os.pread(descriptor, min(_STRIDE, end - at), at) for at in range(begin, end, _STRIDE))
+    return (descriptors.pread(descriptor, min(_STRIDE, end - at), at) for at in range(begin, end, _STRIDE))
 
 
 def _next_record(descriptor: int, begin: int, size: int) -> int:
@@ -274,7 +275,7 @@ def _next_record(descriptor: int, begin: int, size: int) -> int:
         if (data := next_data(descriptor, at)) < 0:
             break
         at = max(at, data // ALIGNMENT * ALIGNMENT)
-        chunk = os.pread(descriptor, stride + len(RECORD_MAGIC), at)
+        chunk = descriptors.pread(descriptor, stride + len(RECORD_MAGIC), at)
         place = chunk.find(RECORD_MAGIC)
         while place >= 0 and (at + place) % ALIGNMENT:
             place = chunk.find(RECORD_MAGIC, place + 1)
@@ -286,7 +287,7 @@ def _next_record(descriptor: int, begin: int, size: int) -> int:
 
 def _all_zero(descriptor: int, begin: int, size: int) -> bool:
     while 0 <= (begin := next_data(descriptor, begin)) < size:
-        part = os.pread(descriptor, min(_STRIDE, size - begin), begin)
+        part = descriptors.pread(descriptor, min(_STRIDE, size - begin), begin)
         if part.count(0) < len(part):
             return False
         begin += max(1, len(part))

@@ -8,19 +8,16 @@ and refilled.
 
 from __future__ import annotations
 
-import contextlib
-import mmap
-import sys
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-PAGE = 4096
+from sharpwave.memory.address_space import PAGE, reserve
+
 HUGE = 64 << 20
 """Smallest arena for which huge pages (2 MiB) are requested: random reads take up to a quarter less time with them."""
 ALIGNMENT = 8
-_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 
 
 def rounded(nbytes: int, unit: int) -> int:
@@ -49,26 +46,20 @@ class Arena:
     """
 
     def __init__(self, reserve_bytes: int, chunk_bytes: int, head_bytes: int = 0, *, huge_pages: bool = False) -> None:
-        self.chunk_bytes, self._huge_pages = chunk_bytes, False
+        self.chunk_bytes = chunk_bytes
         self._begin = rounded(head_bytes, PAGE)
         chunks = -(-max(reserve_bytes, 4 * chunk_bytes) // chunk_bytes)
         reserve_bytes = self._begin + chunks * chunk_bytes
         try:
-            if sys.platform == "win32":
-                self._map = mmap.mmap(-1, reserve_bytes)
-            else:
-                flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
-                self._map = mmap.mmap(-1, reserve_bytes, flags=flags)
+            self._space = reserve(reserve_bytes)
         except (OSError, ValueError, OverflowError) as error:
             raise MemoryError(
                 f"store: cannot reserve {reserve_bytes:,} bytes of address space ({error}); "
                 "lower capacity=, or give ram= to bound it"
             ) from error
-        if huge_pages and reserve_bytes >= HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
-            with contextlib.suppress(OSError):  # a kernel without them
-                self._map.madvise(mmap.MADV_HUGEPAGE)
-                self._huge_pages = True
-        self.memory: npt.NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
+        self._huge_pages = huge_pages and reserve_bytes >= HUGE and self._space.use_huge_pages()
+        self._space.commit(0, self._begin)
+        self.memory: npt.NDArray[np.uint8] = self._space.memory
         self.floats, self.words = self.memory.view(np.float32), self.memory.view(np.uint32)
         self.limit_bytes = chunks * chunk_bytes
         self.used_bytes = 0
@@ -93,7 +84,9 @@ class Arena:
         Raises:
             MemoryError: the address space cannot be reserved.
         """
-        return Arena(reserve_bytes, self.chunk_bytes, head_bytes, huge_pages=self._huge_pages)
+        larger = Arena(reserve_bytes, self.chunk_bytes, head_bytes, huge_pages=self._huge_pages)
+        larger._space.commit(larger._begin, self._fresh * self.chunk_bytes)
+        return larger
 
     def become(self, larger: Arena, head_used: int) -> None:
         """Become one from ``larger``: the contents move there, chunk by chunk. Raises nothing.
@@ -108,9 +101,8 @@ class Arena:
         for chunk in range(self._fresh):
             begin, nbytes = self.begin_of(chunk), int(self._touched[chunk])
             larger.memory[begin + shift : begin + shift + nbytes] = self.memory[begin : begin + nbytes]
-            if hasattr(self._map, "madvise"):
-                self._map.madvise(mmap.MADV_DONTNEED, begin, self.chunk_bytes)
-        self._begin, self._map = larger._begin, larger._map
+            self._space.release(begin, self.chunk_bytes)
+        self._begin, self._space = larger._begin, larger._space
         self.memory, self.floats, self.words = larger.memory, larger.floats, larger.words
         used = slice(0, self._fresh)
         larger._live[used], larger._touched[used] = self._live[used], self._touched[used]
@@ -241,8 +233,7 @@ class Arena:
     def trim_tail(self) -> None:
         """Release the unused memory at the end of the current chunk to the system."""
         begin, end = rounded(self._top, PAGE), int(self._touched[self._current])
-        if end > begin and hasattr(self._map, "madvise"):
-            self._map.madvise(mmap.MADV_DONTNEED, self.begin_of(self._current) + begin, end - begin)
+        if end > begin and self._space.release(self.begin_of(self._current) + begin, end - begin):
             self._touched[self._current] = begin
             self.committed_bytes -= end - begin
 
@@ -255,8 +246,7 @@ class Arena:
     def trim(self) -> None:
         """Release the memory of empty chunks to the system."""
         for chunk in self._free:
-            if self._touched[chunk] and hasattr(self._map, "madvise"):
-                self._map.madvise(mmap.MADV_DONTNEED, self.begin_of(chunk), self.chunk_bytes)
+            if self._touched[chunk] and self._space.release(self.begin_of(chunk), self.chunk_bytes):
                 self.committed_bytes -= int(self._touched[chunk])
                 self._touched[chunk] = 0
 
@@ -268,6 +258,7 @@ class Arena:
                 return self._free.pop(best)
             return None
         if self._fresh < len(self._live) and self._may_commit(self._fresh, nbytes):
+            self._space.commit(self.begin_of(self._fresh), self.chunk_bytes)
             self._fresh += 1
             return self._fresh - 1
         return None

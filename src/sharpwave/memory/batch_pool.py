@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-import sys
 import weakref
 from collections import deque
 from collections.abc import Sequence
@@ -13,7 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.memory.arena import PAGE, rounded
+from sharpwave.memory.address_space import PAGE
+from sharpwave.memory.arena import rounded
 
 Root = tuple[tuple[int, ...], np.dtype[Any]]
 """Shape and dtype of the array over a lent block."""
@@ -58,7 +58,7 @@ def _memory(nbytes: int) -> Any:
     try:
         if nbytes < SMALL:
             return bytearray(nbytes)
-        if sys.platform == "win32":
+        if not hasattr(mmap, "MAP_PRIVATE"):  # Windows
             return mmap.mmap(-1, nbytes)
         memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if nbytes >= HUGE and hasattr(mmap, "MADV_HUGEPAGE"):

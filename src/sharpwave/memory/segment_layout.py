@@ -9,7 +9,8 @@ import numpy.typing as npt
 
 from sharpwave.format import segment
 from sharpwave.format.metadata import MAX_METADATA_BYTES
-from sharpwave.memory.arena import ALIGNMENT, PAGE, rounded
+from sharpwave.memory.address_space import PAGE
+from sharpwave.memory.arena import ALIGNMENT, rounded
 from sharpwave.memory.segment_index import LEAF_MASK
 from sharpwave.spec import Spec
 

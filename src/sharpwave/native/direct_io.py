@@ -107,7 +107,8 @@ def _cached(descriptor: int, offset: int, nbytes: int, window: Bytes) -> bool:
 @cache
 def _can_ask() -> bool:
     """Return whether this system tells which of a file's pages are cached."""
-    if INTERPRETED or sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
+    known = sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64")
+    if INTERPRETED or not known or not hasattr(os, "memfd_create"):
         return False
     descriptor = os.memfd_create("sharpwave")
     try:

@@ -8,11 +8,15 @@ import stat
 import weakref
 from pathlib import Path
 
+from sharpwave.native import windows
+
 RELATIVE = os.open in os.supports_dir_fd and os.listdir in os.supports_fd
 """Whether this system opens files relative to a folder's descriptor; Windows does not: there paths are absolute."""
 _UNFOLLOWED = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
-_READ = os.O_RDONLY | _UNFOLLOWED | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-_CREATE = os.O_RDWR | os.O_CREAT | _UNFOLLOWED | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+BINARY = getattr(os, "O_BINARY", 0)
+"""Flag without which Windows would change line ends."""
+_READ = os.O_RDONLY | _UNFOLLOWED | getattr(os, "O_NONBLOCK", 0) | BINARY
+_CREATE = os.O_RDWR | os.O_CREAT | _UNFOLLOWED | getattr(os, "O_NONBLOCK", 0) | BINARY
 _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
 _KINDS = {
     stat.S_IFLNK: "a symbolic link",
@@ -41,16 +45,6 @@ def kind_of(mode: int) -> str:
     return _KINDS.get(stat.S_IFMT(mode), "no file")
 
 
-def check_positional_io() -> None:
-    """Refuse a system without reads and writes at an offset, which every folder needs.  Raises: OSError."""
-    if not hasattr(os, "pread"):
-        raise OSError(
-            errno.ENOSYS,
-            "this system (Windows) has no pread and pwrite, which stores on disk and checkpoints need; leave out disk= "
-            "and checkpoint(), or run under WSL",
-        )
-
-
 class Directory:
     """Open folder: unaffected by chdir, by a rename, and by another folder at its path.
 
@@ -61,6 +55,7 @@ class Directory:
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path, self.descriptor = path, descriptor
+        self._begun = os.stat(path) if descriptor < 0 else None  # of the folder there when it was opened
         self._end = weakref.finalize(self, os.close, descriptor) if descriptor >= 0 else None
         if self._end is not None:
             self._end.atexit = False
@@ -68,15 +63,20 @@ class Directory:
     @classmethod
     def open(cls, path: Path) -> Directory:
         """Open the folder at a user's path, which may be a link to it.  Raises: OSError."""
-        check_positional_io()
         path = path.resolve()
         return cls(path, os.open(path, _FOLDER) if RELATIVE else -1)
 
     def is_at(self, path: Path) -> bool:
         """Return whether ``path`` leads to this folder."""
-        found = os.stat(path)
-        mine = os.fstat(self.descriptor) if RELATIVE else os.stat(self.path)
-        return os.path.samestat(found, mine)
+        return os.path.samestat(os.stat(path), self._status())
+
+    def names_directory(self, name: str, directory: Directory) -> bool:
+        """Return whether ``name`` is still that of another open folder."""
+        found = self.status(name)
+        return found is not None and os.path.samestat(found, directory._status())
+
+    def _status(self) -> os.stat_result:
+        return os.fstat(self.descriptor) if self._begun is None else self._begun
 
     def directory(self, name: str) -> Directory:
         """Open a subfolder.
@@ -130,10 +130,10 @@ class Directory:
         found = self.status(name)
         return found is not None and stat.S_ISREG(found.st_mode)
 
-    def open_file(self, name: str) -> int:
-        """Open a regular file for reading.  Raises: IrregularError; OSError."""
+    def open_file(self, name: str, *, writable: bool = False) -> int:
+        """Open a regular file for reading, or also for writing.  Raises: IrregularError; OSError."""
         target, base = self.at(name)
-        return _opened(target, base, self.path / name, _READ)
+        return _opened(target, base, self.path / name, _READ | (os.O_RDWR if writable else 0))
 
     def open_or_make(self, name: str) -> int:
         """Open a regular file for reading and writing; create it if absent.  Raises: IrregularError; OSError."""
@@ -141,7 +141,7 @@ class Directory:
         return _opened(target, base, self.path / name, _CREATE)
 
     def names_file(self, name: str, descriptor: int) -> bool:
-        """Return whether ``name`` is still that of an open file or folder."""
+        """Return whether ``name`` is still that of an open file."""
         found = self.status(name)
         return found is not None and os.path.samestat(found, os.fstat(descriptor))
 
@@ -161,6 +161,13 @@ def read_file(path: Path, directory: Directory | None = None, max_bytes: int = -
         return file.read(max_bytes)
 
 
+def open_at(target: str | Path, flags: int, base: int | None) -> int:
+    """Open a file, found from the folder ``base``; others may rename and delete it meanwhile.  Raises: OSError."""
+    if windows.KERNEL32 is not None and os.name == "nt":
+        return windows.open_file(target, flags)
+    return os.open(target, flags, 0o644, dir_fd=base)
+
+
 def _opened(target: str | Path, base: int | None, path: Path, flags: int) -> int:
     """Check before opening: opening a FIFO or a device may block or have effects."""
     try:
@@ -171,7 +178,7 @@ def _opened(target: str | Path, base: int | None, path: Path, flags: int) -> int
         if not flags & os.O_CREAT:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from None
     try:
-        descriptor = os.open(target, flags, 0o644, dir_fd=base)
+        descriptor = open_at(target, flags, base)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise IrregularError(path, stat.S_IFLNK) from error

@@ -6,10 +6,10 @@ import contextlib
 import errno
 import os
 import stat
-import sys
 from pathlib import Path
 
-from sharpwave.native.directory import Directory, IrregularError, check_positional_io
+from sharpwave.native import descriptors
+from sharpwave.native.directory import BINARY, Directory, IrregularError, open_at
 from sharpwave.native.memory_ops import INTERPRETED
 
 
@@ -18,7 +18,6 @@ class Files:
 
     def make_folder(self, path: Path) -> Directory:
         """Open a folder; create it and its parents if absent, and sync their names."""
-        check_positional_io()
         path = path.absolute()
         absent = [one for one in (path, *path.parents) if not one.exists()]
         path.mkdir(parents=True, exist_ok=True)
@@ -47,14 +46,14 @@ class Files:
     def open(self, directory: Directory, name: str) -> int:
         """Create a file and open it for reading and writing; one that exists, or a link, is an error."""
         target, base = directory.at(name)
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
-        return os.open(target, flags, 0o644, dir_fd=base)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | BINARY
+        return open_at(target, flags, base)
 
     def open_again(self, directory: Directory, name: str, descriptor: int) -> int:
         """Open a file for writing that is open for reading as ``descriptor``."""
         target, base = directory.at(name)
         flags = os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
-        other = os.open(target, flags, dir_fd=base)
+        other = open_at(target, flags | BINARY, base)
         if not os.path.samestat(os.fstat(other), os.fstat(descriptor)):
             os.close(other)
             raise OSError(errno.ESTALE, f"{directory.path / name}: another file has replaced it since it was opened")
@@ -80,8 +79,9 @@ class Files:
         """Link a file under the same name in another folder; return False between file systems, or without links."""
         source, base = directory.at(name)
         path, to = target.at(name)
+        unfollowed = {"follow_symlinks": False} if os.link in os.supports_follow_symlinks else {}  # not on Windows
         try:
-            os.link(source, path, src_dir_fd=base, dst_dir_fd=to, follow_symlinks=False)
+            os.link(source, path, src_dir_fd=base, dst_dir_fd=to, **unfollowed)
         except OSError as error:
             if error.errno in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP):
                 return False
@@ -90,7 +90,7 @@ class Files:
 
     def sync(self, directory: Directory, name: str) -> None:
         """Sync a file's content to disk."""
-        descriptor = directory.open_file(name)
+        descriptor = directory.open_file(name, writable=os.name == "nt")  # Windows syncs what may be written
         try:
             self.fsync(descriptor)
         finally:
@@ -100,14 +100,14 @@ class Files:
         """Write all of ``data`` at an offset."""
         view = memoryview(data)
         while view:
-            done = os.pwrite(descriptor, view, offset)
+            done = descriptors.pwrite(descriptor, view, offset)
             view, offset = view[done:], offset + done
 
     def pread(self, descriptor: int, out: memoryview, offset: int) -> int:
         """Fill ``out``; return the number of bytes read, fewer at the file's end."""
         done = 0
         while done < len(out):
-            got = os.preadv(descriptor, [out[done:]], offset + done)
+            got = descriptors.pread_into(descriptor, out[done:], offset + done)
             if got == 0:
                 break
             done += got
@@ -115,13 +115,10 @@ class Files:
 
     def fsync(self, descriptor: int) -> None:
         """Sync an open file's content to disk."""
-        if sys.platform == "darwin":
-            os.fsync(descriptor)
-        else:
-            os.fdatasync(descriptor)
+        descriptors.sync(descriptor)
 
     def fsync_folder(self, directory: Directory) -> None:
-        """Sync a folder's names to disk."""
+        """Sync a folder's names to disk, where folders can be opened: not on Windows."""
         if directory.descriptor >= 0:
             os.fsync(directory.descriptor)
 

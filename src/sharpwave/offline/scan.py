@@ -30,6 +30,7 @@ from sharpwave.format.metadata import MAX_METADATA_BYTES
 from sharpwave.format.region import DICTIONARY, FIRST, HEADER, TAIL, Damage, Identity, Record, Region, read_region
 from sharpwave.format.segment_header import Header
 from sharpwave.memory.segment_layout import column_limits, max_rows, max_segment_bytes
+from sharpwave.native import descriptors
 from sharpwave.native.directory import IrregularError, kind_of
 from sharpwave.persistence.recovery import newest
 from sharpwave.persistence.settings import Settings
@@ -254,7 +255,7 @@ class Reader:
     def payload(self, record: Record) -> bytes:
         """Return a record's content.  Raises: OSError."""
         assert self.region is not None
-        return os.pread(self.region.descriptor, record.nbytes, record.offset)
+        return descriptors.pread(self.region.descriptor, record.nbytes, record.offset)
 
     def _check_header(self, payload: bytes, described: Described, min_steps: int) -> None:
         """Check that a segment's header fits the store and the region.  Raises: DamagedError."""

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from sharpwave.native import descriptors
+
 _UNFOLLOWED = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 _UNFOLLOWED |= getattr(os, "O_BINARY", 0)  # Windows
 MAX_WAITING_BYTES = 4 << 20
@@ -76,7 +78,7 @@ def write_new(path: Path, content: bytes) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _UNFOLLOWED, 0o666)
     try:
         _write(descriptor, content)
-        os.fsync(descriptor)
+        descriptors.sync(descriptor)
     finally:
         os.close(descriptor)
 
@@ -136,9 +138,11 @@ def _mode(path: Path) -> int | None:
 
 def sync(path: Path) -> None:
     """Sync a file's content, or a folder's entries, to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    if os.name == "nt" and path.is_dir():  # Windows opens no folders
+        return
+    descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        descriptors.sync(descriptor)
     finally:
         os.close(descriptor)
 
@@ -202,7 +206,7 @@ class RecordFile:
     def flush(self) -> None:
         """Write the waiting records and sync the file.  Raises: OSError."""
         self.write_waiting()
-        os.fsync(self._descriptor)
+        descriptors.sync(self._descriptor)
 
     def close(self) -> None:
         """Write the waiting records and close.  Raises: OSError: they could not be written and are lost."""

@@ -10,14 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from sharpwave.native import descriptors
 from sharpwave.training.config import CONFIG
 from sharpwave.training.files import open_regular, real_folder
 from sharpwave.training.text import quoted
-
-try:
-    import fcntl
-except ImportError:  # Windows: a second process on the same folder is not detected there
-    fcntl = None  # type: ignore[assignment]
 
 METRICS, SUMMARY, CURVE, LOCK = "metrics.jsonl", "summary.json", "curve.png", "lock"
 BEST, LAST = "best.safetensors", "last.safetensors"
@@ -92,18 +88,17 @@ def locked(folder: Path) -> Iterator[None]:
         raise ValueError(f"run folder {str(folder)!r} cannot be used: {error}") from error
     try:
         holder = os.read(descriptor, MAX_LOCK_BYTES + 1).decode(errors="replace").strip()
-        if fcntl is not None:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise ValueError(
-                    f"run {str(folder)!r} is in use by process {holder or 'unknown'}; end that process first"
-                ) from error
+        try:
+            free = descriptors.lock(descriptor, shared=False)
+        except OSError as error:
+            raise ValueError(f"run {str(folder)!r} cannot be locked: {error}") from error
+        if not free:
+            raise ValueError(f"run {str(folder)!r} is in use by process {holder or 'unknown'}; end that process first")
         if holder and not holder.isdecimal():
             raise ValueError(f"{str(folder / LOCK)!r} is not a run's lock: it holds more than a number; move it away")
         if os.fstat(descriptor).st_nlink == 1:  # not a hard link to another file
             os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+            descriptors.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         yield
     finally:
         os.close(descriptor)

@@ -1,0 +1,97 @@
+"""Address space that is reserved at once, and takes memory only where it is written to."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import sys
+import weakref
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.native import windows
+
+PAGE = 4096
+_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
+
+
+def reserve(nbytes: int) -> AddressSpace:
+    """Reserve ``nbytes``, a multiple of PAGE, which read as zeros.
+
+    Raises:
+        OSError, ValueError, OverflowError: the system has no such range.
+    """
+    return _Windows(nbytes) if windows.KERNEL32 is not None else AddressSpace(nbytes)
+
+
+class AddressSpace:
+    """Range of address space. The system commits its pages as they are written to.
+
+    Attributes:
+        memory: uint8 [nbytes]; its array keeps the range.
+    """
+
+    memory: npt.NDArray[np.uint8]
+
+    def __init__(self, nbytes: int) -> None:
+        flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE} if hasattr(mmap, "MAP_PRIVATE") else {}
+        self._map = mmap.mmap(-1, nbytes, **flags)
+        self.memory = np.frombuffer(self._map, np.uint8)
+
+    def use_huge_pages(self) -> bool:
+        """Request huge pages; return whether the system has them."""
+        with contextlib.suppress(OSError, AttributeError):  # a kernel without them
+            self._map.madvise(mmap.MADV_HUGEPAGE)
+            return True
+        return False
+
+    def commit(self, begin: int, nbytes: int) -> None:
+        """Prepare a range to be written to, and a page behind it, which kernels may read.  Raises: MemoryError."""
+
+    def release(self, begin: int, nbytes: int) -> bool:
+        """Return the memory of whole pages to the system, if it takes it; their content is lost."""
+        if not hasattr(mmap, "MADV_DONTNEED"):
+            return False
+        self._map.madvise(mmap.MADV_DONTNEED, begin, nbytes)
+        return True
+
+
+class _Windows(AddressSpace):
+    """Range of which only committed pages can be touched: a page file for all of it would have to exist."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._kernel = windows.KERNEL32
+        self._address = self._kernel.VirtualAlloc(None, nbytes, windows.MEM_RESERVE, windows.PAGE_READWRITE)
+        if not self._address:
+            raise OSError(f"VirtualAlloc cannot reserve them, Windows error {_last_error()}")
+        held: Any = (ctypes.c_uint8 * nbytes).from_address(self._address)
+        end = weakref.finalize(held, self._kernel.VirtualFree, self._address, 0, windows.MEM_RELEASE)
+        end.atexit = False  # the process takes it along
+        self.memory = np.frombuffer(held, np.uint8)
+
+    def use_huge_pages(self) -> bool:
+        return False
+
+    def commit(self, begin: int, nbytes: int) -> None:
+        nbytes = min(nbytes + PAGE, len(self.memory) - begin)
+        if nbytes > 0 and not self._allocate(begin, nbytes):
+            raise MemoryError(
+                f"store: Windows has no {nbytes:,} bytes of memory left (error {_last_error()}); lower capacity= or "
+                "ram=, or enlarge the page file"
+            )
+
+    def release(self, begin: int, nbytes: int) -> bool:
+        self._kernel.VirtualFree(self._address + begin, nbytes, windows.MEM_DECOMMIT)
+        self.commit(begin, nbytes)
+        return True
+
+    def _allocate(self, begin: int, nbytes: int) -> bool:
+        place = self._address + begin
+        return bool(self._kernel.VirtualAlloc(place, nbytes, windows.MEM_COMMIT, windows.PAGE_READWRITE))
+
+
+def _last_error() -> int:
+    return int(getattr(ctypes, "get_last_error", lambda: 0)())
