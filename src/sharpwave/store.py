@@ -165,8 +165,10 @@ class Store(StoreWriting, StoreViews, StoreEpisodes):
         segments), ``arena_free``, ``open_segments``, ``index``, ``dictionaries``, ``encoders``, ``samplers``,
         ``batches`` (held, and free for the next), ``checkpoint`` (copies while one is written: 12 MiB at most, not
         counted in ``ram``); ``total_bytes``, their sum: the growth of the process; ``held_batch_bytes``: batches that
-        the caller holds; ``bytes_per_step``; ``encoded_bytes_per_step``: of sealed segments; ``raw_bytes_per_step``:
-        before encoding; ``append_waits``, ``append_wait_s``, ``sample_waits``, ``sample_wait_s``: on rate limiters;
+        the caller holds; ``encoded_bytes_per_step``: of sealed segments, 0 before the first; ``fixed_bytes``: buffers
+        whose size steps do not change (all but ``arena_used``, ``index`` and ``samplers``); ``bytes_per_step``: all
+        bytes by all steps; ``raw_bytes_per_step``: before encoding; ``append_waits``,
+        ``append_wait_s``, ``sample_waits``, ``sample_wait_s``: on rate limiters;
         ``codecs``: columns by field and codec; ``damaged``: messages about segments that could not be read or decoded.
         With a disk ``disk``: ``bytes`` of files, ``resident_segments`` (cached), ``hits`` and ``misses`` of sampled
         segments, ``bytes_read``, ``joined`` (reads merged with an adjacent one), ``stalls`` and ``waited_s`` (sampling

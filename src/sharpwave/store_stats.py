@@ -20,6 +20,7 @@ def account(log: StepLog, gate: Gate) -> dict[str, Any]:
     pool.collect()
     taken = _taken(log) | {"batches": log.ledger.batch_bytes}
     total = sum(taken.values())
+    growing = ("arena_used", "index", "samplers")
     sealed_steps = int(index.rows[sealed].sum())
     found = {
         "steps": inventory.held_steps,
@@ -33,6 +34,7 @@ def account(log: StepLog, gate: Gate) -> dict[str, Any]:
         "total_bytes": total,
         "held_batch_bytes": pool.held_bytes,
         "bytes_per_step": total / max(1, inventory.held_steps),
+        "fixed_bytes": total - sum(taken[name] for name in growing),
         "encoded_bytes_per_step": log.sealed.nbytes / max(1, sealed_steps),
         "raw_bytes_per_step": log.spec.step_bytes,
         "append_waits": gate.waits["append"],

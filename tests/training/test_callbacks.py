@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from typing import Any
 
 import pytest
@@ -125,3 +126,18 @@ def test_numbers_for_people():
     assert (byte_text(0), byte_text(1536), byte_text(3 * 2**40)) == ("0 B", "1.5 KiB", "3.0 TiB")
     assert (duration_text(7.9), duration_text(65), duration_text(3_725)) == ("7 s", "1 min 05 s", "1 h 02 min")
     assert (number_text(None), number_text(1234.5, 1)) == ("-", "1,234.5")
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_live_table_fits_its_terminal_and_cuts_nothing_off(width):
+    out = io.StringIO()
+    display = Display(Console(file=out, force_terminal=True, width=width, _environ={}), "pong", 50_000_000, 18.0)
+    large = {"steps": 12_345_678, "replay_steps": 1_000_000, "replay_bytes": 2**37, "fixed_bytes": 2**24}
+    behind = {"stale_versions": 12.5, "stale_steps": 32_100.0, "replay_ratio": 16.0, "actor_restarts": 2}
+    display.on_report({**REPORT, **large, "encoded_bytes_per_step": 55.25, **behind})
+    display.close()
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue())
+    assert max(map(len, text.replace("\r", "\n").splitlines())) <= width
+    for figure in ("12,345,678 / 50,000,000", "1,000,000 steps, 128.0 GiB", "55.2 bytes a step + 16.0 MiB of buffers",
+                   "12.5 versions, 32,100 steps", "at most 1 h 02 min"):  # fmt: skip
+        assert figure in text, figure

@@ -113,7 +113,10 @@ def film(shown: Any, out: Path, fps: float) -> int:
 
 
 def sheet(shown: list[Shown], out: Path, title: str) -> int:
-    """Write a PNG: frames in reading order, below each its step and reward. Pixels are drawn as they are."""
+    """Write a PNG: frames in reading order, below each its step and the rewards since the last.
+
+    Pixels are drawn as they are.
+    """
     from matplotlib.figure import Figure
 
     pictures = [enlarged(one.frame) for one in shown]
@@ -135,7 +138,7 @@ def sheet(shown: list[Shown], out: Path, title: str) -> int:
         left = MARGIN + place % columns * cell_width
         top = TITLE + MARGIN + place // columns * cell_height
         figure.figimage(picture, left, total_height - top - height, origin="upper")
-        caption = f"{one.step:,}  end" if one.reward is None else f"{one.step:,}  reward {one.reward:g}"
+        caption = f"{one.step:,}{'  end' if one.reward is None else ''}  +{one.gained:g}".replace("+-", "-")
         figure.text(left / total_width, 1 - (top + height + 2) / total_height, caption, **style)
     figure.savefig(out, dpi=DPI, format="png")
     return len(shown)

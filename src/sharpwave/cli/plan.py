@@ -16,10 +16,20 @@ from sharpwave.training.text import byte_text, printable
 
 @dataclass(frozen=True)
 class Layout:
-    """Layout of a replay memory. ``bytes_per_step`` includes observations, action, reward and flags."""
+    """Layout of a replay memory.
+
+    Attributes:
+        bytes_per_step: of observations, action, reward and flags.
+        fixed_bytes: of buffers whose size the steps do not change.
+    """
 
     name: str
     bytes_per_step: float
+    fixed_bytes: float = 0
+
+    def total(self, steps: int) -> float:
+        """Return the bytes of a memory of so many steps."""
+        return self.bytes_per_step * steps + self.fixed_bytes
 
 
 # An int64 action, a float32 reward, terminated and truncated.
@@ -54,14 +64,13 @@ def parse_count(text: str) -> int:
     return int(count)
 
 
-def measure(env_name: str, shape: tuple[int, ...], stack: int, steps: int, capacity: int) -> tuple[float, str]:
-    """Measure the bytes a step of a full store by playing ``env_name`` at random for ``steps`` steps.
+def measure(env_name: str, shape: tuple[int, ...], stack: int, steps: int) -> tuple[Layout, str]:
+    """Measure a full store by playing ``env_name`` at random for ``steps`` steps.
 
-    Memory that grows with the steps (encoded segments, index, samplers) is scaled to ``capacity``; the rest (open
-    segments, encoders, dictionaries, batches) is counted as measured.
+    Encoded segments, index and samplers grow with the steps. Open segments, encoders, dictionaries and batches do not.
 
     Returns:
-        bytes per step, and the codecs that the store chose.
+        its layout, and the codecs that the store chose.
     Raises:
         ValueError: an unknown environment, or one whose observations are not of ``shape``.
     """
@@ -96,7 +105,7 @@ def measure(env_name: str, shape: tuple[int, ...], stack: int, steps: int, capac
     taken = stats["bytes"]
     growing = stats["encoded_bytes_per_step"] + (taken["index"] + taken["samplers"]) / stats["steps"]
     fixed = taken["open_segments"] + taken["encoders"] + taken["dictionaries"] + taken["batches"]
-    return growing + fixed / capacity, codecs
+    return Layout(f"encoded ({env_name}, measured)", growing, fixed), codecs
 
 
 def plan(
@@ -140,9 +149,10 @@ def plan(
         raise ValueError(f"--dtype: got {dtype!r}, expected a numpy dtype, as uint8 or float32") from None
     rows = layouts(shape, item_bytes, stack, dtype)
     if env is not None:
-        measured, codecs = measure(env, shape, stack, steps, count)
-        rows.append(Layout(f"encoded ({env}, measured)", measured))
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
+        measured, codecs = measure(env, shape, stack, steps)
+        rows.append(measured)
+    known = "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {})  # not on Windows
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if known else 0
     console = Console()
     table = Table(
         title=f"{count:,} steps, observations of {stack} x {obs} {dtype}", title_justify="left", box=box.SIMPLE_HEAD
@@ -151,8 +161,8 @@ def plan(
     for header in ("bytes a step", "total", "smaller by"):
         table.add_column(header, justify="right", no_wrap=True)
     for row in rows:
-        total = row.bytes_per_step * count
-        less = f"{rows[0].bytes_per_step / row.bytes_per_step:,.0f} x"
+        total = row.total(count)
+        less = f"{rows[0].total(count) / total:,.0f} x"
         style = "bold green" if row.name.startswith("encoded") else ""
         table.add_row(row.name, f"{row.bytes_per_step:,.0f}", byte_text(total), less, style=style)
     console.print(table)
@@ -161,6 +171,8 @@ def plan(
     if env is None:
         console.print("Its encoded size depends on the frames: --env pong measures it by playing.", highlight=False)
     else:
+        fixed = byte_text(measured.fixed_bytes)
+        console.print(f"Its total includes {fixed} of buffers, which more steps do not enlarge.", highlight=False)
         console.print(f"Measured over {steps:,} random steps; packed by {codecs}.", highlight=False)
     if png is not None:
         draw(rows, count, png)
@@ -217,7 +229,7 @@ def draw(rows: list[Layout], count: int, png: Path) -> None:
     figure = Figure(figsize=(9, 0.7 * len(rows) + 1.4), layout="constrained")
     axes: Any = figure.subplots()
     names = [row.name for row in rows][::-1]
-    totals = [row.bytes_per_step * count for row in rows][::-1]
+    totals = [row.total(count) for row in rows][::-1]
     colors = ["tab:green" if name.startswith("encoded") else "tab:gray" for name in names]
     bars = axes.barh(names, totals, color=colors)
     axes.bar_label(bars, [byte_text(total) for total in totals], padding=4)

@@ -121,11 +121,18 @@ class Survey:
 
 @dataclass(frozen=True)
 class Shown:
-    """Step of an episode: its number in the episode, its reward (``None`` for the final observation) and frame."""
+    """Frame of an episode.
+
+    Attributes:
+        step: its number in the episode; that of the final observation is the number of steps.
+        reward: its step's, which comes after it; ``None`` for the final observation.
+        gained: sum of the rewards from the frame shown before to this one.
+    """
 
     step: int
     reward: float | None
     frame: npt.NDArray[Any]
+    gained: float = 0.0
 
 
 class Piece(NamedTuple):
@@ -304,22 +311,27 @@ def frames(result: Survey, episode: Episode, name: str, wanted: npt.NDArray[np.i
     Raises:
         DamagedError: a segment was deleted meanwhile, or cannot be decoded.
     """
-    rows = _Rows(result, name)
+    rows, gained = _Rows(result, name), 0.0
     try:
         for one in result.lanes[episode.lane].segments:
             begin = one.header.first_step - episode.first_step  # of the segment's first step, counted in the episode
             end = min(begin + one.header.steps, episode.steps)
+            if end <= max(begin, 0) or not wanted.size or begin > wanted[-1]:
+                continue
             inside = wanted[(wanted >= max(begin, 0)) & (wanted < end)]
-            final = begin < end == episode.steps and episode.end != "unfinished" and episode.steps in wanted
-            if inside.size or final:
-                flags, reward, values = rows.of(one)
-                before = np.concatenate([[0], np.cumsum(flags & ENDED != 0)])
-                for step in inside.tolist():
-                    row = step - begin
-                    yield Shown(step, float(reward[row]), values[one.header.context + row + before[row]])
-                if final:
-                    row = episode.steps - 1 - begin
-                    yield Shown(episode.steps, None, values[one.header.context + row + before[row] + 1])
+            final = end == episode.steps and episode.end != "unfinished" and episode.steps in wanted
+            flags, reward, values = rows.of(one, frames=bool(inside.size) or final)
+            before = np.concatenate([[0], np.cumsum(flags & ENDED != 0)])
+            at = max(-begin, 0)
+            for row in (inside - begin).tolist():
+                gained += float(reward[at:row].sum(dtype=np.float64))
+                frame = values[one.header.context + row + before[row]]
+                yield Shown(begin + row, float(reward[row]), frame, gained)
+                at, gained = row, 0.0
+            gained += float(reward[at : end - begin].sum(dtype=np.float64))
+            if final:
+                row = episode.steps - 1 - begin
+                yield Shown(episode.steps, None, values[one.header.context + row + before[row] + 1], gained)
     finally:
         rows.close()
 
@@ -331,16 +343,21 @@ class _Rows:
         self.result, self.name = result, name
         self._reader: Reader | None = None
 
-    def of(self, one: Segment) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32], npt.NDArray[Any]]:
-        """Return a segment's flags, rewards and rows of the field."""
+    def of(
+        self, one: Segment, *, frames: bool
+    ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32], npt.NDArray[Any]]:
+        """Return a segment's flags, rewards and, if ``frames``, rows of the field."""
         try:
             if self._reader is None or self._reader.path != one.path:
                 self.close()
                 self._reader = Reader(one.path, self.result.described.identity)
             if self._reader.region is None:
                 raise DamagedError(self._reader.damages[0].what)
-            _, arrays = self._reader.unpack(one.record, self.result.described, ("flags", "reward", self.name))
-            flags, values = arrays["flags"], arrays[self.name]
+            names = ("flags", "reward", self.name) if frames else ("flags", "reward")
+            _, arrays = self._reader.unpack(one.record, self.result.described, names)
+            flags, values = arrays["flags"], arrays[names[-1]]
+            if not frames:
+                return flags, arrays["reward"], values
             needed = one.header.context + len(flags) + int((flags & ENDED != 0).sum())
             if len(values) < needed:
                 raise DamagedError(f"{len(values):,} frames, expected at least {needed:,}")

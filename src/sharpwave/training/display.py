@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import zip_longest
 
 from rich.console import Console
 from rich.live import Live
@@ -12,7 +13,10 @@ from rich.text import Text
 
 from sharpwave.training.callbacks import Callback
 from sharpwave.training.progress import Metrics
-from sharpwave.training.text import byte_text, duration_text, number_text, printable
+from sharpwave.training.text import byte_text, duration_text, number_text, printable, step_bytes_text
+
+TWO_PAIRS = 110
+"""Columns of a terminal that is wide enough for two figures in a line."""
 
 
 class Display(Callback):
@@ -49,12 +53,13 @@ class Display(Callback):
     def _panel(self, m: Metrics) -> Panel:
         figures = self._figures(m)
         table = Table.grid(padding=(0, 2), expand=True)
-        for _ in range(2):
+        pairs = 2 if self._console.width >= TWO_PAIRS else 1
+        for _ in range(pairs):
             table.add_column(style="dim", no_wrap=True)
             table.add_column(style="bold", no_wrap=True, ratio=1)
-        half = (len(figures) + 1) // 2
-        for left, right in zip(figures[:half], [*figures[half:], ("", "")], strict=False):
-            table.add_row(*left, *right)
+        half = -(-len(figures) // pairs)
+        for row in zip_longest(*(figures[i : i + half] for i in range(0, len(figures), half)), fillvalue=("", "")):
+            table.add_row(*(text for pair in row for text in pair))
         return Panel(
             table,
             title=Text(printable(self._title)),
@@ -79,7 +84,7 @@ class Display(Callback):
             ("epsilon", number_text(m["epsilon"], 3)),
             ("loss", number_text(m["avg_loss"], 4)),
             ("replay", f"{m['replay_steps']:,} steps, {byte_text(m['replay_bytes'])}"),
-            ("bytes a step", number_text(m["bytes_per_step"], 1)),
+            ("memory", step_bytes_text(m)),
             ("RAM", byte_text(m["process_bytes"])),
             ("time left", f"at most {duration_text(m['seconds_left'])}"),
             *(actors if "actor_restarts" in m else []),

@@ -23,6 +23,8 @@ REPORT = {
     "replay_steps": "memory/replay_steps",
     "replay_bytes": "memory/replay_bytes",
     "bytes_per_step": "memory/bytes_per_step",
+    "encoded_bytes_per_step": "memory/encoded_bytes_per_step",
+    "fixed_bytes": "memory/fixed_bytes",
     "process_bytes": "memory/process_bytes",
     "stale_versions": "actors/stale_versions",
     "stale_steps": "actors/stale_steps",

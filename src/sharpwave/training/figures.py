@@ -73,6 +73,9 @@ def report(values: Any) -> dict[str, Any]:
         count(values, name)
     for name in ("mean_reward", "bytes_per_step"):
         mean(values, name)
+    if "fixed_bytes" in values:  # reports of earlier releases lack both
+        count(values, "fixed_bytes")
+        mean(values, "encoded_bytes_per_step")
     minutes(values)
     return values
 

@@ -80,6 +80,12 @@ class Progress:
         return self._updates_then + max(0, self.steps - self._learn_after) // self.recipe.training.update_every
 
     @property
+    def will_learn(self) -> bool:
+        """Whether an update is due before the run reaches its limit of steps."""
+        training = self.recipe.training
+        return self._updates_then + max(0, training.steps - self._learn_after) // training.update_every > self.updates
+
+    @property
     def ratio_since(self) -> tuple[int, int]:
         return self._learn_after - self.recipe.training.warmup_steps, self._updates_then
 
@@ -165,7 +171,7 @@ class Progress:
             "seconds_left": (self.recipe.training.steps - self.steps) / max(avg_fps, 1e-9),
             "replay_steps": len(store),
             "replay_bytes": stats["total_bytes"],
-            "bytes_per_step": stats["bytes_per_step"],
+            **{name: stats[name] for name in ("bytes_per_step", "encoded_bytes_per_step", "fixed_bytes")},
             "process_bytes": self._process.memory_info().rss,
             **({"disk": {name: stats["disk"][name] for name in DISK}} if "disk" in stats else {}),
         }

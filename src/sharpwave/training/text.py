@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from sharpwave.escaping import escaped
@@ -35,6 +35,18 @@ def byte_text(count: float) -> str:
             break
         count /= 1024
     return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
+
+
+def step_bytes_text(figures: Mapping[str, Any]) -> str:
+    """Format a replay memory's bytes a step, encoded, and apart from them its buffers of fixed size.
+
+    Args:
+        figures: of ``Store.stats``; reports of earlier releases lack both numbers, and have all bytes by steps.
+    """
+    if "fixed_bytes" not in figures:
+        return f"{number_text(figures['bytes_per_step'], 1)} bytes a step"
+    encoded = figures["encoded_bytes_per_step"] or None  # nothing is sealed yet
+    return f"{number_text(encoded, 1)} bytes a step + {byte_text(figures['fixed_bytes'])} of buffers"
 
 
 def duration_text(seconds: float) -> str:
