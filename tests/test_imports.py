@@ -31,6 +31,7 @@ store_episodes store_stats store_views store_writing
 segment_writer store
 environment_kinds
 loading
+warmup
 observations
 environment_spec step_infos
 recorder

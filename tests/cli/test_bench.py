@@ -119,7 +119,7 @@ def test_an_interrupt_shows_what_was_measured(tmp_path):
     time.sleep(0.2)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: every process of the group
     text, _ = process.communicate(timeout=60)
-    assert process.returncode == 0 and "Traceback" not in text, text
+    assert process.returncode == 130 and "Traceback" not in text, text
     assert "Interrupted" in text and "Sharpwave to each" in text
     told = json.loads(out.read_text())
     assert told["interrupted"] and told["failed"] == {}

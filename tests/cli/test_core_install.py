@@ -33,7 +33,8 @@ def command_without(missing, *arguments):
 def test_the_command_line_says_what_to_install(arguments, tmp_path):
     code, text = command_without(EXTRA, *arguments)
     assert code == 2 and "Traceback" not in text
-    assert text.splitlines()[0] == "sharpwave: this command needs typer: pip install 'sharpwave[train]'"
+    extra = "train" if arguments[0] == "train" else "cli"
+    assert text == f"sharpwave: this command needs typer: pip install 'sharpwave[{extra}]'\n"
 
 
 @pytest.mark.parametrize("missing", ["torch", "tensorboard", "matplotlib"])

@@ -237,7 +237,7 @@ def test_an_error_of_the_script_keeps_whole_episodes(here, tmp_path):
 def test_no_episode_nothing_written(here, tmp_path):
     (tmp_path / "player.py").write_text(INTERRUPTED.replace("== 100", "== 3"))
     result = here("record", "CartPole-v1", "--script", f"{tmp_path}/player.py:player", "--out", tmp_path / "demos")
-    assert result.code == 1 and "no episode ended; nothing was written" in result.text
+    assert result.code == 130 and "no episode ended; nothing was written" in result.text
     assert not (tmp_path / "demos").exists()
 
 

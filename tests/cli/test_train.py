@@ -142,7 +142,7 @@ def test_signals_end_a_run_with_a_checkpoint_that_plays(here, tmp_path, number):
         time.sleep(0.05)
     process.send_signal(number)
     text, _ = process.communicate(timeout=60)
-    assert process.returncode == 0, text
+    assert process.returncode == 128 + number, text  # as of a command that the signal ended
     assert f"interrupted by {number.name}" in text and "Traceback" not in text
     assert json.loads((folder / "summary.json").read_text())["reason"] == f"interrupted by {number.name}"
     played = here("eval", folder, "--episodes", 2)
@@ -190,7 +190,7 @@ def test_a_terminal_that_is_closed_ends_a_run_with_a_checkpoint(tmp_path):
         if select.select([ours], [], [], 0.05)[0]:
             os.read(ours, 1 << 16)
     os.close(ours)  # the kernel sends SIGHUP, and writing to the terminal fails from now on
-    assert process.wait(timeout=60) == 0
+    assert process.wait(timeout=60) == 128 + signal.SIGHUP
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["reason"] == "interrupted by SIGHUP"
     assert [int(path.name) for path in (folder / "checkpoints").iterdir()] == [summary["steps"]]

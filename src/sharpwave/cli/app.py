@@ -6,14 +6,13 @@ from typing import Annotated
 
 import typer
 
-from sharpwave.cli import bench, data_sets, inspect, plan, record, saliency, train, verify, view
+from sharpwave.cli import bench, data_sets, inspect, plan, record, saliency, train, verify, view, warmup
 from sharpwave.cli import eval as eval_command
 
 app = typer.Typer(
     name="sharpwave",
     help="A compressed replay memory for deep reinforcement learning, and a trainer built on it.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
@@ -38,3 +37,4 @@ app.add_typer(bench.app, name="bench")
 app.command("inspect")(inspect.inspect)
 app.command("verify")(verify.verify)
 app.command("view")(view.view)
+app.command("warmup")(warmup.warmup)

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from sharpwave.cli.ablation import ablation
-from sharpwave.cli.verify import memory_of
+from sharpwave.cli.verify import replay_of
 
 DEFAULT_ENV = "pong"
 PLAY_SHARE, TRAINER_SHARE = 0.1, 0.25
@@ -34,7 +34,7 @@ def bench(
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option(help="take your frames: a store's folder, which is only read, or a .npy file [frames, ...]"),
+        typer.Option(help="take your frames: a store's or run's folder, only read, or a .npy file [frames, ...]"),
     ] = None,
     seconds: Annotated[float, typer.Option(min=1, help="about how long to measure")] = 60,
     recipe: Annotated[
@@ -62,6 +62,7 @@ def bench(
     deadline = time.monotonic() + seconds
     if env is not None and data is not None:
         raise ValueError("bench: --env and --data both say where frames come from; give one of them")
+    data = None if data is None else replay_of(data)
     if out is not None:
         check_out(out)
     trained, untrained = trained_recipe(recipe, env)
@@ -93,6 +94,8 @@ def bench(
         console.print(one, highlight=False, markup=False)
     if out is not None:
         console.print(f"written: {written(results, out)}", soft_wrap=True, highlight=False, markup=False)
+    if results["interrupted"]:
+        raise typer.Exit(130)
 
 
 def check_out(out: Path) -> None:
@@ -129,13 +132,13 @@ def trained_recipe(recipe: str | None, env: str | None) -> tuple[tuple[str, str]
 
 
 def recorded(record: Callable[[], Any], data: Path | None) -> Any:
-    """Call ``record``; for a run's folder let the error name its replay memory.  Raises: ValueError."""
+    """Call ``record``.  Raises: ValueError: the data could not be read."""
     try:
         return record()
     except OSError as error:
         if data is None:
             raise
-        raise ValueError(f"--data: {error}{memory_of(data)}") from error
+        raise ValueError(f"--data: {error}") from error
 
 
 def written(results: dict[str, Any], out: Path) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sharpwave.cli.pictures import check_out, image_field, write_picture
-from sharpwave.cli.verify import bytes_bar, damage_text, memory_of
+from sharpwave.cli.verify import bytes_bar, damage_text, replay_of
 from sharpwave.escaping import escaped
 from sharpwave.json_values import decode, encode
 from sharpwave.training.text import byte_text, number_text, quoted
@@ -27,7 +27,7 @@ BAR = 40
 
 def inspect(
     path: Annotated[
-        Path, typer.Argument(help="a store's folder, as given to sharpwave.Store(disk=...), or a checkpoint")
+        Path, typer.Argument(help="a store's folder, as given to sharpwave.Store(disk=...), a run's, or a checkpoint")
     ],
     as_json: Annotated[bool, typer.Option("--json", help="print everything as JSON")] = False,
     episode: Annotated[int | None, typer.Option(min=0, help="choose an episode by its number, from 0")] = None,
@@ -52,6 +52,7 @@ def inspect(
     chosen = [name for name, given in (("--episode", episode is not None), ("--best", best), ("--last", last)) if given]
     if len(chosen) > 1:
         raise ValueError(f"inspect: {' and '.join(chosen)} choose an episode each; give one of them")
+    path = replay_of(path)
     if out is not None:
         if not chosen:
             raise ValueError("--out needs an episode; give --best, --last or --episode N as well")
@@ -65,7 +66,7 @@ def inspect(
             try:
                 found = survey(folder, progress)
             except OSError as error:
-                raise ValueError(f"inspect: {error}{memory_of(path)}") from error
+                raise ValueError(f"inspect: {error}") from error
         name = None if out is None else image_field(found.described.spec, field)
         number = choose(found.episodes, episode, best) if chosen else None
         if as_json:

@@ -78,7 +78,7 @@ def record(
     from sharpwave.cli.stream import console as standard_output
     from sharpwave.training import recorded_env, recording, setup
     from sharpwave.training.scores import Episode
-    from sharpwave.training.signals import caught_signals
+    from sharpwave.training.signals import caught_signals, exit_by_signal
     from sharpwave.training.text import byte_text, quoted
 
     given = [name for name, one in (("--policy", policy), ("--script", script), ("--keyboard", keyboard)) if one]
@@ -128,6 +128,7 @@ def record(
         )  # fmt: skip
     if not found.episodes:
         typer.echo("sharpwave: no episode ended; nothing was written", err=True)
+        exit_by_signal(interrupted())
         raise typer.Exit(1)
     mean = sum(one.reward for one in found.episodes) / len(found.episodes)
     say(
@@ -135,6 +136,7 @@ def record(
         f"{quoted(out)}"
     )
     say(f"learn from them: sharpwave train {_training(what, recipe)} --demonstrations {quoted(out)}")
+    exit_by_signal(interrupted())
 
 
 def _training(what: str, recipe: Recipe) -> str:

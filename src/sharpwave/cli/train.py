@@ -27,7 +27,7 @@ FROM_FILE = "FILE"
 
 
 class RecipeCommand(TyperCommand):
-    """Command whose help text has names of options in full, on more lines where they are wider than their column."""
+    """Command whose help text has names of options and defaults in full, on more lines where they are wide."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print the help text; typer would cut such names off, so that nobody could type them."""
@@ -41,14 +41,24 @@ class RecipeCommand(TyperCommand):
 
             return fold
 
-        cutting = {name: getattr(rich_utils, name) for name in ("highlighter", "negative_highlighter")}
+        def whole_help(describe: Callable[..., Any]) -> Callable[..., Any]:
+            def fold(**given: Any) -> Any:
+                described = describe(**given)
+                for text in described.renderables:  # a default's name, as no-late-fractions
+                    text.overflow = "fold"
+                return described
+
+            return fold
+
+        cutting = {"highlighter": whole, "negative_highlighter": whole, "_get_parameter_help": whole_help}
+        before = {name: getattr(rich_utils, name) for name in cutting}
         try:
-            for name, highlighter in cutting.items():
-                setattr(rich_utils, name, whole(highlighter))
+            for name, make in cutting.items():
+                setattr(rich_utils, name, make(before[name]))
             super().format_help(ctx, formatter)
         finally:
-            for name, highlighter in cutting.items():
-                setattr(rich_utils, name, highlighter)
+            for name, one in before.items():
+                setattr(rich_utils, name, one)
 
 
 class RecipeGroup(TyperGroup):
@@ -282,12 +292,18 @@ def resume_run(folder: Path, changes: dict[str, Any], trust: bool) -> None:
 
 
 def _end(console: Any, train: Callable[[], tuple[Path, dict[str, Any]]]) -> None:
-    """Train and print the summary; exit with 1 if the run failed or its last checkpoint was not saved."""
+    """Train and print the summary.
+
+    Exit with 1 if the run failed or its last checkpoint was not saved, with 130 after Ctrl-C.
+    """
     from sharpwave.training.failures import CallbackError, ProcessDiedError
     from sharpwave.training.saving import NotSavedError
+    from sharpwave.training.signals import exit_by_signal
 
     try:
-        console.print(summary_table(*train()), crop=False)
+        folder, summary = train()
+        console.print(summary_table(folder, summary), crop=False)
+        exit_by_signal(summary["reason"])
     except (CallbackError, NotSavedError, ProcessDiedError) as error:
         with contextlib.suppress(OSError):  # the terminal may be closed
             typer.echo(f"sharpwave: {printable(str(error))}", err=True)
@@ -324,7 +340,7 @@ def summary_table(folder: Path, summary: dict[str, Any]) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    from sharpwave.training.text import byte_text, duration_text, number_text, quoted
+    from sharpwave.training.text import byte_text, duration_text, number_text, quoted, step_bytes_text
 
     ended = "Ended, " if summary["reason"].startswith("interrupted") else "Ended by "
     title = Text(printable(ended + summary["reason"]), style="table.title")
@@ -339,7 +355,7 @@ def summary_table(folder: Path, summary: dict[str, Any]) -> Any:
     table.add_row("steps, updates", f"{summary['steps']:,}, {summary['updates']:,}")
     table.add_row("time", duration_text(summary["minutes"] * 60))
     replay = f"{summary['replay_steps']:,} steps in {byte_text(summary['replay_bytes'])}"
-    table.add_row("replay memory", f"{replay}, {number_text(summary['bytes_per_step'], 1)} bytes a step")
+    table.add_row("replay memory", f"{replay}; {step_bytes_text(summary)}")
     below = {"folder": printable(str(folder)), "evaluate": f"sharpwave eval {quoted(folder)}"}
     if summary["reason"].startswith("interrupted"):
         below["resume"] = f"sharpwave train --resume {quoted(folder)}"

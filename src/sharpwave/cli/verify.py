@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from sharpwave.escaping import escaped
-from sharpwave.training.text import byte_text, quoted
+from sharpwave.training.text import byte_text
 
 SHOWN = 100
 """Limit of printed damages, and of printed notes; a file full of garbage may have millions."""
@@ -16,7 +16,7 @@ SHOWN = 100
 
 def verify(
     path: Annotated[
-        Path, typer.Argument(help="a store's folder, as given to sharpwave.Store(disk=...), or a checkpoint")
+        Path, typer.Argument(help="a store's folder, as given to sharpwave.Store(disk=...), a run's, or a checkpoint")
     ],
 ) -> None:
     """Read and decode everything in a store's folder, and list all damage.
@@ -34,12 +34,12 @@ def verify(
     from sharpwave.offline.verify import check
     from sharpwave.persistence.checkpoint_file import folder_of
 
-    console = Console()
+    console, path = Console(), replay_of(path)
     try:
         with folder_of(path) as folder, bytes_bar("verifying") as progress:
             found = check(folder, progress)
     except OSError as error:
-        raise ValueError(f"verify: {error}{memory_of(path)}") from error
+        raise ValueError(f"verify: {error}") from error
     table = Table(title=escape(escaped(path)), title_justify="left", box=box.SIMPLE_HEAD)
     for header, justify in (("checked", "left"), ("number", "right"), ("", "left")):
         table.add_column(header, justify=justify, no_wrap=True)  # type: ignore[arg-type]
@@ -75,10 +75,15 @@ def verify(
     raise typer.Exit(1)
 
 
-def memory_of(path: Path) -> str:
-    """Return a hint at the replay memory's folder if ``path`` is a run's folder; else ""."""
+def replay_of(path: Path) -> Path:
+    """Return the folder of a run's replay memory, or that of its newest checkpoint, if ``path`` is a run's folder.
+
+    Any other path is returned as it is.
+    """
+    if (path / "store.json").exists():
+        return path
     found = sorted(path.glob("replay*/store.json")) or sorted(path.glob("checkpoints/[0-9]*/replay/store.json"))
-    return f"; a run's replay memory is there: {quoted(found[-1].parent)}" if found else ""
+    return found[-1].parent if found else path
 
 
 def damage_text(damage: Any) -> str:

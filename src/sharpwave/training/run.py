@@ -147,6 +147,13 @@ class Run:
         title = f"{name}: {recipe.env.name} on {self.agent.device}, seed {recipe.training.seed}"
         say(f"Networks compute in {self.agent.precision} on {self.agent.device}")
         steps = state.progress.steps
+        if not state.progress.will_learn and state.end_reached(recipe) is None:
+            settings = recipe.training
+            say(
+                f"This run will make no update: it ends after {settings.steps:,} steps (--steps), and learning begins "
+                f"after {settings.warmup_steps:,} (--warmup-steps), then once in {settings.update_every:,} "
+                "(--update-every)"
+            )
         with ExitStack() as stack:
             interrupted = stack.enter_context(caught_signals())
             callbacks: list[Callback] = []

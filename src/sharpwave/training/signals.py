@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -33,3 +34,10 @@ def caught_signals() -> Iterator[Callable[[], str | None]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def exit_by_signal(reason: str | None) -> None:
+    """Exit as shells expect of an interrupted command, 130 after SIGINT, if ``reason`` is from ``caught_signals``."""
+    interrupted, _, name = (reason or "").partition("interrupted by ")
+    if not interrupted and name in signal.Signals.__members__:
+        sys.exit(128 + signal.Signals[name])

@@ -261,7 +261,7 @@ def test_however_the_learner_ends_nothing_is_left_and_it_can_go_on(tmp_path):
     second = Started(folder, "--resume", str(folder))
     second.wait_for_checkpoint(above=steps)
     out, errors = second.end(signal.SIGINT, group=True)  # as a terminal does it: to all
-    assert second.process.returncode == 0 and "interrupted by SIGINT" in out and not errors, out + errors
+    assert second.process.returncode == 130 and "interrupted by SIGINT" in out and not errors, out + errors
     assert f"from checkpoint {steps:012d}" in out.replace("\n", "") and "does not repeat exactly" in out
     last = json.loads((folder / "summary.json").read_text())
     assert int(checkpoints(folder)[-1].name) == last["steps"] > steps and last["actor_restarts"] == 0
@@ -272,7 +272,7 @@ def test_however_the_learner_ends_nothing_is_left_and_it_can_go_on(tmp_path):
     third = Started(folder, "--resume", str(folder))
     third.wait(lambda: len(third.actors()) == 1)
     out, errors = third.end(signal.SIGTERM)  # before its actors have begun
-    assert third.process.returncode == 0 and "interrupted by SIGTERM" in out and not errors, out + errors
+    assert third.process.returncode == 143 and "interrupted by SIGTERM" in out and not errors, out + errors
     assert int(checkpoints(folder)[-1].name) == json.loads((folder / "summary.json").read_text())["steps"]
     assert not shared_memory_files()
 
