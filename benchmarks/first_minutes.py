@@ -1,0 +1,92 @@
+"""What a newcomer waits for: imports, a first append, a first batch and a first command, before and after compiling.
+
+    python benchmarks/first_minutes.py [--repeats 3]
+
+Each measurement is a process of its own. Cold ones begin with an empty folder for numba's machine code; warm ones use
+what the cold one before left there. Printed are medians of seconds, wall and processor time; compiled: kernels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+STORE = """
+import json, resource, sys, time
+begun = time.perf_counter()
+import numpy as np
+import sharpwave as sw
+from sharpwave.native.jit import COMPILING
+imported = time.perf_counter()
+frames, appends = sys.argv[1] == "frames", int(sys.argv[2])
+obs = sw.Field((84, 84), "uint8", stack=4) if frames else sw.Field((17,), "float32")
+store = sw.Store(sw.Spec(obs=obs, action=sw.Field((), "int64")), capacity=100_000)
+replay = store.transitions(n_step=3, sampler=sw.Prioritized(alpha=0.6, beta=0.4))
+rows, no = np.zeros((8, *obs.shape), obs.dtype), np.zeros(8, bool)
+def extend(n):
+    rows.reshape(8, -1)[:, n % rows[0].size] += 1
+    store.extend(obs=rows, action=np.arange(8), reward=np.ones(8), terminated=no, truncated=no)
+extend(0)
+first = time.perf_counter()
+for n in range(1, appends):
+    extend(n)
+appended = time.perf_counter()
+replay.sample(32)
+sampled = time.perf_counter()
+usage = resource.getrusage(resource.RUSAGE_SELF)
+print(json.dumps({"import": imported - begun, "append": first - imported, "more": appended - first,
+    "sample": sampled - appended, "total": sampled - begun, "cpu": usage.ru_utime + usage.ru_stime,
+    "compiled": len(COMPILING.names)}))
+"""
+CASES = [("vectors, 10 appends", ["vectors", "10"]), ("vectors, 300 appends", ["vectors", "300"]),
+         ("frames, 10 appends", ["frames", "10"]), ("frames, 300 appends", ["frames", "300"])]  # fmt: skip
+COMMANDS = [["--version"], ["--help"], ["inspect", "STORE"], ["train", "pong", "--help"]]
+
+
+def main() -> None:
+    """Measure, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=3)
+    repeats = parser.parse_args().repeats
+    columns = ("import", "append", "more", "sample", "total", "cpu", "compiled")
+    print(f"{'':28}" + "".join(f"{name:>10}" for name in columns))
+    for name, arguments in CASES:
+        cold, warm = [], []
+        for _ in range(repeats):
+            with tempfile.TemporaryDirectory() as cache:
+                environment = {**os.environ, "NUMBA_CACHE_DIR": cache}
+                for found in (cold, warm):
+                    ran = subprocess.run(
+                        [sys.executable, "-c", STORE, *arguments],
+                        env=environment, capture_output=True, text=True, check=True,
+                    )  # fmt: skip
+                    found.append(json.loads(ran.stdout))
+        for when, found in (("cold", cold), ("warm", warm)):
+            medians = [statistics.median(one[column] for one in found) for column in columns]
+            print(f"{f'{name}, {when}':28}" + "".join(f"{value:10.2f}" for value in medians))
+    with tempfile.TemporaryDirectory() as made:
+        environment = {**os.environ, "NUMBA_CACHE_DIR": str(Path(made) / "cache")}
+        write = STORE.replace("capacity=100_000", f"capacity=100_000, disk={str(Path(made) / 'store')!r}")
+        subprocess.run([sys.executable, "-c", write, "frames", "300"], env=environment, capture_output=True, check=True)
+        for command in COMMANDS:
+            words = [str(Path(made) / "store") if word == "STORE" else word for word in command]
+            times = []
+            for _ in range(repeats + 1):
+                begun = time.perf_counter()
+                subprocess.run(
+                    [sys.executable, "-m", "sharpwave.cli", *words], env=environment, capture_output=True, check=True
+                )
+                times.append(time.perf_counter() - begun)
+            shown = f"sharpwave {' '.join(command)}"
+            print(f"{shown:28}{times[0]:10.2f} s the first time, {statistics.median(times[1:]):.2f} s later")
+
+
+if __name__ == "__main__":
+    main()
