@@ -58,7 +58,8 @@ def main() -> None:
     columns = ("import", "append", "more", "sample", "total", "cpu", "compiled")
     print(f"{'':28}" + "".join(f"{name:>10}" for name in columns))
     for name, arguments in CASES:
-        cold, warm = [], []
+        cold: list[dict[str, float]] = []
+        warm: list[dict[str, float]] = []
         for _ in range(repeats):
             with tempfile.TemporaryDirectory() as cache:
                 environment = {**os.environ, "NUMBA_CACHE_DIR": cache}

@@ -218,7 +218,7 @@ def test_ctrl_c_keeps_whole_episodes(tmp_path):
     ran = subprocess.run(
         [*command, "--out", str(tmp_path / "demos")], env=ENVIRONMENT, capture_output=True, text=True, timeout=120
     )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.returncode == 130, ran.stdout + ran.stderr
     lengths = [int(score) for score in scores(ran.stdout)]
     found = list(RecordedEpisodes(tmp_path / "demos"))
     assert [len(one.reward) for one in found] == lengths and 0 < sum(lengths) <= 100

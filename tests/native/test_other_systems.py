@@ -58,7 +58,8 @@ def test_locks_of_bytes_are_those_of_one_writer_or_of_many_readers(
 
 def test_macos_syncs_past_the_disk_s_own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The order is the system's; where a file system refuses it, the usual sync is made."""
-    asked, refused = [], False
+    asked: list[int | str] = []
+    refused = False
 
     def ask(descriptor: int, order: int) -> None:
         asked.append(order)

@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from sharpwave.disk.disk_tier import DiskTier
 from sharpwave.disk.segment_cache import SegmentCache
-from sharpwave.memory.arena import ALIGNMENT, PAGE, Arena, rounded
+from sharpwave.memory.address_space import PAGE
+from sharpwave.memory.arena import ALIGNMENT, Arena, rounded
 from sharpwave.memory.segment_index import SegmentIndex
 from sharpwave.memory.segment_layout import Layout
 
