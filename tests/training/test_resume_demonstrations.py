@@ -25,7 +25,16 @@ RECIPE = load_recipe("lock").override(
     batch_size=8, hidden_units=8, core_units=8, capacity=600, stop_reward=None, evaluate_every=0,
     demonstration_share=0.9, demonstration_share_end=0.1, demonstration_share_steps=1_200,
 )  # fmt: skip
-TIMES = {"minutes", "avg_fps", "seconds_left", "replay_bytes", "bytes_per_step", "process_bytes"}
+TIMES = {
+    "minutes",
+    "avg_fps",
+    "seconds_left",
+    "replay_bytes",
+    "bytes_per_step",
+    "encoded_bytes_per_step",
+    "fixed_bytes",
+    "process_bytes",
+}
 
 
 def recorded(folder: Path) -> Path:
