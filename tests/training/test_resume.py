@@ -23,7 +23,7 @@ from .trainer import options
 
 TIMES = {
     "minutes", "evaluation_minutes", "avg_fps", "seconds_left", "replay_bytes", "bytes_per_step",
-    "encoded_bytes_per_step", "fixed_bytes", "process_bytes",
+    "encoded_bytes_per_step", "fixed_bytes", "process_bytes", "disk",
 }  # fmt: skip
 CARTPOLE = load_recipe("cartpole").override(
     steps=3_000, checkpoint_every=1_000, report_every=500, capacity=2_000, seed=5,
