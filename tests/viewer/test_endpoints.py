@@ -15,6 +15,7 @@ pytest.importorskip("starlette", reason="the viewer needs the extra view: pip in
 
 from PIL import Image
 
+import sharpwave as sw
 from tests.offline.written import Writer, contents, observation, written
 from tests.viewer.served import Server, serving
 
@@ -155,3 +156,24 @@ def test_what_is_not_there_is_said(server: Server, path: str, query: dict[str, A
 
 def test_offsets_beyond_the_end_are_empty(server: Server) -> None:
     assert server.get("0/episodes", offset=10**9)["rows"] == []
+
+
+def test_a_sparse_field_has_its_values_where_it_keeps_them(tmp_path: Path) -> None:
+    """Steps 0, 3, 6 ... of each episode, with several episodes in a segment and segments that begin within one."""
+    ends = {1, 2, 6, 7, 17, 30, 31, 39}
+    spec = sw.Spec(obs=sw.Field((2,), "float32"), action=sw.Field((), "int64"), core=sw.Field((2,), "float32", every=3))
+    with sw.Store(spec, capacity=1000, disk=tmp_path, segment_steps=8) as store:
+        for step in range(40):
+            store.extend(
+                obs=np.zeros((1, 2)), action=[0], reward=[0.0], terminated=[step in ends], truncated=[False],
+                core=np.full((1, 2), step + 1),
+            )  # fmt: skip
+    with serving(tmp_path) as server:
+        episodes = all_episodes(server)
+        assert len(episodes) == len(ends)
+        for episode in episodes:
+            first, length = episode["first"], episode["length"]
+            for begin, end in {(0, length), (length // 2, length), (0, max(1, length - 2))}:
+                told = server.get("0/steps", **of(episode), begin=begin, end=end)
+                values = next(one["values"] for one in told["curves"] if one["label"] == "core[1]")
+                assert values == [None if step % 3 else first + step + 1 for step in range(begin, end)]

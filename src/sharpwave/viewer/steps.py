@@ -12,8 +12,10 @@ from sharpwave.offline.episodes import ENDED, Episode
 from sharpwave.spec import Field
 from sharpwave.viewer.memory import MAX_DECODED_BYTES, MAX_READ_STEPS, Memory, Snapshot, TooLargeError
 from sharpwave.viewer.pictures import is_picture
+from sharpwave.viewer.priorities import episode_numbers
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 MAX_POINTS = 4000
 """Limit of a curve's points; of more, the smallest and the largest of each bucket are shown."""
@@ -65,11 +67,10 @@ def curves(memory: Memory, snapshot: Snapshot, episode: Episode, begin: int, end
             values = arrays[name]
             parts = len(_labels(name, field))
             if name in sparse:
-                known = np.arange(low, high) % (field.every or 1) == 0
-                kept = values[-int(known.sum()) :] if known.sum() and low == first else values[: int(known.sum())]
-                if len(kept) == known.sum():
-                    for number, column in enumerate(_columns(kept)):
-                        found[place + number][2][np.flatnonzero(known) + low - begin] = column
+                kept, at = _kept(arrays["flags"], one.header.known_episode_step, field.every or 1)
+                shown = (kept >= rows.start) & (kept < rows.stop) & (at < len(values))
+                for number, column in enumerate(_columns(values[at[shown]])):
+                    found[place + number][2][kept[shown] + first - begin] = column
             else:
                 if name in observed:
                     ends = np.concatenate([[0], np.cumsum(arrays["flags"] & ENDED != 0)])[:-1]
@@ -162,6 +163,14 @@ def _thinned(begin: int, columns: list[Floats]) -> tuple[list[int], list[Floats]
     return x.tolist(), thin
 
 
+def _kept(flags: npt.NDArray[np.uint8], first: int, every: int) -> tuple[Ints, Ints]:
+    """Return which steps of a segment a sparse field keeps, and the row of each in its column, which may begin with
+    the last one kept before the segment."""
+    number = episode_numbers(flags, first)
+    kept = np.flatnonzero((number >= 0) & (number % every == 0))
+    return kept, np.arange(len(kept)) + int(len(number) > 0 and number[0] % every != 0)
+
+
 def _components(field: Field) -> int:
     return int(np.prod(field.shape, dtype=np.int64))
 
@@ -179,9 +188,7 @@ def _labels(name: str, field: Field) -> list[str]:
 
 def _columns(values: npt.NDArray[Any]) -> list[Floats]:
     """Return the curves of values [n, *shape], float64 [n] each."""
-    flat = values.reshape(len(values), -1).astype(np.float64)
+    flat = values.reshape(len(values), int(np.prod(values.shape[1:], dtype=np.int64))).astype(np.float64)
     if flat.shape[1] <= MAX_COMPONENTS:
         return list(flat.T)
-    if not len(flat):
-        return [flat.sum(axis=1)] * 3
     return [flat.min(axis=1), flat.mean(axis=1), flat.max(axis=1)]
