@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -95,3 +98,36 @@ def test_no_regular_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "config.json")
     log = TrainingLog(tmp_path)
     assert not log.update() and log.settings() == {}
+
+
+def test_no_link_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").write_text(line("episode", 1, reward=2))
+    (tmp_path / "metrics.jsonl").symlink_to(tmp_path / "elsewhere")
+    log = TrainingLog(tmp_path)
+    assert not log.update() and not len(log.episodes)
+
+
+def test_what_is_known_is_shown_while_more_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reading thread has a low priority beside a training: whoever asks must not wait for it to end."""
+    reading, asked = threading.Event(), threading.Event()
+
+    def loads(text: bytes) -> Any:
+        reading.set()
+        assert asked.wait(20), "nobody could ask meanwhile"
+        return json.loads(text)
+
+    log = TrainingLog(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text(line("episode", 1, reward=2))
+    log.update()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write(line("episode", 2, reward=3))
+    monkeypatch.setattr(training_log, "json", SimpleNamespace(loads=loads))
+    with ThreadPoolExecutor(2) as threads:
+        update = threads.submit(log.update)
+        assert reading.wait(20)
+        try:
+            assert threads.submit(log.shown).result(10)["episodes"]["reward"] == [2]
+        finally:
+            asked.set()
+        assert update.result(20)
+    assert log.shown()["episodes"]["reward"] == [2, 3]

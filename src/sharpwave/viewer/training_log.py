@@ -25,9 +25,9 @@ DISK = ("hits", "misses", "stalls", "waited_s", "bytes_read", "bytes_written", "
 """Numbers of the events that are kept, by kind; those of ``DISK`` are of a report's ``disk``."""
 MAX_EVENTS, MAX_SHOWN = 1_000_000, 2000
 """Limits of the events kept of a kind, beyond which each second one is dropped; and of the points of a curve."""
-MAX_LINE_BYTES, MAX_READ_BYTES, MAX_FILE_BYTES = 1 << 20, 16 << 20, 1 << 20
-NO_WAIT = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-"""For opening: a FIFO is not waited for."""
+MAX_LINE_BYTES, MAX_READ_BYTES, MAX_FILE_BYTES = 1 << 20, 1 << 18, 1 << 20
+NO_WAIT = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+"""For opening: a FIFO is not waited for, and no link is followed."""
 MAX_LEARNER = 16
 """Limit of the agent's own metrics that are kept."""
 
@@ -80,6 +80,7 @@ class TrainingLog:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._lock = threading.Lock()
+        self._updating = threading.Lock()
         self._forget()
 
     def _forget(self) -> None:
@@ -91,7 +92,7 @@ class TrainingLog:
 
     def update(self) -> bool:
         """Read lines added since the last call; return whether there were any."""
-        with self._lock:
+        with self._updating:
             return self._update()
 
     def _update(self) -> bool:
@@ -104,7 +105,8 @@ class TrainingLog:
             if not stat.S_ISREG(found.st_mode):
                 return False
             if found.st_ino != self._inode or found.st_size < self._at:
-                self._forget()
+                with self._lock:
+                    self._forget()
                 self._inode = found.st_ino
             before = self._at
             file.seek(before)
@@ -116,6 +118,7 @@ class TrainingLog:
     def _take(self, part: bytes) -> None:
         *lines, rest = (self._waiting + part).split(b"\n")
         self._waiting = rest if len(rest) <= MAX_LINE_BYTES else b""
+        events = []
         for line in lines:
             if len(line) > MAX_LINE_BYTES:
                 continue
@@ -124,6 +127,9 @@ class TrainingLog:
             except (ValueError, RecursionError):
                 continue
             if isinstance(event, dict):
+                events.append(event)
+        with self._lock:  # not while parsing: this thread may have a low priority, and who asks would wait for it
+            for event in events:
                 self._add(event)
 
     def _add(self, event: dict[str, Any]) -> None:
