@@ -124,7 +124,7 @@ function onDisk(memory, cached) {
         [bytes(sizes.segments), "encoded steps"],
         [number(sizes.per_step, 3), "bytes a step"],
         [bytes(sizes.raw), "as raw arrays"],
-        smaller(sizes.ratio),
+        memory.steps ? smaller(sizes.ratio) : null,
         [bytes(sizes.used), "used in region files"],
         [bytes(sizes.files), "size of region files"],
         cached === undefined

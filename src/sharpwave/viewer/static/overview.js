@@ -60,7 +60,7 @@ function headline(memory, run, log) {
     );
     if (!log && memory.returns)
       list.push([number(memory.returns.mean), "mean return"], [number(memory.returns.max), "best return"]);
-    list.push([number(memory.bytes.per_step, 3), "bytes a step, encoded"], smaller(memory.bytes.ratio));
+    if (memory.steps) list.push([number(memory.bytes.per_step, 3), "bytes a step, encoded"], smaller(memory.bytes.ratio));
   }
   return facts(...list);
 }
@@ -146,15 +146,12 @@ function runCards(log, run, memory) {
           ),
         )
       : null;
-  cards.push(
-    card(
-      "Progress",
-      "w4",
-      metric("steps a second", "avg_fps", 2, (one) => number(one)),
-      metric("loss, running mean", "avg_loss", 3),
-      metric("epsilon", "epsilon", 4),
-    ),
-  );
+  const metrics = [
+    metric("steps a second", "avg_fps", 2, (one) => number(one)),
+    metric("loss, running mean", "avg_loss", 3),
+    metric("epsilon", "epsilon", 4),
+  ].filter(Boolean);
+  if (metrics.length) cards.push(card("Progress", "w4", ...metrics));
   if (run?.summary?.reason)
     cards[0].append(h("p", { class: "small quiet" }, "Ended by ", plain(run.summary.reason), "."));
   return cards;
