@@ -75,8 +75,8 @@ class StoreEpisodes:
     def drop_steps(self, lane: int, first: int, end: int) -> int:
         """Evict the lane's steps ``first`` to ``end - 1``, and erase them from files: an episode that is not whole.
 
-        They lie in segments of their own, as those of ``add_episode(whole=True)`` do. The lane's next step begins an
-        episode; its number goes on counting.
+        They lie in segments of their own, as those of ``add_episode(whole=True)`` do. If the lane's last step is among
+        them, its next begins an episode; its number goes on counting.
 
         Returns:
             how many of the steps were held.

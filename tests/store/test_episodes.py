@@ -186,6 +186,33 @@ def test_drop_steps_removes_an_episode_for_good(tmp_path: Path, on_disk: bool) -
             check(one, written[number])
 
 
+def test_drop_steps_leaves_an_episode_under_way_alone() -> None:
+    """Its open segment once lost the frames that it had by then, so that observations moved to later steps."""
+    rng = np.random.default_rng(8)
+    store = sw.Store(SPEC, capacity=10_000, segment_steps=32)
+    store.add_episode(whole=True, **episode(rng, 20))
+    store.add_episode(whole=True, **episode(rng, 20))
+    data = episode(rng, 30)
+    given = {name: data[name] for name in ("action", "reward", "core", "flag")}
+
+    def append(t: int) -> None:
+        obs = {name: values[t] for name, values in data["obs"].items()}
+        store.append(obs=obs, terminated=False, truncated=False, **{name: values[t] for name, values in given.items()})
+
+    for t in range(10):
+        append(t)
+    assert store.drop_steps(0, 0, 20) == 20
+    assert store.drop_steps(0, 0, 0) == store.drop_steps(0, 100, 200) == 0
+    for t in range(10, 30):
+        append(t)
+    under_way = store.episodes(order="newest")[0]
+    assert (under_way.first_step, under_way.length, under_way.begun, under_way.ended) == (40, 30, True, None)
+    for name, values in data["obs"].items():
+        assert np.array_equal(under_way.obs[name], values[:30])
+    for name in ("action", "flag"):
+        assert np.array_equal(under_way[name], data[name])
+
+
 def test_an_error_leaves_nothing_of_a_whole_episode(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(7)
     store = sw.Store(SPEC, capacity=10_000, segment_steps=8)

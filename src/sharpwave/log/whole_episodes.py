@@ -26,7 +26,7 @@ def begin_apart(log: StepLog, lane: int, steps: int, at_once: bool) -> None:
 def drop(log: StepLog, lane: int, first: int, end: int) -> int:
     """Evict the lane's steps ``first`` to ``end - 1``, which lie in segments of their own, and erase them from files.
 
-    The lane's next step begins an episode.
+    If the lane's last step is among them, its next begins an episode.
 
     Returns how many were held.
 
@@ -53,8 +53,8 @@ def drop(log: StepLog, lane: int, first: int, end: int) -> int:
     if opened in slots:
         slots.remove(opened)
         log.abandon(lane)
-    if not log.opened.ended(lane):
-        log.opened.begin_episode(lane)
+    if first < log.opened.steps[lane] <= end and not log.opened.ended(lane):
+        log.opened.begin_episode(lane)  # not where another is under way, which this would empty
     ids = {index.segment_id(slot) for slot in slots}
     for slot in slots:
         log.admission.evict_one(slot)
