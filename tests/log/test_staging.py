@@ -237,3 +237,23 @@ def test_a_signal_handler_that_appends_amid_an_append_loses_neither() -> None:
     finally:
         signal.signal(signal.SIGINT, before)
     assert line > 20
+
+
+def test_a_single_number_names_no_lanes_of_earlier_calls() -> None:
+    """``lanes=3`` for two rows once meant lane 3 and whichever lane the second row of an earlier call went to."""
+    store = sw.Store(SPECS["vectors"], capacity=100)
+
+    def rows(count: int) -> dict[str, Any]:
+        no = np.zeros(count, np.bool_)
+        vectors, reward = np.zeros((count, 3), np.float32), np.zeros(count, np.float32)
+        return {"obs": vectors, "action": np.arange(count), "reward": reward, "terminated": no, "truncated": no}
+
+    store.extend(**rows(6))
+    store.extend(lanes=np.array([1, 5]), **rows(2))
+    for count in (1, 2):
+        with pytest.raises(ValueError, match=rf"lanes: got 3, expected shape \({count},\)"):
+            store.extend(lanes=3, **rows(count))
+    one = {"obs": np.zeros(3, np.float32), "action": 0, "reward": 0.0, "terminated": False, "truncated": False}
+    with pytest.raises(ValueError, match="append: lane 1180591620717411303424, expected an integer"):
+        store.append(lane=2**70, **one)
+    assert store.lane_steps.tolist() == [1, 2, 1, 1, 1, 2]

@@ -136,7 +136,7 @@ class _Plan:
         truncated: Any,
     ) -> bool:
         """Stage the steps; return whether all values fit."""
-        if type(lanes) is int:
+        if type(lanes) is int and self.reward.shape == ():
             self.lanes[0] = lanes
         elif lanes is not None:
             if type(lanes) is not np.ndarray or lanes.dtype is not INT64 or lanes.shape != self.lanes.shape:
@@ -230,7 +230,7 @@ class Staging:
                     staged = _take(plan.final, log.spec.split_obs(final_obs, "final_obs"))
                 if staged and has_next:
                     staged = _take(plan.next, log.spec.split_obs(next_obs, "next_obs"))
-            except (KeyError, ValueError, TypeError):
+            except (KeyError, ValueError, TypeError, OverflowError):
                 return None
             if not staged:
                 return None
