@@ -49,6 +49,7 @@ def close(log: StepLog) -> None:
     """
     disk, closed = log.disk, log.closed
     log.closed = True
+    log.inventory.changes += 1  # so that a step that is staged already is refused
     if closed or disk is None or disk.forked:
         return
     try:
