@@ -253,7 +253,13 @@ def test_a_single_number_names_no_lanes_of_earlier_calls() -> None:
     for count in (1, 2):
         with pytest.raises(ValueError, match=rf"lanes: got 3, expected shape \({count},\)"):
             store.extend(lanes=3, **rows(count))
-    one = {"obs": np.zeros(3, np.float32), "action": 0, "reward": 0.0, "terminated": False, "truncated": False}
+    one: dict[str, Any] = {
+        "obs": np.zeros(3, np.float32),
+        "action": 0,
+        "reward": 0.0,
+        "terminated": False,
+        "truncated": False,
+    }
     with pytest.raises(ValueError, match="append: lane 1180591620717411303424, expected an integer"):
         store.append(lane=2**70, **one)
     assert store.lane_steps.tolist() == [1, 2, 1, 1, 1, 2]
@@ -262,7 +268,14 @@ def test_a_single_number_names_no_lanes_of_earlier_calls() -> None:
 def test_a_step_is_refused_that_is_staged_when_a_handler_closes_the_store(tmp_path: Path) -> None:
     """Handlers run amid the short way, unlike the long one; such a step once had an id and was in no file."""
     vector = np.zeros(3, np.float32)
-    step = {"obs": vector, "action": 0, "reward": 0.0, "terminated": False, "truncated": False, "next_obs": vector}
+    step: dict[str, Any] = {
+        "obs": vector,
+        "action": 0,
+        "reward": 0.0,
+        "terminated": False,
+        "truncated": False,
+        "next_obs": vector,
+    }
     store = sw.Store(SPECS["vectors"], capacity=100, disk=tmp_path / "store")
     store.append(**step)
     store.flush()
