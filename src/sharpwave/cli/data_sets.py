@@ -23,9 +23,9 @@ def import_command(
         ),
     ],
     store: Annotated[Path, typer.Argument(metavar="STORE", help="folder of a store, or a new one")],
-    lane: Annotated[int | None, typer.Option(min=0, help="lane to append to [default: a new one]")] = None,
+    lane: Annotated[int | None, typer.Option(min=0, help="lane to append to \\[default: a new one]")] = None,
     capacity: Annotated[
-        str | None, typer.Option(help="limit of a new store in steps, as 1e6 [default: the data's]")
+        str | None, typer.Option(help="limit of a new store in steps, as 1e6 \\[default: the data's]")
     ] = None,
     ram: Annotated[str | None, typer.Option(help="limit of its memory, as 2GiB")] = None,
     disk_limit: Annotated[str | None, typer.Option(help="limit of its files, as 50GiB")] = None,
@@ -69,7 +69,7 @@ def export_command(
         ),
     ],
     order: Annotated[str, typer.Option(help="oldest, newest, return or length")] = "oldest",
-    lanes: Annotated[str | None, typer.Option(help="lanes to export, as 0,3 [default: all]")] = None,
+    lanes: Annotated[str | None, typer.Option(help="lanes to export, as 0,3 \\[default: all]")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="show no progress")] = False,
 ) -> None:
     """Export a store's whole episodes as a data set.
