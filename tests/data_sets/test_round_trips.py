@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -184,6 +187,46 @@ def test_nothing_is_overwritten_and_nothing_half_written_remains(
             store.export(target)
         assert before == [(one, one.stat().st_mtime_ns) for one in sorted(tmp_path.rglob("*")) if one.is_file()]
     assert calls == 4
+
+
+def test_a_full_disk_is_an_error_that_leaves_nothing(tmp_path: Path) -> None:
+    """In a process of its own, which the HDF5 library used to end."""
+    code = """
+import resource, sys, numpy as np, sharpwave as sw
+store = sw.Store(sw.Spec(obs=sw.Field((64, 64), "uint8"), action=sw.Field((), "int64")), capacity=1000)
+noise = np.random.default_rng(0).integers(0, 256, (301, 64, 64), dtype=np.uint8)
+store.add_episode(obs=noise, action=np.zeros(300, int), reward=np.zeros(300), terminated=True)
+resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
+for target in sys.argv[1:]:
+    try:
+        store.export(target)
+    except OSError as error:
+        print(error)
+"""
+    targets = [f"{ending}:{tmp_path / 'new'}.{ending}" for ending in ("hdf5", "npz", "parquet")]
+    ran = subprocess.run([sys.executable, "-c", code, *targets], capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.count("could not be written") == 3 and not list(tmp_path.iterdir())
+
+
+def test_two_exports_of_one_minari_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    store = sw.load(write(tmp_path / "data.npz", d4rl([30, 40, 5])))
+    rewards = [one.reward.tolist() for one in store.episodes()]
+    code = "import sys, sharpwave as sw; sw.load('npz:' + sys.argv[1]).export('minari:aa/same-v0', order='newest')"
+
+    def meanwhile(done: int, total: int) -> None:
+        if done == 30:
+            subprocess.run([sys.executable, "-c", code, str(tmp_path / "data.npz")], check=True, timeout=120)
+
+    with pytest.raises(FileExistsError, match="by now"):
+        store.export("minari:aa/same-v0", progress=meanwhile)
+    other = sw.load("minari:aa/same-v0")
+    assert [one.reward.tolist() for one in other.episodes()] == rewards[::-1]
+    assert {one.name for one in (tmp_path / "minari" / "aa").iterdir()} == {"same-v0", "namespace_metadata.json"}
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
+    with pytest.raises(OSError, match=r"'aa/other-v0' takes some 3,600 bytes, and .* has 1,000 left"):
+        store.export("minari:aa/other-v0")
 
 
 MINARI_FILES = {"main_data.hdf5", "metadata.json", "namespace_metadata.json", "data"}

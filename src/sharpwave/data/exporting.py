@@ -54,7 +54,9 @@ def export(
         raise ValueError(f"export: the store has no whole episodes ({len(store.episodes(lanes=lanes))} in part)")
     with shown(progress, target, sum(one.length for one in episodes)) as report:
         if kind == "minari":
-            _write(MinariTarget(place, store.spec), episodes, store.spec, report)
+            row_bytes = sum(one.row_bytes for one in store.spec.fields.values())
+            nbytes = row_bytes * sum(one.length for one in episodes)
+            _write(MinariTarget(place, store.spec, nbytes), episodes, store.spec, report)
         elif kind == "parquet":
             with _new_file(place, kind) as partial:
                 _write(ParquetTarget(partial, store.spec), episodes, store.spec, report)
@@ -96,6 +98,10 @@ def _new_file(place: str, kind: str) -> Iterator[Path]:
             raise FileExistsError(f"export: {str(path)!r} exists by now; delete it, or choose another name") from error
         except OSError:  # a file system without links
             os.rename(partial, path)
+    except OSError as error:
+        if error.errno is None or error.filename is not None:  # it says what failed
+            raise
+        raise OSError(error.errno, f"export: {str(path)!r} could not be written ({error}); nothing is left") from error
     finally:
         partial.unlink(missing_ok=True)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import numpy.typing as npt
 from sharpwave.data.columns import ColumnSource
 from sharpwave.data.episode import existing
 from sharpwave.data.packages import needed
+from sharpwave.native.interrupts import Lock
 
 FREE_BYTES, MAX_RATIO = 1 << 26, 2000
 """What an array may declare beyond what it holds, as reading takes time for what is declared: gzip reaches 1,032."""
@@ -102,20 +105,88 @@ def open_hdf5(path: str) -> ColumnSource:
         raise
 
 
+class _Output(io.RawIOBase):
+    """File that never fails HDF5, which ends the process (SIGSEGV) where closing cannot write what it has cached.
+
+    Attributes:
+        error: what failed first, on a full disk. What is written from then on is kept in memory.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("w+b", buffering=0)
+        self._at, self._kept = 0, dict[int, bytes]()  # what could not be written, by offset
+        self.error: OSError | None = None
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset if whence == os.SEEK_SET else self._file.seek(offset, whence)
+        return self._at
+
+    def write(self, part: Any) -> int:
+        try:
+            if self.error is None:
+                view = memoryview(part).cast("B")
+                self._file.seek(self._at)
+                while view:
+                    view = view[self._file.write(view) :]
+        except OSError as error:
+            self.error = error
+        if self.error is not None:
+            self._kept[self._at] = bytes(part)
+        return len(part)
+
+    def readinto(self, into: Any) -> int:
+        self._file.seek(self._at)
+        count = self._file.readinto(into)
+        if (kept := self._kept.get(self._at)) is not None:
+            count = min(len(kept), len(into))
+            into[:count] = kept[:count]
+        return count
+
+    def truncate(self, size: int | None = None) -> int:
+        try:
+            self._at = self._file.truncate(self._at if size is None else size)
+        except OSError as error:
+            self.error = self.error or error
+        return self._at
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+    def check(self) -> None:
+        """Raise what failed."""
+        if self.error is not None:
+            raise self.error
+
+
 class Hdf5Writer:
     """Writer of an HDF5 file: ``write`` one array after the other, in parts of rows."""
 
     def __init__(self, path: Path) -> None:
-        self._file: Any = needed("h5py", "data").File(path, "w")
+        h5py = needed("h5py", "data")
+        self._uninterrupted = Lock()  # an interrupt between two lines of _Output would be a failure to HDF5
+        with self._uninterrupted:
+            self._output = _Output(path)
+            self._file: Any = h5py.File(self._output, "w")
 
     def write(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], parts: Any) -> None:
         """Write an array [N, ...] of ``shape`` from an iterable of its rows, in order."""
-        array = self._file.create_dataset(name, shape, dtype, chunks=True, compression="gzip", compression_opts=1)
+        with self._uninterrupted:
+            array = self._file.create_dataset(name, shape, dtype, chunks=True, compression="gzip", compression_opts=1)
         at = 0
-        for part in parts:
-            array[at : at + len(part)] = part
-            at += len(part)
+        try:
+            for part in parts:
+                with self._uninterrupted:
+                    array[at : at + len(part)] = part
+                at += len(part)
+                self._output.check()
+        finally:
+            with self._uninterrupted:
+                del array  # which writes what HDF5 has cached of it
 
     def close(self) -> None:
-        """Complete the file."""
-        self._file.close()
+        """Complete the file.  Raises: OSError: something could not be written."""
+        with self._uninterrupted:
+            self._file.close()
+            self._output.close()
+        self._output.check()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -176,10 +178,15 @@ def _flat(infos: Any, rows: int, prefix: str = "") -> dict[str, npt.NDArray[Any]
 class MinariTarget:
     """Writer of a new Minari data set, in a hidden folder beside its place until it is complete.
 
-    Raises: FileExistsError: there is one of that name.
+    Args:
+        nbytes: of the arrays to come, which minari does not compress.
+
+    Raises:
+        FileExistsError: there is one of that name.
+        OSError: the disk is too full. HDF5 would end the process (SIGSEGV) when it is.
     """
 
-    def __init__(self, name: str, spec: Spec) -> None:
+    def __init__(self, name: str, spec: Spec, nbytes: int = 0) -> None:
         import gymnasium as gym
 
         self.folder = folder_of(name)
@@ -191,7 +198,14 @@ class MinariTarget:
             validate_namespace(namespace)
         if self.folder.exists():
             raise FileExistsError(f"export: the Minari data set {name!r} exists ({self.folder}); choose another name")
-        self._partial = self.folder.with_name(f".{self.folder.name}.partial")
+        free = shutil.disk_usage(next(one for one in self.folder.parents if one.exists())).free
+        if nbytes > free:
+            raise OSError(
+                errno.ENOSPC,
+                f"export: {name!r} takes some {nbytes:,} bytes, and {self.folder.parent} has {free:,} left",
+            )
+        # Of this process: another's export of the same name must not be taken for a remainder of this one.
+        self._partial = self.folder.with_name(f".{self.folder.name}.{os.getpid()}.partial")
         shutil.rmtree(self._partial, ignore_errors=True)
         (self._partial / "data").mkdir(parents=True)
         from minari.dataset.minari_storage import MinariStorage
@@ -234,7 +248,14 @@ class MinariTarget:
         namespace = self._name.rpartition("/")[0]
         if namespace and namespace not in list_local_namespaces():
             create_namespace(namespace)
-        self._partial.rename(self.folder)
+        try:
+            self._partial.rename(self.folder)
+        except OSError as error:
+            if not self.folder.exists():
+                raise
+            raise FileExistsError(
+                f"export: the Minari data set {self._name!r} exists by now ({self.folder}); choose another name"
+            ) from error
 
     def discard(self) -> None:
         """Remove what was written."""
