@@ -44,13 +44,13 @@ class Recorder:
     with the ``"statistics"`` that a wrapper below gives at its end, as Gymnasium's ``RecordEpisodeStatistics`` or SB3's
     ``Monitor``: return ``r``, length ``l``, seconds ``t``. They are the environment's, before rewards are changed, say.
 
-    The store never holds a transition that did not happen. A ``reset`` in mid-episode, of all lanes or by
-    ``options={"reset_mask": ...}``, truncates the episode; the first ``reset`` of a recorder truncates the unfinished
-    episodes that an earlier recorder left in its lanes (``Store.break_episode``). A step that the store refuses (for a
-    reward that is not finite, a limiter's timeout, a full disk) breaks the episode off: the previous step is truncated,
-    and the next one begins a new episode in the store, whose stacks begin there. In a vector, if only the values of
-    some lanes are refused, the other lanes' steps are stored. The environment has stepped nevertheless: its results are
-    ``error.result``.
+    The store never holds a transition that did not happen, given true observations (docs/store/recording.md says which
+    vectors give untrue final ones). A ``reset`` in mid-episode, of all lanes or by ``options={"reset_mask": ...}``,
+    truncates the episode; the first ``reset`` of a recorder truncates the unfinished episodes that an earlier recorder
+    left in its lanes (``Store.break_episode``). A step that the store refuses (for a reward that is not finite, a
+    limiter's timeout, a full disk) breaks the episode off: the previous step is truncated, and the next one begins a
+    new episode in the store, whose stacks begin there. In a vector, if only the values of some lanes are refused, the
+    other lanes' steps are stored. The environment has stepped nevertheless: its results are ``error.result``.
 
     Args:
         env: the environment.
