@@ -119,29 +119,37 @@ def read_demonstrations(folder: Path, spec: sw.Spec, fields: Fields) -> sw.Store
         episodes = RecordedEpisodes(folder)
     except (OSError, sw.DamagedError) as error:
         raise ValueError(f"demonstrations: {str(folder)!r}: {error}; record some with sharpwave record") from error
+    check_episodes(episodes, spec, f"demonstrations: {str(folder)!r}")
+    store = sw.Store(spec, capacity=episodes.steps + SPARE_STEPS)
+    for one in episodes:
+        add_recorded(store, one, fields(one))
+    return store
+
+
+def check_episodes(episodes: RecordedEpisodes, spec: sw.Spec, what: str) -> None:
+    """Check that there are episodes, with the observations and actions of ``spec``; ``what`` names them in errors.
+
+    Raises:
+        ValueError: other observations or actions, or no whole episode.
+    """
     for name in (*spec.obs_names, *spec.action_names):
         own, other = spec.fields[name], episodes.spec.fields.get(name)
         if other is None or _kind(own) != _kind(other):
-            raise ValueError(f"demonstrations: {str(folder)!r} has {name} {other}, expected {own}, as the environment")
+            raise ValueError(f"{what} has {name} {other}, expected {own}, as the environment")
     if not episodes.steps:
-        raise ValueError(f"demonstrations: {str(folder)!r} holds no whole episode; record at least one to its end")
-    store = sw.Store(spec, capacity=episodes.steps + SPARE_STEPS)
-    for one in episodes:
-        count = len(one.reward)
-        obs, beside = one.obs, dict(fields(one))
-        terminated = one.episode.end == "terminated"
-        for t in range(count):
-            last = t == count - 1
-            store.append(
-                obs=spec.join_obs({name: frames[t] for name, frames in obs.items()}),
-                action=spec.join_action({name: one.fields[name][t] for name in spec.action_names}),
-                reward=float(one.reward[t]),
-                terminated=last and terminated,
-                truncated=last and not terminated,
-                final_obs=spec.join_obs({name: frames[-1] for name, frames in obs.items()}) if last else None,
-                **{name: values[t] for name, values in beside.items()},
-            )
-    return store
+        raise ValueError(f"{what} holds no whole episode; record at least one to its end")
+
+
+def add_recorded(store: sw.Store, one: Recorded, fields: Mapping[str, npt.NDArray[Any]]) -> None:
+    """Append an episode to lane 0 of ``store``: its observations, actions and rewards, and further ``fields``."""
+    spec = store.spec
+    store.add_episode(
+        obs=spec.join_obs({name: one.obs[name] for name in spec.obs_names}),
+        action=spec.join_action({name: one.fields[name] for name in spec.action_names}),
+        reward=one.reward,
+        terminated=one.episode.end == "terminated",
+        **fields,
+    )
 
 
 def _kind(field: sw.Field) -> tuple[Any, ...]:

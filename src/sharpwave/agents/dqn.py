@@ -258,9 +258,14 @@ class DQN(Agent):
             targets = double_q_targets(next_q, next_q_online, batch.reward, batch.discount)
         else:
             targets = q_targets(next_q, batch.reward, batch.discount)
-        td_error = targets - q.gather(1, self.actions.numbers(batch.action).view(-1, 1)).squeeze(1)
-        losses = huber(td_error, settings.huber_delta) if settings.loss == "huber" else squared(td_error)
-        return (batch.weights * losses).mean(), td_error.detach()
+        action = self.actions.numbers(batch.action)
+        td_error = targets - q.gather(1, action.view(-1, 1)).squeeze(1)
+        return (batch.weights * self.losses(q, action, td_error)).mean(), td_error.detach()
+
+    def losses(self, q: Tensor, action: Tensor, td_error: Tensor) -> Tensor:
+        """Compute the loss of each item, float [B], of values [B, A], the numbers of the actions and TD errors [B]."""
+        settings = self.settings
+        return huber(td_error, settings.huber_delta) if settings.loss == "huber" else squared(td_error)
 
     def training_inputs(self, obs: Any) -> Any:
         """Preprocess a batch's observations for an update."""

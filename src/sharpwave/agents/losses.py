@@ -74,6 +74,31 @@ def soft_policy(q: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     return policy, -temperature * (policy * log_policy).sum(dim=1)
 
 
+def action_cross_entropy(scores: Tensor, action: Tensor) -> Tensor:
+    """Compute the cross entropy of softmax(scores) and the data's actions: log sum_a exp(scores_a) - scores_action.
+
+    Of a policy's logits it is the loss of behaviour cloning. Of values it is the penalty of conservative Q-learning: it
+    lowers all actions by their softmax probabilities and raises that of the data.
+
+    Args:
+        scores: float [B, A].  action: int64 [B], indices of the data's actions.
+    Returns:
+        float [B], at least 0.
+    Source: Kumar et al. (2020), Conservative Q-learning for offline reinforcement learning, eq. 4, CQL(H).
+    """
+    assert scores.ndim == 2 and action.shape == scores.shape[:1], (scores.shape, action.shape)
+    return scores.logsumexp(dim=1) - scores.gather(1, action.unsqueeze(1)).squeeze(1)
+
+
+def imitation_error(predicted: Tensor, action: Tensor) -> Tensor:
+    """Compute the mean squared error of continuous actions, float [B] of [B, size].
+
+    It is the negative log-likelihood of a Gaussian policy of fixed variance, but for a factor and a constant.
+    """
+    assert predicted.ndim == 2 and action.shape == predicted.shape, (predicted.shape, action.shape)
+    return squared(predicted - action).mean(dim=1)
+
+
 def lambda_returns(reward: Tensor, discount: Tensor, value: Tensor, ends: Tensor, share: float) -> Tensor:
     """Compute lambda-returns: G_t = r_{t+1} + gamma_{t+1} ((1 - lambda) v(s_{t+1}) + lambda G_{t+1}).
 

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from sharpwave.agents.protocol import Agent
 
 AGENTS: dict[str, str | type[Agent]] = {
+    "bc": "sharpwave.agents.bc:BC",
+    "cql": "sharpwave.agents.cql:CQL",
     "dqn": "sharpwave.agents.dqn:DQN",
     "pqn": "sharpwave.agents.pqn:PQN",
     "r2d2": "sharpwave.agents.r2d2:R2D2",

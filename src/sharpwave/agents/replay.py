@@ -67,6 +67,29 @@ class TransitionsSettings:
 
 
 @dataclass(frozen=True)
+class PairsSettings:
+    """Settings of a view of observations and the actions made there, sampled uniformly: for imitation."""
+
+    batch_size: int = setting(64, "pairs of observation and action per update", LEARNING, at_least=1)
+
+    fewest: ClassVar[int] = 1
+    horizon: ClassVar[int] = 1
+    most_samples: ClassVar[float] = math.inf
+    prioritized: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    def open(self, store: sw.Store, name: str | None, seed: int) -> Any:
+        """Make the view of ``store``."""
+        return store.transitions(name=name, seed=seed)
+
+    def beta(self, step: int) -> float | None:
+        """Return no exponent of importance weights: there are none."""
+        return None
+
+
+@dataclass(frozen=True)
 class SequencesSettings:
     """Settings of a view of windows of an episode's steps, sampled uniformly or by priority.
 

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from sharpwave.agents.registry import kinds
 from sharpwave.cli.stream import console
 from sharpwave.configuration import Leaf, choices, leaves
-from sharpwave.training.recipes import load_recipe, recipe_names
+from sharpwave.training.recipes import OFFLINE, load_recipe, recipe_names
 from sharpwave.training.recipes.environments import Atari
 from sharpwave.training.recipes.recipe import resumable
 from sharpwave.training.text import printable
@@ -90,6 +91,8 @@ class RecipeGroup(TyperGroup):
                 "sharpwave train atari --env GAME, sharpwave train gymnasium --env ID."
             )
         recipe = load_recipe(name)
+        if name == "offline":
+            recipe = of_algorithm(ctx, recipe, rest)
         explain_options_of_games(ctx, recipe, rest)
         return name, recipe_command(name, recipe), rest
 
@@ -129,12 +132,31 @@ def explain_options_of_games(ctx: Any, recipe: Recipe, arguments: list[str]) -> 
 
 def config_file(arguments: list[str]) -> Path | None:
     """Return the file that arguments give with ``--config``, the last one; None: they give none."""
-    file = None
+    file = value_of("--config", arguments)
+    return None if file is None else Path(file)
+
+
+def value_of(wanted: str, arguments: list[str]) -> str | None:
+    """Return the value that arguments give an option, the last one; None: they give none."""
+    found = None
     for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
         option, equals, value = argument.partition("=")
-        if option == "--config" and (equals or following):
-            file = Path(value if equals else following)
-    return file
+        if option == wanted and (equals or following):
+            found = value if equals else following
+    return found
+
+
+def of_algorithm(ctx: Any, recipe: Recipe, arguments: list[str]) -> Recipe:
+    """Return recipe ``offline`` with the algorithm that arguments name, whose settings become options."""
+    from sharpwave.training.recipes.recipe import default_recipe
+
+    kind = value_of("--algorithm", arguments)
+    if kind is None or kind == recipe.agent.kind:
+        return recipe
+    found = default_recipe(kind) if kind in kinds() else None
+    if found is None or not found.offline:
+        ctx.fail(f"--algorithm: got {kind!r}, expected one that learns offline: {', '.join(OFFLINE)}")
+    return found
 
 
 app = typer.Typer(
@@ -173,6 +195,21 @@ COMMON: dict[str, Any] = {
     ],
 }
 """Options in addition to a recipe's settings."""
+OF_OFFLINE: dict[str, Any] = {
+    "algorithm": Annotated[
+        str,
+        typer.Option(
+            "--algorithm",
+            help=f"{' or '.join(OFFLINE)}; their other settings are options here, with the algorithm before --help",
+            rich_help_panel="Data",
+        ),
+    ],
+    "updates": Annotated[
+        int | None,
+        typer.Option("--updates", min=1, help="updates to make: --steps by its name here", rich_help_panel="Run"),
+    ],
+}
+"""Further options of recipe ``offline``."""
 COMMON_DEFAULTS: dict[str, Any] = {"out": None, "config": None, "set_values": [], "trust": False}
 
 
@@ -229,6 +266,9 @@ def recipe_command(name: str, recipe: Recipe, *, alone: bool = False) -> Any:
 
         # Compared by name: typer vendors click, so click's own enum is another one.
         given = {key: value for key, value in values.items() if ctx.get_parameter_source(key).name == "COMMANDLINE"}  # type: ignore[union-attr]
+        given.pop("algorithm", None)  # the recipe has it already
+        if (updates := given.pop("updates", None)) is not None:
+            given["steps"] = updates
         chosen = recipe if config is None else read_recipe(config, recipe, trust=trust, whole=False)[1]
         chosen = with_values(chosen, set_values, **given)
         if config is not None:
@@ -236,6 +276,8 @@ def recipe_command(name: str, recipe: Recipe, *, alone: bool = False) -> Any:
         train(name, chosen, out)
 
     annotations, defaults = dict(COMMON), dict(COMMON_DEFAULTS)
+    if recipe.offline:
+        annotations, defaults = annotations | OF_OFFLINE, defaults | {"algorithm": recipe.agent.kind, "updates": None}
     for leaf in leaves(recipe):
         annotations[leaf.name], defaults[leaf.name] = option(leaf), leaf.value
     single = typer.Typer(add_completion=False)
@@ -350,9 +392,12 @@ def summary_table(folder: Path, summary: dict[str, Any]) -> Any:
             table.add_row(name, evaluation_text(summary[key]))
     if summary.get("held_out") is None:
         table.add_row("held-out mean", "- (none was due, or scores were too low: --evaluate-every, --evaluate-from)")
-    table.add_row("training mean of 100", number_text(summary["mean_reward"]))
-    table.add_row("episodes", f"{summary['episodes']:,}")
-    table.add_row("steps, updates", f"{summary['steps']:,}, {summary['updates']:,}")
+    if "data" in summary:
+        table.add_row("updates", f"{summary['updates']:,}")
+    else:
+        table.add_row("training mean of 100", number_text(summary["mean_reward"]))
+        table.add_row("episodes", f"{summary['episodes']:,}")
+        table.add_row("steps, updates", f"{summary['steps']:,}, {summary['updates']:,}")
     table.add_row("time", duration_text(summary["minutes"] * 60))
     replay = f"{summary['replay_steps']:,} steps in {byte_text(summary['replay_bytes'])}"
     table.add_row("replay memory", f"{replay}; {step_bytes_text(summary)}")

@@ -22,13 +22,24 @@ TWO_PAIRS = 110
 class Display(Callback):
     """Callback that shows a live table on a terminal, and elsewhere prints a line every ``line_seconds``."""
 
+    OF_ACTING = ("training mean of 100", "episodes", "epsilon")
+    """Figures of agents that act while they learn."""
+
     def __init__(
-        self, console: Console, title: str, total_steps: int, stop_reward: float | None, line_seconds: float = 10.0
+        self,
+        console: Console,
+        title: str,
+        total_steps: int,
+        stop_reward: float | None,
+        line_seconds: float = 10.0,
+        *,
+        offline: bool = False,
     ) -> None:
         self._console = console
         self._title = title
         self._total_steps = total_steps
         self._stop_reward = stop_reward
+        self._offline = offline
         self._line_seconds = line_seconds
         self._last_line = float("-inf")
         self._live: Live | None = None
@@ -75,9 +86,10 @@ class Display(Callback):
             ("samples a step", number_text(m.get("replay_ratio"))),
             ("actor restarts", f"{m.get('actor_restarts')}"),
         ]
-        return [
-            ("steps", f"{m['steps']:,} / {self._total_steps:,}"),
-            ("FPS", number_text(m["avg_fps"], 0)),
+        steps, speed = ("updates", "updates a second") if self._offline else ("steps", "FPS")
+        figures = [
+            (steps, f"{m['steps']:,} / {self._total_steps:,}"),
+            (speed, number_text(m["avg_fps"], 0)),
             ("held-out mean", number_text((m.get("held_out") or {}).get("mean")) + goal),
             ("training mean of 100", number_text(m["mean_reward"])),
             ("episodes", f"{m['episodes']:,}"),
@@ -89,3 +101,4 @@ class Display(Callback):
             ("time left", f"at most {duration_text(m['seconds_left'])}"),
             *(actors if "actor_restarts" in m else []),
         ]
+        return [one for one in figures if not self._offline or one[0] not in self.OF_ACTING]

@@ -123,3 +123,31 @@ class LocalExperience:
     def report(self) -> dict[str, Any]:
         """Return no figures: the loop reports all there are."""
         return {}
+
+
+class NoExperience:
+    """Source of an offline run, in which no environment is stepped: a step of the run is a turn of the loop, with one
+    update from the data that the store holds."""
+
+    max_updates: int | None = None
+    failure: RuntimeError | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing was started."""
+
+    def request(self) -> None:
+        """Begin nothing."""
+
+    def receive(self, timeout_s: float) -> Arrived:
+        """Count a step, whose update follows."""
+        return Arrived(1, [])
+
+    def break_off(self) -> None:
+        """Do nothing: there are no episodes."""
+
+    def report(self) -> dict[str, Any]:
+        """Return no figures: the loop reports all there are."""
+        return {}

@@ -230,7 +230,7 @@ class TrainingState:
         if self.held_out.solved:
             return f"a held-out mean of {recipe.evaluation.stop_reward:g} or more"
         if self.progress.steps >= recipe.training.steps:
-            return f"the limit of {recipe.training.steps:,} steps"
+            return f"the limit of {recipe.training.steps:,} {'updates' if recipe.offline else 'steps'}"
         patience, limit = recipe.evaluation.patience, recipe.training.max_minutes
         if patience and self.held_out.since_best >= patience:
             return f"{patience} evaluations in a row that were no better than the best before them"

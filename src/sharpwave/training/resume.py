@@ -74,7 +74,7 @@ def resume(
         check_own_parts(recipe)
         config = found._replace(recipe=recipe, run=found.run or secrets.token_hex(16))
         stack.enter_context(setup.arithmetic(recipe))
-        env = setup.environments(recipe, 1 if recipe.actors.count else None)
+        env = setup.environments(recipe, 1 if recipe.actors.count or recipe.offline else None)
         stack.callback(env.close)
         check_videos(recipe)
         agent = setup.agent(recipe, env)
@@ -99,12 +99,16 @@ def resume(
             f"{progress.updates:,} updates, {saved.state.scores.count:,} episodes, "
             f"{duration_text(progress.minutes * 60)} of training"
         )
-        if recipe.actors.count:
+        if recipe.offline:
+            pass
+        elif recipe.actors.count:
             say("All environments begin new episodes; with actors a resumed run does not repeat exactly")
         else:
             say("All environments begin new episodes, as they did when the run wrote the checkpoint")
         if (saved.checkpoint / REPLAY).is_dir():
             say(f"The replay memory holds {len(store):,} steps")
+        elif recipe.offline:
+            say(f"The checkpoint has no replay memory: {len(store):,} steps were read again from {recipe.agent.data}")
         else:
             progress.warm_up_again()
             say(

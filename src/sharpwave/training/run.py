@@ -32,7 +32,7 @@ from sharpwave.training.config import Config, write_config
 from sharpwave.training.curve import draw_curve
 from sharpwave.training.display import Display
 from sharpwave.training.event_logs import JsonLines, TensorBoard
-from sharpwave.training.experience import Experience, LocalExperience
+from sharpwave.training.experience import Experience, LocalExperience, NoExperience
 from sharpwave.training.files import read_regular, sealed_json, write_text
 from sharpwave.training.folder import (
     CHECKPOINTS,
@@ -46,6 +46,7 @@ from sharpwave.training.folder import (
     new_folder,
 )
 from sharpwave.training.loop import train
+from sharpwave.training.offline_data import with_environment
 from sharpwave.training.own_parts import check_own_parts
 from sharpwave.training.progress import Metrics, TrainingState
 from sharpwave.training.recipes.recipe import Recipe
@@ -90,13 +91,15 @@ def run(
     """
     check_installed()
     console = console or Console()
+    recipe = with_environment(recipe)
     check_tracking(recipe)
     check_callbacks(callbacks)
     check_actor_callbacks(actor_callbacks, recipe.actors.count)
     check_own_parts(recipe)
     with ExitStack() as stack:
         stack.enter_context(setup.arithmetic(recipe))
-        env = setup.environments(recipe, 1 if recipe.actors.count else None)  # with actors only its spaces are used
+        only_spaces = bool(recipe.actors.count) or recipe.offline
+        env = setup.environments(recipe, 1 if only_spaces else None)
         stack.callback(env.close)
         check_videos(recipe)
         agent = setup.agent(recipe, env)
@@ -172,7 +175,10 @@ class Run:
             if recipe.training.track:
                 add(WeightsAndBiases(folder, self.config), "Weights & Biases' log")
             write_config(folder, self.config)
-            add(Display(console, title, recipe.training.steps, recipe.evaluation.stop_reward), "the display")
+            display = Display(
+                console, title, recipe.training.steps, recipe.evaluation.stop_reward, offline=recipe.offline
+            )
+            add(display, "the display")
             save = Saver(folder / CHECKPOINTS, run, recipe, self.agent, self.store, self.view, state, say)
             callbacks.append(save)
             training = Training(recipe, self.agent, self.store, self.view, self._experience(say), state, callbacks)
@@ -194,6 +200,8 @@ class Run:
 
     def _experience(self, say: Callable[[str], None]) -> Experience:
         recipe, progress = self.config.recipe, self.state.progress
+        if recipe.offline:
+            return NoExperience()
         if recipe.actors.count:
             return ActorExperience(recipe, self.agent, self.store, progress, say, self.actor_callbacks)
         hooks = ActorHooks(self.actor_callbacks)
@@ -224,11 +232,17 @@ def summarize(folder: Path, config: Config, agent: Agent, last: Metrics, say: Ca
     name, recipe = config.name, config.recipe
     machine = {"device": str(agent.device), "precision": agent.precision}
     summary = {"recipe": name, "env": recipe.env.name, "seed": recipe.training.seed, **machine, **last}
+    if recipe.offline:
+        summary["data"] = recipe.agent.data
     del summary["seconds_left"]
     try:
         write_text(folder / SUMMARY, sealed_json(summary))
         draw_curve(
-            folder / METRICS, folder / CURVE, f"{name}, seed {recipe.training.seed}", recipe.evaluation.stop_reward
+            folder / METRICS,
+            folder / CURVE,
+            f"{name}, seed {recipe.training.seed}",
+            recipe.evaluation.stop_reward,
+            "updates" if recipe.offline else "environment steps",
         )
     except (
         OSError,

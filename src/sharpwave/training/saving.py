@@ -68,7 +68,8 @@ class Saver(Callback):
         every = self._recipe.training.checkpoint_every
         passed = progress.passed(every)
         # No warning after a failed checkpoint: that one broke all episodes off only a moment ago.
-        if not self._recipe.actors.count and count == self._counted and passed and not self.lost:
+        here = not self._recipe.actors.count and not self._recipe.offline
+        if here and count == self._counted and passed and not self.lost:
             self._say(
                 f"No episode has ended in the {every:,} steps before this checkpoint, which breaks all of them off; "
                 "give a longer --checkpoint-every"

@@ -19,8 +19,9 @@ from sharpwave.agents.protocol import Agent, Spaces
 from sharpwave.agents.registry import agent_class
 from sharpwave.observations import stacking
 from sharpwave.training.actors.transport import MAX_FRAME_BYTES
+from sharpwave.training.offline_data import open_data
 from sharpwave.training.recipes.recipe import Recipe
-from sharpwave.training.recorded_env import check_recorded
+from sharpwave.training.recorded_env import about, check_recorded
 from sharpwave.views.gather import THREADS
 
 Env = VectorEnv[Any, Any, Any]
@@ -116,7 +117,7 @@ def memory(
     Args:
         disk: a new or empty folder; used only by recipes with ``disk_limit``.
         saved: a checkpoint of the store to restore, with the one of demonstrations, if any, beside it; None: the store
-            begins empty.
+            begins empty, or with the data of an offline recipe.
     Raises:
         ValueError: a setting is invalid.
     """
@@ -124,19 +125,19 @@ def memory(
     if recipe.actors.count:
         check_segments(recipe, spec)
     disk = disk if recipe.replay.disk_limit else None
-    if saved is None:
-        store = sw.Store(
-            spec,
-            capacity=recipe.replay.capacity,
-            ram=recipe.replay.ram or None,
-            disk=disk,
-            disk_limit=recipe.replay.disk_limit or None if disk else None,
-            codec=recipe.replay.codec,
-            seed=recipe.training.seed,
-            segment_steps=recipe.actors.segment_steps if recipe.actors.count else None,
-        )
-    else:
+    if saved is not None:
         store = sw.Store.open(saved, disk=disk)
+    elif recipe.offline:
+        spaces = Spaces(env.single_observation_space, env.single_action_space, recipe.env.name)
+        with open_data(recipe, spaces, spec) as data:
+            store = _fresh(recipe, spec, data.steps, disk)
+            try:
+                data.add_to(store)
+            except BaseException:
+                store.close()
+                raise
+    else:
+        store = _fresh(recipe, spec, recipe.replay.capacity, disk)
     # Runs of releases before views had names have a single view, under another name.
     old = store.recovery is not None and store.recovery.views == ["transitions"]
     name, seed, settings = None if old else "learner", recipe.training.seed, agent.replay()
@@ -150,3 +151,18 @@ def memory(
     except BaseException:
         store.close()
         raise
+
+
+def _fresh(recipe: Recipe, spec: sw.Spec, capacity: int, disk: Path | None) -> sw.Store:
+    store = sw.Store(
+        spec,
+        capacity=capacity,
+        ram=recipe.replay.ram or None,
+        disk=disk,
+        disk_limit=recipe.replay.disk_limit or None if disk else None,
+        codec=recipe.replay.codec,
+        seed=recipe.training.seed,
+        segment_steps=recipe.actors.segment_steps if recipe.actors.count else None,
+    )
+    store.annotate(None, about(recipe.env))  # for those who learn from it later
+    return store

@@ -29,20 +29,25 @@ RECIPES: dict[str, str] = {
     "data-efficient-rainbow": "Any Atari game by Rainbow with an update at every step, for 100,000 steps.",
     "iqn": "Any Atari game by implicit quantile networks with the settings of their paper.",
     "atari": "Any Atari game, whole screen and all actions; name it with --env breakout.",
+    "offline": "Offline, from data of a store: --data STORE --algorithm cql, conservative Q-learning, or bc, cloning.",
     "gymnasium": "Any Gymnasium environment with discrete actions; name it with --env LunarLander-v3.",
 }
 """Summary of each recipe, by name; ``RECIPE`` in the file of that name here ("_" for "-") is the recipe itself."""
 
 
+OFFLINE = ("cql", "bc")
+"""Algorithms of recipe ``offline``, which differ in their settings; the first is its default."""
+
+
 def recipe_names() -> dict[str, str]:
     """Return the names that can be trained, each with a summary: recipes, and algorithms with their own defaults."""
-    other = [kind for kind in kinds() if kind not in RECIPES]
+    other = [kind for kind in kinds() if kind not in RECIPES and kind not in OFFLINE]
     about = "Algorithm {} with its own defaults, in any Gymnasium environment: --env ID."
     return RECIPES | {kind: about.format(kind) for kind in other}
 
 
 def load_recipe(name: str) -> Recipe:
-    """Return the recipe of a name of ``recipe_names``.  Raises: ValueError: an unknown name."""
+    """Return the recipe of a name of ``recipe_names``, or of an algorithm.  Raises: ValueError: an unknown name."""
     if name in RECIPES:
         recipe: Recipe = importlib.import_module(f"{__name__}.{name.replace('-', '_')}").RECIPE
         return recipe

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from sharpwave.agents.offline import OfflineSettings
 from sharpwave.agents.registry import agent_settings
 from sharpwave.configuration import (
     KINDS,
@@ -184,6 +185,17 @@ class Recipe:
         seeded = self.training.seed <= self.env.max_seed
         expect(self.training, "seed", seeded, f"at most {self.env.max_seed} for {self.env.kind} environments")
         expect(self.actors, "count", self.actors.count <= lanes, f"at most the {lanes} of --num-envs")
+        if self.offline:
+            why = "an offline run steps no environment, and each of its steps is an update"
+            expect(self.actors, "count", not self.actors.count, f"0: {why}")
+            expect(self.training, "warmup_steps", not self.training.warmup_steps, f"0: {why}")
+            expect(self.training, "update_every", self.training.update_every == 1, f"1: {why}")
+            expect(self.evaluation, "evaluate_from", self.evaluation.evaluate_from is None, f"none: {why}")
+
+    @property
+    def offline(self) -> bool:
+        """Whether the agent learns from data that are there before, and no environment is stepped but to evaluate."""
+        return isinstance(self.agent, OfflineSettings)
 
     def override(self, **values: Any) -> Recipe:
         """Change settings by the names of their options: ``n_step=3`` for ``--n-step 3``.
@@ -227,7 +239,16 @@ class Recipe:
 
 def default_recipe(kind: str) -> Recipe:
     """Make a recipe from an algorithm's own defaults."""
-    return Recipe(env=Gymnasium(), agent=agent_settings(kind)())
+    agent = agent_settings(kind)()
+    if not isinstance(agent, OfflineSettings):
+        return Recipe(env=Gymnasium(), agent=agent)
+    return Recipe(
+        env=Gymnasium(""),  # that of the data
+        agent=agent,
+        replay=ReplaySettings(capacity=10_000_000),
+        training=TrainingSettings(steps=50_000, threads=1, checkpoint_every=25_000, warmup_steps=0, update_every=1),
+        evaluation=EvaluationSettings(evaluate_every=10_000),
+    )
 
 
 RESUMABLE = (
