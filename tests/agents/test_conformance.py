@@ -7,6 +7,8 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 
 import sharpwave as sw
+from sharpwave.agents.bc import BC
+from sharpwave.agents.cql import CQL
 from sharpwave.agents.dqn import DQN
 from sharpwave.agents.exploration import EpsilonGreedy, Softmax
 from sharpwave.agents.pqn import PQN
@@ -14,7 +16,7 @@ from sharpwave.agents.protocol import Spaces
 from sharpwave.agents.r2d2 import R2D2
 from sharpwave.agents.r2d3 import R2D3
 from sharpwave.agents.rainbow import Rainbow
-from sharpwave.agents.replay import RolloutSettings, SequencesSettings, TransitionsSettings
+from sharpwave.agents.replay import PairsSettings, RolloutSettings, SequencesSettings, TransitionsSettings
 from sharpwave.testing.agent import AgentSuite
 
 EXPLORING = EpsilonGreedy(start=0.5, end=0.5)
@@ -118,6 +120,40 @@ class TestPQN(AgentSuite):
             hidden_units=16, exploration=EXPLORING, replay=RolloutSettings(batch_size=3, length=4, epochs=4)
         )
         return PQN(spaces, settings, seed=seed)
+
+
+class TestBC(AgentSuite):
+    """Over numbers and categories; actions have two parts."""
+
+    spaces = Spaces(Dict(speed=Box(-1, 1, (2,), np.float32), gear=Discrete(4)), MultiDiscrete([2, 3]))
+
+    def make_agent(self, spaces, seed):
+        return BC(spaces, BC.Settings(hidden_units=16, replay=PairsSettings(batch_size=8)), seed=seed)
+
+
+class TestBCOfContinuousActions(AgentSuite):
+    """One number is bounded on both sides, the other on one."""
+
+    spaces = Spaces(
+        AgentSuite.spaces.observation,
+        Box(np.array([[-0.5], [0.0]], np.float32), np.array([[0.01], [np.inf]], np.float32)),
+    )
+
+    def make_agent(self, spaces, seed):
+        return BC(spaces, BC.Settings(hidden_units=16, replay=PairsSettings(batch_size=8)), seed=seed)
+
+
+class TestCQL(AgentSuite):
+    """Averaged, with priorities; actions are counted from 2."""
+
+    spaces = Spaces(AgentSuite.spaces.observation, Discrete(3, start=2))
+
+    def make_agent(self, spaces, seed):
+        settings = CQL.Settings(
+            hidden_units=16, average_decay=0.9, exploration=EXPLORING,
+            replay=TransitionsSettings(batch_size=8, prioritized=True),
+        )  # fmt: skip
+        return CQL(spaces, settings, seed=seed)
 
 
 class TestR2D2(AgentSuite):

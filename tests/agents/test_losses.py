@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from sharpwave.agents.losses import (
+    action_cross_entropy,
     double_q_targets,
     greedy_policy,
     huber,
+    imitation_error,
     munchausen_bonus,
     q_targets,
     soft_policy,
@@ -55,6 +57,25 @@ def test_dueling_combine_takes_the_mean_over_actions_for_each_atom():
 def test_greedy_policy_chooses_the_first_of_the_largest():
     got = greedy_policy(torch.tensor([[1.0, 3.0, 2.0], [5.0, 0.0, 5.0]]))
     assert got.tolist() == [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]
+
+
+def test_action_cross_entropy_of_probabilities_that_are_known():
+    # softmax of log(1, 2, 5) is (1, 2, 5) / 8, whatever is added to all.
+    scores = torch.tensor([[1.0, 2.0, 5.0], [1.0, 2.0, 5.0]]).log() + torch.tensor([[0.0], [100.0]])
+    got = action_cross_entropy(scores, torch.tensor([1, 2]))
+    torch.testing.assert_close(got, torch.tensor([math.log(4), math.log(8 / 5)]))
+
+
+def test_action_cross_entropy_lowers_all_actions_by_their_probability_and_raises_that_of_the_data():
+    scores = torch.tensor([[1.0, 2.0, 5.0]]).log().requires_grad_()
+    action_cross_entropy(scores, torch.tensor([1])).sum().backward()
+    torch.testing.assert_close(scores.grad, torch.tensor([[1 / 8, 2 / 8 - 1, 5 / 8]]))
+
+
+def test_imitation_error_is_the_mean_over_an_actions_numbers():
+    # ((1 - 3)^2 + (2 - 2)^2) / 2 = 2; ((0 - 1)^2 + (0 + 3)^2) / 2 = 5
+    predicted, action = torch.tensor([[1.0, 2.0], [0.0, 0.0]]), torch.tensor([[3.0, 2.0], [1.0, -3.0]])
+    torch.testing.assert_close(imitation_error(predicted, action), torch.tensor([2.0, 5.0]))
 
 
 def test_munchausen_bonus_is_the_clipped_log_probability():

@@ -148,7 +148,7 @@ def add_recorded(store: sw.Store, one: Recorded, fields: Mapping[str, npt.NDArra
         action=spec.join_action({name: one.fields[name] for name in spec.action_names}),
         reward=one.reward,
         terminated=one.episode.end == "terminated",
-        **fields,
+        **dict[str, Any](fields),
     )
 
 

@@ -153,10 +153,10 @@ def of_algorithm(ctx: Any, recipe: Recipe, arguments: list[str]) -> Recipe:
     kind = value_of("--algorithm", arguments)
     if kind is None or kind == recipe.agent.kind:
         return recipe
-    found = default_recipe(kind) if kind in kinds() else None
-    if found is None or not found.offline:
-        ctx.fail(f"--algorithm: got {kind!r}, expected one that learns offline: {', '.join(OFFLINE)}")
-    return found
+    if kind in kinds() and (found := default_recipe(kind)).offline:
+        return found
+    ctx.fail(f"--algorithm: got {kind!r}, expected one that learns offline: {', '.join(OFFLINE)}")
+    raise AssertionError("fail raises")
 
 
 app = typer.Typer(

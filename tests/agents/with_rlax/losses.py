@@ -6,7 +6,14 @@ import torch
 
 from sharpwave.agents.distributions import cross_entropy, project, quantile_huber
 from sharpwave.agents.heads import C51, IQN, QR, Expected
-from sharpwave.agents.losses import double_q_targets, greedy_policy, huber, lambda_returns, q_targets
+from sharpwave.agents.losses import (
+    action_cross_entropy,
+    double_q_targets,
+    greedy_policy,
+    huber,
+    lambda_returns,
+    q_targets,
+)
 
 from .quiet import jax, rlax
 
@@ -142,3 +149,9 @@ def test_lambda_returns(share):
     r, d, v = tensors(reward, discount, value)
     ends = torch.arange(9).expand(ITEMS, 9) == 8
     np.testing.assert_allclose(lambda_returns(r, d, v, ends, share), expected, rtol=1e-10, atol=1e-12)
+
+
+def test_action_cross_entropy(drawn):
+    scores = drawn["predicted"]()
+    expected = jax.vmap(rlax.categorical_cross_entropy)(np.eye(ACTIONS)[drawn["action"]], scores)
+    np.testing.assert_allclose(action_cross_entropy(*tensors(scores, drawn["action"])), expected, rtol=1e-12)

@@ -1,0 +1,211 @@
+"""Offline runs: which data they take, what they leave of them, and that they resume."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+
+import gymnasium
+import numpy as np
+import pytest
+from rich.console import Console
+
+import sharpwave as sw
+from sharpwave.cli import main
+from sharpwave.training.checkpoints import checkpoints
+from sharpwave.training.folder import new_folder
+from sharpwave.training.recipes import load_recipe
+from sharpwave.training.recipes.environments import Gymnasium
+from sharpwave.training.recipes.recipe import default_recipe
+from sharpwave.training.recorded_env import about
+from sharpwave.training.resume import resume
+from sharpwave.training.run import run
+
+EPISODES, UPDATES = 6, 40
+
+
+def quiet():
+    return Console(file=io.StringIO(), width=200, _environ={})
+
+
+def command(capfd, monkeypatch, *arguments):
+    """The exit code and the output of ``sharpwave``."""
+    for name, value in {"COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as ended:
+        main([*map(str, arguments)])
+    return ended.value.code, "".join(capfd.readouterr())
+
+
+def played(store, annotated=True):
+    """CartPole by a policy that leans with the pole; the last episode is unfinished."""
+    if annotated:
+        store.annotate(None, about(Gymnasium("CartPole-v1")))
+    recorder = sw.Recorder(gymnasium.make("CartPole-v1", max_episode_steps=40), store)
+    for seed in range(EPISODES + 1):
+        obs, _ = recorder.reset(seed=seed)
+        ended, steps = False, 0
+        while not ended and (seed < EPISODES or steps < 5):
+            obs, _, terminated, truncated, _ = recorder.step(int(obs[2] + obs[3] > 0))
+            ended, steps = terminated or truncated, steps + 1
+    return store
+
+
+def spec():
+    return sw.Spec(obs=sw.Field((4,), "float32"), action=sw.Field((), "int64"))
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """The same steps as a store on disk, as checkpoints and as a data set; and how many whole episodes have."""
+    folder = tmp_path_factory.mktemp("data")
+    with played(sw.Store(spec(), disk=folder / "disk", capacity=2_000)) as store:
+        store.checkpoint(folder / "checkpoint")
+        store.export(f"npz:{folder / 'set.npz'}")
+        steps = sum(len(one.reward) for one in store.episodes() if one.whole)
+    with played(sw.Store(spec(), capacity=2_000)) as store:
+        store.checkpoint(folder / "file.sharpwave")
+    with played(sw.Store(spec(), capacity=2_000), annotated=False) as store:
+        store.checkpoint(folder / "unsaid")
+    return folder, steps
+
+
+def content(folder):
+    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_run_from_the_command_line_learns_plays_and_resumes(kept, tmp_path, capfd, monkeypatch):
+    data, steps = kept
+    before, out = content(data), tmp_path / "run"
+    code, text = command(
+        capfd, monkeypatch, "train", "offline", "--data", data / "disk", "--algorithm", "bc", "--updates", UPDATES,
+        "--evaluate-every", 20, "--out", out,
+    )  # fmt: skip
+    assert code == 0, text
+    assert f"Ended by the limit of {UPDATES} updates" in text and "held-out mean" in text
+    assert "training mean" not in text and "epsilon" not in text
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["updates"] == UPDATES and summary["replay_steps"] == steps and summary["episodes"] == 0
+    assert summary["env"] == "CartPole-v1" and summary["data"] == str(data / "disk")
+    events = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [event["steps"] for event in events if event["event"] == "evaluation"] == [20, 40]
+    assert content(data) == before
+    code, text = command(capfd, monkeypatch, "eval", out, "--episodes", 2)
+    assert code == 0 and "of 2 episodes" in text
+    code, text = command(capfd, monkeypatch, "train", "--resume", out, "--steps", UPDATES + 10)
+    assert code == 0 and f"Ended by the limit of {UPDATES + 10} updates" in text and "new episodes" not in text
+
+
+def test_every_form_of_the_same_data_teaches_the_same(kept, tmp_path, monkeypatch):
+    data, steps = kept
+    before = content(data)
+    monkeypatch.chdir(data)
+    policies = set()
+    for number, source in enumerate(["disk", "checkpoint", "file.sharpwave", "npz:set.npz", "set.npz"]):
+        recipe = default_recipe("cql").override(data=source, env="CartPole-v1", steps=5, evaluate_every=0)
+        folder, summary = run("offline", recipe, tmp_path / str(number), quiet())
+        assert summary["replay_steps"] == steps and content(data) == before
+        policies.add((folder / "last.safetensors").read_bytes())
+    assert len(policies) == 1
+
+
+@pytest.mark.parametrize("kind", ["bc", "cql"])
+def test_a_resumed_run_repeats_the_one_that_was_not_stopped(kept, tmp_path, kind):
+    data, _ = kept
+    copied = shutil.copytree(data / "checkpoint", tmp_path / "data")
+    recipe = default_recipe(kind).override(data=str(copied), steps=30, checkpoint_every=15, evaluate_every=0)
+    whole, _ = run("offline", recipe, tmp_path / "whole", quiet())
+    half, _ = run("offline", recipe.override(steps=15), tmp_path / "half", quiet())
+    shutil.rmtree(copied)  # the checkpoint holds what was read
+    resume(half, {"steps": 30}, quiet())
+    last = [checkpoints(one)[-1] for one in (whole, half)]
+    for name in ("weights.safetensors", "optimizer.safetensors"):
+        assert (last[0] / name).read_bytes() == (last[1] / name).read_bytes()
+
+
+def test_without_its_memory_a_resumed_run_reads_the_data_again(kept, tmp_path):
+    data, steps = kept
+    recipe = default_recipe("bc").override(data=str(data / "checkpoint"), steps=10, evaluate_every=0, save_replay=False)
+    folder, _ = run("offline", recipe, tmp_path / "run", quiet())
+    console = quiet()
+    _, summary = resume(folder, {"steps": 20}, console)
+    assert f"{steps:,} steps were read again" in console.file.getvalue()
+    assert summary["updates"] == 20 and summary["replay_steps"] == steps
+
+
+def test_a_run_is_data_and_says_its_environment(tmp_path):
+    online, _ = run(
+        "cartpole", load_recipe("cartpole").override(steps=400, warmup_steps=400, seed=1), tmp_path / "online", quiet()
+    )
+    recipe = default_recipe("cql").override(data=str(online), steps=5, evaluate_every=0)
+    folder, summary = run("offline", recipe, tmp_path / "offline", quiet())
+    assert summary["env"] == "CartPole-v1" and 0 < summary["replay_steps"] <= 400
+    # An offline run is data, too.
+    _, of_it = run("offline", recipe.override(data=str(folder)), tmp_path / "again", quiet())
+    assert of_it["env"] == "CartPole-v1" and of_it["replay_steps"] == summary["replay_steps"]
+
+
+def strange(folder, action=1, **annotations):
+    with sw.Store(spec(), capacity=100) as store:
+        store.annotate(None, annotations)
+        for step in range(8):
+            store.append(
+                obs=np.zeros(4), action=action, reward=0.0, terminated=step == 7, truncated=False, final_obs=np.zeros(4)
+            )
+        store.checkpoint(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data, own: {"data": ""}, "expected what to learn from"),
+        (lambda data, own: {"data": str(data / "nothing")}, "is no folder, expected that of a store or of a run"),
+        (lambda data, own: {"data": str(data)}, "cannot be read"),
+        (lambda data, own: {"data": str(data / "unsaid")}, "name one with --env"),
+        (lambda data, own: {"data": "npz:" + str(data / "set.npz")}, "name one with --env"),
+        (lambda data, own: {"data": "npz:" + str(data / "no.npz"), "env": "CartPole-v1"}, "does not exist"),
+        (lambda data, own: {"data": str(data / "disk"), "env": "Acrobot-v1"}, "has obs .*expected"),
+        (lambda data, own: {"data": str(data / "disk"), "capacity": 20}, "--capacity: got 20, expected at least"),
+        (lambda data, own: {"data": str(strange(own, 2)), "env": "CartPole-v1"}, "has action 2, expected those of"),
+        (
+            lambda data, own: {"data": str(strange(own, environment={"kind": "gymnasium", "name": "os:Own-v0"}))},
+            "would import a module",
+        ),
+        (lambda data, own: {"data": str(strange(own, environment="a room"))}, "name one with --env"),
+    ],
+)
+def test_data_that_cannot_be_learned_from_are_refused_by_name(kept, tmp_path, change, message):
+    data, _ = kept
+    before = content(data)
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        recipe = default_recipe("bc").override(steps=5, evaluate_every=0, **change(data, tmp_path / "own"))
+        run("offline", recipe, tmp_path / "run", quiet())
+    assert content(data) == before
+    with new_folder(tmp_path / "run", "x", 0):
+        pass  # nothing is in the way of a second try
+
+
+def test_settings_of_acting_are_refused(kept):
+    recipe = default_recipe("cql")
+    for change, message in (
+        ({"actors": 1}, "--actors: got 1, expected 0"),
+        ({"warmup_steps": 5}, "--warmup-steps: got 5, expected 0"),
+        ({"update_every": 2}, "--update-every: got 2, expected 1"),
+        ({"evaluate_from": 5.0}, "--evaluate-from"),
+        ({"epsilon_end": 0.5}, "--epsilon-end: got 0.5, which has no effect"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            recipe.override(**change)
+
+
+def test_help_and_mistakes_on_the_command_line(capfd, monkeypatch):
+    for kind, own, other in (("bc", "--weight-decay", "--conservatism"), ("cql", "--conservatism", "--weight-decay")):
+        code, text = command(capfd, monkeypatch, "train", "offline", "--algorithm", kind, "--help")
+        assert code == 0 and own in text and other not in text
+        assert all(option in text for option in ("--data", "--algorithm", "--updates", "--env"))
+    code, text = command(capfd, monkeypatch, "train", "offline", "--data", "x", "--algorithm", "dqn")
+    assert code == 2 and "expected one that learns offline: cql, bc" in text
+    code, text = command(capfd, monkeypatch, "train", "offline")
+    assert code == 2 and "--data: got nothing" in text
