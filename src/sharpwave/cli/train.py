@@ -139,7 +139,7 @@ def config_file(arguments: list[str]) -> Path | None:
 def value_of(wanted: str, arguments: list[str]) -> str | None:
     """Return the value that arguments give an option, the last one; None: they give none."""
     found = None
-    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):
         option, equals, value = argument.partition("=")
         if option == wanted and (equals or following):
             found = value if equals else following
