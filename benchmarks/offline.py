@@ -4,7 +4,7 @@ Recipe `cartpole` learns for a few thousand steps, so that its replay memory hol
 policy that is half good. From that memory alone `sharpwave train offline` learns by each algorithm, without evaluations
 along the way; the last policy plays fresh episodes. Prints a table; each seed adds a line to results/offline.jsonl.
 
-python benchmarks/offline.py [--seeds 100 101 102] [--steps 10000] [--out benchmarks/results/offline.jsonl]
+python benchmarks/offline.py [--seeds 100 101 102 103 104] [--steps 10000] [--out benchmarks/results/offline.jsonl]
 """
 
 import argparse
@@ -31,7 +31,7 @@ EPISODES = 100
 def main() -> None:
     """Learn with every seed, and print all lines of the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="*", default=[100, 101, 102])
+    parser.add_argument("--seeds", type=int, nargs="*", default=[100, 101, 102, 103, 104])
     parser.add_argument("--steps", type=int, default=10_000, help="environment steps of the runs that are learned from")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "offline.jsonl")
     arguments = parser.parse_args()
