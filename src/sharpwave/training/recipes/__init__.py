@@ -29,7 +29,7 @@ RECIPES: dict[str, str] = {
     "data-efficient-rainbow": "Any Atari game by Rainbow with an update at every step, for 100,000 steps.",
     "iqn": "Any Atari game by implicit quantile networks with the settings of their paper.",
     "atari": "Any Atari game, whole screen and all actions; name it with --env breakout.",
-    "offline": "From a store, a run or a data set alone: sharpwave train offline --data runs/cart --algorithm cql (or bc).",
+    "offline": "From a store, run or data set alone: sharpwave train offline --data runs/cart --algorithm cql (or bc).",
     "gymnasium": "Any Gymnasium environment with discrete actions; name it with --env LunarLander-v3.",
 }
 """Summary of each recipe, by name; ``RECIPE`` in the file of that name here ("_" for "-") is the recipe itself."""
