@@ -401,6 +401,27 @@ def test_saved_and_loaded(way: str, tmp_path: Path) -> None:
     again.close()
 
 
+@pytest.mark.parametrize("way", ["pickle", "hdf5", "pickle, disk"])
+def test_what_is_added_first_to_a_loaded_buffer_comes_back(way: str, tmp_path: Path) -> None:
+    more: dict[str, Any] = {"disk": tmp_path / "store"} if "disk" in way else {}
+    steps, buffer, other = Steps(2, "image"), ours.VectorReplayBuffer(40, 2, **more), theirs.VectorReplayBuffer(40, 2)
+    for turn in range(12):
+        if turn == 6:  # as training that is resumed: collected before anything is sampled
+            if way == "hdf5":
+                buffer.save_hdf5(str(tmp_path / "buffer.hdf5"))
+                buffer = ours.VectorReplayBuffer.load_hdf5(str(tmp_path / "buffer.hdf5"))
+            else:
+                content = pickle.dumps(buffer)
+                buffer.close()
+                buffer = pickle.loads(content)
+        batch = steps.batch(np.arange(2))
+        for one in (buffer, other):
+            one.add(batch)
+    indices = other.sample_indices(0)
+    assert_same(buffer[indices], other[indices])
+    buffer.close()
+
+
 def test_bad_input_changes_nothing() -> None:
     steps, buffer = Steps(2), ours.VectorReplayBuffer(40, 2)
     buffer.add(steps.batch(np.arange(2)))

@@ -79,6 +79,8 @@ class Stored:
         if self.transitions is None:
             self._make(obs, action)
         assert self.transitions is not None
+        if self._found:
+            self.view  # noqa: B018  # before anything is added: ids of what was saved hold, and new ones go on from them
         obs, after = self._newest(obs), self._newest(after)
         ids = self.transitions.add(obs, after, action, reward, terminated, truncated, lanes)
         stored = np.ones(len(lanes), np.bool_) if ids is None else ids >= 0
