@@ -140,7 +140,7 @@ def main() -> None:
         table.add_column(head, justify="left" if head == "buffer" else "right")
     for name, found in runs.items():
         medians = {key: statistics.median(run[key] for run in found) for key in found[0]}
-        table.add_row(name, *(f"{medians[key]:,.{key == 'nan'}f}" for key in HEADS), f"{medians['updates']:.1f}")
+        table.add_row(name, *(f"{medians[key]:,.{int(key == 'nan')}f}" for key in HEADS), f"{medians['updates']:.1f}")
     Console(width=120).print(table)
     asked.out.write_text(json.dumps({"env": asked.env, "steps": asked.steps, "runs": runs}, indent=1) + "\n")
 
