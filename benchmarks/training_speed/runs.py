@@ -57,7 +57,8 @@ def train(
             process.terminate()  # which makes it write a checkpoint
             process.wait()
             raise
-        if process.returncode != 0:
+        interrupted = process.returncode == 128 + signal.SIGINT  # by this function, or by a user at the terminal
+        if process.returncode and not interrupted:
             raise RuntimeError(f"sharpwave {' '.join(command)}: ended with {process.returncode}, see above")
         if not told and not ended(folder):
             raise KeyboardInterrupt  # the run was interrupted, not this process
