@@ -10,16 +10,11 @@ CPU with one thread, sampling included.
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import ale_py
@@ -27,8 +22,7 @@ import gymnasium as gym
 import numpy as np
 import psutil
 import torch
-from rich.console import Console
-from rich.table import Table
+from integration_runs import Found, main, rate
 from stable_baselines3 import DQN
 from stable_baselines3.common.buffers import ReplayBuffer as Theirs
 from stable_baselines3.common.env_util import make_atari_env
@@ -82,19 +76,6 @@ BUFFERS: dict[str, Callable[..., Any]] = {
 }
 
 
-def rate(call: Callable[[], Any], seconds: float) -> float:
-    """Return how often ``call`` is done a second: the median over batches of ten calls."""
-    call()
-    rates: list[float] = []
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or not rates:
-        began = time.perf_counter()
-        for _ in range(10):
-            call()
-        rates.append(10 / (time.perf_counter() - began))
-    return statistics.median(rates)
-
-
 def measure(name: str, env: str, steps: int) -> dict[str, float]:
     """Fill a buffer and measure it; in a process of its own."""
     torch.set_num_threads(1)
@@ -136,46 +117,13 @@ class _Quiet:
     def record(self, *args: Any, **kwargs: Any) -> None: ...
 
 
-def main() -> None:
-    """Measure each buffer in turn, and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=50_000)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--env", default="PongNoFrameskip-v4")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "integrations.json")
-    parser.add_argument("--one", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.one:
-        print(json.dumps(measure(arguments.one, arguments.env, arguments.steps)))
-        return
-    runs: dict[str, list[dict[str, float]]] = {name: [] for name in BUFFERS}
-    for _ in range(arguments.rounds):
-        for name in BUFFERS:
-            command = [sys.executable, __file__, "--one", name, "--steps", str(arguments.steps), "--env", arguments.env]
-            ran = subprocess.run(command, capture_output=True, text=True)
-            if ran.returncode:
-                print(f"{name}: {(ran.stderr.strip() or 'no message').splitlines()[-1]}", file=sys.stderr)
-                continue
-            runs[name].append(json.loads(ran.stdout.splitlines()[-1]))
-    table = Table(title=f"{arguments.env}, {arguments.steps:,} transitions, medians of {arguments.rounds}")
-    heads = {"bytes": "bytes each", "adds": "adds/s", "sample 32": "sampled/s, 32", "sample 256": "256"}
-    for head in ("buffer", *heads.values(), "updates/s"):
-        table.add_column(head, justify="left" if head == "buffer" else "right")
-    medians = {
-        name: {key: statistics.median(run[key] for run in found) for key in found[0]}
-        for name, found in runs.items()
-        if found
-    }
-    for name, found in medians.items():
-        table.add_row(name, *(f"{found[key]:,.0f}" for key in heads), f"{found['updates']:.1f}")
-    Console(width=110).print(table)
-    base = medians["SB3"]
-    ratios = {key: (base[key] / medians["ours"][key]) ** (1 if key == "bytes" else -1) for key in base}
-    print("ours to SB3's: " + ", ".join(f"{key} {value:.2f}" for key, value in ratios.items()))
-    arguments.out.write_text(
-        json.dumps({"env": arguments.env, "steps": arguments.steps, "runs": runs}, indent=1) + "\n"
-    )
+def compare(medians: dict[str, Found]) -> None:
+    """Print ratios of ours to SB3's own, larger being better."""
+    if "SB3" in medians and "ours" in medians:
+        base = medians["SB3"]
+        ratios = {key: (base[key] / medians["ours"][key]) ** (1 if key == "bytes" else -1) for key in base}
+        print("ours to SB3's: " + ", ".join(f"{key} {value:.2f}" for key, value in ratios.items()))
 
 
 if __name__ == "__main__":
-    main()
+    compare(main(__file__, __doc__, BUFFERS, measure, steps=50_000))

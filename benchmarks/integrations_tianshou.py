@@ -9,16 +9,11 @@ milliseconds of ``hasnull``, which Tianshou 2's trainer calls after every collec
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import ale_py
@@ -27,8 +22,7 @@ import numpy as np
 import psutil
 import tianshou.data as theirs
 import torch
-from rich.console import Console
-from rich.table import Table
+from integration_runs import main, rate
 from stable_baselines3.common.env_util import make_atari_env
 from stable_baselines3.common.vec_env import VecFrameStack, VecTransposeImage
 from tianshou.algorithm.algorithm_base import policy_within_training_step
@@ -51,20 +45,6 @@ BUFFERS: dict[str, Callable[[int], Any]] = {
     ),
     "ours, prioritized": lambda size: ours.PrioritizedVectorReplayBuffer(size, LANES, **PRIORITIES),
 }
-HEADS = {"bytes": "bytes each", "adds": "adds/s", "sample 32": "sampled/s, 32", "sample 256": "256", "nan": "NaN check"}
-
-
-def rate(call: Callable[[], Any], seconds: float) -> float:
-    """Return how often ``call`` is done a second: the median over batches of ten calls."""
-    call()
-    rates: list[float] = []
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or not rates:
-        began = time.perf_counter()
-        for _ in range(10):
-            call()
-        rates.append(10 / (time.perf_counter() - began))
-    return statistics.median(rates)
 
 
 def measure(name: str, env: str, steps: int) -> dict[str, float]:
@@ -104,7 +84,7 @@ def measure(name: str, env: str, steps: int) -> dict[str, float]:
         found[f"sample {size}"] = size * rate(partial(buffer.sample, size), 3.0)
     began = time.perf_counter()
     buffer.hasnull()
-    found["nan"] = 1000 * (time.perf_counter() - began)
+    found["NaN check"] = 1000 * (time.perf_counter() - began)
     policy = DiscreteQLearningPolicy(model=DQNet(*shape, action_shape=actions), action_space=envs.action_space)
     algorithm = DQN(policy=policy, optim=AdamOptimizerFactory(1e-4), n_step_return_horizon=3, target_update_freq=500)
     with policy_within_training_step(policy):
@@ -115,35 +95,5 @@ def measure(name: str, env: str, steps: int) -> dict[str, float]:
     return found | {"updates": UPDATES / (time.perf_counter() - began)}
 
 
-def main() -> None:
-    """Measure each buffer in turn, and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=20_000)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--env", default="PongNoFrameskip-v4")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "integrations_tianshou.json")
-    parser.add_argument("--one", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.one:
-        print(json.dumps(measure(asked.one, asked.env, asked.steps)))
-        return
-    runs: dict[str, list[dict[str, float]]] = {name: [] for name in BUFFERS}
-    for _ in range(asked.rounds):
-        for name in BUFFERS:
-            command = [sys.executable, __file__, "--one", name, "--steps", str(asked.steps), "--env", asked.env]
-            ran = subprocess.run(command, capture_output=True, text=True)
-            if ran.returncode:
-                raise SystemExit(f"{name}: {ran.stderr}")
-            runs[name].append(json.loads(ran.stdout.splitlines()[-1]))
-    table = Table(title=f"{asked.env}, {asked.steps:,} transitions, medians of {asked.rounds}")
-    for head in ("buffer", *HEADS.values(), "updates/s"):
-        table.add_column(head, justify="left" if head == "buffer" else "right")
-    for name, found in runs.items():
-        medians = {key: statistics.median(run[key] for run in found) for key in found[0]}
-        table.add_row(name, *(f"{medians[key]:,.{int(key == 'nan')}f}" for key in HEADS), f"{medians['updates']:.1f}")
-    Console(width=120).print(table)
-    asked.out.write_text(json.dumps({"env": asked.env, "steps": asked.steps, "runs": runs}, indent=1) + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    main(__file__, __doc__, BUFFERS, measure, steps=20_000)

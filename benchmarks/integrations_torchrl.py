@@ -11,13 +11,9 @@ the growth of the process (for a memory-mapped storage that of its files) from b
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
 import logging
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -30,8 +26,7 @@ import gymnasium as gym
 import numpy as np
 import psutil
 import torch
-from rich.console import Console
-from rich.table import Table
+from integration_runs import main, rate
 from tensordict import TensorDict
 from torchrl.data import CompressedListStorage, LazyMemmapStorage, LazyTensorStorage, TensorDictReplayBuffer
 from torchrl.modules import QValueActor
@@ -89,19 +84,6 @@ def batches(name: str, steps: int) -> Any:
         one_hot = torch.nn.functional.one_hot(torch.from_numpy(actions), count)
         root = {"observation": torch.from_numpy(before), "action": one_hot, **none, "next": nested}
         yield TensorDict({**root, "collector": {"traj_ids": torch.from_numpy(numbers)}}, shape)
-
-
-def rate(call: Callable[[], Any], seconds: float) -> float:
-    """Return how often ``call`` is done a second: the median over batches of ten calls."""
-    call()
-    rates: list[float] = []
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or not rates:
-        began = time.perf_counter()
-        for _ in range(10):
-            call()
-        rates.append(10 / (time.perf_counter() - began))
-    return statistics.median(rates)
 
 
 class Pixels(torch.nn.Sequential):
@@ -170,39 +152,5 @@ def measure(name: str, env: str, steps: int) -> dict[str, float]:
         return found | {"updates": UPDATES / (time.perf_counter() - began)}
 
 
-def main() -> None:
-    """Measure each buffer in turn, and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=20_000)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--env", default="PongNoFrameskip-v4")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "integrations_torchrl.json")
-    parser.add_argument("--one", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.one:
-        print(json.dumps(measure(arguments.one, arguments.env, arguments.steps)))
-        return
-    runs: dict[str, list[dict[str, float]]] = {name: [] for name in BUFFERS}
-    for _ in range(arguments.rounds):
-        for name in BUFFERS:
-            command = [sys.executable, __file__, "--one", name, "--steps", str(arguments.steps), "--env", arguments.env]
-            ran = subprocess.run(command, capture_output=True, text=True)
-            if ran.returncode:
-                print(f"{name}: {(ran.stderr.strip() or 'no message').splitlines()[-1]}", file=sys.stderr)
-                continue
-            runs[name].append(json.loads(ran.stdout.splitlines()[-1]))
-    heads = {"bytes": "bytes each", "adds": "adds/s", "sample 32": "sampled/s, 32", "sample 256": "256"}
-    table = Table(title=f"{arguments.env}, {arguments.steps:,} transitions, medians of {arguments.rounds}")
-    for head in ("buffer", *heads.values(), "updates/s"):
-        table.add_column(head, justify="left" if head == "buffer" else "right")
-    for name, found in runs.items():
-        if found:
-            median = {key: statistics.median(run[key] for run in found) for key in found[0]}
-            table.add_row(name, *(f"{median[key]:,.0f}" for key in heads), f"{median['updates']:.1f}")
-    Console(width=110).print(table)
-    told = {"env": arguments.env, "steps": arguments.steps, "runs": runs}
-    arguments.out.write_text(json.dumps(told, indent=1) + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    main(__file__, __doc__, BUFFERS, measure, steps=20_000)
