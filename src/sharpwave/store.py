@@ -27,6 +27,7 @@ from sharpwave.sampling.limiters import Gate
 from sharpwave.sampling.ordered import Fifo
 from sharpwave.sampling.retention import LowestPriority, Reservoir
 from sharpwave.spec import Spec
+from sharpwave.store_annotations import StoreAnnotations
 from sharpwave.store_episodes import StoreEpisodes
 from sharpwave.store_stats import account
 from sharpwave.store_views import StoreViews
@@ -37,7 +38,7 @@ from sharpwave.views.registry import Views
 from sharpwave.views.view import STEPS
 
 
-class Store(StoreWriting, StoreViews, StoreEpisodes):
+class Store(StoreWriting, StoreAnnotations, StoreViews, StoreEpisodes):
     """Compressed replay memory: steps are encoded once, when appended; batches are decoded when sampled.
 
     Args:

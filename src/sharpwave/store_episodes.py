@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from sharpwave.data.exporting import export as write_data_set
 from sharpwave.log import whole_episodes
 from sharpwave.log.step_log import StepLog
 from sharpwave.native.interrupts import Lock
+from sharpwave.sampling.limiters import Gate
 from sharpwave.validation import checked_lane
 from sharpwave.views.episodes import EpisodeReader, Episodes, Order, checked_lanes, checked_order, find, ordered
+from sharpwave.views.registry import Views
 
 
 class StoreEpisodes:
@@ -18,6 +22,8 @@ class StoreEpisodes:
 
     _log: StepLog
     _lock: Lock
+    _views: Views
+    _gate: Gate
 
     def episodes(self, *, order: Order = "oldest", lanes: Any = None) -> Episodes:
         """Find the episodes of which steps are held, those under way included.
@@ -87,8 +93,16 @@ class StoreEpisodes:
         Cost: with a disk, reading the records of all files, and copying those that hold the steps.
         """
         number = int(checked_lane("drop_steps", lane)[0])
+        if not all(isinstance(one, (int, np.integer)) for one in (first, end)):
+            raise ValueError(
+                f"drop_steps: first={first!r}, end={end!r}, expected integers: numbers of the lane's steps"
+            )
         with self._lock:
             self._log.check_open()
             if number >= self._log.lanes:
                 raise ValueError(f"drop_steps: lane {lane}, expected one of the {self._log.lanes} lanes written to")
-            return whole_episodes.drop(self._log, number, int(first), int(end))
+            try:
+                return whole_episodes.drop(self._log, number, int(first), int(end))
+            finally:
+                self._views.written()
+                self._gate.notify()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +172,8 @@ def test_drop_steps_removes_an_episode_for_good(tmp_path: Path, on_disk: bool) -
         store.add_episode(whole=True, **data)
     with pytest.raises(ValueError, match="share a segment; expected"):
         store.drop_steps(0, 21, 22)
+    with pytest.raises(ValueError, match=r"first=23, end=63.5, expected integers"):
+        store.drop_steps(0, 23, 63.5)  # type: ignore[arg-type]
     assert len(store) == 68 and replay.sample(64).obs["state"].shape[0] == 64
     assert store.drop_steps(0, 23, 63) == 40
     assert len(store) == 28 and store.drop_steps(0, 23, 63) == 0
@@ -184,6 +187,21 @@ def test_drop_steps_removes_an_episode_for_good(tmp_path: Path, on_disk: bool) -
             store = sw.Store.open(tmp_path / "store")
         for one, number in zip(store.episodes(), expected, strict=True):
             check(one, written[number])
+
+
+def test_an_append_that_waits_goes_on_once_steps_are_dropped() -> None:
+    """As after ``clear``: a queue has room again."""
+    store = sw.Store(SPEC, capacity=10_000, segment_steps=8)
+    queue = store.transitions(sampler=sw.Fifo(), max_times_sampled=1, limiter=sw.Queue(16))
+    first, second = (episode(np.random.default_rng(seed), 16) for seed in (1, 2))
+    store.add_episode(whole=True, **first)
+    with pytest.raises(sw.LimiterTimeoutError) as caught:
+        store.add_episode(whole=True, timeout=0.0, **second)
+    assert not getattr(caught.value, "__notes__", [])  # nothing of it was left
+    assert len(store) == 16
+    threading.Timer(0.1, store.drop_steps, (0, 0, 16)).start()
+    store.add_episode(whole=True, timeout=20.0, **second)
+    assert len(store) == len(queue) == 16
 
 
 def test_drop_steps_leaves_an_episode_under_way_alone() -> None:

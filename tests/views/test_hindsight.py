@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,133 +14,10 @@ from hypothesis import strategies as st
 
 import sharpwave as sw
 from sharpwave.testing.view import Step, ViewSuite
-from sharpwave.views.batch import Draws
 from sharpwave.views.goals import Goals
 from sharpwave.views.hindsight import Hindsight
 from sharpwave.views.view import View
-
-Array = np.ndarray[Any, Any]
-STRATEGIES: list[type[Goals]] = [sw.Future, sw.Final, sw.Episode]
-SPEC = sw.Spec(
-    obs={
-        "observation": sw.Field((2,), "float32", stack=3),
-        "achieved_goal": sw.Field((2,), "int64"),
-        "desired_goal": sw.Field((2,), "int64"),
-    },
-    action=sw.Field((), "int64"),
-    weight=sw.Field((), "float32"),
-)
-
-
-def reward_fn(achieved: Array, desired: Array, info: Any) -> Array:
-    """Tells all of its arguments."""
-    return (achieved[:, 1] * 1000 + desired[:, 1] + info["weight"]).astype(np.float32)
-
-
-@dataclass
-class Told:
-    """A step as it happened. Goals are (lane, serial), the one achieved after it (lane, serial + 1/2), doubled."""
-
-    lane: int
-    serial: int
-    ended: bool = False
-    terminated: bool = False
-    held: bool = True
-
-    @property
-    def goal(self) -> int:
-        return 2 * self.serial + 1
-
-
-@dataclass
-class Account:
-    """A store, and the steps appended to it, by lane. Each episode's observations are new: none is another's."""
-
-    store: sw.Store
-    lanes: list[list[Told]] = field(default_factory=lambda: [[], [], []])
-    serial: int = 0
-
-    def observed(self, lane: int, achieved: int) -> dict[str, Array]:
-        values = np.array([lane, achieved])
-        return {"observation": values.astype(np.float32), "achieved_goal": values, "desired_goal": -1 - values * 0}
-
-    def append(self, lane: int, end: str = "") -> None:
-        steps, one = self.lanes[lane], Told(lane, self.serial, end != "", end == "terminated")
-        begins = not steps or steps[-1].ended
-        before = 2 * one.serial if begins else steps[-1].goal
-        self.store.append(
-            lane=lane, obs=self.observed(lane, before), next_obs=self.observed(lane, one.goal), action=one.serial,
-            reward=0.5, terminated=one.terminated, truncated=end == "truncated", weight=one.serial % 7,
-        )  # fmt: skip
-        steps.append(one)
-        self.serial += 1
-
-    def break_episode(self, lane: int) -> None:
-        if self.store.break_episode(lane):
-            self.lanes[lane][-1].ended = True
-
-    def clear(self) -> None:
-        self.store.clear()
-        for steps in self.lanes:
-            for one in steps[-1:]:
-                one.ended = True
-
-    def note_held(self) -> None:
-        for lane, steps in enumerate(self.lanes):
-            found = self.store.ids(np.full(len(steps), lane), np.arange(len(steps)), missing="mask")
-            for one, id_ in zip(steps, found.tolist(), strict=True):
-                one.held = id_ >= 0
-
-    def goals(self, strategy: type[Goals]) -> dict[int, list[int]]:
-        """The goals that each step may be given, in order, by serial; only of steps whose episode has ended."""
-        self.note_held()
-        found = {}
-        for steps in self.lanes:
-            for i, one in enumerate(steps):
-                if not one.held:
-                    continue
-                last = i
-                while not steps[last].ended and last + 1 < len(steps) and steps[last + 1].held:
-                    last += 1
-                if not steps[last].ended and last + 1 == len(steps):
-                    continue  # it goes on
-                first = i
-                while first > 0 and steps[first - 1].held and not steps[first - 1].ended:
-                    first -= 1
-                of = {sw.Future: range(i, last + 1), sw.Final: [last], sw.Episode: range(first, last + 1)}
-                found[one.serial] = [steps[k].goal for k in of[strategy]]
-        return found
-
-    def check(self, replay: sw.Transitions, strategy: type[Goals], k: float) -> None:
-        """Every goal of every step, chosen by its random number; and items as they were stored."""
-        allowed = self.goals(strategy)
-        ids = replay.sampleable_ids()
-        assert len(ids) == len(allowed)
-        if not len(ids):
-            return
-        plain = replay.fetch(ids)
-        assert not plain.relabelled.any() and (plain.reward == 0.5).all()
-        assert (plain.obs["desired_goal"] == -1).all() and sorted(plain.action.tolist()) == sorted(allowed)
-        goals = [allowed[serial] for serial in plain.action.tolist()]
-        rows = [(row, j) for row, several in enumerate(goals) for j in range(len(several))]
-        of = np.array([row for row, _ in rows])
-        share = k / (k + 1)
-        uniforms = np.array([share * (j + 0.5) / len(goals[row]) for row, j in rows])
-        ones = np.ones(len(rows))
-        batch = replay.fetch(Draws(ids[of], ones, ones.astype(np.float32), uniforms))
-        assert batch.relabelled.all()
-        expected = np.array([goals[row][j] for row, j in rows])
-        for obs in (batch.obs, batch.next_obs):
-            assert obs["desired_goal"][:, 1].tolist() == expected.tolist()
-            assert (obs["desired_goal"][:, 0] == plain.lane[of]).all()
-        for part in ("achieved_goal", "observation"):
-            assert (batch.obs[part] == plain.obs[part][of]).all()
-            assert (batch.next_obs[part] == plain.next_obs[part][of]).all()
-        assert (batch.next_obs["achieved_goal"][:, 1] == 2 * batch.action + 1).all()
-        told = (2 * batch.action + 1) * 1000 + expected + batch.action % 7
-        np.testing.assert_array_equal(batch.reward, told.astype(np.float32))
-        for name in ("discount", "terminated", "truncated", "action", "weight"):
-            assert (batch[name] == plain[name][of]).all()
+from tests.views.goals_account import SPEC, STRATEGIES, Account, Array, reward_fn
 
 
 class TestItems(ViewSuite):
@@ -509,3 +385,25 @@ def test_a_blend_of_goals() -> None:
             assert found and all(goal in allowed[serial] for serial, goal in found)
     with pytest.raises(ValueError, match="hindsight and transitions"):
         sw.Blend([(0.5, views[0]), (0.5, accounts[1].store.transitions(name="plain"))])
+
+
+def test_info_has_no_actions_also_where_they_are_nested() -> None:
+    seen: list[Any] = []
+
+    def reward(achieved: Array, desired: Array, info: Any) -> Array:
+        seen.append(info)
+        return np.zeros(len(achieved))
+
+    spec = sw.Spec(
+        obs={"achieved_goal": sw.Field((), "int64"), "desired_goal": sw.Field((), "int64")},
+        action=(sw.Field((), "int64"), {"turn": sw.Field((2,), "float32")}),
+        weight=sw.Field((), "float32"),
+    )
+    store = sw.Store(spec, capacity=100)
+    goals = np.arange(6)
+    store.add_episode(
+        obs={"achieved_goal": goals, "desired_goal": goals}, action=(goals[1:], {"turn": np.ones((5, 2), np.float32)}),
+        reward=np.zeros(5), terminated=True, weight=np.ones(5, np.float32),
+    )  # fmt: skip
+    store.transitions(relabel=sw.Final(k=1000, reward_fn=reward)).sample(8)
+    assert [set(info) for info in seen] == [{"weight"}]

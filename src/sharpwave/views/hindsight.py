@@ -135,9 +135,8 @@ class Hindsight(NStep):
 
     def info(self, columns: Mapping[str, Array], rows: Ints) -> Any:
         """Return what ``reward_fn`` gets as ``info`` for some ``rows`` [n] of a batch: the further fields."""
-        names = [name for name in self._spec.step_names if name != "action"]
         found = {}
-        for name in names:
+        for name in self._spec.extra_names:
             field = self._spec.fields[name]
             found[name] = columns[name][rows].view(field.np_dtype).reshape(len(rows), *field.shape)
         return found or None
