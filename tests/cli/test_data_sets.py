@@ -55,3 +55,15 @@ def test_export_of_checkpoints_leaves_them(tmp_path: Path) -> None:
         assert run("export", str(checkpoint), f"npz:{tmp_path}/out{len(place)}.npz") == 0
         check_d4rl(sw.load(f"npz:{tmp_path}/out{len(place)}.npz"), data, LENGTHS)
         assert sorted(checkpoint.rglob("*")) == files and not list(tmp_path.glob(".export*"))
+
+
+def test_export_of_a_checkpoint_in_a_single_file_also_of_a_store_on_disk(tmp_path: Path) -> None:
+    data = d4rl(LENGTHS)
+    np.savez(tmp_path / "data.npz", **data)
+    places: tuple[dict[str, Any], ...] = ({}, {"disk": tmp_path / "store"})
+    for place in places:
+        with sw.load(f"npz:{tmp_path / 'data.npz'}", **place) as store:
+            store.checkpoint(tmp_path / "one.sharpwave")
+        assert run("export", str(tmp_path / "one.sharpwave"), f"npz:{tmp_path}/out{len(place)}.npz") == 0
+        check_d4rl(sw.load(f"npz:{tmp_path}/out{len(place)}.npz"), data, LENGTHS)
+        assert not [one for one in tmp_path.iterdir() if one.name.startswith(".")]

@@ -61,7 +61,7 @@ def import_command(
 
 
 def export_command(
-    store: Annotated[Path, typer.Argument(metavar="STORE", help="a store's folder, or a checkpoint")],
+    store: Annotated[Path, typer.Argument(metavar="STORE", help="a store's folder, or a checkpoint's, or its file")],
     target: Annotated[
         str,
         typer.Argument(
@@ -96,12 +96,13 @@ def export_command(
 def _opened(path: Path, stack: ExitStack) -> Store:
     """Open a store; a checkpoint of a store on disk in a folder of its own, so that it stays a checkpoint."""
     from sharpwave.disk.store_folder import read_manifest
+    from sharpwave.persistence.checkpoint_file import folder_of
     from sharpwave.store import Store
 
-    disk = None
-    if path.is_dir():
-        manifest = read_manifest(path)
+    disk, folder = None, stack.enter_context(folder_of(path))
+    if folder.is_dir():
+        manifest = read_manifest(folder)
         if manifest.get("checkpoint") and manifest.get("on_disk"):
             beside = path.absolute().parent
             disk = stack.enter_context(tempfile.TemporaryDirectory(prefix=".export-", dir=beside))
-    return stack.enter_context(Store.open(path, disk=disk))
+    return stack.enter_context(Store.open(folder, disk=disk))
