@@ -1,14 +1,16 @@
-"""Ctrl-C between any two lines of a call: what the store holds afterwards is what happened."""
+"""Signals between any two lines of a call: what the store holds afterwards is what happened."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +26,8 @@ SPEC = sw.Spec(obs=sw.Field((2,), "int32", stack=2), action=sw.Field((), "int64"
 LANES = 2
 
 
-def interrupted(call: Callable[[], Any], line: int) -> bool:
-    """Call, with a SIGINT at the so-manieth line of the package's. Whether there were as many."""
+def interrupted(call: Callable[[], Any], line: int, number: int = signal.SIGINT) -> bool:
+    """Call, with a signal at the so-manieth line of the package's. Whether there were as many."""
     lines, before = 0, sys.gettrace()
 
     def at_line(frame: Any, event: str, arg: Any) -> Any:
@@ -33,7 +35,7 @@ def interrupted(call: Callable[[], Any], line: int) -> bool:
         lines += event == "line"
         if lines == line:
             sys.settrace(before)
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(number)
         return at_line if lines < line else None
 
     def at_call(frame: Any, event: str, arg: Any) -> Any:
@@ -43,7 +45,7 @@ def interrupted(call: Callable[[], Any], line: int) -> bool:
     try:
         sys.settrace(at_call)
         call()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, TimeoutError):
         pass
     finally:
         sys.settrace(before)
@@ -86,29 +88,137 @@ def check(view: sw.Transitions) -> set[int]:
     return set(batch.action.tolist())
 
 
-@pytest.mark.parametrize(
+STATES = pytest.mark.parametrize(
     ("steps", "ends", "capacity"),
     [(5, False, 1000), (5, True, 1000), (8, False, 1000), (21, False, 16)],
     ids=["a step", "the end of an episode", "a full segment", "a full store"],
 )
+
+
+@contextlib.contextmanager
+def handler(number: int, handle: Callable[[int, Any], None]) -> Iterator[None]:
+    before = signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+def extend_and_check(steps: int, ends: bool, capacity: int, line: int, number: int) -> bool:
+    """Send a signal at the so-manieth line of an extend, and check what the store holds. Whether there were as many."""
+    store = sw.Store(SPEC, capacity=capacity, segment_steps=4)
+    view, player = store.transitions(n_step=2, gamma=1.0), Player(store)
+    for _ in range(steps):
+        player.step()
+    there = interrupted(lambda: player.step(ends), line, number)
+    player.begin()
+    after = player.episode[0]
+    for _ in range(6):
+        player.step()
+    player.begin()
+    for one in (view, store.transitions(n_step=2, gamma=1.0, name="another")):
+        found = check(one)
+        assert capacity < 1000 or {after * 100 + t for t in range(6)} <= found, line
+        assert len(one) == len(found) == len(store), line
+    return there
+
+
+@STATES
 def test_an_interrupted_extend_leaves_no_half_step(steps: int, ends: bool, capacity: int) -> None:
+    line = 1
+    while extend_and_check(steps, ends, capacity, line, signal.SIGINT):
+        line += 1
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="timers by signal")
+@STATES
+def test_a_timer_that_raises_leaves_no_half_step(steps: int, ends: bool, capacity: int) -> None:
+    def too_late(number: int, frame: Any) -> None:
+        raise TimeoutError
+
+    line = 1
+    with handler(signal.SIGALRM, too_late):
+        while extend_and_check(steps, ends, capacity, line, signal.SIGALRM):
+            line += 1
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="timers by signal")
+@pytest.mark.parametrize("name", ["SIGALRM", "SIGUSR1"])
+@STATES
+def test_a_handler_that_appends_leaves_no_half_step(steps: int, ends: bool, capacity: int, name: str) -> None:
+    """Steps of a lane of its own, enough of them to seal a segment amid the call's."""
     line, there = 0, True
     while there:
         line += 1
         store = sw.Store(SPEC, capacity=capacity, segment_steps=4)
-        view, player = store.transitions(n_step=2, gamma=1.0), Player(store)
+        view, player, appended = store.transitions(n_step=2, gamma=1.0), Player(store), list[int]()
+
+        def append(number: int, frame: Any, store: sw.Store = store, appended: list[int] = appended) -> None:
+            for at in range(5):
+                now = 900_000 + at
+                obs = np.array([9000, at], np.int32)
+                store.append(
+                    lane=LANES, obs=obs, action=now, reward=now, terminated=False, truncated=at == 4,
+                    next_obs=obs + np.array([0, 1], np.int32),
+                )  # fmt: skip
+                appended.append(now)
+
         for _ in range(steps):
             player.step()
-        there = interrupted(lambda player=player: player.step(ends), line)  # type: ignore[misc]
-        player.begin()
-        after = player.episode[0]
-        for _ in range(6):
-            player.step()
+        with handler(getattr(signal, name), append):
+            there = interrupted(lambda player=player: player.step(ends), line, getattr(signal, name))  # type: ignore[misc]
         player.begin()
         for one in (view, store.transitions(n_step=2, gamma=1.0, name="another")):
             found = check(one)
-            assert capacity < 1000 or {after * 100 + t for t in range(6)} <= found, line
+            assert there == bool(appended) and (capacity < 1000 or set(appended) <= found), line
             assert len(one) == len(found) == len(store), line
+            assert capacity < 1000 or len(found) == LANES * (steps + 1) + len(appended), line
+
+
+HANGS = """
+import signal, time
+from sharpwave.native import interrupts
+
+assert interrupts.DEFERRED[signal.SIGALRM] > 5
+interrupts.DEFERRED[signal.SIGALRM] = 0.2
+
+def show(number, frame):
+    print("late" if time.monotonic() - began > 0.25 else "at once", frame.f_code.co_name)
+    raise TimeoutError
+
+def hang():
+    while True:
+        time.sleep(60)
+
+signal.signal(signal.SIGALRM, show)
+began = time.monotonic()
+signal.setitimer(signal.ITIMER_REAL, 0.1)
+try:
+    with interrupts.Lock():
+        hang()
+except TimeoutError:
+    pass
+assert signal.getsignal(signal.SIGALRM) is show and signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+began = time.monotonic()
+try:
+    with interrupts.Lock():
+        signal.raise_signal(signal.SIGALRM)
+        assert signal.getitimer(signal.ITIMER_REAL)[0]
+        print("whole")
+except TimeoutError:
+    pass
+assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+with interrupts.Lock():
+    time.sleep(0.5)  # where the second signal would arrive
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="timers by signal")
+def test_a_timer_shows_where_a_change_hangs_and_comes_once_otherwise() -> None:
+    """In a process of its own: pytest's time limit is a timer of this one's."""
+    done = subprocess.run([sys.executable, "-c", HANGS], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["late hang", "whole", "at once _pass_on"]
 
 
 def test_an_interrupted_sample_leaves_every_step_to_be_sampled() -> None:
@@ -199,7 +309,7 @@ def test_an_interrupt_waits_once() -> None:
     assert came == ["inner", "whole"]
     with lock:
         signal.raise_signal(signal.SIGINT)
-        time.sleep(HANGS_S)
+        time.sleep(HANGS_S["SIGINT"])
         with pytest.raises(KeyboardInterrupt):  # at once
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -220,7 +330,7 @@ def test_signals_that_arrive_together_leave_none_for_a_later_change() -> None:
         assert isinstance(caught.value.__context__, KeyboardInterrupt)
         with lock:
             pass
-        time.sleep(HANGS_S)
+        time.sleep(HANGS_S["SIGINT"])
         with pytest.raises(KeyboardInterrupt), lock:
             signal.raise_signal(signal.SIGINT)  # the first one: not at once
             came.append("whole")

@@ -25,18 +25,21 @@ except ImportError:
     from signal import getsignal
     from signal import signal as set_handler
 
-DEFERRED = [int(getattr(signal, name)) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-"""Signals with which users end a loop. Not timers: who sets one may want to know where a program hangs."""
+HANGS_S = {"SIGINT": 2.0, "SIGTERM": 2.0, "SIGHUP": 2.0, "SIGALRM": 30.0, "SIGUSR1": 30.0, "SIGUSR2": 30.0}
+"""When a change of the store counts as one that hangs, and a signal is handled amid it, by the signal's name.
 
-HANGS_S = 2.0
-"""A signal that comes again so much later finds a program that hangs."""
+Who presses Ctrl-C again wants an end. A timer does not know that a slow disk, or the first call, which compiles, takes
+its time.
+"""
+DEFERRED = {int(getattr(signal, name)): seconds for name, seconds in HANGS_S.items() if hasattr(signal, name)}
+TIMER = getattr(signal, "SIGALRM", None)
 
 
 class Handlers:
     """Signal handlers of the process, deferred while its main thread, where they run, changes a store.
 
     A signal that arrives again ``HANGS_S`` after the first is handled at once. Not sooner: who presses Ctrl-C twice
-    would leave a store half changed.
+    would leave a store half changed. A timer's arrives again by itself, so that it shows where a program hangs.
     """
 
     def __init__(self) -> None:
@@ -45,6 +48,7 @@ class Handlers:
         self._own = self._later
         self._others: dict[int, Callable[[int, FrameType | None], Any]] = {}
         self._came: dict[int, float] = {}  # when
+        self._reminds = False  # the process's timer is set, so that SIGALRM arrives again
 
     def defer(self, depth: int = 1) -> None:
         """Defer handlers until ``allow`` has been called ``depth`` times. Handlers may raise until this returns.
@@ -85,6 +89,9 @@ class Handlers:
         One left for later would make the first signal of a later change look like one that came again.
         """
         try:
+            if self._reminds:  # while SIGALRM is still deferred: one that arrives right now is not a second one
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                self._reminds = False
             while handlers:
                 number, handler = handlers.pop()
                 set_handler(number, handler)  # it may raise before: then _later goes on to run the handler
@@ -117,10 +124,15 @@ class Handlers:
         """Reset after a fork: in the child, the forking thread is the main one, and no change is under way."""
         self._main = get_ident()
         self._came.clear()
+        self._reminds = False  # a child has no timers
         self.suspend()
 
     def _later(self, number: int, frame: FrameType | None) -> None:
-        if self._depth and time.monotonic() - self._came.setdefault(number, time.monotonic()) < HANGS_S:
+        now = time.monotonic()
+        if self._depth and now - self._came.setdefault(number, now) < DEFERRED[number]:
+            if number == TIMER and not any(signal.getitimer(signal.ITIMER_REAL)):
+                self._reminds = True
+                signal.setitimer(signal.ITIMER_REAL, DEFERRED[number])
             return
         self._came.pop(number, None)
         self._others[number](number, frame)
