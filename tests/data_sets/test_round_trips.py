@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -167,7 +168,7 @@ def test_nothing_is_overwritten_and_nothing_half_written_remains(
 ) -> None:
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
     store = sw.load(write(tmp_path / "data.npz", d4rl([30, 40])))
-    calls, written = 0, {"aa"}  # the namespace's folder remains
+    calls, written = 0, set[str]()
 
     def breaking(done: int, total: int) -> None:
         nonlocal calls
@@ -207,6 +208,35 @@ for target in sys.argv[1:]:
     ran = subprocess.run([sys.executable, "-c", code, *targets], capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.count("could not be written") == 3 and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("limit", [0, 100, 1000, 10_000, 300_000, 1_233_000])
+def test_a_full_disk_ends_a_minari_export_by_an_error_that_leaves_nothing(tmp_path: Path, limit: int) -> None:
+    """In a process of its own, which the HDF5 library used to end, or to crash when it ended."""
+    code = """
+import resource, sys, numpy as np, sharpwave as sw
+store = sw.Store(sw.Spec(obs=sw.Field((64, 64), "uint8"), action=sw.Field((), "int64")), capacity=1000)
+noise = np.random.default_rng(0).integers(0, 256, (101, 64, 64), dtype=np.uint8)
+for _ in range(3):
+    store.add_episode(obs=noise, action=np.zeros(100, int), reward=np.zeros(100), terminated=True)
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
+for _ in range(2):
+    try:
+        store.export("minari:aa/bb/full-v0")
+    except OSError as error:
+        print(error)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+print(store.export("minari:aa/other-v0"))
+"""
+    environment = os.environ | {"MINARI_DATASETS_PATH": str(tmp_path / "new" / "minari")}
+    ran = subprocess.run(
+        [sys.executable, "-c", code, str(limit)], capture_output=True, text=True, timeout=120, env=environment
+    )
+    assert ran.returncode == 0, ran.stderr
+    *refused, exported = ran.stdout.splitlines()
+    assert len(refused) == 2 and exported == "3", ran.stdout
+    assert all("'aa/bb/full-v0' could not be written (File too large); nothing is left" in one for one in refused)
+    assert {one.name for one in tmp_path.rglob("*")} == {"new", "minari", "aa", "other-v0", *MINARI_FILES}
 
 
 def test_two_exports_of_one_minari_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,8 @@ from sharpwave.spec import RESERVED, Field, Spec
 
 MAX_EPISODE_BYTES = 1 << 32
 """Limit for the arrays of an episode, which is read as a whole: sizes that a file declares are checked before."""
+PARTIAL = ".partial"
+"""End of the name that an export has before it is complete."""
 
 
 @dataclass(frozen=True)

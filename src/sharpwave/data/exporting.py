@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.data.episode import Episode
+from sharpwave.data.episode import PARTIAL, Episode
 from sharpwave.data.formats import TARGETS, split
 from sharpwave.data.hdf5 import Hdf5Writer
 from sharpwave.data.minari import MinariTarget
@@ -56,7 +56,8 @@ def export(
         if kind == "minari":
             row_bytes = sum(one.row_bytes for one in store.spec.fields.values())
             nbytes = row_bytes * sum(one.length for one in episodes)
-            _write(MinariTarget(place, store.spec, nbytes), episodes, store.spec, report)
+            with _explained(place):
+                _write(MinariTarget(place, store.spec, nbytes), episodes, store.spec, report)
         elif kind == "parquet":
             with _new_file(place, kind) as partial:
                 _write(ParquetTarget(partial, store.spec), episodes, store.spec, report)
@@ -72,6 +73,19 @@ def export(
 
 
 @contextlib.contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """Say of an error of the file system which export failed; errors that say it already are left alone."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or "export:" in str(error) or PARTIAL not in str(error.filename or PARTIAL):
+            raise
+        raise OSError(
+            error.errno, f"export: {what!r} could not be written ({error.strerror}); nothing is left"
+        ) from error
+
+
+@contextlib.contextmanager
 def _new_file(place: str, kind: str) -> Iterator[Path]:
     """Yield a name beside a new file's, which it gets at the end, unless the block raises.
 
@@ -84,24 +98,23 @@ def _new_file(place: str, kind: str) -> Iterator[Path]:
         raise FileExistsError(f"export: {str(path)!r} exists; delete it, or choose another name")
     if not path.parent.is_dir():
         raise FileNotFoundError(f"export: the folder {str(path.parent)!r} does not exist; make it first")
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
     try:
-        yield partial
-        descriptor = os.open(partial, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        try:
-            os.link(partial, path)  # unlike a rename, never replaces a file that came meanwhile
-        except FileExistsError as error:
-            raise FileExistsError(f"export: {str(path)!r} exists by now; delete it, or choose another name") from error
-        except OSError:  # a file system without links
-            os.rename(partial, path)
-    except OSError as error:
-        if error.errno is None or error.filename is not None:  # it says what failed
-            raise
-        raise OSError(error.errno, f"export: {str(path)!r} could not be written ({error}); nothing is left") from error
+        with _explained(str(path)):
+            yield partial
+            descriptor = os.open(partial, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            try:
+                os.link(partial, path)  # unlike a rename, never replaces a file that came meanwhile
+            except FileExistsError as error:
+                raise FileExistsError(
+                    f"export: {str(path)!r} exists by now; delete it, or choose another name"
+                ) from error
+            except OSError:  # a file system without links
+                os.rename(partial, path)
     finally:
         partial.unlink(missing_ok=True)
 

@@ -105,7 +105,7 @@ def open_hdf5(path: str) -> ColumnSource:
         raise
 
 
-class _Output(io.RawIOBase):
+class Hdf5Output(io.RawIOBase):
     """File that never fails HDF5, which ends the process (SIGSEGV) where closing cannot write what it has cached.
 
     Attributes:
@@ -153,6 +153,10 @@ class _Output(io.RawIOBase):
         self._file.close()
         super().close()
 
+    def sync(self) -> None:
+        """Sync the file: some file systems tell only then that the disk is full.  Raises: OSError."""
+        os.fsync(self._file.fileno())
+
     def check(self) -> None:
         """Raise what failed."""
         if self.error is not None:
@@ -164,9 +168,9 @@ class Hdf5Writer:
 
     def __init__(self, path: Path) -> None:
         h5py = needed("h5py", "data")
-        self._uninterrupted = Lock()  # an interrupt between two lines of _Output would be a failure to HDF5
+        self._uninterrupted = Lock()  # an interrupt between two lines of Hdf5Output would be a failure to HDF5
         with self._uninterrupted:
-            self._output = _Output(path)
+            self._output = Hdf5Output(path)
             self._file: Any = h5py.File(self._output, "w")
 
     def write(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], parts: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -13,12 +14,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.data.episode import Episode, field_of, usable_name
+from sharpwave.data.episode import PARTIAL, Episode, field_of, usable_name
+from sharpwave.data.hdf5 import Hdf5Output
 from sharpwave.data.packages import needed
+from sharpwave.native.interrupts import Lock
 from sharpwave.spec import Spec
 
 MAX_BOUNDS = 256
 """Bounds of a space that a field's metadata keeps one by one."""
+OF_NAMESPACE = "namespace_metadata.json"
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*(/[A-Za-z0-9_][A-Za-z0-9_.\-]*)*")
 
 
@@ -183,7 +187,7 @@ class MinariTarget:
 
     Raises:
         FileExistsError: there is one of that name.
-        OSError: the disk is too full. HDF5 would end the process (SIGSEGV) when it is.
+        OSError: the disk is too full.
     """
 
     def __init__(self, name: str, spec: Spec, nbytes: int = 0) -> None:
@@ -205,20 +209,33 @@ class MinariTarget:
                 f"export: {name!r} takes some {nbytes:,} bytes, and {self.folder.parent} has {free:,} left",
             )
         # Of this process: another's export of the same name must not be taken for a remainder of this one.
-        self._partial = self.folder.with_name(f".{self.folder.name}.{os.getpid()}.partial")
+        self._partial = self.folder.with_name(f".{self.folder.name}.{os.getpid()}{PARTIAL}")
         shutil.rmtree(self._partial, ignore_errors=True)
-        (self._partial / "data").mkdir(parents=True)
+        self._made = [one for one in self._partial.parents if not one.exists()]
+        self._name = name
+        self._output: Hdf5Output | None = None
+        try:
+            self._storage = self._begin(gym.spaces, spec)
+            # minari opens what it has here for each episode, and h5py takes a file object as well as a path.
+            self._output = self._storage._file_path = Hdf5Output(self._storage._file_path)
+        except BaseException:
+            self.discard()
+            raise
+        self._uninterrupted = Lock()  # as in Hdf5Writer
+
+    def _begin(self, spaces: Any, spec: Spec) -> Any:
         from minari.dataset.minari_storage import MinariStorage
 
-        self._name = name
-        self._storage: Any = MinariStorage.new(
+        (self._partial / "data").mkdir(parents=True)
+        storage = MinariStorage.new(
             self._partial / "data",
-            observation_space=_space(gym.spaces, spec.join_obs(spec.fields)),
-            action_space=_space(gym.spaces, spec.join_action(spec.fields)),
+            observation_space=_space(spaces, spec.join_obs(spec.fields)),
+            action_space=_space(spaces, spec.join_action(spec.fields)),
             jpeg_encoding=False,
         )
         version = needed("minari", "minari").__version__
-        self._storage.update_metadata({"dataset_id": name, "minari_version": version})
+        storage.update_metadata({"dataset_id": self._name, "minari_version": version})
+        return storage
 
     def add(self, episode: Episode) -> None:
         """Write an episode."""
@@ -232,19 +249,22 @@ class MinariTarget:
             said["seed"] = seed
         if isinstance(options := episode.info.get("options"), dict) and options:
             said["options"] = options
-        self._storage.update_episodes(
-            [
-                EpisodeBuffer(
-                    observations=episode.obs, actions=episode.action, rewards=episode.reward,
-                    terminations=flags[0], truncations=flags[1], infos=None, **said,
-                )
-            ]
+        buffer = EpisodeBuffer(
+            observations=episode.obs, actions=episode.action, rewards=episode.reward,
+            terminations=flags[0], truncations=flags[1], infos=None, **said,
         )  # fmt: skip
+        with self._uninterrupted:
+            self._storage.update_episodes([buffer])
+        assert self._output is not None
+        self._output.check()
 
     def close(self) -> None:
-        """Give the data set its name."""
+        """Give the data set its name.  Raises: FileExistsError, OSError."""
         from minari.namespace import create_namespace, list_local_namespaces
 
+        assert self._output is not None
+        self._output.sync()
+        self._output.close()
         namespace = self._name.rpartition("/")[0]
         if namespace and namespace not in list_local_namespaces():
             create_namespace(namespace)
@@ -259,7 +279,14 @@ class MinariTarget:
 
     def discard(self) -> None:
         """Remove what was written."""
+        if self._output is not None:
+            self._output.close()
         shutil.rmtree(self._partial, ignore_errors=True)
+        for folder in self._made:
+            with contextlib.suppress(OSError):  # another export uses the namespace by now
+                if [one.name for one in folder.iterdir()] == [OF_NAMESPACE]:
+                    (folder / OF_NAMESPACE).unlink()
+                folder.rmdir()
 
 
 def _space(spaces: Any, value: Any) -> Any:
