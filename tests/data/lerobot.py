@@ -1,6 +1,6 @@
 """Makes ``tests/data/lerobot`` with lerobot 0.4.4, which the tests do not need.
 
-``python tests/data/lerobot.py OUT``, then copy ``data`` and ``meta``, but for ``stats.json``.
+``python -P tests/data/lerobot.py OUT``, then copy ``data`` and ``meta``, but for ``stats.json``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""LeRobot data sets of layout v2.0, v2.1 and v3.0, read through pyarrow.
+"""LeRobot data sets of layout v2.0, v2.1 and v3.0, read through pyarrow, and their videos through PyAV.
 
 Source of the layouts: huggingface.co/docs/lerobot/lerobot-dataset-v3.
 """
@@ -7,31 +7,42 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.data import images
+from sharpwave.data import images, videos
 from sharpwave.data.episode import Episode, check_bytes, existing, field_of, usable_name
 from sharpwave.data.packages import needed
 from sharpwave.spec import Field, Spec
 
 COUNTERS = ("frame_index", "episode_index", "index")
 """Columns that say what the place of a row says."""
-DONE, TRUNCATED, REWARD = "next.done", "next.truncated", "next.reward"
+DONE, TRUNCATED, REWARD, TIME = "next.done", "next.truncated", "next.reward", "timestamp"
+VIDEO_COLUMNS = ("chunk_index", "file_index", "from_timestamp", "to_timestamp")
 MAX_META_BYTES = 1 << 28
 
 
+class _Video(NamedTuple):
+    """Part of a video that shows an episode, in seconds; the end is unknown where no other episode follows."""
+
+    path: Path
+    begin_s: float = 0.0
+    end_s: float = np.inf
+
+
 class _Place(NamedTuple):
-    """Rows of an episode in a file; ``steps`` of which are steps."""
+    """Rows of an episode in a file; ``steps`` of which are steps. ``videos``: by feature."""
 
     path: Path
     begin: int
     rows: int
     steps: int
     tasks: list[str]
+    videos: dict[str, _Video]
 
 
 class LeRobotSource:
@@ -39,7 +50,7 @@ class LeRobotSource:
 
     Features ``observation.*`` are the observation, nested at their dots; ``action`` the action; ``next.reward`` the
     reward (else 0); ``next.done`` at the last frame says that the episode terminated, unless ``next.truncated`` does.
-    Others become further fields, tasks annotations. Videos and texts are left out.
+    Others become further fields, tasks annotations. Videos are decoded, one frame a row; texts and sound are left out.
 
     A data set has no observation after the last frame. So where an episode did not terminate, that frame's observation
     is the final one, and its action is left out.
@@ -61,7 +72,7 @@ class LeRobotSource:
             self._version = str(info["codebase_version"])
             if not re.fullmatch(r"v?(2\.[01]|3\.0)", self._version):
                 raise ValueError(f"codebase_version {self._version!r}, expected v2.0, v2.1 or v3.0")
-            self._template = str(info["data_path"])
+            self._data_path, self._video_path = str(info["data_path"]), str(info.get("video_path"))
             self._chunk = int(info.get("chunks_size", 1000))
             self._fields = self._read_features(info["features"])
             self._places = self._read_episodes()
@@ -102,38 +113,49 @@ class LeRobotSource:
             if name in COUNTERS:
                 continue
             dtype, shape = str(said["dtype"]), tuple(int(n) for n in said["shape"])
-            if dtype in ("video", "string") or dtype.startswith("audio"):
+            if dtype == "string" or dtype.startswith("audio"):
                 self.left_out.append(f"{name}: {dtype}")
                 continue
-            if dtype == "image":
+            if dtype in ("image", "video"):
                 if len(shape) != 3:
-                    raise ValueError(f"{name}: an image of shape {shape}")
+                    raise ValueError(f"{name}: {dtype} of shape {shape}, expected height, width and channels")
                 channels_first = next(iter(said.get("names") or ["height"])) in ("channel", "channels")
-                fields[name] = field_of(name, (*shape[1:], shape[0]) if channels_first else shape, np.dtype("uint8"))
+                shape = (*shape[1:], shape[0]) if channels_first else shape
+                if dtype == "video" and shape[2] != 3:
+                    self.left_out.append(f"{name}: video of {shape[2]} channels, only 3 are read")
+                    continue
+                fields[name] = field_of(name, shape, np.dtype("uint8"))
                 continue
             fields[name] = field_of(name, shape, np.dtype(dtype))
         self._images = [name for name in fields if features[name]["dtype"] == "image"]
+        self._videos = [name for name in fields if features[name]["dtype"] == "video"]
+        if self._videos and TIME not in fields:
+            raise ValueError(f"{self._videos[0]} is a video, but there is no {TIME!r} to find its frames by")
         if REWARD not in fields:
             self.left_out.append("rewards: there are none; they are 0")
         return fields
 
     def _read_episodes(self) -> list[_Place]:
         """Return where episodes lie that have steps."""
+        if self._videos:
+            needed("av", "lerobot")
         places: list[_Place] = []
         files: dict[Path, int] = {}  # index of the first row of each
         for said in self._episode_lines():
             number, rows = int(said["episode_index"]), int(said["length"])
             if self._version.endswith("3.0"):
                 values = {"chunk_index": int(said["data/chunk_index"]), "file_index": int(said["data/file_index"])}
-                path, first = self._path(values), int(said["dataset_from_index"])
+                path, first = self._path(self._data_path, values), int(said["dataset_from_index"])
                 begin = first - files.setdefault(path, first)
             else:
-                path, begin = self._path({"episode_chunk": number // self._chunk, "episode_index": number}), 0
+                values = {"episode_chunk": number // self._chunk, "episode_index": number}
+                path, begin = self._path(self._data_path, values), 0
             steps = rows if self._terminated(path, begin + rows - 1) else rows - 1
             if rows < 1 or begin < 0:
                 raise ValueError(f"episode {number} of {rows} rows")
             if steps:
-                places.append(_Place(path, begin, rows, steps, [str(one) for one in said.get("tasks", [])]))
+                shown = {name: self._video(name, said, values) for name in self._videos}
+                places.append(_Place(path, begin, rows, steps, [str(one) for one in said.get("tasks", [])], shown))
         return places
 
     def _episode_lines(self) -> list[dict[str, Any]]:
@@ -144,20 +166,34 @@ class LeRobotSource:
                 raise ValueError(f"{path} is larger than {MAX_META_BYTES:,} bytes")
             return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
         wanted = ["episode_index", "tasks", "length", "data/chunk_index", "data/file_index", "dataset_from_index"]
+        wanted += [f"videos/{name}/{column}" for name in self._videos for column in VIDEO_COLUMNS]
         lines: list[dict[str, Any]] = []
         for path in sorted((meta / "episodes").glob("*/*.parquet")):
             lines += self._parquet.read_table(path, columns=wanted).to_pylist()
         return sorted(lines, key=lambda one: int(one["episode_index"]))
 
-    def _path(self, values: dict[str, int]) -> Path:
-        """Return a data file's path.  Raises: ValueError: it leaves the data set's folder."""
+    def _video(self, name: str, said: dict[str, Any], values: dict[str, int]) -> _Video:
+        """Return where an episode's video lies.  Raises: FileNotFoundError, ValueError."""
+        if self._version.endswith("3.0"):
+            chunk, file, begin, end = (said[f"videos/{name}/{column}"] for column in VIDEO_COLUMNS)
+            values = {"chunk_index": int(chunk), "file_index": int(file)}
+            video = _Video(self._path(self._video_path, {**values, "video_key": name}), float(begin), float(end))
+        else:
+            video = _Video(self._path(self._video_path, {**values, "video_key": name}))
+        if not video.path.is_file():
+            raise FileNotFoundError(f"the video {str(video.path)!r} of episode {said['episode_index']} is missing")
+        return video
+
+    def _path(self, template: str, values: Mapping[str, int | str]) -> Path:
+        """Return a file's path.  Raises: ValueError: it leaves the data set's folder."""
 
         def value(found: re.Match[str]) -> str:
-            return f"{values[found[1]]:0{int(found[2] or 0)}d}"
+            one = values[found[1]]
+            return one if isinstance(one, str) else f"{one:0{int(found[2] or 0)}d}"
 
-        path = self._folder / re.sub(r"\{(\w+)(?::0?(\d{1,2})d)?\}", value, self._template)
+        path = self._folder / re.sub(r"\{(\w+)(?::0?(\d{1,2})d)?\}", value, template)
         if not path.resolve().is_relative_to(self._folder):
-            raise ValueError(f"data_path {self._template!r} leaves the folder")
+            raise ValueError(f"path {template!r} leaves the folder")
         return path
 
     def _terminated(self, path: Path, row: int) -> bool:
@@ -209,7 +245,12 @@ class LeRobotSource:
             check_bytes(f"{what}: {name}", place.rows, field)
         try:
             table = self._rows(place.path, place.begin, place.rows)
-            arrays = {name: self._array(table, name, field) for name, field in self._fields.items()}
+            arrays = {
+                name: self._frames(table, place.videos[name], field)
+                if name in place.videos
+                else self._array(table, name, field)
+                for name, field in self._fields.items()
+            }
         except (ValueError, KeyError, TypeError, OSError, self._arrow.ArrowException) as error:
             raise ValueError(f"{what} cannot be read ({error})") from error
         terminated, steps = place.steps == place.rows, place.steps
@@ -237,6 +278,18 @@ class LeRobotSource:
         if values.dtype != field.np_dtype:
             raise ValueError(f"{name}: {values.dtype}, expected {field.dtype}")
         return values.reshape(len(column), *field.shape)
+
+    def _frames(self, table: Any, video: _Video, field: Field) -> npt.NDArray[Any]:
+        """Return what a camera showed in an episode.  Raises: FileNotFoundError, ValueError."""
+        times = video.begin_s + _values(table.column(TIME), ()).reshape(-1).astype(np.float64)
+        if not times[-1] < video.end_s + videos.TOLERANCE_S:
+            raise ValueError(
+                f"{video.path}: the last row is shown at {times[-1]:.4f} s, the episode's part ends at "
+                f"{video.end_s:.4f} s"
+            )
+        found = np.empty((len(times), *field.shape), np.uint8)
+        videos.decode(video.path, times, found)
+        return found
 
     def close(self) -> None:
         """Close the file that is open."""
