@@ -32,6 +32,7 @@ segment_writer store
 environment_kinds
 loading
 warmup
+serve
 observations
 environment_spec step_infos
 recorder

@@ -3,6 +3,7 @@
 from sharpwave.environment_spec import step_spec
 from sharpwave.errors import (
     DamagedError,
+    DuplicateError,
     EmptyError,
     LimiterTimeoutError,
     NewerVersionError,
@@ -19,6 +20,7 @@ from sharpwave.sampling.rank import RankPrioritized
 from sharpwave.sampling.retention import LowestPriority, Reservoir
 from sharpwave.sampling.uniform import Uniform
 from sharpwave.segment_writer import SealedSegment, SegmentWriter
+from sharpwave.serve.cluster import Cluster, connect
 from sharpwave.spec import Field, Spec
 from sharpwave.store import Store
 from sharpwave.views.batch import Batch, SequenceBatch
@@ -32,7 +34,9 @@ __version__ = "0.1.0"
 __all__ = [
     "Batch",
     "Blend",
+    "Cluster",
     "DamagedError",
+    "DuplicateError",
     "EmptyError",
     "Episode",
     "Field",
@@ -61,6 +65,7 @@ __all__ = [
     "Transitions",
     "Uniform",
     "UnknownCodecError",
+    "connect",
     "load",
     "step_spec",
 ]

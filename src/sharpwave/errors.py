@@ -5,6 +5,10 @@ class DamagedError(ValueError):
     """Error raised where stored bytes do not follow their format."""
 
 
+class DuplicateError(DamagedError):
+    """Error raised for a segment whose steps the lane has already. Nothing was changed."""
+
+
 class EmptyError(LookupError):
     """Error raised where nothing can be sampled yet."""
 

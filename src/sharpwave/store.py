@@ -110,7 +110,10 @@ class Store(StoreWriting, StoreAnnotations, StoreViews, StoreEpisodes):
         self._fed = set()
         self._staging = Staging(self._log, self._lock)
         self._step_tag = Tag(self._log.tag, STEPS)
-        settle(self._log)
+        if left is None or not left.writers_go_on:
+            settle(self._log)
+        else:
+            self._fed.update(range(self._log.lanes))
         for number, state in states.items():
             try:
                 self._views.restore(number, state)
@@ -290,6 +293,7 @@ class Store(StoreWriting, StoreAnnotations, StoreViews, StoreEpisodes):
         disk_limit: int | str | None = None,
         on_full: str | None = None,
         seed: int | None = None,
+        writers_go_on: bool = False,
     ) -> Self:
         """Open a checkpoint, or a store on disk after a clean exit, a crash or SIGKILL.
 
@@ -308,6 +312,8 @@ class Store(StoreWriting, StoreAnnotations, StoreViews, StoreEpisodes):
 
         Args:
             capacity, ram, disk_limit, on_full, seed: as for ``Store``; default: the store's previous values.
+            writers_go_on: segment writers in other processes outlived the store, and go on with ``add_segment``:
+                the episodes of their lanes are not ended, and go on with the next segment.
 
         Raises:
             FileNotFoundError: the folder holds no store.
@@ -320,6 +326,7 @@ class Store(StoreWriting, StoreAnnotations, StoreViews, StoreEpisodes):
         given = {"capacity": capacity, "ram": ram, "disk_limit": disk_limit, "on_full": on_full, "seed": seed}
         target = None if disk is None else checked_folder("disk", disk)
         with folder_to_open(checked_folder("open", path), target) as folder, Left.read(folder, target) as left:
+            left.writers_go_on = bool(writers_go_on)
             settings = Settings.from_manifest(left.folder, left.manifest, on_disk=left.target is not None, **given)
             store = cls.__new__(cls)
             try:

@@ -9,7 +9,7 @@ import numpy as np
 
 from sharpwave.codecs.dictionaries import key_of
 from sharpwave.codecs.raw import RAW
-from sharpwave.errors import DamagedError
+from sharpwave.errors import DamagedError, DuplicateError
 from sharpwave.format import segment
 from sharpwave.format.segment import FLAGS, Column
 from sharpwave.format.segment_header import Header
@@ -134,7 +134,8 @@ def _check_order(log: StepLog, header: Header, packed: bytes) -> int:
             f"segment: lane {header.lane} is being appended to by this process; a lane has one writer: use another"
         )
     if header.first_step < expected:
-        raise DamagedError(
+        kind = DuplicateError if header.first_step + header.steps <= expected else DamagedError
+        raise kind(
             f"segment: begins with step {header.first_step} of lane {header.lane}, expected {expected} or later: each "
             f"segment once, in order; {NEW_WRITER}"
         )

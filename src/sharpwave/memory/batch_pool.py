@@ -6,7 +6,7 @@ import contextlib
 import mmap
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,9 +37,9 @@ class Block:
 
     __slots__ = ("arrays", "lent", "memory", "nbytes")
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, nbytes: int, memory: Any) -> None:
         self.nbytes = nbytes
-        self.memory = _memory(nbytes)
+        self.memory = memory
         self.lent = 0
         self.arrays: Any = None
 
@@ -81,11 +81,15 @@ class Pool:
 
     ``lend`` and methods that release memory run under the store's lock; arrays may die in any thread at any time.
 
+    Args:
+        memory: returns an object with a buffer of so many bytes, or raises MemoryError.
+
     Attributes:
         held_bytes: of blocks that are lent, as of the last ``collect``. ``free_bytes``: of the others.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, memory: Callable[[int], Any] | None = None) -> None:
+        self._memory = _memory if memory is None else memory
         self.held_bytes = self.free_bytes = 0
         self._free: dict[int, list[Block]] = {}  # by size, the latest to return last
         self._held: set[_Lease] = set()
@@ -136,7 +140,7 @@ class Pool:
             block = free.pop()
             self.free_bytes -= size
         else:
-            block = Block(size)
+            block = Block(size, self._memory(size))
         self.held_bytes += size
         # The base of every view is this array, not its memory: numpy only looks through arrays.
         root: npt.NDArray[Any] = np.ndarray(shape, dtype, block.memory)

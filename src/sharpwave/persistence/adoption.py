@@ -225,8 +225,12 @@ class Adoption:
         what = f"segment {record.id}: {str(error).removeprefix('segment: ')}"
         self.damages.append(Damage(self.regions.regions[number].path, record.offset, record.nbytes, what, record.id))
 
-    def link(self) -> None:
-        """Chain the lanes' segments, open new ones after them, and free all other slots."""
+    def link(self, writers_go_on: bool = False) -> None:
+        """Chain the lanes' segments, open new ones after them, and free all other slots.
+
+        Args:
+            writers_go_on: the episode of a lane's last segment is not truncated.
+        """
         log, index = self.log, self.log.index
         used = {slot for slots in self._lanes.values() for slot in slots}
         index.restore(used, self._generation)
@@ -235,7 +239,7 @@ class Adoption:
         for lane, slots in self._lanes.items():
             slots.sort(key=lambda slot: int(index.first_step[slot]))
             for slot, following in zip(slots, [*slots[1:], -1], strict=True):
-                broken = following < 0 or not goes_on(index, log.arena, slot, following)
+                broken = not writers_go_on if following < 0 else not goes_on(index, log.arena, slot, following)
                 # A gap in the step numbers shows in the bytes already, and may follow every segment of a reservoir.
                 if broken and log.sealed.truncate(slot) and (following < 0 or adjoins(index, slot, following)):
                     self.broken.add(slot)

@@ -48,7 +48,7 @@ NO_STATE = (KeyError, TypeError, ValueError, IndexError, OverflowError, Recursio
 States = dict[int, dict[str, Any]]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Left:
     """Store that was left in a folder: one on disk, or a checkpoint, whose number is ``checkpoint`` (else 0).
 
@@ -56,6 +56,7 @@ class Left:
         directory: the folder, held open.
         target: folder of the store that will be opened; ``None``: in memory.
         in_place: whether it is opened where it is.
+        writers_go_on: whether lanes are fed by writers elsewhere that go on: no episode ends because it is opened.
     """
 
     directory: Directory
@@ -63,6 +64,7 @@ class Left:
     checkpoint: int
     target: Path | None
     in_place: bool
+    writers_go_on: bool = False
 
     @classmethod
     @contextlib.contextmanager
@@ -279,7 +281,8 @@ def _filled(
             if disk is not None:
                 disk.held.clear()
     log = _log(settings, disk, slots)
-    report = adopt_all(log, regions, records, damages, disk, max_lanes(left.manifest["capacity"]))
+    most = max_lanes(left.manifest["capacity"])
+    report = adopt_all(log, regions, records, damages, disk, most, left.writers_go_on)
     report.damages += [wrong] if wrong else []
     return log, report, {}
 

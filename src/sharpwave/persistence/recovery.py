@@ -34,6 +34,7 @@ def adopt_all(
     damages: list[Damage],
     disk: DiskTier | None,
     max_lanes: int = MAX_LANES,
+    writers_go_on: bool = False,
 ) -> Recovery:
     """Adopt every intact segment into the empty ``log``; with a ``disk`` they stay there until they are sampled.
 
@@ -43,6 +44,7 @@ def adopt_all(
     Args:
         damages: damaged segments are appended.
         max_lanes: limit of the store's lanes.
+        writers_go_on: no episode is truncated at its lane's end, as the next segment may go on with it.
 
     Raises:
         OSError: a file cannot be written; then nothing is deleted or moved.
@@ -61,7 +63,7 @@ def adopt_all(
                 break
             if not adoption.damaged:
                 break
-    adoption.link()
+    adoption.link(writers_go_on)
     return adoption.report
 
 

@@ -17,6 +17,7 @@ from sharpwave.sampling.protocol import (
     check_exponents,
     check_unbound,
     checked_array,
+    stratify,
 )
 from sharpwave.sampling.sum_tree import SumTree, _refresh, _set_run
 
@@ -115,8 +116,22 @@ class Prioritized:
 
     def draw(self, draw: Draw, rng: np.random.Generator) -> None:
         """Draw in proportion to ``p^alpha``, stratified. Cost: O(n log8 leaves)."""
-        assert self._tree is not None
         rng.random(out=draw.uniforms)
+        self._draw(draw)
+
+    @property
+    def mass(self) -> float:
+        """Sum of ``p^alpha``."""
+        assert self._tree is not None
+        return self._tree.total
+
+    def draw_at(self, draw: Draw, points: Floats) -> None:
+        """Draw the items at ``points`` of the sum. Cost: O(n log8 leaves)."""
+        stratify(points, draw.uniforms)
+        self._draw(draw)
+
+    def _draw(self, draw: Draw) -> None:
+        assert self._tree is not None
         self._tree.draw(draw.uniforms, draw.items, draw.probabilities, draw.rest)
         draw.probabilities /= self._tree.total
 

@@ -121,6 +121,36 @@ class Sampler(Protocol):
 METHODS = tuple(name for name in vars(Sampler) if not name.startswith("_"))
 
 
+class DrawsByMass(Protocol):
+    """Sampler whose draws can be divided among several stores: each item has a mass, and is drawn in proportion to it.
+
+    Attributes:
+        mass: sum of the items' masses.
+    """
+
+    @property
+    def mass(self) -> float: ...
+
+    def draw_at(self, draw: Draw, points: Floats) -> None:
+        """Fill ``draw.items`` and ``draw.probabilities``, which are those of a point that is drawn uniformly.
+
+        Args:
+            points: float64 [n] from 0 to below 1, in any order: shares of the mass, in the order of its items.
+        """
+
+
+def draws_by_mass(sampler: Any) -> bool:
+    """Return whether a sampler is a ``DrawsByMass``."""
+    return hasattr(type(sampler), "draw_at") and hasattr(type(sampler), "mass")
+
+
+def stratify(points: Floats, uniforms: Floats) -> None:
+    """Write the ``uniforms`` [n] with which a stratified draw of n, one of each nth, draws at ``points`` [n]."""
+    count = len(points)
+    np.multiply(points, count, out=uniforms)
+    uniforms -= np.arange(count)
+
+
 def check_sampler(argument: str, sampler: Any) -> None:
     """Refuse what lacks an attribute of a sampler.  Raises: TypeError: naming it."""
     there = dir(sampler)  # evaluates no property: an unbound sampler has no memory yet

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.native.jit import njit
-from sharpwave.sampling.protocol import Draw, Floats, Ints, check_unbound, extended
+from sharpwave.sampling.protocol import Draw, Floats, Ints, check_unbound, extended, stratify
 from sharpwave.sampling.sum_tree import SumTree, _draw
 
 
@@ -91,9 +91,23 @@ class Uniform:
 
     def draw(self, draw: Draw, rng: np.random.Generator) -> None:
         """Draw items equally often, stratified. Cost: O(n log8 groups), and 0.1 us an item once items were excluded."""
+        rng.random(out=draw.uniforms)
+        self._draw(draw)
+
+    @property
+    def mass(self) -> float:
+        """Number of items."""
+        assert self._tree is not None
+        return self._tree.total
+
+    def draw_at(self, draw: Draw, points: Floats) -> None:
+        """Draw the items at ``points``. Cost: as ``draw``."""
+        stratify(points, draw.uniforms)
+        self._draw(draw)
+
+    def _draw(self, draw: Draw) -> None:
         tree = self._tree
         assert tree is not None
-        rng.random(out=draw.uniforms)
         _draw_items(tree.nodes, tree.starts, draw.uniforms, draw.items, draw.probabilities, draw.rest, self._group_size)
         if self._any_excluded:
             _skip_excluded(draw.items, self._excluded, self._group_size)

@@ -20,6 +20,7 @@ class Arrays:
     ids: Any
     fields: dict[str, Any]
     source: Any
+    shards: Any
 
     def __getitem__(self, name: str) -> Any:
         """Return any part by its name.  Raises: KeyError."""
@@ -121,6 +122,7 @@ class Batch(Arrays):
         lane, step: int64 [B], the lane and the step's number in it (``Store.ids``).
         relabelled: bool [B], which have a goal that their episode achieved, and its reward; ``None`` without
             ``relabel=``.
+        shards: int64 [B], the incarnation of the shard that each is from; ``None`` of a store in this process.
     """
 
     obs: Any
@@ -139,6 +141,7 @@ class Batch(Arrays):
     lane: Any = None
     step: Any = None
     relabelled: Any = None
+    shards: Any = None
 
 
 @dataclass
@@ -171,6 +174,7 @@ class SequenceBatch(Arrays):
         terminated, truncated: bool [B, T], how a step ended the episode, if it did.
         n: int64 [B, T], steps that ``reward`` sums.
         lane, step: int64 [B], the lane and the first trained step's number in it (``Store.ids``).
+        shards: int64 [B], as of a ``Batch``.
     """
 
     obs: Any
@@ -192,3 +196,4 @@ class SequenceBatch(Arrays):
     n: Any = None
     lane: Any = None
     step: Any = None
+    shards: Any = None

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
 
 Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 Undo = Callable[[], None]
 
 UNSAMPLED = "the store is full of steps not sampled yet"
@@ -76,7 +77,7 @@ class BatchSource:
         self.steps_before = log.inventory.total_steps - log.inventory.held_steps
         self.rng = np.random.default_rng(seed)
         self.items = Items(log, view, sampler, uses)
-        self._layouts: dict[int, Layout] = {}  # by batch size, the latest
+        self.layouts: dict[int, Layout] = {}  # by batch size, the latest
         self.drawn_ahead: Callable[[], list[Ints]] = list
 
     # waiting
@@ -223,8 +224,11 @@ class BatchSource:
         self.draw_into(target, beta)
         return target.batch
 
-    def draw(self, draw: Draw, beta: float | None) -> Undo:
+    def draw(self, draw: Draw, beta: float | None, points: Floats | None = None) -> Undo:
         """Draw items that can be drawn, and a random number of each where the view wants them.
+
+        Args:
+            points: as for ``Items.draw``.
 
         Returns a function that undoes it while the lock is still held, the generator's state too: the same is drawn
         again. An error leaves all undrawn.  Cost: 1 us besides ``Items.draw``.
@@ -232,7 +236,7 @@ class BatchSource:
         generator = self.rng.bit_generator
         before = generator.state
         try:
-            undo = self.items.draw(draw, beta, self.rng)
+            undo = self.items.draw(draw, beta, self.rng, points)
             if self.view.draws_uniforms:
                 self.rng.random(out=draw.uniforms)
         except BaseException:
@@ -249,13 +253,13 @@ class BatchSource:
         """Return the random numbers of a draw to keep with its ids; ``None`` where the view wants none."""
         return draw.uniforms if self.view.draws_uniforms else None
 
-    def draw_into(self, target: Target, beta: float | None) -> Undo:
-        """Draw items into the memory of a batch, after ``wait``.
+    def draw_into(self, target: Target, beta: float | None, points: Floats | None = None) -> Undo:
+        """Draw items into the memory of a batch, after ``wait``; if ``points`` are given, there (``Items.draw``).
 
         Returns a function that undoes it while the lock is still held. An error leaves all undrawn.
         """
         while True:
-            undo = self.draw(target.draw, beta)
+            undo = self.draw(target.draw, beta, points)
             if self._filled(target, undo):
                 self.gate.notify()
                 return undo
@@ -318,7 +322,7 @@ class BatchSource:
         _, there = self.items.resolve(ids)
         if missing == "raise" and not there.all():
             raise KeyError(f"fetch: id {ids[~there][0]} was evicted, or its successor is not known yet")
-        layout = self._layout(len(ids))  # not kept: sizes of fetches vary freely
+        layout = self.layout(len(ids))  # not kept: sizes of fetches vary freely
         blocks = self.log.batches.lend(layout.sizes, layout.roots, layout.work_bytes)
         target = layout.over(blocks, self.view, self.tag)
         items, there = self.items.resolve(ids)  # steps may have been evicted for the growth of index and samplers
@@ -358,18 +362,19 @@ class BatchSource:
 
     # memory
 
-    def _layout(self, batch_size: int) -> Layout:
+    def layout(self, batch_size: int) -> Layout:
+        """Return the layout of a batch's memory."""
         return Layout(self.view.columns(), self.view.scratch_rows, batch_size)
 
     def lend(self, batch_size: int) -> Target:
         """Lend memory for a batch.  Raises: MemoryError: there is no room for it."""
-        batches, layout = self.log.batches, self._layouts.get(batch_size)
+        batches, layout = self.log.batches, self.layouts.get(batch_size)
         if layout is None:
-            layout = self._layout(batch_size)
+            layout = self.layout(batch_size)
             blocks = batches.lend(layout.sizes, layout.roots, layout.work_bytes)
-            if len(self._layouts) == MAX_LAYOUTS:
-                del self._layouts[next(iter(self._layouts))]
-            self._layouts[batch_size] = layout
+            if len(self.layouts) == MAX_LAYOUTS:
+                del self.layouts[next(iter(self.layouts))]
+            self.layouts[batch_size] = layout
         else:
             blocks = batches.lend(layout.sizes, layout.roots)
         return layout.over(blocks, self.view, self.tag)
@@ -377,12 +382,12 @@ class BatchSource:
     @property
     def work_bytes(self) -> int:
         """Bytes of working memory for batches."""
-        return sum(layout.work_bytes for layout in self._layouts.values())
+        return sum(layout.work_bytes for layout in self.layouts.values())
 
     @property
     def batch_bytes(self) -> int:
         """Bytes of the largest recent batch."""
-        return max((sum(layout.sizes) for layout in self._layouts.values()), default=0)
+        return max((sum(layout.sizes) for layout in self.layouts.values()), default=0)
 
 
 def _nothing() -> None:

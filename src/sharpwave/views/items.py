@@ -145,18 +145,28 @@ class Items:
             with contextlib.suppress(MemoryError):  # the steps were appended; the next draw finishes the rest
                 self.follow()
 
-    def draw(self, draw: Draw, beta: float | None, rng: np.random.Generator) -> Callable[[], None]:
+    def draw(
+        self,
+        draw: Draw,
+        beta: float | None,
+        rng: np.random.Generator,
+        points: npt.NDArray[np.float64] | None = None,
+    ) -> Callable[[], None]:
         """Fill ``draw`` and count its items as sampled; return a function that undoes this.
 
         Args:
             beta: overrides the sampler's.
+            points: shares of the sampler's mass to draw at, in this order: for a ``DrawsByMass``, without limited uses.
         """
         ended, unused = 0, None
-        if self.uses is None:
+        if points is not None:
+            assert self.uses is None
+            self.sampler.draw_at(draw, points)  # type: ignore[attr-defined]
+        elif self.uses is None:
             self.sampler.draw(draw, rng)
         else:
             ended, unused = self.uses.draw(self.sampler, draw, rng)
-        if not self.sampler.keeps_order:
+        if points is None and not self.sampler.keeps_order:
             rng.random(out=draw.uniforms)
             shuffle(draw.uniforms, draw.items, draw.probabilities)
         self.weigh(draw, beta)

@@ -1,0 +1,282 @@
+"""Addresses of shards, connections to them, and the handshake by which both ends show that they know a secret."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import ipaddress
+import os
+import secrets
+import socket
+import ssl
+import stat
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sharpwave.serve import wire
+from sharpwave.serve.wire import WireError
+
+UNIX, TCP = "unix", "tcp"
+CONNECT_S = 10.0
+"""How long connecting and the handshake may take."""
+NONCE_BYTES = 32
+HELLO, PROOF, WELCOME = 1, 2, 3
+"""Kinds of the handshake's frames."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a shard listens: ``unix:PATH`` or ``tcp://HOST:PORT``.
+
+    Attributes:
+        kind: ``UNIX`` or ``TCP``. ``path``: of the socket. ``host``, ``port``: port 0: any that is free.
+    """
+
+    kind: str
+    path: str = ""
+    host: str = ""
+    port: int = 0
+
+    @classmethod
+    def parse(cls, text: str | os.PathLike[str]) -> Address:
+        """Return the address that ``text`` names.  Raises: ValueError."""
+        given = os.fspath(text)
+        wrong = f"address {given!r}, expected unix:PATH, tcp://HOST:PORT or HOST:PORT"
+        if given.startswith("unix:"):
+            path = given.removeprefix("unix:")
+            if not path:
+                raise ValueError(wrong)
+            return cls(UNIX, path=str(Path(path).absolute()))
+        host, colon, port = given.removeprefix("tcp://").rpartition(":")
+        host = host.removeprefix("[").removesuffix("]")
+        if not colon or not host or "/" in host or not port.isdecimal() or int(port) > 65535:
+            raise ValueError(wrong)
+        return cls(TCP, host=host, port=int(port))
+
+    def __str__(self) -> str:
+        if self.kind == UNIX:
+            return f"unix:{self.path}"
+        return f"tcp://[{self.host}]:{self.port}" if ":" in self.host else f"tcp://{self.host}:{self.port}"
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine reaches it."""
+        if self.kind == UNIX or self.host == "localhost":
+            return True
+        with contextlib.suppress(ValueError):
+            return ipaddress.ip_address(self.host).is_loopback
+        return False
+
+
+@dataclass(frozen=True)
+class Security:
+    """What both ends of a connection must share.
+
+    Attributes:
+        secret: shared secret; empty: none, which only addresses of this machine accept.
+        certificate, key: PEM files of the server's certificate: connections are encrypted. ``authority``: PEM file by
+            which a client checks it.
+    """
+
+    secret: bytes = b""
+    certificate: str | None = None
+    key: str | None = None
+    authority: str | None = None
+
+    @classmethod
+    def of(cls, secret: bytes | str | None, **files: str | None) -> Security:
+        """Return it for a secret as users give it: text, bytes, or ``None`` for ``SHARPWAVE_SECRET``."""
+        if secret is None:
+            secret = os.environ.get("SHARPWAVE_SECRET", "")
+        return cls(secret.encode() if isinstance(secret, str) else bytes(secret), **files)
+
+    def check(self, address: Address) -> None:
+        """Refuse to listen where strangers could connect.  Raises: ValueError."""
+        if not address.is_local and len(self.secret) < 16:
+            raise ValueError(
+                f"{address}: other machines can reach this address, so it needs a shared secret of at least 16 "
+                "characters: set SHARPWAVE_SECRET on both ends (python -c 'import secrets; "
+                "print(secrets.token_hex(32))' makes one), or listen on 127.0.0.1"
+            )
+
+
+def listen(address: Address, security: Security) -> tuple[socket.socket, Address]:
+    """Listen at an address; return the socket, and the address with the port that it got.
+
+    Raises:
+        ValueError: it needs a secret.  OSError: it is in use, or not this machine's.
+    """
+    security.check(address)
+    if address.kind == UNIX:
+        return _listen_unix(address), address
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind((address.host, address.port))
+        made.listen(1024)
+    except OSError as error:
+        made.close()
+        raise OSError(error.errno, f"{address}: cannot listen there ({error.strerror or error})") from error
+    return made, Address(TCP, host=address.host, port=made.getsockname()[1])
+
+
+def _listen_unix(address: Address) -> socket.socket:
+    """Bind a unix socket that only this user can connect to; one that nobody listens at any more is replaced."""
+    if len(os.fsencode(address.path)) > 100:
+        raise ValueError(f"{address}: a unix socket's path has at most 100 bytes; use a shorter one")
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)
+    try:
+        try:
+            made.bind(address.path)
+        except OSError as error:
+            with contextlib.suppress(FileNotFoundError):
+                if not stat.S_ISSOCK(os.lstat(address.path).st_mode):
+                    raise FileExistsError(f"{address}: there is a file that is no socket; move it away") from error
+                _check_abandoned(address)
+                os.unlink(address.path)
+            made.bind(address.path)
+    except OSError as error:
+        made.close()
+        if error.filename is None and not isinstance(error, FileExistsError):
+            raise OSError(error.errno, f"{address}: cannot listen there ({error.strerror or error})") from error
+        raise
+    finally:
+        os.umask(before)
+    made.listen(1024)
+    return made
+
+
+def _check_abandoned(address: Address) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(address.path)
+        except ConnectionRefusedError:
+            return
+        except OSError:
+            pass
+    raise FileExistsError(f"{address}: another process listens there; stop it, or use another path")
+
+
+def connect(address: Address, security: Security, timeout: float = CONNECT_S) -> tuple[socket.socket, dict[str, Any]]:
+    """Connect, and show and check the secret; return the socket and what the other end says of itself.
+
+    Raises:
+        ConnectionError: nobody listens there, the secret is another, or the peer speaks another language.
+        OSError: it cannot be reached.
+    """
+    made = _reached(address, timeout)
+    try:
+        made.settimeout(timeout)
+        if address.kind == TCP:
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if security.authority is not None:
+                context = ssl.create_default_context(cafile=security.authority)
+                made = context.wrap_socket(made, server_hostname=address.host)
+        return made, _greet(made, security)
+    except BaseException as error:
+        made.close()
+        if isinstance(error, OSError) and not str(error).startswith(str(address)):
+            raise ConnectionError(f"{address}: {error}") from error
+        raise
+
+
+def _reached(address: Address, timeout: float) -> socket.socket:
+    try:
+        if address.kind == TCP:
+            return socket.create_connection((address.host, address.port), timeout)
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            made.settimeout(timeout)
+            made.connect(address.path)
+        except BaseException:
+            made.close()
+            raise
+        return made
+    except OSError as error:
+        raise ConnectionError(
+            f"{address}: nothing answers there ({error.strerror or error}); start `sharpwave serve`, or correct the "
+            "address"
+        ) from error
+
+
+def _greet(made: socket.socket, security: Security) -> dict[str, Any]:
+    hello = _received(made, HELLO)
+    theirs, ours = _nonce(hello), secrets.token_bytes(NONCE_BYTES)
+    wire.send(made, PROOF, 0, {"nonce": ours.hex(), "proof": _proof(security.secret, b"client", theirs, ours)})
+    welcome = _received(made, WELCOME)
+    if welcome.head.get("refused"):
+        raise ConnectionError(
+            f"the secret is another than the server's ({'none' if not security.secret else 'one'} was given): set "
+            "SHARPWAVE_SECRET to the same on both ends, or pass secret="
+        )
+    if not hmac.compare_digest(str(welcome.head.get("proof")), _proof(security.secret, b"server", theirs, ours)):
+        raise ConnectionError("the server does not know the secret; it may not be the one that was meant")
+    return welcome.head
+
+
+def _received(made: socket.socket, kind: int) -> wire.Frame:
+    frame = wire.receive(made, wire.MAX_STRANGER_BYTES, wire.MAX_STRANGER_BYTES)
+    if frame is None:
+        raise WireError("the other end closed the connection during the handshake")
+    if frame.kind != kind:
+        raise WireError(f"a frame of kind {frame.kind} during the handshake, expected {kind}")
+    return frame
+
+
+def accept(made: socket.socket, security: Security, about: dict[str, Any], local: bool) -> socket.socket:
+    """Greet a client that has connected; return the socket to go on with.
+
+    Args:
+        about: what this end says of itself. ``local``: a unix socket, whose peer must be this user's (or root's).
+
+    Raises:
+        ConnectionError, OSError: the client is refused, or said nothing in time.
+    """
+    made.settimeout(CONNECT_S)
+    if local:
+        _check_peer(made)
+    else:
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if security.certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(security.certificate, security.key)
+            made = context.wrap_socket(made, server_side=True)
+    ours = secrets.token_bytes(NONCE_BYTES)
+    wire.send(made, HELLO, 0, {"nonce": ours.hex(), "version": wire.VERSION})
+    proof = _received(made, PROOF)
+    theirs = _nonce(proof)
+    if not hmac.compare_digest(str(proof.head.get("proof")), _proof(security.secret, b"client", ours, theirs)):
+        wire.send(made, WELCOME, 0, {"refused": True})
+        raise ConnectionError("a client did not know the secret")
+    wire.send(made, WELCOME, 0, {**about, "proof": _proof(security.secret, b"server", ours, theirs)})
+    made.settimeout(None)
+    return made
+
+
+def _check_peer(made: socket.socket) -> None:
+    """Refuse another user's process.  Raises: ConnectionError."""
+    if hasattr(socket, "SO_PEERCRED"):
+        size = struct.calcsize("3i")
+        _, user, _ = struct.unpack("3i", made.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+        if user not in (0, os.getuid()):
+            raise ConnectionError(f"a process of user {user} connected, expected one of user {os.getuid()}")
+
+
+def _nonce(frame: wire.Frame) -> bytes:
+    try:
+        nonce = bytes.fromhex(frame.head["nonce"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise WireError("a handshake without a nonce") from error
+    if len(nonce) != NONCE_BYTES:
+        raise WireError(f"a nonce of {len(nonce)} bytes, expected {NONCE_BYTES}")
+    return nonce
+
+
+def _proof(secret: bytes, role: bytes, server: bytes, client: bytes) -> str:
+    return hmac.new(secret, b"sharpwave " + role + server + client, hashlib.sha256).hexdigest()

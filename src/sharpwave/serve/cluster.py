@@ -1,0 +1,371 @@
+"""Cluster: one experience store of several shards, in processes of this machine or of others."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NoReturn, Self
+
+from sharpwave.errors import not_to_be_copied
+from sharpwave.persistence.settings import checked_limits
+from sharpwave.sampling.limiters import Limiter
+from sharpwave.sampling.protocol import Sampler
+from sharpwave.sampling.uniform import Uniform
+from sharpwave.serve.addresses import Address, Security
+from sharpwave.serve.link import Link
+from sharpwave.serve.local_shards import READY_S, LocalShards, shard_settings
+from sharpwave.serve.remote_replay import RemoteReplay
+from sharpwave.serve.remote_writer import RemoteWriter
+from sharpwave.serve.requests import SEQUENCES, TRANSITIONS, Request
+from sharpwave.serve.shard import SAMPLERS
+from sharpwave.spec import Spec
+from sharpwave.store import Store
+from sharpwave.validation import checked_folder
+from sharpwave.views.batch import Batch, SequenceBatch
+
+CLUSTER = "cluster.json"
+"""File of a cluster's folder, and of its checkpoint's, which says of what shards it is."""
+LOCAL_CAPACITY = 64
+
+
+class Cluster:
+    """Experience store that several processes write to and sample from.
+
+    Args:
+        spec: schema of a step.
+        shards: number of shards, each a process with a store.
+        capacity, ram, disk_limit: limits of all shards together; each gets an equal part.
+        disk: folder in which each shard has a folder of its own.
+        address: "local": shards are processes of this machine, which end with this one; else the address of
+            ``sharpwave serve``: "unix:PATH" or "HOST:PORT".
+        secret: shared secret; default: that of the environment variable SHARPWAVE_SECRET.
+        seed: seed of the draws.
+        options: further arguments of each shard's ``Store``: ``codec``, ``on_full``, ``retention``, ``segment_steps``.
+
+    Raises:
+        ValueError, TypeError: an invalid argument.
+        ConnectionError: nobody answers at the address.
+        ShardFailedError: a shard's process does not begin.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        *,
+        shards: int = 1,
+        capacity: int | None = None,
+        ram: int | str | None = None,
+        disk: str | os.PathLike[str] | None = None,
+        disk_limit: int | str | None = None,
+        address: str = "local",
+        secret: str | bytes | None = None,
+        seed: int = 0,
+        **options: Any,
+    ) -> None:
+        self._begin(spec, Security.of(secret), seed)
+        try:
+            if address == "local":
+                self._start(shards, capacity, ram, disk, disk_limit, options)
+            else:
+                self._join(
+                    address, {"capacity": capacity, "ram": ram, "disk": disk, "disk_limit": disk_limit} | options
+                )
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self, spec: Spec, security: Security, seed: int) -> None:
+        self.spec, self._security, self._seed = spec, security, int(seed)
+        self.links: list[Link | None] = []
+        self._undo = ExitStack()
+        self._processes: LocalShards | None = None
+        self._local = Store(spec, capacity=LOCAL_CAPACITY)
+        self._made = 0
+        self._writers = 0
+
+    def _start(self, shards: Any, capacity: Any, ram: Any, disk: Any, disk_limit: Any, options: dict[str, Any]) -> None:
+        folder = None if disk is None else checked_folder("disk", disk)
+        limits = checked_limits(capacity, ram, disk_limit, folder is not None)
+        sockets = Path(self._undo.enter_context(_sockets()))
+        settings = shard_settings(self.spec, shards, limits, folder, sockets, {"seed": self._seed, **options})
+        self._processes = LocalShards(settings)
+        self._undo.callback(self._processes.close)
+        self.links = [Link(Address.parse(one), self._security) for one in self._processes.addresses]
+
+    def _join(self, address: str, given: Mapping[str, Any]) -> None:
+        """Connect to the shards of ``sharpwave serve``, which makes them if there are none."""
+        named = sorted(name for name, value in given.items() if value is not None)
+        if named:
+            raise ValueError(
+                f"Cluster: {named[0]}= is for address='local'; {address} has the limits that it was served with"
+            )
+        said = ask_directory(Address.parse(address), self._security, self.spec)
+        self.links = [Link(Address.parse(one), self._security) for one in said["shards"]]
+
+    @classmethod
+    def of(cls, spec: Spec, addresses: Sequence[str], *, secret: str | bytes | None = None, seed: int = 0) -> Self:
+        """Return the cluster of shards that listen at ``addresses``."""
+        made = cls.__new__(cls)
+        made._begin(spec, Security.of(secret), seed)
+        made.links = [Link(Address.parse(one), made._security) for one in addresses]
+        return made
+
+    def lost(self, number: int) -> None:
+        """Note that a shard does not answer; it is tried again."""
+
+    # views
+
+    def transitions(
+        self,
+        *,
+        name: str = TRANSITIONS,
+        n_step: int = 1,
+        gamma: float = 0.99,
+        sampler: Sampler | None = None,
+        max_times_sampled: int | None = None,
+        limiter: Limiter | None = None,
+        seed: int | None = None,
+    ) -> RemoteReplay[Batch]:
+        """Make a view of n-step transitions of all shards: as ``Store.transitions``.
+
+        Args:
+            name: a view of this name that another process made is shared with it; it must have the same settings.
+            sampler: ``Uniform()`` or ``Prioritized(...)``, drawn from as if all shards were one store; ``Fifo()`` and
+                ``Lifo()``, in each shard's own order.
+
+        Raises:
+            ValueError, TypeError: an invalid argument, or a view of that name with other settings.
+        """
+        sampler = _checked(sampler)
+        shape = self._local.transitions(name=f"{name}-{self._made}", n_step=n_step, gamma=gamma, sampler=sampler)
+        settings = {"n_step": shape.n_step, "gamma": shape.gamma}
+        return self._replay(shape, TRANSITIONS, name, settings, max_times_sampled, limiter, seed)
+
+    def sequences(
+        self,
+        length: int,
+        *,
+        name: str = SEQUENCES,
+        sampler: Sampler | None = None,
+        max_times_sampled: int | None = None,
+        limiter: Limiter | None = None,
+        seed: int | None = None,
+        **settings: Any,
+    ) -> RemoteReplay[SequenceBatch]:
+        """Make a view of windows of steps of all shards: as ``Store.sequences``, with the same settings.
+
+        Raises: as ``transitions``.
+        """
+        sampler = _checked(sampler)
+        shape = self._local.sequences(length, name=f"{name}-{self._made}", sampler=sampler, **settings)
+        return self._replay(shape, SEQUENCES, name, shape.view.settings(), max_times_sampled, limiter, seed)
+
+    def _replay(
+        self,
+        shape: Any,
+        kind: str,
+        name: str,
+        settings: dict[str, Any],
+        max_times_sampled: int | None,
+        limiter: Limiter | None,
+        seed: int | None,
+    ) -> RemoteReplay[Any]:
+        if limiter is not None:
+            limiter.check(None, max_times_sampled)
+        seed = self._seed + self._made if seed is None else int(seed)
+        self._made += 1
+        asked = {
+            "name": name,
+            "kind": kind,
+            "settings": settings,
+            "max_times_sampled": max_times_sampled,
+            "seed": seed,
+        }
+        return RemoteReplay(self, self._local, shape, asked, limiter, seed)
+
+    # writers
+
+    def writer(
+        self,
+        lanes: int = 1,
+        *,
+        name: str | None = None,
+        shard: int | None = None,
+        durability: str = "memory",
+        segment_steps: int = 32,
+        codec: str | Mapping[str, str] = "auto",
+        timeout: float | None = None,
+    ) -> RemoteWriter:
+        """Make a writer of ``lanes`` lanes, which one shard gets: for a ``Recorder``, or to call ``extend``.
+
+        Args:
+            name: of the writer. One that replaces another of the same name goes on with its lanes.
+            shard: number of the shard; default: one after the other.
+            durability: "memory": a segment is acknowledged once it is in the shard's store; "flush": once it is on the
+                shard's disk.
+            segment_steps: steps in a segment, at most the shard's.
+            timeout: seconds that the writer waits for its shard; default 60.
+
+        Raises:
+            ValueError: an invalid argument.  ShardLostError: the shard cannot be reached.
+        """
+        if durability not in ("memory", "flush"):
+            raise ValueError(f"writer: durability={durability!r}, expected 'memory' or 'flush'")
+        alive = [number for number, link in enumerate(self.links) if link is not None]
+        if shard is None:
+            shard = alive[(self._writers + os.getpid()) % len(alive)]
+            self._writers += 1
+        link = self.links[shard] if shard in alive else None
+        if link is None:
+            raise ValueError(f"writer: shard={shard!r}, expected one of {alive}")
+        return RemoteWriter(
+            self.spec,
+            Link(link.address, self._security),
+            lanes,
+            name=uuid.uuid4().hex if name is None else str(name),
+            durable=durability == "flush",
+            segment_steps=segment_steps,
+            codec=codec,
+            timeout=timeout,
+        )
+
+    # the whole
+
+    def _call(self, kind: Request, head: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+        """Send a request to every shard; return their replies' heads.  Raises: ShardLostError."""
+        links = [link for link in self.links if link is not None]
+        tickets = [(link, link.submit(kind, head or {})) for link in links]
+        return [link.wait(ticket).head for link, ticket in tickets]
+
+    def __len__(self) -> int:
+        """Return the number of steps that the shards hold."""
+        return sum(int(one["steps"]) for one in self._call(Request.DESCRIBE))
+
+    def stats(self) -> dict[str, Any]:
+        """Return every shard's ``Store.stats()`` under ``shards``, and sums of the numbers that add up."""
+        each = [one["stats"] for one in self._call(Request.STATS)]
+        names = ("steps", "total_steps", "evicted_steps", "segments", "lanes", "total_bytes")
+        return {name: sum(one[name] for one in each) for name in names} | {"shards": each}
+
+    def flush(self) -> None:
+        """Write all that the shards hold to their disks.  Raises: OSError, ShardLostError."""
+        self._call(Request.FLUSH)
+
+    def clear(self) -> None:
+        """Evict every step of every shard."""
+        self._call(Request.CLEAR)
+
+    def checkpoint(self, path: str | os.PathLike[str]) -> None:
+        """Write a checkpoint of all shards at one moment, to a folder that all of them reach.
+
+        Shards take no steps while it is written; writers keep theirs meanwhile. What writers had been told was taken is
+        in it, with priorities and random states.
+
+        Raises:
+            OSError: a shard cannot write; an earlier checkpoint there is unchanged.
+        """
+        folder = checked_folder("checkpoint", path)
+        folder.mkdir(parents=True, exist_ok=True)
+        known = _manifest(folder) if (folder / CLUSTER).exists() else {"cut": 0}
+        if not known["cut"] and any(folder.iterdir()):
+            raise FileExistsError(f"checkpoint: {folder} holds other files; give a new or empty folder")
+        cut = folder / f"cut-{known['cut'] + 1}"
+        numbers = [number for number, link in enumerate(self.links) if link is not None]
+        self._call(Request.PAUSE)
+        try:
+            tickets = []
+            for number in numbers:
+                link = self.links[number]
+                assert link is not None
+                tickets.append((link, link.submit(Request.CHECKPOINT, {"path": str(cut / f"shard-{number}")})))
+            for link, ticket in tickets:
+                link.wait(ticket)
+        finally:
+            self._call(Request.RESUME)
+        manifest = {"cut": known["cut"] + 1, "shards": numbers, "spec": self.spec.description()}
+        partial = folder / f"{CLUSTER}.partial"
+        partial.write_text(json.dumps(manifest, indent=1))
+        with partial.open() as file:
+            os.fsync(file.fileno())
+        partial.replace(folder / CLUSTER)
+        for old in folder.glob("cut-*"):
+            if old.name != cut.name and old.name.removeprefix("cut-").isdecimal():
+                shutil.rmtree(old, ignore_errors=True)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], **limits: Any) -> Self:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Disconnect; shards that this object started write what is left to their disks, and end."""
+        for link in self.links:
+            if link is not None:
+                link.close()
+        self._undo.close()
+        self._local.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise not_to_be_copied(self)
+
+
+def connect(address: str, *, secret: str | bytes | None = None, seed: int = 0) -> Cluster:
+    """Return the cluster that ``sharpwave serve`` serves at an address: "unix:PATH" or "HOST:PORT".
+
+    Args:
+        secret: shared secret; default: that of the environment variable SHARPWAVE_SECRET.
+        seed: seed of the draws.
+
+    Raises:
+        ConnectionError: nobody answers there, or the secret is another.
+        ValueError: it has no shards yet: the first client says what a step is, ``sw.Cluster(spec, address=...)``.
+    """
+    said = ask_directory(Address.parse(address), Security.of(secret), None)
+    if said["spec"] is None:
+        raise ValueError(
+            f"{address}: nothing is stored there yet; say what a step is: sharpwave.Cluster(spec, address={address!r})"
+        )
+    return Cluster.of(Spec.from_json(said["spec"]), said["shards"], secret=secret, seed=seed)
+
+
+def ask_directory(address: Address, security: Security, spec: Spec | None) -> dict[str, Any]:
+    """Return what a directory says: ``spec``, and addresses of ``shards``, made if there are none and it is given.
+
+    Raises:
+        ConnectionError, ValueError.
+    """
+    link = Link(address, security, patience_s=READY_S)
+    try:
+        return link.call(Request.DIRECTORY, {"spec": None if spec is None else spec.description()}).head
+    finally:
+        link.close()
+
+
+def _checked(sampler: Sampler | None) -> Sampler:
+    sampler = Uniform() if sampler is None else sampler
+    if type(sampler) not in SAMPLERS.values():
+        raise ValueError(
+            f"sampler={sampler!r}: shards have {', '.join(SAMPLERS)}; others need to know all items of all shards"
+        )
+    return sampler
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    made: dict[str, Any] = json.loads((folder / CLUSTER).read_text())
+    return made
+
+
+def _sockets() -> Any:
+    """Return a folder for unix sockets, which only this user can enter, deleted at its end."""
+    return tempfile.TemporaryDirectory(prefix="sharpwave-", ignore_cleanup_errors=True)

@@ -1,0 +1,210 @@
+"""Link: a client's connection to one shard. Requests go out before earlier ones are answered; replies come in order."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import itertools
+import os
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sharpwave import errors
+from sharpwave.serve import wire
+from sharpwave.serve.addresses import UNIX, Address, Security, connect
+from sharpwave.serve.requests import FAILED, Request
+from sharpwave.serve.wire import Frame, Part
+
+REPLY_S = 60.0
+"""How long a shard may take to answer."""
+MAX_UNANSWERED_BYTES = 1 << 16
+"""Bytes of requests on the way beyond which replies are read first: a server that cannot send them reads nothing."""
+RETRY_S = 0.2
+"""Pause between attempts to reach a shard that was lost."""
+
+
+class ShardLostError(ConnectionError):
+    """Error raised where a shard's process has ended, or cannot be reached."""
+
+
+class Link:
+    """Connection to one shard, made when it is first used, and again after it broke.
+
+    Args:
+        patience_s: how long it may take to answer; then it counts as lost.
+
+    Attributes:
+        address: of the shard.
+        incarnation: of the shard when the connection was made; -1: there was none yet.
+        connections: how many were made. ``shared``: numbers of the blocks of memory that this one shares.
+        sent_bytes: of requests. ``received_bytes``: of replies.
+    """
+
+    def __init__(self, address: Address, security: Security, patience_s: float = REPLY_S) -> None:
+        self.address, self._security, self._patience_s = address, security, patience_s
+        self.incarnation, self.connections = -1, 0
+        self.sent_bytes = self.received_bytes = 0
+        self.shared: set[int] = set()
+        self._socket: socket.socket | None = None
+        self._numbers = itertools.count(1)
+        self._waiting: deque[tuple[int, int]] = deque()  # number and bytes of requests without a reply
+        self._unanswered = 0
+        self._replies: dict[int, Frame] = {}
+        self._dropped: set[int] = set()
+        self._lost_at = 0.0
+        self._why = ""
+        self._process = os.getpid()
+        self.lock = threading.RLock()
+
+    @property
+    def is_local(self) -> bool:
+        """Whether memory can be shared with the shard."""
+        return self.address.kind == UNIX
+
+    def connect(self, wait_s: float = 0.0) -> None:
+        """Connect, if that is not done.
+
+        Args:
+            wait_s: how long to try again while the shard cannot be reached.
+
+        Raises:
+            ShardLostError: it cannot be reached.  ConnectionError: it refuses this client.
+        """
+        with self.lock:
+            if self._socket is not None and self._process == os.getpid():
+                return
+            if self._process != os.getpid():  # forked: the connection is the parent's
+                self._socket, self._process = None, os.getpid()
+                self._forget()
+            deadline = time.monotonic() + wait_s
+            while True:
+                try:
+                    made, about = connect(self.address, self._security)
+                    break
+                except ConnectionError as error:
+                    if time.monotonic() >= deadline:
+                        self._lost_at, self._why = time.monotonic(), str(error)
+                        raise ShardLostError(f"shard {error}") from error
+                    time.sleep(RETRY_S)
+            made.settimeout(self._patience_s)
+            self._socket, self.incarnation = made, int(about.get("shard", -1))
+            self.connections += 1
+            self._forget()
+
+    def may_be_tried(self) -> bool:
+        """Return whether it is connected, or was lost long enough ago to be tried again."""
+        return self._socket is not None or time.monotonic() - self._lost_at >= RETRY_S
+
+    def submit(
+        self,
+        kind: Request,
+        head: Mapping[str, Any],
+        parts: Mapping[str, Part] | None = None,
+        fds: Sequence[int] = (),
+    ) -> int:
+        """Send a request, without waiting for its reply; return its number.
+
+        Raises:
+            ShardLostError: the shard cannot be reached, or its connection broke: earlier requests are lost too.
+        """
+        with self.lock:
+            self.connect()
+            assert self._socket is not None
+            while self._unanswered > MAX_UNANSWERED_BYTES:
+                self._read()
+            number = next(self._numbers)
+            try:
+                nbytes = wire.send(self._socket, kind, number, head, parts, fds)
+            except OSError as error:
+                raise self._lost(error) from error
+            self.sent_bytes += nbytes
+            self._waiting.append((number, nbytes))
+            self._unanswered += nbytes
+            return number
+
+    def wait(self, number: int) -> Frame:
+        """Return the reply to a request.
+
+        Raises:
+            ShardLostError: the connection broke before it came.
+            ValueError, LookupError, OSError, ...: the shard's own error.
+        """
+        with self.lock:
+            while number not in self._replies:
+                if not any(number == one for one, _ in self._waiting):
+                    raise ShardLostError(f"shard {self.address}: {self._why or 'the connection broke'}")
+                self._read()
+            reply = self._replies.pop(number)
+        if reply.kind == FAILED:
+            raise _error(str(reply.head.get("kind")), str(reply.head.get("text")))
+        return reply
+
+    def call(
+        self, kind: Request, head: Mapping[str, Any] | None = None, parts: Mapping[str, Part] | None = None
+    ) -> Frame:
+        """Send a request and return its reply.  Raises: as ``submit`` and ``wait``."""
+        return self.wait(self.submit(kind, head or {}, parts))
+
+    def drop(self, number: int) -> None:
+        """Forget a request's reply, come or not."""
+        with self.lock:
+            if self._replies.pop(number, None) is None and any(number == one for one, _ in self._waiting):
+                self._dropped.add(number)
+
+    def _read(self) -> None:
+        """Receive the next reply.  Raises: ShardLostError."""
+        if self._socket is None or not self._waiting:
+            raise ShardLostError(f"shard {self.address}: {self._why or 'the connection broke'}")
+        try:
+            reply = wire.receive(self._socket)
+        except OSError as error:
+            raise self._lost(error) from error
+        number, nbytes = self._waiting[0]
+        if reply is None or reply.number != number:
+            what = "it closed the connection" if reply is None else f"it answered {reply.number}, not {number}"
+            raise self._lost(ConnectionError(what))
+        self._waiting.popleft()
+        self._unanswered -= nbytes
+        self.received_bytes += wire.HEADER.size + sum(getattr(part, "nbytes", 0) for part in reply.parts.values())
+        if number in self._dropped:
+            self._dropped.discard(number)
+        else:
+            self._replies[number] = reply
+
+    def _lost(self, error: BaseException) -> ShardLostError:
+        self.close()
+        self._lost_at = time.monotonic()
+        text = f"no answer for {self._patience_s:g} s" if isinstance(error, TimeoutError) else str(error)
+        self._why = text or type(error).__name__
+        return ShardLostError(f"shard {self.address}: {self._why}")
+
+    def _forget(self) -> None:
+        self._waiting.clear()
+        self._replies.clear()
+        self._dropped.clear()
+        self.shared.clear()
+        self._unanswered = 0
+
+    def close(self) -> None:
+        """Close the connection."""
+        with self.lock:
+            if self._socket is not None:
+                with contextlib.suppress(OSError):
+                    self._socket.close()
+                self._socket = None
+            self._forget()
+
+
+def _error(kind: str, text: str) -> Exception:
+    """Return the error that a shard raised, as the class of that name where it is one that callers may catch."""
+    named = getattr(errors, kind, None) or getattr(builtins, kind, None)
+    plain = isinstance(named, type) and issubclass(named, Exception) and not issubclass(named, errors.NewerVersionError)
+    if plain and named is not None and kind not in ("ConnectionError", "TimeoutError"):
+        return named(f"shard: {text}") if not issubclass(named, OSError) else OSError(f"shard: {text}")
+    if kind == "TimeoutError":
+        return errors.LimiterTimeoutError(text)
+    return RuntimeError(f"shard: {kind}: {text}")

@@ -1,0 +1,232 @@
+"""Shards in processes of this machine: started, watched, and started again where they die."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from sharpwave.persistence.settings import Settings
+from sharpwave.serve.process import ShardSettings
+from sharpwave.spec import Spec
+
+READY_S = 180.0
+"""How long a shard may take to begin: a large store on disk is read."""
+STOP_S = 60.0
+"""How long a shard may take to write what is left when it is stopped."""
+WATCH_S = 0.05
+PAUSES_S = (0.0, 0.2, 1.0, 5.0, 30.0)
+"""Pauses before a shard is started again that died repeatedly, soon after it began."""
+LIVED_S = 60.0
+LOG = logging.getLogger("sharpwave.serve")
+
+
+MAX_SHARDS = 1024
+COMMAND = "from sharpwave.serve.process import main; main()"
+
+
+def shard_settings(
+    spec: Spec,
+    shards: Any,
+    limits: Mapping[str, int | None],
+    disk: Path | None,
+    sockets: Path,
+    options: Mapping[str, Any],
+) -> list[ShardSettings]:
+    """Return the settings of ``shards`` alike shards, with addresses in the folder ``sockets``.
+
+    Args:
+        limits: of all together. ``disk``: folder of their folders; ``None``: they are in memory.
+        options: further arguments of ``Store``.
+
+    Raises:
+        ValueError, TypeError: a store cannot have these.
+    """
+    if isinstance(shards, bool) or not isinstance(shards, int) or not 1 <= shards <= MAX_SHARDS:
+        raise ValueError(f"Cluster: shards={shards!r}, expected an integer from 1 to {MAX_SHARDS}")
+    each = {name: None if limit is None else max(1, limit // shards) for name, limit in limits.items()}
+    seed = int(options.get("seed", 0))
+    given: dict[str, Any] = dict(options)
+    if not isinstance(given.get("codec", "auto"), str):
+        given["codec"] = dict(given["codec"])
+    unknown = sorted(given.keys() - {"codec", "on_full", "segment_steps", "seed"})
+    if unknown:
+        raise TypeError(f"Cluster: {unknown[0]}= is no setting of shards; there are codec, on_full and segment_steps")
+    checked = {"on_full": "raise", "codec": "auto", "segment_steps": None, **given}
+    of_store: dict[str, Any] = {**each, **checked}
+    Settings.checked(spec, on_disk=disk is not None, retention=None, **of_store)
+    return [
+        ShardSettings(
+            number,
+            f"unix:{sockets / f'{number}.sock'}",
+            str((sockets if disk is None else disk) / f"shard-{number}"),
+            spec.description(),
+            each,
+            disk is not None,
+            {**given, "seed": seed + number},
+        )
+        for number in range(shards)
+    ]
+
+
+class ShardFailedError(RuntimeError):
+    """Error raised where a shard's process does not begin."""
+
+
+class _Seat:
+    """One shard: its settings, and the process that runs it."""
+
+    def __init__(self, settings: ShardSettings) -> None:
+        self.settings = settings
+        self.process: subprocess.Popen[str] | None = None
+        self.begun = 0.0
+        self.deaths = 0
+        self.restarts = 0
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", COMMAND], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):  # it has died; ``ready`` says so
+            self.process.stdin.write(json.dumps(asdict(self.settings)) + "\n")
+            self.process.stdin.flush()
+        self.begun = time.monotonic()
+
+    def ready(self) -> str:
+        """Wait until it listens; return its address.  Raises: ShardFailedError."""
+        assert self.process is not None and self.process.stdout is not None
+        timer = threading.Timer(READY_S, self.process.kill)
+        timer.start()
+        try:
+            line = self.process.stdout.readline()
+        finally:
+            timer.cancel()
+        said: dict[str, Any] = json.loads(line) if line else {}
+        if "address" not in said:
+            code = self.process.wait()
+            why = said.get("failed", f"it ended with status {code} before it was ready")
+            raise ShardFailedError(f"shard {self.settings.number}: {why}")
+        self.settings = replace(self.settings, address=said["address"])
+        return str(said["address"])
+
+    def stop(self, how: str) -> None:
+        if self.process is not None:
+            with contextlib.suppress(OSError):
+                getattr(self.process, how)()
+
+
+class LocalShards:
+    """Processes of shards, until ``close``.
+
+    Attributes:
+        addresses: of the shards, by number.
+
+    Raises:
+        ShardFailedError: one does not begin; then all are stopped.
+    """
+
+    def __init__(self, settings: Sequence[ShardSettings]) -> None:
+        self._seats: list[_Seat] = []
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+        self.addresses: list[str] = []
+        try:
+            for one in settings:
+                self._seats.append(_Seat(one))
+                self._seats[-1].start()
+            self.addresses = [seat.ready() for seat in self._seats]
+        except BaseException:
+            self.close()
+            raise
+        self._watcher = threading.Thread(target=self._watch, name="sharpwave-shards", daemon=True)
+        self._watcher.start()
+
+    def add(self, settings: ShardSettings) -> str:
+        """Start one more shard; return its address.  Raises: ShardFailedError."""
+        seat = _Seat(settings)
+        seat.start()
+        address = seat.ready()
+        with self._lock:
+            self._seats.append(seat)
+            self.addresses.append(address)
+        return address
+
+    def remove(self, number: int) -> None:
+        """Stop a shard for good."""
+        with self._lock:
+            seat = self._seats[number]
+            process, seat.process = seat.process, None
+        if process is not None:
+            process.terminate()
+            _wait(process, STOP_S)
+
+    @property
+    def processes(self) -> list[int]:
+        """Numbers of the shards' processes."""
+        return [seat.process.pid for seat in self._seats if seat.process is not None]
+
+    @property
+    def restarts(self) -> int:
+        """How often shards were started again."""
+        return sum(seat.restarts for seat in self._seats)
+
+    def _watch(self) -> None:
+        while not self._closing.wait(WATCH_S):
+            for seat in list(self._seats):
+                process = seat.process
+                if process is None or process.poll() is None or self._closing.is_set():
+                    continue
+                seat.deaths = 1 if time.monotonic() - seat.begun > LIVED_S else seat.deaths + 1
+                LOG.warning(
+                    "shard %d (process %d) ended with status %d; it is started again", seat.settings.number,
+                    process.pid, process.returncode,
+                )  # fmt: skip
+                if self._closing.wait(PAUSES_S[min(seat.deaths, len(PAUSES_S)) - 1]):
+                    return
+                with self._lock:
+                    if seat.process is not process or self._closing.is_set():
+                        continue
+                    _close_pipes(process)
+                    seat.start()
+                    seat.restarts += 1
+                try:
+                    seat.ready()
+                except ShardFailedError as error:
+                    LOG.error("%s", error)
+
+    def close(self) -> None:
+        """Stop the shards, which write what is left to their disks."""
+        self._closing.set()
+        with self._lock:
+            for how, seconds in (("terminate", STOP_S), ("kill", 5.0)):
+                for seat in self._seats:
+                    seat.stop(how)
+                deadline = time.monotonic() + seconds
+                for seat in self._seats:
+                    if seat.process is not None and _wait(seat.process, max(0.0, deadline - time.monotonic())):
+                        _close_pipes(seat.process)
+                        seat.process = None
+
+
+def _wait(process: subprocess.Popen[str], seconds: float) -> bool:
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _close_pipes(process: subprocess.Popen[str]) -> None:
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()

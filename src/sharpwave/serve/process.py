@@ -1,0 +1,134 @@
+"""Process of one shard: opens or makes its store, listens, and ends with the process that started it.
+
+Its settings come as a line of JSON on its standard input, which stays open as long as its parent lives. When it is
+ready it writes a line of JSON with its address to its standard output.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from sharpwave.errors import StoreInUseError
+from sharpwave.serve.addresses import Address, Security
+from sharpwave.serve.server import Server
+from sharpwave.serve.shard import Shard
+from sharpwave.spec import Spec
+from sharpwave.store import Store
+from sharpwave.warmup import warm_up
+
+STORE = "store"
+"""Folder of the store, in the shard's."""
+MANIFEST = "store.json"
+
+
+@dataclass(frozen=True)
+class ShardSettings:
+    """What one shard is, in JSON values.
+
+    Attributes:
+        number: of the shard. ``address``: where it listens. ``folder``: its own, with its store where ``on_disk``.
+        spec: ``Spec.description()``. ``limits``: ``capacity``, ``ram`` and ``disk_limit`` of this shard.
+        options: further arguments of ``Store``. ``begins_from``: folder of a checkpoint whose contents it begins with.
+        secret, certificate, key: as of ``Security``, the secret as hexadecimal digits.
+    """
+
+    number: int
+    address: str
+    folder: str
+    spec: dict[str, Any]
+    limits: dict[str, int | None]
+    on_disk: bool
+    options: dict[str, Any] = field(default_factory=dict)
+    begins_from: str | None = None
+    secret: str = ""
+    certificate: str | None = None
+    key: str | None = None
+
+
+def opened(settings: ShardSettings) -> Store:
+    """Return the shard's store: the one in its folder, or of the checkpoint that it begins with, or a new one.
+
+    Its writers go on, so episodes are not ended.
+
+    Raises: what ``Store`` and ``Store.open`` do.
+    """
+    folder = Path(settings.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    disk = folder / STORE if settings.on_disk else None
+    limits: dict[str, Any] = dict(settings.limits)
+    if disk is not None and (disk / MANIFEST).exists():
+        return Store.open(disk, writers_go_on=True, **limits)
+    if settings.begins_from is not None:
+        return Store.open(settings.begins_from, disk=disk, writers_go_on=True, **limits)
+    return Store(Spec.from_json(settings.spec), disk=disk, **limits, **settings.options)
+
+
+def main() -> None:
+    """Run a shard until its parent ends, or SIGTERM."""
+    logging.basicConfig(format="sharpwave shard: %(message)s", level=logging.WARNING)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's, meant for the parent
+    over = threading.Event()
+    failure = ""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        over.set()
+
+    signal.signal(signal.SIGTERM, stop)
+    settings = ShardSettings(**json.loads(_line()))
+    threading.Thread(target=_wait_for_parent, args=(over,), name="sharpwave-parent", daemon=True).start()
+    try:
+        warm_up()  # or its first clients wait for the compiler
+        store = opened(settings)
+    except (OSError, ValueError, TypeError, MemoryError, RuntimeError) as error:
+        failure = f"{type(error).__name__}: {error}"
+        _tell({"failed": failure, "in_use": isinstance(error, StoreInUseError)})
+        raise SystemExit(1) from None
+    with store:
+        shard = Shard(store, Path(settings.folder))
+        security = Security(bytes.fromhex(settings.secret), settings.certificate, settings.key)
+        try:
+            server = Server(shard, Address.parse(settings.address), security)
+        except (OSError, ValueError) as error:
+            _tell({"failed": f"{type(error).__name__}: {error}"})
+            raise SystemExit(1) from None
+        _tell({"address": str(server.address), "shard": shard.incarnation, "process": os.getpid()})
+        try:
+            over.wait()
+        finally:
+            server.close()
+            if server.address.path:
+                with contextlib.suppress(OSError):
+                    os.unlink(server.address.path)
+
+
+def _line() -> bytes:
+    line = b""
+    while not line.endswith(b"\n"):
+        some = os.read(0, 1 << 16)
+        if not some:
+            raise SystemExit("sharpwave shard: standard input ended before the settings had come")
+        line += some
+    return line
+
+
+def _tell(what: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.flush()
+
+
+def _wait_for_parent(over: threading.Event) -> None:
+    """Wait until standard input is closed: by the parent, or by the system when the parent has ended."""
+    with contextlib.suppress(OSError):
+        while os.read(0, 1):  # not by sys.stdin, whose lock would be held as the interpreter ends
+            pass
+    over.set()

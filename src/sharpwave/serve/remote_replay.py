@@ -1,0 +1,488 @@
+"""Replay of all shards of a cluster: batches drawn from all of them as from one store."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.errors import EmptyError, LimiterTimeoutError
+from sharpwave.memory.batch_pool import Pool
+from sharpwave.sampling.limiters import Cursor, Limiter, check_timeout
+from sharpwave.sampling.protocol import described, importance_weights
+from sharpwave.serve.draws import Share, divide
+from sharpwave.serve.link import Link, ShardLostError
+from sharpwave.serve.requests import Request, ViewState
+from sharpwave.serve.shared_memory import SharedBlock, SharedBlocks
+from sharpwave.serve.wire import Frame, Part, WireError
+from sharpwave.store import Store
+from sharpwave.views.batch import Arrays
+from sharpwave.views.layout import Target
+from sharpwave.views.replay import Replay, check_stream, checked_errors, on_host
+
+B = TypeVar("B", bound=Arrays)
+Ints = npt.NDArray[np.int64]
+
+LOOK_S = 0.005
+"""Pause between looks at the shards while a batch waits."""
+QUARANTINE_S = 120.0
+"""How long memory is kept from use that a lost shard may still be writing to."""
+MAX_AHEAD_STEPS = 1 << 24
+
+
+class Shards(Protocol):
+    """The shards of a cluster, which may come and go.
+
+    Attributes:
+        links: by number; ``None``: the shard is gone for good.
+    """
+
+    links: list[Link | None]
+
+    def lost(self, number: int) -> None:
+        """Note that a shard does not answer."""
+
+
+@dataclass
+class _Shard:
+    """What is known of a view of one shard.
+
+    Attributes:
+        connection: of the link, in which ``view`` is the view's number. ``told``: when it last answered.
+    """
+
+    state: ViewState = field(default_factory=ViewState)
+    view: int = -1
+    connection: int = -1
+    told: float = 0.0
+    masses: float = 0.0
+
+
+@dataclass
+class _Plan:
+    """Batch that was asked for."""
+
+    target: Target
+    blocks: list[Any]
+    shares: list[Share]
+    tickets: list[tuple[Link | None, int, int]]  # link, its connections, number of the request; no link: it is lost
+    sent: float
+
+
+class RemoteReplay(Generic[B]):
+    """Batches of the items of all shards. Made by ``Cluster.transitions`` and ``Cluster.sequences``.
+
+    An item of priority p is drawn with ``p^alpha`` over the sum of all shards', as if they were one store; weights are
+    computed over the whole batch. Items of one shard lie together in a batch, shuffled among themselves.
+
+    Args:
+        shards: the cluster's. ``local``: an empty store of the same spec, with the view ``shape``, which say what
+            batches look like.
+        asked: the view as shards are asked for it.
+        limiter: bounds samples against inserts of all shards.
+    """
+
+    def __init__(
+        self,
+        shards: Shards,
+        local: Store,
+        shape: Replay[B],
+        asked: Mapping[str, Any],
+        limiter: Limiter | None,
+        seed: int,
+    ) -> None:
+        self._shards, self._local, self._shape, self._asked = shards, local, shape, dict(asked)
+        self.name, self.view, self.limiter = str(asked["name"]), shape.view, limiter
+        self.sampler = shape.sampler
+        self._asked["sampler"] = described(self.sampler)
+        self._rng = np.random.default_rng([seed, 0])
+        self._known: dict[int, _Shard] = {}
+        self._memory = SharedBlocks()
+        self._pool = Pool(self._memory.make) if self._shares_memory() else Pool()
+        self._quarantined: deque[tuple[float, Any]] = deque()
+        self._ahead = 0  # items of batches that were asked for and have not come
+        self.stale = 0
+        self.connect()
+
+    # what shards say
+
+    def _shares_memory(self) -> bool:
+        return all(link.is_local for link in self._links().values())
+
+    def _links(self) -> dict[int, Link]:
+        return {number: link for number, link in enumerate(self._shards.links) if link is not None}
+
+    def connect(self) -> None:
+        """Ask every shard for the view.  Raises: ValueError: one has another of that name."""
+        for number in self._links():
+            self._look(number)
+
+    def _look(self, number: int) -> bool:
+        """Ask a shard for its state; return whether it answered."""
+        link = self._shards.links[number]
+        if link is None or not link.may_be_tried():
+            return False
+        try:
+            self._ensure(number, link)
+            self._told(number, link.call(Request.STATE, self._head(number)))
+        except ShardLostError:
+            self._lost(number)
+            return False
+        return True
+
+    def _ensure(self, number: int, link: Link) -> _Shard:
+        """Make sure that a shard has the view.  Raises: ShardLostError."""
+        link.connect()
+        shard = self._known.setdefault(number, _Shard())
+        if shard.connection != link.connections:
+            seed = int(np.random.SeedSequence([self._asked["seed"], number]).generate_state(1)[0])
+            reply = link.call(Request.VIEW, self._asked | {"seed": seed})
+            shard.view, shard.connection = int(reply.head["view"]), link.connections
+            self._told(number, reply)
+        return shard
+
+    def _told(self, number: int, reply: Frame) -> None:
+        shard = self._known[number]
+        shard.state, shard.told = ViewState.read(reply.head.get("state")), time.monotonic()
+
+    def _lost(self, number: int) -> None:
+        shard = self._known.setdefault(number, _Shard())
+        shard.state = replace(shard.state, mass=0.0, count=0, uses=-1 if shard.state.uses < 0 else 0)
+        shard.connection = -1
+        self._shards.lost(number)
+
+    def refresh(self, older_s: float = 0.0) -> None:
+        """Ask the shards for their states that were told more than ``older_s`` seconds ago."""
+        before = time.monotonic() - older_s
+        tickets: list[tuple[int, Link, int]] = []
+        for number, link in self._links().items():
+            if not link.may_be_tried() or (number in self._known and self._known[number].told > before):
+                continue
+            try:
+                self._ensure(number, link)
+                tickets.append((number, link, link.submit(Request.STATE, self._head(number))))
+            except ShardLostError:
+                self._lost(number)
+        for number, link, ticket in tickets:
+            try:
+                self._told(number, link.wait(ticket))
+            except ShardLostError:
+                self._lost(number)
+
+    def _head(self, number: int) -> dict[str, Any]:
+        """Return what every request of this view says."""
+        largest = max((one.state.max_priority for one in self._known.values()), default=1.0)
+        return {"view": self._known[number].view, "max_priority": float(largest)}
+
+    @property
+    def _states(self) -> list[ViewState]:
+        return [one.state for one in self._known.values()]
+
+    def __len__(self) -> int:
+        """Return the number of items that can be sampled now, in all shards."""
+        self.refresh()
+        return sum(state.count for state in self._states)
+
+    # the limiter
+
+    def _cursor(self) -> Cursor:
+        states = self._states
+        uses = sum(state.uses for state in states) if any(state.uses >= 0 for state in states) else float("inf")
+        size = sum(state.count for state in states)
+        return Cursor(
+            sum(state.inserts for state in states),
+            sum(state.samples for state in states) + self._ahead,
+            size,
+            uses if size else 0,
+            self.view.kind != "transitions",
+        )
+
+    def _waits(self, batch_size: int) -> str | None:
+        cursor = self._cursor()
+        if self.limiter is not None:
+            reason = self.limiter.sample_waits(batch_size, cursor)
+            if reason is not None:
+                return f"{reason} ({self.limiter}; {cursor})"
+            if cursor.uses < batch_size:
+                return f"{batch_size} samples find {cursor.uses:g} uses of steps left ({self.limiter}; {cursor})"
+        return None
+
+    def wait(self, batch_size: int, *, timeout: float | None = None) -> None:
+        """Wait until the limiter admits a batch.
+
+        Raises:
+            EmptyError: nothing can be sampled.  LimiterTimeoutError.
+        """
+        deadline = time.monotonic() + check_timeout("sample", timeout)
+        self.refresh(1.0)
+        if self.limiter is not None:
+            self._give_credit()
+        while True:
+            reason = self._waits(batch_size)
+            if reason is None and self._cursor().uses >= batch_size:
+                return
+            self.refresh()
+            if self.limiter is not None:
+                self._give_credit()
+            reason = self._waits(batch_size)
+            cursor = self._cursor()
+            if reason is None:
+                if cursor.uses >= batch_size:
+                    return
+                lost = [str(link.address) for link in self._links().values() if not link.may_be_tried()]
+                where = f"; {', '.join(lost)} cannot be reached" if lost else ""
+                raise EmptyError(
+                    f"sample: {cursor.size} items can be sampled {cursor.uses:g} times, asked for were {batch_size}: "
+                    f"{self.view.waits_for}{where}"
+                )
+            if time.monotonic() >= deadline:
+                raise LimiterTimeoutError(f"sample: timed out; {reason}")
+            time.sleep(LOOK_S)
+
+    def _credit(self) -> dict[int, int]:
+        """Return the total of steps up to which each shard may take some, so that the limiter is kept."""
+        assert self.limiter is not None
+        cursor = self._cursor()
+        low, high = 0, MAX_AHEAD_STEPS  # the most steps after which one more need not wait
+        while low < high:
+            middle = (low + high) // 2
+            then = replace(cursor, inserts=cursor.inserts + middle, size=cursor.size + middle)
+            if self.limiter.append_waits(1, then) is None:
+                low = middle + 1
+            else:
+                high = middle
+        alive = [number for number in self._links() if self._known.get(number, _Shard()).connection >= 0]
+        each = -(-low // max(1, len(alive)))
+        return {number: self._known[number].state.inserts + each for number in alive}
+
+    def _give_credit(self) -> None:
+        for number, inserts in self._credit().items():
+            link = self._shards.links[number]
+            try:
+                if link is not None:
+                    link.drop(link.submit(Request.CREDIT, self._head(number) | {"inserts": inserts}))
+            except ShardLostError:
+                self._lost(number)
+
+    # batches
+
+    def sample(self, batch_size: int, *, beta: float | None = None, timeout: float | None = None) -> B:
+        """Draw a batch from all shards: as ``Replay.sample``.
+
+        ``batch.shards`` says which shard each item is from; ``update_priorities`` takes the batch.
+
+        Raises:
+            EmptyError, LimiterTimeoutError, ValueError: as ``Replay.sample``.
+            ShardLostError: no shard can be reached.
+        """
+        check_stream(batch_size, 0, beta, timeout)
+        self.wait(batch_size, timeout=timeout)
+        return self._collected(self._submitted(int(batch_size)), beta)
+
+    def stream(
+        self, batch_size: int, *, lookahead: int = 4, beta: float | None = None, timeout: float | None = None
+    ) -> Iterator[B]:
+        """Iterate over batches without end, each asked for ``lookahead`` batches ahead: shards decode meanwhile.
+
+        Priorities that change after a batch was asked for count from later ones on.
+
+        Raises: as ``sample``.
+        """
+        check_stream(batch_size, lookahead, beta, timeout)
+        return self._streamed(int(batch_size), int(lookahead), beta, timeout)
+
+    def _streamed(self, batch_size: int, lookahead: int, beta: float | None, timeout: float | None) -> Iterator[B]:
+        plans: deque[_Plan] = deque()
+        try:
+            while True:
+                if not plans:
+                    self.wait(batch_size, timeout=timeout)
+                    plans.append(self._submitted(batch_size))
+                while len(plans) <= lookahead and self._admits(batch_size):
+                    plans.append(self._submitted(batch_size))
+                yield self._collected(plans.popleft(), beta)
+        finally:
+            for plan in plans:
+                self._abandon(plan)
+
+    def _admits(self, batch_size: int) -> bool:
+        if self.limiter is not None:
+            self.refresh(LOOK_S)
+            self._give_credit()
+        return self._waits(batch_size) is None and self._cursor().uses >= batch_size
+
+    def _submitted(self, batch_size: int) -> _Plan:
+        """Ask the shards for their shares of a batch."""
+        source = self._shape.source
+        layout = source.layouts.get(batch_size) or source.layouts.setdefault(batch_size, source.layout(batch_size))
+        self._pool.collect()
+        lent = [self._pool.lend(size, *root) for size, root in zip(layout.sizes, layout.roots, strict=True)]
+        target = layout.over(lent, self.view, source.tag)
+        plan = _Plan(target, [root for _, root in lent], [], [], time.monotonic())
+        self._ask(plan, [block.memory for block, _ in lent], batch_size)
+        self._ahead += batch_size
+        return plan
+
+    def _ask(self, plan: _Plan, blocks: Sequence[Any], batch_size: int) -> None:
+        numbers = sorted(self._known)
+        masses = np.array([self._known[number].state.mass for number in numbers])
+        if not masses.sum() > 0:
+            raise EmptyError(f"sample: no shard has an item to sample; {self.view.waits_for}")
+        plan.shares = [replace(one, shard=numbers[one.shard]) for one in divide(masses, batch_size, self._rng)]
+        for share in plan.shares:
+            link = self._shards.links[share.shard]
+            try:
+                if link is None:
+                    raise ShardLostError("shard: gone")
+                self._ensure(share.shard, link)
+                ticket = self._ask_one(link, share, blocks, batch_size)
+                plan.tickets.append((link, link.connections, ticket))
+            except ShardLostError:
+                self._lost(share.shard)
+                plan.tickets.append((None, 0, 0))
+
+    def _ask_one(self, link: Link, share: Share, blocks: Sequence[Any], batch_size: int) -> int:
+        head = self._head(share.shard) | {"begin": share.begin, "batch": batch_size}
+        fds: list[int] = []
+        if link.is_local and isinstance(blocks[0], SharedBlock):
+            head["blocks"] = [block.number for block in blocks]
+            new = [block for block in blocks if block.number not in link.shared]
+            if new:
+                head["shared"] = [[block.number, len(block)] for block in new]
+                fds = [block.fd for block in new]
+            ticket = link.submit(Request.DRAW, head, {"points": share.points}, fds)
+            link.shared.update(block.number for block in new)
+            return ticket
+        return link.submit(Request.DRAW, head, {"points": share.points})
+
+    def _collected(self, plan: _Plan, beta: float | None) -> B:
+        """Wait for the shards' shares, and put them together."""
+        while True:
+            failed = False
+            for share, (link, connection, ticket) in zip(plan.shares, plan.tickets, strict=True):
+                failed |= not self._arrived(plan, share, link, connection, ticket)
+            if not failed:
+                break
+            self.refresh()
+            plan.tickets.clear()
+            try:
+                self._again(plan)
+            except BaseException:
+                self._ahead -= len(plan.target.ids)
+                raise
+        target = plan.target
+        self._ahead -= len(target.ids)
+        shards = np.empty(len(target.ids), np.int64)
+        for share, (link, _, _) in zip(plan.shares, plan.tickets, strict=True):
+            target.draw.probabilities[share.begin : share.end] *= share.probability
+            assert link is not None
+            shards[share.begin : share.end] = link.incarnation
+        beta = float(self.sampler.beta) if beta is None else float(beta)
+        if beta == 0.0:
+            target.draw.weights.fill(1.0)
+        else:
+            importance_weights(target.draw.probabilities, beta, target.draw.weights)
+        batch: B = target.batch
+        batch.shards = shards
+        return batch
+
+    def _again(self, plan: _Plan) -> None:
+        """Ask for a batch again, of the shards that are left, into other memory."""
+        fresh = self._submitted(len(plan.target.ids))
+        self._ahead -= len(plan.target.ids)
+        plan.target, plan.blocks, plan.shares, plan.tickets = fresh.target, fresh.blocks, fresh.shares, fresh.tickets
+
+    def _arrived(self, plan: _Plan, share: Share, link: Link | None, connection: int, ticket: int) -> bool:
+        """Receive a share; return False if the shard could not give it."""
+        if link is None:
+            return False
+        try:
+            if connection != link.connections:
+                raise ShardLostError("shard: its connection was made again")
+            reply = link.wait(ticket)
+        except ShardLostError:
+            # Its process may still write to the memory.
+            self._quarantined.append((time.monotonic() + QUARANTINE_S, plan.blocks))
+            self._lost(share.shard)
+            return False
+        except EmptyError:
+            return False
+        finally:
+            while self._quarantined and self._quarantined[0][0] < time.monotonic():
+                self._quarantined.popleft()
+        self._told(share.shard, reply)
+        if reply.parts:
+            _copy(plan.target.part(share.begin, share.end), reply.parts)
+        return True
+
+    def _abandon(self, plan: _Plan) -> None:
+        """Let a batch that was asked for go; its memory is used again once the shards have written to it."""
+        for share, (link, connection, ticket) in zip(plan.shares, plan.tickets, strict=True):
+            self._arrived(plan, share, link, connection, ticket)
+        self._ahead -= len(plan.target.ids)
+
+    # priorities
+
+    def update_priorities(
+        self, batch: B | npt.ArrayLike, td_error: npt.ArrayLike, shards: npt.ArrayLike | None = None
+    ) -> int:
+        """Set priorities by ``td_error`` for the items of a batch: as ``Replay.update_priorities``.
+
+        Args:
+            batch: the batch; or ids, with ``shards``, both in the same order.
+            shards: ``batch.shards``, where ids are given.
+
+        Returns how many items were stale: evicted, or of a shard that has begun another life since.
+        """
+        if shards is None:
+            shards = getattr(batch, "shards", None)
+        ids = on_host(getattr(batch, "ids", batch)).astype(np.int64, copy=False)
+        links = self._links()
+        if shards is None:
+            if len(links) != 1:
+                raise ValueError(
+                    "update_priorities: ids alone do not say which shard they are of; pass the batch itself, or "
+                    "shards=batch.shards"
+                )
+            incarnations = np.full(len(ids), next(iter(links.values())).incarnation)
+        else:
+            incarnations = on_host(shards)
+        errors = checked_errors(td_error, ids.shape + self.view.error_shape)
+        stale = len(ids)
+        tickets = []
+        for number, link in links.items():
+            there = incarnations == link.incarnation
+            count = int(np.count_nonzero(there))
+            if not count:
+                continue
+            parts: dict[str, Part] = {"ids": np.asarray(ids[there]), "td_error": errors[there]}
+            try:
+                if self._ensure(number, link).connection >= 0 and link.incarnation == int(incarnations[there][0]):
+                    tickets.append((number, link, link.submit(Request.UPDATE, self._head(number), parts), count))
+            except ShardLostError:
+                self._lost(number)
+        for number, link, ticket, count in tickets:
+            try:
+                reply = link.wait(ticket)
+                self._told(number, reply)
+                stale += int(reply.head["stale"]) - count
+            except ShardLostError:
+                self._lost(number)
+        self.stale += stale
+        return stale
+
+
+def _copy(target: Target, parts: Mapping[str, Any]) -> None:
+    """Copy a reply's arrays into a part of a batch.  Raises: WireError: they do not fit."""
+    try:
+        target.ids[:] = parts["ids"]
+        target.draw.probabilities[:] = parts["probabilities"]
+        for name, array in target.columns.items():
+            array[:] = parts[f"column:{name}"]
+    except (KeyError, ValueError) as error:
+        raise WireError(f"a batch's part does not fit: {error}") from error

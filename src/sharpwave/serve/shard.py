@@ -1,0 +1,440 @@
+"""Shard: one store, as other processes write to it and sample from it."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.errors import DuplicateError, EmptyError
+from sharpwave.memory.batch_pool import Block
+from sharpwave.sampling.ordered import Fifo, Lifo
+from sharpwave.sampling.prioritized import Prioritized
+from sharpwave.sampling.protocol import Sampler
+from sharpwave.sampling.uniform import Uniform
+from sharpwave.serve.requests import SEQUENCES, TRANSITIONS, Request, ViewState
+from sharpwave.serve.wire import Frame, WireError
+from sharpwave.store import Store
+from sharpwave.validation import MAX_LANES
+from sharpwave.views.layout import Layout
+from sharpwave.views.replay import MAX_BATCH_SIZE, Replay, checked_errors
+
+SAMPLERS: dict[str, type[Any]] = {one.__name__: one for one in (Uniform, Prioritized, Fifo, Lifo)}
+"""Samplers that shards have, by name. Ranks among all items cannot be known to one shard."""
+MAX_DICTIONARIES = 1024
+"""Dictionaries that a connection may have sent."""
+MAX_MAPPED = 1024
+"""Blocks of memory that a connection may have given."""
+MAX_WAIT_S = 600.0
+LEASES = "writers.json"
+"""File in a shard's folder: the lanes of each writer."""
+
+Reply = tuple[dict[str, Any], dict[str, Any]]
+
+
+@dataclass
+class Client:
+    """What a shard keeps for one connection.
+
+    Attributes:
+        local: whether memory can be shared with it.
+        dictionaries: that it has sent, by key. ``blocks``: memory that it shares, by number.
+        gone: set once the connection has ended, so that nothing waits for it.
+    """
+
+    local: bool
+    dictionaries: dict[int, bytes] = field(default_factory=dict)
+    blocks: dict[int, Block] = field(default_factory=dict)
+    layouts: dict[tuple[int, int], Layout] = field(default_factory=dict)
+    gone: threading.Event = field(default_factory=threading.Event)
+
+    def close(self) -> None:
+        """Unmap its memory."""
+        self.gone.set()
+        self.layouts.clear()
+        self.blocks.clear()
+
+
+class Shard:
+    """A store's answers to requests. May be called from several threads.
+
+    Attributes:
+        incarnation: a random number, of this shard in this life: ids of another mean nothing to it.
+    """
+
+    def __init__(self, store: Store, folder: Path | None = None) -> None:
+        self.store = store
+        self._folder = folder
+        self.incarnation = secrets.randbits(62)
+        self._views: dict[int, Replay[Any]] = {}  # by number
+        self._settings: dict[int, dict[str, Any]] = {}
+        self._inserts_before: dict[int, int] = {}
+        self._credit: dict[int, int] = {}  # by view, the total of steps up to which writers may append
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._paused: set[int] = set()  # who has paused the intake of steps
+        self._leased = _leases(folder)
+        self._lanes = max([store.lanes, *(first + lanes for first, lanes in self._leased.values())])
+        self._weights: dict[str, tuple[int, bytes]] = {}
+        self._answers: dict[int, Callable[[Client, Frame], Reply]] = {
+            Request.DESCRIBE: self._describe,
+            Request.VIEW: self._view,
+            Request.STATE: self._state,
+            Request.DRAW: self._draw,
+            Request.UPDATE: self._update,
+            Request.LEASE: self._lease,
+            Request.PUT: self._put,
+            Request.CREDIT: self._set_credit,
+            Request.STATS: self._stats,
+            Request.FLUSH: self._flush,
+            Request.PAUSE: self._pause,
+            Request.RESUME: self._resume,
+            Request.CHECKPOINT: self._checkpoint,
+            Request.CLEAR: self._clear,
+            Request.FORGET: self._forget,
+        }
+
+    def answer(self, client: Client, frame: Frame) -> Reply:
+        """Return the head and the parts of the reply to a request.  Raises: what the request's method does."""
+        method = self._answers.get(frame.kind)
+        if method is None:
+            raise WireError(f"a request of kind {frame.kind}, which this release does not know")
+        return method(client, frame)
+
+    # what there is
+
+    def about(self) -> dict[str, Any]:
+        """Return what clients are told when they connect."""
+        return {"shard": self.incarnation, "process": os.getpid()}
+
+    def _describe(self, client: Client, frame: Frame) -> Reply:
+        store = self.store
+        head = {
+            "spec": store.spec.description(),
+            "shard": self.incarnation,
+            "segment_steps": store._log.stride,
+            "capacity": store.capacity,
+            "steps": len(store),
+            "total_steps": store.total_steps,
+            "lanes": store.lanes,
+        }
+        return head, {}
+
+    def _stats(self, client: Client, frame: Frame) -> Reply:
+        return {"stats": self.store.stats(), "shard": self.incarnation}, {}
+
+    # views
+
+    def _view(self, client: Client, frame: Frame) -> Reply:
+        """Make a view, or find the one of that name, which must have the same settings."""
+        asked = {name: frame.head.get(name) for name in ("name", "kind", "settings", "sampler", "max_times_sampled")}
+        name = str(asked["name"])
+        with self._lock:
+            for number, settings in self._settings.items():
+                if settings["name"] == name:
+                    if settings != asked:
+                        wrong = [key for key in asked if asked[key] != settings[key]]
+                        raise ValueError(
+                            f"view {name!r} is there with other settings: {wrong[0]} is {settings[wrong[0]]!r}, "
+                            f"asked for was {asked[wrong[0]]!r}; give yours another name="
+                        )
+                    return self._said(number)
+            number = len(self._views)
+            self._views[number] = self._made(asked, frame.head.get("seed"))
+            self._settings[number] = asked
+            self._inserts_before[number] = self.store.total_steps - len(self.store)
+            return self._said(number)
+
+    def _made(self, asked: Mapping[str, Any], seed: Any) -> Replay[Any]:
+        settings = asked["settings"]
+        given: dict[str, Any] = {
+            "name": asked["name"],
+            "sampler": _sampler(asked["sampler"]),
+            "max_times_sampled": asked["max_times_sampled"],
+            "seed": seed,
+        }
+        if not isinstance(settings, dict) or asked["kind"] not in (TRANSITIONS, SEQUENCES):
+            raise ValueError(f"view of kind {asked['kind']!r}, expected {TRANSITIONS!r} or {SEQUENCES!r}")
+        make: Any = self.store.transitions if asked["kind"] == TRANSITIONS else self.store.sequences
+        made: Replay[Any] = make(**settings, **given)
+        return made
+
+    def _replay(self, frame: Frame) -> tuple[int, Replay[Any]]:
+        number = frame.head.get("view")
+        if type(number) is not int or number not in self._views:
+            raise KeyError(f"view {number!r}: there is none of that number; ask for it by name first")
+        return number, self._views[number]
+
+    def _said(self, number: int) -> Reply:
+        return {"view": number, "state": self._view_state(number).described(), "shard": self.incarnation}, {}
+
+    def _view_state(self, number: int) -> ViewState:
+        replay = self._views[number]
+        items, sampler = replay.source.items, replay.sampler
+        with replay.lock:
+            items.follow()
+            left = items.uses_left
+            mass = float(items.count) if items.uses is not None else float(getattr(sampler, "mass", items.count))
+            return ViewState(
+                mass,
+                items.count,
+                -1 if items.uses is None else int(left),
+                self.store.total_steps - self._inserts_before[number],
+                items.samples,
+                float(getattr(sampler, "max_priority", 1.0)),
+            )
+
+    def _state(self, client: Client, frame: Frame) -> Reply:
+        number, replay = self._replay(frame)
+        self._note(replay, frame)
+        return self._said(number)
+
+    def _note(self, replay: Replay[Any], frame: Frame) -> None:
+        """Take over what a request says of the whole: the largest priority of any shard."""
+        largest = frame.head.get("max_priority")
+        if isinstance(largest, float) and isinstance(replay.sampler, Prioritized):
+            with replay.lock:
+                replay.sampler.max_priority = max(replay.sampler.max_priority, min(largest, 1e30))
+
+    # draws
+
+    def _draw(self, client: Client, frame: Frame) -> Reply:
+        """Draw items at points of the mass, and decode them: into shared memory, or into the reply.
+
+        ``points``: float64 [n]. ``batch``: its items in all; ``begin``: of the part that these are. ``blocks``: numbers
+        of the blocks of shared memory of the batch; new ones come as file descriptors.
+        """
+        number, replay = self._replay(frame)
+        points = _points(frame)
+        begin, size = frame.head.get("begin", 0), frame.head.get("batch", len(points))
+        if not (type(begin) is type(size) is int and 0 <= begin <= begin + len(points) <= size <= MAX_BATCH_SIZE):
+            raise WireError(f"a draw of {len(points)} items from {begin!r} on, of a batch of {size!r}")
+        with replay.lock:
+            self._note(replay, frame)
+            source = replay.source
+            source.items.follow()
+            if not source.items.enough(max(1, len(points))):
+                raise EmptyError(f"shard: {source.items.count} items can be sampled, asked for were {len(points)}")
+            exact = points if source.items.uses is None and hasattr(replay.sampler, "draw_at") else None
+            if "blocks" in frame.head:
+                target = self._shared(client, number, replay, frame, size)
+                part = target.part(begin, begin + len(points))
+                source.draw_into(part, 0.0, exact)
+                parts = {}
+            else:
+                target = source.lend(len(points))
+                source.draw_into(target, 0.0, exact)
+                draw = target.draw
+                parts = {"ids": target.ids.copy(), "probabilities": draw.probabilities.copy()}
+                parts |= {f"column:{name}": array.copy() for name, array in target.columns.items()}
+            return self._said(number)[0], parts
+
+    def _shared(self, client: Client, number: int, replay: Replay[Any], frame: Frame, size: int) -> Any:
+        """Return the target over a batch's blocks of shared memory."""
+        layout = client.layouts.get((number, size))
+        if layout is None:
+            layout = client.layouts[number, size] = replay.source.layout(size)
+        blocks = frame.head["blocks"]
+        if not isinstance(blocks, list) or len(blocks) != len(layout.sizes):
+            raise WireError(f"a draw into {blocks!r}, expected {len(layout.sizes)} blocks of memory")
+        lent = []
+        for name, nbytes, (shape, dtype) in zip(blocks, layout.sizes, layout.roots, strict=True):
+            block = client.blocks.get(name) if type(name) is int else None
+            if block is None or block.nbytes != nbytes:
+                raise WireError(f"block {name!r} is not shared, or has not {nbytes:,} bytes")
+            lent.append((block, np.ndarray(shape, dtype, block.memory)))
+        return layout.over(lent, replay.view, replay.source.tag)
+
+    def share(self, client: Client, frame: Frame) -> None:
+        """Map the memory that came with a request: ``shared``, the blocks' numbers and sizes."""
+        shared = frame.head.get("shared", [])
+        try:
+            if not client.local and (shared or frame.fds):
+                raise WireError("memory can be shared over a unix socket only")
+            if len(shared) != len(frame.fds) or len(client.blocks) + len(shared) > MAX_MAPPED:
+                raise WireError(f"{len(frame.fds)} descriptors for {len(shared)} blocks")
+            for (name, nbytes), fd in zip(shared, frame.fds, strict=True):
+                client.blocks[int(name)] = Block(int(nbytes), _mapped(fd, int(nbytes)))
+        except (TypeError, ValueError) as error:
+            raise WireError(f"shared {shared!r}: {error}") from error
+        finally:
+            for fd in frame.fds:
+                os.close(fd)
+            frame.fds.clear()
+
+    def _forget(self, client: Client, frame: Frame) -> Reply:
+        for name in frame.head.get("blocks", []):
+            client.blocks.pop(name, None)
+        return {}, {}
+
+    def _update(self, client: Client, frame: Frame) -> Reply:
+        number, replay = self._replay(frame)
+        ids, errors = frame.parts.get("ids"), frame.parts.get("td_error")
+        if not isinstance(ids, np.ndarray) or ids.dtype != np.int64 or ids.ndim != 1:
+            raise WireError("an update without ids, int64 [n]")
+        checked = checked_errors(errors, ids.shape + replay.view.error_shape)
+        with replay.lock:
+            self._note(replay, frame)
+            stale = replay.update_priorities(ids, checked)
+        head, parts = self._said(number)
+        return {**head, "stale": stale}, parts
+
+    # writers
+
+    def _lease(self, client: Client, frame: Frame) -> Reply:
+        """Give a writer lanes: those that it had, if its name is known, else new ones."""
+        name, lanes = frame.head.get("name"), frame.head.get("lanes")
+        if type(name) is not str or type(lanes) is not int or not 1 <= lanes <= MAX_LANES:
+            raise WireError(f"a lease of {lanes!r} lanes for {name!r}")
+        with self._lock:
+            first, count = self._leased.get(name, (-1, 0))
+            if count and count != lanes:
+                raise ValueError(f"writer {name!r} has {count} lanes, asked for were {lanes}; give another name=")
+            if not count:
+                first = max(self._lanes, self.store.lanes)
+                if first + lanes > MAX_LANES:
+                    raise ValueError(f"writer {name!r}: there are {first} lanes already, of at most {MAX_LANES}")
+                self._leased[name] = first, lanes
+                self._lanes = max(self._lanes, first + lanes)
+                self._keep_leases()
+        steps = [*self.store.lane_steps[first : first + lanes].tolist(), *[0] * lanes][:lanes]
+        return {
+            "first_lane": first,
+            "lane_steps": steps,
+            "segment_steps": self.store._log.stride,
+            "shard": self.incarnation,
+        }, {}
+
+    def _keep_leases(self) -> None:
+        """Keep the writers' lanes, which they go on with after this process. Atomically."""
+        if self._folder is not None:
+            partial = self._folder / f"{LEASES}.partial"
+            partial.write_text(json.dumps(self._leased))
+            os.replace(partial, self._folder / LEASES)
+
+    def _put(self, client: Client, frame: Frame) -> Reply:
+        """Append segments, in order; reply once all are in the store, each once.
+
+        ``steps``: their steps. ``keys``: for each, the keys of its dictionaries; those that the connection has not sent
+        yet are parts "dictionary:KEY". ``durable``: reply only when they are on the disk.
+        """
+        head, parts = frame.head, frame.parts
+        for name, part in parts.items():
+            if name.startswith("dictionary:"):
+                if len(client.dictionaries) >= MAX_DICTIONARIES:
+                    raise WireError(f"more than {MAX_DICTIONARIES} dictionaries on one connection")
+                client.dictionaries[int(name.removeprefix("dictionary:"), 16)] = bytes(part)
+        duplicates = 0
+        for number, keys in enumerate(head.get("keys", [])):
+            packed = bytes(parts[f"segment:{number}"])
+            errors = parts.get(f"td_error:{number}")
+            shared = {int(key, 16): client.dictionaries[int(key, 16)] for key in keys}
+            self._admit(client)
+            try:
+                self.store.add_segment(packed, shared, td_error=errors)
+            except DuplicateError:
+                duplicates += 1
+        if head.get("durable"):
+            self.store.flush()
+        return {"duplicates": duplicates, "shard": self.incarnation}, {}
+
+    def _admit(self, client: Client) -> None:
+        """Wait until writers may append: the intake is not paused, and no view's limiter holds them up."""
+        deadline = time.monotonic() + MAX_WAIT_S
+        with self._changed:
+            while self._paused or any(
+                self.store.total_steps - self._inserts_before[number] >= credit
+                for number, credit in self._credit.items()
+            ):
+                if client.gone.is_set() or time.monotonic() > deadline:
+                    raise TimeoutError(f"put: waited {MAX_WAIT_S:g} s for the learner to sample")
+                self._changed.wait(0.2)
+
+    def _set_credit(self, client: Client, frame: Frame) -> Reply:
+        """Let writers append until the view has counted ``inserts`` steps; ``None``: without limit."""
+        number, _ = self._replay(frame)
+        inserts = frame.head.get("inserts")
+        with self._changed:
+            if inserts is None:
+                self._credit.pop(number, None)
+            else:
+                self._credit[number] = int(inserts)
+            self._changed.notify_all()
+        return self._said(number)
+
+    # the whole store
+
+    def _flush(self, client: Client, frame: Frame) -> Reply:
+        self.store.flush()
+        return {"total_steps": self.store.total_steps}, {}
+
+    def _pause(self, client: Client, frame: Frame) -> Reply:
+        """Take no steps until ``RESUME``, or until the connection ends."""
+        with self._changed:
+            self._paused.add(id(client))
+        return {"total_steps": self.store.total_steps}, {}
+
+    def _resume(self, client: Client, frame: Frame) -> Reply:
+        self.left(client)
+        return {}, {}
+
+    def left(self, client: Client) -> None:
+        """Undo what a connection held up."""
+        with self._changed:
+            self._paused.discard(id(client))
+            self._changed.notify_all()
+
+    def _checkpoint(self, client: Client, frame: Frame) -> Reply:
+        self.store.checkpoint(str(frame.head["path"]))
+        return {"total_steps": self.store.total_steps, "steps": len(self.store)}, {}
+
+    def _clear(self, client: Client, frame: Frame) -> Reply:
+        self.store.clear()
+        return {}, {}
+
+
+def _leases(folder: Path | None) -> dict[str, tuple[int, int]]:
+    """Return the lanes of each writer, by its name: the first, and how many."""
+    if folder is None or not (folder / LEASES).exists():
+        return {}
+    said = json.loads((folder / LEASES).read_text())
+    return {str(name): (int(first), int(lanes)) for name, (first, lanes) in said.items()}
+
+
+def _sampler(described: Any) -> Sampler:
+    """Return a new sampler.  Raises: ValueError."""
+    kind = described.get("kind") if isinstance(described, dict) else None
+    if kind not in SAMPLERS:
+        raise ValueError(f"sampler {described!r}, expected one of {', '.join(SAMPLERS)}")
+    made: Sampler = SAMPLERS[kind](**{name: value for name, value in described.items() if name != "kind"})
+    return made
+
+
+def _points(frame: Frame) -> npt.NDArray[np.float64]:
+    points = frame.parts.get("points")
+    if not isinstance(points, np.ndarray) or points.dtype != np.float64 or points.ndim != 1:
+        raise WireError("a draw without points, float64 [n]")
+    if len(points) and not (points.min() >= 0 and points.max() < 1):
+        raise WireError("points of a draw, expected numbers from 0 to below 1")
+    return points
+
+
+def _mapped(fd: int, nbytes: int) -> mmap.mmap:
+    """Map shared memory that cannot shrink under this process.  Raises: ValueError."""
+    import fcntl
+
+    if nbytes <= 0 or os.fstat(fd).st_size < nbytes:
+        raise ValueError(f"memory of {os.fstat(fd).st_size:,} bytes, expected {nbytes:,}")
+    if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+        raise ValueError("memory that may shrink; expected a memfd sealed with F_SEAL_SHRINK")
+    return mmap.mmap(fd, nbytes)
