@@ -26,6 +26,7 @@ class Served:
 
     cluster: sw.Cluster
     stores: list[sw.Store] = field(default_factory=list)
+    shards: list[Shard] = field(default_factory=list)
     servers: list[Server] = field(default_factory=list)
 
 
@@ -34,17 +35,20 @@ def served(
     shards: int, folder: Path, kind: Kind = "unix", spec: sw.Spec = SPEC, secret: bytes = b"", **store: Any
 ) -> Iterator[Served]:
     with ExitStack() as stack:
-        stores, servers = [], []
+        stores: list[sw.Store] = []
+        shards_made: list[Shard] = []
+        servers: list[Server] = []
         for number in range(shards):
             stores.append(stack.enter_context(sw.Store(spec, **{"capacity": 100_000, "segment_steps": 8} | store)))
             address = (
                 Address("unix", str(folder / f"{number}.sock")) if kind == "unix" else Address.parse("127.0.0.1:0")
             )
-            servers.append(Server(Shard(stores[-1], folder), address, Security(secret)))
+            shards_made.append(Shard(stores[-1], folder))
+            servers.append(Server(shards_made[-1], address, Security(secret)))
             stack.callback(servers[-1].close)
         cluster = sw.Cluster.of(spec, [str(one.address) for one in servers], secret=secret, seed=3)
         stack.callback(cluster.close)
-        yield Served(cluster, stores, servers)
+        yield Served(cluster, stores, shards_made, servers)
 
 
 def play(writer: SegmentWriter | sw.Store, lanes: int, steps: int, seed: int, end: float = 0.1) -> None:

@@ -37,12 +37,10 @@ def test_items_are_those_of_the_store_bit_for_bit(view: str, kind: Kind, tmp_pat
         for number, store in enumerate(there.stores):
             fill(store, 1 + number, 60 + 40 * number, number)
         replay = getattr(there.cluster, view)(**settings)
-        seen = set()
+        seen: set[tuple[int, int, int]] = set()
         for _ in range(30):
             batch = replay.sample(50)
-            shards = {
-                server.shard.incarnation: store for server, store in zip(there.servers, there.stores, strict=True)
-            }
+            shards = {shard.incarnation: store for shard, store in zip(there.shards, there.stores, strict=True)}
             for incarnation, store in shards.items():
                 mine = np.flatnonzero(batch.shards == incarnation)
                 expected = getattr(store, view)(**settings, name="whole").fetch(np.asarray(batch.ids)[mine])
@@ -64,8 +62,8 @@ def test_draws_follow_the_law_of_all_shards_and_stale_masses_are_accounted_for(t
             fill(store, 1, 30 + 90 * number, number)
         replay = there.cluster.transitions(sampler=sw.Prioritized(alpha=0.7, beta=0.5))
         rng = np.random.default_rng(1)
-        shards = [server.shard for server in there.servers]
-        views = [shard._views[0] for shard in shards]
+        shards = there.shards
+        views: list[Any] = [shard._views[0] for shard in shards]
 
         def change(scale: float) -> None:
             for view in views:
@@ -78,7 +76,7 @@ def test_draws_follow_the_law_of_all_shards_and_stale_masses_are_accounted_for(t
         for _ in range(150):
             before = np.array([view.sampler.mass for view in views])
             told = np.array([one.state.mass for one in replay._known.values()])
-            law = {}
+            law: dict[tuple[int, int], float] = {}
             for shard, view, mass, now in zip(shards, views, told, before, strict=True):
                 ids = view.sampleable_ids()
                 priorities = view.sampler.probabilities(np.asarray(ids) & 0xFFFFFFFF) * now
@@ -107,14 +105,13 @@ def test_frequencies_of_draws_by_chi_square(tmp_path: Path) -> None:
         replay = there.cluster.transitions(sampler=sw.Prioritized(alpha=1.0, beta=0.0))
         rng = np.random.default_rng(5)
         expected: dict[tuple[int, int], float] = {}
-        for server in there.servers:
-            view = server.shard._views[0]
+        for shard in there.shards:
+            view = shard._views[0]
             ids = view.sampleable_ids()
             errors = rng.random(len(ids)) + 0.1
             view.update_priorities(ids, errors)
             expected |= {
-                (server.shard.incarnation, int(id_)): error
-                for id_, error in zip(np.asarray(ids), errors + 1e-6, strict=True)
+                (shard.incarnation, int(id_)): error for id_, error in zip(np.asarray(ids), errors + 1e-6, strict=True)
             }
         replay.refresh()
         total, counts, draws = sum(expected.values()), dict.fromkeys(expected, 0), 0
@@ -132,11 +129,11 @@ def test_a_shard_that_comes_later_is_drawn_from(tmp_path: Path) -> None:
     with served(2, tmp_path) as there:
         fill(there.stores[0], 1, 50, 0)
         replay = there.cluster.transitions()
-        assert set(replay.sample(32).shards.tolist()) == {there.servers[0].shard.incarnation}
+        assert set(replay.sample(32).shards.tolist()) == {there.shards[0].incarnation}
         fill(there.stores[1], 1, 400, 1)
         replay.refresh()
         drawn = np.concatenate([replay.sample(32).shards for _ in range(20)])
-        share = (drawn == there.servers[1].shard.incarnation).mean()
+        share = (drawn == there.shards[1].incarnation).mean()
         assert share == pytest.approx(len(there.stores[1]) / (len(there.stores[0]) + len(there.stores[1])), abs=0.03)
 
 
@@ -147,13 +144,13 @@ def test_priorities_reach_their_shards_and_those_of_a_former_life_are_stale(tmp_
         replay = there.cluster.transitions(sampler=sw.Prioritized(alpha=1.0))
         batch = replay.sample(40)
         assert replay.update_priorities(batch, np.full(40, 7.0)) == 0
-        for server in there.servers:
-            view = server.shard._views[0]
-            mine = np.asarray(batch.ids)[batch.shards == server.shard.incarnation]
+        for shard in there.shards:
+            view: Any = shard._views[0]
+            mine = np.asarray(batch.ids)[batch.shards == shard.incarnation]
             items = mine & 0xFFFFFFFF
             np.testing.assert_allclose(view.sampler._tree.get(items), 7.0 + 1e-6)
         former = batch.copy()
-        former.shards = np.where(batch.shards == there.servers[0].shard.incarnation, 12345, batch.shards)
+        former.shards = np.where(batch.shards == there.shards[0].incarnation, 12345, batch.shards)
         gone = int((former.shards == 12345).sum())
         assert 0 < gone < 40
         assert replay.update_priorities(former, np.ones(40)) == gone
