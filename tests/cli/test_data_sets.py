@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import pytest
 import sharpwave as sw
 from sharpwave.cli import main
 from tests.data_sets.data import check_d4rl, d4rl
+from tests.native.test_jit import UNPRIVILEGED
 
 LENGTHS = [30, 100, 7]
 
@@ -67,3 +71,50 @@ def test_export_of_a_checkpoint_in_a_single_file_also_of_a_store_on_disk(tmp_pat
         assert run("export", str(tmp_path / "one.sharpwave"), f"npz:{tmp_path}/out{len(place)}.npz") == 0
         check_d4rl(sw.load(f"npz:{tmp_path}/out{len(place)}.npz"), data, LENGTHS)
         assert not [one for one in tmp_path.iterdir() if one.name.startswith(".")]
+
+
+def test_import_into_a_file_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez(tmp_path / "data.npz", **d4rl(LENGTHS))
+    (tmp_path / "file").write_text("mine")
+    for place in ("file", "file/below"):
+        assert run("import", f"npz:{tmp_path / 'data.npz'}", str(tmp_path / place)) == 1
+        said = capsys.readouterr().err
+        assert f"{tmp_path / 'file'} is a file, expected a folder; give another path" in said
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="permissions of another kind")
+def test_folders_that_cannot_be_written_to(tmp_path: Path) -> None:
+    """In processes of their own, which lose what root may do."""
+    data = d4rl(LENGTHS)
+    np.savez(tmp_path / "data.npz", **data)
+    locked = tmp_path / "locked"
+    with sw.load(f"npz:{tmp_path / 'data.npz'}", disk=locked / "store") as store:
+        store.checkpoint(locked / "checkpoint")
+    folders = [one for one in [locked, *locked.rglob("*")] if one.is_dir()]
+    before = sorted(locked.rglob("*"))
+
+    def ran(*arguments: str) -> str:
+        code = UNPRIVILEGED + "from sharpwave.cli import main; import sys; main(sys.argv[1:])"
+        done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=120)
+        return done.stdout + done.stderr
+
+    for one in folders:
+        one.chmod(0o555)
+    for one in (locked / "store").iterdir():
+        one.chmod(0o555 if one.is_dir() else 0o444)
+    try:
+        assert "/store cannot be written to (Permission denied)" in (
+            said := ran("export", str(locked / "store"), f"npz:{tmp_path}/no.npz")
+        )
+        assert "open a copy of the folder" in said and "Sound" in ran("verify", str(locked / "store"))
+        assert "3 episodes in" in ran("export", str(locked / "checkpoint"), f"npz:{tmp_path}/out.npz")
+        said = ran("export", str(locked / "checkpoint"), f"npz:{locked}/out.npz")
+        assert f"'{locked}/out.npz' could not be written (Permission denied); nothing is left" in said
+        said = ran("import", f"npz:{tmp_path}/data.npz", str(locked / "new"))
+        assert f"{locked / 'new'} cannot be made (Permission denied); give a folder that can be written to" in said
+    finally:
+        for one in folders:
+            one.chmod(0o755)
+    check_d4rl(sw.load(f"npz:{tmp_path}/out.npz"), data, LENGTHS)
+    assert sorted(locked.rglob("*")) == before and not (tmp_path / "no.npz").exists()

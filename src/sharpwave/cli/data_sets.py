@@ -103,6 +103,9 @@ def _opened(path: Path, stack: ExitStack) -> Store:
     if folder.is_dir():
         manifest = read_manifest(folder)
         if manifest.get("checkpoint") and manifest.get("on_disk"):
-            beside = path.absolute().parent
-            disk = stack.enter_context(tempfile.TemporaryDirectory(prefix=".export-", dir=beside))
+            try:
+                made = tempfile.TemporaryDirectory(prefix=".export-", dir=path.absolute().parent)
+            except OSError:  # it cannot be written to; the files are copied, not linked
+                made = tempfile.TemporaryDirectory(prefix=".export-")
+            disk = stack.enter_context(made)
     return stack.enter_context(Store.open(folder, disk=disk))

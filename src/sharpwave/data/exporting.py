@@ -116,7 +116,8 @@ def _new_file(place: str, kind: str) -> Iterator[Path]:
             except OSError:  # a file system without links
                 os.rename(partial, path)
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # there is none, or the file system is read-only
+            partial.unlink()
 
 
 def read(episode: StoredEpisode, spec: Spec) -> Episode:

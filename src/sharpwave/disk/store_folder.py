@@ -17,7 +17,7 @@ from typing import Any
 from sharpwave.errors import DamagedError, NewerVersionError, StoreInUseError
 from sharpwave.format.features import check_names
 from sharpwave.native import descriptors
-from sharpwave.native.directory import Directory, IrregularError, read_file
+from sharpwave.native.directory import UNWRITABLE, Directory, IrregularError, read_file
 from sharpwave.native.files import Files
 
 ANEW = "what is written to it may be lost, and another process may write there too. Stop writing, and open it anew"
@@ -87,10 +87,17 @@ class Hold:
             descriptor = self.directory.open_or_make(LOCK)
         except IrregularError:
             raise
-        except OSError:
+        except OSError as error:
             if shared:  # a read-only folder: writers reach it by another path
                 return self.directory.open_file(LOCK) if self.directory.is_file(LOCK) else -1
-            raise
+            if error.errno not in UNWRITABLE:
+                raise
+            raise OSError(
+                error.errno,
+                f"{self.directory.path} cannot be written to ({error.strerror}), and opening a store on disk "
+                "locks its folder, and writes there; open a copy of the folder. sharpwave inspect, verify and view "
+                "only read it",
+            ) from error
         if not re.fullmatch(rb"[0-9]{0,20}\n?", descriptors.pread(descriptor, 32, 0)):
             os.close(descriptor)
             raise FileExistsError(f"{self.directory.path / LOCK}: no store's lock file; move it away")

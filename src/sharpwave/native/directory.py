@@ -18,6 +18,8 @@ BINARY = getattr(os, "O_BINARY", 0)
 _READ = os.O_RDONLY | _UNFOLLOWED | getattr(os, "O_NONBLOCK", 0) | BINARY
 _CREATE = os.O_RDWR | os.O_CREAT | _UNFOLLOWED | getattr(os, "O_NONBLOCK", 0) | BINARY
 _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
+UNWRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM)
+"""Errors of writing where this process may not."""
 _KINDS = {
     stat.S_IFLNK: "a symbolic link",
     stat.S_IFDIR: "a folder",

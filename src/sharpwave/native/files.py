@@ -9,7 +9,7 @@ import stat
 from pathlib import Path
 
 from sharpwave.native import descriptors
-from sharpwave.native.directory import BINARY, Directory, IrregularError, open_at
+from sharpwave.native.directory import BINARY, UNWRITABLE, Directory, IrregularError, kind_of, open_at
 from sharpwave.native.memory_ops import INTERPRETED
 
 
@@ -17,10 +17,25 @@ class Files:
     """File operations of the operating system. Files are named by folder and name. All methods raise OSError."""
 
     def make_folder(self, path: Path) -> Directory:
-        """Open a folder; create it and its parents if absent, and sync their names."""
+        """Open a folder; create it and its parents if absent, and sync their names.
+
+        Raises: FileExistsError: it, or what would be a parent, is a file.  OSError.
+        """
         path = path.absolute()
         absent = [one for one in (path, *path.parents) if not one.exists()]
-        path.mkdir(parents=True, exist_ok=True)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            found = next((one for one in (path, *path.parents) if os.path.lexists(one)), path)
+            raise FileExistsError(
+                f"{found} is {kind_of(os.lstat(found).st_mode)}, expected a folder; give another path"
+            ) from error
+        except OSError as error:
+            if error.errno not in UNWRITABLE:
+                raise
+            raise OSError(
+                error.errno, f"{path} cannot be made ({error.strerror}); give a folder that can be written to"
+            ) from error
         for one in absent:
             with Directory.open(one.parent) as parent:
                 self.fsync_folder(parent)
