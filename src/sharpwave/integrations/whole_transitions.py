@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import atexit
 import gc
-import warnings
 import weakref
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from sharpwave.errors import StoreInUseError
-from sharpwave.integrations.frame_stacks import Stack, StackFinder
-from sharpwave.integrations.moving import move
+from sharpwave.integrations.frame_stacks import Stack
+from sharpwave.integrations.frame_writer import ONE, FrameWriter, LaneEnds, stacks_in
+from sharpwave.integrations.stack_finder import finders
 from sharpwave.spec import Field, Spec
 from sharpwave.store import Store
 
@@ -27,10 +27,7 @@ Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 Obs = Any
 """An array, or a dict of arrays."""
-Named = dict[str, Array]
 
-ONE = ""
-"""Name of an observation that is a single array."""
 MAX_PENDING = 512
 """Transitions that are kept as they came, at most, until it is known whether observations are stacks of frames."""
 
@@ -47,9 +44,6 @@ class WholeTransitions:
         whole: keys of a dict observation that are stored as they are, whatever ``frame_stack`` says.
         settings: of the store. A ``disk`` that holds a store of the same fields already is opened.
 
-    Attributes:
-        stored_last: bool [lanes], of which lanes the transition added last was not passed over.
-
     Raises:
         ValueError, TypeError: an invalid argument.
     """
@@ -65,29 +59,16 @@ class WholeTransitions:
         whole: Collection[str] = (),
         **settings: Any,
     ) -> None:
-        self._single = isinstance(shapes, tuple)
-        named = {ONE: shapes} if isinstance(shapes, tuple) else shapes
-        self._finders = {name: StackFinder(*one, None if name in whole else frame_stack) for name, one in named.items()}
-        if frame_stack not in (None, 1, "auto") and not any(one.stacked for one in self._finders.values()):
-            shapes_told = [one.whole.shape for one in self._finders.values()]
-            raise ValueError(
-                f"frame_stack={frame_stack}: observations of shape {shapes_told} are not made of {frame_stack} images, "
-                "[C, H, W] or [H, W, C] with C a multiple of that; expected frame_stack=None, or 'auto'"
-            )
-        self._guessed = frame_stack == "auto"
+        self._single = ONE if isinstance(shapes, tuple) else None
+        self._finders = finders({ONE: shapes} if isinstance(shapes, tuple) else shapes, frame_stack, whole)
+        self._guessed, self._ends_are_true = frame_stack == "auto", ends_are_true
         self._action, self.lanes, self._settings = action, lanes, settings
-        self._ends_are_true = ends_are_true
         self._added = 0
-        self.stored_last = np.ones(lanes, np.bool_)
-        self._store: Store | None = None
-        self._stacks: dict[str, Stack] = {}
+        self._writer: FrameWriter | None = None
         self._pending: list[tuple[Any, ...]] = []
-        self._last: Named | None = None  # observations that the next ones equal, where an episode goes on
-        self._ended = np.ones(lanes, np.bool_)
-        self._waits = np.zeros(lanes, np.bool_)  # an episode may be under way that began elsewhere
-        self._odd_start = False  # an episode began that tells how stacks are padded
+        self._pending_ends = LaneEnds(lanes)
         if settings.get("disk") is None:
-            Store(self._spec({name: finder.whole for name, finder in self._finders.items()}), **settings).close()
+            self._new_store({name: finder.whole for name, finder in self._finders.items()}).close()
         _ALL.add(self)
 
     @property
@@ -99,24 +80,54 @@ class WholeTransitions:
     @property
     def store(self) -> Store:
         """The store. Where it is not known yet whether observations are stacks of frames, they are stored whole."""
-        self._open_existing()
-        if self._store is None:
-            self._stacks = {name: finder.found or finder.whole for name, finder in self._finders.items()}
-            self._store = Store(self._spec(self._stacks), **self._settings)
-            pending, self._pending = self._pending, []
-            self._last, self._ended = None, np.ones(self.lanes, np.bool_)
-            for rows in pending:
-                self._write(*rows)
-        return self._store
+        return self._opened.store
 
-    def _spec(self, stacks: Mapping[str, Stack]) -> Spec:
+    @property
+    def stored_last(self) -> Bools:
+        """Of which lanes the transition added last was not passed over: bool [lanes]."""
+        return np.ones(self.lanes, np.bool_) if self._writer is None else self._writer.stored_last
+
+    @property
+    def held(self) -> int:
+        """Transitions held."""
+        self._open_existing()
+        return len(self._writer.store) if self._writer else sum(len(rows[-1]) for rows in self._pending)
+
+    @property
+    def _opened(self) -> FrameWriter:
+        self._open_existing()
+        if self._writer is None:
+            stacks = {name: finder.found or finder.whole for name, finder in self._finders.items()}
+            self._writer = self._new_writer(self._new_store(stacks), stacks)
+            pending, self._pending = self._pending, []
+            for rows in pending:
+                self._writer.write(*rows)
+        return self._writer
+
+    def _new_store(self, stacks: Mapping[str, Stack]) -> Store:
         fields = {name: stack.field() for name, stack in stacks.items()}
-        return Spec(obs=fields[ONE] if self._single else fields, action=self._action)
+        return Store(Spec(obs=fields if self._single is None else fields[ONE], action=self._action), **self._settings)
+
+    def _new_writer(self, store: Store, stacks: Mapping[str, Stack]) -> FrameWriter:
+        return FrameWriter(store, stacks, self.lanes, self._single, self._ends_are_true, self._remade)
+
+    def _remade(self, name: str, stacks: Mapping[str, Stack]) -> Store:
+        """Return another store, as the observation of a name turned out not to be stored as was guessed."""
+        if not self._guessed or self._settings.get("disk") is not None:
+            self._refuse(name)
+        return self._new_store(stacks)
+
+    def _refuse(self, name: str) -> NoReturn:
+        frames = self._writer.stacks[name].frames if self._writer else "several"
+        raise ValueError(
+            f"add: {name or 'obs'} is not, or not any more, a stack of {frames} frames that an episode begins with its "
+            "first one, repeated or after zeros; make the buffer with frame_stack=None"
+        )
 
     def _open_existing(self) -> None:
         """Open the store that is on disk already, not before it is needed: who only looks at a model locks nothing."""
         disk = self._settings.get("disk")
-        if self._store is None and not self._pending and disk is not None and (Path(disk) / "store.json").exists():
+        if self._writer is None and not self._pending and disk is not None and (Path(disk) / "store.json").exists():
             names = ("capacity", "ram", "disk_limit", "on_full", "seed")
             limits = {name: self._settings[name] for name in names if name in self._settings}
             try:
@@ -126,16 +137,11 @@ class WholeTransitions:
                 store = Store.open(disk, **limits)
             self.adopt(store, {})
 
-    @property
-    def held(self) -> int:
-        """Transitions held."""
-        self._open_existing()
-        return sum(len(rows[-1]) for rows in self._pending) if self._store is None else len(self._store)
-
     def state(self) -> dict[str, Any]:
         """Return what ``adopt`` needs, beside the store, for episodes to go on: copies of arrays, and numbers."""
-        last = None if self._last is None else {name: one.copy() for name, one in self._last.items()}
-        return {"added": self._added, "last": last, "ended": self._ended.copy(), "odd_start": self._odd_start}
+        writer = self._opened
+        last = None if writer.ends.last is None else {name: one.copy() for name, one in writer.ends.last.items()}
+        return {"added": self._added, "last": last, "ended": writer.ends.ended.copy(), "odd_start": writer.odd_start}
 
     def adopt(self, store: Store, state: Mapping[str, Any]) -> None:
         """Go on with a store of such transitions that was there before.
@@ -149,19 +155,14 @@ class WholeTransitions:
         Raises:
             ValueError: a store of other observations or actions, which is closed.
         """
-        spec, stacks = store.spec, {}
-        declared = spec.join_obs(spec.fields)
-        fields = {ONE: declared} if spec.array_obs else declared if isinstance(declared, dict) else {}
-        known = fields.keys() == self._finders.keys() and all(isinstance(field, Field) for field in fields.values())
-        if known and spec.step_names == ("action",):
-            stacks = {name: finder.whole.as_stored(fields[name]) for name, finder in self._finders.items()}
-        if not stacks or None in stacks.values() or spec.fields["action"] != self._action:
+        stacks = stacks_in(store.spec, {name: one.whole for name, one in self._finders.items()}, self._action)
+        if stacks is None:
             store.close()
-            raise ValueError(f"this store holds {spec}, expected observations and actions of this environment")
-        self._store, self._stacks = store, {name: stack for name, stack in stacks.items() if stack is not None}
+            raise ValueError(f"this store holds {store.spec}, expected observations and actions of this environment")
+        self._writer = writer = self._new_writer(store, stacks)
         self._added = state.get("added", store.total_steps // self.lanes)
-        self._last, self._ended = state.get("last"), state.get("ended", np.ones(self.lanes, np.bool_))
-        self._waits[:], self._odd_start = True, state.get("odd_start", True)
+        writer.ends.last, writer.ends.ended = state.get("last"), state.get("ended", writer.ends.ended)
+        writer.waits[:], writer.odd_start = True, state.get("odd_start", True)
 
     def add(
         self,
@@ -188,154 +189,50 @@ class WholeTransitions:
             ValueError: observations were said to be stacks of frames, and these are not.
         """
         self._open_existing()
-        before, after = self._named(obs), self._named(next_obs)
+        before, after = (
+            {name: np.asarray(one if self._single is not None else one[name]) for name in self._finders}
+            for one in (obs, next_obs)
+        )
         ends = np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_)
         where = np.arange(self.lanes) if lanes is None else np.asarray(lanes, np.int64)
         rows = (before, after, np.asarray(action), np.asarray(reward), *ends, where)
         ids = None
-        if self._store is None:
-            self._look(before, after, ends[0], where)  # before they are kept: they may be refused
+        if self._writer is not None:
+            ids = self._writer.write(*rows)
+        else:
+            first, true = ~self._pending_ends.follows(before, where), ~ends[0] | self._ends_are_true
+            for name, finder in self._finders.items():
+                finder.look(before[name], after[name], first, true)
+                if finder.told and not finder.stacked:
+                    self._refuse(name)
             copies = [{k: np.array(v) for k, v in one.items()} for one in (before, after)]
             self._pending.append((*copies, *(np.array(one) for one in rows[2:])))
-            self._remember(after, *ends, where)
+            self._pending_ends.remember(after, ends[0] | ends[1], where)
             most = min(MAX_PENDING, self._settings.get("capacity") or MAX_PENDING)
             if all(one.found for one in self._finders.values()) or self.held >= most:
-                self.store  # noqa: B018
-        else:
-            ids = self._write(*rows)
+                self._opened  # noqa: B018
         self._added += 1
         return ids
 
     def end_episodes(self) -> bool:
         """End the episodes under way as time limits do: the next transitions begin others. Return if there were any."""
-        broken = [self.store.break_episode(lane) for lane in range(self.lanes)]
-        self._ended[:] = True
+        writer = self._opened
+        broken = [writer.store.break_episode(lane) for lane in range(self.lanes)]
+        writer.ends.ended[:] = True
         return any(broken)
-
-    def _named(self, obs: Obs) -> Named:
-        return {ONE: np.asarray(obs)} if self._single else {name: np.asarray(obs[name]) for name in self._finders}
-
-    def _look(self, before: Named, after: Named, terminated: Bools, lanes: Ints) -> None:
-        first, true = ~self._follows(before, lanes), ~terminated | self._ends_are_true
-        for name, finder in self._finders.items():
-            finder.look(before[name], after[name], first, true)
-            if finder.told and not finder.stacked:
-                self._refuse(name)
-
-    def _follows(self, before: Named, lanes: Ints) -> Bools:
-        """Return in which rows an episode goes on: bool [rows]."""
-        if self._last is None:
-            return np.zeros(len(lanes), np.bool_)
-        follows = ~self._ended[lanes]
-        for row in np.flatnonzero(follows).tolist():
-            follows[row] = all(_equal(before[name][row], last[lanes[row]]) for name, last in self._last.items())
-        return follows
-
-    def _remember(self, after: Named, terminated: Bools, truncated: Bools, lanes: Ints) -> None:
-        self._ended[lanes] = terminated | truncated
-        if self._last is None:
-            self._last = {name: np.zeros((self.lanes, *one.shape[1:]), one.dtype) for name, one in after.items()}
-        for name, one in after.items():
-            self._last[name][lanes] = one
-
-    def _write(
-        self,
-        before: Named,
-        after: Named,
-        action: Array,
-        reward: Array,
-        terminated: Bools,
-        truncated: Bools,
-        lanes: Ints,
-    ) -> Ints:
-        assert self._store is not None
-        follows, true = self._follows(before, lanes), ~terminated | self._ends_are_true
-        odd = self._check(before, after, follows, true, lanes)
-        for lane in lanes[~follows & ~self._ended[lanes]].tolist():
-            self._store.break_episode(lane)
-        frames = [{name: stack.split(one[name]) for name, stack in self._stacks.items()} for one in (before, after)]
-        rows: dict[str, Any] = {
-            "action": action, "reward": reward, "terminated": terminated, "truncated": truncated
-        }  # fmt: skip
-        kept, ids = np.flatnonzero(~odd), np.full(len(lanes), -1)
-        if odd.any():
-            frames = [{name: one[kept] for name, one in part.items()} for part in frames]
-            rows = {name: values[kept] for name, values in rows.items()}
-        obs, next_obs = (one[ONE] if self._single else one for one in frames)
-        ids[kept] = self._store.extend(obs=obs, next_obs=next_obs, lanes=lanes[kept], **rows)
-        self._remember(after, terminated, truncated, lanes)
-        self.stored_last = self.stored_last.copy()
-        self.stored_last[lanes] = ~odd
-        self._ended[lanes] |= odd  # what follows is not known to go on from anything
-        self._waits[lanes] &= odd
-        return ids
-
-    def _check(self, before: Named, after: Named, follows: Bools, true: Bools, lanes: Ints) -> Bools:
-        """Return which rows are in an episode that began elsewhere; store otherwise what is no stack after all."""
-        odd, waits = np.zeros(len(lanes), np.bool_), self._waits[lanes]
-        for name, stack in list(self._stacks.items()):
-            if stack.frames == 1:
-                continue
-            begins, other = stack.begins(before[name]), stack.otherwise.begins(before[name])
-            starts = ~follows & ~(waits & ~begins)
-            if not (stack.goes_on(before[name], after[name]) | ~true).all() or (starts & ~begins).any():
-                repadded = not self._odd_start and (other | ~starts).all()
-                self._restack(name, stack.otherwise if repadded else self._finders[name].whole)
-                return self._check(before, after, follows, true, lanes)
-            self._odd_start |= bool((starts & (begins != other)).any())
-            odd |= waits & ~follows & ~begins
-        if odd.any():
-            warnings.warn(
-                "add: the episodes under way in the environments are not those that this buffer was saved in; their "
-                "transitions are passed over until others begin",
-                RuntimeWarning,
-                stacklevel=5,
-            )
-        return odd
-
-    def _restack(self, name: str, stack: Stack) -> None:
-        """Store observations in another way from now on: move what is held to another store, if that was a guess."""
-        assert self._store is not None
-        if not self._guessed or self._settings.get("disk") is not None:
-            self._refuse(name)
-        old, stacks = self._store, self._stacks
-        self._stacks = stacks | {name: stack}
-        self._store = Store(self._spec(self._stacks), **self._settings)
-        if stack.frames == 1:
-            warnings.warn(
-                f"add: {name or 'obs'} looked like stacks of {stacks[name].frames} frames, and is none; it is stored "
-                "whole from here on, which takes more memory, and priorities begin anew. Say so with frame_stack=None",
-                RuntimeWarning,
-                stacklevel=6,
-            )
-
-        def changed(frames: Named) -> Named:
-            return {key: self._stacks[key].split(stacks[key].join(one)) for key, one in frames.items()}
-
-        move(old, self._store, ONE if self._single else None, changed)
-        old.close()
-
-    def _refuse(self, name: str) -> None:
-        frames = self._stacks[name].frames if self._stacks else "several"
-        raise ValueError(
-            f"add: {name or 'obs'} is not, or not any more, a stack of {frames} frames that an episode begins with its "
-            "first one, repeated or after zeros; make the buffer with frame_stack=None"
-        )
 
     def whole(self, obs: Obs) -> Obs:
         """Return whole observations [B, *shape], or a dict of those, of a batch's."""
-        if self._single:
-            return self._stacks[ONE].join(obs)
-        return {name: stack.join(obs[name]) for name, stack in self._stacks.items()}
+        return self._opened.whole(obs)
 
     def flush(self) -> None:
         """Write what waits to be written."""
-        if self._store is not None or self._pending:
+        if self._writer is not None or self._pending:
             self.store.flush()
 
     def close(self) -> None:
         """Write what waits to be written, and close the store."""
-        if self._store is not None or self._pending:
+        if self._writer is not None or self._pending:
             self.store.close()
 
     def __del__(self) -> None:
@@ -351,8 +248,3 @@ def _write_pending() -> None:
     """Write what waits, before the stores are closed as the interpreter exits."""
     for one in list(_ALL):
         one.__del__()
-
-
-def _equal(one: Array, other: Array) -> bool:
-    """Whether two arrays are equal bit by bit: a NaN is itself."""
-    return np.array_equal(one, other) or one.tobytes() == other.tobytes()

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.integrations.frame_stacks import same_bits
 from sharpwave.integrations.torchrl.layout import Named, Rows
 
 Ints = npt.NDArray[np.int64]
@@ -128,17 +128,6 @@ class Trajectories:
             self.lanes += 1
             return self.lanes - 1
         return self.open.pop(next(iter(self.open)))
-
-
-def same_bits(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> Bools:
-    """Return which rows [n, ...] are equal bit by bit, so that a NaN is itself: bool [n]."""
-    count = len(one)
-    if not count:
-        return np.ones(0, np.bool_)
-    flat = [np.ascontiguousarray(array).reshape(count, -1).view(np.uint8) for array in (one, other)]
-    words = next(size for size in (8, 4, 2, 1) if flat[0].shape[1] % size == 0)
-    equal: Bools = (flat[0].view(f"u{words}") == flat[1].view(f"u{words}")).all(1)
-    return equal
 
 
 def _hash(obs: Named) -> int:

@@ -13,7 +13,8 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from sharpwave.errors import EmptyError
-from sharpwave.integrations.frame_stacks import Stack, StackFinder
+from sharpwave.integrations.frame_stacks import Stack
+from sharpwave.integrations.stack_finder import StackFinder
 from sharpwave.integrations.torchrl.layout import MASK, STEPS, Layout, Rows
 from sharpwave.integrations.torchrl.trajectories import Places, Trajectories
 from sharpwave.spec import Field, Spec
@@ -159,9 +160,10 @@ class Transitions:
         for name, stack in self._stacks.items():
             if stack.frames == 1:
                 continue
-            if not stack.goes_on(rows.before[name], rows.after[name]).all():
+            before = stack.stacks(rows.before[name])
+            if not stack.goes_on(before, stack.stacks(rows.after[name])).all():
                 raise ValueError(_no_stack(name, stack.frames))
-            odd = np.flatnonzero(places.begins)[~stack.begins(rows.before[name][places.begins])]
+            odd = np.flatnonzero(places.begins)[~stack.begins(before[places.begins])]
             for lane, turn in zip(places.lane[odd], places.turn[odd], strict=True):
                 later = places.begins & (places.lane == lane) & (places.turn > turn)
                 end = places.turn[later].min(initial=len(rows))
@@ -180,7 +182,10 @@ class Transitions:
     def _append(self, rows: Rows, places: Places, kept: npt.NDArray[np.bool_]) -> Ints:
         assert self._store is not None
         ids = np.full(len(rows), -1, np.int64)
-        before, after = ({k: self._stacks[k].split(v) for k, v in one.items()} for one in (rows.before, rows.after))
+        before, after = (
+            {k: stack.newest(stack.stacks(one[k])) for k, stack in self._stacks.items()}
+            for one in (rows.before, rows.after)
+        )
         truncated = rows.ended & ~rows.terminated
         for block in places.blocks(kept):
             for lane in places.lane[block[0][places.breaks[block[0]]]].tolist():
@@ -208,11 +213,8 @@ class Transitions:
         fields = {"action": batch.action, **batch.fields}
         if self.n_step == 1:
             return self._layout.tensordict(before, after, fields, batch.reward)
-        ends = {
-            "terminated": batch.terminated,
-            "truncated": batch.truncated,
-            "done": batch.terminated | batch.truncated,
-        }
+        ends = {"terminated": batch.terminated, "truncated": batch.truncated}
+        ends["done"] = batch.terminated | batch.truncated
         data = self._layout.tensordict(before, after, fields, batch.reward, ends)
         data.set(STEPS[0], torch.from_numpy(batch.n).reshape(data["next", "reward"].shape))
         return data
@@ -226,9 +228,7 @@ class Transitions:
             obs = batch.obs[name]
             whole = stack.join(obs.reshape(-1, *obs.shape[2:]))
             joined[name] = whole.reshape(*obs.shape[:2], *whole.shape[1:])
-        before, after = (
-            {k: v[:, shift : shift + columns] for k, v in joined.items()} for shift in (0, 1)
-        )  # fmt: skip
+        before, after = ({k: v[:, shift : shift + columns] for k, v in joined.items()} for shift in (0, 1))
         fields = {"action": batch.action, **batch.fields}
         data = self._layout.tensordict(before, after, fields, batch.step_reward)
         data.set(MASK, torch.from_numpy(batch.mask))
