@@ -15,6 +15,24 @@ Array = np.ndarray[Any, Any]
 EXAMPLES = settings(max_examples=80)
 
 
+@st.composite
+def likely_patches(draw: Any, codes: int = -1) -> bytes:
+    """Patches as an encoder writes them, coded where there are ``codes``; often with one wrong byte."""
+    out = bytearray()
+    for _ in range(draw(st.integers(0, 12))):
+        skip = draw(st.one_of(st.integers(0, 20), st.integers(120, 140)))
+        out += bytes([skip]) if skip < 128 else bytes([128 | skip >> 8, skip & 255])
+        if codes > 0 and draw(st.booleans()):
+            out.append(draw(st.integers(0, codes - 1)))
+            continue
+        shape = draw(st.sampled_from([0, 1, 0x12, 0x27, 0x82, 0x9F, 0xB8, 0x0F, 0x78]))
+        literal = draw(st.binary(min_size=16, max_size=16))[: 1 if shape & 128 else (shape & 15) + 1]
+        out += bytes([239 + len(literal)] * (codes >= 0) + [shape]) + literal
+    if out and draw(st.booleans()):
+        out[draw(st.integers(0, len(out) - 1))] = draw(st.integers(0, 255))
+    return bytes(out)
+
+
 def naive_paint(patches: Array, line: int, out: Array) -> bool:
     """The format's description, read aloud."""
     at, stream = 0, patches.tolist()
@@ -81,14 +99,20 @@ def test_long_skips(gap: int, line: int) -> None:
 
 
 @EXAMPLES
-@given(patches=st.binary(max_size=60), size=st.integers(1, 80), line=st.integers(0, 20), behind=st.integers(0, 30))
+@given(
+    patches=st.one_of(st.binary(max_size=60), likely_patches()),
+    size=st.integers(1, 600),
+    line=st.integers(0, 20),
+    behind=st.integers(0, 60),
+    other=st.sampled_from([0xAA, 0xFF]),
+)
 def test_any_bytes_are_painted_as_the_format_says_or_refused_and_nothing_outside_is_touched(
-    patches: bytes, size: int, line: int, behind: int
+    patches: bytes, size: int, line: int, behind: int, other: int
 ) -> None:
     around = np.full(size + 200, 77, np.uint8)
     ours, theirs = around[100 : 100 + size], np.full(size, 77, np.uint8)
     # Other bytes may lie behind the patches: then words are read past their end, and must not count.
-    data = np.frombuffer(patches + b"\xaa" * behind, np.uint8)
+    data = np.frombuffer(patches + bytes([other]) * behind, np.uint8)
     taken = delta.paint(data, 0, len(patches), 0, -1, line, ours)
     assert taken == naive_paint(data[: len(patches)], line, theirs)
     assert (around[:100] == 77).all() and (around[100 + size :] == 77).all()

@@ -91,7 +91,7 @@ def _prefetch_plain(address: int) -> int:
 def _gather_coded(address: int) -> int:
     window = read_window(address)
     memory, begin = window.memory, window.begin + 4 * (window.rows + 3)
-    entries = (int(memory[begin]) | int(memory[begin + 1]) << 8) >> 1 if window.words[(window.begin >> 2) + 1] else 0
+    entries = int(memory[begin]) // 2 + int(memory[begin + 1]) * 128 if window.words[(window.begin >> 2) + 1] else 0
     gather(window, entries)
     return 0
 

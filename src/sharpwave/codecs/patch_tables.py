@@ -38,7 +38,7 @@ def tabulated(table: Bytes) -> int:
         return 0
     if table.size < 2:
         return -1
-    first = int(table[0]) | int(table[1]) << 8
+    first = int(table[0]) + 256 * int(table[1])  # of bits, numba makes unsigned integers, and with -1 floats
     entries = first >> 1
     if first & 1 or not 0 < entries <= INLINE or first > table.size:
         return -1

@@ -35,6 +35,68 @@ def _store(typing_context: Any, array: Any, index: Any, word: Any) -> Any:
     return types.void(array, types.intp, types.uint64), codegen
 
 
+# Sixteen bytes: in kernels a tuple of two words, since numba has no type for them, which LLVM makes one register again.
+_BYTES, _WORDS = ir.VectorType(ir.IntType(8), 16), ir.VectorType(ir.IntType(64), 2)
+_PAIR = types.UniTuple(types.uint64, 2)
+
+
+@intrinsic
+def _load_16(typing_context: Any, array: Any, index: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        loaded = builder.load(_pointer_16(context, builder, signature, arguments), align=1)
+        return _as_pair(context, builder, loaded)
+
+    return _PAIR(array, types.intp), codegen
+
+
+@intrinsic
+def _load_literal(typing_context: Any, array: Any, index: Any, fill: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        loaded = builder.load(_pointer_16(context, builder, signature, arguments), align=1)
+        first = builder.extract_element(loaded, ir.IntType(32)(0))
+        mask = _repeated(builder, builder.sext(arguments[2], ir.IntType(8)))
+        return _as_pair(context, builder, _merged(builder, mask, _repeated(builder, first), loaded))
+
+    return _PAIR(array, types.intp, types.boolean), codegen
+
+
+@intrinsic
+def _overlay(typing_context: Any, array: Any, index: Any, pair: Any, mask: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        place = _pointer_16(context, builder, signature, arguments)
+        new, chosen = (_as_bytes(builder, argument) for argument in arguments[2:])
+        builder.store(_merged(builder, chosen, new, builder.load(place, align=1)), place, align=1)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, _PAIR, _PAIR), codegen
+
+
+def _pointer_16(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    return builder.bitcast(_pointer(context, builder, signature, arguments), _BYTES.as_pointer())
+
+
+def _merged(builder: Any, mask: Any, new: Any, old: Any) -> Any:
+    return builder.or_(builder.and_(mask, new), builder.and_(builder.not_(mask), old))
+
+
+def _repeated(builder: Any, byte: Any) -> Any:
+    none = ir.Constant(_BYTES, ir.Undefined)
+    first = ir.Constant(ir.VectorType(ir.IntType(32), 16), [0] * 16)
+    return builder.shuffle_vector(builder.insert_element(none, byte, ir.IntType(32)(0)), none, first)
+
+
+def _as_pair(context: Any, builder: Any, loaded: Any) -> Any:
+    words = builder.bitcast(loaded, _WORDS)
+    return context.make_tuple(builder, _PAIR, [builder.extract_element(words, ir.IntType(32)(i)) for i in (0, 1)])
+
+
+def _as_bytes(builder: Any, pair: Any) -> Any:
+    words = ir.Constant(_WORDS, ir.Undefined)
+    for i in (0, 1):
+        words = builder.insert_element(words, builder.extract_value(pair, i), ir.IntType(32)(i))
+    return builder.bitcast(words, _BYTES)
+
+
 @intrinsic
 def _copy(typing_context: Any, target: Any, at: Any, source: Any, begin: Any, nbytes: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -101,6 +163,20 @@ def _store_in_python(array: Bytes, index: int, word: np.uint64) -> None:
     array[index : index + 8] = np.frombuffer(int(word).to_bytes(8, "little"), np.uint8)
 
 
+def _load_16_in_python(array: Bytes, index: int) -> Bytes:
+    assert index >= 0 and index + 16 <= array.size
+    return array[index : index + 16].copy()
+
+
+def _load_literal_in_python(array: Bytes, index: int, fill: bool) -> Bytes:
+    loaded = _load_16_in_python(array, index)
+    return np.full(16, loaded[0], np.uint8) if fill else loaded
+
+
+def _overlay_in_python(array: Bytes, index: int, new: Bytes, mask: Bytes) -> None:
+    array[index : index + 16] = _load_16_in_python(array, index) & ~mask | new & mask
+
+
 def _copy_in_python(target: Bytes, at: int, source: Bytes, begin: int, nbytes: int) -> None:
     target[at : at + nbytes] = source[begin : begin + nbytes]
 
@@ -139,6 +215,15 @@ load_word: Callable[[Bytes, int], np.uint64] = _load_in_python if INTERPRETED el
 
 store_word: Callable[[Bytes, int, np.uint64], None] = _store_in_python if INTERPRETED else _store  # type: ignore[assignment]
 """Store a word at byte ``index``. Nothing is checked, as above."""
+
+load_16: Callable[[Bytes, int], Any] = _load_16_in_python if INTERPRETED else _load_16  # type: ignore[assignment]
+"""Load 16 bytes, from byte ``index`` on. Nothing is checked, as above."""
+
+load_literal: Callable[[Bytes, int, bool], Any] = _load_literal_in_python if INTERPRETED else _load_literal  # type: ignore[assignment]
+"""Load 16 bytes, or with ``fill`` the first of them 16 times, without a branch."""
+
+overlay: Callable[[Bytes, int, Any, Any], None] = _overlay_in_python if INTERPRETED else _overlay  # type: ignore[assignment]
+"""Store those of 16 bytes that are 255 in a mask, both from ``load_16``; the others are written as they were."""
 
 copy: Callable[[Bytes, int, Bytes, int, int], None] = _copy_in_python if INTERPRETED else _copy  # type: ignore[assignment]
 """Copy: ``target[at : at + nbytes] = source[begin : begin + nbytes]``, which must not overlap. As fast as the
