@@ -62,6 +62,11 @@ class Address:
         return f"tcp://[{self.host}]:{self.port}" if ":" in self.host else f"tcp://{self.host}:{self.port}"
 
     @property
+    def is_any(self) -> bool:
+        """Whether it stands for every address of a machine."""
+        return self.kind == TCP and self.host in ("0.0.0.0", "::")
+
+    @property
     def is_local(self) -> bool:
         """Whether only this machine reaches it."""
         if self.kind == UNIX or self.host == "localhost":
@@ -101,6 +106,15 @@ class Security:
                 "characters: set SHARPWAVE_SECRET on both ends (python -c 'import secrets; "
                 "print(secrets.token_hex(32))' makes one), or listen on 127.0.0.1"
             )
+
+
+def machine() -> str:
+    """Return what tells this machine, since it was started, from others; a container of its own counts as another."""
+    parts = [socket.gethostname()]
+    for path in ("/proc/sys/kernel/random/boot_id",):
+        with contextlib.suppress(OSError):
+            parts.append(Path(path).read_text().strip())
+    return " ".join(parts)
 
 
 def listen(address: Address, security: Security) -> tuple[socket.socket, Address]:

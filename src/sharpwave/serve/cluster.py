@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
 from sharpwave.errors import not_to_be_copied
-from sharpwave.persistence.settings import checked_limits
 from sharpwave.sampling.limiters import Limiter
 from sharpwave.sampling.protocol import Sampler
 from sharpwave.sampling.uniform import Uniform
-from sharpwave.serve.addresses import Address, Security
+from sharpwave.serve.addresses import TCP, UNIX, Address, Security, machine
 from sharpwave.serve.link import Link
-from sharpwave.serve.local_shards import READY_S, LocalShards, shard_settings
+from sharpwave.serve.local_shards import MAX_SHARDS, READY_S, LocalShards, Plan
+from sharpwave.serve.manifest import CLUSTER, Manifest, is_ours, new_folder
 from sharpwave.serve.remote_replay import RemoteReplay
 from sharpwave.serve.remote_writer import RemoteWriter
 from sharpwave.serve.requests import SEQUENCES, TRANSITIONS, Request
@@ -29,8 +29,6 @@ from sharpwave.store import Store
 from sharpwave.validation import checked_folder
 from sharpwave.views.batch import Batch, SequenceBatch
 
-CLUSTER = "cluster.json"
-"""File of a cluster's folder, and of its checkpoint's, which says of what shards it is."""
 LOCAL_CAPACITY = 64
 
 
@@ -71,7 +69,9 @@ class Cluster:
         self._begin(spec, Security.of(secret), seed)
         try:
             if address == "local":
-                self._start(shards, capacity, ram, disk, disk_limit, options)
+                folder = None if disk is None else new_folder(disk, spec, shards)
+                sockets, given = self._sockets(), {"seed": self._seed, **options}
+                self._start(Plan(shards, sockets, capacity, ram, disk_limit, folder, given, security=self._security))
             else:
                 self._join(
                     address, {"capacity": capacity, "ram": ram, "disk": disk, "disk_limit": disk_limit} | options
@@ -85,18 +85,17 @@ class Cluster:
         self.links: list[Link | None] = []
         self._undo = ExitStack()
         self._processes: LocalShards | None = None
+        self._plan: Plan | None = None
         self._local = Store(spec, capacity=LOCAL_CAPACITY)
         self._made = 0
         self._writers = 0
 
-    def _start(self, shards: Any, capacity: Any, ram: Any, disk: Any, disk_limit: Any, options: dict[str, Any]) -> None:
-        folder = None if disk is None else checked_folder("disk", disk)
-        limits = checked_limits(capacity, ram, disk_limit, folder is not None)
-        sockets = Path(self._undo.enter_context(_sockets()))
-        settings = shard_settings(self.spec, shards, limits, folder, sockets, {"seed": self._seed, **options})
-        self._processes = LocalShards(settings)
+    def _start(self, plan: Plan) -> None:
+        """Start the shards of a plan as processes of this machine."""
+        self._plan = plan
+        self._processes = LocalShards(plan.settings(self.spec))
         self._undo.callback(self._processes.close)
-        self.links = [Link(Address.parse(one), self._security) for one in self._processes.addresses]
+        self.links = [Link(Address.parse(one[0]), self._security) for one in self._processes.addresses]
 
     def _join(self, address: str, given: Mapping[str, Any]) -> None:
         """Connect to the shards of ``sharpwave serve``, which makes them if there are none."""
@@ -105,16 +104,25 @@ class Cluster:
             raise ValueError(
                 f"Cluster: {named[0]}= is for address='local'; {address} has the limits that it was served with"
             )
-        said = ask_directory(Address.parse(address), self._security, self.spec)
-        self.links = [Link(Address.parse(one), self._security) for one in said["shards"]]
+        directory = Address.parse(address)
+        said = nearest(ask_directory(directory, self._security, self.spec), directory)
+        self.links = [Link(one, self._security) for one in said]
 
     @classmethod
-    def of(cls, spec: Spec, addresses: Sequence[str], *, secret: str | bytes | None = None, seed: int = 0) -> Self:
+    def of(
+        cls, spec: Spec, addresses: Sequence[Address | str], *, secret: str | bytes | None = None, seed: int = 0
+    ) -> Self:
         """Return the cluster of shards that listen at ``addresses``."""
         made = cls.__new__(cls)
         made._begin(spec, Security.of(secret), seed)
-        made.links = [Link(Address.parse(one), made._security) for one in addresses]
+        made.links = [Link(Address.parse(str(one)), made._security) for one in addresses]
         return made
+
+    def _sockets(self) -> Path:
+        """Return a folder for unix sockets, which only this user can enter, deleted at the end."""
+        return Path(
+            self._undo.enter_context(tempfile.TemporaryDirectory(prefix="sharpwave-", ignore_cleanup_errors=True))
+        )
 
     def lost(self, number: int) -> None:
         """Note that a shard does not answer; it is tried again."""
@@ -272,35 +280,104 @@ class Cluster:
         """
         folder = checked_folder("checkpoint", path)
         folder.mkdir(parents=True, exist_ok=True)
-        known = _manifest(folder) if (folder / CLUSTER).exists() else {"cut": 0}
-        if not known["cut"] and any(folder.iterdir()):
-            raise FileExistsError(f"checkpoint: {folder} holds other files; give a new or empty folder")
-        cut = folder / f"cut-{known['cut'] + 1}"
-        numbers = [number for number, link in enumerate(self.links) if link is not None]
+        before = Manifest.read(folder).cut if (folder / CLUSTER).exists() else 0
+        others = [one.name for one in folder.iterdir() if not is_ours(one.name)]
+        if others or (not before and (folder / CLUSTER).exists()):
+            what = others[0] if others else "a cluster that is no checkpoint"
+            raise FileExistsError(f"checkpoint: {folder} holds {what}; give a new or empty folder")
+        cut = folder / f"cut-{before + 1}"
+        if cut.exists():  # of an attempt that failed
+            shutil.rmtree(cut)
+        links = [link for link in self.links if link is not None]
         self._call(Request.PAUSE)
         try:
-            tickets = []
-            for number in numbers:
-                link = self.links[number]
-                assert link is not None
-                tickets.append((link, link.submit(Request.CHECKPOINT, {"path": str(cut / f"shard-{number}")})))
-            for link, ticket in tickets:
-                link.wait(ticket)
+            tickets = [
+                (link, link.submit(Request.CHECKPOINT, {"path": str(cut / f"shard-{number}")}))
+                for number, link in enumerate(links)
+            ]
+            said = [link.wait(ticket).head for link, ticket in tickets]
         finally:
             self._call(Request.RESUME)
-        manifest = {"cut": known["cut"] + 1, "shards": numbers, "spec": self.spec.description()}
-        partial = folder / f"{CLUSTER}.partial"
-        partial.write_text(json.dumps(manifest, indent=1))
-        with partial.open() as file:
-            os.fsync(file.fileno())
-        partial.replace(folder / CLUSTER)
+        Manifest(self.spec, len(links), any(one["on_disk"] for one in said), before + 1).write(folder)
         for old in folder.glob("cut-*"):
-            if old.name != cut.name and old.name.removeprefix("cut-").isdecimal():
+            if old != cut:
                 shutil.rmtree(old, ignore_errors=True)
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], **limits: Any) -> Self:
-        raise NotImplementedError
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        disk: str | os.PathLike[str] | None = None,
+        capacity: int | None = None,
+        ram: int | str | None = None,
+        disk_limit: int | str | None = None,
+        secret: str | bytes | None = None,
+        seed: int = 0,
+    ) -> Self:
+        """Open a checkpoint of a cluster, or the folder of one on disk, in as many shards on this machine as it had.
+
+        Writers of the cluster that is opened go on with their lanes if they are made with the same ``name``.
+
+        Args:
+            disk: a new or empty folder for the shards of a checkpoint of a cluster on disk.
+            capacity, ram, disk_limit: of all shards together; default: as before.
+
+        Raises:
+            FileNotFoundError: the folder holds no cluster.  DamagedError: ``cluster.json`` is damaged.
+            ValueError, FileExistsError, ShardFailedError.
+        """
+        folder = checked_folder("open", path)
+        found = Manifest.read(folder)
+        target: Path | None = folder
+        begins_from = None
+        if found.cut:
+            begins_from = folder / f"cut-{found.cut}"
+            if found.on_disk and disk is None:
+                raise ValueError(
+                    f"open: {folder} is a checkpoint of a cluster on disk; give disk=, a new folder for it"
+                )
+            target = None if disk is None else new_folder(disk, found.spec, found.shards)
+        elif disk is not None:
+            raise ValueError(f"open: disk={os.fspath(disk)!r}, but {folder} is no checkpoint; leave disk= out")
+        made = cls.__new__(cls)
+        made._begin(found.spec, Security.of(secret), seed)
+        try:
+            limits: dict[str, Any] = {"capacity": capacity, "ram": ram, "disk_limit": disk_limit}
+            made._start(
+                Plan(
+                    found.shards,
+                    made._sockets(),
+                    disk=target,
+                    security=made._security,
+                    begins_from=begins_from,
+                    opens=True,
+                    **limits,
+                )
+            )
+        except BaseException:
+            made.close()
+            raise
+        return made
+
+    def resize(self, *, shards: int) -> None:
+        """Start further shards, which begin empty; draws stay exact. For a cluster on this machine.
+
+        Raises:
+            ValueError: fewer than there are, or the shards are not this object's.
+        """
+        if self._plan is None or self._processes is None:
+            raise ValueError("resize: these shards were started elsewhere; add shards there")
+        count = len(self.links)
+        if isinstance(shards, bool) or not isinstance(shards, int) or not count <= shards <= MAX_SHARDS:
+            raise ValueError(
+                f"resize: shards={shards!r}, expected an integer from {count}, those there, to {MAX_SHARDS}"
+            )
+        for number in range(count, shards):
+            added = self._processes.add(self._plan.one_more(self.spec, number))
+            self.links.append(Link(Address.parse(added[0]), self._security))
+        if self._plan.disk is not None:
+            Manifest(self.spec, shards, True).write(self._plan.disk)
 
     def close(self) -> None:
         """Disconnect; shards that this object started write what is left to their disks, and end."""
@@ -336,7 +413,7 @@ def connect(address: str, *, secret: str | bytes | None = None, seed: int = 0) -
         raise ValueError(
             f"{address}: nothing is stored there yet; say what a step is: sharpwave.Cluster(spec, address={address!r})"
         )
-    return Cluster.of(Spec.from_json(said["spec"]), said["shards"], secret=secret, seed=seed)
+    return Cluster.of(Spec.from_json(said["spec"]), nearest(said, Address.parse(address)), secret=secret, seed=seed)
 
 
 def ask_directory(address: Address, security: Security, spec: Spec | None) -> dict[str, Any]:
@@ -352,6 +429,20 @@ def ask_directory(address: Address, security: Security, spec: Spec | None) -> di
         link.close()
 
 
+def nearest(said: Mapping[str, Any], directory: Address) -> list[Address]:
+    """Return each shard's address by which this process reaches it best: its unix socket on the same machine."""
+    near = said["machine"] == machine()
+    found = []
+    for addresses in said["shards"]:
+        parsed = [Address.parse(one) for one in addresses]
+        unix = [one for one in parsed if one.kind == UNIX and near and os.access(one.path, os.W_OK)]
+        others = [replace(one, host=directory.host) if one.is_any else one for one in parsed if one.kind == TCP]
+        if not unix and not others:
+            raise ConnectionError(f"{directory}: a shard listens at {addresses} only, which is on another machine")
+        found.append((unix or others)[0])
+    return found
+
+
 def _checked(sampler: Sampler | None) -> Sampler:
     sampler = Uniform() if sampler is None else sampler
     if type(sampler) not in SAMPLERS.values():
@@ -359,13 +450,3 @@ def _checked(sampler: Sampler | None) -> Sampler:
             f"sampler={sampler!r}: shards have {', '.join(SAMPLERS)}; others need to know all items of all shards"
         )
     return sampler
-
-
-def _manifest(folder: Path) -> dict[str, Any]:
-    made: dict[str, Any] = json.loads((folder / CLUSTER).read_text())
-    return made
-
-
-def _sockets() -> Any:
-    """Return a folder for unix sockets, which only this user can enter, deleted at its end."""
-    return tempfile.TemporaryDirectory(prefix="sharpwave-", ignore_cleanup_errors=True)

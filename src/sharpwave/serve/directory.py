@@ -6,23 +6,24 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from sharpwave.serve.addresses import machine
 from sharpwave.serve.requests import Request
 from sharpwave.serve.shard import Client, Reply
 from sharpwave.serve.wire import Frame, WireError
 from sharpwave.spec import Spec
 
-Make = Callable[[Spec], list[str]]
+Make = Callable[[Spec], list[list[str]]]
 
 
 class Directory:
     """Answers of ``sharpwave serve`` to clients, who then turn to the shards themselves.
 
     Args:
-        make: makes the shards of a spec, and returns their addresses.
+        make: makes the shards of a spec, and returns the addresses of each.
         spec, addresses: of the shards that are there already.
     """
 
-    def __init__(self, make: Make, spec: Spec | None = None, addresses: list[str] | None = None) -> None:
+    def __init__(self, make: Make, spec: Spec | None = None, addresses: list[list[str]] | None = None) -> None:
         self._make, self._spec = make, spec
         self.addresses = addresses or []
         self._lock = threading.Lock()
@@ -51,7 +52,7 @@ class Directory:
                 if self._spec is None:
                     self.addresses, self._spec = self._make(spec), spec
             spec_now = None if self._spec is None else self._spec.description()
-            return {"spec": spec_now, "shards": list(self.addresses)}, {}
+            return {"spec": spec_now, "shards": self.addresses, "machine": machine()}, {}
 
     def share(self, client: Client, frame: Frame) -> None:
         """Refuse memory: nothing is drawn here."""

@@ -10,13 +10,15 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sharpwave.persistence.settings import Settings
+from sharpwave.persistence.settings import Settings, checked_limits
+from sharpwave.serve.addresses import TCP, Address, Security
 from sharpwave.serve.process import ShardSettings
 from sharpwave.spec import Spec
+from sharpwave.validation import parse_bytes
 
 READY_S = 180.0
 """How long a shard may take to begin: a large store on disk is read."""
@@ -33,48 +35,76 @@ MAX_SHARDS = 1024
 COMMAND = "from sharpwave.serve.process import main; main()"
 
 
-def shard_settings(
-    spec: Spec,
-    shards: Any,
-    limits: Mapping[str, int | None],
-    disk: Path | None,
-    sockets: Path,
-    options: Mapping[str, Any],
-) -> list[ShardSettings]:
-    """Return the settings of ``shards`` alike shards, with addresses in the folder ``sockets``.
+@dataclass(frozen=True)
+class Plan:
+    """What shards there are to be, all alike.
 
-    Args:
-        limits: of all together. ``disk``: folder of their folders; ``None``: they are in memory.
-        options: further arguments of ``Store``.
-
-    Raises:
-        ValueError, TypeError: a store cannot have these.
+    Attributes:
+        shards: their number. ``capacity``, ``ram``, ``disk_limit``: limits of all together.
+        disk: folder of their folders; ``None``: they are in memory. ``sockets``: folder of their unix sockets.
+        options: further arguments of ``Store``: ``codec``, ``on_full``, ``segment_steps``, ``seed``.
+        listen: where they listen besides: shard k at ``port + 1 + k``, or any free port where it is 0.
+        begins_from: folder of a checkpoint, with a folder of each shard.
+        opens: their stores are there already: ``None`` leaves a limit as it was.
     """
-    if isinstance(shards, bool) or not isinstance(shards, int) or not 1 <= shards <= MAX_SHARDS:
-        raise ValueError(f"Cluster: shards={shards!r}, expected an integer from 1 to {MAX_SHARDS}")
-    each = {name: None if limit is None else max(1, limit // shards) for name, limit in limits.items()}
-    seed = int(options.get("seed", 0))
-    given: dict[str, Any] = dict(options)
-    if not isinstance(given.get("codec", "auto"), str):
-        given["codec"] = dict(given["codec"])
-    unknown = sorted(given.keys() - {"codec", "on_full", "segment_steps", "seed"})
-    if unknown:
-        raise TypeError(f"Cluster: {unknown[0]}= is no setting of shards; there are codec, on_full and segment_steps")
-    checked = {"on_full": "raise", "codec": "auto", "segment_steps": None, **given}
-    of_store: dict[str, Any] = {**each, **checked}
-    Settings.checked(spec, on_disk=disk is not None, retention=None, **of_store)
-    return [
-        ShardSettings(
+
+    shards: int
+    sockets: Path
+    capacity: Any = None
+    ram: Any = None
+    disk_limit: Any = None
+    disk: Path | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    listen: Address | None = None
+    security: Security = field(default_factory=Security)
+    begins_from: Path | None = None
+    opens: bool = False
+
+    def one_more(self, spec: Spec, number: int) -> ShardSettings:
+        """Return the settings of a shard like these, which begins empty."""
+        return replace(self, begins_from=None)._one(spec, number, self._limits())
+
+    def _limits(self) -> dict[str, int | None]:
+        """Return each shard's limits; ``None`` where they are those that its store had."""
+        given: dict[str, Any] = {"capacity": self.capacity, "ram": self.ram, "disk_limit": self.disk_limit}
+        if not self.opens:
+            given = {**checked_limits(**given, on_disk=self.disk is not None)}
+        parsed = {name: parse_bytes(one, name) if isinstance(one, str) else one for name, one in given.items()}
+        return {name: None if one is None else max(1, int(one) // self.shards) for name, one in parsed.items()}
+
+    def settings(self, spec: Spec) -> list[ShardSettings]:
+        """Return the settings of each shard.  Raises: ValueError, TypeError: a store cannot have these."""
+        if isinstance(self.shards, bool) or not isinstance(self.shards, int) or not 1 <= self.shards <= MAX_SHARDS:
+            raise ValueError(f"shards={self.shards!r}, expected an integer from 1 to {MAX_SHARDS}")
+        unknown = sorted(self.options.keys() - {"codec", "on_full", "segment_steps", "seed"})
+        if unknown:
+            raise TypeError(f"Cluster: {unknown[0]}= is no setting of shards; there are codec, on_full, segment_steps")
+        each = self._limits()
+        if not self.opens:
+            checked: dict[str, Any] = {"on_full": "raise", "codec": "auto", "segment_steps": None, "seed": 0}
+            of_store: dict[str, Any] = {**each, **checked, **self.options}
+            Settings.checked(spec, on_disk=self.disk is not None, retention=None, **of_store)
+        return [self._one(spec, number, each) for number in range(self.shards)]
+
+    def _one(self, spec: Spec, number: int, limits: dict[str, int | None]) -> ShardSettings:
+        addresses = [f"unix:{self.sockets / f'{number}.sock'}"]
+        if self.listen is not None and self.listen.kind == TCP:
+            port = self.listen.port and self.listen.port + 1 + number
+            addresses.append(str(replace(self.listen, port=port)))
+        folder = (self.sockets if self.disk is None else self.disk) / f"shard-{number}"
+        return ShardSettings(
             number,
-            f"unix:{sockets / f'{number}.sock'}",
-            str((sockets if disk is None else disk) / f"shard-{number}"),
+            addresses,
+            str(folder),
             spec.description(),
-            each,
-            disk is not None,
-            {**given, "seed": seed + number},
+            limits,
+            self.disk is not None,
+            {**self.options, "seed": int(self.options.get("seed", 0)) + number},
+            None if self.begins_from is None else str(self.begins_from / f"shard-{number}"),
+            self.security.secret.hex(),
+            self.security.certificate,
+            self.security.key,
         )
-        for number in range(shards)
-    ]
 
 
 class ShardFailedError(RuntimeError):
@@ -101,8 +131,8 @@ class _Seat:
             self.process.stdin.flush()
         self.begun = time.monotonic()
 
-    def ready(self) -> str:
-        """Wait until it listens; return its address.  Raises: ShardFailedError."""
+    def ready(self) -> list[str]:
+        """Wait until it listens; return its addresses.  Raises: ShardFailedError."""
         assert self.process is not None and self.process.stdout is not None
         timer = threading.Timer(READY_S, self.process.kill)
         timer.start()
@@ -111,12 +141,12 @@ class _Seat:
         finally:
             timer.cancel()
         said: dict[str, Any] = json.loads(line) if line else {}
-        if "address" not in said:
+        if "addresses" not in said:
             code = self.process.wait()
             why = said.get("failed", f"it ended with status {code} before it was ready")
             raise ShardFailedError(f"shard {self.settings.number}: {why}")
-        self.settings = replace(self.settings, address=said["address"])
-        return str(said["address"])
+        self.settings = replace(self.settings, addresses=said["addresses"], begins_from=None)  # the ports that it got
+        return self.settings.addresses
 
     def stop(self, how: str) -> None:
         if self.process is not None:
@@ -128,7 +158,7 @@ class LocalShards:
     """Processes of shards, until ``close``.
 
     Attributes:
-        addresses: of the shards, by number.
+        addresses: of each shard, by number.
 
     Raises:
         ShardFailedError: one does not begin; then all are stopped.
@@ -138,7 +168,7 @@ class LocalShards:
         self._seats: list[_Seat] = []
         self._closing = threading.Event()
         self._lock = threading.Lock()
-        self.addresses: list[str] = []
+        self.addresses: list[list[str]] = []
         try:
             for one in settings:
                 self._seats.append(_Seat(one))
@@ -150,15 +180,15 @@ class LocalShards:
         self._watcher = threading.Thread(target=self._watch, name="sharpwave-shards", daemon=True)
         self._watcher.start()
 
-    def add(self, settings: ShardSettings) -> str:
-        """Start one more shard; return its address.  Raises: ShardFailedError."""
+    def add(self, settings: ShardSettings) -> list[str]:
+        """Start one more shard; return its addresses.  Raises: ShardFailedError."""
         seat = _Seat(settings)
         seat.start()
-        address = seat.ready()
+        addresses = seat.ready()
         with self._lock:
             self._seats.append(seat)
-            self.addresses.append(address)
-        return address
+            self.addresses.append(addresses)
+        return addresses
 
     def remove(self, number: int) -> None:
         """Stop a shard for good."""

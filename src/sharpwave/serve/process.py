@@ -10,6 +10,7 @@ import contextlib
 import json
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -21,7 +22,7 @@ from typing import Any
 from sharpwave.errors import StoreInUseError
 from sharpwave.serve.addresses import Address, Security
 from sharpwave.serve.server import Server
-from sharpwave.serve.shard import Shard
+from sharpwave.serve.shard import LEASES, Shard
 from sharpwave.spec import Spec
 from sharpwave.store import Store
 from sharpwave.warmup import warm_up
@@ -36,14 +37,14 @@ class ShardSettings:
     """What one shard is, in JSON values.
 
     Attributes:
-        number: of the shard. ``address``: where it listens. ``folder``: its own, with its store where ``on_disk``.
+        number: of the shard. ``addresses``: where it listens. ``folder``: its own, with its store where ``on_disk``.
         spec: ``Spec.description()``. ``limits``: ``capacity``, ``ram`` and ``disk_limit`` of this shard.
         options: further arguments of ``Store``. ``begins_from``: folder of a checkpoint whose contents it begins with.
         secret, certificate, key: as of ``Security``, the secret as hexadecimal digits.
     """
 
     number: int
-    address: str
+    addresses: list[str]
     folder: str
     spec: dict[str, Any]
     limits: dict[str, int | None]
@@ -69,6 +70,9 @@ def opened(settings: ShardSettings) -> Store:
     if disk is not None and (disk / MANIFEST).exists():
         return Store.open(disk, writers_go_on=True, **limits)
     if settings.begins_from is not None:
+        leases = Path(f"{settings.begins_from}-{LEASES}")
+        if leases.exists():
+            shutil.copy(leases, folder / LEASES)
         return Store.open(settings.begins_from, disk=disk, writers_go_on=True, **limits)
     return Store(Spec.from_json(settings.spec), disk=disk, **limits, **settings.options)
 
@@ -96,19 +100,22 @@ def main() -> None:
     with store:
         shard = Shard(store, Path(settings.folder))
         security = Security(bytes.fromhex(settings.secret), settings.certificate, settings.key)
+        servers: list[Server] = []
         try:
-            server = Server(shard, Address.parse(settings.address), security)
+            for one in settings.addresses:
+                servers.append(Server(shard, Address.parse(one), security))
         except (OSError, ValueError) as error:
             _tell({"failed": f"{type(error).__name__}: {error}"})
             raise SystemExit(1) from None
-        _tell({"address": str(server.address), "shard": shard.incarnation, "process": os.getpid()})
+        _tell({"addresses": [str(one.address) for one in servers], "process": os.getpid()})
         try:
             over.wait()
         finally:
-            server.close()
-            if server.address.path:
-                with contextlib.suppress(OSError):
-                    os.unlink(server.address.path)
+            for server in servers:
+                server.close()
+                if server.address.path:
+                    with contextlib.suppress(OSError):
+                        os.unlink(server.address.path)
 
 
 def _line() -> bytes:

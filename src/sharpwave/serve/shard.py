@@ -22,6 +22,7 @@ from sharpwave.sampling.ordered import Fifo, Lifo
 from sharpwave.sampling.prioritized import Prioritized
 from sharpwave.sampling.protocol import Sampler
 from sharpwave.sampling.uniform import Uniform
+from sharpwave.serve.manifest import write_whole
 from sharpwave.serve.requests import SEQUENCES, TRANSITIONS, Request, ViewState
 from sharpwave.serve.wire import Frame, WireError
 from sharpwave.store import Store
@@ -315,12 +316,12 @@ class Shard:
             "shard": self.incarnation,
         }, {}
 
-    def _keep_leases(self) -> None:
-        """Keep the writers' lanes, which they go on with after this process. Atomically."""
-        if self._folder is not None:
-            partial = self._folder / f"{LEASES}.partial"
-            partial.write_text(json.dumps(self._leased))
-            os.replace(partial, self._folder / LEASES)
+    def _keep_leases(self, path: Path | None = None) -> None:
+        """Keep the writers' lanes, which they go on with after this process."""
+        if path is None and self._folder is not None:
+            path = self._folder / LEASES
+        if path is not None:
+            write_whole(path, json.dumps(self._leased))
 
     def _put(self, client: Client, frame: Frame) -> Reply:
         """Append segments, in order; reply once all are in the store, each once.
@@ -395,8 +396,12 @@ class Shard:
             self._changed.notify_all()
 
     def _checkpoint(self, client: Client, frame: Frame) -> Reply:
-        self.store.checkpoint(str(frame.head["path"]))
-        return {"total_steps": self.store.total_steps, "steps": len(self.store)}, {}
+        path = Path(str(frame.head["path"]))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.store.checkpoint(path)
+        self._keep_leases(path.with_name(f"{path.name}-{LEASES}"))
+        on_disk = "disk" in self.store.stats()
+        return {"total_steps": self.store.total_steps, "steps": len(self.store), "on_disk": on_disk}, {}
 
     def _clear(self, client: Client, frame: Frame) -> Reply:
         self.store.clear()

@@ -1,0 +1,117 @@
+"""The file that says of which shards a cluster's folder is, or a checkpoint of one."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from sharpwave.errors import DamagedError, NewerVersionError
+from sharpwave.spec import Spec
+from sharpwave.validation import checked_folder
+
+CLUSTER = "cluster.json"
+FORMAT = 1
+MAX_SHARDS_SAID = 1 << 16
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a folder holds: the shards of a cluster in ``shard-K``, or those of a checkpoint in ``cut-N/shard-K``.
+
+    Attributes:
+        spec: of a step. ``shards``: their number. ``on_disk``: whether their stores are on disk.
+        cut: number of the checkpoint that counts; 0: the cluster itself.
+    """
+
+    spec: Spec
+    shards: int
+    on_disk: bool
+    cut: int = 0
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Return what a folder's file says.
+
+        Raises:
+            FileNotFoundError: there is none.  DamagedError: it is not what a cluster writes.  NewerVersionError.
+        """
+        path = folder / CLUSTER
+        try:
+            text = path.read_text()
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise FileNotFoundError(f"{folder}: no cluster there: {CLUSTER} is missing") from error
+        try:
+            said = json.loads(text)
+            checksum = said.pop("checksum")
+            if type(said["format"]) is int and said["format"] > FORMAT:
+                raise NewerVersionError(str(path))
+            if checksum != _checksum(said):
+                raise ValueError("its checksum does not match")
+            shards, cut = said["shards"], said["cut"]
+            if type(shards) is not int or type(cut) is not int or not 0 < shards <= MAX_SHARDS_SAID or cut < 0:
+                raise ValueError(f"shards {shards!r}, cut {cut!r}")
+            return cls(Spec.from_json(said["spec"]), shards, bool(said["on_disk"]), cut)
+        except NewerVersionError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise DamagedError(f"{path}: not what a cluster writes ({error}); put back a copy") from error
+
+    def write(self, folder: Path) -> None:
+        """Write the file, or replace it, at once.  Raises: OSError."""
+        said: dict[str, Any] = {
+            "format": FORMAT,
+            "spec": self.spec.description(),
+            "shards": self.shards,
+            "on_disk": self.on_disk,
+            "cut": self.cut,
+        }
+        said["checksum"] = _checksum(said)
+        write_whole(folder / CLUSTER, json.dumps(said, indent=1))
+
+
+def _checksum(said: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(said, sort_keys=True).encode())
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a small file so that it is there whole or as before, whatever happens.  Raises: OSError."""
+    partial = path.with_name(f"{path.name}.partial")
+    with partial.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+    if hasattr(os, "O_DIRECTORY"):
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def is_ours(name: str) -> bool:
+    """Return whether a checkpoint of a cluster has a file or folder of that name."""
+    return name in (CLUSTER, f"{CLUSTER}.partial") or re.fullmatch("cut-[0-9]{1,9}", name) is not None
+
+
+def new_folder(disk: str | os.PathLike[str], spec: Spec, shards: int) -> Path:
+    """Make the folder of a new cluster on disk.
+
+    Raises:
+        FileExistsError: it is not empty.
+    """
+    folder = checked_folder("disk", disk)
+    if (folder / CLUSTER).exists():
+        raise FileExistsError(
+            f"disk: {folder} holds a cluster already; open it with sharpwave.Cluster.open({str(folder)!r})"
+        )
+    if folder.is_dir() and any(folder.iterdir()):
+        raise FileExistsError(f"disk: {folder} is not empty; give a new or empty folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    Manifest(spec, shards, True).write(folder)
+    return folder

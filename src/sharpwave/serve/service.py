@@ -1,0 +1,79 @@
+"""Service: shards in processes of this machine, and the directory that tells clients of them."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+from sharpwave.serve.addresses import Address, Security
+from sharpwave.serve.directory import Directory
+from sharpwave.serve.local_shards import LocalShards, Plan
+from sharpwave.serve.manifest import CLUSTER, Manifest, new_folder
+from sharpwave.serve.server import Server
+from sharpwave.spec import Spec
+
+
+class Service:
+    """What ``sharpwave serve`` runs. A context manager that stops the shards on exit.
+
+    Without a folder that holds a cluster the first client says what a step is, and the shards are started then.
+
+    Args:
+        listen: where the directory listens.
+        plan: of the shards; ``sockets`` is filled in.
+
+    Attributes:
+        address: where it listens, with the port that it got. ``shards``: the shards' processes, once there are some.
+
+    Raises:
+        ValueError, OSError, ShardFailedError, DamagedError.
+    """
+
+    def __init__(self, listen: Address, shards: int, disk: Path | None, security: Security, **limits: Any) -> None:
+        self._undo = ExitStack()
+        self.shards: LocalShards | None = None
+        security.check(listen)
+        try:
+            sockets = Path(self._undo.enter_context(tempfile.TemporaryDirectory(prefix="sharpwave-")))
+            self._plan = Plan(shards, sockets, disk=disk, listen=listen, security=security, **limits)
+            directory = Directory(self._make)
+            if disk is not None and (disk / CLUSTER).exists():
+                found = Manifest.read(disk)
+                if found.cut:
+                    raise ValueError(
+                        f"{disk} is a checkpoint; open it with sharpwave.Cluster.open, or serve another folder"
+                    )
+                self._plan = replace(self._plan, shards=found.shards, opens=True)
+                directory = Directory(self._make, found.spec, self._started(found.spec))
+            self.server = Server(directory, listen, security)
+            self._undo.callback(self.server.close)
+            self.address = self.server.address
+            self._plan = replace(self._plan, listen=self.address)
+        except BaseException:
+            self._undo.close()
+            raise
+
+    def _make(self, spec: Spec) -> list[list[str]]:
+        """Start the shards of a new cluster."""
+        self._plan.settings(spec)  # before a folder is made
+        if self._plan.disk is not None:
+            new_folder(self._plan.disk, spec, self._plan.shards)
+        return self._started(spec)
+
+    def _started(self, spec: Spec) -> list[list[str]]:
+        self.shards = LocalShards(self._plan.settings(spec))
+        self._undo.callback(self.shards.close)
+        return self.shards.addresses
+
+    def close(self) -> None:
+        """Stop the directory and the shards, which write what is left to their disks."""
+        self._undo.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
