@@ -249,8 +249,12 @@ class Adoption:
             log.begin_at(lane, end)
         log.sealed.rewrite_truncated(sorted(self.broken))
 
-    def link_lanes(self) -> None:
-        """Chain the lanes' segments before their open ones, which exist already."""
+    def link_lanes(self, writers_go_on: bool = False) -> None:
+        """Chain the lanes' segments before their open ones, which exist already.
+
+        Args:
+            writers_go_on: the episode of a lane's last segment is not truncated, where the open one is empty.
+        """
         for lane, slots in self._lanes.items():
             slots.sort(key=lambda slot: int(self.log.index.first_step[slot]))
             self.log.inventory.chain(lane, slots, int(self.log.opened.slots[lane]))
@@ -259,6 +263,8 @@ class Adoption:
                 self.log.index.gap[slot] = not adjoins(self.log.index, slot, following)
                 if self.log.index.gap[slot]:
                     self.broken.discard(slot)
+                elif writers_go_on and slot == slots[-1] and not self.log.index.rows[following]:
+                    continue
                 elif not goes_on(self.log.index, self.log.arena, slot, following) and self.log.sealed.truncate(slot):
                     self.broken.add(slot)
         opened = self.log.opened.slots

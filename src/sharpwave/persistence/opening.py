@@ -275,7 +275,7 @@ def _filled(
                 state = read_state(part.path / STATE, part)
             before, views = snapshot.checked(state.get("log"), settings.segment_steps), _numbered(state.get("views"))
             log = _log(settings, disk, max(slots, snapshot.slots_needed(before)))
-            return log, snapshot.restore(log, regions, records, damages, disk, before), views
+            return log, snapshot.restore(log, regions, records, damages, disk, before, left.writers_go_on), views
         except (*NO_STATE, OSError) as error:
             wrong = f"{left.folder / str(left.checkpoint) / STATE}: {error}; open segments and priorities are lost"
             if disk is not None:

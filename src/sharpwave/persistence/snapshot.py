@@ -95,6 +95,7 @@ def restore(
     damages: list[Damage],
     disk: DiskTier | None,
     state: dict[str, Any],
+    writers_go_on: bool = False,
 ) -> Recovery:
     """Restore everything into the empty ``log``: with a ``disk`` the segments stay there, else they are read into
     memory.
@@ -141,7 +142,7 @@ def restore(
     generation = generation.copy()
     _renew(generation, slots[~kept], state)
     index.restore({*slots[kept].tolist(), *opened.tolist()}, int(state["first_generation"]), generation)
-    adoption.link_lanes()
+    adoption.link_lanes(writers_go_on)
     for name in COUNTS:
         setattr(inventory, name, int(state[name]))
     lost = int((~kept).sum())

@@ -189,6 +189,10 @@ class Link:
         self.shared.clear()
         self._unanswered = 0
 
+    def __del__(self) -> None:
+        if getattr(self, "_socket", None) is not None:
+            self.close()
+
     def close(self) -> None:
         """Close the connection."""
         with self.lock:
