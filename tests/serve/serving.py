@@ -43,7 +43,8 @@ def served(
             address = (
                 Address("unix", str(folder / f"{number}.sock")) if kind == "unix" else Address.parse("127.0.0.1:0")
             )
-            shards_made.append(Shard(stores[-1], folder))
+            (folder / str(number)).mkdir()
+            shards_made.append(Shard(stores[-1], folder / str(number)))
             servers.append(Server(shards_made[-1], address, Security(secret)))
             stack.callback(servers[-1].close)
         cluster = sw.Cluster.of(spec, [str(one.address) for one in servers], secret=secret, seed=3)

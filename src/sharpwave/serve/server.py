@@ -15,8 +15,8 @@ from sharpwave.serve.shard import Client, Reply
 from sharpwave.serve.wire import Frame, WireError
 
 MAX_CONNECTIONS = 4096
-GREETING = 64
-"""Connections that may be in the handshake at a time; more wait in the system's queue."""
+MAX_GREETING = 128
+"""Connections that may be in the handshake at a time; one more ends the oldest of them, which said nothing so long."""
 LOG = logging.getLogger("sharpwave.serve")
 
 
@@ -45,30 +45,36 @@ class Server:
         self._closed = threading.Event()
         self._connections: set[socket.socket] = set()
         self._lock = threading.Lock()
-        self._greeting = threading.Semaphore(GREETING)
+        self._greeting: dict[socket.socket, None] = {}  # in the order of coming
         self._thread = threading.Thread(target=self._accept, name="sharpwave-accept", daemon=True)
         self._thread.start()
 
     def _accept(self) -> None:
         while not self._closed.is_set():
-            self._greeting.acquire()
             try:
                 made, _ = self._socket.accept()
             except OSError:
-                self._greeting.release()
                 if self._closed.wait(0.05):  # out of descriptors, perhaps: others may end
                     return
                 continue
-            with self._lock:
-                full = len(self._connections) >= MAX_CONNECTIONS
-                if not full:
-                    self._connections.add(made)
-            if full:
+            if self._admitted(made):
+                threading.Thread(target=self._serve, args=(made,), name="sharpwave-client", daemon=True).start()
+            else:
                 LOG.warning("a connection was refused: there are %d already", MAX_CONNECTIONS)
                 made.close()
-                self._greeting.release()
-                continue
-            threading.Thread(target=self._serve, args=(made,), name="sharpwave-client", daemon=True).start()
+
+    def _admitted(self, made: socket.socket) -> bool:
+        """Note a new connection; return False if there are too many."""
+        with self._lock:
+            if len(self._greeting) >= MAX_GREETING:
+                with contextlib.suppress(OSError):
+                    next(iter(self._greeting)).shutdown(socket.SHUT_RDWR)
+                del self._greeting[next(iter(self._greeting))]
+            if len(self._connections) >= MAX_CONNECTIONS:
+                return False
+            self._connections.add(made)
+            self._greeting[made] = None
+            return True
 
     def _serve(self, made: socket.socket) -> None:
         client = Client(self.address.kind == UNIX)
@@ -77,7 +83,8 @@ class Server:
             try:
                 made = accept(made, self._security, self.shard.about(), client.local)
             finally:
-                self._greeting.release()
+                with self._lock:
+                    self._greeting.pop(raw, None)
             self._answer_all(made, client)
         except (OSError, WireError) as error:
             if not self._closed.is_set():
@@ -109,7 +116,8 @@ class Server:
         except Exception as error:
             if not isinstance(error, (ValueError, LookupError, OSError, MemoryError)):
                 LOG.exception("request %d failed", frame.kind)
-            return {"kind": type(error).__name__, "text": str(error.args[0] if error.args else error)}, {}, FAILED
+            text = error.args[0] if isinstance(error, KeyError) and error.args else error
+            return {"kind": type(error).__name__, "text": str(text)}, {}, FAILED
 
     def close(self) -> None:
         """Stop listening, and end every connection."""

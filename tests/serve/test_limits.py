@@ -1,0 +1,110 @@
+"""Limiters of a cluster: one ledger over all shards, credit to each; queues that give each item once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import sharpwave as sw
+from tests.serve.serving import fill, play, served
+
+
+def test_writers_and_learner_wait_for_each_other_over_all_shards(tmp_path: Path) -> None:
+    """Two writers of different speeds on two shards; the ratio holds whoever is ahead."""
+    limiter = sw.SamplesPerInsert(ratio=4.0, min_size=100, error_buffer=800)
+    with served(2, tmp_path) as there:
+        replay = there.cluster.transitions(limiter=limiter)
+        stop = threading.Event()
+        failures: list[BaseException] = []
+
+        def write(shard: int, pause: float) -> None:
+            try:
+                writer = there.cluster.writer(2, shard=shard, segment_steps=8, timeout=60)
+                seed = 0
+                while not stop.is_set():
+                    play(writer, 2, 8, seed)
+                    seed += 1
+                    time.sleep(pause)
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=write, args=one, daemon=True) for one in ((0, 0.0), (1, 0.01))]
+        for one in threads:
+            one.start()
+        worst = 0.0
+        for _ in range(60):
+            replay.sample(50, timeout=30)
+            inserts = sum(store.total_steps for store in there.stores)
+            samples = sum(state.samples for state in replay._states)
+            ahead = limiter.ratio * (inserts - limiter.min_size) - samples
+            worst = max(worst, abs(ahead))
+        stop.set()
+        assert not failures
+        # A segment is admitted whole, and so each of four lanes may exceed the buffer by one.
+        assert worst <= limiter.error_buffer + limiter.ratio * 4 * 8 + 50
+        before = [store.total_steps for store in there.stores]
+        time.sleep(0.3)  # nobody samples: writers stand still
+        between = [store.total_steps for store in there.stores]
+        time.sleep(0.3)
+        assert [store.total_steps for store in there.stores] == between
+        assert sum(between) - sum(before) < 800
+        for server in there.servers:
+            server.close()
+        for one in threads:
+            one.join(20)
+
+
+def test_a_learner_that_is_ahead_waits_and_says_for_what(tmp_path: Path) -> None:
+    with served(2, tmp_path) as there:
+        replay = there.cluster.transitions(limiter=sw.SamplesPerInsert(ratio=1.0, min_size=50, error_buffer=64))
+        with pytest.raises(sw.LimiterTimeoutError, match="until 50 steps can be sampled"):
+            replay.sample(8, timeout=0.1)
+        fill(there.stores[0], 1, 80, 0)
+        for _ in range(10):
+            try:
+                replay.sample(32, timeout=0.1)
+            except sw.LimiterTimeoutError as error:
+                assert "the writer has to append" in str(error)
+                break
+        else:
+            pytest.fail("the learner was never held up")
+
+
+def test_a_queue_gives_every_item_of_every_shard_once(tmp_path: Path) -> None:
+    with served(3, tmp_path) as there:
+        for number, store in enumerate(there.stores):
+            fill(store, 1, 50 + 70 * number, number)
+        replay = there.cluster.sequences(4, sampler=sw.Fifo(), max_times_sampled=1)
+        left = len(replay)
+        seen: list[tuple[int, int]] = []
+        while left:
+            batch = replay.sample(min(16, left))
+            seen += zip(batch.shards.tolist(), np.asarray(batch.ids).tolist(), strict=True)
+            left = len(replay)
+        assert len(seen) == len(set(seen)) == sum(len(store.sequences(4, name="all")) for store in there.stores)
+        for shard in there.shards:  # each shard's own order is kept
+            ids = [id_ for number, id_ in seen if number == shard.incarnation]
+            assert ids == sorted(ids, key=lambda one: (one >> 32, one))
+        with pytest.raises(sw.EmptyError):
+            replay.sample(1)
+
+
+def test_samplers_that_need_all_items_are_refused_by_name(tmp_path: Path) -> None:
+    with served(1, tmp_path) as there, pytest.raises(ValueError, match="RankPrioritized"):
+        there.cluster.transitions(sampler=sw.RankPrioritized())
+
+
+def test_a_view_is_shared_by_name_and_another_of_that_name_refused(tmp_path: Path) -> None:
+    with served(2, tmp_path) as there:
+        fill(there.stores[0], 1, 40, 0)
+        first = there.cluster.transitions(n_step=2, sampler=sw.Prioritized(alpha=1.0))
+        batch = first.sample(8)
+        first.update_priorities(batch, np.full(8, 3.0))
+        second = there.cluster.transitions(n_step=2, sampler=sw.Prioritized(alpha=1.0))
+        assert second._known[0].state.mass == first._known[0].state.mass > len(second)
+        with pytest.raises(ValueError, match="n_step"):
+            there.cluster.transitions(n_step=3, sampler=sw.Prioritized(alpha=1.0))
