@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 
 import numpy as np
+import numpy.typing as npt
 
 from sharpwave.codecs.protocol import Decoder
 from sharpwave.codecs.registry import by_number
+from sharpwave.native.untouched import zeros
 
 PLACES = 256
 """Places of one field's dictionaries; place 0 stands for "none"."""
@@ -28,7 +30,7 @@ class DictionaryTable:
     """
 
     def __init__(self, row_bytes: int) -> None:
-        self.references = np.zeros((PLACES, row_bytes), np.uint8)
+        self.references: npt.NDArray[np.uint8] = zeros((PLACES, row_bytes), np.uint8)
         self._data: list[bytes] = [b""] * PLACES
         self._uses = [0] * PLACES
         self._place: dict[int, int] = {0: 0}
@@ -38,7 +40,7 @@ class DictionaryTable:
     def nbytes(self) -> int:
         """Bytes of live dictionaries, with the kernels' copies and the decoders."""
         decoders = sum(by_number(codec).decoder_bytes for codec, _ in self._decoders)
-        return sum(len(data) for data in self._data) + self.references.shape[1] * len(self._place) + decoders
+        return sum(len(data) for data in self._data) + int(self.references.shape[1]) * len(self._place) + decoders
 
     def add(self, data: bytes) -> int | None:
         """Take a reference to the dictionary ``data``; return its place, or ``None`` if all are taken."""

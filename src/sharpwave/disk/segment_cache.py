@@ -18,6 +18,7 @@ from sharpwave.disk.disk_tier import DiskTier
 from sharpwave.disk.read_pool import COMING, READ, SUSPECT, Readers
 from sharpwave.memory.arena import Arena
 from sharpwave.memory.segment_index import SegmentIndex
+from sharpwave.native.untouched import zeros
 
 Ints = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
@@ -51,8 +52,8 @@ class SegmentCache:
     def _make(self, arena: Arena, slots: int) -> None:
         """Set up empty bookkeeping for ``arena``."""
         self._lists = kernels.chunk_lists(len(arena.live), slots)
-        self._pins = np.zeros(slots, np.int32)
-        self._state = np.zeros(slots, np.int64)
+        self._pins = zeros(slots, np.int32)
+        self._state = zeros(slots, np.int64)
         self._readers = Readers(arena.memory, self._state, self._files)
 
     def begin(self) -> None:
@@ -170,7 +171,7 @@ class SegmentCache:
         return np.flatnonzero(self._state[: self.index.highest])
 
     def _no_pins(self) -> Int32s:
-        return np.zeros(len(self._pins), np.int32)  # untouched memory costs nothing
+        return zeros(len(self._pins), np.int32)  # untouched memory costs nothing
 
     def _fetch(self, slots: Ints, pins: Int32s) -> int:
         index = self.index

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.native.jit import njit
+from sharpwave.native.untouched import zeros
 
 Ints = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
@@ -59,27 +60,27 @@ class SegmentIndex:
     def __init__(self, slots: int, stride: int, columns: int, sparse: int = 0) -> None:
         self.slots = slots
         self.stride = stride
-        self.rows = np.zeros(slots, np.int32)
-        self.generation = np.zeros(slots, np.int64)
-        self.lane = np.zeros(slots, np.int32)
-        self.next = np.zeros(slots, np.int32)
-        self.previous = np.zeros(slots, np.int32)
-        self.gap = np.zeros(slots, np.uint8)
-        self.context = np.zeros(slots, np.int32)
-        self.frames = np.zeros(slots, np.int32)
-        self.sparse = np.zeros((sparse, slots), np.int32)
-        self.sealed = np.zeros(slots, np.uint8)
-        self.begins = np.zeros(slots, np.uint8)
-        self.offset = np.zeros((columns, slots), np.int64)
-        self.codec = np.zeros((columns, slots), np.uint8)
-        self.dictionary = np.zeros((columns, slots), np.int32)
-        self.base = np.zeros(slots, np.int64)
-        self.nbytes = np.zeros(slots, np.int64)
-        self.resident = np.zeros(slots, np.uint8)
-        self.region = np.zeros(slots, np.int32)
-        self.region_offset = np.zeros(slots, np.int64)
-        self.first_step = np.zeros(slots, np.int64)
-        self.episode_step = np.zeros(slots, np.int64)
+        self.rows = zeros(slots, np.int32)
+        self.generation = zeros(slots, np.int64)
+        self.lane = zeros(slots, np.int32)
+        self.next = zeros(slots, np.int32)
+        self.previous = zeros(slots, np.int32)
+        self.gap = zeros(slots, np.uint8)
+        self.context = zeros(slots, np.int32)
+        self.frames = zeros(slots, np.int32)
+        self.sparse = zeros((sparse, slots), np.int32)
+        self.sealed = zeros(slots, np.uint8)
+        self.begins = zeros(slots, np.uint8)
+        self.offset = zeros((columns, slots), np.int64)
+        self.codec = zeros((columns, slots), np.uint8)
+        self.dictionary = zeros((columns, slots), np.int32)
+        self.base = zeros(slots, np.int64)
+        self.nbytes = zeros(slots, np.int64)
+        self.resident = zeros(slots, np.uint8)
+        self.region = zeros(slots, np.int32)
+        self.region_offset = zeros(slots, np.int64)
+        self.first_step = zeros(slots, np.int64)
+        self.episode_step = zeros(slots, np.int64)
         self._returned: list[int] = []  # free slots whose ids have room for a shard's number, and those without
         self._worn: list[int] = []
         self.first_generation = 0  # of slots that were never used
@@ -182,7 +183,7 @@ class SegmentIndex:
         other = copy.copy(self)
         for name in BY_SLOT:
             array: npt.NDArray[Any] = getattr(self, name)
-            longer = np.zeros((*array.shape[:-1], slots), array.dtype)
+            longer = zeros((*array.shape[:-1], slots), array.dtype)
             longer[..., : self.highest] = array[..., : self.highest]
             setattr(other, name, longer)
         other.slots = slots

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sharpwave.native.jit import njit
+from sharpwave.native.untouched import zeros
 from sharpwave.sampling.protocol import Draw, Floats, Ints, check_unbound, checked_array, extended
 from sharpwave.sampling.retention import Newcomer, Priorities
 
@@ -86,8 +87,8 @@ class _InOrder:
     def bind(self, groups: int, group_size: int) -> None:
         """Allocate items in order, and each item's position there, from 1. Pages take memory as they fill."""
         check_unbound(self, self._order)
-        self._order = np.zeros(2 * groups * group_size + SLACK, np.int64)
-        self._place = np.zeros(groups * group_size, np.int64)
+        self._order = zeros(2 * groups * group_size + SLACK, np.int64)
+        self._place = zeros(groups * group_size, np.int64)
         self._group_size = group_size
         self._head = self._tail = self._count = self._highest = 0
         self._drawn = np.empty(0, np.int64)

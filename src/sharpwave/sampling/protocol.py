@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.native.jit import njit
+from sharpwave.native.untouched import zeros
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -199,7 +200,7 @@ def checked_array(state: Any, name: str, dtype: type) -> npt.NDArray[Any]:
 
 def extended(array: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
     """Return a copy, extended with zeros that take no memory until they are written to."""
-    longer = np.zeros(size, array.dtype)
+    longer = zeros(size, array.dtype)
     used = np.flatnonzero(array)
     end = int(used[-1]) + 1 if used.size else 0
     longer[:end] = array[:end]

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sharpwave.native.jit import njit
+from sharpwave.native.untouched import zeros
 from sharpwave.sampling.protocol import (
     MAX_TD_ERROR,
     Draw,
@@ -149,9 +150,9 @@ class RankPrioritized:
     def bind(self, groups: int, group_size: int) -> None:
         """Allocate a heap of items, and an array of each item's position there, from 1."""
         check_unbound(self, self._heap)
-        self._heap = np.zeros(groups * group_size, np.int64)
-        self._place = np.zeros(groups * group_size, np.int64)
-        self._priority = np.zeros(groups * group_size, np.float64)
+        self._heap = zeros(groups * group_size, np.int64)
+        self._place = zeros(groups * group_size, np.int64)
+        self._priority = zeros(groups * group_size, np.float64)
         self._mass = np.zeros(1, np.float64)  # of the first k ranks
         self._group_size = group_size
         self._count = self._changes = self._highest = 0

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from sharpwave.native.jit import njit
 from sharpwave.native.memory_ops import prefetch
+from sharpwave.native.untouched import zeros
 
 FANOUT = 8
 
@@ -121,7 +122,7 @@ class SumTree:
         rounded = [-(-count // FANOUT) * FANOUT for count in counts]
         self.size = size
         self.starts = np.concatenate([[0], np.cumsum(rounded[:-1])]).astype(np.int64)
-        memory = np.zeros(sum(rounded) + FANOUT, np.float64)
+        memory = zeros(sum(rounded) + FANOUT, np.float64, huge_pages=True)
         shift = -(memory.ctypes.data // 8) % FANOUT  # a node's eight children share one cache line
         self.nodes = memory[shift : shift + sum(rounded)]
         self._highest = 0

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.native.jit import njit
+from sharpwave.native.untouched import zeros
 from sharpwave.sampling.protocol import Draw, Floats, Ints, check_unbound, extended, stratify
 from sharpwave.sampling.sum_tree import SumTree, _draw
 
@@ -54,7 +55,7 @@ class Uniform:
         check_unbound(self, self._tree)
         self._tree = SumTree(groups)
         self._group_size = group_size
-        self._excluded = np.zeros(groups * group_size, np.uint8)  # untouched, it takes no memory
+        self._excluded = zeros(groups * group_size, np.uint8)  # untouched, it takes no memory
         self._any_excluded = False
 
     def grow(self, groups: int) -> None:

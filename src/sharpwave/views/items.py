@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from sharpwave.memory.segment_index import LEAF_BITS, LEAF_MASK
 from sharpwave.native.jit import njit
+from sharpwave.native.untouched import zeros
 from sharpwave.sampling.prioritized import Prioritized
 from sharpwave.sampling.protocol import Draw, Sampler, importance_weights, shuffle
 from sharpwave.views.uses import Uses
@@ -43,7 +44,7 @@ class Items:
         view.bind(log)  # first: where it refuses the log, the sampler can serve another view
         sampler.bind(log.index.slots, log.stride)
         self._log, self._view, self.sampler, self.uses = log, view, sampler, uses
-        self.spans = np.zeros((log.index.slots, 2), np.int32)
+        self.spans = zeros((log.index.slots, 2), np.int32)
         self.count = self.samples = 0
         self._found: Ints | None = None  # runs of items that await memory in the sampler
         self._losing: list[Ints] = []  # items that await exclusion, for lack of memory
@@ -293,7 +294,7 @@ class Items:
             self._view.grow(slots)
             if self.uses is not None:
                 self.uses.grow(slots * self._log.stride)
-            spans = np.zeros((slots, 2), np.int32)
+            spans = zeros((slots, 2), np.int32)
             spans[: len(self.spans)] = self.spans
             self.spans = spans  # last: its length tells the capacity
 

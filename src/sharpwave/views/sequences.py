@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.native.untouched import zeros
 from sharpwave.views import sequence_kernels as kernels
 from sharpwave.views.batch import SequenceBatch
 from sharpwave.views.gather import FieldReaders
@@ -98,7 +99,7 @@ class Windows(View[SequenceBatch]):
         self._log, self._spec = log, log.spec
         self._readers, self._words = FieldReaders(log), LogWords(log)
         self._known = KnownSteps(log, self.length + self.n_step - 1)
-        self._steps = np.zeros((log.index.slots, 2), np.int32)  # of each segment's rows, which begin whole windows
+        self._steps = zeros((log.index.slots, 2), np.int32)  # of each segment's rows, which begin whole windows
         self._found = np.empty((3, MAX_RUNS), np.int64)
         self._expected: dict[int, npt.NDArray[np.float32]] = {}  # slot -> TD errors of its steps
         self._runs = np.empty((kernels.RUN_ROWS, 0), np.int64)
@@ -107,7 +108,7 @@ class Windows(View[SequenceBatch]):
     def grow(self, slots: int) -> None:
         """Make room for so many slots."""
         if slots > len(self._steps):
-            steps = np.zeros((slots, 2), np.int32)
+            steps = zeros((slots, 2), np.int32)
             steps[: len(self._steps)] = self._steps
             self._steps = steps
 

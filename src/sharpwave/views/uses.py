@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.native.jit import njit
+from sharpwave.native.untouched import zeros
 from sharpwave.sampling.protocol import Draw, Sampler, extended
 
 Ints = npt.NDArray[np.int64]
@@ -51,7 +52,7 @@ class Uses:
             raise ValueError(f"max_times_sampled={max_uses!r}, expected an integer of at least 1, or None")
         self.max_uses = int(max_uses)
         self.left = 0
-        self._given = np.zeros(items, np.int32)
+        self._given = zeros(items, np.int32)
 
     def grow(self, items: int) -> None:
         """Enlarge for ``items`` items."""
