@@ -56,7 +56,7 @@ def against_fastest(results: Results, name: str, what: str) -> tuple[float, floa
 def table(results: Results) -> None:
     """Print all contenders, and the trees."""
     where = results["environment"]
-    shown = _table("Replay memories on Pong: 4 x 84 x 84 uint8 observations, 8 lanes")
+    shown = _table(f"Replay memories on {where['game'].capitalize()}: 4 x 84 x 84 uint8 observations, 8 lanes")
     shown.add_column("")
     columns = ["steps", "bytes a step", "adds/s"]
     columns += [f"{what} {batch}" for what in ("uniform", "PER") for batch in BATCHES] + ["CPU us a transition"]
@@ -158,7 +158,9 @@ def figure(results: Results, path: Path) -> None:
             _bars(axis, title, names, values, logarithmic=title.startswith("bytes"))
         where = results["environment"]
         shown.suptitle(
-            f"Replay memories on Pong, 4x84x84 uint8 ({where['machine']}, {where['date']})", fontsize=11, weight="bold"
+            f"Replay memories on {where['game'].capitalize()}, 4x84x84 uint8 ({where['machine']}, {where['date']})",
+            fontsize=11,
+            weight="bold",
         )
         shown.savefig(path, dpi=130)
         pyplot.close(shown)

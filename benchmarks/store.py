@@ -1,6 +1,6 @@
-"""Sharpwave's store beside other libraries' replay buffers, on real frames of Pong.
+"""Sharpwave's store beside other libraries' replay buffers, on real frames of Pong or another game.
 
-    python benchmarks/store.py [--quick] [--steps 500000] [--out FOLDER] [--frames-cache FOLDER]
+    python benchmarks/store.py [--quick] [--game pong] [--steps 500000] [--out FOLDER] [--frames-cache FOLDER]
 
 Every contender fills a buffer in a process of its own and keeps it; then all are asked in turn, round after round, so
 that whatever else the machine does hits all of them. Figures are medians over rounds; a ratio is the median of the
@@ -47,8 +47,8 @@ class Worker(Child):
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Fill all contenders, measure them in turn, and return the results."""
-    say(f"frames: {arguments.steps:,} steps of Pong")
-    folder = frames.folder_of("pong", arguments.steps, cache=arguments.frames_cache, say=say)
+    say(f"frames: {arguments.steps:,} steps of {arguments.game}")
+    folder = frames.folder_of(arguments.game, arguments.steps, cache=arguments.frames_cache, say=say)
     names = [name for name in CONTENDERS if not arguments.only or any(part in name for part in arguments.only)]
     workers: dict[str, Worker] = {}
     results: dict[str, Any] = {"environment": environment(arguments), "contenders": {}, "trees": {}, "limit": []}
@@ -87,6 +87,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 def environment(arguments: argparse.Namespace) -> dict[str, Any]:
     """Describe the machine, the software and the settings."""
     return machine.environment(PACKAGES) | {
+        "game": arguments.game,
         "steps": arguments.steps,
         "peer_steps": arguments.peer_steps,
         "rounds": arguments.rounds,
@@ -104,6 +105,7 @@ def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="a minute: fewer steps and rounds, shorter slices")
+    parser.add_argument("--game", default="pong", help="game of the frames, as ale-py names it (default pong)")
     parser.add_argument("--steps", type=int, default=500_000, help="steps in encoded stores (default 500000)")
     parser.add_argument("--peer-steps", type=int, default=24_000, help="steps in all other buffers (default 24000)")
     parser.add_argument("--rounds", type=int, default=7)

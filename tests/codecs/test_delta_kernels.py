@@ -27,10 +27,11 @@ def likely_patches(draw: Any, codes: int = -1) -> bytes:
             continue
         shape = draw(st.sampled_from([0, 1, 0x12, 0x27, 0x82, 0x9F, 0xB8, 0x0F, 0x78]))
         literal = draw(st.binary(min_size=16, max_size=16))[: 1 if shape & 128 else (shape & 15) + 1]
-        out += bytes([239 + len(literal)] * (codes >= 0) + [shape]) + literal
+        wrong = draw(st.sampled_from([0, 0, 0, 0, 0, -1, 1]))
+        out += bytes([min(255, 239 + len(literal) + wrong)] * (codes >= 0) + [shape]) + literal
     if out and draw(st.booleans()):
         out[draw(st.integers(0, len(out) - 1))] = draw(st.integers(0, 255))
-    return bytes(out)
+    return bytes(out) + b"\xff\xff" * draw(st.integers(0, 1))
 
 
 def naive_paint(patches: Array, line: int, out: Array) -> bool:
@@ -118,6 +119,18 @@ def test_any_bytes_are_painted_as_the_format_says_or_refused_and_nothing_outside
     assert (around[:100] == 77).all() and (around[100 + size :] == 77).all()
     if taken:
         np.testing.assert_array_equal(ours, theirs)
+
+
+@EXAMPLES
+@given(patches=likely_patches(), size=st.integers(1, 1500), line=st.integers(0, 20))
+def test_patches_may_end_anywhere(patches: bytes, size: int, line: int) -> None:
+    data = np.frombuffer(patches + b"\xff" * 40, np.uint8)
+    for stop in range(len(patches) + 1):
+        ours, theirs = np.zeros(size, np.uint8), np.zeros(size, np.uint8)
+        taken = delta.paint(data, 0, stop, 0, -1, line, ours)
+        assert taken == naive_paint(data[:stop], line, theirs)
+        if taken:
+            np.testing.assert_array_equal(ours, theirs)
 
 
 @EXAMPLES

@@ -153,3 +153,18 @@ def test_any_bytes_are_painted_as_the_format_says_or_refused(
     assert naive_paint(np.frombuffer(plain, np.uint8), line, theirs) == taken
     if taken:
         np.testing.assert_array_equal(ours, theirs)
+
+
+@EXAMPLES
+@given(patches=likely_patches(2), size=st.integers(1, 1500), line=st.integers(0, 20))
+def test_coded_patches_may_end_anywhere(patches: bytes, size: int, line: int) -> None:
+    entries, begin = naive_entries(TABLE), len(TABLE)
+    assert entries is not None
+    data = np.frombuffer(TABLE + patches + b"\xff" * 40, np.uint8)
+    for stop in range(len(patches) + 1):
+        ours, theirs = np.zeros(size, np.uint8), np.zeros(size, np.uint8)
+        taken = delta.paint(data, begin, begin + stop, 0, 2, line, ours)
+        plain = naive_plain(patches[:stop], entries)
+        assert taken == (plain is not None and naive_paint(np.frombuffer(plain, np.uint8), line, theirs))
+        if taken:
+            np.testing.assert_array_equal(ours, theirs)
