@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.data.episode import Episode, check_bytes, field_of, usable_name
+from sharpwave.data.episode import Episode, check_bytes, existing, field_of, usable_name
 from sharpwave.spec import Field, Spec
 
 CHUNK_BYTES = 1 << 24
@@ -37,6 +38,20 @@ class Columns(Protocol):
 
     def close(self) -> None:
         """Close the files."""
+
+
+def open_columns(kind: str, place: str, columns: Callable[[Path], Columns]) -> ColumnSource:
+    """Open a file whose arrays are in the D4RL layout.
+
+    Raises: FileNotFoundError, ValueError; ModuleNotFoundError: ``columns`` needs a package.
+    """
+    path = existing(place, kind)
+    found = columns(path)
+    try:
+        return ColumnSource(f"{kind}:{path}", found)
+    except BaseException:
+        found.close()
+        raise
 
 
 class ColumnSource:

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.data.columns import ColumnSource
-from sharpwave.data.episode import existing
+from sharpwave.data.columns import ColumnSource, open_columns
 from sharpwave.data.packages import needed
 from sharpwave.native.interrupts import Lock
 
@@ -95,14 +94,8 @@ class Hdf5Columns:
 
 
 def open_hdf5(path: str) -> ColumnSource:
-    """Open an HDF5 file in the D4RL layout.  Raises: FileNotFoundError, ValueError, ModuleNotFoundError."""
-    found = existing(path, "hdf5")
-    columns = Hdf5Columns(found)
-    try:
-        return ColumnSource(f"hdf5:{found}", columns)
-    except BaseException:
-        columns.close()
-        raise
+    """Open an HDF5 file in the D4RL layout.  Raises: as ``open_columns``."""
+    return open_columns("hdf5", path, Hdf5Columns)
 
 
 class Hdf5Output(io.RawIOBase):

@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib import format as npy
 
-from sharpwave.data.columns import ColumnSource
-from sharpwave.data.episode import existing
+from sharpwave.data.columns import ColumnSource, open_columns
 
 SKIP_BYTES = 1 << 20
 UNREADABLE = (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, MemoryError, RuntimeError)
@@ -117,14 +116,8 @@ class NpzColumns:
 
 
 def open_npz(path: str) -> ColumnSource:
-    """Open an ``.npz`` file whose arrays are in the D4RL layout.  Raises: FileNotFoundError, ValueError."""
-    found = existing(path, "npz")
-    columns = NpzColumns(found)
-    try:
-        return ColumnSource(f"npz:{found}", columns)
-    except BaseException:
-        columns.close()
-        raise
+    """Open an ``.npz`` file in the D4RL layout.  Raises: as ``open_columns``."""
+    return open_columns("npz", path, NpzColumns)
 
 
 class NpzWriter:

@@ -14,7 +14,7 @@ from sharpwave.native.jit import njit
 from sharpwave.native.memory_ops import load_word
 from sharpwave.spec import START
 from sharpwave.views.log_arrays import LogArrays, read_arrays
-from sharpwave.views.transition_kernels import ENDED, ENDS, NO_EVENT, find_last_end, frame_of
+from sharpwave.views.transition_kernels import ENDED, find_last_end, frame_of, next_flagged
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
@@ -83,21 +83,6 @@ def find_ended(words: Ints, cursor: Int32s, tail: Int32s, spans: Int32s, runs: I
 
 
 @njit(nogil=True, cache=True)
-def _first_end(memory: Bytes, flags: int, begin: int, end: int) -> int:
-    """Return the first row of ``begin <= r < end`` with which an episode ends, by either way; ``end`` if there is
-    none."""
-    row = begin
-    while row < end:
-        if end - row >= 8 and load_word(memory, flags + row) & ENDS == NO_EVENT:
-            row += 8
-        elif memory[flags + row] & ENDED:
-            return row
-        else:
-            row += 1
-    return end
-
-
-@njit(nogil=True, cache=True)
 def _episode_begin(log: LogArrays, slot: int, row: int) -> tuple[int, int]:
     """Return the slot and row of the first step that is held of a step's episode, before any evicted step."""
     while True:
@@ -122,7 +107,7 @@ def _walk(log: LogArrays, spans: Int32s, slot: int, row: int, number: int) -> tu
     counted, last_slot, last_row = 0, slot, row
     while True:
         rows = int(log.rows[slot])
-        end = int(_first_end(log.memory, log.offset[FLAGS, slot], row, rows))
+        end = int(next_flagged(log.memory, log.offset[FLAGS, slot], row, rows, ENDED))
         known = min(end + 1, rows, int(spans[slot, 1]))  # none of a segment that was found damaged
         if known > row:
             if counted + known - row > number:

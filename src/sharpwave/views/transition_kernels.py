@@ -21,9 +21,10 @@ Floats = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
 
 ENDED = TERMINATED | TRUNCATED
-EVENTS, NO_EVENT = np.uint64((START | ENDED) * 0x0101010101010101), np.uint64(0)
+EACH = np.uint64(0x0101010101010101)
+"""A flag's factor, for that of each of eight steps."""
+EVENTS, ENDS, NO_EVENT = np.uint64(START | ENDED) * EACH, np.uint64(ENDED) * EACH, np.uint64(0)
 """Flags that begin and end episodes, in each of eight steps."""
-ENDS = np.uint64(ENDED * 0x0101010101010101)
 
 
 @njit(nogil=True, cache=True, inner=True)
@@ -38,6 +39,20 @@ def find_last_end(memory: Bytes, flags: int, begin: int, end: int) -> int:
         else:
             row -= 1
     return -1
+
+
+@njit(nogil=True, cache=True, inner=True)
+def next_flagged(memory: Bytes, flags: int, begin: int, end: int, wanted: int) -> int:
+    """Return the first row of ``begin <= r < end`` with any of the ``wanted`` flags; ``end`` if there is none."""
+    every, row = np.uint64(wanted) * EACH, begin
+    while row < end:
+        if end - row >= 8 and load_word(memory, flags + row) & every == NO_EVENT:
+            row += 8
+        elif memory[flags + row] & wanted:
+            return row
+        else:
+            row += 1
+    return end
 
 
 @njit(nogil=True, cache=True)
