@@ -247,7 +247,6 @@ class Store(StoreWriting, StoreAnnotations, StoreViews, StoreEpisodes):
                 self._log.clear()
             finally:
                 self._views.written()
-                self._gate.notify()
 
     def resize(
         self,

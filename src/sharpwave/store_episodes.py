@@ -11,7 +11,6 @@ from sharpwave.data.exporting import export as write_data_set
 from sharpwave.log import whole_episodes
 from sharpwave.log.step_log import StepLog
 from sharpwave.native.interrupts import Lock
-from sharpwave.sampling.limiters import Gate
 from sharpwave.validation import checked_lane
 from sharpwave.views.episodes import EpisodeReader, Episodes, Order, checked_lanes, checked_order, find, ordered
 from sharpwave.views.registry import Views
@@ -23,7 +22,6 @@ class StoreEpisodes:
     _log: StepLog
     _lock: Lock
     _views: Views
-    _gate: Gate
 
     def episodes(self, *, order: Order = "oldest", lanes: Any = None) -> Episodes:
         """Find the episodes of which steps are held, those under way included.
@@ -105,4 +103,3 @@ class StoreEpisodes:
                 return whole_episodes.drop(self._log, number, int(first), int(end))
             finally:
                 self._views.written()
-                self._gate.notify()

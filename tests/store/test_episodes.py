@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
+from sharpwave.sampling import limiters
 from sharpwave.views.episodes import EpisodeReader, StoredEpisode
 
 SPEC = sw.Spec(
@@ -189,8 +192,12 @@ def test_drop_steps_removes_an_episode_for_good(tmp_path: Path, on_disk: bool) -
             check(one, written[number])
 
 
-def test_an_append_that_waits_goes_on_once_steps_are_dropped() -> None:
-    """As after ``clear``: a queue has room again."""
+@pytest.mark.parametrize("evict", [lambda store: store.drop_steps(0, 0, 16), sw.Store.clear], ids=["drop", "clear"])
+def test_an_append_that_waits_is_told_of_dropped_steps(
+    monkeypatch: pytest.MonkeyPatch, evict: Callable[[sw.Store], object]
+) -> None:
+    """A queue has room again."""
+    monkeypatch.setattr(limiters, "LOOK_S", 60.0)  # it does not look by itself
     store = sw.Store(SPEC, capacity=10_000, segment_steps=8)
     queue = store.transitions(sampler=sw.Fifo(), max_times_sampled=1, limiter=sw.Queue(16))
     first, second = (episode(np.random.default_rng(seed), 16) for seed in (1, 2))
@@ -199,9 +206,17 @@ def test_an_append_that_waits_goes_on_once_steps_are_dropped() -> None:
         store.add_episode(whole=True, timeout=0.0, **second)
     assert not getattr(caught.value, "__notes__", [])  # nothing of it was left
     assert len(store) == 16
-    threading.Timer(0.1, store.drop_steps, (0, 0, 16)).start()
+
+    def drop() -> None:
+        while store.stats()["append_waits"] < 2:  # until it waits
+            time.sleep(0.001)
+        evict(store)
+
+    dropping, began = threading.Thread(target=drop), time.monotonic()
+    dropping.start()
     store.add_episode(whole=True, timeout=20.0, **second)
-    assert len(store) == len(queue) == 16
+    dropping.join()
+    assert time.monotonic() - began < 15 and len(store) == len(queue) == 16
 
 
 def test_drop_steps_leaves_an_episode_under_way_alone() -> None:

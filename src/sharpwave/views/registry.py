@@ -204,7 +204,7 @@ class Views(LogListener):
                 view.limiter.check(capacity, view.max_times_sampled)
 
     def written(self) -> None:
-        """Notify views that steps were appended, or can be sampled now."""
+        """Notify views, and threads that wait, that steps were appended or evicted, or can be sampled now."""
         for view in self:
             view.source.items.written()
         self._gate.notify()
