@@ -17,6 +17,7 @@ import uvicorn
 
 from sharpwave.viewer.app import make_app
 from sharpwave.viewer.guard import Guard
+from sharpwave.viewer.server import configured
 from sharpwave.viewer.sources import find_sources
 from sharpwave.viewer.watching import Watched
 
@@ -61,10 +62,7 @@ def serving(*paths: Path, token: str | None = None, read: bool = True) -> Iterat
     for one in watched if read else []:
         one.update()
     listening = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(
-        Guard(make_app(watched), frozenset({"own-name"}), token),
-        log_level="error", lifespan="off", ws="none", limit_concurrency=32, timeout_graceful_shutdown=1,
-    )  # fmt: skip
+    config = configured(Guard(make_app(watched), frozenset({"own-name"}), token))
     server = uvicorn.Server(config)
     thread = threading.Thread(target=lambda: server.run(sockets=[listening]), daemon=True)
     thread.start()

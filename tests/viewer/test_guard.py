@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 pytest.importorskip("starlette", reason="the viewer needs the extra view: pip install 'sharpwave[view]'")
 
+from sharpwave.viewer import connections
 from sharpwave.viewer.server import is_loopback
 from tests.cli.stores import make_store
 from tests.viewer.served import Server, serving
@@ -82,6 +84,44 @@ def test_long_and_malformed_requests(server: Server) -> None:
             connection.sendall(sent + b"\r\n\r\n")
             assert b" 200 " not in connection.recv(1000)
     assert server.ask("/").status == 200
+
+
+def closed(connection: socket.socket) -> bool:
+    """Whether the server closes a connection without an answer."""
+    try:
+        return not connection.recv(1)
+    except ConnectionResetError:
+        return True
+
+
+BEGUN = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: "
+
+
+def test_connections_that_are_held_keep_nobody_out(server: Server) -> None:
+    with contextlib.ExitStack() as stack:
+        held = []
+        for number in range(connections.MAX_CONNECTIONS + 20):
+            held.append(stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=20)))
+            held[-1].sendall(BEGUN[: 7 * (number % 5)])
+        for _ in range(3):
+            assert server.ask("/").status == server.ask("/api/sources").status == 200
+        assert closed(held[0])  # the longest held first
+
+
+def test_a_request_that_does_not_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "REQUEST_S", 0.2)
+    with serving(make_store(tmp_path / "store")) as slow:
+        address = "127.0.0.1", slow.port
+        with (
+            socket.create_connection(address, timeout=20) as idle,
+            socket.create_connection(address, timeout=20) as one,
+        ):
+            one.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" + BEGUN)  # a whole one, and part of another
+            answer = b""
+            while (part := one.recv(1 << 16)) and b"</html>" not in answer:
+                answer += part
+            assert b" 200 " in answer and closed(one) and closed(idle)
+        assert slow.ask("/").status == 200
 
 
 def test_a_token_is_asked_for(locked: Server) -> None:

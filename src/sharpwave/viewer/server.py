@@ -20,7 +20,6 @@ PORTS = 20
 """Ports that are tried, from the first on, if none is given."""
 NICENESS = 5
 NEEDED = ("starlette", "uvicorn", "PIL")
-MAX_CONNECTIONS = 64
 
 
 def serve(
@@ -63,12 +62,21 @@ def serve(
         if browser:
             with contextlib.suppress(webbrowser.Error):
                 webbrowser.open(url)
-        config = uvicorn.Config(
-            app, log_level="warning", access_log=False, server_header=False, limit_concurrency=MAX_CONNECTIONS,
-            timeout_graceful_shutdown=1, lifespan="off", ws="none", h11_max_incomplete_event_size=16 << 10,
-        )  # fmt: skip
         with contextlib.suppress(KeyboardInterrupt):
-            uvicorn.Server(config).run(sockets=[listening])
+            uvicorn.Server(configured(app)).run(sockets=[listening])
+
+
+def configured(app: Any) -> Any:
+    """Return the ``uvicorn.Config`` of a server of ``app``."""
+    import uvicorn
+
+    from sharpwave.viewer.connections import MAX_CONNECTIONS, Connection
+
+    return uvicorn.Config(
+        app, http=Connection, log_level="warning", access_log=False, server_header=False,
+        limit_concurrency=MAX_CONNECTIONS + 1, timeout_graceful_shutdown=1, lifespan="off", ws="none",
+        h11_max_incomplete_event_size=16 << 10,
+    )  # fmt: skip
 
 
 def is_loopback(host: str) -> bool:
