@@ -201,3 +201,11 @@ class SegmentWriter:
         with self._lock:
             self._log.end_episode(lane, None)
         return True
+
+    def seal(self) -> None:
+        """Hand over the open segments of lanes whose episodes have ended, before they are full."""
+        log = self._log
+        with self._lock:
+            for lane in range(log.lanes):
+                if log.index.rows[log.opened.slots[lane]] and log.opened.ended(lane):
+                    log.seal_open(lane)

@@ -60,7 +60,7 @@ def test_a_shard_that_is_killed_comes_back_with_every_acknowledged_step(tmp_path
                 counting(writer, STEPS * life + STEPS // 2, STEPS // 2)  # goes on while the shard is away
                 writer.flush()
             assert len(replay.sample(32)) == 32
-        assert sum(writer.acknowledged for writer in writers) >= 2 * 2 * (3 * STEPS - 8)
+        assert sum(writer.delivery.acknowledged for writer in writers) >= 2 * 2 * (3 * STEPS - 8)
         seen = actions(cluster, "all")
         # Every sealed step but the last of each lane, whose successor is not known; no break at a restart.
         for shard in {key[0] for key in seen}:
@@ -80,10 +80,10 @@ def test_a_cluster_lives_on_in_its_folder_and_writers_with_their_names(tmp_path:
             else sw.Cluster.open(tmp_path / "d") as cluster
         ):
             writer = cluster.writer(2, name="player", shard=1, segment_steps=8)
-            assert (writer.first_lane, len(cluster)) == (0, 2 * 100 * life)
+            assert (writer.delivery.first_lane, len(cluster)) == (0, 2 * 100 * life)
             counting(writer, 0, 100)
             writer.close()
-            assert cluster.writer(1, name="other", shard=1).first_lane == 2
+            assert cluster.writer(1, name="other", shard=1).delivery.first_lane == 2
         with pytest.raises(FileExistsError, match=r"Cluster\.open"):
             sw.Cluster(SPEC, shards=2, capacity=10_000, disk=tmp_path / "d")
 

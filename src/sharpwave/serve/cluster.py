@@ -17,6 +17,7 @@ from sharpwave.sampling.limiters import Limiter
 from sharpwave.sampling.protocol import Sampler
 from sharpwave.sampling.uniform import Uniform
 from sharpwave.serve.addresses import TCP, UNIX, Address, Security, machine
+from sharpwave.serve.delivery import Delivery
 from sharpwave.serve.link import Link
 from sharpwave.serve.local_shards import MAX_SHARDS, READY_S, LocalShards, Plan
 from sharpwave.serve.manifest import CLUSTER, Manifest, is_ours, new_folder
@@ -232,16 +233,14 @@ class Cluster:
         link = self.links[shard] if shard in alive else None
         if link is None:
             raise ValueError(f"writer: shard={shard!r}, expected one of {alive}")
-        return RemoteWriter(
-            self.spec,
+        delivery = Delivery(
             Link(link.address, self._security),
+            uuid.uuid4().hex if name is None else str(name),
             lanes,
-            name=uuid.uuid4().hex if name is None else str(name),
             durable=durability == "flush",
-            segment_steps=segment_steps,
-            codec=codec,
             timeout=timeout,
         )
+        return RemoteWriter(self.spec, delivery, codec=codec, segment_steps=segment_steps)
 
     # the whole
 

@@ -33,6 +33,8 @@ LOOK_S = 0.005
 QUARANTINE_S = 120.0
 """How long memory is kept from use that a lost shard may still be writing to."""
 MAX_AHEAD_STEPS = 1 << 24
+ATTEMPTS = 8
+"""How often a batch is asked for while shards are lost."""
 
 
 class Shards(Protocol):
@@ -106,6 +108,7 @@ class RemoteReplay(Generic[B]):
         self._pool = Pool(self._memory.make) if self._shares_memory() else Pool()
         self._quarantined: deque[tuple[float, Any]] = deque()
         self._ahead = 0  # items of batches that were asked for and have not come
+        self._why = ""  # the last shard was lost
         self.stale = 0
         self.connect()
 
@@ -362,19 +365,18 @@ class RemoteReplay(Generic[B]):
 
     def _collected(self, plan: _Plan, beta: float | None) -> B:
         """Wait for the shards' shares, and put them together."""
-        while True:
-            failed = False
-            for share, (link, connection, ticket) in zip(plan.shares, plan.tickets, strict=True):
-                failed |= not self._arrived(plan, share, link, connection, ticket)
-            if not failed:
+        for attempt in range(ATTEMPTS):
+            arrived = [
+                self._arrived(plan, share, link, connection, ticket)
+                for share, (link, connection, ticket) in zip(plan.shares, plan.tickets, strict=True)
+            ]
+            if all(arrived):
                 break
+            self._ahead -= len(plan.target.ids)
+            if attempt == ATTEMPTS - 1:
+                raise ShardLostError(f"sample: asked {ATTEMPTS} times, and a shard was lost each time: {self._why}")
             self.refresh()
-            plan.tickets.clear()
-            try:
-                self._again(plan)
-            except BaseException:
-                self._ahead -= len(plan.target.ids)
-                raise
+            self._again(plan)
         target = plan.target
         self._ahead -= len(target.ids)
         shards = np.empty(len(target.ids), np.int64)
@@ -394,7 +396,6 @@ class RemoteReplay(Generic[B]):
     def _again(self, plan: _Plan) -> None:
         """Ask for a batch again, of the shards that are left, into other memory."""
         fresh = self._submitted(len(plan.target.ids))
-        self._ahead -= len(plan.target.ids)
         plan.target, plan.blocks, plan.shares, plan.tickets = fresh.target, fresh.blocks, fresh.shares, fresh.tickets
 
     def _arrived(self, plan: _Plan, share: Share, link: Link | None, connection: int, ticket: int) -> bool:
@@ -405,7 +406,8 @@ class RemoteReplay(Generic[B]):
             if connection != link.connections:
                 raise ShardLostError("shard: its connection was made again")
             reply = link.wait(ticket)
-        except ShardLostError:
+        except ShardLostError as error:
+            self._why = str(error)
             # Its process may still write to the memory.
             self._quarantined.append((time.monotonic() + QUARANTINE_S, plan.blocks))
             self._lost(share.shard)
