@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,8 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
+from sharpwave.errors import DamagedError
+from sharpwave.viewer.app import Endpoints
 from tests.offline.written import SPEC, Writer, fill, observation
 from tests.viewer.served import serving
 
@@ -169,6 +172,42 @@ def test_arrows_move_through_an_episode(page: Any, made: Made) -> None:
     browser.back()
     until(browser, "return document.querySelector('.rowhead')")
     assert not complaints(browser)
+
+
+def test_frames_are_shown_as_loading_until_they_are_there(page: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And as failed where they cannot be read; an unread frame was black, as a dark one is."""
+    go_on, sheet = threading.Event(), Endpoints._sheet
+
+    def slow(*given: Any) -> bytes:
+        assert go_on.wait(60)
+        return sheet(*given)
+
+    def damaged(*given: Any) -> bytes:
+        raise DamagedError("made up")
+
+    monkeypatch.setattr(Endpoints, "_cached", lambda self, key: None)
+    states = "return ['loading', 'failed'].map((one) => document.querySelectorAll(`canvas.${one}`).length)"
+    browser = page("/?source=1")
+    browser.execute_cdp_cmd("Network.enable", {})
+    browser.execute_cdp_cmd("Network.setCacheDisabled", {"cacheDisabled": True})
+    try:
+        monkeypatch.setattr(Endpoints, "_sheet", slow)
+        page("/?source=1&tab=episode&lane=0&first=0")
+        until(browser, "return document.querySelector('.stage canvas.loading, .sheet canvas.loading')")
+        assert browser.execute_script(states)[1] == 0
+        colour = "return getComputedStyle(document.querySelector('.stage canvas')).backgroundColor"
+        assert browser.execute_script(colour) != "rgb(0, 0, 0)"
+        go_on.set()
+        until(browser, "return !document.querySelector('canvas.loading')")
+        assert browser.execute_script(states) == [0, 0] and not complaints(browser)
+        monkeypatch.setattr(Endpoints, "_sheet", damaged)
+        page("/?source=1&tab=episode&lane=0&first=0&step=1")
+        until(browser, "return document.querySelector('.stage canvas.failed')")
+        until(browser, "return document.querySelector('.sheet canvas.failed')")
+        assert browser.execute_script(states)[0] == 0 and complaints(browser)
+    finally:
+        go_on.set()
+        browser.execute_cdp_cmd("Network.disable", {})
 
 
 def test_thousands_of_episodes_are_listed_as_they_are_seen(page: Any) -> None:

@@ -50,6 +50,10 @@ export class Frames {
       end = Math.min(begin + this.size, this.episode.frames) - 1;
     sheet = load(this.source, this.episode, this.field, begin, end, this.size);
     sheet.image.addEventListener("load", () => this.onload());
+    sheet.image.addEventListener("error", () => {
+      sheet.failed = true;
+      this.onload();
+    });
     this.sheets.set(number, sheet);
     if (this.sheets.size > 24) this.sheets.delete(this.sheets.keys().next().value);
     return sheet;
@@ -64,7 +68,9 @@ export class Frames {
     if (canvas.width !== width || canvas.height !== height) Object.assign(canvas, { width, height });
     if (inside > this.size / 2 && (number + 1) * this.size < this.episode.frames) this.#sheet(number + 1);
     if (inside < this.size / 4 && number > 0) this.#sheet(number - 1);
-    if (!sheet.image.complete || !sheet.image.naturalWidth) return false;
+    const loaded = sheet.image.complete && sheet.image.naturalWidth > 0;
+    mark(canvas, loaded ? "" : sheet.failed ? "failed" : "loading");
+    if (!loaded) return false;
     canvas
       .getContext("2d")
       .drawImage(
@@ -80,6 +86,12 @@ export class Frames {
       );
     return true;
   }
+}
+
+/** Show whether a canvas waits for its picture ("loading"), or gets none ("failed"). */
+function mark(canvas, state) {
+  for (const one of ["loading", "failed"]) canvas.classList.toggle(one, one === state);
+  canvas.toggleAttribute("aria-busy", state === "loading");
 }
 
 /** Begin to load a picture of `count` evenly spaced frames. */
@@ -122,12 +134,16 @@ export function thumbnails(source, episode, field, count, side, make) {
   const canvases = steps.map((step, place) => {
     const canvas = document.createElement("canvas");
     Object.assign(canvas, { width: w, height: h, className: "pixel" });
+    mark(canvas, "loading");
     return make(canvas, step, place);
   });
   const { image } = load(source, episode, field, 0, last, count, side);
+  const inside = (one) => (one instanceof HTMLCanvasElement ? one : one.querySelector("canvas"));
+  image.addEventListener("error", () => canvases.forEach((one) => mark(inside(one), "failed")));
   image.addEventListener("load", () =>
     canvases.forEach((one, place) => {
-      const canvas = one instanceof HTMLCanvasElement ? one : one.querySelector("canvas");
+      const canvas = inside(one);
+      mark(canvas, "");
       const cellWidth = image.naturalWidth / Math.min(columns, steps.length),
         cellHeight = image.naturalHeight / Math.ceil(steps.length / columns);
       canvas.width = cellWidth;
