@@ -13,7 +13,7 @@ from rich.console import Console
 from torch import nn
 
 import sharpwave as sw
-from sharpwave.cli.train import summary_table
+from sharpwave.cli.run_tables import summary_table
 from sharpwave.configuration import leaves
 from sharpwave.errors import NewerVersionError
 from sharpwave.training.checkpoints import NO_STATE, checkpoints

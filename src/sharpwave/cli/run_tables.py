@@ -1,0 +1,69 @@
+"""What ``sharpwave train`` prints of a run: its settings before, its summary after."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sharpwave.configuration import leaves
+from sharpwave.training.text import printable
+
+if TYPE_CHECKING:
+    from sharpwave.training.recipes.recipe import Recipe
+
+
+def settings_table(name: str, recipe: Recipe) -> Any:
+    """Return a table of the settings by group."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=f"Recipe {name}", title_justify="left", box=None, show_header=False, padding=(0, 2, 0, 0))
+    groups: dict[str, list[str]] = {}
+    for leaf in leaves(recipe):
+        value = leaf.value
+        shown = "-" if value is None or value == "" else f"{value:,}" if type(value) is int else str(value)
+        groups.setdefault(leaf.field.metadata["group"], []).append(f"{leaf.name}={shown}")
+    for group, settings in groups.items():
+        table.add_row(f"[bold]{group}", Text("  ".join(settings)))
+    return table
+
+
+def evaluation_text(evaluation: dict[str, Any]) -> str:
+    """Format an evaluation as one line."""
+    count = len(evaluation["scores"])
+    return (
+        f"{evaluation['mean']:,.2f} (lowest {evaluation['min']:g}) of {count}, weights of step {evaluation['steps']:,}"
+    )
+
+
+def summary_table(folder: Path, summary: dict[str, Any]) -> Any:
+    """Return a run's summary, to be printed with ``crop=False``."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    from sharpwave.training.text import byte_text, duration_text, number_text, quoted, step_bytes_text
+
+    ended = "Ended, " if summary["reason"].startswith("interrupted") else "Ended by "
+    title = Text(printable(ended + summary["reason"]), style="table.title")
+    table = Table(title=title, title_justify="left", box=None, show_header=False)
+    for name, key in (("held-out mean", "held_out"), ("on fresh seeds", "final")):
+        if summary.get(key) is not None:
+            table.add_row(name, evaluation_text(summary[key]))
+    if summary.get("held_out") is None:
+        table.add_row("held-out mean", "- (none was due, or scores were too low: --evaluate-every, --evaluate-from)")
+    if "data" in summary:
+        table.add_row("updates", f"{summary['updates']:,}")
+    else:
+        table.add_row("training mean of 100", number_text(summary["mean_reward"]))
+        table.add_row("episodes", f"{summary['episodes']:,}")
+        table.add_row("steps, updates", f"{summary['steps']:,}, {summary['updates']:,}")
+    table.add_row("time", duration_text(summary["minutes"] * 60))
+    replay = f"{summary['replay_steps']:,} steps in {byte_text(summary['replay_bytes'])}"
+    table.add_row("replay memory", f"{replay}; {step_bytes_text(summary)}")
+    below = {"folder": printable(str(folder)), "evaluate": f"sharpwave eval {quoted(folder)}"}
+    if summary["reason"].startswith("interrupted"):
+        below["resume"] = f"sharpwave train --resume {quoted(folder)}"
+    # Not cells of the table, which would be cut at the terminal's width: users copy these commands.
+    lines = [Text(f" {name:<20}  {text}", no_wrap=True, overflow="ignore") for name, text in below.items()]
+    return Group(table, *lines)
