@@ -250,6 +250,11 @@ class Cluster:
         tickets = [(link, link.submit(kind, head or {})) for link in links]
         return [link.wait(ticket).head for link, ticket in tickets]
 
+    @property
+    def recovery(self) -> None:
+        """``None``: shards say in their logs what was damaged when they were opened."""
+        return None
+
     def __len__(self) -> int:
         """Return the number of steps that the shards hold."""
         return sum(int(one["steps"]) for one in self._call(Request.DESCRIBE))
@@ -257,8 +262,16 @@ class Cluster:
     def stats(self) -> dict[str, Any]:
         """Return every shard's ``Store.stats()`` under ``shards``, and sums of the numbers that add up."""
         each = [one["stats"] for one in self._call(Request.STATS)]
-        names = ("steps", "total_steps", "evicted_steps", "segments", "lanes", "total_bytes")
-        return {name: sum(one[name] for one in each) for name in names} | {"shards": each}
+        names = ("steps", "total_steps", "evicted_steps", "segments", "lanes", "total_bytes", "fixed_bytes")
+        sums = {name: sum(one[name] for one in each) for name in names}
+        steps = max(1, sums["steps"])
+        encoded = sum(one["encoded_bytes_per_step"] * one["steps"] for one in each) / steps
+        means = {"bytes_per_step": sums["total_bytes"] / steps, "encoded_bytes_per_step": encoded}
+        return sums | means | {"shards": each}
+
+    def annotate(self, lane: None, values: Mapping[str, Any]) -> None:
+        """Annotate the stores of all shards: as ``Store.annotate`` with ``lane=None``."""
+        self._call(Request.ANNOTATE, {"values": dict(values)})
 
     def flush(self) -> None:
         """Write all that the shards hold to their disks.  Raises: OSError, ShardLostError."""

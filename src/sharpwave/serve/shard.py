@@ -102,6 +102,7 @@ class Shard:
             Request.RESUME: self._resume,
             Request.CHECKPOINT: self._checkpoint,
             Request.CLEAR: self._clear,
+            Request.ANNOTATE: self._annotate,
             Request.FORGET: self._forget,
         }
 
@@ -402,6 +403,10 @@ class Shard:
         self._keep_leases(path.with_name(f"{path.name}-{LEASES}"))
         on_disk = "disk" in self.store.stats()
         return {"total_steps": self.store.total_steps, "steps": len(self.store), "on_disk": on_disk}, {}
+
+    def _annotate(self, client: Client, frame: Frame) -> Reply:
+        self.store.annotate(None, frame.head["values"])
+        return {}, {}
 
     def _clear(self, client: Client, frame: Frame) -> Reply:
         self.store.clear()

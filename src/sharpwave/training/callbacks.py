@@ -90,7 +90,7 @@ class Training:
 
     recipe: Recipe
     agent: Agent
-    store: sw.Store
+    store: sw.Store | sw.Cluster
     view: Any
     experience: Experience
     state: TrainingState

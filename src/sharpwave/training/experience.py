@@ -72,9 +72,17 @@ class LocalExperience:
     max_updates: int | None = None
 
     def __init__(
-        self, env: Any, agent: Agent, store: sw.Store, seed: int, progress: Progress, hooks: ActorHooks | None = None
+        self,
+        env: Any,
+        agent: Agent,
+        store: sw.Store | sw.Cluster,
+        seed: int,
+        progress: Progress,
+        hooks: ActorHooks | None = None,
     ) -> None:
-        self._recorded, self._agent = sw.Recorder(env, store), agent
+        self._writer = store.writer(env.num_envs) if isinstance(store, sw.Cluster) else None
+        target: Any = store if self._writer is None else self._writer
+        self._recorded, self._agent = sw.Recorder(env, target), agent
         self._seed, self._progress = seed, progress
         self._lanes = int(env.num_envs)
         self._sums = EpisodeSums(self._lanes)
@@ -94,6 +102,8 @@ class LocalExperience:
 
     def __exit__(self, *_: object) -> None:
         self._hooks.end()  # the environments are the caller's
+        if self._writer is not None:
+            self._writer.close()
 
     def request(self) -> None:
         """Choose actions and begin to step the environments."""

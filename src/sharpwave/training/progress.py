@@ -132,7 +132,7 @@ class Progress:
             **({"figures": dict(episode.figures)} if episode.figures else {}),
         }
 
-    def report(self, schedules: Mapping[str, float], scores: Scores, store: sw.Store) -> Metrics:
+    def report(self, schedules: Mapping[str, float], scores: Scores, store: sw.Store | sw.Cluster) -> Metrics:
         """Describe the run, and reset the metrics that are averaged over updates.
 
         ``loss`` is the last update's, ``avg_loss`` a running mean; ``learner`` has the means of the agent's other

@@ -138,7 +138,7 @@ class Saved:
     report: Metrics
     state: TrainingState
     ended: str | None
-    memory: tuple[sw.Store, Any, str] | None
+    memory: tuple[sw.Store | sw.Cluster, Any, str] | None
 
 
 def _newest_whole(folder: Path, config: Config, env: setup.Env, agent: Agent, say: Callable[[str], None]) -> Saved:
@@ -185,7 +185,7 @@ def _load(
 
 def _memory(
     folder: Path, config: Config, env: setup.Env, agent: Agent, saved: Path | None, say: Callable[[str], None]
-) -> tuple[sw.Store, Any, str]:
+) -> tuple[sw.Store | sw.Cluster, Any, str]:
     """Open the replay memory of a checkpoint, or make a new one; on disk it replaces the run's previous memory."""
     if not config.recipe.replay.disk_limit:
         return *setup.memory(config.recipe, env, agent, None, saved), ""

@@ -130,7 +130,7 @@ class Run:
     config: Config
     env: setup.Env
     agent: Agent
-    store: sw.Store
+    store: sw.Store | sw.Cluster
     view: Any
     state: TrainingState
     callbacks: tuple[Callback, ...] = ()
@@ -208,7 +208,7 @@ class Run:
         return LocalExperience(self.env, self.agent, self.store, recipe.training.seed, progress, hooks)
 
 
-def let_go(store: sw.Store, say: Callable[[str], None]) -> None:
+def let_go(store: sw.Store | sw.Cluster, say: Callable[[str], None]) -> None:
     """Close the replay memory; report an error instead of raising it, which would hide how the run ended."""
     try:
         store.close()

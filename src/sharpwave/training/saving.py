@@ -45,13 +45,14 @@ class Saver(Callback):
         run: str,
         recipe: Recipe,
         agent: Agent,
-        store: sw.Store,
+        store: sw.Store | sw.Cluster,
         view: Any,
         state: TrainingState,
         say: Callable[[str], None],
     ) -> None:
         self._folder, self._run, self._recipe, self._agent = folder, run, recipe, agent
-        self._store = store if recipe.replay.save_replay else None
+        # A cluster keeps the replay memory itself.
+        self._store = store if recipe.replay.save_replay and isinstance(store, sw.Store) else None
         self._blend = view if recipe.replay.save_replay and isinstance(view, DemonstratedReplay) else None
         self._state, self._say = state, say
         self._counted = state.scores.count  # episodes that had ended by the previous checkpoint

@@ -111,8 +111,10 @@ def check_segments(recipe: Recipe, spec: sw.Spec) -> None:
 
 def memory(
     recipe: Recipe, env: Env, agent: Agent, disk: Path | None = None, saved: Path | None = None
-) -> tuple[sw.Store, Any]:
+) -> tuple[sw.Store | sw.Cluster, Any]:
     """Make the store for the steps of ``agent`` in ``env``, and the view that the agent learns from.
+
+    With an address to connect to it is the cluster there, with what it holds.
 
     Args:
         disk: a new or empty folder; used only by recipes with ``disk_limit``.
@@ -124,6 +126,8 @@ def memory(
     spec = step_spec(env, agent)
     if recipe.actors.count:
         check_segments(recipe, spec)
+    if recipe.replay.connect:
+        return _served(recipe, spec, agent)
     disk = disk if recipe.replay.disk_limit else None
     if saved is not None:
         store = sw.Store.open(saved, disk=disk)
@@ -150,6 +154,23 @@ def memory(
         return store, settings.open(store, name, seed)
     except BaseException:
         store.close()
+        raise
+
+
+def _served(recipe: Recipe, spec: sw.Spec, agent: Agent) -> tuple[sw.Cluster, Any]:
+    """Connect to the cluster that is to be the replay memory.  Raises: ValueError, ConnectionError."""
+    settings = agent.replay()
+    if recipe.offline or isinstance(settings, BlendedSettings):
+        raise ValueError(
+            f"--connect {recipe.replay.connect}: this recipe learns from stored data too, which must be in this "
+            "process; leave --connect out"
+        )
+    cluster = sw.Cluster(spec, address=recipe.replay.connect, seed=recipe.training.seed)
+    try:
+        cluster.annotate(None, about(recipe.env))
+        return cluster, settings.open(cluster, "learner", recipe.training.seed)
+    except BaseException:
+        cluster.close()
         raise
 
 

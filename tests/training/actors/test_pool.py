@@ -82,6 +82,7 @@ def test_it_learns_at_the_ratio_replaces_who_dies_and_ends_when_that_is_too_ofte
 
     trained = Trained(recipe, Meddler())
     last, kept, store, agent = trained.last, trained.kept, trained.store, trained.agent
+    assert isinstance(store, sw.Store)
     assert len(killed) == 2 and not actors_of()
     assert trained.training.error is not None and last["actor_restarts"] == 1
     assert "actor 1 died of: signal SIGKILL; it had been restarted as often as --actor-restarts 1" in last["reason"]

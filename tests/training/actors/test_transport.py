@@ -15,6 +15,7 @@ from sharpwave.training.actors.transport import (
     MAX_FRAME_BYTES,
     MAX_READ_BYTES,
     Arrival,
+    Delivered,
     Failure,
     Inbox,
     Message,
@@ -53,6 +54,8 @@ def test_what_is_sent_is_received_in_order():
     for at in range(1_500):
         if at % 10 == 0:
             sent.append(Episode(rng.normal(), int(rng.integers(0, 10_000)), int(rng.integers(0, 99))))
+        elif at % 10 == 1:
+            sent.append(Delivered(int(rng.integers(1, 64)), int(rng.integers(0, 2**40))))
         else:
             sent.append(random_arrival(rng, known))
     sent.append(Failure("Traceback: Grüße"))
@@ -65,6 +68,8 @@ def test_what_is_sent_is_received_in_order():
                 outbox.send_segment(message)
             elif isinstance(message, Episode):
                 outbox.send_episode(message)
+            elif isinstance(message, Delivered):
+                outbox.send_delivered(message)
             else:
                 outbox.send_failure(message.text)
         theirs.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
@@ -11,6 +12,7 @@ from sharpwave.training.actor_callbacks import MakeActorCallback
 from sharpwave.training.actors.counters import Counters
 from sharpwave.training.actors.pool import ActorPool, ActorsDiedError
 from sharpwave.training.actors.staleness import Staleness
+from sharpwave.training.actors.transport import Delivered
 from sharpwave.training.actors.weights import shared_weights
 from sharpwave.training.experience import Arrived
 from sharpwave.training.failures import CallbackError
@@ -36,7 +38,7 @@ class ActorExperience:
         self,
         recipe: Recipe,
         agent: Agent,
-        store: sw.Store,
+        store: sw.Store | sw.Cluster,
         progress: Progress,
         say: Callable[[str], None] = lambda text: None,
         callbacks: Sequence[MakeActorCallback] = (),
@@ -47,6 +49,7 @@ class ActorExperience:
         self._staleness = Staleness(progress, self._batch_size)
         self._published_at = progress.steps
         self._died: RuntimeError | None = None
+        self._name = uuid.uuid4().hex
         first_step, self._first_update = progress.ratio_since
         self._pool = ActorPool(
             recipe,
@@ -57,6 +60,7 @@ class ActorExperience:
             progress.steps - first_step,
             say=say,
             callbacks=callbacks,
+            shards=self._shard,
         )
 
     @property
@@ -87,9 +91,14 @@ class ActorExperience:
                 if isinstance(message, Episode):
                     episodes.append(message)
                     continue
+                if isinstance(message, Delivered):
+                    self._staleness.arrived(message.steps, message.version)
+                    steps += message.steps
+                    continue
                 segment = message.segment
+                assert isinstance(self._store, sw.Store)
                 self._store.add_segment(segment.packed, segment.dictionaries, td_error=message.td_error)
-                self._staleness.arrived(message)
+                self._staleness.arrived(segment.steps, message.version)
                 steps += segment.steps
         except (ActorsDiedError, CallbackError) as error:
             self._died = error
@@ -116,5 +125,14 @@ class ActorExperience:
 
         A lane that has steps skips one number, which marks a gap: unsent steps of its previous actor may be lost.
         """
+        if isinstance(self._store, sw.Cluster):
+            return [0] * lanes  # the shard says
         known = [*self._store.lane_steps[lane : lane + lanes].tolist(), *[0] * lanes][:lanes]
         return [step + (step > 0) for step in known]
+
+    def _shard(self, actor: int) -> tuple[str, str] | None:
+        """Return where an actor's steps go, and the name of its lanes there: its successor goes on with them."""
+        if not isinstance(self._store, sw.Cluster):
+            return None
+        addresses = [str(link.address) for link in self._store.links if link is not None]
+        return addresses[actor % len(addresses)], f"{self._name}-actor-{actor}"

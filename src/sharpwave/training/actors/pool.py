@@ -15,7 +15,7 @@ import numpy as np
 
 from sharpwave.training.actor_callbacks import MakeActorCallback
 from sharpwave.training.actors.counters import CONTEXT, Counters
-from sharpwave.training.actors.transport import Arrival, Failure, Inbox
+from sharpwave.training.actors.transport import Arrival, Delivered, Failure, Inbox
 from sharpwave.training.actors.weights import SharedWeights
 from sharpwave.training.actors.worker import TERMINAL_SIGNALS, Task, act, actor_seed
 from sharpwave.training.failures import CallbackError, ProcessDiedError, cause_of_death
@@ -62,6 +62,7 @@ class ActorPool:
         hung_s: seconds without a heartbeat after which an actor is killed and replaced.
         say: called with a sentence about each actor that is silent or replaced.
         callbacks: factories of actor callbacks, called in each actor's process.
+        shards: function (actor) -> ``Task.shard``.
 
     Attributes:
         restarts: actors restarted so far.
@@ -79,7 +80,9 @@ class ActorPool:
         hung_s: float = HUNG_S,
         say: Callable[[str], None] = lambda text: None,
         callbacks: Sequence[MakeActorCallback] = (),
+        shards: Callable[[int], tuple[str, str] | None] = lambda actor: None,
     ) -> None:
+        self._shards = shards
         self._say, self._callbacks = say, tuple(callbacks)
         self.recipe, self.counters, self.weights, self._own = recipe, counters, weights, own_parts(recipe)
         self.restarts = 0
@@ -102,7 +105,7 @@ class ActorPool:
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
         self.close()
 
-    def receive(self, timeout_s: float) -> Iterator[Arrival | Episode]:
+    def receive(self, timeout_s: float) -> Iterator[Arrival | Delivered | Episode]:
         """Yield what the actors have sent, waiting up to ``timeout_s`` for the first message.
 
         The messages of a dead actor are received to the last before the next call replaces it.
@@ -124,7 +127,7 @@ class ActorPool:
             if dead or self._hangs(seat, passed):
                 yield from self._buried(seat)
 
-    def _heard(self, seat: _Seat) -> Iterator[Arrival | Episode]:
+    def _heard(self, seat: _Seat) -> Iterator[Arrival | Delivered | Episode]:
         assert seat.inbox is not None
         try:
             messages = seat.inbox.receive()
@@ -138,6 +141,8 @@ class ActorPool:
                 continue
             if isinstance(message, Arrival):
                 seat.received += message.segment.steps
+            elif isinstance(message, Delivered):
+                seat.received += message.steps
             yield message
 
     def _failed(self, seat: _Seat, failure: Failure) -> None:
@@ -161,7 +166,7 @@ class ActorPool:
         seat.failure = f"it was silent for {self._hung_s:g} s"
         return True
 
-    def _buried(self, seat: _Seat) -> Iterator[Arrival | Episode]:
+    def _buried(self, seat: _Seat) -> Iterator[Arrival | Delivered | Episode]:
         """Kill an actor, yield the messages that it has sent and free its slot."""
         seat.process.kill()
         seat.process.join()
@@ -201,6 +206,7 @@ class ActorPool:
             actor_seed(self.recipe, self._run_steps, seat.number, seat.restarts),
             self._inserts,
             self._callbacks,
+            self._shards(seat.number),
             self._own,
         )
         ours, theirs = CONTEXT.Pipe(duplex=False)

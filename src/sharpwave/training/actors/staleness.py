@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from sharpwave.training.actors.transport import Arrival
 from sharpwave.training.progress import Metrics, Progress
 
 MAX_VERSIONS = 4096
@@ -32,12 +31,11 @@ class Staleness:
         if len(self._published) > MAX_VERSIONS:
             self._published.popitem(last=False)
 
-    def arrived(self, arrival: Arrival) -> None:
-        """Count the steps of a segment that has arrived."""
-        steps = arrival.segment.steps
-        then = self._published.get(arrival.version, next(iter(self._published.values())))
+    def arrived(self, steps: int, version: int) -> None:
+        """Count the steps of a segment that has arrived, which weights of ``version`` made."""
+        then = self._published.get(version, next(iter(self._published.values())))
         self._count += steps
-        self._versions += steps * (self._latest - arrival.version)
+        self._versions += steps * (self._latest - version)
         self._steps += steps * (self._progress.steps - then)
 
     def report(self) -> Metrics:

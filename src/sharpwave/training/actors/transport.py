@@ -17,9 +17,10 @@ from sharpwave.segment_writer import SealedSegment
 from sharpwave.training.scores import Episode
 
 FRAME = struct.Struct("<II")  # kind, bytes that follow
-SEGMENT, EPISODE, FAILURE, CALLBACK_FAILURE = 1, 2, 3, 4
+SEGMENT, EPISODE, FAILURE, CALLBACK_FAILURE, DELIVERED = 1, 2, 3, 4, 5
 ABOUT_SEGMENT = struct.Struct("<QQQIII")  # lane, first step, weights' version; steps, TD errors, dictionaries
 ABOUT_DICTIONARY = struct.Struct("<QI")  # key; bytes that follow, 0: the learner has the dictionary already
+ABOUT_DELIVERED = struct.Struct("<IQ")  # steps, weights' version
 ABOUT_EPISODE = struct.Struct("<dQI")  # reward, steps, lane; then its figures as JSON, if it has any
 MAX_FRAME_BYTES = 1 << 30
 """Size limit of a frame, and so of what the learner buffers of an incomplete one."""
@@ -44,6 +45,14 @@ class Arrival:
 
 
 @dataclass(frozen=True)
+class Delivered:
+    """Steps of a segment that went to a shard instead; ``version`` as of an ``Arrival``."""
+
+    steps: int
+    version: int
+
+
+@dataclass(frozen=True)
 class Failure:
     """Traceback of an actor that failed.
 
@@ -55,7 +64,7 @@ class Failure:
     by_callback: bool = False
 
 
-Message = Arrival | Episode | Failure
+Message = Arrival | Delivered | Episode | Failure
 
 
 class _Remembered:
@@ -107,6 +116,10 @@ class Outbox:
                 f"a segment takes {nbytes:,} bytes, expected at most {MAX_FRAME_BYTES:,}; give fewer --segment-steps"
             )
         self._send(SEGMENT, b"".join(parts))
+
+    def send_delivered(self, delivered: Delivered) -> None:
+        """Tell the learner of steps that a shard got."""
+        self._send(DELIVERED, ABOUT_DELIVERED.pack(delivered.steps, delivered.version))
 
     def send_episode(self, episode: Episode) -> None:
         """Send the score, the length and the figures of an episode that has ended."""
@@ -178,10 +191,12 @@ class Inbox:
             reward, steps, lane = ABOUT_EPISODE.unpack_from(content)
             said = json.loads(content[ABOUT_EPISODE.size :] or b"{}")
             return Episode(reward, steps, lane, {str(name): float(value) for name, value in said.items()})
+        if kind == DELIVERED:
+            return Delivered(*ABOUT_DELIVERED.unpack_from(content))
         if kind in (FAILURE, CALLBACK_FAILURE):
             return Failure(content.decode(errors="replace"), kind == CALLBACK_FAILURE)
         if kind != SEGMENT:
-            raise ValueError(f"a frame of kind {kind} from an actor, expected {SEGMENT} to {CALLBACK_FAILURE}")
+            raise ValueError(f"a frame of kind {kind} from an actor, expected {SEGMENT} to {DELIVERED}")
         lane, first_step, version, steps, errors, count = ABOUT_SEGMENT.unpack_from(content)
         at = ABOUT_SEGMENT.size
         dictionaries = {}

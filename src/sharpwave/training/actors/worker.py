@@ -23,10 +23,13 @@ from sharpwave.agents.protocol import ViewSettings
 from sharpwave.recorder import Recorder
 from sharpwave.sampling.limiters import Cursor, SamplesPerInsert
 from sharpwave.segment_writer import SealedSegment, SegmentWriter
+from sharpwave.serve.addresses import Address, Security
+from sharpwave.serve.delivery import Delivery
+from sharpwave.serve.link import Link
 from sharpwave.training import setup
 from sharpwave.training.actor_callbacks import Actor, ActorHooks, MakeActorCallback, Stepped
 from sharpwave.training.actors.counters import Counters
-from sharpwave.training.actors.transport import Arrival, Outbox
+from sharpwave.training.actors.transport import Arrival, Delivered, Outbox
 from sharpwave.training.actors.weights import SharedWeights, load
 from sharpwave.training.failures import CallbackError
 from sharpwave.training.own_parts import OwnParts
@@ -54,6 +57,7 @@ class Task:
         seed: seed of its environments and of its exploration.
         inserts: steps that count towards the replay ratio and were made before this learner process began.
         callbacks: factories of actor callbacks.
+        shard: address of the shard that takes its steps, and the name of its lanes there; ``None``: the learner does.
         own: what the learner's program has registered.
     """
 
@@ -64,6 +68,7 @@ class Task:
     seed: int
     inserts: int
     callbacks: tuple[MakeActorCallback, ...] = ()
+    shard: tuple[str, str] | None = None
     own: OwnParts = field(default_factory=OwnParts)
 
 
@@ -141,12 +146,19 @@ class _Actor:
         self.env = setup.environments(recipe, self.lanes)
         self.agent = setup.agent(recipe, self.env, seed=[task.seed, 1])
         self.replay = self.agent.replay()
+        self._first_lane, self._first_steps = task.first_lane, list(task.first_steps)
+        self._delivery: Delivery | None = None
+        if task.shard is not None:
+            address, name = task.shard
+            self._delivery = Delivery(Link(Address.parse(address), Security.of(None)), name, self.lanes)
+            self._first_lane = self._delivery.first_lane
+            self._first_steps = [step + (step > 0) for step in self._delivery.lane_steps]
         self.writer = SegmentWriter(
             setup.step_spec(self.env, self.agent),
             self.lanes,
             self._sealed,
-            first_lane=task.first_lane,
-            first_steps=task.first_steps,
+            first_lane=self._first_lane,
+            first_steps=self._first_steps,
             codec=recipe.replay.codec,
             segment_steps=recipe.actors.segment_steps,
         )
@@ -195,6 +207,9 @@ class _Actor:
         if self._hooks.failure is not None:
             raise self._hooks.failure
         self.env.close()
+        if self._delivery is not None:
+            self._delivery.flush()
+            self._delivery.close()
 
     def _may_go_on(self, limiter: SamplesPerInsert) -> bool:
         """Wait until the learner has caught up; return False if it stops the actors."""
@@ -219,13 +234,17 @@ class _Actor:
     def _send_ready(self) -> None:
         while self._waiting:
             segment = self._waiting[0]
-            lane = segment.lane - self.task.first_lane
-            first = segment.first_step - self.task.first_steps[lane]
+            lane = segment.lane - self._first_lane
+            first = segment.first_step - self._first_steps[lane]
             if self.errors is not None and first + segment.steps > self.errors.known:
                 break
             version = self._versions[first - self._steps]
             errors: Any = None if self.errors is None else self.errors.of(lane, first, segment.steps)
-            self.outbox.send_segment(Arrival(segment, version, errors))
+            if self._delivery is None:
+                self.outbox.send_segment(Arrival(segment, version, errors))
+            else:
+                self._delivery.put(segment, errors)
+                self.outbox.send_delivered(Delivered(segment.steps, version))
             self._waiting.popleft()
 
 

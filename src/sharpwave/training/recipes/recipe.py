@@ -35,6 +35,9 @@ class ReplaySettings:
     codec: str = setting(
         "auto", "codec that compresses frames", MEMORY, choices=("auto", "patches", "delta", "zstd", "raw")
     )
+    connect: str = setting(
+        "", "address of `sharpwave serve` that keeps the replay memory, HOST:PORT; empty: this process does", MEMORY
+    )
     save_replay: bool = setting(
         True, "checkpoints hold the replay memory; without it a resumed run fills a new one before it learns", RUN
     )
