@@ -16,9 +16,9 @@ CHUNK = 4 * PAGE
 class ArenaMachine(RuleBasedStateMachine):
     """Ranges are filled with a number each; whoever overlaps another overwrites it."""
 
-    @initialize(chunks=st.integers(4, 9))
-    def build(self, chunks: int) -> None:
-        self.arena = Arena(chunks * CHUNK, CHUNK)
+    @initialize(chunks=st.integers(4, 9), across=st.booleans())
+    def build(self, chunks: int, across: bool) -> None:
+        self.arena, self.across = Arena(chunks * CHUNK, CHUNK, across=across), across
         self.ranges: dict[int, tuple[int, int, bool]] = {}  # mark -> (offset, bytes, reserved)
         self.mark = 0
         self.reserved: set[int] = set()
@@ -27,12 +27,14 @@ class ArenaMachine(RuleBasedStateMachine):
         if offset is None:
             return
         assert offset >= 0 and offset + nbytes <= len(self.arena.memory) and offset % 8 == 0
-        assert offset // CHUNK == (offset + nbytes - 1) // CHUNK, "a range lies across two chunks"
+        chunks = {offset // CHUNK, (offset + nbytes - 1) // CHUNK}
+        assert len(chunks) == 1 or (self.across and not whole), "a range lies across two chunks"
         self.mark = self.mark % 255 + 1
         while self.mark in self.ranges:
             self.mark = self.mark % 255 + 1
-        for where, _, other in self.ranges.values():
-            assert other == whole or where // CHUNK != offset // CHUNK, "rows being written keep a segment's chunk"
+        for where, size, other in self.ranges.values():
+            theirs = {where // CHUNK, (where + size - 1) // CHUNK}
+            assert other == whole or not theirs & chunks, "rows being written keep a segment's chunk"
         self.arena.memory[offset : offset + nbytes] = self.mark
         self.ranges[self.mark] = (offset, nbytes, whole)
 
@@ -49,7 +51,8 @@ class ArenaMachine(RuleBasedStateMachine):
             self.take(offset, nbytes, False)
         if offsets and len(offsets) < len(sizes):
             following = self.arena.allocate(sizes[len(offsets)])
-            assert following is None or following // CHUNK != offsets[-1] // CHUNK, "there was room for more"
+            end = following and (following + sizes[len(offsets)] - 1) // CHUNK
+            assert end is None or end != offsets[-1] // CHUNK, "there was room for more"
             self.take(following, sizes[len(offsets)], False)
 
     @precondition(lambda self: len(self.ranges) < 190)
@@ -143,3 +146,26 @@ def test_address_space_that_there_is_not_is_refused() -> None:
 
 def test_the_memory_begins_as_zeros() -> None:
     assert not np.any(Arena(4 * CHUNK, CHUNK).memory)
+
+
+def test_ranges_in_order_lie_across_chunks_and_leave_no_end_unused() -> None:
+    """A ring of eight chunks, of ranges of two thirds of a chunk: eight would fit otherwise."""
+    nbytes, arena = 2 * CHUNK // 3 // 8 * 8, Arena(8 * CHUNK, CHUNK, across=True)
+    held = [arena.allocate(nbytes) for _ in range(10)]
+    assert None not in held and arena.committed_bytes <= 10 * nbytes + PAGE
+    for _ in range(100):  # round and round
+        oldest = held.pop(0)
+        assert oldest is not None
+        arena.free(oldest, nbytes)
+        held.append(arena.allocate(nbytes))
+        assert held[-1] is not None
+        assert arena.used_bytes == 10 * nbytes
+
+
+def test_a_range_does_not_reach_into_a_chunk_beyond_the_limit() -> None:
+    arena = Arena(8 * CHUNK, CHUNK, across=True)
+    arena.limit_bytes = CHUNK + PAGE
+    assert arena.allocate(CHUNK - PAGE) is not None
+    assert arena.allocate(2 * PAGE) is not None
+    assert arena.committed_bytes == CHUNK + PAGE
+    assert arena.allocate(PAGE + 8) is None

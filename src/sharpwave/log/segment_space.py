@@ -49,7 +49,8 @@ class SegmentSpace:
             chunk_bytes = memory_chunk_bytes(layout.chunk_bytes, capacity, ram, layout.spec.max_step_bytes)
         else:
             chunk_bytes = cache_chunk_bytes(layout.chunk_bytes, ram)
-        self.arena = Arena(reserve, chunk_bytes, slots * layout.spine_bytes, huge_pages=ram is None)
+        across = in_order and disk is None
+        self.arena = Arena(reserve, chunk_bytes, slots * layout.spine_bytes, huge_pages=ram is None, across=across)
         self.index = SegmentIndex(slots, layout.stride, len(layout.names), len(layout.sparse_columns))
         self.segment_cache = None if disk is None else SegmentCache(self.arena, self.index, disk)
         self._free_whole_chunks = in_order or disk is not None
@@ -139,7 +140,8 @@ class SegmentSpace:
 def memory_chunk_bytes(nbytes: int, capacity: int | None, ram: int | None, step_bytes: int) -> int:
     """Return the size of a chunk of segments in memory: at least ``nbytes``, which holds any segment.
 
-    A chunk's last part stays empty where no segment fits it: half a segment, of a few KB where steps are small.
+    Where segments are not evicted in order, a chunk's last part stays empty: half a segment, of a few KB where steps
+    are small.
     """
     held = min(limit for limit in (None if capacity is None else capacity * step_bytes, ram) if limit is not None)
     return max(nbytes, rounded(min(MAX_CHUNK_BYTES, held // CHUNKS), PAGE))

@@ -41,10 +41,10 @@ class AddressSpace:
         self._map = mmap.mmap(-1, nbytes, **flags)
         self.memory = np.frombuffer(self._map, np.uint8)
 
-    def use_huge_pages(self) -> bool:
-        """Request huge pages; return whether the system has them."""
+    def use_huge_pages(self, begin: int) -> bool:
+        """Request huge pages from ``begin`` on, the beginning of a page; return whether the system has them."""
         with contextlib.suppress(OSError, AttributeError):  # a kernel without them
-            self._map.madvise(mmap.MADV_HUGEPAGE)
+            self._map.madvise(mmap.MADV_HUGEPAGE, begin)
             return True
         return False
 
@@ -72,7 +72,7 @@ class _Windows(AddressSpace):
         end.atexit = False  # the process takes it along
         self.memory = np.frombuffer(held, np.uint8)
 
-    def use_huge_pages(self) -> bool:
+    def use_huge_pages(self, begin: int) -> bool:
         return False
 
     def commit(self, begin: int, nbytes: int) -> None:

@@ -2,8 +2,8 @@
 
 The space is reserved at once and costs nothing until it is written to. It is divided into chunks of equal size;
 segments are laid one behind the other into the current chunk, and a chunk whose last segment was freed is reused.
-Under FIFO retention this is a ring. Where segments are freed in another order, chunks that are half empty are compacted
-and refilled.
+Under FIFO retention this is a ring, and a segment may lie across the border of two neighbours, so that no chunk has an
+unused end. Where segments are freed in another order, chunks that are half empty are compacted and refilled.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ class Arena:
         reserve_bytes: address space to reserve; bounds what the arena can ever hold.
         chunk_bytes: size of a chunk, and of the largest range; a multiple of the page size.
         head_bytes: bytes before the first chunk, the caller's own, and not counted here.
-        huge_pages: request them, where little is released again: they are committed as a whole.
+        huge_pages: request them, where little is released again: they are committed as a whole. Not for the first
+            chunk, which the open segments of few lanes have to themselves.
+        across: whether a range from ``allocate`` may lie across chunks; not where chunks are compacted.
 
     Attributes:
         memory: uint8 [head_bytes + reserve_bytes], rounded up; all offsets refer to it.
@@ -45,8 +47,16 @@ class Arena:
         MemoryError: the address space cannot be reserved.
     """
 
-    def __init__(self, reserve_bytes: int, chunk_bytes: int, head_bytes: int = 0, *, huge_pages: bool = False) -> None:
-        self.chunk_bytes = chunk_bytes
+    def __init__(
+        self,
+        reserve_bytes: int,
+        chunk_bytes: int,
+        head_bytes: int = 0,
+        *,
+        huge_pages: bool = False,
+        across: bool = False,
+    ) -> None:
+        self.chunk_bytes, self._across = chunk_bytes, across
         self._begin = rounded(head_bytes, PAGE)
         chunks = -(-max(reserve_bytes, 4 * chunk_bytes) // chunk_bytes)
         reserve_bytes = self._begin + chunks * chunk_bytes
@@ -57,7 +67,7 @@ class Arena:
                 f"store: cannot reserve {reserve_bytes:,} bytes of address space ({error}); "
                 "lower capacity=, or give ram= to bound it"
             ) from error
-        self._huge_pages = huge_pages and reserve_bytes >= HUGE and self._space.use_huge_pages()
+        self._huge_pages = huge_pages and reserve_bytes >= HUGE and self._space.use_huge_pages(self.begin_of(1))
         self._space.commit(0, self._begin)
         self.memory: npt.NDArray[np.uint8] = self._space.memory
         self.floats, self.words = self.memory.view(np.float32), self.memory.view(np.uint32)
@@ -84,7 +94,7 @@ class Arena:
         Raises:
             MemoryError: the address space cannot be reserved.
         """
-        larger = Arena(reserve_bytes, self.chunk_bytes, head_bytes, huge_pages=self._huge_pages)
+        larger = Arena(reserve_bytes, self.chunk_bytes, head_bytes, huge_pages=self._huge_pages, across=self._across)
         larger._space.commit(larger._begin, self._fresh * self.chunk_bytes)
         return larger
 
@@ -117,6 +127,12 @@ class Arena:
         assert 0 < nbytes <= self.chunk_bytes, (nbytes, self.chunk_bytes)
         top = self._top + nbytes
         if self._current < 0 or top > self.chunk_bytes or not self._may_commit(self._current, top):
+            if self._reaches_next(top):
+                offset = self.begin_of(self._current) + self._top
+                self._grow(self._current, self.chunk_bytes, self.chunk_bytes - self._top)
+                self._current, self._top = self._current + 1, top - self.chunk_bytes
+                self._grow(self._current, self._top, self._top)
+                return offset
             chunk = self._take(nbytes)
             if chunk is None:
                 return None
@@ -173,8 +189,13 @@ class Arena:
 
     def free(self, offset: int, nbytes: int) -> None:
         """Free a range from ``allocate`` or from ``reserve``."""
-        chunk = self.chunk_of(offset)
-        nbytes = rounded(nbytes, ALIGNMENT)
+        chunk, end = self.chunk_of(offset), offset + rounded(nbytes, ALIGNMENT)
+        border = self.begin_of(chunk + 1)
+        self._free_part(chunk, offset, min(end, border) - offset)
+        if end > border:
+            self._free_part(chunk + 1, border, end - border)
+
+    def _free_part(self, chunk: int, offset: int, nbytes: int) -> None:
         self.used_bytes -= nbytes
         self._live[chunk] -= nbytes
         assert self._live[chunk] >= 0
@@ -250,6 +271,26 @@ class Arena:
                 self.committed_bytes -= int(self._touched[chunk])
                 self._touched[chunk] = 0
 
+    def _reaches_next(self, top: int) -> bool:
+        """Take the chunk behind the current one, for a range that ends at ``top`` of the latter, beyond its border;
+        return whether it may."""
+        following, here = self._current + 1, self.chunk_bytes
+        if not self._across or not 0 <= self._current < len(self._live) - 1 or not self._top < here < top:
+            return False
+        fresh = following == self._fresh
+        if not fresh and following not in self._free:
+            return False
+        more = max(0, here - self._touched.item(self._current))
+        more += max(0, rounded(top - here, PAGE) - self._touched.item(following))
+        if self.committed_bytes + more > self.limit_bytes:
+            return False
+        if fresh:
+            self._space.commit(self.begin_of(following), here)
+            self._fresh += 1
+        else:
+            self._free.remove(following)
+        return True
+
     def _take(self, nbytes: int) -> int | None:
         # The empty chunk with most committed memory, so that memory touched once is reused.
         if self._free:
@@ -271,7 +312,7 @@ class Arena:
         self.used_bytes += nbytes
         self._live[chunk] += nbytes
         # A huge page is committed as a whole, and with it parts of the chunk that are unwritten so far.
-        touched = self.chunk_bytes if self._huge_pages else rounded(top, PAGE)
+        touched = self.chunk_bytes if self._huge_pages and chunk else rounded(top, PAGE)
         if (more := touched - self._touched.item(chunk)) > 0:
             self._touched[chunk] = touched
             self.committed_bytes += more
