@@ -137,7 +137,7 @@ class SegmentWriter:
         self._log = _OpenLog(
             spec, settings.codecs, settings.capacity, None, settings.segment_steps, Fifo(), slots=2 * int(lanes) + 2
         )
-        self._log.sealing = _HandOver(self._log, hand_over)
+        self._log.rollover.sealing = _HandOver(self._log, hand_over)
         self._log.raw_sealing = None
         self._log.opened.first_lane = int(first_lane)
         self._log.opened.staggered = False
@@ -208,4 +208,4 @@ class SegmentWriter:
         with self._lock:
             for lane in range(log.lanes):
                 if log.index.rows[log.opened.slots[lane]] and log.opened.ended(lane):
-                    log.seal_open(lane)
+                    log.rollover.seal_open(lane)

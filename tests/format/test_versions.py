@@ -172,6 +172,6 @@ def test_numbers_of_steps_in_their_episodes_are_counted_where_version_1_does_not
                 if rows and first == end and not flags[0] & START and not log.index.begins[slot]:
                     assert log.index.episode_step[slot] == number, (lane, first)
                     checked += 1
-                number = log.opened.next_episode_step(slot)
+                number = log.opened.columns.next_episode_step(slot)
                 slot, end = int(log.index.next[slot]), first + rows
         assert checked > 10

@@ -44,7 +44,7 @@ def pack_raw(opened: Lanes, lane: int) -> tuple[int, bytes]:
     frames[slot] += opened.successor_known[lane]
     try:
         columns = []
-        for size, data in zip(opened.layout.sizes.tolist(), opened.columns(lane), strict=True):
+        for size, data in zip(opened.layout.sizes.tolist(), opened.columns.all_so_far(slot), strict=True):
             packed = Zstd().encode(data) if size >= MIN_AUTO_BYTES and len(data) else None
             columns.append(Column(RAW if packed is None else Zstd.number, len(data), packed or data.tobytes()))
         return opened.index.segment_id(slot), pack(opened, lane, columns, sealed=False)[0]

@@ -16,6 +16,7 @@ from sharpwave.format.segment import FLAGS, REWARD
 from sharpwave.format.segment_header import Header
 from sharpwave.log.episode_annotations import EpisodeAnnotations
 from sharpwave.log.growing_arrays import appended
+from sharpwave.log.open_columns import OpenColumns
 from sharpwave.log.row_kernels import (
     ENDED,
     WHOLE,
@@ -29,6 +30,7 @@ from sharpwave.log.row_kernels import (
     write_rows,
 )
 from sharpwave.log.sparse_columns import SparseColumns
+from sharpwave.log.staggering import first_shares
 from sharpwave.memory.arena import Arena
 from sharpwave.memory.segment_index import SegmentIndex
 from sharpwave.memory.segment_layout import Layout
@@ -52,7 +54,8 @@ class Lanes:
             segments of lanes differ, so that lanes written to together are not sealed in the same call, unless
             ``staggered`` is False.
         first_lane: number of lane 0 in segments.
-        annotations: of the episodes in open segments. ``sparse``: the columns of sparse fields.
+        annotations: of the episodes in open segments. ``columns``: their columns, read; ``sparse``: those of
+            sparse fields, written.
     """
 
     def __init__(self, layout: Layout, arena: Arena, index: SegmentIndex) -> None:
@@ -66,6 +69,7 @@ class Lanes:
         self.first_lane = 0
         self.annotations = EpisodeAnnotations()
         self.sparse = SparseColumns(layout, arena, index)
+        self.columns = OpenColumns(layout, arena, index, self.sparse)
         self.staggered = True
 
     def __len__(self) -> int:
@@ -102,7 +106,7 @@ class Lanes:
         was called: between the end of one segment and the next the lane has none.
 
         Args:
-            context: from ``context_behind``. ``going_on``: whether the episode goes on.
+            context: from ``OpenColumns.context_behind``. ``going_on``: whether the episode goes on.
             successor: observation of the next step if it does, [size] by column; ``None``: unknown.
         """
         self.slots[lane], self.shares[lane] = slot, WHOLE
@@ -113,19 +117,12 @@ class Lanes:
         self.index.first_step[slot] = self.steps[lane]
         self.index.begins[slot] = not going_on
         for c, frames in context.items():
-            self._column(c, slot)[: len(frames)] = frames
+            self.columns.of(c, slot)[: len(frames)] = frames
             if c in self.layout.sparse_columns:
                 self.index.sparse[self.layout.sparse_columns.index(c), slot] = len(frames)
             else:
                 self.index.context[slot] = self.index.frames[slot] = len(frames)
         self._foresee(lane, successor if going_on else None)
-
-    def next_episode_step(self, slot: int) -> int:
-        """Return the episode step of the step after the segment's last one, if the episode goes on."""
-        index, rows = self.index, int(self.index.rows[slot])
-        begin = int(index.offset[FLAGS, slot])
-        starts = np.flatnonzero(self.arena.memory[begin : begin + rows] & START)
-        return rows - int(starts[-1]) if starts.size else int(index.episode_step[slot]) + rows
 
     def prepare(self, lane: int, slot: int) -> None:
         """Give ``slot`` the memory and the episode of the lane's open segment.
@@ -133,7 +130,7 @@ class Lanes:
         Raises:
             MemoryError: nothing changed.
         """
-        number = self.next_episode_step(int(self.slots[lane]))
+        number = self.columns.next_episode_step(int(self.slots[lane]))
         lanes = np.array([lane])
         self._open(lanes, np.array([slot]), self.steps[lanes], self._staging[lanes])
         self.index.episode_step[slot] = number
@@ -141,12 +138,12 @@ class Lanes:
     def running_episode(self, lane: int) -> int:
         """Return the lane's number of the first step of the episode under way, or else of the next episode."""
         going_on = not self.ended(lane)
-        return int(self.steps[lane]) - (self.next_episode_step(int(self.slots[lane])) if going_on else 0)
+        return int(self.steps[lane]) - (self.columns.next_episode_step(int(self.slots[lane])) if going_on else 0)
 
     def _foresee(self, lane: int, successor: Mapping[int, Bytes] | None) -> None:
         self.successor_known[lane] = successor is not None
         for c, row in (successor or {}).items():
-            self._column(c, int(self.slots[lane]))[self.index.frames[self.slots[lane]]] = row
+            self.columns.of(c, int(self.slots[lane]))[self.index.frames[self.slots[lane]]] = row
             self.any_known = True
 
     def successor(self, lane: int) -> dict[int, Bytes] | None:
@@ -154,7 +151,7 @@ class Lanes:
         if not self.successor_known[lane]:
             return None
         slot = int(self.slots[lane])
-        return {c: self._column(c, slot)[self.index.frames[slot]].copy() for c in self.layout.obs_columns}
+        return {c: self.columns.of(c, slot)[self.index.frames[slot]].copy() for c in self.layout.obs_columns}
 
     def _open(self, lanes: Ints, slots: Ints, steps: Ints, staging: Ints) -> None:
         """Describe empty segments in ``slots`` [n], which nothing refers to yet."""
@@ -175,7 +172,7 @@ class Lanes:
         index.episode_step[slot] = header.known_episode_step
         for c, name in enumerate(self.layout.names):
             data = np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8).reshape(-1, self.layout.sizes[c])
-            self._column(c, slot, len(data))[:] = data
+            self.columns.of(c, slot, len(data))[:] = data
         index.sparse[:, slot] = [len(arrays[self.layout.names[c]]) for c in self.layout.sparse_columns]
         if header.metadata:
             self.annotations.load(lane, header, arrays["flags"])
@@ -306,10 +303,10 @@ class Lanes:
         row, frame = int(index.rows[slot]), int(index.frames[slot])
         starts = self.ended(lane)
         for c in self.layout.obs_columns:
-            self._column(c, slot)[frame : frame + count] = as_bytes(rows[names[c]], count)
+            self.columns.of(c, slot)[frame : frame + count] = as_bytes(rows[names[c]], count)
         for c in self.layout.step_columns:
-            self._column(c, slot)[row : row + count] = as_bytes(rows[names[c]], count)
-        column = self._column(FLAGS, slot)[row : row + count, 0]
+            self.columns.of(c, slot)[row : row + count] = as_bytes(rows[names[c]], count)
+        column = self.columns.of(FLAGS, slot)[row : row + count, 0]
         column[:] = flags
         column[0] |= START if starts else 0
         begin = (int(index.offset[REWARD, slot]) >> 2) + row
@@ -342,7 +339,7 @@ class Lanes:
     def drop_last(self, lane: int) -> None:
         """Remove the last step of the lane's open segment: its observation becomes the successor of the one before."""
         index, slot, slots = self.index, self.slots[lane], self.slots[[lane]]
-        began = self._column(FLAGS, slot)[index.rows[slot] - 1, 0] & START
+        began = self.columns.of(FLAGS, slot)[index.rows[slot] - 1, 0] & START
         index.rows[slot] -= 1
         index.frames[slot] -= 1
         self.sparse.count(slots)
@@ -371,56 +368,9 @@ class Lanes:
         """Return whether the lane's next step begins an episode."""
         slot = self.slots[lane]
         rows = self.index.rows[slot]
-        return bool(self._column(FLAGS, slot)[rows - 1, 0] & ENDED if rows else self.index.begins[slot])
-
-    def context_behind(self, lane: int) -> dict[int, Bytes]:
-        """Return copies of what the lane's next segment carries over from the episode under way, by column: its newest
-        frames, as many as a stack reaches back, and a sparse field's last value, unless the next step's is kept.
-        """
-        slot = int(self.slots[lane])
-        frames = int(self.index.frames[slot])
-        flags = self._column(FLAGS, slot, int(self.index.rows[slot]))[:, 0]
-        starts = np.flatnonzero(flags & START)
-        first = 0
-        if starts.size:
-            first = int(self.index.context[slot] + starts[-1] + np.count_nonzero(flags[: starts[-1]] & ENDED))
-        keep = min(self.layout.spec.context, frames - first)
-        found = {c: self._column(c, slot, frames)[frames - keep :].copy() for c in self.layout.obs_columns}
-        for c, counts, every in self.sparse.columns():
-            if self.next_episode_step(slot) % every:
-                found[c] = self._column(c, slot, counts[slot])[-1:].copy()
-        return found
-
-    def columns(self, lane: int) -> list[Bytes]:
-        """Return the open segment's columns so far, uint8 [rows, size], views of the arena."""
-        slot = int(self.slots[lane])
-        counts = dict.fromkeys(range(len(self.layout.names)), int(self.index.rows[slot]))
-        counts |= dict.fromkeys(self.layout.obs_columns, int(self.index.frames[slot]))
-        counts |= self.sparse.rows(slot)
-        return [self._column(c, slot, rows) for c, rows in counts.items()]
-
-    def column(self, lane: int, c: int) -> Bytes:
-        """Return the open segment's column of a field that is not sparse, as ``columns`` does."""
-        slot = int(self.slots[lane])
-        rows = self.index.frames if c in self.layout.obs_columns else self.index.rows
-        return self._column(c, slot, int(rows[slot]))
-
-    def _column(self, c: int, slot: int, rows: int | None = None) -> Bytes:
-        """Return an open segment's column as uint8 [rows, size], a view of the arena."""
-        limit, size = self.layout.limits[c], int(self.layout.sizes[c])
-        begin = int(self.index.offset[c, slot])
-        return self.arena.memory[begin : begin + limit * size].reshape(limit, size)[:rows]
+        return bool(self.columns.of(FLAGS, slot)[rows - 1, 0] & ENDED if rows else self.index.begins[slot])
 
 
 def _frames(rows: Mapping[int, npt.NDArray[Any]], count: int) -> dict[int, Bytes]:
     """Return rows [count, *shape] as uint8 [count, size], by column."""
     return {c: as_bytes(np.ascontiguousarray(data), count) for c, data in rows.items()}
-
-
-def first_shares(lanes: Ints) -> npt.NDArray[np.int32]:
-    """Return how full the first segment of each of ``lanes`` [n] gets: an eighth at least, spread evenly for any
-    number of lanes (van der Corput's sequence). Lane 0 fills its whole segment."""
-    reversed_bits = np.zeros(len(lanes), np.int64)
-    for bit in range(16):
-        reversed_bits |= (lanes >> bit & 1) << 15 - bit
-    return (WHOLE - reversed_bits * 7 // 8).astype(np.int32)

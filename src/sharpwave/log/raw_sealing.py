@@ -239,10 +239,11 @@ class RawSealing:
         left: list[int] = []
         for i in positions:
             lane = int(lanes[i])
-            rows = self._space.index.rows.item(opened.slots.item(lane))
+            slot = opened.slots.item(lane)
+            rows = self._space.index.rows.item(slot)
             stays = rows > 0 and opened.steps.item(lane) <= MAX_NUMBER
             for c, encoder in encoders.items():
-                stays = stays and encoder.stays_raw(lane, rows, partial(opened.column, lane, c))
+                stays = stays and encoder.stays_raw(lane, rows, partial(opened.columns.so_far, slot, c))
             (raw if stays else left).append(i)
         while raw:
             done = self._seal_some(np.array(raw), lanes, frames)

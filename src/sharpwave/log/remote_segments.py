@@ -76,7 +76,7 @@ def _enter(log: StepLog, header: Header, packed: bytes, places: Sequence[int]) -
     try:
         sparse_rows = np.array([header.placed[c].rows for c in log.layout.sparse_columns], np.int32)
         log.make_room_for_steps(rows)
-        following = log.prepare_next(lane)
+        following = log.rollover.prepare_next(lane)
         kept = log.admission.admits(slot)
     except BaseException:
         log.sealed.drop_dictionaries(places)
@@ -84,11 +84,11 @@ def _enter(log: StepLog, header: Header, packed: bytes, places: Sequence[int]) -
     try:
         if kept:
             begins = [column.offset for column in header.placed]
-            kept = log.sealing.keep(slot, rows, packed, begins, header.placed, places)
+            kept = log.rollover.sealing.keep(slot, rows, packed, begins, header.placed, places)
         else:
             log.sealed.drop_dictionaries(places)
     except BaseException as error:
-        if not log.drops_for(error):
+        if not log.rollover.drops_for(error):
             index.give_back(following)
             raise
         kept = False
@@ -101,7 +101,7 @@ def _enter(log: StepLog, header: Header, packed: bytes, places: Sequence[int]) -
     index.first_step[slot], index.episode_step[slot] = header.first_step, header.episode_step
     opened.steps[lane] = header.first_step + rows
     inventory.append(rows)
-    log.go_on(lane, following, kept, {}, going_on=False)
+    log.rollover.go_on(lane, following, kept, {}, going_on=False)
     return slot if kept else -1
 
 
@@ -149,7 +149,7 @@ def _check_order(log: StepLog, header: Header, packed: bytes) -> int:
             f"segment: step {header.first_step} of lane {header.lane} {'begins' if starts else 'goes on with'} an "
             f"episode, but the one before {'ended' if last & ENDED else 'did not end'} one; {NEW_WRITER}"
         )
-    number = 0 if starts else log.opened.next_episode_step(before)
+    number = 0 if starts else log.opened.columns.next_episode_step(before)
     if header.known_episode_step not in (-1, number):
         raise DamagedError(
             f"segment: step {header.first_step} of lane {header.lane} is step {header.episode_step} of its episode, "

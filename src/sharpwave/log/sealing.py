@@ -54,7 +54,7 @@ class Sealing:
             columns, places: appended to: the columns and the places of their dictionaries, with references to them,
                 also where this raises.
         """
-        self._sealed.encode(lane, self._opened.columns(lane), columns, places)
+        self._sealed.encode(lane, self._opened.columns.all_so_far(int(self._opened.slots[lane])), columns, places)
         return pack(self._opened, lane, columns)
 
     def keep(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,14 +14,14 @@ from sharpwave.disk.compaction import Compaction
 from sharpwave.disk.disk_tier import DiskTier
 from sharpwave.format.annotations import Annotations
 from sharpwave.format.segment_header import Header
-from sharpwave.log.admission import Admission, is_refusal
+from sharpwave.log.admission import Admission
 from sharpwave.log.batch_memory import BatchMemory
 from sharpwave.log.column_encoder import ColumnEncoder
 from sharpwave.log.growing_arrays import appended
 from sharpwave.log.inventory import Inventory
-from sharpwave.log.open_packing import pack_raw
 from sharpwave.log.open_segments import Lanes, Rows
 from sharpwave.log.raw_sealing import RawSealing
+from sharpwave.log.rollover import Rollover
 from sharpwave.log.sealed_segments import Sealed
 from sharpwave.log.sealing import Sealing
 from sharpwave.log.segment_space import SegmentSpace
@@ -67,8 +67,8 @@ class StepLog:
         opened, sealed: the lanes' open segments, and the others. ``inventory``: their counts and order.
         space: memory of segments, with ``arena``, ``index`` and (with a disk) ``segment_cache``.
         ledger: division of ``ram``. ``batches``: memory of batches.
-        sealing: seals open segments. ``raw_sealing``: those that stay raw, many at once; ``None``: one by one, all.
-            ``admission``: decides which segments to evict for new ones.
+        rollover: seals open segments and opens the next. ``raw_sealing``: seals those that stay raw, many at once;
+            ``None``: one by one, all. ``admission``: decides which segments to evict for new ones.
         compaction: frees files without evicting; ``None`` without a disk.
         tables: each column's dictionaries.
         tag: mark of this store's ids.
@@ -111,7 +111,8 @@ class StepLog:
         self.admission = Admission(
             capacity, retention, space, self.sealed, self.inventory, ledger, self.compaction, on_full
         )
-        self.sealing = Sealing(self.index, disk, self.opened, self.sealed, self.admission, retention)
+        sealing = Sealing(self.index, disk, self.opened, self.sealed, self.admission, retention)
+        self.rollover = Rollover(self.index, self.opened, sealing, self.admission, self.inventory)
         self.raw_sealing: RawSealing | None = RawSealing(
             space, self.opened, self.sealed, encoders, self.admission, retention
         )
@@ -243,7 +244,7 @@ class StepLog:
     def make_room_for_steps(self, coming: int) -> None:
         while not self.admission.make_room_for_steps(coming):
             # Many lanes that were opened one after another hold all steps there are.
-            self.abandon(int(np.argmax(self.index.rows[self.opened.slots])))
+            self.rollover.abandon(int(np.argmax(self.index.rows[self.opened.slots])))
 
     # steps
 
@@ -286,7 +287,7 @@ class StepLog:
             self.inventory.changes += 1
             full = self.raw_sealing.seal(full, lanes, rows)
         for i in full:
-            self._roll(int(lanes[i]), {c: rows[self.layout.names[c]][i] for c in self.layout.obs_columns})
+            self.rollover.roll(int(lanes[i]), {c: rows[self.layout.names[c]][i] for c in self.layout.obs_columns})
 
     def write_run(self, lane: int, flags: Bytes, rows: Rows, final: Rows | None) -> int:
         """Append the first of several steps of one episode to one lane, which is open: as many as fit into a segment.
@@ -349,52 +350,10 @@ class StepLog:
 
     # segments
 
-    def _roll(self, lane: int, successor: Mapping[int, npt.NDArray[Any]]) -> None:
-        """Seal the lane's open segment and open its next. ``successor``: the next step's observation, by column."""
-        index = self.index
-        slot = int(self.opened.slots[lane])
-        going_on = not self.opened.ended(lane)
-        context = self.opened.context_behind(lane) if going_on else {}
-        known = {c: np.ascontiguousarray(row).reshape(-1).view(np.uint8) for c, row in successor.items()}
-        if going_on:
-            self.opened.write_successor(lane, successor)
-            self.inventory.changes += 1
-        following = -1
-        try:
-            following = self.prepare_next(lane)
-            kept = self.sealing.seal(lane, slot)
-        except BaseException as error:  # out of memory, disk full, or an interrupt by the user
-            if following < 0 or not self.drops_for(error):
-                index.frames[slot] -= going_on  # the successor was not appended after all
-                if following >= 0:
-                    index.give_back(following)
-                raise
-            kept = False
-            self.inventory.dropped_steps += int(index.rows[slot])
-        self.go_on(lane, following, kept, context, going_on, known)
-
-    def drops_for(self, error: BaseException) -> bool:
-        """Return whether ``on_full`` drops the newest segment for ``error``."""
-        return is_refusal(error) and self.admission.on_full == "drop_newest"
-
-    def seal_open(self, lane: int) -> None:
-        """Seal the lane's open segment, which is not empty and ends an episode, before it is full.
-
-        Raises: MemoryError, OSError: no room; nothing changed.
-        """
-        self._roll(lane, {})
-
     def room(self, lane: int) -> int:
         """Return how many steps of one episode fit into the lane's open segment."""
         most = self.max_rows(self.lanes)
         return 0 if self.opened.full(np.array([lane]), most) else self.opened.room(lane, most)
-
-    def abandon(self, lane: int) -> None:
-        """Evict the rows of the lane's open segment, though it is not sealed."""
-        going_on = not self.opened.ended(lane)
-        context, successor = self.opened.context_behind(lane) if going_on else {}, self.opened.successor(lane)
-        following = self.prepare_next(lane)
-        self.go_on(lane, following, False, context, going_on, successor)
 
     def clear(self) -> None:
         """Evict every step, those of open segments too; each lane's next step begins an episode.
@@ -402,43 +361,13 @@ class StepLog:
         Raises: OSError: files could not be deleted; their steps come back when the store is opened again.
         """
         for lane in np.flatnonzero(self.index.rows[self.opened.slots]).tolist():
-            self.abandon(lane)
+            self.rollover.abandon(lane)
         self.admission.evict_all()
         for lane in range(self.lanes):  # last: nothing is left that this could change
             if not self.opened.ended(lane):
                 self.end_episode(lane, None)
         if self.disk is not None:
             self.disk.clear(self.index.first_step[self.opened.slots])
-
-    def prepare_next(self, lane: int) -> int:
-        """Return a slot for the lane's next segment.  Raises: MemoryError; then none is taken."""
-        slot = self.admission.take_slot()
-        try:
-            self.opened.prepare(lane, slot)
-        except BaseException:
-            self.index.give_back(slot)
-            raise
-        return slot
-
-    def go_on(
-        self,
-        lane: int,
-        following: int,
-        kept: bool,
-        context: Mapping[int, Bytes],
-        going_on: bool,
-        successor: Mapping[int, Bytes] | None = None,
-    ) -> None:
-        """Open the lane's next segment in the slot ``following``; drop its last unless it is ``kept``."""
-        slot = int(self.opened.slots[lane])
-        self.opened.reopen(lane, following, context, going_on, successor)
-        self.index.link(slot, following)
-        if not kept:
-            try:
-                self.admission.drop(slot)
-            except BaseException:  # an interrupt, or out of memory: its bytes are being overwritten already
-                self.admission.drop(slot)
-                raise
 
     def adopt(self, slot: int, content: Bytes) -> bool:
         """Adopt a sealed segment that the index describes already, with offsets from its beginning.
@@ -450,17 +379,6 @@ class StepLog:
         self.inventory.held_steps += int(self.index.rows[slot])
         self.inventory.changes += 1
         return True
-
-    def write_tails(self, disk: DiskTier) -> None:
-        """Write every open segment to disk so far, and the end of each lane's step numbers.  Raises: OSError."""
-        for lane in range(self.lanes):
-            if self.index.rows[self.opened.slots[lane]]:
-                id_, packed = pack_raw(self.opened, lane)
-                if disk.has_tail(id_, packed):
-                    continue  # no eviction for a tail
-                self.admission.make_room_on_disk(len(packed))
-                disk.append_tail(id_, packed, self.index.latest_generation)
-        disk.note_ends(self.index.first_step[self.opened.slots])  # beyond the files' steps, where segments were evicted
 
 
 def check_lanes(capacity: int | None, lanes: int) -> None:

@@ -20,7 +20,7 @@ def begin_apart(log: StepLog, lane: int, steps: int, at_once: bool) -> None:
     capacity = log.admission.capacity
     at_once = at_once and not log.opened.sparse and (capacity is None or steps <= max(1, capacity // 2))
     if not at_once or log.room(lane) < steps:
-        log.seal_open(lane)
+        log.rollover.seal_open(lane)
 
 
 def drop(log: StepLog, lane: int, first: int, end: int) -> int:
@@ -52,7 +52,7 @@ def drop(log: StepLog, lane: int, first: int, end: int) -> int:
     steps = sum(int(index.rows[slot]) for slot in slots)
     if opened in slots:
         slots.remove(opened)
-        log.abandon(lane)
+        log.rollover.abandon(lane)
     if first < log.opened.steps[lane] <= end and not log.opened.ended(lane):
         log.opened.begin_episode(lane)  # not where another is under way, which this would empty
     ids = {index.segment_id(slot) for slot in slots}

@@ -277,7 +277,7 @@ class Adoption:
         for before, slot in zip([-1, *slots], slots, strict=False):
             if numbers[slot] < 0:
                 going_on = before >= 0 and goes_on(self.log.index, self.log.arena, before, slot)
-                numbers[slot] = self.log.opened.next_episode_step(before) if going_on else 0
+                numbers[slot] = self.log.opened.columns.next_episode_step(before) if going_on else 0
 
     def _segment(self, number: int, record: Record) -> bytearray:
         if record.nbytes > self.log.layout.chunk_bytes:

@@ -8,7 +8,9 @@ import warnings
 import weakref
 from typing import Any
 
+from sharpwave.disk.disk_tier import DiskTier
 from sharpwave.errors import StoreInUseError
+from sharpwave.log.open_packing import pack_raw
 from sharpwave.log.step_log import StepLog
 
 EXIT_WAIT_S = 10.0
@@ -33,12 +35,24 @@ class Life:
 def flush(log: StepLog) -> None:
     """Sync everything appended so far to disk, open segments included.  Raises: OSError."""
     if log.disk is not None:
-        log.write_tails(log.disk)
+        _write_tails(log, log.disk)
         if log.annotations.changed:
             before = {name: said for name, said in log.disk.described.items() if name != "annotations"}
             log.disk.describe(before | log.annotations.manifest())
             log.annotations.changed = False
         log.disk.flush()
+
+
+def _write_tails(log: StepLog, disk: DiskTier) -> None:
+    """Write every open segment to disk so far, and the end of each lane's step numbers.  Raises: OSError."""
+    for lane in range(log.lanes):
+        if log.index.rows[log.opened.slots[lane]]:
+            id_, packed = pack_raw(log.opened, lane)
+            if disk.has_tail(id_, packed):
+                continue  # no eviction for a tail
+            log.admission.make_room_on_disk(len(packed))
+            disk.append_tail(id_, packed, log.index.latest_generation)
+    disk.note_ends(log.index.first_step[log.opened.slots])  # beyond the files' steps, where segments were evicted
 
 
 def close(log: StepLog) -> None:
