@@ -20,6 +20,7 @@ import sharpwave as sw
 from sharpwave.errors import DamagedError
 from sharpwave.viewer.app import Endpoints
 from tests.offline.written import SPEC, Writer, fill, observation
+from tests.viewer.runs import trained
 from tests.viewer.served import serving
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
@@ -208,6 +209,48 @@ def test_frames_are_shown_as_loading_until_they_are_there(page: Any, monkeypatch
     finally:
         go_on.set()
         browser.execute_cdp_cmd("Network.disable", {})
+
+
+def test_q_values_of_a_run_are_computed_on_request(browser: Any, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    run = trained("cartpole", tmp_path / "run", steps=600, warmup_steps=200, hidden_units=16)
+    with serving(run) as server:
+        (row,) = server.get("0/episodes", sort="return", desc=1, whole=1, limit=1)["rows"]
+        browser.get(f"{server.url}/?tab=episode&lane={row['lane']}&first={row['first']}")
+        until(browser, "return document.querySelector('.values dd')")
+        assert "Q-values by" not in browser.find_element("tag name", "body").text
+        (button,) = browser.find_elements("xpath", "//button[text()='Q-values']")
+        button.click()
+        until(browser, "return document.body.innerText.includes('Q-values by the policy saved after 600 steps')", 60)
+        told = server.get("0/values", lane=row["lane"], first=row["first"])
+        browser.find_element("tag name", "body").send_keys(ARROW_RIGHT, ARROW_RIGHT)
+        until(browser, "return location.search.includes('step=2') && location.search.includes('values=1')")
+        shown = """return Object.fromEntries([...document.querySelectorAll('.values dt')].map(
+            (one) => [one.textContent, one.nextElementSibling.textContent]))"""
+        until(browser, f"return (() => {{ {shown} }})()['Q of each action']")
+        values = browser.execute_script(shown)
+        each = [float(one) for one in values["Q of each action"].split(" · ")]
+        np.testing.assert_allclose(each, told["each"][2], rtol=2e-3)
+        assert float(values["Q of the best action"]) == max(each)
+        assert float(values["Q of the action taken"]) == each[int(values["action"])]
+        np.testing.assert_allclose(float(values["TD error, 1 step"]), told["curves"][2]["values"][2], rtol=2e-3)
+        titles = "return [...document.querySelectorAll('.curve h2')].map((one) => one.textContent)"
+        assert browser.execute_script(titles)[:4] == ["reward", "action", "Q-values", "TD error, 1 step"]
+        (chip,) = browser.find_elements("xpath", "//button[@class='chip'][text()='Q-values']")
+        chip.click()
+        assert "Q-values" not in browser.execute_script(titles)
+        browser.get(browser.current_url)
+        until(browser, "return document.querySelector('.values-note')?.textContent.includes('600')")
+        assert "Q-values" not in browser.execute_script(titles) and not complaints(browser)
+        (run / "last.safetensors").write_bytes(b"")
+        browser.refresh()
+        until(browser, "return document.querySelector('.values-note')?.textContent.includes('No Q-values: policy')")
+
+
+def test_a_store_offers_no_q_values(page: Any) -> None:
+    browser = page("/?source=0&tab=episode")
+    until(browser, "return document.querySelector('.values dd')")
+    assert not browser.find_elements("xpath", "//button[text()='Q-values']")
 
 
 def test_thousands_of_episodes_are_listed_as_they_are_seen(page: Any) -> None:

@@ -24,7 +24,7 @@ from sharpwave.agents.exploration import ExplorationSettings
 from sharpwave.agents.losses import double_q_targets, huber, q_targets, squared
 from sharpwave.agents.modules import load_optimizer, load_tensors, optimizer_tensors, tensors_of, to_tensors
 from sharpwave.agents.priorities import NStepErrors
-from sharpwave.agents.protocol import Acted, Agent, Learned, Obs, Spaces
+from sharpwave.agents.protocol import Acted, Agent, Learned, Obs, Spaces, Valued
 from sharpwave.agents.replay import TransitionsSettings
 from sharpwave.agents.schedules import linear
 from sharpwave.configuration import check, expect, setting
@@ -200,6 +200,9 @@ class DQN(Agent):
         """Return Q of the online network, float32 [N, A], for observations [N, ...]."""
         q: npt.NDArray[np.float32] = self._q(obs).float().cpu().numpy()
         return q
+
+    def values_along(self, obs: Obs, action: npt.NDArray[Any], reward: npt.NDArray[Any], state: DQNState) -> Valued:
+        return Valued(self.values(obs), self.actions.numbers(action), state)
 
     def _q(self, obs: Obs) -> Tensor:
         import torch

@@ -20,7 +20,7 @@ from sharpwave.agents.devices import pick_device
 from sharpwave.agents.exploration import EpsilonGreedy, ExplorationSettings
 from sharpwave.agents.losses import lambda_returns
 from sharpwave.agents.modules import load_optimizer, load_tensors, optimizer_tensors, tensors_of, to_tensors
-from sharpwave.agents.protocol import Acted, Agent, Learned, Obs, Spaces
+from sharpwave.agents.protocol import Acted, Agent, Learned, Obs, Spaces, Valued
 from sharpwave.agents.replay import RolloutSettings
 from sharpwave.agents.schedules import linear
 from sharpwave.configuration import check, setting
@@ -108,13 +108,21 @@ class PQN(Agent):
         return PQNState(slice(first_lane, first_lane + lanes), of_lanes or first_lane + lanes)
 
     def act(self, obs: Obs, state: PQNState, step: int, explore: bool = True) -> Acted:
-        import torch
-
-        with torch.inference_mode():
-            q = self.online(self.inputs(to_tensors(obs, self.device))).cpu().numpy()
+        q = self.values(obs)
         strategy = self.settings.strategy
         chosen = strategy.choose(q, step, state.lanes, state.of, self._rng) if explore else q.argmax(axis=1)
         return Acted(self.actions.actions(chosen), state)
+
+    def values(self, obs: Obs) -> npt.NDArray[np.float32]:
+        """Return Q, float32 [N, A], for observations [N, ...]."""
+        import torch
+
+        with torch.inference_mode():
+            q: npt.NDArray[np.float32] = self.online(self.inputs(to_tensors(obs, self.device))).cpu().numpy()
+        return q
+
+    def values_along(self, obs: Obs, action: npt.NDArray[Any], reward: npt.NDArray[Any], state: PQNState) -> Valued:
+        return Valued(self.values(obs), self.actions.numbers(action), state)
 
     def differentiable_q(self, inputs: Any, state: PQNState) -> Tensor:
         """Return Q [B, A] of the output of ``inputs``, for gradients."""

@@ -50,6 +50,20 @@ class Acted(NamedTuple):
     fields: Mapping[str, Any] = {}
 
 
+class Valued(NamedTuple):
+    """Outcome of ``Agent.values_along``.
+
+    Attributes:
+        values: Q of the observations, float32 [N, A], in units of returns.
+        taken: numbers of the actions that were taken, int64 [N].
+        state: acting state behind the last of them.
+    """
+
+    values: npt.NDArray[np.float32]
+    taken: npt.NDArray[np.int64]
+    state: State
+
+
 @dataclass(frozen=True)
 class Learned:
     """Outcome of one update.
@@ -184,6 +198,15 @@ class Agent(Protocol):
     def observe(self, state: State, reward: npt.NDArray[Any], ended: npt.NDArray[np.bool_]) -> State:
         """Return the state for the next ``act``, given the outcome; lanes that ``ended`` begin a new episode."""
         return state
+
+    def values_along(self, obs: Obs, action: npt.NDArray[Any], reward: npt.NDArray[Any], state: State) -> Valued | None:
+        """Compute Q of an episode's consecutive observations, as the policy sees them; None: the agent has no Q.
+
+        Args:
+            obs, action, reward: [N, ...], observations, the actions that were taken, and their rewards.
+            state: ``begin(1)`` at the episode's start; then that of ``Valued``.
+        """
+        return None
 
     def initial_errors(self, lanes: int, kept: int) -> InitialErrors | None:
         """Make the computation of initial priorities for this agent's steps from now on; None: it has none.

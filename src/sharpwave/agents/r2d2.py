@@ -21,7 +21,7 @@ from sharpwave.agents.devices import pick_device
 from sharpwave.agents.exploration import ExplorationSettings
 from sharpwave.agents.modules import load_optimizer, load_tensors, optimizer_tensors, tensors_of, to_tensors
 from sharpwave.agents.priorities import NStepErrors
-from sharpwave.agents.protocol import Acted, Agent, Learned, Obs, Spaces
+from sharpwave.agents.protocol import Acted, Agent, Learned, Obs, Spaces, Valued
 from sharpwave.agents.replay import SequencesSettings
 from sharpwave.agents.schedules import linear
 from sharpwave.configuration import check, expect, setting
@@ -216,6 +216,23 @@ class R2D2(Agent):
         core[:, -1] = reward
         core[ended] = 0.0
         return state._replace(core=core)
+
+    def values_along(self, obs: Obs, action: npt.NDArray[Any], reward: npt.NDArray[Any], state: R2D2State) -> Valued:
+        import torch
+
+        from sharpwave.agents.rescaling import signed_parabolic
+
+        values = np.empty((len(reward), self.num_actions), np.float32)
+        for t in range(len(reward)):
+            one = {name: part[t : t + 1] for name, part in obs.items()} if isinstance(obs, dict) else obs[t : t + 1]
+            values[t], recurrent = self._step(one, state.core)
+            core = np.zeros_like(state.core)
+            core[:, : self.online.state_size] = recurrent
+            state = self.replaced(state._replace(core=core), action[t : t + 1])
+            state = self.observe(state, reward[t : t + 1], np.zeros(1, np.bool_))
+        if self.settings.rescale:
+            values = signed_parabolic(torch.from_numpy(values)).numpy()
+        return Valued(values, self.actions.numbers(action), state)
 
     def scored_lanes(self, lanes: int) -> npt.NDArray[np.bool_]:
         return self.settings.strategy.scored(lanes)

@@ -11,11 +11,13 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy.typing as npt
+
 from sharpwave.agents.dqn import DQN, LEARNING, NETWORK, DQNSettings, DQNState
 from sharpwave.agents.exploration import EXPLORATION, EpsilonGreedy
 from sharpwave.agents.losses import greedy_policy, munchausen_bonus, soft_policy
 from sharpwave.agents.priorities import NStepErrors
-from sharpwave.agents.protocol import Acted, Obs, Spaces
+from sharpwave.agents.protocol import Acted, Obs, Spaces, Valued
 from sharpwave.agents.replay import TransitionsSettings
 from sharpwave.configuration import expect, setting
 
@@ -178,6 +180,12 @@ class Rainbow(DQN):
         else:
             silence(self.online)
         return super().act(obs, state, step, explore)
+
+    def values_along(self, obs: Obs, action: npt.NDArray[Any], reward: npt.NDArray[Any], state: DQNState) -> Valued:
+        from sharpwave.agents.noisy import silence
+
+        silence(self.online)
+        return super().values_along(obs, action, reward, state)
 
     def q_of(self, predicted: Tensor) -> Tensor:
         return self.head.values(predicted)

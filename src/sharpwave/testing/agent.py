@@ -133,6 +133,36 @@ class AgentSuite:
         np.testing.assert_array_equal(one.action, two.action)
         assert plain(agent.state()) == before
 
+    def test_values_along_an_episode_are_those_that_it_acts_by(self) -> None:
+        """In parts or at once, whatever actions were taken; the greedy one has the largest Q."""
+        agent = self.fresh()
+        count, rng = 6, np.random.default_rng(3)
+        obs, reward = self.observations(1, count), rng.normal(size=count).astype(np.float32)
+        space = batch_space(self.spaces.action, count)
+        space.seed(5)
+        action = np.asarray(space.sample())
+
+        def part(begin: int, end: int) -> Any:
+            return {key: one[begin:end] for key, one in obs.items()} if isinstance(obs, dict) else obs[begin:end]
+
+        whole = agent.values_along(obs, action, reward, agent.begin(1))
+        if whole is None:
+            return
+        first = agent.values_along(part(0, 2), action[:2], reward[:2], agent.begin(1))
+        assert first is not None
+        second = agent.values_along(part(2, count), action[2:], reward[2:], first.state)
+        assert second is not None
+        np.testing.assert_allclose(np.concatenate([first.values, second.values]), whole.values, rtol=1e-4, atol=1e-5)
+        assert whole.values.dtype == np.float32 and whole.taken.tolist() == [*first.taken, *second.taken]
+        state = agent.begin(1)
+        for t in range(count):
+            acted = agent.act(part(t, t + 1), state, 0, explore=False)
+            best = agent.values_along(part(t, t + 1), acted.action, reward[t : t + 1], state)
+            assert best is not None and best.taken[0] == best.values[0].argmax()
+            np.testing.assert_allclose(best.values[0], whole.values[t], rtol=1e-4, atol=1e-5)
+            state = agent.replaced(acted.state, action[t : t + 1])
+            state = agent.observe(state, reward[t : t + 1], np.zeros(1, np.bool_))
+
     def test_lanes_do_not_disturb_each_other(self) -> None:
         """A lane acts the same alone and among others."""
         agent = self.fresh()

@@ -22,6 +22,7 @@ from sharpwave.errors import DamagedError
 from sharpwave.escaping import escaped
 from sharpwave.offline.episodes import Episode
 from sharpwave.viewer import pictures, steps
+from sharpwave.viewer.action_values import NoValuesError, curves_of
 from sharpwave.viewer.distributions import of_view
 from sharpwave.viewer.memory import MAX_READ_STEPS, SORTS, Snapshot, TooLargeError
 from sharpwave.viewer.overview import episode_row, field_rows, overview
@@ -130,6 +131,20 @@ class Endpoints:
         begin = min(_number(request, "begin", 1 << 40), episode.steps - 1)
         end = min(_number(request, "end", 1 << 40, begin + MAX_READ_STEPS), episode.steps)
         return _json(self._decoded(lambda: steps.curves(one.memory, snapshot, episode, begin, max(end, begin + 1))))
+
+    def values(self, request: Request) -> Response:
+        """Tell the Q-values of an episode's steps, once they are computed, or why there are none."""
+        _, one, snapshot = self._snapshot(request)
+        _, episode = self._episode(request, snapshot)
+        begin = min(_number(request, "begin", 1 << 40), episode.steps - 1)
+        end = max(begin + 1, min(_number(request, "end", 1 << 40, begin + MAX_READ_STEPS), episode.steps))
+        try:
+            found = one.values.ask(snapshot, episode)
+        except NoValuesError as error:
+            return _json({"state": "none", "why": escaped(error)})
+        if found is None:
+            return _json({"state": "computing"})
+        return _json({"state": "ready", **curves_of(found, begin, end)})
 
     def step(self, request: Request) -> Response:
         """Tell all values of one step."""
@@ -243,6 +258,7 @@ def make_app(watched: list[Watched]) -> Starlette:
         Route("/api/{source}/episode", at.episode),
         Route("/api/{source}/steps", at.steps),
         Route("/api/{source}/step", at.step),
+        Route("/api/{source}/values", at.values),
         Route("/api/{source}/frames.png", at.frames),
         Route("/api/{source}/priorities", at.priorities),
         *(Route("/" if name == "index.html" else f"/{name}", one) for name, one in _files().items()),

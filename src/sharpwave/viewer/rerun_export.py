@@ -13,6 +13,7 @@ import numpy as np
 from sharpwave.errors import DamagedError
 from sharpwave.training.files import replacing
 from sharpwave.viewer import pictures, steps
+from sharpwave.viewer.action_values import ActionValues, NoValuesError, ValuesOf, curves_of
 from sharpwave.viewer.memory import MAX_READ_STEPS, Memory, Snapshot
 from sharpwave.viewer.sources import opened_sources
 
@@ -20,7 +21,7 @@ FRAMES_AT_A_TIME = 256
 
 
 def export_rerun(path: Path, out: Path, number: int | None, say: Callable[[str], None]) -> None:
-    """Write an episode's frames, rewards, fields and priorities, on the timeline ``step``.
+    """Write an episode's frames, rewards, fields and priorities, on the timeline ``step``, and of a run the Q-values.
 
     Args:
         path: a run, a store or a checkpoint. ``number``: of the episode; ``None``: the whole one of the highest return.
@@ -46,9 +47,15 @@ def export_rerun(path: Path, out: Path, number: int | None, say: Callable[[str],
         if snapshot is None or not snapshot.episodes:
             raise ValueError(f"--export: {str(path)!r} holds no episode yet")
         number = _chosen(snapshot, number)
+        values = None
+        try:
+            if sources[0].run is not None:
+                values = ValuesOf(sources[0], memory).compute(snapshot, snapshot.episodes[number])
+        except NoValuesError as error:
+            say(f"without Q-values: {error}")
         try:
             with replacing(out) as partial:
-                _write(memory, snapshot, number, partial)
+                _write(memory, snapshot, number, values, partial)
         except (OSError, DamagedError) as error:
             raise ValueError(f"--export: {error}") from error
     episode = snapshot.episodes[number]
@@ -67,7 +74,7 @@ def _chosen(snapshot: Snapshot, number: int | None) -> int:
     return number
 
 
-def _write(memory: Memory, snapshot: Snapshot, number: int, out: Path) -> None:
+def _write(memory: Memory, snapshot: Snapshot, number: int, values: ActionValues | None, out: Path) -> None:
     import rerun
 
     rr: Any = rerun
@@ -81,16 +88,17 @@ def _write(memory: Memory, snapshot: Snapshot, number: int, out: Path) -> None:
     told = f"episode {number} of {memory.source.name}: lane {episode.lane}, return {episode.total:g}, {episode.end}"
     recording.log("episode", rr.TextDocument(told), static=True)
     for begin in range(0, episode.steps, steps.MAX_POINTS):
-        part = steps.curves(memory, snapshot, episode, begin, min(begin + steps.MAX_POINTS, episode.steps))
+        end = min(begin + steps.MAX_POINTS, episode.steps)
+        part = steps.curves(memory, snapshot, episode, begin, end)
         at = np.array(part["step"], np.int64)
-        for one in part["curves"]:
-            values = np.array([np.nan if value is None else value for value in one["values"]])
-            known = np.isfinite(values)
+        for one in part["curves"] + (curves_of(values, begin, end)["curves"] if values is not None else []):
+            column = np.array([np.nan if value is None else value for value in one["values"]])
+            known = np.isfinite(column)
             if known.any():
                 recording.send_columns(
                     rr.new_entity_path([one["name"], one["label"]]),
                     indexes=[rr.TimeColumn("step", sequence=at[known])],
-                    columns=rr.Scalars.columns(scalars=values[known]),
+                    columns=rr.Scalars.columns(scalars=column[known]),
                 )
     for name in spec.obs_names:
         field = spec.fields[name]

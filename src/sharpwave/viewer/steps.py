@@ -79,7 +79,7 @@ def curves(memory: Memory, snapshot: Snapshot, episode: Episode, begin: int, end
                     found[place + number][2][out] = column
             place += parts
     found += _of_views(snapshot, episode, begin, end)
-    x, thin = _thinned(begin, [values for _, _, values in found])
+    x, thin = thinned(begin, [values for _, _, values in found])
     return {
         "step": x,
         "exact": count <= MAX_POINTS,
@@ -146,7 +146,9 @@ def _of_views(snapshot: Snapshot, episode: Episode, begin: int, end: int) -> lis
     return found
 
 
-def _thinned(begin: int, columns: list[Floats]) -> tuple[list[int], list[Floats]]:
+def thinned(begin: int, columns: list[Floats]) -> tuple[list[int], list[Floats]]:
+    """Return the numbers of the steps that have a point, from ``begin`` on, and each column's values there: all, or of
+    more than ``MAX_POINTS`` the smallest and the largest of each bucket."""
     count = len(columns[0])
     if count <= MAX_POINTS:
         return list(range(begin, begin + count)), columns

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from sharpwave.errors import DamagedError, NewerVersionError
 from sharpwave.escaping import escaped
+from sharpwave.viewer.action_values import ValuesOf
 from sharpwave.viewer.memory import Memory
 from sharpwave.viewer.sources import METRICS, SUMMARY, Source
 from sharpwave.viewer.training_log import TrainingLog
@@ -34,6 +35,7 @@ class Watched:
     def __init__(self, source: Source) -> None:
         self.source = source
         self.memory = Memory(source)
+        self.values = ValuesOf(source, self.memory)
         self.log = None if source.run is None else TrainingLog(source.run)
         self.trouble = ""
         self.version = 0

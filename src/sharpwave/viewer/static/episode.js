@@ -105,7 +105,7 @@ export async function show(context) {
       ? 0
       : key === "action"
         ? 1
-        : key.startsWith("value")
+        : key.startsWith("Q") || key.startsWith("value")
           ? 2
           : key.startsWith("TD")
             ? 3
@@ -114,7 +114,7 @@ export async function show(context) {
               : key.startsWith("obs")
                 ? 9
                 : 6;
-  const names = [...groups.keys()].sort((a, b) => RANK(a) - RANK(b));
+  const names = [...groups.keys()].sort((a, b) => RANK(a) - RANK(b)); // a curve's place in it is its number in the URL
   const further = new Set((memory.views ?? []).slice(1).map((one) => `(${one.name})`)); // views but the first: on request
   const off = new Set(
     state.off === undefined
@@ -129,12 +129,12 @@ export async function show(context) {
     charts.length = 0;
     stack.replaceChildren(
       ...names
-        .map((key, place) =>
-          off.has(place)
-            ? null
-            : h("div", { class: "curve" }, h("h2", { class: "quiet small" }, name(key)), plot(key, place)),
-        )
-        .filter(Boolean),
+        .map((key, place) => [key, place])
+        .filter(([, place]) => !off.has(place))
+        .sort(([a], [b]) => RANK(a) - RANK(b))
+        .map(([key, place]) =>
+          h("div", { class: "curve" }, h("h2", { class: "quiet small" }, name(key)), plot(key, place)),
+        ),
     );
     if (!stack.children.length) stack.append(h("p", { class: "empty" }, "No curve is chosen."));
   };
@@ -191,28 +191,24 @@ export async function show(context) {
     charts.push(one);
     return one;
   }
-  const chips = h(
-    "div",
-    { class: "chips" },
-    names.map((key, place) =>
-      h(
-        "button",
-        {
-          class: "chip",
-          "aria-pressed": String(!off.has(place)),
-          on: {
-            click: (event) => {
-              off.has(place) ? off.delete(place) : off.add(place);
-              event.target.setAttribute("aria-pressed", String(!off.has(place)));
-              go({ off: [...off].join(",") || "none" }, { replace: true, quiet: true });
-              drawStack();
-            },
+  const chip = (key, place) =>
+    h(
+      "button",
+      {
+        class: "chip",
+        "aria-pressed": String(!off.has(place)),
+        on: {
+          click: (event) => {
+            off.has(place) ? off.delete(place) : off.add(place);
+            event.target.setAttribute("aria-pressed", String(!off.has(place)));
+            go({ off: [...off].join(",") || "none" }, { replace: true, quiet: true });
+            drawStack();
           },
         },
-        key,
-      ),
-    ),
-  );
+      },
+      key,
+    );
+  const chips = h("div", { class: "chips" }, names.map(chip));
   if (!curves.error) drawStack();
 
   let told = null,
@@ -244,9 +240,50 @@ export async function show(context) {
   }
   function extra() {
     if (!curves.exact) return [];
-    return names
-      .filter((key) => /^(priority|TD error|times sampled)/.test(key))
-      .map((key) => ({ name: key, text: number(groups.get(key)[0].values[step - begin], 4) }));
+    const at = step - begin,
+      each = valued?.each?.[at];
+    return [
+      ...names
+        .filter((key) => /^(Q-values|priority|TD error|times sampled)/.test(key))
+        .flatMap((key) => groups.get(key))
+        .map((one) => ({ name: one.label, text: number(one.values[at], 4) })),
+      ...(each ? [{ name: "Q of each action", text: each.map((one) => number(one, 4)).join(" · ") }] : []),
+    ];
+  }
+
+  const wanted = state.values === "1" && context.source?.kind !== "store";
+  const valuesNote = h("p", { class: "quiet small values-note", role: "status" });
+  let valued = null,
+    left = false;
+  async function value() {
+    while (!left) {
+      const found = await context
+        .get("values", { ...of, begin, end })
+        .catch((error) => ({ state: "none", why: error.message }));
+      if (left) return;
+      if (found.state === "computing") {
+        valuesNote.textContent = "Q-values are being computed ...";
+        await new Promise((done) => setTimeout(done, 400));
+        continue;
+      }
+      if (found.state === "none") {
+        valuesNote.textContent = `No Q-values: ${found.why}`;
+        return;
+      }
+      valuesNote.textContent = `Q-values by the policy saved after ${whole(found.saved_after)} steps`;
+      valued = found;
+      for (const curve of found.curves) {
+        if (!groups.has(curve.name)) {
+          groups.set(curve.name, []);
+          chips.append(chip(curve.name, names.push(curve.name) - 1));
+        }
+        groups.get(curve.name).push(curve);
+      }
+      drawStack();
+      asked = -1;
+      tell();
+      return;
+    }
   }
 
   let noted = 0;
@@ -358,6 +395,18 @@ export async function show(context) {
             h(
               "div",
               { class: "right" },
+              context.source?.kind === "store"
+                ? null
+                : h(
+                    "button",
+                    {
+                      class: "button",
+                      "aria-pressed": String(wanted),
+                      title: "what the run's newest policy says of these steps",
+                      on: { click: () => go({ values: wanted ? null : 1, step }) },
+                    },
+                    "Q-values",
+                  ),
               zoomed
                 ? h(
                     "button",
@@ -375,7 +424,7 @@ export async function show(context) {
             ),
           ],
           "",
-          curves.error ? h("p", { class: "empty" }, curves.error.message) : [chips, h("br"), stack],
+          curves.error ? h("p", { class: "empty" }, curves.error.message) : [chips, h("br"), valuesNote, stack],
         ),
       ),
     ),
@@ -383,8 +432,12 @@ export async function show(context) {
   return {
     root,
     still: true,
-    shown: () => to(step),
+    shown: () => {
+      to(step);
+      if (wanted && !curves.error) value();
+    },
     leave: () => {
+      left = true;
       clearInterval(playing);
       clearTimeout(noted);
     },

@@ -1,0 +1,302 @@
+"""Q-values of an episode's steps, by the policy that a run saved: computed when asked for, beside whatever trains."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.offline.episodes import ENDED, Episode
+from sharpwave.spec import Field
+from sharpwave.viewer.memory import Memory, Snapshot
+from sharpwave.viewer.sources import Source, checkpoints
+from sharpwave.viewer.steps import MAX_POINTS, numbers, thinned
+
+Floats = npt.NDArray[np.float64]
+
+MAX_STEPS = 100_000
+"""Limit of an episode's steps."""
+MAX_ACTIONS = 18
+"""Limit of the actions whose values are kept one by one, as many as Atari has; of more only the largest."""
+LIMIT_S = 60.0
+"""How long one episode may take."""
+ROWS = 128
+"""Observations of one pass of the network."""
+KEPT = 16
+"""Episodes whose values are kept."""
+NICENESS = 15
+"""Of the thread that computes."""
+LAST = "last.safetensors"
+"""The policy of the newest checkpoint in a run's folder, as ``sharpwave.training.folder`` has it."""
+
+_turn = threading.Lock()
+"""Held while values are computed: torch's number of threads is the process's, and a live run needs the processors."""
+
+
+class NoValuesError(ValueError):
+    """Why there are no Q-values."""
+
+
+@dataclass(frozen=True)
+class ActionValues:
+    """Q-values of an episode of T steps.
+
+    Attributes:
+        largest, taken: float64 [T], largest Q and that of the action that was taken; NaN where it is not known.
+        td_error: float64 [T], ``r + gamma max Q(s') - Q(s, a)``, without the second term where the episode terminated.
+        each: float32 [T, A], Q of all actions; ``None``: there are more than ``MAX_ACTIONS``.
+        steps: environment steps after which the policy was saved.
+    """
+
+    largest: Floats
+    taken: Floats
+    td_error: Floats
+    each: npt.NDArray[np.float32] | None
+    steps: int
+
+
+class Part(NamedTuple):
+    """Consecutive observations of an episode from step ``step`` on, as agents see them, with actions and rewards; the
+    final observation, if it comes last, has zeros for both."""
+
+    step: int
+    obs: Any
+    action: Any
+    reward: npt.NDArray[np.float32]
+
+
+class Policy(NamedTuple):
+    """Agent that acts by a run's saved policy."""
+
+    agent: Any
+    recipe: Any
+    steps: int
+
+
+class ValuesOf:
+    """Q-values of a source's episodes. Any thread may ask; one computes, and what it found is kept."""
+
+    def __init__(self, source: Source, memory: Memory) -> None:
+        self._source, self._memory = source, memory
+        self._found: OrderedDict[tuple[Any, ...], ActionValues | NoValuesError] = OrderedDict()
+        self._policy: tuple[tuple[Any, ...], Policy] | None = None
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def ask(self, snapshot: Snapshot, episode: Episode) -> ActionValues | None:
+        """Return an episode's values; ``None``: they are being computed, ask again.
+
+        Raises:
+            NoValuesError: there are none, for the reason that it says.
+        """
+        version = self._version()
+        identity = snapshot.survey.described.identity.store
+        key = (identity, episode.lane, episode.first_step, episode.steps, episode.end, version)
+        with self._lock:
+            if (found := self._found.get(key)) is not None:
+                self._found.move_to_end(key)
+                if isinstance(found, NoValuesError):
+                    raise found
+                return found
+            if self._thread is None or not self._thread.is_alive():
+                work = (key, version, snapshot, episode)
+                self._thread = threading.Thread(target=self._run, args=work, daemon=True, name="sharpwave-values")
+                self._thread.start()
+        return None
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for a computation under way."""
+        if (thread := self._thread) is not None:
+            thread.join(timeout_s)
+
+    def compute(self, snapshot: Snapshot, episode: Episode) -> ActionValues:
+        """Compute an episode's values.  Raises: NoValuesError."""
+        return self._compute(self._version(), snapshot, episode)
+
+    def _run(self, key: tuple[Any, ...], version: tuple[Any, ...], snapshot: Snapshot, episode: Episode) -> None:
+        with contextlib.suppress(OSError, AttributeError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)  # of this thread only, on Linux
+        found: ActionValues | NoValuesError
+        try:
+            found = self._compute(version, snapshot, episode)
+        except NoValuesError as error:
+            found = error
+        with self._lock:
+            self._found[key] = found
+            while len(self._found) > KEPT:
+                self._found.popitem(last=False)
+
+    def _compute(self, version: tuple[Any, ...], snapshot: Snapshot, episode: Episode) -> ActionValues:
+        if self._source.run is None:
+            raise NoValuesError("a store has no policy; give the run that wrote it")
+        if episode.steps > MAX_STEPS:
+            raise NoValuesError(f"{episode.steps:,} steps, expected at most {MAX_STEPS:,}")
+        try:
+            with _turn:
+                if self._policy is None or self._policy[0] != version:
+                    self._policy = version, loaded(self._source.run, self._checkpoint())
+                return values_of(self._policy[1], self._memory, snapshot, episode, LIMIT_S)
+        except NoValuesError:
+            raise
+        except ModuleNotFoundError as error:
+            raise NoValuesError(f"they need {error.name}: pip install 'sharpwave[train]'") from error
+        except Exception as error:  # an environment is made, and its code may raise anything
+            raise NoValuesError(f"{error}" or type(error).__name__) from error
+
+    def _checkpoint(self) -> str:
+        if self._source.kind != "checkpoint":
+            return "last"
+        from sharpwave.training.evaluation import steps_of
+
+        return steps_of(self._source.path)
+
+    def _version(self) -> tuple[Any, ...]:
+        """Return what changes when the policy does."""
+        run = self._source.run
+        if run is None or self._source.kind == "checkpoint":
+            return ()
+        with contextlib.suppress(OSError):
+            found = (run / LAST).stat()
+            return found.st_ino, found.st_mtime_ns
+        return tuple(path.name for path in checkpoints(run)[-1:])
+
+
+def loaded(run: Path, checkpoint: str) -> Policy:
+    """Load a run's policy onto the CPU.
+
+    Raises:
+        ModuleNotFoundError: what training needs is not installed.  ValueError: there is no policy, or it is damaged.
+    """
+    from sharpwave.training import setup
+    from sharpwave.training.config import read_config
+    from sharpwave.training.evaluation import with_policy
+
+    recipe = read_config(run).recipe.override(device="cpu", threads=1)
+    with closing(setup.environments(recipe, 1)) as env, setup.arithmetic(recipe):
+        figures, agent = with_policy(setup.agent(recipe, env), run, checkpoint)
+    return Policy(agent, recipe, int(figures["steps"]))
+
+
+def values_of(
+    policy: Policy, memory: Memory, snapshot: Snapshot, episode: Episode, limit_s: float = np.inf
+) -> ActionValues:
+    """Compute an episode's values.
+
+    Raises:
+        NoValuesError: the agent has none, or it would take longer than ``limit_s``.
+        DamagedError, TooLargeError: as ``Memory.read``.
+    """
+    from sharpwave.training import setup
+
+    agent, recipe, steps = policy
+    if not episode.begun and agent.step_fields():
+        raise NoValuesError("the episode's beginning was evicted, and what the agent remembers of it")
+    best = np.full(episode.steps + 1, np.nan)
+    taken, reward = np.full(episode.steps, np.nan), np.full(episode.steps, np.nan)
+    each: npt.NDArray[np.float32] | None = None
+    deadline, state = time.monotonic() + limit_s, agent.begin(1)
+    with setup.arithmetic(recipe):
+        for part in walked(memory, snapshot, episode):
+            if time.monotonic() > deadline:
+                raise NoValuesError(f"{episode.steps:,} steps take longer than {limit_s:g} s")
+            valued = agent.values_along(part.obs, part.action, part.reward, state)
+            if valued is None:
+                raise NoValuesError(f"the agent {agent.settings.kind} has no Q-values")
+            values, state, end = valued.values, valued.state, part.step + len(part.reward)
+            best[part.step : end] = values.max(axis=1)
+            count = min(end, episode.steps) - part.step
+            rows = slice(part.step, part.step + count)
+            taken[rows] = values[np.arange(count), valued.taken[:count]]
+            reward[rows] = part.reward[:count]
+            if values.shape[1] <= MAX_ACTIONS:
+                each = np.full((episode.steps, values.shape[1]), np.nan, np.float32) if each is None else each
+                each[rows] = values[:count]
+    behind = best[1:].copy()
+    if episode.end == "terminated":
+        behind[-1] = 0.0
+    unknown = 0 if episode.begun else snapshot.survey.described.spec.context  # the first stacks lack frames
+    for one in (best, taken, *([] if each is None else [each])):
+        one[:unknown] = np.nan
+    gamma = getattr(agent.replay(), "gamma", np.nan)
+    return ActionValues(best[:-1], taken, reward + gamma * behind - taken, each, steps)
+
+
+def curves_of(found: ActionValues, begin: int, end: int) -> dict[str, Any]:
+    """Return the values of the steps ``begin <= step < end`` as ``sharpwave.viewer.steps.curves`` does, and those of
+    ``each`` action where every step has a point."""
+    named = {("Q-values", "Q of the best action"): found.largest, ("Q-values", "Q of the action taken"): found.taken}
+    named["TD error, 1 step", "TD error, 1 step"] = found.td_error
+    x, thin = thinned(begin, [values[begin:end] for values in named.values()])
+    exact = end - begin <= MAX_POINTS
+    return {
+        "saved_after": found.steps,
+        "step": x,
+        "curves": [
+            {"name": name, "label": label, "values": numbers(values)}
+            for (name, label), values in zip(named, thin, strict=True)
+            if np.isfinite(values).any()
+        ],
+        "each": [numbers(row) for row in found.each[begin:end].astype(np.float64)]
+        if exact and found.each is not None
+        else None,
+    }
+
+
+def walked(memory: Memory, snapshot: Snapshot, episode: Episode) -> Iterator[Part]:
+    """Yield an episode, at most ``ROWS`` observations at a time, its final one included.
+
+    Stacks are made as views make them. Of an episode whose beginning was evicted, the first stacks are padded.
+
+    Raises:
+        DamagedError, TooLargeError: as ``Memory.read``.
+    """
+    spec = snapshot.survey.described.spec
+    names = [*spec.obs_names, *spec.action_names]
+    before: dict[str, npt.NDArray[Any]] = {}
+    for first, count, one, arrays in memory.read(snapshot, episode, names, 0, episode.steps):
+        low, high = max(0, first) - first, min(episode.steps, first + count) - first
+        ends = np.concatenate([[0], np.cumsum(arrays["flags"] & ENDED != 0)])[low:high]
+        rows = one.header.context + np.arange(low, high) + ends  # a final observation follows each step that ended
+        last = first + high == episode.steps and episode.end != "unfinished"
+        rows = np.append(rows, rows[-1] + 1) if last else rows
+        frames = {}
+        for name in spec.obs_names:
+            mine = arrays[name][rows]
+            frames[name] = np.concatenate([before[name], mine]) if name in before else mine
+        action = {name: _ended(arrays[name][low:high], last) for name in spec.action_names}
+        reward = _ended(arrays["reward"][low:high], last).astype(np.float32)
+        for begin in range(0, len(rows), ROWS):
+            at = np.arange(begin, min(begin + ROWS, len(rows)))
+            obs = {name: stacked(frames[name], spec.fields[name], len(rows), at) for name in spec.obs_names}
+            yield Part(
+                first + low + begin, spec.join_obs(obs), spec.join_action({n: a[at] for n, a in action.items()}),
+                reward[at],
+            )  # fmt: skip
+        before = {name: all_[max(0, len(all_) - (spec.fields[name].stack or 1) + 1) :] for name, all_ in frames.items()}
+
+
+def stacked(frames: npt.NDArray[Any], field: Field, count: int, at: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+    """Return observations [N, (stack), ...] of rows ``at`` among the last ``count`` of ``frames``, those before which
+    are earlier ones of the episode: all, or as many as a stack takes."""
+    newest = len(frames) - count + at
+    if field.stack is None:
+        return frames[newest]
+    number = newest[:, None] + np.arange(1 - field.stack, 1)
+    found: npt.NDArray[Any] = frames[np.maximum(number, 0)]
+    if field.pad == "zeros":
+        found[number < 0] = 0
+    return found
+
+
+def _ended(values: npt.NDArray[Any], last: bool) -> npt.NDArray[Any]:
+    return np.concatenate([values, np.zeros_like(values[:1])]) if last else values
