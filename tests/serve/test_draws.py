@@ -10,7 +10,7 @@ import pytest
 
 import sharpwave as sw
 from sharpwave.serve.draws import divide
-from tests.serve.serving import Kind, fill, served
+from tests.serve.serving import SPEC, Kind, fill, served
 
 KINDS: list[Kind] = ["unix", "tcp"]
 
@@ -154,3 +154,33 @@ def test_priorities_reach_their_shards_and_those_of_a_former_life_are_stale(tmp_
         gone = int((former.shards == 12345).sum())
         assert 0 < gone < 40
         assert replay.update_priorities(former, np.ones(40)) == gone
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_blend_of_a_cluster_and_a_store(kind: Kind, tmp_path: Path) -> None:
+    with served(2, tmp_path, kind) as there, sw.Store(SPEC, capacity=1000, segment_steps=8) as demos:
+        for number, store in enumerate((*there.stores, demos)):
+            fill(store, 1, 80, number)
+        sampler = sw.Prioritized(alpha=1.0, beta=0.5)
+        views: list[Any] = [demos.transitions(), there.cluster.transitions(sampler=sampler)]
+        blend: Any = sw.Blend([(1, views[0]), (3, views[1])], seed=0)
+        counts = np.zeros(2)
+        for _ in range(20):
+            batch = blend.sample(64)
+            counts += np.bincount(batch.source, minlength=2)
+            for k, store in enumerate([demos, *there.stores]):
+                shard = -1 if k == 0 else there.shards[k - 1].incarnation
+                mine = np.flatnonzero(batch.shards == shard)
+                assert ((batch.source[mine] == 0) == (k == 0)).all()
+                expected = store.transitions(name="whole").fetch(np.asarray(batch.ids)[mine])
+                np.testing.assert_array_equal(batch.obs[mine], expected.obs)
+                np.testing.assert_array_equal(batch.reward[mine], expected.reward)
+            np.testing.assert_allclose(batch.probabilities[batch.source == 0], 0.25 / len(views[0]))
+        assert counts[1] / counts.sum() == pytest.approx(0.75, abs=0.04)
+        assert blend.update_priorities(batch, np.full(64, 9.0)) == 0
+        again = views[1].sample(64)
+        at = items(batch)
+        raised = [key in at and batch.source[at[key]] == 1 for key in items(again)]
+        assert np.mean(raised) > 0.5  # 9 times as likely as before
+        with pytest.raises(ValueError, match="differ"):
+            sw.Blend([(1, views[0]), (1, there.cluster.transitions(name="far", n_step=5))])  # type: ignore[list-item]

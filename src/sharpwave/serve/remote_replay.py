@@ -17,6 +17,7 @@ from sharpwave.sampling.limiters import Cursor, Limiter, check_timeout
 from sharpwave.sampling.protocol import described, importance_weights
 from sharpwave.serve.draws import Share, divide
 from sharpwave.serve.link import Link, ShardLostError
+from sharpwave.serve.remote_blend import RemoteBlend
 from sharpwave.serve.requests import Request, ViewState
 from sharpwave.serve.shared_memory import SharedBlock, SharedBlocks
 from sharpwave.serve.wire import Frame, Part, WireError
@@ -427,6 +428,10 @@ class RemoteReplay(Generic[B]):
         for share, (link, connection, ticket) in zip(plan.shares, plan.tickets, strict=True):
             self._arrived(plan, share, link, connection, ticket)
         self._ahead -= len(plan.target.ids)
+
+    def blended(self, parts: Sequence[tuple[Any, Any]], seed: int) -> RemoteBlend[B]:
+        """Return a blend of views one of which is this: for ``sharpwave.Blend``."""
+        return RemoteBlend(parts, seed=seed)
 
     # priorities
 

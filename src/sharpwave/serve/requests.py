@@ -17,7 +17,6 @@ class Request(IntEnum):
     STATE = 18
     DRAW = 19
     UPDATE = 20
-    FETCH = 21
     LEASE = 22
     PUT = 23
     CREDIT = 24
@@ -26,7 +25,6 @@ class Request(IntEnum):
     PAUSE = 27
     RESUME = 28
     CHECKPOINT = 29
-    WEIGHTS = 30
     ANNOTATE = 31
     CLEAR = 32
     FORGET = 33

@@ -86,7 +86,6 @@ class Shard:
         self._paused: set[int] = set()  # who has paused the intake of steps
         self._leased = _leases(folder)
         self._lanes = max([store.lanes, *(first + lanes for first, lanes in self._leased.values())])
-        self._weights: dict[str, tuple[int, bytes]] = {}
         self._answers: dict[int, Callable[[Client, Frame], Reply]] = {
             Request.DESCRIBE: self._describe,
             Request.VIEW: self._view,

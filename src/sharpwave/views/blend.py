@@ -41,6 +41,13 @@ class Blend(Generic[B]):
         ValueError, TypeError: an invalid argument.
     """
 
+    def __new__(cls, parts: Any = (), *, seed: int = 0) -> Any:
+        """Return a blend; where a part is a cluster's view, which is none of this process, one that its view makes."""
+        for part in parts if isinstance(parts, Sequence) else ():
+            if isinstance(part, (tuple, list)) and len(part) == 2 and hasattr(part[1], "blended"):
+                return part[1].blended(parts, seed)
+        return super().__new__(cls)
+
     def __init__(self, parts: Sequence[tuple[Share, Replay[B]]], *, seed: int = 0) -> None:
         given = parts if isinstance(parts, Sequence) else []
         pairs = [part for part in given if isinstance(part, (tuple, list)) and len(part) == 2]

@@ -98,17 +98,7 @@ class BlendSource(Generic[B]):
 
     def shares(self) -> npt.NDArray[np.float64]:
         """Return the present share of each view, float64 [views], with sum 1.  Raises: ValueError: none is positive."""
-        given = [share(self.samples) if callable(share) else share for share in self._shares]
-        for value in given:
-            number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-            if not number or not 0 <= _float(value) < math.inf:
-                raise ValueError(f"Blend: share={value!r}, expected a finite number of at least 0")
-        values = np.array([_float(value) for value in given])
-        total = sum(values.tolist())
-        if not 0 < total < math.inf:
-            raise ValueError(f"Blend: shares {given} sum to {total:g}, expected a positive one that is finite")
-        shares: npt.NDArray[np.float64] = values / total
-        return shares
+        return shares_of(self._shares, self.samples)
 
     def held(self) -> AbstractContextManager[None]:
         """Hold the locks of all stores."""
@@ -265,6 +255,21 @@ class BlendSource(Generic[B]):
                 f"Blend: rng of a saved state, {reprlib.repr(state['rng'])}, has other numbers than integers"
             )
         self._rng, self.samples = rng.state, samples
+
+
+def shares_of(given_shares: Sequence[Share], samples: int) -> npt.NDArray[np.float64]:
+    """Return shares after ``samples`` items, float64 [n], with sum 1.  Raises: ValueError: none is positive."""
+    given = [share(samples) if callable(share) else share for share in given_shares]
+    for value in given:
+        number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+        if not number or not 0 <= _float(value) < math.inf:
+            raise ValueError(f"Blend: share={value!r}, expected a finite number of at least 0")
+    values = np.array([_float(value) for value in given])
+    total = sum(values.tolist())
+    if not 0 < total < math.inf:
+        raise ValueError(f"Blend: shares {given} sum to {total:g}, expected a positive one that is finite")
+    shares: npt.NDArray[np.float64] = values / total
+    return shares
 
 
 def _float(value: Any) -> float:
