@@ -20,10 +20,13 @@ from sharpwave.codecs.offsets import read_offsets
 from sharpwave.codecs.patch_tables import coded_bytes, tabulate, tabulated
 from sharpwave.codecs.protocol import Codec, Competition, Encoder, Packed
 from sharpwave.errors import DamagedError
-from sharpwave.native.jit import njit
+from sharpwave.native.jit import inner_of, njit
 from sharpwave.native.memory_ops import prefetch
 
 Bytes = npt.NDArray[np.uint8]
+
+
+_paint = inner_of(kernels.paint)
 
 
 @njit(nogil=True, cache=True, inner=True)
@@ -46,7 +49,7 @@ def gather(window: Window, codes: int) -> None:
     for k in range(size):
         background[k] = dictionary[k]
     begin = packed + int(words[table])
-    kernels.paint(memory, begin, packed + int(words[table + 1]), packed, codes, line, background)
+    _paint(memory, begin, packed + int(words[table + 1]), packed, codes, line, background)
     for j in range(length):
         wanted = window.newest - length + 1 + j
         target = out[j]
@@ -58,7 +61,7 @@ def gather(window: Window, codes: int) -> None:
                 target[k] = background[k]
         entry = table + 1 + max(wanted, window.first)
         begin, end = packed + int(words[entry]), packed + int(words[entry + 1])
-        kernels.paint(memory, begin, end, packed, codes, line, target)
+        _paint(memory, begin, end, packed, codes, line, target)
 
 
 @njit(nogil=True, cache=True, inner=True)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.native.jit import njit
+from sharpwave.native.jit import inner_of, njit
 from sharpwave.native.memory_ops import load_16, load_literal, load_word, overlay
 
 Bytes = npt.NDArray[np.uint8]
@@ -306,6 +306,9 @@ def fits(data: Bytes, offsets: npt.NDArray[np.int64], codes: int, line: int, siz
     return -1
 
 
+_encode_frame = inner_of(encode_frame)
+
+
 @njit(nogil=True, cache=True)
 def encode_column(frames: Bytes, reference: Bytes, line: int, out: Bytes, offsets: npt.NDArray[np.uint32]) -> int:
     """Encode ``frames`` [n, size]: entry 0 patches ``reference`` into the column's own background, then n frames.
@@ -319,7 +322,7 @@ def encode_column(frames: Bytes, reference: Bytes, line: int, out: Bytes, offset
     limit = out.size - largest_patch_bytes(size)
     if limit < 0:
         return -1
-    total = encode_frame(background, canvas, line, out)
+    total = _encode_frame(background, canvas, line, out)
     offsets[0] = 0
     offsets[1] = total
     for i in range(count):
@@ -327,6 +330,6 @@ def encode_column(frames: Bytes, reference: Bytes, line: int, out: Bytes, offset
             return -1
         for k in range(size):
             canvas[k] = background[k]
-        total += encode_frame(frames[i], canvas, line, out[total:])
+        total += _encode_frame(frames[i], canvas, line, out[total:])
         offsets[i + 2] = total
     return total

@@ -8,10 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numba import carray  # type: ignore[attr-defined]
 
 from sharpwave.native.jit import njit
-from sharpwave.native.memory_ops import pointer_to
+from sharpwave.native.memory_ops import array_at
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
@@ -78,19 +77,19 @@ def new_window(size: int) -> Ints:
 @njit(nogil=True, cache=True, inner=True)
 def read_window(address: int) -> Window:
     """Return the window whose words lie at ``address``."""
-    words = carray(pointer_to(address), (WINDOW_WORDS,), np.int64)
+    words = array_at(address, (WINDOW_WORDS,), np.int64)
     memory, nbytes, size = words[MEMORY], words[MEMORY_BYTES], words[SIZE]
     return Window(
-        carray(pointer_to(memory), (nbytes,), np.uint8),
-        carray(pointer_to(memory), (nbytes >> 2,), np.uint32),
+        array_at(memory, (nbytes,), np.uint8),
+        array_at(memory, (nbytes >> 2,), np.uint32),
         words[BEGIN],
         words[ROWS],
-        carray(pointer_to(words[DICTIONARY]), (size,), np.uint8),
+        array_at(words[DICTIONARY], (size,), np.uint8),
         words[LINE],
         words[ZEROS] != 0,
         words[NEWEST],
         words[FIRST],
         words[LENGTH],
-        carray(pointer_to(words[OUT]), (words[LENGTH], size), np.uint8),
-        carray(pointer_to(words[SCRATCH]), (size,), np.uint8),
+        array_at(words[OUT], (words[LENGTH], size), np.uint8),
+        array_at(words[SCRATCH], (size,), np.uint8),
     )

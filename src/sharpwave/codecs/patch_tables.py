@@ -52,7 +52,7 @@ def tabulated(table: Bytes) -> int:
     return entries
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def _skipped(data: Bytes, cursor: int, stop: int) -> int:
     """Return where the shape of the patch at ``cursor`` lies, behind bare advances too; ``stop`` if none follows."""
     while cursor < stop:
@@ -142,7 +142,7 @@ def tabulate(data: Bytes, offsets: npt.NDArray[np.uint32], out: Bytes, coded: np
     return written
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def _chosen(data: Bytes, first: npt.NDArray[np.int32], times: npt.NDArray[np.int32]) -> Bytes:
     """Return the code of each bucket [BUCKETS]: of the entries that save most; NOT_IN_TABLE for others."""
     histogram = np.zeros(GAINS + 1, np.int64)
@@ -169,7 +169,7 @@ def _chosen(data: Bytes, first: npt.NDArray[np.int32], times: npt.NDArray[np.int
     return codes
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def _write_table(data: Bytes, first: npt.NDArray[np.int32], codes: Bytes, out: Bytes) -> int:
     """Write the table; return how many bytes."""
     entries = 0

@@ -18,6 +18,8 @@ from numba import config
 from numba.core import event
 from numba.misc.appdirs import AppDirs
 
+from sharpwave.native.inner_kernels import InnerCompiler
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 PACKAGE = Path(__file__).parent.parent
 LONG_S = 1.5
@@ -30,12 +32,19 @@ def njit(*, cache: bool = False, inner: bool = False, **options: Any) -> Callabl
     Args:
         inner: only kernels call it, never Python.
 
-    Wrappers that nobody calls are not compiled, which would take a tenth of the time: those for C (kernels that C code
-    calls are of ``function_pointers``), and of inner kernels those for Python.
+    What nobody calls is not compiled: wrappers for C (kernels that C code calls are of ``function_pointers``), and of
+    inner kernels those for Python and machine code of their own (``inner_kernels``).
     """
     wrappers: dict[str, Any] = {"no_cfunc_wrapper": True, "no_cpython_wrapper": inner}
+    if inner:  # its machine code is a part of its callers', in their files
+        cache, wrappers["pipeline_class"] = False, InnerCompiler
     compiled: Callable[[Function], Function] = numba.njit(cache=cache and CACHED, **wrappers, **options)
     return compiled
+
+
+def inner_of(kernel: Function) -> Function:
+    """Return the form for other kernels of one that Python calls too, compiled for Python only if it does."""
+    return kernel if config.DISABLE_JIT else njit(nogil=True, inner=True)(kernel.py_func)  # type: ignore[attr-defined]
 
 
 class Compiling(event.Listener):

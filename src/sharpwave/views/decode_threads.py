@@ -17,10 +17,10 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import carray, types  # type: ignore[attr-defined]
+from numba import types
 
 from sharpwave.native.jit import njit
-from sharpwave.native.memory_ops import INTERPRETED, exchange, pointer_to
+from sharpwave.native.memory_ops import INTERPRETED, array_at, exchange, pointer_to
 from sharpwave.views.gather_kernels import COLUMN_WORDS, PIECE_ROWS, TURNS, Bytes, Ints, gather_items, gather_pieces
 
 IDLE, CALLED, WORKING = 0, 1, 2
@@ -48,24 +48,22 @@ def _help(end: int, state: Ints, job: Ints, byte: Bytes, byte_address: int, pipe
             return
         failures = failures + 1 if got < 0 else 0
         if exchange(state, 0, CALLED, WORKING):
-            turns = carray(pointer_to(job[0]), (TURNS,), np.int64)
-            column_words = carray(pointer_to(job[2]), (COLUMN_WORDS,), np.int64)
+            turns = array_at(job[0], (TURNS,), np.int64)
+            column_words = array_at(job[2], (COLUMN_WORDS,), np.int64)
             items = job[3]
             if job[10]:
-                pieces = carray(pointer_to(job[4]), (PIECE_ROWS, items), np.int64)
-                gather_pieces(
-                    end, turns, job[1], column_words, pieces, carray(pointer_to(job[7]), (job[8], job[9]), np.uint8)
-                )
+                pieces = array_at(job[4], (PIECE_ROWS, items), np.int64)
+                gather_pieces(end, turns, job[1], column_words, pieces, array_at(job[7], (job[8], job[9]), np.uint8))
             else:
                 gather_items(
                     end,
                     turns,
                     job[1],
                     column_words,
-                    carray(pointer_to(job[4]), (items,), np.int64),
-                    carray(pointer_to(job[5]), (items,), np.int64),
-                    carray(pointer_to(job[6]), (items,), np.int64),
-                    carray(pointer_to(job[7]), (items, job[8], job[9]), np.uint8),
+                    array_at(job[4], (items,), np.int64),
+                    array_at(job[5], (items,), np.int64),
+                    array_at(job[6], (items,), np.int64),
+                    array_at(job[7], (items, job[8], job[9]), np.uint8),
                 )
             exchange(state, 0, WORKING, IDLE)
 

@@ -14,14 +14,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numba import carray  # type: ignore[attr-defined]
 
 from sharpwave.codecs import fused
 from sharpwave.codecs.raw import RAW
 from sharpwave.codecs.registry import GATHER, NUMBERS, PREFETCH
 from sharpwave.native.function_pointers import call
-from sharpwave.native.jit import njit
-from sharpwave.native.memory_ops import fetch_add, pointer_to, prefetch
+from sharpwave.native.jit import inner_of, njit
+from sharpwave.native.memory_ops import array_at, fetch_add, prefetch
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
@@ -77,14 +76,14 @@ def read_column(words: Ints) -> Column:
     """Return the column whose addresses and sizes are in ``words``."""
     nbytes, slots, places, size = words[7], words[8], words[9], words[10]
     return Column(
-        carray(pointer_to(words[0]), (nbytes,), np.uint8),
-        carray(pointer_to(words[0]), (nbytes >> 2,), np.uint32),
-        carray(pointer_to(words[1]), (slots,), np.int64),
-        carray(pointer_to(words[2]), (slots,), np.uint8),
-        carray(pointer_to(words[3]), (slots,), np.int32),
-        carray(pointer_to(words[4]), (slots,), np.int32),
-        carray(pointer_to(words[5]), (places, size), np.uint8),
-        carray(pointer_to(words[6]), (2, NUMBERS), np.int64),
+        array_at(words[0], (nbytes,), np.uint8),
+        array_at(words[0], (nbytes >> 2,), np.uint32),
+        array_at(words[1], (slots,), np.int64),
+        array_at(words[2], (slots,), np.uint8),
+        array_at(words[3], (slots,), np.int32),
+        array_at(words[4], (slots,), np.int32),
+        array_at(words[5], (places, size), np.uint8),
+        array_at(words[6], (2, NUMBERS), np.int64),
         words[11],
         words[12] != 0,
     )
@@ -231,6 +230,9 @@ def gather_pieces(end: int, turns: Ints, chunk: int, column_words: Ints, pieces:
         fetch_add(turns, LEFT_OUT, left_out)
 
 
+_gather_items, _gather_pieces = inner_of(gather_items), inner_of(gather_pieces)
+
+
 @njit(nogil=True, cache=True)
 def gather_alone(column_words: Ints, slot: Ints, newest: Ints, first: Ints, out: Bytes) -> int:
     """Run ``gather_items`` on one thread; return how many items are left out.
@@ -239,7 +241,7 @@ def gather_alone(column_words: Ints, slot: Ints, newest: Ints, first: Ints, out:
     """
     turns = np.zeros(TURNS, np.int64)
     first_end: int = np.int64(0)  # type: ignore[assignment]
-    gather_items(first_end, turns, slot.size, column_words, slot, newest, first, out)
+    _gather_items(first_end, turns, slot.size, column_words, slot, newest, first, out)
     return int(turns[LEFT_OUT])
 
 
@@ -248,5 +250,5 @@ def gather_pieces_alone(column_words: Ints, pieces: Ints, out: Bytes) -> int:
     """Run :func:`gather_pieces` in one thread; returns how many pieces are left out."""
     turns = np.zeros(TURNS, np.int64)
     first_end: int = np.int64(0)  # type: ignore[assignment]
-    gather_pieces(first_end, turns, pieces.shape[1], column_words, pieces, out)
+    _gather_pieces(first_end, turns, pieces.shape[1], column_words, pieces, out)
     return int(turns[LEFT_OUT])

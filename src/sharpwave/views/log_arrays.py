@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numba import carray  # type: ignore[attr-defined]
 
 from sharpwave.native.jit import njit
-from sharpwave.native.memory_ops import pointer_to
+from sharpwave.native.memory_ops import array_at
 
 if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
@@ -61,18 +60,18 @@ def read_arrays(words: Ints) -> LogArrays:
     """Return the arrays whose sizes and addresses are in ``words``."""
     nbytes, columns, slots = words[0], words[1], words[2]
     return LogArrays(
-        carray(pointer_to(words[3]), (nbytes,), np.uint8),
-        carray(pointer_to(words[3]), (nbytes >> 2,), np.float32),
-        carray(pointer_to(words[4]), (columns, slots), np.int64),
-        carray(pointer_to(words[5]), (slots,), np.int32),
-        carray(pointer_to(words[6]), (slots,), np.int32),
-        carray(pointer_to(words[7]), (slots,), np.int32),
-        carray(pointer_to(words[8]), (slots,), np.uint8),
-        carray(pointer_to(words[9]), (slots,), np.uint8),
-        carray(pointer_to(words[10]), (slots,), np.int32),
-        carray(pointer_to(words[11]), (slots,), np.int64),
-        carray(pointer_to(words[12]), (slots,), np.int32),
-        carray(pointer_to(words[13]), (slots,), np.int64),
+        array_at(words[3], (nbytes,), np.uint8),
+        array_at(words[3], (nbytes >> 2,), np.float32),
+        array_at(words[4], (columns, slots), np.int64),
+        array_at(words[5], (slots,), np.int32),
+        array_at(words[6], (slots,), np.int32),
+        array_at(words[7], (slots,), np.int32),
+        array_at(words[8], (slots,), np.uint8),
+        array_at(words[9], (slots,), np.uint8),
+        array_at(words[10], (slots,), np.int32),
+        array_at(words[11], (slots,), np.int64),
+        array_at(words[12], (slots,), np.int32),
+        array_at(words[13], (slots,), np.int64),
     )
 
 
