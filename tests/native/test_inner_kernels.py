@@ -101,7 +101,8 @@ def test_their_machine_code_comes_from_the_cache_with_their_callers(tmp_path) ->
         "replay = store.transitions(seed=0)\n"
         "no = np.zeros(1, bool)\n"
         "for k in range(20):\n"
-        "    store.extend(obs=np.full((1, 3), k, np.float32), action=np.ones(1, int), reward=np.full(1, k), terminated=no, truncated=no)\n"
+        "    store.extend(obs=np.full((1, 3), k, np.float32), action=np.ones(1, int), reward=np.full(1, k),\n"
+        "                 terminated=no, truncated=no)\n"
         "print(replay.sample(8).obs.tolist(), len(COMPILING.names) > 0)\n"
     )
     runs = [

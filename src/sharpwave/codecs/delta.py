@@ -59,7 +59,7 @@ def gather(window: Window, codes: int) -> None:
         if length > 1:
             for k in range(size):
                 target[k] = background[k]
-        entry = table + 1 + max(wanted, window.first)
+        entry = table + 1 + (wanted if wanted > window.first else window.first)
         begin, end = packed + int(words[entry]), packed + int(words[entry + 1])
         _paint(memory, begin, end, packed, codes, line, target)
 

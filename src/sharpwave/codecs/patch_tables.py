@@ -22,6 +22,7 @@ from sharpwave.native.jit import njit
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
+Int32s = npt.NDArray[np.int32]
 
 BUCKETS = 1 << 12
 """Of the hash table in which patches are counted."""
@@ -65,7 +66,6 @@ def _skipped(data: Bytes, cursor: int, stop: int) -> int:
     return stop
 
 
-@njit(nogil=True, cache=True)
 def tabulate(data: Bytes, offsets: npt.NDArray[np.uint32], out: Bytes, coded: npt.NDArray[np.uint32]) -> int:
     """Write delta's patches again, with a table; return how many bytes.
 
@@ -76,10 +76,27 @@ def tabulate(data: Bytes, offsets: npt.NDArray[np.uint32], out: Bytes, coded: np
 
     Cost: some 20 ns a patch.
     """
-    total = int(offsets[-1])
-    first = np.zeros(BUCKETS, np.int32)  # 1 + where in the data the first of its kind lies; 0: none
-    times = np.zeros(BUCKETS, np.int32)
-    buckets = np.empty(total // 3 + 1, np.int16)  # of each patch; -1: not counted
+    counted, buckets = np.zeros((4, BUCKETS), np.int32), np.empty(int(offsets[-1]) // 3 + 1, np.int16)
+    return int(_tabulate(data, offsets, out, coded, counted, buckets))
+
+
+@njit(nogil=True, cache=True)
+def _tabulate(
+    data: Bytes,
+    offsets: npt.NDArray[np.uint32],
+    out: Bytes,
+    coded: npt.NDArray[np.uint32],
+    counted: Int32s,
+    buckets: npt.NDArray[np.int16],
+) -> int:
+    """Write the patches of ``tabulate``.
+
+    Args:
+        counted: int32 [4, BUCKETS] of zeros, working memory by bucket, which takes long to compile here: 1 + where in
+            the data the first of its kind lies, 0 for none; how often it occurs, later its code; and of ``_choose``.
+        buckets: int16 [patches] or more: of each patch; -1: not counted.
+    """
+    first, times = counted[0], counted[1]
     patches = unique = 0
     for entry in range(offsets.size - 1):
         cursor, stop = int(offsets[entry]), int(offsets[entry + 1])
@@ -112,7 +129,8 @@ def tabulate(data: Bytes, offsets: npt.NDArray[np.uint32], out: Bytes, coded: np
                 times[bucket] += 1
             buckets[patches] = bucket
             patches += 1
-    codes = _chosen(data, first, times)
+    _choose(data, first, times, counted[2], counted[3])
+    codes = times
     written = _write_table(data, first, codes, out)
     coded[0] = 0
     patches = 0
@@ -143,34 +161,36 @@ def tabulate(data: Bytes, offsets: npt.NDArray[np.uint32], out: Bytes, coded: np
 
 
 @njit(nogil=True, cache=True, inner=True)
-def _chosen(data: Bytes, first: npt.NDArray[np.int32], times: npt.NDArray[np.int32]) -> Bytes:
-    """Return the code of each bucket [BUCKETS]: of the entries that save most; NOT_IN_TABLE for others."""
-    histogram = np.zeros(GAINS + 1, np.int64)
-    gains = np.zeros(BUCKETS, np.int64)
+def _choose(data: Bytes, first: Int32s, times: Int32s, gains: Int32s, histogram: Int32s) -> None:
+    """Replace ``times`` by the code of each bucket [BUCKETS]: of the entries that save most; NOT_IN_TABLE for others.
+
+    ``gains`` and ``histogram`` are zeros, for working.
+    """
     for bucket in range(BUCKETS):
         if times[bucket] > 1:
             shape = int(data[first[bucket] - 1])
             literals = 1 if shape & 128 else (shape & 15) + 1
-            gains[bucket] = min(GAINS, times[bucket] * (1 + literals) - (3 + literals))
-            if gains[bucket] > 0:
+            gain = times[bucket] * (1 + literals) - (3 + literals)
+            gains[bucket] = gain if gain < GAINS else GAINS
+            if gain > 0:
                 histogram[gains[bucket]] += 1
     least, taken = GAINS + 1, 0
     while least > 1 and taken + histogram[least - 1] <= INLINE:
         least -= 1
         taken += histogram[least]
     spare = INLINE - taken  # of those that save one byte less
-    codes, entries = np.full(BUCKETS, NOT_IN_TABLE, np.uint8), 0
+    entries = 0
     for bucket in range(BUCKETS):
-        gain = gains[bucket]
-        if gain >= least or (gain == least - 1 and gain > 0 and spare > 0):
-            spare -= gain < least
-            codes[bucket] = entries
+        kept = gains[bucket]
+        times[bucket] = NOT_IN_TABLE
+        if kept >= least or (kept == least - 1 and kept > 0 and spare > 0):
+            spare -= kept < least
+            times[bucket] = entries
             entries += 1
-    return codes
 
 
 @njit(nogil=True, cache=True, inner=True)
-def _write_table(data: Bytes, first: npt.NDArray[np.int32], codes: Bytes, out: Bytes) -> int:
+def _write_table(data: Bytes, first: Int32s, codes: Int32s, out: Bytes) -> int:
     """Write the table; return how many bytes."""
     entries = 0
     for bucket in range(BUCKETS):

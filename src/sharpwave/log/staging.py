@@ -13,6 +13,7 @@ import numpy.typing as npt
 from sharpwave.log.append_kernels import FIRST_PLACE, FULL, any_set, append_staged, narrow, write_words
 from sharpwave.log.step_log import StepLog
 from sharpwave.memory.arena import rounded
+from sharpwave.native.jit import is_cached
 from sharpwave.spec import Field, Spec
 
 Ints = npt.NDArray[np.int64]
@@ -21,6 +22,9 @@ MAX_BYTES = 1 << 20
 """Limit of a plan's bytes; larger steps gain nothing."""
 MAX_PLANS = 4
 """Numbers of lanes written to at a time whose plans are kept."""
+COLD_APPENDS = 1_000
+"""Appends in a process that take the other way first, where the kernel would have to be compiled: that takes about a
+second, which a newcomer waits for before a first batch, and the other way 16 us an append more."""
 ALIGNMENT = 8
 FLOAT32, FLOAT64, INT64 = np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.int64)
 
@@ -70,6 +74,12 @@ class _Rows:
             self.wide[()] = value
             return bool(narrow(self.staged, self.wide_place, self.place, 1))
         return False
+
+
+class _Process:
+    """Of all stores of the process: how many appends went without the kernel."""
+
+    appends = 0
 
 
 class _Plan:
@@ -181,6 +191,7 @@ class Staging:
         self._slots: Any = None
         self._capacity: int | None = -1
         self._columns = [(name in log.spec.obs_names, field.row_bytes) for name, field in log.spec.fields.items()]
+        self._cold = not is_cached(append_staged)
         self._busy = log.opened.sparse.__bool__()  # for good: sparse columns have kernels of their own
         log.ledger.enter("staging", lambda: self.nbytes)
 
@@ -188,6 +199,16 @@ class Staging:
     def nbytes(self) -> int:
         """Bytes of memory."""
         return sum(plan.nbytes for plan in list(self._plans.values()) if plan is not None)
+
+    def compile_now(self) -> None:
+        """Stage from the next append on, though the kernel is compiled for it first."""
+        self._cold = False
+
+    def _stays_cold(self) -> bool:
+        """Count an append, and return whether the kernel is not worth compiling yet."""
+        _Process.appends += 1
+        self._cold = _Process.appends <= COLD_APPENDS and not append_staged.overloads  # type: ignore[attr-defined]
+        return self._cold
 
     def append(
         self,
@@ -216,6 +237,8 @@ class Staging:
         log = self._log
         if self._busy:
             return None  # a signal handler's steps that come in the midst of others
+        if self._cold and self._stays_cold():
+            return None
         try:
             self._busy = True
             changes = log.inventory.changes  # first: what a handler changes from here on is seen by the kernel

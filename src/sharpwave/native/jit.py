@@ -47,6 +47,15 @@ def inner_of(kernel: Function) -> Function:
     return kernel if config.DISABLE_JIT else njit(nogil=True, inner=True)(kernel.py_func)  # type: ignore[attr-defined]
 
 
+def is_cached(kernel: Callable[..., Any]) -> bool:
+    """Return whether a kernel of ``cache=True`` can be called without a wait: this process or an earlier one has
+    compiled it, for some types at least."""
+    if config.DISABLE_JIT or kernel.overloads:  # type: ignore[attr-defined]
+        return True
+    folder, name = kernel.stats.cache_path, kernel.py_func.__qualname__  # type: ignore[attr-defined]
+    return folder is not None and any(Path(folder).glob(f"*.{name}-*.nbi"))
+
+
 class Compiling(event.Listener):
     """Listener to the compilation of kernels, which runs under numba's lock: one thread at a time.
 

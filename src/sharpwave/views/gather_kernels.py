@@ -101,7 +101,7 @@ def _copy_window(memory: Bytes, begin: int, zeros: bool, newest: int, first: int
         if wanted < first and zeros:
             out[j, :] = 0
         else:
-            start = begin + max(wanted, first) * size
+            start = begin + (wanted if wanted > first else first) * size
             source, target = memory[start : start + size], out[j]
             for k in range(size):  # over slices: an index with an offset may be negative, and is not vectorised
                 target[k] = source[k]
@@ -139,7 +139,7 @@ def gather_items(
         if taken >= count:
             break
         # The number is settled; which: the next from this end, so that a core decodes into its own cache.
-        size = min(chunk, count - taken)
+        size = chunk if chunk < count - taken else count - taken
         begin = fetch_add(turns, ENDS + 8 * end, size)
         if end == 1:
             begin = count - begin - size
@@ -162,7 +162,7 @@ def gather_items(
                 if codec[s] == RAW:
                     after = offset[s] + (newest[i + ahead] + 1) * out.shape[2]
                     prefetch(memory, after - 1)
-                    for at in range(after - min(window_bytes, 512), after, 64):
+                    for at in range(after - (window_bytes if window_bytes < 512 else 512), after, 64):
                         prefetch(memory, at)
                 elif kernel:
                     window[fused.BEGIN], window[fused.ROWS] = offset[s], counts[s]
@@ -208,7 +208,7 @@ def gather_pieces(end: int, turns: Ints, chunk: int, column_words: Ints, pieces:
         taken = fetch_add(turns, TAKEN, chunk)
         if taken >= count:
             break
-        size = min(chunk, count - taken)
+        size = chunk if chunk < count - taken else count - taken
         begin = fetch_add(turns, ENDS + 8 * end, size)
         if end == 1:
             begin = count - begin - size
@@ -233,13 +233,21 @@ def gather_pieces(end: int, turns: Ints, chunk: int, column_words: Ints, pieces:
 _gather_items, _gather_pieces = inner_of(gather_items), inner_of(gather_pieces)
 
 
+@njit(nogil=True, cache=True, inner=True)
+def _new_turns() -> Ints:
+    turns = np.empty(TURNS, np.int64)  # zeros would be compiled, and nothing else here needs them
+    for i in range(TURNS):
+        turns[i] = 0
+    return turns
+
+
 @njit(nogil=True, cache=True)
 def gather_alone(column_words: Ints, slot: Ints, newest: Ints, first: Ints, out: Bytes) -> int:
     """Run ``gather_items`` on one thread; return how many items are left out.
 
     Making and reading ``turns`` outside took 0.6 us a field.
     """
-    turns = np.zeros(TURNS, np.int64)
+    turns = _new_turns()
     first_end: int = np.int64(0)  # type: ignore[assignment]
     _gather_items(first_end, turns, slot.size, column_words, slot, newest, first, out)
     return int(turns[LEFT_OUT])
@@ -248,7 +256,7 @@ def gather_alone(column_words: Ints, slot: Ints, newest: Ints, first: Ints, out:
 @njit(nogil=True, cache=True)
 def gather_pieces_alone(column_words: Ints, pieces: Ints, out: Bytes) -> int:
     """Run :func:`gather_pieces` in one thread; returns how many pieces are left out."""
-    turns = np.zeros(TURNS, np.int64)
+    turns = _new_turns()
     first_end: int = np.int64(0)  # type: ignore[assignment]
     _gather_pieces(first_end, turns, pieces.shape[1], column_words, pieces, out)
     return int(turns[LEFT_OUT])

@@ -88,14 +88,16 @@ def sync(words: Ints, successor_known: Bytes, cursor: Int32s, spans: Int32s, n_s
             at = slot
             while last_end < count and following[at] >= 0 and not gap[at] and total < count + n_step:
                 at = following[at]
-                end = find_last_end(memory, flags_offset[at], 0, min(int(rows[at]), count + n_step - total))
+                reach, length = count + n_step - total, int(rows[at])
+                end = find_last_end(memory, flags_offset[at], 0, length if length < reach else reach)
                 if end >= 0:
                     last_end = total + end
-                total += int(rows[at])
+                total += length
             cut = gap[at] and total < count + n_step
             foreseen = following[at] < 0 and successor_known[lane]
             total += 1 if cut or foreseen else 0
-            prefix = min(count, max(total - n_step, last_end + 1))
+            prefix = total - n_step if total - n_step > last_end else last_end + 1
+            prefix = prefix if prefix < count else count
             if prefix > spans[slot, 1]:
                 slots[found] = slot
                 begins[found] = spans[slot, 1]
