@@ -54,7 +54,6 @@ class InnerLowering(LoweringPass):
         entry = [state.library].index
         state.cr = state.cr._replace(cfunc=entry)
         state.targetctx.insert_user_function(entry, state.cr.fndesc, [state.library])
-        state.reload_init.extend(state.library._reload_init)
         return True
 
 
