@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
+import gc
 import json
 import statistics
 import subprocess
@@ -11,26 +13,45 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import psutil
 from rich.console import Console
 from rich.table import Table
 
+from sharpwave.store import Store
+
 HEADS = {"bytes": "bytes each", "adds": "adds/s", "sample 32": "sampled/s, 32", "sample 256": "256"}
 """Columns of every table, by what ``measure`` calls them; then what else it found, by its own name, and updates/s."""
+
+COUNTED = "counted"
+"""What the store counts of ``bytes``: without Python's objects, and without other memory of the process."""
 
 Found = dict[str, float]
 
 
 def rate(call: Callable[[], object], seconds: float) -> float:
-    """Return how often ``call`` is done a second: the median over batches of ten calls."""
+    """Return how often ``call`` is done a second of processor time: the median over batches of ten calls."""
     call()
     rates: list[float] = []
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or not rates:
-        began = time.perf_counter()
+        began = time.process_time()
         for _ in range(10):
             call()
-        rates.append(10 / (time.perf_counter() - began))
+        rates.append(10 / (time.process_time() - began))
     return statistics.median(rates)
+
+
+def held_bytes() -> int:
+    """Return the process's resident memory, without what was freed and the allocator keeps (on Linux)."""
+    gc.collect()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).malloc_trim(0)
+    return int(psutil.Process().memory_info().rss)
+
+
+def counted(store: Store, steps: int) -> Found:
+    """Return the bytes a transition that a store counts."""
+    return {COUNTED: store.stats()["total_bytes"] / steps}
 
 
 def main(
@@ -65,23 +86,30 @@ def main(
                 print(f"{name}: {(ran.stderr.strip() or 'no message').splitlines()[-1]}", file=sys.stderr)
                 continue
             found.append(json.loads(ran.stdout.splitlines()[-1]))
-    medians = {
-        name: {key: statistics.median(run[key] for run in found) for key in found[0]}
-        for name, found in runs.items()
-        if found
+        asked.out.write_text(json.dumps({"env": asked.env, "steps": asked.steps, "runs": runs}, indent=1) + "\n")
+    there = {name: found for name, found in runs.items() if found}
+    title = f"{asked.env}, {asked.steps:,} transitions: median of {asked.rounds} (lowest - highest)"
+    Console(width=150).print(_table(title, there))
+    return {
+        name: {key: statistics.median(run[key] for run in found) for key in found[0]} for name, found in there.items()
     }
-    title = f"{asked.env}, {asked.steps:,} transitions, medians of {asked.rounds}"
-    Console(width=120).print(_table(title, medians))
-    asked.out.write_text(json.dumps({"env": asked.env, "steps": asked.steps, "runs": runs}, indent=1) + "\n")
-    return medians
 
 
-def _table(title: str, medians: dict[str, Found]) -> Table:
+def _table(title: str, runs: dict[str, list[Found]]) -> Table:
     table = Table(title=title)
-    own = [key for key in next(iter(medians.values()), {}) if key not in HEADS and key != "updates"]
+    keys = dict.fromkeys(key for found in runs.values() for key in found[0])
+    own = [key for key in keys if key not in HEADS and key != "updates"]
     for head in ("buffer", *HEADS.values(), *own, "updates/s"):
         table.add_column(head, justify="left" if head == "buffer" else "right")
-    for name, found in medians.items():
-        cells = [f"{found[key]:,.0f}" for key in HEADS] + [f"{found[key]:,.1f}" for key in (*own, "updates")]
+    for name, found in runs.items():
+        columns = {key: [run[key] for run in found if key in run] for key in (*HEADS, *own, "updates")}
+        cells = [_cell(values, 0 if key in HEADS or key == COUNTED else 1) for key, values in columns.items()]
         table.add_row(name, *cells)
     return table
+
+
+def _cell(values: list[float], digits: int) -> str:
+    if not values:
+        return "-"
+    low, middle, high = (f"{one:,.{digits}f}" for one in (min(values), statistics.median(values), max(values)))
+    return f"{middle}\n({low} - {high})"

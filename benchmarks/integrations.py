@@ -3,14 +3,14 @@
     python benchmarks/integrations.py [--steps 50000] [--rounds 3] [--env PongNoFrameskip-v4]
 
 SB3's Atari wrappers, eight environments, stacks of four frames, random actions. Each buffer in a process of its own,
-in turn, ``--rounds`` times; medians. Memory is the growth of the process from before the buffer was made until
-``--steps`` transitions are in it. ``add`` and ``sample`` are timed as SB3 calls them; an update is one of its DQN on a
-CPU with one thread, sampling included.
+in turn, ``--rounds`` times; medians, and the lowest and highest. Speeds are by processor time. Memory is the growth of
+what the process holds, from before the buffer was made until ``--steps`` transitions are in it, without what was freed
+since; "counted" is what a store counts of it. ``add`` and ``sample`` are timed as SB3 calls them; an update is one of
+its DQN on a CPU with one thread, sampling included.
 """
 
 from __future__ import annotations
 
-import gc
 import statistics
 import time
 from collections.abc import Callable
@@ -20,9 +20,8 @@ from typing import Any
 import ale_py
 import gymnasium as gym
 import numpy as np
-import psutil
 import torch
-from integration_runs import Found, main, rate
+from integration_runs import Found, counted, held_bytes, main, rate
 from stable_baselines3 import DQN
 from stable_baselines3.common.buffers import ReplayBuffer as Theirs
 from stable_baselines3.common.env_util import make_atari_env
@@ -84,8 +83,7 @@ def measure(name: str, env: str, steps: int) -> dict[str, float]:
     rng, actions = np.random.default_rng(0), envs.action_space
     obs = envs.reset()
     ours(envs.observation_space, actions, 100).view  # noqa: B018  # kernels and libraries are loaded
-    gc.collect()
-    before = psutil.Process().memory_info().rss
+    before = held_bytes()
     buffer = BUFFERS[name](envs.observation_space, actions, steps)
     spent = []
     for _ in range(steps // LANES):
@@ -94,21 +92,22 @@ def measure(name: str, env: str, steps: int) -> dict[str, float]:
         after = new_obs.copy()
         for i in np.flatnonzero(dones):
             after[i] = infos[i]["terminal_observation"]
-        began = time.perf_counter()
+        began = time.process_time()
         buffer.add(obs, after, chosen, rewards, dones, infos)
-        spent.append(time.perf_counter() - began)
+        spent.append(time.process_time() - began)
         obs = new_obs
-    gc.collect()
-    grown = psutil.Process().memory_info().rss - before
+    grown = held_bytes() - before
     found = {"bytes": grown / steps, "adds": LANES / statistics.mean(spent[len(spent) // 2 :])}
+    if isinstance(buffer, ReplayBuffer):
+        found |= counted(buffer.transitions.store, steps)
     for size in (32, 256):
         found[f"sample {size}"] = size * rate(partial(buffer.sample, size), 3.0)
     model = DQN("CnnPolicy", envs, buffer_size=LANES, learning_starts=10**9, device="cpu", seed=1)
     model.replay_buffer, model._logger = buffer, _Quiet()
     model.train(2, 32)
-    began = time.perf_counter()
+    began = time.process_time()
     model.train(UPDATES, 32)
-    return found | {"updates": UPDATES / (time.perf_counter() - began)}
+    return found | {"updates": UPDATES / (time.process_time() - began)}
 
 
 class _Quiet:

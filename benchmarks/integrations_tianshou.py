@@ -9,7 +9,6 @@ milliseconds of ``hasnull``, which Tianshou 2's trainer calls after every collec
 
 from __future__ import annotations
 
-import gc
 import statistics
 import time
 from collections.abc import Callable
@@ -19,10 +18,9 @@ from typing import Any
 import ale_py
 import gymnasium as gym
 import numpy as np
-import psutil
 import tianshou.data as theirs
 import torch
-from integration_runs import main, rate
+from integration_runs import counted, held_bytes, main, rate
 from stable_baselines3.common.env_util import make_atari_env
 from stable_baselines3.common.vec_env import VecFrameStack, VecTransposeImage
 from tianshou.algorithm.algorithm_base import policy_within_training_step
@@ -62,8 +60,7 @@ def measure(name: str, env: str, steps: int) -> dict[str, float]:
     for _ in range(8):  # kernels and libraries are loaded; it stays, as memory that it let go of would be used again
         warm.add(batch(obs, obs, np.zeros(LANES, np.int64), none * 1.0, none, none))
     warm.sample(8)
-    gc.collect()
-    before = psutil.Process().memory_info().rss
+    before = held_bytes()
     buffer, spent = BUFFERS[name](steps), []
     for _ in range(steps // LANES):
         act = rng.integers(0, actions, LANES)
@@ -73,26 +70,27 @@ def measure(name: str, env: str, steps: int) -> dict[str, float]:
             after[i] = infos[i]["terminal_observation"]
         truncated = dones & [bool(info.get("TimeLimit.truncated", False)) for info in infos]
         whole = batch(obs, after, act, rewards, dones & ~truncated, truncated)
-        began = time.perf_counter()
+        began = time.process_time()
         buffer.add(whole)
-        spent.append(time.perf_counter() - began)
+        spent.append(time.process_time() - began)
         obs = new_obs
-    gc.collect()
-    grown = psutil.Process().memory_info().rss - before
+    grown = held_bytes() - before
     found = {"bytes": grown / steps, "adds": LANES / statistics.mean(spent[len(spent) // 2 :])}
+    if isinstance(buffer, ours.buffers.StoredObservations):
+        found |= counted(buffer.transitions.store, steps)
     for size in (32, 256):
         found[f"sample {size}"] = size * rate(partial(buffer.sample, size), 3.0)
-    began = time.perf_counter()
+    began = time.process_time()
     buffer.hasnull()
-    found["NaN check"] = 1000 * (time.perf_counter() - began)
+    found["NaN check"] = 1000 * (time.process_time() - began)
     policy = DiscreteQLearningPolicy(model=DQNet(*shape, action_shape=actions), action_space=envs.action_space)
     algorithm = DQN(policy=policy, optim=AdamOptimizerFactory(1e-4), n_step_return_horizon=3, target_update_freq=500)
     with policy_within_training_step(policy):
         for count in (2, UPDATES):
-            began = time.perf_counter()
+            began = time.process_time()
             for _ in range(count):
                 algorithm.update(buffer=buffer, sample_size=32)
-    return found | {"updates": UPDATES / (time.perf_counter() - began)}
+    return found | {"updates": UPDATES / (time.process_time() - began)}
 
 
 if __name__ == "__main__":

@@ -3,15 +3,15 @@
     python benchmarks/integrations_torchrl.py [--steps 20000] [--rounds 3] [--env PongNoFrameskip-v4]
 
 Eight environments, stacks of four frames (uint8) as ``CatFrames`` makes them, random actions, batches of 64 steps in
-time, as a collector returns them. Each buffer in a process of its own, in turn, ``--rounds`` times; medians. Memory is
-the growth of the process (for a memory-mapped storage that of its files) from before the buffer was made until
-``--steps`` transitions are in it. ``extend`` and ``sample`` are timed as a program calls them; an update is one of
-``DQNLoss`` with a convolutional network on a CPU with one thread, sampling included.
+time, as a collector returns them. Each buffer in a process of its own, in turn, ``--rounds`` times; medians of speed by
+processor time. Memory is the growth of what the process holds (for a memory-mapped storage that of its files) from
+before the buffer was made until ``--steps`` transitions are in it, without what was freed since. ``extend`` and
+``sample`` are timed as a program calls them; an update is one of ``DQNLoss`` with a convolutional network on a CPU with
+one thread, sampling included.
 """
 
 from __future__ import annotations
 
-import gc
 import logging
 import statistics
 import tempfile
@@ -24,9 +24,8 @@ from typing import Any
 import ale_py
 import gymnasium as gym
 import numpy as np
-import psutil
 import torch
-from integration_runs import main, rate
+from integration_runs import counted, held_bytes, main, rate
 from tensordict import TensorDict
 from torchrl.data import CompressedListStorage, LazyMemmapStorage, LazyTensorStorage, TensorDictReplayBuffer
 from torchrl.modules import QValueActor
@@ -124,32 +123,32 @@ def measure(name: str, env: str, steps: int) -> dict[str, float]:
     warm.extend(next(batches(env, 1)))
     warm.sample(8)
     del warm
-    gc.collect()
-    before = psutil.Process().memory_info().rss
+    before = held_bytes()
     with tempfile.TemporaryDirectory() as folder:
         buffer, spent = BUFFERS[name](steps, folder), []
         for data in batches(env, steps):
             flat = data.reshape(-1)
-            began = time.perf_counter()
+            began = time.process_time()
             buffer.extend(flat)
-            spent.append(time.perf_counter() - began)
+            spent.append(time.process_time() - began)
         actions = data["action"].shape[-1]
         del data, flat
-        gc.collect()
-        grown = psutil.Process().memory_info().rss - before
+        grown = held_bytes() - before
         if name == "LazyMemmapStorage":
             grown = sum(512 * file.stat().st_blocks for file in Path(folder).rglob("*") if file.is_file())
         found = {"bytes": grown / steps, "adds": LANES * TIME / statistics.mean(spent[len(spent) // 2 :])}
+        if isinstance(buffer, ReplayBuffer):
+            found |= counted(buffer.transitions.store, steps)
         found["sample 32"] = 32 * rate(buffer.sample, 3.0)
         buffer._batch_size = None
         found["sample 256"] = 256 * rate(partial(buffer.sample, 256), 3.0)
         buffer._batch_size = 32
         update = updates(buffer, actions)
         update()
-        began = time.perf_counter()
+        began = time.process_time()
         for _ in range(UPDATES):
             update()
-        return found | {"updates": UPDATES / (time.perf_counter() - began)}
+        return found | {"updates": UPDATES / (time.process_time() - began)}
 
 
 if __name__ == "__main__":

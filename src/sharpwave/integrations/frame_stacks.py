@@ -68,7 +68,7 @@ class Stack:
             raise ValueError(f"add: got observations of shape {obs.shape[1:]}, expected {self.shape}")
         if self.axis == 0 and obs.flags.c_contiguous:
             return obs.reshape(len(obs), *self._stacked)
-        last = np.moveaxis(obs, 1, -1) if self.axis == 0 else obs
+        last = obs.transpose(0, 2, 3, 1) if self.axis == 0 else obs
         if self.channels == 1:
             return _planes(last)
         parts = last.reshape(*last.shape[:-1], self.frames, self.channels)
