@@ -44,6 +44,7 @@ class Cluster:
         address: "local": shards are processes of this machine, which end with this one; else the address of
             ``sharpwave serve``: "unix:PATH" or "HOST:PORT".
         secret: shared secret; default: that of the environment variable SHARPWAVE_SECRET.
+        tls_authority: PEM file by which the certificates of shards elsewhere are checked: connections are encrypted.
         seed: seed of the draws.
         options: further arguments of each shard's ``Store``: ``codec``, ``on_full``, ``retention``, ``segment_steps``.
 
@@ -64,10 +65,11 @@ class Cluster:
         disk_limit: int | str | None = None,
         address: str = "local",
         secret: str | bytes | None = None,
+        tls_authority: str | None = None,
         seed: int = 0,
         **options: Any,
     ) -> None:
-        self._begin(spec, Security.of(secret), seed)
+        self._begin(spec, Security.of(secret, authority=tls_authority), seed)
         try:
             if address == "local":
                 folder = None if disk is None else new_folder(disk, spec, shards)
@@ -111,11 +113,17 @@ class Cluster:
 
     @classmethod
     def of(
-        cls, spec: Spec, addresses: Sequence[Address | str], *, secret: str | bytes | None = None, seed: int = 0
+        cls,
+        spec: Spec,
+        addresses: Sequence[Address | str],
+        *,
+        secret: str | bytes | None = None,
+        tls_authority: str | None = None,
+        seed: int = 0,
     ) -> Self:
         """Return the cluster of shards that listen at ``addresses``."""
         made = cls.__new__(cls)
-        made._begin(spec, Security.of(secret), seed)
+        made._begin(spec, Security.of(secret, authority=tls_authority), seed)
         made.links = [Link(Address.parse(str(one)), made._security) for one in addresses]
         return made
 
@@ -409,23 +417,27 @@ class Cluster:
         raise not_to_be_copied(self)
 
 
-def connect(address: str, *, secret: str | bytes | None = None, seed: int = 0) -> Cluster:
+def connect(
+    address: str, *, secret: str | bytes | None = None, tls_authority: str | None = None, seed: int = 0
+) -> Cluster:
     """Return the cluster that ``sharpwave serve`` serves at an address: "unix:PATH" or "HOST:PORT".
 
     Args:
         secret: shared secret; default: that of the environment variable SHARPWAVE_SECRET.
+        tls_authority: PEM file by which its certificate is checked: connections are encrypted.
         seed: seed of the draws.
 
     Raises:
         ConnectionError: nobody answers there, or the secret is another.
         ValueError: it has no shards yet: the first client says what a step is, ``sw.Cluster(spec, address=...)``.
     """
-    said = ask_directory(Address.parse(address), Security.of(secret), None)
+    said = ask_directory(Address.parse(address), Security.of(secret, authority=tls_authority), None)
     if said["spec"] is None:
         raise ValueError(
             f"{address}: nothing is stored there yet; say what a step is: sharpwave.Cluster(spec, address={address!r})"
         )
-    return Cluster.of(Spec.from_json(said["spec"]), nearest(said, Address.parse(address)), secret=secret, seed=seed)
+    shards, spec = nearest(said, Address.parse(address)), Spec.from_json(said["spec"])
+    return Cluster.of(spec, shards, secret=secret, tls_authority=tls_authority, seed=seed)
 
 
 def ask_directory(address: Address, security: Security, spec: Spec | None) -> dict[str, Any]:

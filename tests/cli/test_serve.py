@@ -1,0 +1,122 @@
+"""``sharpwave serve`` as a user starts, meets, stops and kills it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import sharpwave as sw
+
+SPEC = sw.Spec(obs=sw.Field((3,), "float32"), action=sw.Field((), "int64"))
+COMMAND = [sys.executable, "-m", "sharpwave.cli", "serve"]
+
+
+@contextmanager
+def serving(*arguments: str, **environment: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """Run the command; give the address that it prints."""
+    process = subprocess.Popen(
+        [*COMMAND, *arguments], stdout=subprocess.PIPE, text=True, env=os.environ | {"COLUMNS": "200"} | environment
+    )
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline()
+        assert line.startswith("Serving at "), line
+        yield line.split()[2].rstrip(";"), process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def write(cluster: sw.Cluster, steps: int) -> None:
+    writer = cluster.writer(2, segment_steps=8)
+    for step in range(steps):
+        writer.extend(
+            obs=np.full((2, 3), step, np.float32),
+            action=[step, step],
+            reward=[1, 1],
+            terminated=[step == steps - 1] * 2,
+            truncated=[False] * 2,
+        )
+    writer.close()
+
+
+def test_a_folder_is_served_stopped_and_served_again(tmp_path: Path) -> None:
+    disk = str(tmp_path / "replay")
+    for life in range(2):
+        more = ["--capacity", "1e4", "--shards", "2"] if life == 0 else []
+        with serving("--disk", disk, "--listen", "127.0.0.1:0", *more) as (address, process):
+            if life == 0:
+                with pytest.raises(ValueError, match="say what a step is"):
+                    sw.connect(address)
+                with sw.Cluster(SPEC, address=address) as cluster:
+                    write(cluster, 50)
+                with pytest.raises(ValueError, match="that spec"):
+                    sw.Cluster(sw.Spec(obs=sw.Field((4,), "float32"), action=sw.Field((), "int64")), address=address)
+            with sw.connect(address) as cluster:
+                assert len(cluster) == 100 and len(cluster.links) == 2
+                assert cluster.transitions().sample(32).obs.shape == (32, 3)
+            process.send_signal(signal.SIGINT if life else signal.SIGTERM)
+            assert process.wait(60) == 0
+
+
+def test_its_shards_end_with_it_when_it_is_killed(tmp_path: Path) -> None:
+    with serving("--listen", f"unix:{tmp_path}/sock", "--capacity", "1000") as (address, process):
+        with sw.Cluster(SPEC, address=address) as cluster:
+            write(cluster, 20)
+        children = subprocess.run(
+            ["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=False
+        ).stdout.split()
+        assert children
+        process.kill()
+        deadline = time.monotonic() + 30
+        while any(Path(f"/proc/{child}").exists() for child in children):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes a certificate with openssl")
+def test_connections_are_encrypted_where_there_is_a_certificate(tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+         "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1",
+         "-keyout", str(key), "-out", str(certificate)],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    secret = "a secret of more than sixteen"
+    options = ["--tls-certificate", str(certificate), "--tls-key", str(key), "--capacity", "1000"]
+    with serving("--listen", "127.0.0.1:0", *options, SHARPWAVE_SECRET=secret) as (address, _):
+        with pytest.raises(ConnectionError):
+            sw.connect(address, secret=secret)
+        with sw.Cluster(SPEC, address=address, secret=secret, tls_authority=str(certificate)) as cluster:
+            write(cluster, 20)
+            assert len(cluster) == 40
+        with pytest.raises(ConnectionError, match="secret"):
+            sw.connect(address, secret="another one of that length", tls_authority=str(certificate))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--listen", "127.0.0.1:0"], "never be full"),
+        (["--capacity", "100", "--listen", "0.0.0.0:0"], "SHARPWAVE_SECRET"),
+        (["--capacity", "100", "--listen", "nowhere"], "HOST:PORT"),
+        (["--capacity", "100", "--listen", "unix:/nonexistent/folder/sock"], "cannot listen"),
+    ],
+)
+def test_what_it_cannot_do_it_says_in_a_line(arguments: list[str], text: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "SHARPWAVE_SECRET"} | {"COLUMNS": "200"}
+    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, env=environment, timeout=60)
+    assert done.returncode in (1, 2) and text in " ".join(done.stderr.split()) and "Traceback" not in done.stderr
