@@ -40,7 +40,8 @@ class Link:
     Attributes:
         address: of the shard.
         incarnation: of the shard when the connection was made; -1: there was none yet.
-        connections: how many were made. ``shared``: numbers of the blocks of memory that this one shares.
+        connections: how many were made. ``shared``: numbers of the blocks of memory that this one shares;
+            ``forgotten``: those that are gone, which the shard is to be told.
         sent_bytes: of requests. ``received_bytes``: of replies.
     """
 
@@ -49,6 +50,7 @@ class Link:
         self.incarnation, self.connections = -1, 0
         self.sent_bytes = self.received_bytes = 0
         self.shared: set[int] = set()
+        self.forgotten: list[int] = []
         self._socket: socket.socket | None = None
         self._numbers = itertools.count(1)
         self._waiting: deque[tuple[int, int]] = deque()  # number and bytes of requests without a reply
@@ -187,6 +189,7 @@ class Link:
         self._replies.clear()
         self._dropped.clear()
         self.shared.clear()
+        self.forgotten.clear()
         self._unanswered = 0
 
     def __del__(self) -> None:

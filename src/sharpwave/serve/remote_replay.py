@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -108,8 +109,8 @@ class RemoteReplay(Generic[B]):
         self._memory = SharedBlocks()
         self._pool = Pool(self._memory.make) if self._shares_memory() else Pool()
         self._quarantined: deque[tuple[float, Any]] = deque()
+        self._lock = threading.RLock()
         self._ahead = 0  # items of batches that were asked for and have not come
-        self._why = ""  # the last shard was lost
         self.stale = 0
         self.connect()
 
@@ -189,8 +190,9 @@ class RemoteReplay(Generic[B]):
 
     def __len__(self) -> int:
         """Return the number of items that can be sampled now, in all shards."""
-        self.refresh()
-        return sum(state.count for state in self._states)
+        with self._lock:
+            self.refresh()
+            return sum(state.count for state in self._states)
 
     # the limiter
 
@@ -285,8 +287,9 @@ class RemoteReplay(Generic[B]):
             ShardLostError: no shard can be reached.
         """
         check_stream(batch_size, 0, beta, timeout)
-        self.wait(batch_size, timeout=timeout)
-        return self._collected(self._submitted(int(batch_size)), beta)
+        with self._lock:
+            self.wait(batch_size, timeout=timeout)
+            return self._collected(self._submitted(int(batch_size)), beta)
 
     def stream(
         self, batch_size: int, *, lookahead: int = 4, beta: float | None = None, timeout: float | None = None
@@ -304,15 +307,18 @@ class RemoteReplay(Generic[B]):
         plans: deque[_Plan] = deque()
         try:
             while True:
-                if not plans:
-                    self.wait(batch_size, timeout=timeout)
-                    plans.append(self._submitted(batch_size))
-                while len(plans) <= lookahead and self._admits(batch_size):
-                    plans.append(self._submitted(batch_size))
-                yield self._collected(plans.popleft(), beta)
+                with self._lock:
+                    if not plans:
+                        self.wait(batch_size, timeout=timeout)
+                        plans.append(self._submitted(batch_size))
+                    while len(plans) <= lookahead and self._admits(batch_size):
+                        plans.append(self._submitted(batch_size))
+                    batch = self._collected(plans.popleft(), beta)
+                yield batch
         finally:
-            for plan in plans:
-                self._abandon(plan)
+            with self._lock:
+                for plan in plans:
+                    self._abandon(plan)
 
     def _admits(self, batch_size: int) -> bool:
         if self.limiter is not None:
@@ -353,6 +359,9 @@ class RemoteReplay(Generic[B]):
     def _ask_one(self, link: Link, share: Share, blocks: Sequence[Any], batch_size: int) -> int:
         head = self._head(share.shard) | {"begin": share.begin, "batch": batch_size}
         fds: list[int] = []
+        self._forget_freed()
+        if link.forgotten:
+            head["forget"], link.forgotten = link.forgotten, []
         if link.is_local and isinstance(blocks[0], SharedBlock):
             head["blocks"] = [block.number for block in blocks]
             new = [block for block in blocks if block.number not in link.shared]
@@ -364,18 +373,27 @@ class RemoteReplay(Generic[B]):
             return ticket
         return link.submit(Request.DRAW, head, {"points": share.points})
 
+    def _forget_freed(self) -> None:
+        """Note for every shard which blocks of shared memory are gone here."""
+        while self._memory.gone:
+            number = self._memory.gone.popleft()
+            for link in self._links().values():
+                if number in link.shared:
+                    link.shared.discard(number)
+                    link.forgotten.append(number)
+
     def _collected(self, plan: _Plan, beta: float | None) -> B:
         """Wait for the shards' shares, and put them together."""
         for attempt in range(ATTEMPTS):
-            arrived = [
-                self._arrived(plan, share, link, connection, ticket)
-                for share, (link, connection, ticket) in zip(plan.shares, plan.tickets, strict=True)
-            ]
-            if all(arrived):
+            missing = self._missing(plan)
+            if not missing:
                 break
             self._ahead -= len(plan.target.ids)
+            for error in missing:
+                if not isinstance(error, (EmptyError, ShardLostError)):
+                    raise error
             if attempt == ATTEMPTS - 1:
-                raise ShardLostError(f"sample: asked {ATTEMPTS} times, and a shard was lost each time: {self._why}")
+                raise ShardLostError(f"sample: asked {ATTEMPTS} times, and got no whole batch: {missing[0]}")
             self.refresh()
             self._again(plan)
         target = plan.target
@@ -399,34 +417,31 @@ class RemoteReplay(Generic[B]):
         fresh = self._submitted(len(plan.target.ids))
         plan.target, plan.blocks, plan.shares, plan.tickets = fresh.target, fresh.blocks, fresh.shares, fresh.tickets
 
-    def _arrived(self, plan: _Plan, share: Share, link: Link | None, connection: int, ticket: int) -> bool:
-        """Receive a share; return False if the shard could not give it."""
-        if link is None:
-            return False
-        try:
-            if connection != link.connections:
-                raise ShardLostError("shard: its connection was made again")
-            reply = link.wait(ticket)
-        except ShardLostError as error:
-            self._why = str(error)
-            # Its process may still write to the memory.
-            self._quarantined.append((time.monotonic() + QUARANTINE_S, plan.blocks))
-            self._lost(share.shard)
-            return False
-        except EmptyError:
-            return False
-        finally:
-            while self._quarantined and self._quarantined[0][0] < time.monotonic():
-                self._quarantined.popleft()
-        self._told(share.shard, reply)
-        if reply.parts:
-            _copy(plan.target.part(share.begin, share.end), reply.parts)
-        return True
+    def _missing(self, plan: _Plan) -> list[Exception]:
+        """Wait for every share of a batch; return why some did not come. Then no shard writes to its memory any more,
+        or it is kept from use."""
+        missing: list[Exception] = []
+        for share, (link, connection, ticket) in zip(plan.shares, plan.tickets, strict=True):
+            try:
+                if link is None or connection != link.connections:
+                    raise ShardLostError("shard: its connection was made again")
+                reply = link.wait(ticket)
+                self._told(share.shard, reply)
+                if reply.parts:
+                    _copy(plan.target.part(share.begin, share.end), reply.parts)
+            except ShardLostError as error:
+                self._quarantined.append((time.monotonic() + QUARANTINE_S, plan.blocks))  # it may still write there
+                self._lost(share.shard)
+                missing.append(error)
+            except Exception as error:
+                missing.append(error)
+        while self._quarantined and self._quarantined[0][0] < time.monotonic():
+            self._quarantined.popleft()
+        return missing
 
     def _abandon(self, plan: _Plan) -> None:
         """Let a batch that was asked for go; its memory is used again once the shards have written to it."""
-        for share, (link, connection, ticket) in zip(plan.shares, plan.tickets, strict=True):
-            self._arrived(plan, share, link, connection, ticket)
+        self._missing(plan)
         self._ahead -= len(plan.target.ids)
 
     def blended(self, parts: Sequence[tuple[Any, Any]], seed: int) -> RemoteBlend[B]:
@@ -460,6 +475,12 @@ class RemoteReplay(Generic[B]):
         else:
             incarnations = on_host(shards)
         errors = checked_errors(td_error, ids.shape + self.view.error_shape)
+        with self._lock:
+            return self._update(np.asarray(ids), incarnations, errors)
+
+    def _update(self, ids: Ints, incarnations: Ints, errors: npt.NDArray[np.float64]) -> int:
+        """Set priorities; return how many items were stale."""
+        links = self._links()
         stale = len(ids)
         tickets = []
         for number, link in links.items():

@@ -27,7 +27,6 @@ class Request(IntEnum):
     CHECKPOINT = 29
     ANNOTATE = 31
     CLEAR = 32
-    FORGET = 33
     DIRECTORY = 64
 
 

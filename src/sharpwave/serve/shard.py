@@ -102,7 +102,6 @@ class Shard:
             Request.CHECKPOINT: self._checkpoint,
             Request.CLEAR: self._clear,
             Request.ANNOTATE: self._annotate,
-            Request.FORGET: self._forget,
         }
 
     def answer(self, client: Client, frame: Frame) -> Reply:
@@ -217,6 +216,8 @@ class Shard:
         """
         number, replay = self._replay(frame)
         points = _points(frame)
+        for name in frame.head.get("forget", []):
+            client.blocks.pop(name, None)
         begin, size = frame.head.get("begin", 0), frame.head.get("batch", len(points))
         if not (type(begin) is type(size) is int and 0 <= begin <= begin + len(points) <= size <= MAX_BATCH_SIZE):
             raise WireError(f"a draw of {len(points)} items from {begin!r} on, of a batch of {size!r}")
@@ -272,11 +273,6 @@ class Shard:
             for fd in frame.fds:
                 os.close(fd)
             frame.fds.clear()
-
-    def _forget(self, client: Client, frame: Frame) -> Reply:
-        for name in frame.head.get("blocks", []):
-            client.blocks.pop(name, None)
-        return {}, {}
 
     def _update(self, client: Client, frame: Frame) -> Reply:
         number, replay = self._replay(frame)
