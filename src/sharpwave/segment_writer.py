@@ -141,7 +141,7 @@ class SegmentWriter:
         self._log.raw_sealing = None
         self._log.opened.first_lane = int(first_lane)
         self._log.opened.staggered = False
-        self._log.open_lanes(int(lanes))
+        self._log.open_lanes(int(lanes), np.arange(int(lanes)))
         for lane, step in enumerate(begins.tolist()):
             self._log.begin_at(lane, step)
 

@@ -70,7 +70,7 @@ def account(log: StepLog, gate: Gate) -> dict[str, Any]:
 
 def _taken(log: StepLog) -> dict[str, int]:
     """Return the bytes of memory that the log takes, by use."""
-    staging = log.lanes * log.layout.open_bytes
+    staging = log.space.staged * log.layout.open_bytes
     used = log.sealed.nbytes if log.segment_cache is None else log.arena.used_bytes - staging
     return {
         "arena_used": used,

@@ -328,7 +328,7 @@ class StoreWriting:
                 for lane in self._fed.intersection(lanes.tolist()):
                     self._settle(lane)
             if len(lanes):
-                self._log.open_lanes(int(highest(lanes)) + 1)
+                self._log.open_lanes(int(highest(lanes)) + 1, lanes)
                 self._log.write(lanes, flags, rows, finals, nexts)
                 self._log.write_last_ids(lanes, ids)
             return ids

@@ -150,8 +150,9 @@ class Admission:
                 )
         return slot
 
-    def make_lanes_fit(self, lanes: int, max_rows: int, opened: npt.NDArray[np.int32]) -> None:
-        """Provide address space and slots for ``lanes`` lanes in total.
+    def make_lanes_fit(self, lanes: int, staged: int, max_rows: int, opened: npt.NDArray[np.int32]) -> None:
+        """Provide address space and slots for ``lanes`` lanes in total, and check that memory has room for ``staged``
+        further open segments.
 
         Args:
             max_rows: steps at which a segment is sealed. ``opened``: slots of open segments.
@@ -162,11 +163,11 @@ class Admission:
         space, arena, ram = self._space, self._space.arena, self._ledger.ram
         if ram is not None:
             self.fit_memory()
-            need, left = space.open_bytes(lanes) + arena.chunk_bytes, arena.limit_bytes
+            need, left = space.open_bytes(staged) + arena.chunk_bytes, arena.limit_bytes
             if need > left:
                 raise MemoryError(
-                    f"store: {lanes} lanes need {need:,} bytes for open segments, ram leaves {left:,}; raise it, "
-                    f"use fewer lanes or lower segment_steps= (now {space.layout.stride})"
+                    f"store: {space.staged + staged} lanes need {need:,} bytes for open segments, ram leaves {left:,}; "
+                    f"raise it, use fewer lanes or lower segment_steps= (now {space.layout.stride})"
                 )
         # For the next power of two, so that memory is moved only a few times where lanes are added one by one.
         disk_limit, to_come = (
@@ -209,6 +210,7 @@ class Admission:
             while len(offsets) < count:
                 some = arena.reserve(nbytes, count - len(offsets))
                 offsets += some
+                self._space.staged += len(some)
                 if not some and self.free_memory() is Made.NOTHING:
                     raise MemoryError(f"store: no room to open {count} lanes; raise ram=, or use fewer lanes")
         except BaseException:
@@ -220,6 +222,7 @@ class Admission:
         """Free what ``stage`` returned."""
         for offset in reversed(offsets):
             self._space.arena.free(offset, self._space.layout.open_bytes)
+            self._space.staged -= 1
 
     def keep(self, newcomer: Newcomer, packed: bytes, dictionaries: dict[tuple[int, int], bytes]) -> Location | None:
         """Make room for an encoded segment, and write it to disk if there is one.
@@ -264,7 +267,7 @@ class Admission:
             if made is Made.NOTHING:
                 raise MemoryError(
                     f"store: ram leaves {space.arena.limit_bytes:,} bytes for data, too few for the open segments of"
-                    f" {self._inventory.lanes} lanes and one sealed one; raise ram=, or lower segment_steps= "
+                    f" {space.staged} lanes and one sealed one; raise ram=, or lower segment_steps= "
                     f"(now {space.layout.stride})"
                 )
         return base

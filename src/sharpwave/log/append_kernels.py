@@ -25,15 +25,15 @@ first."""
 AHEAD = 6
 """Steps between a prefetch and its use."""
 
-FIRST_COLUMN = 18
+FIRST_COLUMN = 19
 """Words before the columns'. Of each column there are two: whether it has a row a frame, and the bytes of a row."""
 BY_ADDRESS = (
     ("memory", np.uint8), ("offset", np.int64), ("rows", np.int32), ("frames", np.int32), ("begins", np.uint8),
     ("generation", np.int64), ("slots", np.int32), ("steps", np.int64), ("shares", np.int32),
-    ("successor_known", np.uint8), ("counts", np.int64),
+    ("successor_known", np.uint8), ("counts", np.int64), ("staging", np.int64),
 )  # fmt: skip
 """Arrays whose addresses are the first words, in this order."""
-MEMORY_BYTES, SLOTS, LANES, STRIDE, MAX_ROWS, MAX_FRAMES, CAPACITY = range(11, 18)
+MEMORY_BYTES, SLOTS, LANES, STRIDE, MAX_ROWS, MAX_FRAMES, CAPACITY = range(12, 19)
 
 COUNT, TERMINATED_AT, TRUNCATED_AT, REWARD_AT, LANES_AT, FIRST_PLACE = 0, 1, 2, 3, 4, 5
 """Places of a plan: number of steps, and offsets in the staged bytes. Then, of each column, those of the steps' rows,
@@ -111,6 +111,7 @@ def append_staged(
     shares = array_at(words[8], (lane_count,), np.int32)
     successor_known = array_at(words[9], (lane_count,), np.uint8)
     counts = array_at(words[10], (3,), np.int64)
+    staging = array_at(words[11], (lane_count,), np.int64)
     if counts[CHANGES] != changes:
         return OTHERWISE
     count = places[COUNT]
@@ -122,7 +123,7 @@ def append_staged(
     last = np.int64(-1)
     for i in range(count):
         lane = lanes[i]
-        if lane <= last or lane >= lane_count or not abs(reward[i]) <= MAX_REWARD:
+        if lane <= last or lane >= lane_count or staging[lane] < 0 or not abs(reward[i]) <= MAX_REWARD:
             return OTHERWISE
         last = lane
         if staged[truncated + i] and not staged[terminated + i] and not has_final and not has_next:

@@ -115,4 +115,4 @@ class BatchMemory:
 
     def _min_segment_bytes(self) -> int:
         """Return the bytes of open segments, which never leave the arena, and of room to seal or read one."""
-        return self._space.open_bytes(self._inventory.lanes) + 2 * self._space.arena.chunk_bytes
+        return self._space.open_bytes() + 2 * self._space.arena.chunk_bytes

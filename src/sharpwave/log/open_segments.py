@@ -53,6 +53,8 @@ class Lanes:
         shares: int32 [lanes], how full each open segment gets before it is sealed, ``WHOLE`` being full. The first
             segments of lanes differ, so that lanes written to together are not sealed in the same call, unless
             ``staggered`` is False.
+        staging: int64 [lanes], offset of each lane's rows from the arena's first chunk; -1: its open segment is empty
+            and has no memory, as no step was appended here. ``bare``: how many such lanes there are.
         first_lane: number of lane 0 in segments.
         annotations: of the episodes in open segments. ``columns``: their columns, read; ``sparse``: those of
             sparse fields, written.
@@ -65,7 +67,8 @@ class Lanes:
         self.successor_known = np.zeros(0, np.uint8)
         self.any_known = False
         self.shares = np.zeros(0, np.int32)
-        self._staging = np.zeros(0, np.int64)  # offset of each lane's rows from the arena's first chunk
+        self.staging = np.zeros(0, np.int64)
+        self.bare = 0
         self.first_lane = 0
         self.annotations = EpisodeAnnotations()
         self.sparse = SparseColumns(layout, arena, index)
@@ -75,11 +78,8 @@ class Lanes:
     def __len__(self) -> int:
         return len(self.slots)
 
-    def add(self, slots: Ints, staging: Ints, steps: Ints) -> None:
-        """Add lanes, with ``steps`` [n] steps written so far and empty segments in ``slots`` [n].
-
-        Args:
-            staging: int64 [n], offsets of their rows in the arena, from ``reserve``.
+    def add(self, slots: Ints, steps: Ints) -> None:
+        """Add lanes, with ``steps`` [n] steps written so far and empty segments in ``slots`` [n], without memory.
 
         Raises:
             MemoryError: there are no more lanes than before.
@@ -88,16 +88,31 @@ class Lanes:
         """
         lanes = np.arange(len(self), len(self) + len(slots))
         shares = first_shares(lanes) if self.staggered else np.full(len(lanes), WHOLE, np.int32)
-        staging = staging - self.arena.begin_of(0)
+        staging = np.full(len(lanes), -1)
         self._open(lanes, slots, steps, staging)
         grown = (
             appended(self.slots, slots),
             appended(self.steps, steps),
-            appended(self._staging, staging),
+            appended(self.staging, staging),
             appended(self.shares, shares),
             appended(self.successor_known, np.zeros(len(lanes), np.uint8)),
         )
-        self.slots, self.steps, self._staging, self.shares, self.successor_known = grown
+        self.slots, self.steps, self.staging, self.shares, self.successor_known = grown
+        self.bare += len(lanes)
+
+    def without_memory(self, lanes: Ints) -> Ints:
+        """Return those of ``lanes`` whose open segments have no memory; lanes that do not exist yet are among them."""
+        if not self.bare and (not lanes.size or lanes.max() < len(self)):
+            return lanes[:0]
+        there = np.minimum(lanes, len(self) - 1)
+        return lanes[(lanes >= len(self)) | (self.staging[there] < 0)] if len(self) else lanes
+
+    def place(self, lanes: Ints, offsets: Ints) -> None:
+        """Give the open segments of ``lanes`` [n], which have no memory, that at ``offsets`` [n] of the arena."""
+        staging = offsets - self.arena.begin_of(0)
+        self.index.offset[:, self.slots[lanes]] = offsets + self.layout.column_starts[:, None]
+        self.staging[lanes] = staging
+        self.bare -= len(lanes)
 
     def reopen(
         self, lane: int, slot: int, context: Mapping[int, Bytes], going_on: bool, successor: Mapping[int, Bytes] | None
@@ -132,7 +147,7 @@ class Lanes:
         """
         number = self.columns.next_episode_step(int(self.slots[lane]))
         lanes = np.array([lane])
-        self._open(lanes, np.array([slot]), self.steps[lanes], self._staging[lanes])
+        self._open(lanes, np.array([slot]), self.steps[lanes], self.staging[lanes])
         self.index.episode_step[slot] = number
 
     def running_episode(self, lane: int) -> int:
@@ -158,7 +173,8 @@ class Lanes:
         index = self.index
         index.lane[slots] = lanes
         index.first_step[slots] = steps
-        index.offset[:, slots] = self.arena.begin_of(0) + staging + self.layout.column_starts[:, None]
+        # An empty segment without memory: the bytes that lie where it begins are another's, and none of them is read.
+        index.offset[:, slots] = self.arena.begin_of(0) + np.maximum(staging, 0) + self.layout.column_starts[:, None]
         index.codec[:, slots] = RAW
         index.dictionary[:, slots] = 0
         index.begins[slots] = True

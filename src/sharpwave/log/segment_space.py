@@ -37,6 +37,7 @@ class SegmentSpace:
     Attributes:
         arena, index: the bytes of segments, and the arrays that describe them.
         segment_cache: cache of the disk's segments in the arena; ``None`` without a disk.
+        staged: open segments that have memory: those of lanes that steps were appended to here.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class SegmentSpace:
         self.index = SegmentIndex(slots, layout.stride, len(layout.names), len(layout.sparse_columns))
         self.segment_cache = None if disk is None else SegmentCache(self.arena, self.index, disk)
         self._free_whole_chunks = in_order or disk is not None
+        self.staged = 0
 
     @property
     def index_bytes(self) -> int:
@@ -61,9 +63,9 @@ class SegmentSpace:
         spine_bytes = self.layout.spine_bytes * self.index.highest
         return self.index.touched_bytes + spine_bytes + (self.segment_cache.nbytes if self.segment_cache else 0)
 
-    def open_bytes(self, lanes: int) -> int:
-        """Return an upper bound of the arena's bytes for the open segments of ``lanes`` lanes."""
-        return self.layout.open_chunks(lanes, self.arena.chunk_bytes) * self.arena.chunk_bytes
+    def open_bytes(self, more: int = 0) -> int:
+        """Return an upper bound of the arena's bytes for open segments, those that have memory and ``more``."""
+        return self.layout.open_chunks(self.staged + more, self.arena.chunk_bytes) * self.arena.chunk_bytes
 
     def fits(self, reserve: int, slots: int) -> bool:
         """Return whether address space and slots suffice."""

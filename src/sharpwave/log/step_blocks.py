@@ -67,7 +67,7 @@ class StepBlock:
         An error leaves the steps that ``done`` counts; the call can be repeated.  Cost: as ``StepLog.write_run``.
         """
         until, last = self._until(most), len(self.flags) - (self.nexts is not None)
-        log.open_lanes(int(self.lanes.max()) + 1)
+        log.open_lanes(int(self.lanes.max()) + 1, self.lanes)
         if self.whole and not self.done[0]:
             self._first_step = int(log.opened.steps[self.lanes[0]])
             begin_apart(log, int(self.lanes[0]), len(self.flags), at_once=until == len(self.flags))

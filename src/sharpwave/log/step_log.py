@@ -144,7 +144,7 @@ class StepLog:
     @property
     def segment_bytes(self) -> int:
         """Bytes of memory available to sealed segments."""
-        return self.arena.limit_bytes - self.space.open_bytes(self.lanes)
+        return self.arena.limit_bytes - self.space.open_bytes()
 
     def max_rows(self, lanes: int) -> int:
         """Return the steps at which a segment is sealed: the stride, or fewer where open segments would fill
@@ -162,23 +162,33 @@ class StepLog:
 
     # lanes
 
-    def open_lanes(self, count: int) -> None:
-        """Open lanes up to ``count``.
+    def open_lanes(self, count: int, written: Ints | None = None) -> None:
+        """Open lanes up to ``count``, and give memory to the open segments of those that are about to be ``written``
+        to: of lanes whose segments come from elsewhere they stay empty.
 
         Raises:
             ValueError: the capacity is too small for so many.  MemoryError: ``ram`` is, or there is no address space;
                 then no lane was added.
         """
-        more = count - self.lanes
-        if more <= 0:
+        more = max(0, count - self.lanes)
+        if not more and (written is None or not self.opened.bare):
             return
-        check_lanes(self.admission.capacity, count)
-        self.admission.make_lanes_fit(count, self.max_rows(count), self.opened.slots)
+        bare = self.opened.without_memory(np.zeros(0, np.int64) if written is None else written)
+        if not more and not len(bare):
+            return
+        if more:
+            check_lanes(self.admission.capacity, count)
+        lanes = self.lanes + more
+        self.admission.make_lanes_fit(lanes, len(bare), self.max_rows(lanes), self.opened.slots)
         slots: list[int] = []
-        offsets = self.admission.stage(more)
+        offsets = self.admission.stage(len(bare))
         try:
+            staging = np.array(offsets, np.int64)
             slots.extend(self.admission.take_slot() for _ in range(more))
-            self._add_lanes(np.array(slots), offsets, np.zeros(more, np.int64))
+            if more:
+                self._add_lanes(np.array(slots), np.zeros(more, np.int64))
+                slots = []
+            self.opened.place(bare, staging)
         except BaseException:
             for slot in slots:
                 self.index.give_back(slot)
@@ -186,28 +196,35 @@ class StepLog:
             raise
 
     def reopen_lanes(
-        self, slots: Ints, steps: Ints, begins: Bytes, episode_steps: Ints, shares: npt.NDArray[np.int32]
+        self,
+        slots: Ints,
+        steps: Ints,
+        begins: Bytes,
+        episode_steps: Ints,
+        shares: npt.NDArray[np.int32],
+        staged: Bytes,
     ) -> None:
         """Restore lanes, with ``steps`` [n] steps written so far and empty open segments in ``slots`` [n].
 
         Args:
             begins: whether the next step of each begins an episode. ``episode_steps``: its number in its episode.
-            shares: as ``Lanes.shares``.
+            shares: as ``Lanes.shares``. ``staged``: whether their open segments need memory.
 
         Raises: MemoryError.
         """
         index = self.index
         lanes = self.lanes + len(slots)
-        self.admission.make_lanes_fit(lanes, self.max_rows(lanes), self.opened.slots)
+        self.admission.make_lanes_fit(lanes, int(np.count_nonzero(staged)), self.max_rows(lanes), self.opened.slots)
         index.next[slots] = index.previous[slots] = -1
-        self._add_lanes(slots, self.admission.stage(len(slots)), steps)
+        self._add_lanes(slots, steps)
+        self.open_lanes(lanes, np.flatnonzero(staged))
         index.begins[slots], index.episode_step[slots] = begins, episode_steps
         self.opened.shares[-len(slots) :] = shares
 
-    def _add_lanes(self, slots: Ints, offsets: list[int], steps: Ints) -> None:
+    def _add_lanes(self, slots: Ints, steps: Ints) -> None:
         """Add lanes.  Raises: MemoryError; then there are no more than before."""
         oldest = appended(self.inventory.oldest, slots)
-        self.opened.add(slots, np.array(offsets), steps)
+        self.opened.add(slots, steps)
         self.inventory.add_lanes(oldest)
 
     def begin_at(self, lane: int, step: int) -> None:
@@ -345,6 +362,7 @@ class StepLog:
 
     def refill_lane(self, lane: int, header: Header, arrays: Rows) -> None:
         """Restore the lane's last rows, from ``pack_raw`` and decoded, to its open segment."""
+        self.open_lanes(lane + 1, np.array([lane]))
         self.opened.fill(lane, header, arrays)
         self.inventory.held_steps += header.steps
 

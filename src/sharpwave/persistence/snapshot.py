@@ -44,6 +44,7 @@ def capture(log: StepLog) -> dict[str, Any]:
         "lane_steps": log.opened.steps.copy(),
         "open_rows": index.rows[log.opened.slots].astype(np.int64),
         "open_shares": log.opened.shares.copy(),
+        "open_staged": (log.opened.staging >= 0).astype(np.uint8),
         **{name: getattr(log.inventory, name) for name in COUNTS},
     }
 
@@ -165,11 +166,14 @@ def _open_lanes(adoption: Adoption, state: dict[str, Any], opened: Ints, found: 
     shares = np.full(count, WHOLE, np.int32)  # as in all checkpoints that do not record it
     if "open_shares" in state:
         shares = checked_array(state, "open_shares", np.int32)
+    staged = np.ones(count, np.uint8)  # likewise
+    if "open_staged" in state:
+        staged = checked_array(state, "open_staged", np.uint8)
     numbers = np.full(count, -1)  # version 1 does not record it
     if "open_episode_steps" in state:
         numbers = checked_array(state, "open_episode_steps", np.int64)
-    if not count == len(steps) == len(rows) == len(begins) == len(shares) == len(numbers):
-        raise ValueError(f"{len(shares):,} shares for {count:,} lanes, expected one a lane")
+    if not count == len(steps) == len(rows) == len(begins) == len(shares) == len(numbers) == len(staged):
+        raise ValueError(f"{len(shares):,} shares, {len(staged):,} marks for {count:,} lanes, expected one a lane")
     if count and not 0 < shares.min() <= shares.max() <= WHOLE:
         raise ValueError(f"open_shares from {shares.min()} to {shares.max()}, expected 1 to {WHOLE}")
     if count and not -1 <= numbers.min() <= numbers.max() < MAX_NUMBER:
@@ -177,7 +181,7 @@ def _open_lanes(adoption: Adoption, state: dict[str, Any], opened: Ints, found: 
     if not count:
         return
     numbers = np.where(begins, 0, numbers)
-    log.reopen_lanes(opened, steps, begins, numbers, shares)
+    log.reopen_lanes(opened, steps, begins, numbers, shares, staged)
     at = {record.id: (number, record) for number, record in found if record.kind == TAIL}
     for lane, id_ in enumerate(log.index.ids(opened * log.stride).tolist()):
         header, arrays = adoption.open_rows(*at[id_]) if id_ in at else (None, {})
