@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.codecs import delta_kernels as kernels
+from sharpwave.codecs.cut import TOO_SMALL, Cut, offsets_rise, read_rows, write_entries
 from sharpwave.codecs.fused import Fused, Window, read_window
 from sharpwave.codecs.offsets import read_offsets
-from sharpwave.codecs.patch_tables import coded_bytes, tabulate, tabulated
+from sharpwave.codecs.patch_tables import coded_bytes, tabulate, tabulated, write_plain
 from sharpwave.codecs.protocol import Codec, Competition, Encoder, Packed
 from sharpwave.errors import DamagedError
 from sharpwave.native.jit import inner_of, njit
@@ -102,6 +103,42 @@ def _gather_coded(address: int) -> int:
 def _prefetch_coded(address: int) -> int:
     prefetch_patches(read_window(address), 1)
     return 0
+
+
+def _write_plain(address: int) -> int:
+    return write_entries(read_rows(address), 1)
+
+
+def _check_plain(address: int) -> int:
+    rows = read_rows(address)
+    if not offsets_rise(rows, rows.rows + 1):
+        return 0
+    table, packed = rows.begin >> 2, rows.begin + 4 * (rows.rows + 2)
+    for entry in range(table, table + rows.rows + 1):
+        begin, end = packed + int(rows.words[entry]), packed + int(rows.words[entry + 1])
+        if not kernels.entry_fits(rows.memory, begin, end, 0, -1, rows.line, rows.size):
+            return 0
+    return 1
+
+
+def _write_without_table(address: int) -> int:
+    rows = read_rows(address)
+    table, packed = (rows.begin >> 2) + 1, rows.begin + 4 * (rows.rows + 3)
+    memory, words = rows.memory, rows.words
+    codes = (int(memory[packed]) | int(memory[packed + 1]) << 8) >> 1 if words[table] else 0
+    head = 4 * (rows.last - rows.first + 3)
+    written = head
+    if head > rows.out.size:
+        return TOO_SMALL
+    rows.out_words[0] = 0
+    for k in range(rows.last - rows.first + 2):
+        entry = table if k == 0 else table + rows.first + k
+        begin, end = packed + int(words[entry]), packed + int(words[entry + 1])
+        written = write_plain(memory, begin, end, packed, codes, rows.out, written)
+        if written < 0:
+            return TOO_SMALL
+        rows.out_words[k + 1] = written - head
+    return written
 
 
 class _Painted(Codec):
@@ -192,6 +229,7 @@ class Delta(_Painted):
 
     name, number, coded = "delta", 2, False
     fused = Fused(_gather_plain, _prefetch_plain)
+    cut = Cut(_write_plain, _check_plain)
 
 
 class Patches(_Painted):
@@ -205,6 +243,7 @@ class Patches(_Painted):
     name, number, coded = "patches", 4, True
     competition = Competition(max_share=0.35, preference=3.0)
     fused = Fused(_gather_coded, _prefetch_coded)
+    cut = Cut(_write_without_table, number=Delta.number)  # few rows use little of the table
 
 
 class _Encoder(Encoder):

@@ -270,40 +270,50 @@ def fits(data: Bytes, offsets: npt.NDArray[np.int64], codes: int, line: int, siz
     ``paint``; cost: 4 ns a patch.
     """
     for entry in range(offsets.size - 1):
-        cursor, stop = offsets[entry], offsets[entry + 1]
-        position = 0
-        while cursor < stop:
-            skip = int(data[cursor])
-            cursor += 1
-            if skip >= 128:
-                if cursor >= stop:
-                    return entry
-                skip = ((skip & 127) << 8) | int(data[cursor])
-                cursor += 1
-                if skip == MAX_SKIP:
-                    position += skip
-                    continue
-            if cursor >= stop:
-                return entry
-            if codes >= 0:
-                code = int(data[cursor])
-                cursor += 1
-                if code >= codes and (code < INLINE or cursor >= stop):
-                    return entry
-            else:
-                code = INLINE
-            shape = int(data[cursor] if code >= codes else data[int(data[2 * code]) | int(data[2 * code + 1]) << 8])
-            position += skip
-            width, height = (shape & 15) + 1, ((shape >> 4) & 7) + 1
-            if code >= codes:
-                literals = 1 if shape & 128 else width
-                cursor += 1 + literals
-                if codes >= 0 and literals != code - INLINE + 1:
-                    return entry
-            if cursor > stop or position + (height - 1) * line + width > size:
-                return entry
-            position += width
+        if not entry_fits(data, offsets[entry], offsets[entry + 1], 0, codes, line, size):
+            return entry
     return -1
+
+
+@njit(nogil=True, cache=True, inner=True)
+def entry_fits(data: Bytes, cursor: int, stop: int, table: int, codes: int, line: int, size: int) -> bool:
+    """Return whether the patches ``data[cursor:stop]`` fit ``size`` bytes. Arguments as ``paint``'s."""
+    position = 0
+    while cursor < stop:
+        skip = int(data[cursor])
+        cursor += 1
+        if skip >= 128:
+            if cursor >= stop:
+                return False
+            skip = ((skip & 127) << 8) | int(data[cursor])
+            cursor += 1
+            if skip == MAX_SKIP:
+                position += skip
+                continue
+        if cursor >= stop:
+            return False
+        at, inline = cursor, True
+        code = INLINE
+        if codes >= 0:
+            code = int(data[cursor])
+            cursor += 1
+            inline = code >= codes
+            if inline and (code < INLINE or cursor >= stop):
+                return False
+            entry = table + 2 * code
+            at = cursor if inline else table + (int(data[entry]) | int(data[entry + 1]) << 8)
+        shape = int(data[at])
+        position += skip
+        width, height = (shape & 15) + 1, ((shape >> 4) & 7) + 1
+        if inline:
+            literals = 1 if shape & 128 else width
+            cursor += 1 + literals
+            if codes >= 0 and literals != code - INLINE + 1:
+                return False
+        if cursor > stop or position + (height - 1) * line + width > size:
+            return False
+        position += width
+    return True
 
 
 _encode_frame = inner_of(encode_frame)

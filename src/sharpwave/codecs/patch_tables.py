@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from sharpwave.codecs.delta_kernels import INLINE, MAX_SKIP, MAX_WIDTH
 from sharpwave.native.jit import njit
+from sharpwave.native.memory_ops import load_word, store_word
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
@@ -28,6 +29,7 @@ BUCKETS = 1 << 12
 """Of the hash table in which patches are counted."""
 MAX_UNIQUE = 3 * BUCKETS // 4
 NOT_IN_TABLE = 255
+MAX_PATCH_BYTES = 2 + 1 + MAX_WIDTH
 GAINS = 1024
 """Entries that save more bytes than this count alike."""
 
@@ -206,6 +208,49 @@ def _write_table(data: Bytes, first: Int32s, codes: Int32s, out: Bytes) -> int:
         for k in range(at, at + 1 + (1 if shape & 128 else (shape & 15) + 1)):
             out[written] = data[k]
             written += 1
+    return written
+
+
+@njit(nogil=True, cache=True, inner=True)
+def write_plain(data: Bytes, cursor: int, stop: int, table: int, codes: int, out: Bytes, written: int) -> int:
+    """Write the patches ``data[cursor:stop]`` again as delta's, without a table, to ``out`` from ``written`` on.
+
+    Args:
+        table, codes: as of ``delta_kernels.paint``.
+
+    Returns where they end in ``out``; -1 if it may be too small.  Cost: some 5 ns a patch.
+    """
+    while cursor < stop:
+        if written + MAX_PATCH_BYTES > out.size:
+            return -1
+        skip = int(data[cursor])
+        out[written] = skip
+        cursor += 1
+        written += 1
+        if skip >= 128:
+            low = int(data[cursor])
+            out[written] = low
+            cursor += 1
+            written += 1
+            if (skip & 127) << 8 | low == MAX_SKIP:
+                continue
+        code = int(data[cursor])
+        cursor += 1
+        if code < codes:
+            at = table + (int(data[table + 2 * code]) | int(data[table + 2 * code + 1]) << 8)
+            shape = int(data[at])
+            nbytes = 2 if shape & 128 else (shape & 15) + 2
+        else:
+            at, nbytes = cursor, code - INLINE + 2
+            cursor += nbytes
+        if at + 17 <= data.size:  # whole words: a loop over few bytes costs several times their stores
+            out[written] = data[at]
+            store_word(out, written + 1, load_word(data, at + 1))
+            store_word(out, written + 9, load_word(data, at + 9))
+        else:
+            for k in range(nbytes):
+                out[written + k] = data[at + k]
+        written += nbytes
     return written
 
 

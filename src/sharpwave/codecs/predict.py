@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.codecs import predict_kernels as kernels
+from sharpwave.codecs.cut import FRAMES
 from sharpwave.codecs.offsets import read_offsets
 from sharpwave.codecs.protocol import Codec, Competition, Decoder, Packed
 from sharpwave.codecs.zstd_frames import compressor, decompressor, pack, unpack, unpack_many
@@ -33,6 +34,7 @@ class Predict(Codec):
         max_share=0.7, min_saved_bytes=MIN_SAVED_BYTES, preference=0.9, tried_above=0.15, images=True
     )
     decoder_bytes = 56 << 10
+    cut = FRAMES
 
     def max_dictionary_bytes(self, size: int) -> int:
         """Return the size of a row: the dictionary is one row."""

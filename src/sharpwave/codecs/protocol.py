@@ -10,6 +10,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.codecs.cut import Cut
 from sharpwave.codecs.fused import Fused
 
 Bytes = npt.NDArray[np.uint8]
@@ -67,6 +68,8 @@ class Codec(ABC):
         competition: conditions on which ``codec="auto"`` takes it; ``None``: only by name.
         decoder_bytes: memory of a decoder beside its dictionary.
         fused: kernels that decode rows in compiled code; ``None``: rows are decoded by ``decoder``.
+        cut: kernels that write some rows as a payload of their own, for learners of other machines; ``None``: rows
+            are decoded and sent as they are.
     """
 
     name: ClassVar[str]
@@ -74,6 +77,7 @@ class Codec(ABC):
     competition: ClassVar[Competition | None] = None
     decoder_bytes: ClassVar[int] = 0
     fused: ClassVar[Fused | None] = None
+    cut: ClassVar[Cut | None] = None
 
     def max_dictionary_bytes(self, size: int) -> int:
         """Return the size of the largest dictionary for rows of ``size`` bytes; 0: the codec takes none."""

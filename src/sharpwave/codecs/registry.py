@@ -39,6 +39,7 @@ MIN_AUTO_BYTES = 32
 """Rows smaller than this stay raw under ``codec="auto"``: an offset and a frame header would cost more than is
 saved."""
 GATHER, PREFETCH = 0, 1
+WRITE, CHECK, BECOMES = 0, 1, 2
 
 GROUP = "sharpwave.codecs"
 """Entry points of other packages that are codecs, classes or instances: ``mine = "my_package.codecs:Mine"``. They are
@@ -47,6 +48,7 @@ imported where a codec is asked for that is not known, and never by what a store
 _by_name: dict[str, Codec] = {}
 _by_number: dict[int, Codec] = {}
 _kernels = np.zeros((2, NUMBERS), np.int64)
+_cuts = np.zeros((3, NUMBERS), np.int64)
 _looked_at: set[EntryPoint] = set()
 _broken: dict[str, str] = {}  # entry points that could not be loaded, and why
 
@@ -74,6 +76,7 @@ def unregister(name: str) -> None:
     codec = by_name(name)
     del _by_name[codec.name], _by_number[codec.number]
     _kernels[:, codec.number] = 0
+    _cuts[:, codec.number] = 0
 
 
 def load_installed() -> None:
@@ -176,6 +179,30 @@ def compile_kernels(codecs: npt.NDArray[np.uint8]) -> bool:
             if codec.fused.prefetch is not None:
                 _kernels[PREFETCH, codec.number] = address_of(codec.fused.prefetch)
             _kernels[GATHER, codec.number] = address_of(codec.fused.gather)
+            compiled = True
+    return compiled
+
+
+def cuts() -> npt.NDArray[np.int64]:
+    """Return int64 [3, NUMBERS], by WRITE or CHECK the addresses of kernels that cut (``Codec.cut``), and by BECOMES
+    the number of the codec that what they write is of.
+
+    0: the codec has none, or none compiled yet. Always the same array, which ``compile_cuts`` fills.
+    """
+    return _cuts
+
+
+def compile_cuts(codecs: npt.NDArray[np.uint8]) -> bool:
+    """Compile the kernels that cut of those of ``codecs`` (numbers) that were not needed before; return whether any
+    was."""
+    compiled = False
+    for codec in _by_number.values():
+        cut = codec.cut
+        if cut is not None and not _cuts[WRITE, codec.number] and (codecs == codec.number).any():
+            if cut.check is not None:
+                _cuts[CHECK, codec.number] = address_of(cut.check)
+            _cuts[BECOMES, codec.number] = codec.number if cut.number is None else cut.number
+            _cuts[WRITE, codec.number] = address_of(cut.write)
             compiled = True
     return compiled
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -68,54 +69,56 @@ class _Payloads(NamedTuple):
         return _Payloads(*(array[chosen] for array in self))
 
 
-class FieldReader:
-    """Decoder of one field's rows in memory.
+class Read(NamedTuple):
+    """Rows of one field that a batch needs, and where they go.
 
-    It keeps addresses of the index's and the arena's arrays: after the store has grown, a new reader is needed.
-
-    Args:
-        number: of the field's column in a segment.
-        counts: name of the index's array with the column's rows, by slot.
-        table: the field's dictionaries.
-        sparse: number of the column among those of sparse fields, if it is one.
+    Attributes:
+        column: of the batch, uint8 [B, rows, size]. ``field``: number of the field.
+        slot, newest, first: int64 [B], windows of as many rows as the column has: the segments, and the rows with which
+            windows end and episodes begin.
+        pieces: int64 [5, n], C-contiguous, windows of different lengths instead: each one's segment, newest row and the
+            row with which its episode begins, its length, and the row of the column, as [B * rows, size], that its
+            first goes to.
     """
 
-    def __init__(
-        self,
-        index: SegmentIndex,
-        arena: Arena,
-        number: int,
-        counts: Literal["rows", "frames", "sparse"],
-        table: DictionaryTable,
-        field: Field,
-        sparse: int = 0,
-    ) -> None:
-        self._index, self._arena, self._number, self._table, self._field = index, arena, number, table, field
-        self._counted_by, self._sparse = counts, sparse
+    column: str
+    field: int
+    slot: Ints
+    newest: Ints
+    first: Ints
+    pieces: Ints | None = None
+
+
+class RowReader(ABC):
+    """Decoder of one field's rows, wherever they are.
+
+    Args:
+        table: the field's dictionaries.
+
+    Attributes:
+        words: of ``gather_kernels.write_column``.
+    """
+
+    def __init__(self, table: DictionaryTable, field: Field) -> None:
+        self._table, self._field = table, field
         self._kernels = kernels()
-        self._words = write_column(self._column())
+        self.words = write_column(self.column())
 
-    def _counts(self) -> Int32s:
-        """Return the column's row counts, by slot."""
-        counts: Int32s = getattr(self._index, self._counted_by)
-        return counts[self._sparse] if self._counted_by == "sparse" else counts
+    @abstractmethod
+    def column(self) -> Column:
+        """Return the field's columns."""
 
-    def read_steps(self, slot: Ints, row: Ints, out: Bytes) -> None:
-        """Decode the values of steps into ``out`` uint8 [B, 1, size]; of a sparse field the last ones kept.
+    @abstractmethod
+    def _ends(self, slots: Ints) -> Ints:
+        """Return where in memory the columns of ``slots`` end."""
 
-        Args:
-            slot, row: int64 [B], locations of the steps.
-
-        Raises:
-            UndecodableError: naming the segments that hold no rows.
+    def decode(self, read: Read, out: Bytes) -> None:
+        """Decode what a batch needs into its column.  Raises: UndecodableError: naming the segments that hold no rows.
         """
-        if self._field.every is not None:
-            index, steps = self._index, row
-            row = np.empty(len(steps), np.int64)
-            locate_sparse(
-                self._arena.memory, index.offset[FLAGS], index.episode_step, slot, steps, self._field.every, row
-            )
-        self.read(slot, row, row, out)
+        if read.pieces is None:
+            self.read(read.slot, read.newest, read.first, out)
+        else:
+            self.read_pieces(read.pieces, out.reshape(-1, self._field.row_bytes))
 
     def read(self, slot: Ints, newest: Ints, first: Ints, out: Bytes) -> None:
         """Decode windows into ``out`` uint8 [B, W, size], a large batch on several threads.
@@ -129,13 +132,13 @@ class FieldReader:
         threads = min(THREADS, out.nbytes // THREAD_BYTES)
         helpers = team(THREADS) if threads > 1 else None
         if helpers is None:
-            left_out = gather_alone(self._words, slot, newest, first, out)
+            left_out = gather_alone(self.words, slot, newest, first, out)
         else:
             turns = np.zeros(TURNS, np.int64)
             chunk = max(1, CHUNK_BYTES * len(slot) // out.nbytes)
-            helpers.gather_items(threads - 1, turns, chunk, self._words, slot, newest, first, out)
+            helpers.gather_items(threads - 1, turns, chunk, self.words, slot, newest, first, out)
             left_out = int(turns[LEFT_OUT])
-        if left_out and compile_kernels(self._index.codec[self._number][slot]):
+        if left_out and compile_kernels(self.column().codec[slot]):
             self.read(slot, newest, first, out)
         elif left_out:
             self._read_left_out(slot, newest, first, out)
@@ -158,13 +161,13 @@ class FieldReader:
         threads = min(THREADS, nbytes // THREAD_BYTES)
         helpers = team(THREADS) if threads > 1 else None
         if helpers is None:
-            left_out = gather_pieces_alone(self._words, pieces, out)
+            left_out = gather_pieces_alone(self.words, pieces, out)
         else:
             turns = np.zeros(TURNS, np.int64)
             chunk = max(1, CHUNK_BYTES * len(slot) // nbytes)
-            helpers.gather_pieces(threads - 1, turns, chunk, self._words, pieces, out)
+            helpers.gather_pieces(threads - 1, turns, chunk, self.words, pieces, out)
             left_out = int(turns[LEFT_OUT])
-        if left_out and compile_kernels(self._index.codec[self._number][slot]):
+        if left_out and compile_kernels(self.column().codec[slot]):
             self.read_pieces(pieces, out)
         elif left_out:  # row by row: a codec without a kernel decodes no faster where rows come together
             rows = np.repeat(np.arange(len(slot)), length)
@@ -173,47 +176,30 @@ class FieldReader:
                 slot[rows], newest[rows] - back, first[rows], out[:, None], (target + length - 1)[rows] - back
             )
 
-    def _column(self) -> Column:
-        index, arena, c = self._index, self._arena, self._number
-        return Column(
-            arena.memory,
-            arena.words,
-            index.offset[c],
-            index.codec[c],
-            index.dictionary[c],
-            self._counts(),
-            self._table.references,
-            self._kernels,
-            self._field.line_bytes,
-            self._field.pad == "zeros",
-        )
-
     def _read_left_out(self, slot: Ints, newest: Ints, first: Ints, out: Bytes, places: Ints | None = None) -> None:
         """Decode the windows whose codec has no kernel, by codec and dictionary.
 
         Args:
             places: in ``out``, where each window goes; ``None``: in order.
         """
-        index, memory, c = self._index, self._arena.memory, self._number
-        codecs = index.codec[c][slot]
+        column = self.column()
+        codecs = column.codec[slot]
         left = np.flatnonzero((codecs != RAW) & (self._kernels[GATHER][codecs] == 0))
         slots = slot[left]
         wanted = newest[left, None] - np.arange(out.shape[1] - 1, -1, -1)
         rows = np.maximum(wanted, first[left, None])
-        counts = self._counts()[slots].astype(np.int64)
-        bases = index.base[slots]
+        counts = column.counts[slots].astype(np.int64)
         items = left if places is None else places[left]
-        payloads = _Payloads(slots, index.offset[c][slots], bases + payload_ends(memory, bases, c), counts, rows, items)
-        kinds = codecs[left].astype(np.int64) << 32 | index.dictionary[c][slots]
+        payloads = _Payloads(slots, column.offset[slots], self._ends(slots), counts, rows, items)
+        kinds = codecs[left].astype(np.int64) << 32 | column.dictionary[slots]
         for kind in np.unique(kinds).tolist():
-            self._decode(kind >> 32, kind & 0xFFFFFFFF, payloads.some(kinds == kind), out)
+            self._decode(column.memory, kind >> 32, kind & 0xFFFFFFFF, payloads.some(kinds == kind), out)
         if self._field.pad == "zeros":
             for i, item in enumerate(items):
                 out[item, wanted[i] < first[left[i]]] = 0
 
-    def _decode(self, codec: int, place: int, payloads: _Payloads, out: Bytes) -> None:
+    def _decode(self, memory: Bytes, codec: int, place: int, payloads: _Payloads, out: Bytes) -> None:
         """Decode rows of columns that share a codec and a dictionary."""
-        memory = self._arena.memory
         try:
             decoder = self._table.decoder(codec, place, self._field.line_bytes)
         except DamagedError as error:
@@ -229,6 +215,77 @@ class FieldReader:
                 except DamagedError:
                     broken.append(slot)
             raise UndecodableError(broken, str(error)) from error
+
+
+class FieldReader(RowReader):
+    """Decoder of one field's rows in memory.
+
+    It keeps addresses of the index's and the arena's arrays: after the store has grown, a new reader is needed.
+
+    Args:
+        number: of the field's column in a segment.
+        counts: name of the index's array with the column's rows, by slot.
+        table: the field's dictionaries.
+        sparse: number of the column among those of sparse fields, if it is one.
+    """
+
+    def __init__(
+        self,
+        index: SegmentIndex,
+        arena: Arena,
+        number: int,
+        counts: Literal["rows", "frames", "sparse"],
+        table: DictionaryTable,
+        field: Field,
+        sparse: int = 0,
+    ) -> None:
+        self._index, self._arena, self._number = index, arena, number
+        self._counted_by, self._sparse = counts, sparse
+        super().__init__(table, field)
+
+    def _counts(self) -> Int32s:
+        """Return the column's row counts, by slot."""
+        counts: Int32s = getattr(self._index, self._counted_by)
+        return counts[self._sparse] if self._counted_by == "sparse" else counts
+
+    def read_steps(self, slot: Ints, row: Ints, out: Bytes) -> None:
+        """Decode the values of steps into ``out`` uint8 [B, 1, size]; of a sparse field the last ones kept.
+
+        Args:
+            slot, row: int64 [B], locations of the steps.
+
+        Raises:
+            UndecodableError: naming the segments that hold no rows.
+        """
+        row = self.rows(slot, row)
+        self.read(slot, row, row, out)
+
+    def rows(self, slot: Ints, row: Ints) -> Ints:
+        """Return the rows of the field's column with the values of steps: of a sparse field with the last ones kept."""
+        if self._field.every is None:
+            return row
+        index, rows = self._index, np.empty(len(row), np.int64)
+        locate_sparse(self._arena.memory, index.offset[FLAGS], index.episode_step, slot, row, self._field.every, rows)
+        return rows
+
+    def column(self) -> Column:
+        index, arena, c = self._index, self._arena, self._number
+        return Column(
+            arena.memory,
+            arena.words,
+            index.offset[c],
+            index.codec[c],
+            index.dictionary[c],
+            self._counts(),
+            self._table.references,
+            self._kernels,
+            self._field.line_bytes,
+            self._field.pad == "zeros",
+        )
+
+    def _ends(self, slots: Ints) -> Ints:
+        memory, bases = self._arena.memory, self._index.base[slots]
+        return bases + payload_ends(memory, bases, self._number)
 
 
 class FieldReaders:

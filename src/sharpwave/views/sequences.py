@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from sharpwave.native.untouched import zeros
 from sharpwave.views import sequence_kernels as kernels
 from sharpwave.views.batch import SequenceBatch
-from sharpwave.views.gather import FieldReaders
+from sharpwave.views.gather import FieldReaders, Read, RowReader
 from sharpwave.views.gather_kernels import PIECE_ROWS
 from sharpwave.views.known_steps import KnownSteps
 from sharpwave.views.layout import Arrays, Column, Target
@@ -49,7 +49,7 @@ class Windows(View[SequenceBatch]):
     """
 
     kind = "sequences"
-    scratch_rows = 2
+    scratch_rows = decode_rows = 2
 
     def __init__(self, length: int, burn_in: int, stride: int | None, n_step: int, gamma: float, eta: float) -> None:
         stride = length if stride is None else stride
@@ -96,7 +96,7 @@ class Windows(View[SequenceBatch]):
 
     def bind(self, log: StepLog) -> None:
         """Serve ``log``."""
-        self._log, self._spec = log, log.spec
+        self._log, self._spec, self._fields = log, log.spec, list(log.spec.fields.values())
         self._readers, self._words = FieldReaders(log), LogWords(log)
         self._known = KnownSteps(log, self.length + self.n_step - 1)
         self._steps = zeros((log.index.slots, 2), np.int32)  # of each segment's rows, which begin whole windows
@@ -225,26 +225,46 @@ class Windows(View[SequenceBatch]):
 
     def fill(self, target: Target) -> None:
         """Compute returns and decode every field."""
-        columns, readers, places = target.columns, self._readers.current(), target.scratch
-        count = self._locate(target.draw.items, columns, places)
-        words, runs, pieces = self._words.current(), self._runs, np.empty((PIECE_ROWS, count), np.int64)
-        steps = pieces[:, : kernels.step_pieces(runs, count, self._columns, pieces)].copy()
-        for reader, (name, field) in zip(readers, self._spec.fields.items(), strict=True):
-            out = columns[name]
-            rows = out.reshape(-1, field.row_bytes)
+        readers = self._readers.current()
+        reads = self.locate(target)
+        self.decode(target, reads, [readers[read.field] for read in reads])
+
+    def locate(self, target: Target) -> list[Read]:
+        """Compute returns; return the pieces of every field, in the fields' order."""
+        places = target.scratch
+        count = self._locate(target.draw.items, target.columns, places)
+        words, runs, steps = self._words.current(), self._runs, np.empty((PIECE_ROWS, count), np.int64)
+        steps = steps[:, : kernels.step_pieces(runs, count, self._columns, steps)].copy()
+        reads, frames = [], dict[int, Ints]()
+        for number, (name, field) in enumerate(self._spec.fields.items()):
             if name in self._spec.obs_names:
-                stack, window = field.frames, out.shape[1]
-                begin = window - window // stack - stack + 1
-                kernels.frame_pieces(words, runs, places, stack, window, begin, pieces)
-                reader.read_pieces(pieces, rows)
-                if stack > 1:
-                    kernels.spread_stacks(out, places, stack)
-                kernels.clear_padding(out.reshape(len(out), -1, stack * field.row_bytes), places, 1)
+                stack, window = field.frames, target.columns[name].shape[1]
+                pieces = frames.get(stack)
+                if pieces is None:
+                    pieces = frames[stack] = np.empty((PIECE_ROWS, count), np.int64)
+                    begin = window - window // stack - stack + 1
+                    kernels.frame_pieces(words, runs, places, stack, window, begin, pieces)
+                reads.append(Read(name, number, *pieces[:3], pieces))
             elif field.every is not None:
                 first = np.flatnonzero(runs[4, :count] == places[0, runs[0, :count]])
-                reader.read_steps(runs[1, first], runs[2, first], out)
+                slot = runs[1, first]
+                row = self._readers.current()[number].rows(slot, runs[2, first])
+                reads.append(Read(name, number, slot, row, row))
             else:
-                reader.read_pieces(steps, rows)
+                reads.append(Read(name, number, *steps[:3], steps))
+        return reads
+
+    def decode(self, target: Target, reads: Sequence[Read], readers: Sequence[RowReader]) -> None:
+        """Decode fields, spread stacks, and clear padding."""
+        places = target.scratch
+        for read, reader in zip(reads, readers, strict=True):
+            out, field = target.columns[read.column], self._fields[read.field]
+            reader.decode(read, out)
+            if read.column in self._spec.obs_names:
+                if field.frames > 1:
+                    kernels.spread_stacks(out, places, field.frames)
+                kernels.clear_padding(out.reshape(len(out), -1, field.frames * field.row_bytes), places, 1)
+            elif field.every is None:
                 kernels.clear_padding(out, places, 0)
 
     def _locate(self, items: Ints, columns: Mapping[str, npt.NDArray[Any]], places: Ints) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.views.batch import Batch
-from sharpwave.views.gather import FieldReaders
+from sharpwave.views.gather import FieldReaders, Read
 from sharpwave.views.known_steps import KnownSteps
 from sharpwave.views.layout import Arrays, Column, Target
 from sharpwave.views.log_arrays import LogWords
@@ -148,16 +148,24 @@ class NStep(View[Batch]):
 
     def fill(self, target: Target) -> None:
         """Compute returns and decode every field."""
-        columns, readers = target.columns, self._readers.current()
-        self._locate(target.draw.items, columns, target.scratch)
+        readers = self._readers.current()
+        for read in self.locate(target):
+            readers[read.field].read(read.slot, read.newest, read.first, target.columns[read.column])
+
+    def locate(self, target: Target) -> list[Read]:
+        """Compute returns; return the windows of every field."""
+        self._locate(target.draw.items, target.columns, target.scratch)
         slot, row, frame, first, next_slot, next_frame, next_first = target.rows
+        reads = []
         for name, number, after in self._windows:
             if number not in self._framed:
-                readers[number].read_steps(slot, row, columns[name])
+                there = self._readers.current()[number].rows(slot, row)
+                reads.append(Read(name, number, slot, there, there))
             elif after:
-                readers[number].read(next_slot, next_frame, next_first, columns[name])
+                reads.append(Read(name, number, next_slot, next_frame, next_first))
             else:
-                readers[number].read(slot, frame, first, columns[name])
+                reads.append(Read(name, number, slot, frame, first))
+        return reads
 
     def _locate(self, items: Ints, columns: Mapping[str, npt.NDArray[Any]], located: Ints) -> None:
         locate(
