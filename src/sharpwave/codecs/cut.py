@@ -8,10 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numba import carray  # type: ignore[attr-defined]
 
 from sharpwave.native.jit import njit
-from sharpwave.native.memory_ops import copy, pointer_to
+from sharpwave.native.memory_ops import array_at, copy
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
@@ -69,11 +68,11 @@ class Rows(NamedTuple):
 @njit(nogil=True, cache=True, inner=True)
 def read_rows(address: int) -> Rows:
     """Return the rows whose words lie at ``address``."""
-    words = carray(pointer_to(address), (CUT_WORDS,), np.int64)
+    words = array_at(address, (CUT_WORDS,), np.int64)
     memory, nbytes, out, room = words[MEMORY], words[MEMORY_BYTES], words[OUT], words[OUT_BYTES]
     return Rows(
-        carray(pointer_to(memory), (nbytes,), np.uint8),
-        carray(pointer_to(memory), (nbytes >> 2,), np.uint32),
+        array_at(memory, (nbytes,), np.uint8),
+        array_at(memory, (nbytes >> 2,), np.uint32),
         words[BEGIN],
         words[END],
         words[ROWS],
@@ -81,8 +80,8 @@ def read_rows(address: int) -> Rows:
         words[LINE],
         words[FIRST],
         words[LAST],
-        carray(pointer_to(out), (room,), np.uint8),
-        carray(pointer_to(out), (room >> 2,), np.uint32),
+        array_at(out, (room,), np.uint8),
+        array_at(out, (room >> 2,), np.uint32),
     )
 
 

@@ -57,6 +57,14 @@ class DictionaryTable:
         self.use(place)
         return place
 
+    def put(self, place: int, data: bytes) -> None:
+        """Hold ``data`` at a free place of the caller's choice, for good: a copy of another table's."""
+        self._data[place] = data
+        self._uses[place] = 1
+        self._place[key_of(data)] = place
+        if len(data) == self.references.shape[1]:
+            self.references[place] = np.frombuffer(data, np.uint8)
+
     def use(self, place: int) -> None:
         """Take another reference. Place 0 is not counted."""
         if place:

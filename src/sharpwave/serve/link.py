@@ -16,6 +16,7 @@ from typing import Any
 from sharpwave import errors
 from sharpwave.serve import wire
 from sharpwave.serve.addresses import UNIX, Address, Security, connect
+from sharpwave.serve.cut_batches import Dictionaries
 from sharpwave.serve.requests import FAILED, Request
 from sharpwave.serve.wire import Frame, Part
 
@@ -42,6 +43,7 @@ class Link:
         incarnation: of the shard when the connection was made; -1: there was none yet.
         connections: how many were made. ``shared``: numbers of the blocks of memory that this one shares;
             ``forgotten``: those that are gone, which the shard is to be told.
+        dictionaries: of encoded rows, that the shard has sent over this one.
         sent_bytes: of requests. ``received_bytes``: of replies.
     """
 
@@ -51,6 +53,7 @@ class Link:
         self.sent_bytes = self.received_bytes = 0
         self.shared: set[int] = set()
         self.forgotten: list[int] = []
+        self.dictionaries = Dictionaries()
         self._socket: socket.socket | None = None
         self._numbers = itertools.count(1)
         self._waiting: deque[tuple[int, int]] = deque()  # number and bytes of requests without a reply
@@ -163,6 +166,8 @@ class Link:
             raise ShardLostError(f"shard {self.address}: {self._why or 'the connection broke'}")
         try:
             reply = wire.receive(self._socket)
+            if reply is not None:
+                reply.dictionaries = self.dictionaries = self.dictionaries.after(reply.parts)
         except OSError as error:
             raise self._lost(error) from error
         number, nbytes = self._waiting[0]
@@ -190,6 +195,7 @@ class Link:
         self._dropped.clear()
         self.shared.clear()
         self.forgotten.clear()
+        self.dictionaries = Dictionaries()
         self._unanswered = 0
 
     def __del__(self) -> None:

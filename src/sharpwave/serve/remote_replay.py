@@ -16,6 +16,7 @@ from sharpwave.errors import EmptyError, LimiterTimeoutError
 from sharpwave.memory.batch_pool import Pool
 from sharpwave.sampling.limiters import Cursor, Limiter, check_timeout
 from sharpwave.sampling.protocol import described, importance_weights
+from sharpwave.serve.cut_batches import read_into
 from sharpwave.serve.draws import Share, divide
 from sharpwave.serve.link import Link, ShardLostError
 from sharpwave.serve.remote_blend import RemoteBlend
@@ -110,6 +111,9 @@ class RemoteReplay(Generic[B]):
         self._pool = Pool(self._memory.make) if self._shares_memory() else Pool()
         self._quarantined: deque[tuple[float, Any]] = deque()
         self._lock = threading.RLock()
+        self._fields = list(local.spec.fields.values())
+        self._numbers = {name: column.field for name, column in self.view.columns().items() if column.field is not None}
+        self._cuts = True  # whether shards elsewhere send encoded rows, not whole arrays
         self._ahead = 0  # items of batches that were asked for and have not come
         self.stale = 0
         self.connect()
@@ -371,7 +375,7 @@ class RemoteReplay(Generic[B]):
             ticket = link.submit(Request.DRAW, head, {"points": share.points}, fds)
             link.shared.update(block.number for block in new)
             return ticket
-        return link.submit(Request.DRAW, head, {"points": share.points})
+        return link.submit(Request.DRAW, head | {"cut": self._cuts}, {"points": share.points})
 
     def _forget_freed(self) -> None:
         """Note for every shard which blocks of shared memory are gone here."""
@@ -428,12 +432,15 @@ class RemoteReplay(Generic[B]):
                 reply = link.wait(ticket)
                 self._told(share.shard, reply)
                 if reply.parts:
-                    _copy(plan.target.part(share.begin, share.end), reply.parts)
+                    part = plan.target.part(share.begin, share.end)
+                    read_into(part, reply, self.view, self._fields, self._numbers)
             except ShardLostError as error:
                 self._quarantined.append((time.monotonic() + QUARANTINE_S, plan.blocks))  # it may still write there
                 self._lost(share.shard)
                 missing.append(error)
             except Exception as error:
+                if isinstance(error, WireError) and link is not None:
+                    link.close()  # a peer that sends such things is not heard any more over this connection
                 missing.append(error)
         while self._quarantined and self._quarantined[0][0] < time.monotonic():
             self._quarantined.popleft()
@@ -503,14 +510,3 @@ class RemoteReplay(Generic[B]):
                 self._lost(number)
         self.stale += stale
         return stale
-
-
-def _copy(target: Target, parts: Mapping[str, Any]) -> None:
-    """Copy a reply's arrays into a part of a batch.  Raises: WireError: they do not fit."""
-    try:
-        target.ids[:] = parts["ids"]
-        target.draw.probabilities[:] = parts["probabilities"]
-        for name, array in target.columns.items():
-            array[:] = parts[f"column:{name}"]
-    except (KeyError, ValueError) as error:
-        raise WireError(f"a batch's part does not fit: {error}") from error

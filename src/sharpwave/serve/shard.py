@@ -17,16 +17,20 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.errors import DuplicateError, EmptyError
+from sharpwave.format.segment import FIRST_FIELD
+from sharpwave.log.step_log import StepLog
 from sharpwave.memory.batch_pool import Block
 from sharpwave.sampling.ordered import Fifo, Lifo
 from sharpwave.sampling.prioritized import Prioritized
 from sharpwave.sampling.protocol import Sampler
 from sharpwave.sampling.uniform import Uniform
+from sharpwave.serve.cut_batches import Sent, written
 from sharpwave.serve.manifest import write_whole
 from sharpwave.serve.requests import SEQUENCES, TRANSITIONS, Request, ViewState
 from sharpwave.serve.wire import Frame, WireError
 from sharpwave.store import Store
 from sharpwave.validation import MAX_LANES
+from sharpwave.views.cutting import RowCutter
 from sharpwave.views.layout import Layout
 from sharpwave.views.replay import MAX_BATCH_SIZE, Replay, checked_errors
 
@@ -49,7 +53,8 @@ class Client:
 
     Attributes:
         local: whether memory can be shared with it.
-        dictionaries: that it has sent, by key. ``blocks``: memory that it shares, by number.
+        dictionaries: that it has sent, by key. ``sent``: those that it was sent.
+        blocks: memory that it shares, by number. ``cutters``: of encoded rows, by view.
         gone: set once the connection has ended, so that nothing waits for it.
     """
 
@@ -57,7 +62,15 @@ class Client:
     dictionaries: dict[int, bytes] = field(default_factory=dict)
     blocks: dict[int, Block] = field(default_factory=dict)
     layouts: dict[tuple[int, int], Layout] = field(default_factory=dict)
+    sent: Sent = field(default_factory=dict)
+    cutters: dict[int, RowCutter] = field(default_factory=dict)
     gone: threading.Event = field(default_factory=threading.Event)
+
+    def cutter(self, view: int, log: StepLog) -> RowCutter:
+        """Return what cuts rows for a view: its memory is this connection's, which sends a batch before the next."""
+        if view not in self.cutters:
+            self.cutters[view] = RowCutter(log)
+        return self.cutters[view]
 
     def close(self) -> None:
         """Unmap its memory."""
@@ -209,7 +222,7 @@ class Shard:
     # draws
 
     def _draw(self, client: Client, frame: Frame) -> Reply:
-        """Draw items at points of the mass, and decode them: into shared memory, or into the reply.
+        """Draw items at points of the mass, and decode them into shared memory, or send them: encoded where ``cut``.
 
         ``points``: float64 [n]. ``batch``: its items in all; ``begin``: of the part that these are. ``blocks``: numbers
         of the blocks of shared memory of the batch; new ones come as file descriptors.
@@ -235,10 +248,9 @@ class Shard:
                 parts = {}
             else:
                 target = source.lend(len(points))
+                target.cutter = client.cutter(number, source.log) if frame.head.get("cut") else None
                 source.draw_into(target, 0.0, exact)
-                draw = target.draw
-                parts = {"ids": target.ids.copy(), "probabilities": draw.probabilities.copy()}
-                parts |= {f"column:{name}": array.copy() for name, array in target.columns.items()}
+                parts = written(target, target.cutter, source.log.tables[FIRST_FIELD:], client.sent)
             return self._said(number)[0], parts
 
     def _shared(self, client: Client, number: int, replay: Replay[Any], frame: Frame, size: int) -> Any:

@@ -49,6 +49,7 @@ class Frame:
         kind: number of the request's or the reply's kind. ``number``: of the request, which the reply repeats.
         head: JSON values. ``parts``: arrays and bytes, views of the memory that was received.
         fds: file descriptors that came with it; the receiver closes them.
+        dictionaries: what encoded rows among the parts refer to, where a link received it.
     """
 
     kind: int
@@ -56,6 +57,7 @@ class Frame:
     head: dict[str, Any]
     parts: dict[str, Any] = field(default_factory=dict)
     fds: list[int] = field(default_factory=list)
+    dictionaries: Any = None
 
 
 def send(
@@ -163,7 +165,8 @@ def receive(
             raise WireError(
                 f"a frame of {head_bytes:,} and {body_bytes:,} bytes, expected at most {max_head:,} and {max_body:,}"
             )
-        memory = np.empty(head_bytes + body_bytes, np.uint8)  # pages take memory as they fill
+        # Pages take memory as they fill. The body is at a multiple of 8, as its parts are in it.
+        memory = np.empty(-head_bytes % 8 + head_bytes + body_bytes, np.uint8)[-head_bytes % 8 :]
         _receive_into(of, memory.data)
         if _checksum([memory[:head_bytes].data, memory[head_bytes:].data]) != checksum:
             raise WireError("a frame whose checksum does not match its bytes")
@@ -208,8 +211,6 @@ def _parsed(memory: npt.NDArray[np.uint8], head_bytes: int) -> tuple[dict[str, A
         data = body[at : at + nbytes]
         if dtype == "bytes":
             parts[name] = data.data
-        elif data.ctypes.data % itemsize:
-            parts[name] = np.frombuffer(data.tobytes(), dtype).reshape(shape)
         else:
             parts[name] = data.view(dtype).reshape(shape)
         at += nbytes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +10,7 @@ import numpy.typing as npt
 from sharpwave.errors import DamagedError
 from sharpwave.views.gather import UndecodableError
 from sharpwave.views.layout import Target
-from sharpwave.views.view import View
+from sharpwave.views.view import DividedView, View
 
 if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
@@ -19,25 +19,34 @@ Ints = npt.NDArray[np.int64]
 
 
 def fill(log: StepLog, view: View[Any], target: Target) -> None:
-    """Fill ``target`` for its items, all present.
+    """Fill ``target`` for its items, all present; or cut what they need out, with ``target.cutter``.
 
     Raises:
         DamagedError: a segment is damaged; it is in ``log.sealed.damaged``.
         MemoryError: there is no room to read one.
     """
+    if target.cutter is not None:
+        target.cutter.clear()
     try:
         if log.segment_cache is None:
-            view.fill(target)
+            _fill(view, target, 0)
             return
         begin, slots = 0, view.drawn_segments(target.draw.items, target.draw.uniforms)
         while begin < len(slots):
             end = begin + _resident(log, slots[begin:])
-            view.fill(target if end - begin == len(slots) else target.part(begin, end))
+            _fill(view, target if end - begin == len(slots) else target.part(begin, end), begin)
             begin = end
     except UndecodableError as error:
         for one in error.slots:
             log.sealed.damaged[one] = f"segment {log.index.segment_id(one)}: {error}"
         raise
+
+
+def _fill(view: View[Any], target: Target, begin: int) -> None:
+    if target.cutter is None:
+        view.fill(target)
+    else:
+        target.cutter.add(cast("DividedView[Any]", view), target, begin)
 
 
 def _resident(log: StepLog, slots: Ints) -> int:

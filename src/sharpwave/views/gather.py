@@ -113,7 +113,10 @@ class RowReader(ABC):
         """Return where in memory the columns of ``slots`` end."""
 
     def decode(self, read: Read, out: Bytes) -> None:
-        """Decode what a batch needs into its column.  Raises: UndecodableError: naming the segments that hold no rows.
+        """Decode what a batch needs into its column.
+
+        Raises:
+            UndecodableError: naming the segments that hold no rows.
         """
         if read.pieces is None:
             self.read(read.slot, read.newest, read.first, out)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,9 @@ from sharpwave.memory.arena import rounded
 from sharpwave.memory.batch_pool import Block, Root, block_size
 from sharpwave.sampling.protocol import Draw
 from sharpwave.views.ids import tagged
+
+if TYPE_CHECKING:
+    from sharpwave.views.cutting import RowCutter
 
 Array = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
@@ -38,11 +42,13 @@ class Column:
         dtype, shape: of an item, as the view fills it.
         parts: arrays over the same memory that the batch has instead, by name: dtype, shape of an item, and the byte
             offset of the item's. They may overlap. Without any the batch has the array itself.
+        field: number of the field whose rows it holds; ``None``: it holds something else.
     """
 
     dtype: npt.DTypeLike
     shape: tuple[int, ...] = ()
-    parts: Mapping[str, tuple[npt.DTypeLike, tuple[int, ...], int]] = field(default_factory=dict)
+    parts: Mapping[str, tuple[npt.DTypeLike, tuple[int, ...], int]] = dataclasses.field(default_factory=dict)
+    field: int | None = None
 
     @property
     def item(self) -> np.dtype[Any]:
@@ -68,6 +74,7 @@ class Target:
         batch: the batch.
         columns: arrays by name, as ``view.View.columns`` describes them, B items each.
         scratch: int64 [rows, B], working memory of the view. ``rows``: its rows.
+        cutter: cuts the rows of large fields out instead of decoding them; ``None``: all are decoded.
     """
 
     batch: Any
@@ -76,13 +83,15 @@ class Target:
     columns: dict[str, Array]
     scratch: Ints
     rows: Sequence[Ints]
+    cutter: RowCutter | None = None
 
     def part(self, begin: int, end: int) -> Target:
         """Return the items ``begin <= i < end``, in the same memory but for the scratch."""
         some = slice(begin, end)
         columns = {name: array[some] for name, array in self.columns.items()}
         scratch = np.empty((len(self.rows), end - begin), np.int64)
-        return Target(self.batch, self.draw.part(begin, end), self.ids[some], columns, scratch, list(scratch))
+        draw, ids = self.draw.part(begin, end), self.ids[some]
+        return Target(self.batch, draw, ids, columns, scratch, list(scratch), self.cutter)
 
 
 class Layout:

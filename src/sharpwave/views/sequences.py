@@ -17,7 +17,7 @@ from sharpwave.views.known_steps import KnownSteps
 from sharpwave.views.layout import Arrays, Column, Target
 from sharpwave.views.log_arrays import LogWords
 from sharpwave.views.replay import Replay
-from sharpwave.views.view import MAX_RUNS, View, errors_bytes
+from sharpwave.views.view import MAX_RUNS, DividedView, errors_bytes
 
 if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
@@ -33,7 +33,7 @@ VALUE = "value"
 """Part of a column that is handed out."""
 
 
-class Windows(View[SequenceBatch]):
+class Windows(DividedView[SequenceBatch]):
     """View of a store as windows of steps: an item is a window, named by the step that is trained first in it.
 
     Args:
@@ -208,9 +208,9 @@ class Windows(View[SequenceBatch]):
         """Return what is made of flags and rewards, and a window a field."""
         columns = {name: Column(dtype, (self._columns,)) for name, dtype in _NUMBERS.items()}
         columns |= {name: Column(np.int64) for name in _PLACE}
-        for name, field in self._spec.fields.items():
+        for number, (name, field) in enumerate(self._spec.fields.items()):
             rows, shape = self._shape(name, field)
-            columns[name] = Column(np.uint8, (rows, field.row_bytes), {VALUE: (field.dtype, shape, 0)})
+            columns[name] = Column(np.uint8, (rows, field.row_bytes), {VALUE: (field.dtype, shape, 0)}, number)
         return columns
 
     def _shape(self, name: str, field: Field) -> tuple[int, tuple[int, ...]]:
@@ -244,14 +244,14 @@ class Windows(View[SequenceBatch]):
                     pieces = frames[stack] = np.empty((PIECE_ROWS, count), np.int64)
                     begin = window - window // stack - stack + 1
                     kernels.frame_pieces(words, runs, places, stack, window, begin, pieces)
-                reads.append(Read(name, number, *pieces[:3], pieces))
+                reads.append(Read(name, number, pieces[0], pieces[1], pieces[2], pieces))
             elif field.every is not None:
                 first = np.flatnonzero(runs[4, :count] == places[0, runs[0, :count]])
                 slot = runs[1, first]
                 row = self._readers.current()[number].rows(slot, runs[2, first])
                 reads.append(Read(name, number, slot, row, row))
             else:
-                reads.append(Read(name, number, *steps[:3], steps))
+                reads.append(Read(name, number, steps[0], steps[1], steps[2], steps))
         return reads
 
     def decode(self, target: Target, reads: Sequence[Read], readers: Sequence[RowReader]) -> None:

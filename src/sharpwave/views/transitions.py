@@ -15,7 +15,7 @@ from sharpwave.views.layout import Arrays, Column, Target
 from sharpwave.views.log_arrays import LogWords
 from sharpwave.views.replay import Replay
 from sharpwave.views.transition_kernels import locate
-from sharpwave.views.view import View, errors_bytes
+from sharpwave.views.view import DividedView, errors_bytes
 
 if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
@@ -30,7 +30,7 @@ HERE, NEXT, AFTER = "here", "next", ".after"
 latter has a column of its own, named with this suffix."""
 
 
-class NStep(View[Batch]):
+class NStep(DividedView[Batch]):
     """View of n-step transitions: an item is a step.
 
     Args:
@@ -143,7 +143,7 @@ class NStep(View[Batch]):
             shape = field.shape if field.stack is None else (field.frames, *field.shape)
             parts = [HERE, NEXT] if after and self.n_step == 1 else [NEXT] if after else [HERE]
             begins = {part: (field.dtype, shape, k * field.row_bytes) for k, part in enumerate(parts)}
-            columns[name] = Column(np.uint8, (field.frames + len(parts) - 1, field.row_bytes), begins)
+            columns[name] = Column(np.uint8, (field.frames + len(parts) - 1, field.row_bytes), begins, number)
         return columns
 
     def fill(self, target: Target) -> None:

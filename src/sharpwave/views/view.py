@@ -44,8 +44,7 @@ class View(Protocol[Batch_co]):
     Attributes:
         kind: name of the view's class, and default name of its replays.
         waits_for: what a step must wait for before it is part of an item, for error messages.
-        scratch_rows: rows of int64 [rows, batch size] that ``fill`` works in. ``decode_rows``: those of them that
-            ``decode`` reads.
+        scratch_rows: rows of int64 [rows, batch size] that ``fill`` works in.
         error_shape: shape of an item's values in ``update_priorities``.
         reach_back: steps before an item's first one that it may need.
         id_space: what ids number, in words. Views of one store that share it may use each other's ids.
@@ -55,7 +54,6 @@ class View(Protocol[Batch_co]):
 
     kind: str
     scratch_rows: int = 0
-    decode_rows: int = 0
     error_shape: tuple[int, ...] = ()
     reach_back: int = 0
     id_space: str = STEPS
@@ -124,22 +122,6 @@ class View(Protocol[Batch_co]):
         """Fill ``target.columns`` for ``target.draw.items``, whose segments are in memory."""
         raise NotImplementedError
 
-    def locate(self, target: Target) -> list[Read]:
-        """Fill the columns that are made of flags and rewards, and return what is to be decoded for the others.
-
-        Views that shards have do ``fill`` in two steps, ``locate`` and ``decode``: the first where the steps are, the
-        second where the learner is.
-        """
-        raise NotImplementedError
-
-    def decode(self, target: Target, reads: Sequence[Read], readers: Sequence[RowReader]) -> None:
-        """Decode what some of the ``reads`` of ``locate`` name, each with a reader of its own, into the columns.
-
-        It reads the first ``decode_rows`` rows of ``target.scratch``, as ``locate`` wrote them.
-        """
-        for read, reader in zip(reads, readers, strict=True):
-            reader.decode(read, target.columns[read.column])
-
     def batch(self, arrays: Arrays) -> Batch_co:
         """Return the batch of these arrays; its ``ids`` are ``arrays["ids"]``."""
         raise NotImplementedError
@@ -155,3 +137,22 @@ class View(Protocol[Batch_co]):
     def item_errors(self, items: Ints, td_error: Floats) -> Floats:
         """Return one TD error [n] an item, from ``td_error`` [n, *error_shape]."""
         return td_error
+
+
+class DividedView(View[Batch_co], Protocol[Batch_co]):
+    """View whose ``fill`` has two steps, for shards: ``locate`` where the steps are, ``decode`` where the learner is.
+
+    Attributes:
+        decode_rows: rows of ``Target.scratch`` that ``decode`` reads, the first ones.
+    """
+
+    decode_rows: int = 0
+
+    def locate(self, target: Target) -> list[Read]:
+        """Fill the columns that are made of flags and rewards, and return what is to be decoded for the others."""
+        raise NotImplementedError
+
+    def decode(self, target: Target, reads: Sequence[Read], readers: Sequence[RowReader]) -> None:
+        """Decode some of the ``reads`` of ``locate``, each with a reader of its own, into the columns."""
+        for read, reader in zip(reads, readers, strict=True):
+            reader.decode(read, target.columns[read.column])

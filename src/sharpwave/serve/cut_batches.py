@@ -1,0 +1,188 @@
+"""Parts of batches as messages: encoded rows, cut out by the shard and decoded by the learner.
+
+A message has parts by name: ``ids``, ``probabilities``; ``rows:NAME``, windows of encoded rows of a column, and
+``pieces:NAME``, uint32 [2, n], where theirs differ in length; ``column:NAME``, other columns; ``places``, where windows
+of steps begin and end; and ``dictionary:FIELD:PLACE``, those that rows refer to and the connection has not had yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.codecs.dictionaries import PLACES, DictionaryTable
+from sharpwave.errors import DamagedError
+from sharpwave.serve.wire import Frame, Part, WireError
+from sharpwave.spec import Field
+from sharpwave.views.cutting import CutReader, RowCutter
+from sharpwave.views.gather import Read, RowReader
+from sharpwave.views.layout import Target
+from sharpwave.views.view import DividedView, View
+
+Bytes = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int64]
+Sent = dict[tuple[int, int], bytes]
+"""Dictionaries that a connection has had, by field and place."""
+
+DICTIONARY = "dictionary:"
+MAX_DICTIONARY_BYTES = 1 << 28
+"""Limit of the dictionaries that a shard makes a learner keep: some 30,000 of frames of Atari."""
+MAX_FIELDS = 1 << 12
+MAX_PLACE = 1 << 31
+
+
+def written(target: Target, cutter: RowCutter | None, tables: Sequence[DictionaryTable], sent: Sent) -> dict[str, Part]:
+    """Return the parts of a message with a batch's items.
+
+    Args:
+        cutter: has cut their rows; ``None``: all was decoded.
+        tables: the fields' dictionaries. ``sent``: those that the connection has had; brought up to date.
+    """
+    parts: dict[str, Part] = {"ids": target.ids.copy(), "probabilities": target.draw.probabilities.copy()}
+    cut = {} if cutter is None else cutter.columns
+    for name, array in target.columns.items():
+        if name not in cut:
+            parts[f"column:{name}"] = _narrow(array) if array.dtype == np.int64 else array.copy()
+    for name, column in cut.items():
+        parts[f"rows:{name}"] = column.rows
+        if column.all_pieces is not None:
+            parts[f"pieces:{name}"] = _narrow(column.all_pieces)
+        for place in np.flatnonzero(column.used).tolist():
+            data, key = tables[column.field].data(place), (column.field, place)
+            if place and sent.get(key) is not data:
+                sent[key] = data
+                parts[f"{DICTIONARY}{column.field}:{place}"] = data
+    places = None if cutter is None else cutter.places
+    if places is not None:
+        parts["places"] = _narrow(places)
+    return parts
+
+
+def _narrow(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return a copy as the narrowest unsigned integers that hold it, if any do."""
+    least, most = int(array.min(initial=0)), int(array.max(initial=0))
+    for dtype in (np.uint8, np.uint16, np.uint32):
+        if least >= 0 and most <= np.iinfo(dtype).max:
+            return array.astype(dtype)
+    return array.copy()
+
+
+class Dictionaries:
+    """Dictionaries that came over a link with rows, by field and place.
+
+    Rows refer to those that were there when they came: one that takes another's place makes a new object.
+    """
+
+    def __init__(self, data: Mapping[tuple[int, int], bytes] | None = None) -> None:
+        self._data: Sent = dict(data or {})
+        self._tables: dict[int, tuple[DictionaryTable, Bytes]] = {}
+
+    def after(self, parts: Mapping[str, Any]) -> Dictionaries:
+        """Return what there is once a message's parts have come.  Raises: WireError."""
+        new: Sent = {}
+        for name, part in parts.items():
+            if name.startswith(DICTIONARY):
+                new[_key(name)] = bytes(part)
+        if not new:
+            return self
+        result = Dictionaries(self._data) if new.keys() & self._data.keys() else self
+        result._data |= new
+        if sum(map(len, result._data.values())) > MAX_DICTIONARY_BYTES:
+            raise WireError(f"more than {MAX_DICTIONARY_BYTES:,} bytes of dictionaries on one connection")
+        for (field, place), data in new.items():
+            if field in result._tables:
+                table, known = result._tables[field]
+                table.put(place, data)
+                known[place] = 1
+        return result
+
+    def table(self, field: int, row_bytes: int) -> tuple[DictionaryTable, Bytes]:
+        """Return a field's table, for rows of ``row_bytes``, and uint8 [places], whether there is a dictionary."""
+        if field not in self._tables:
+            table, known = DictionaryTable(row_bytes), np.zeros(PLACES, np.uint8)
+            known[0] = 1
+            for (number, place), data in self._data.items():
+                if number == field:
+                    table.put(place, data)
+                    known[place] = 1
+            self._tables[field] = table, known
+        return self._tables[field]
+
+
+def _key(name: str) -> tuple[int, int]:
+    field, _, place = name.removeprefix(DICTIONARY).partition(":")
+    if not (field.isdecimal() and place.isdecimal() and int(field) < MAX_FIELDS and 0 < int(place) < PLACES):
+        raise WireError(f"part {name!r}, expected {DICTIONARY}FIELD:PLACE, a place from 1 to {PLACES - 1}")
+    return int(field), int(place)
+
+
+def read_into(
+    target: Target, message: Frame, view: View[Any], fields: Sequence[Field], numbers: Mapping[str, int]
+) -> None:
+    """Read the parts of a message into a batch's memory. They are checked as a stranger's.
+
+    Args:
+        fields: the spec's. ``numbers``: of the fields whose rows columns hold, by the column's name.
+
+    Raises:
+        WireError: the message does not hold the items.
+        UnknownCodecError: its rows are of a codec that is not registered here.
+    """
+    parts, divided = message.parts, cast("DividedView[Any]", view)
+    try:
+        target.ids[:] = parts["ids"]
+        target.draw.probabilities[:] = parts["probabilities"]
+        reads: list[Read] = []
+        readers: list[RowReader] = []
+        for name, array in target.columns.items():
+            if f"rows:{name}" in parts:
+                field = numbers[name]
+                table, known = message.dictionaries.table(field, fields[field].row_bytes)
+                pieces = _pieces(parts.get(f"pieces:{name}"), array.shape[0] * array.shape[1])
+                length = np.full(len(array), array.shape[1]) if pieces is None else pieces[0]
+                reader = CutReader(_rows(parts[f"rows:{name}"]), length, table, known, fields[field])
+                reads.append(_read(name, field, reader, pieces))
+                readers.append(reader)
+            else:
+                array[:] = parts[f"column:{name}"]
+        if divided.decode_rows:
+            places = np.asarray(parts["places"]).astype(np.int64)
+            if places.size and not 0 <= places.min() <= places.max() < MAX_PLACE:
+                raise ValueError(f"places from {places.min()} to {places.max()}")
+            target.scratch[: divided.decode_rows] = places
+        divided.decode(target, reads, readers)
+    except (KeyError, ValueError, TypeError, DamagedError) as error:
+        raise WireError(f"a batch's part does not fit: {type(error).__name__}: {error}") from error
+
+
+def _rows(part: Any) -> Bytes:
+    if not isinstance(part, np.ndarray) or part.dtype != np.uint8 or part.ndim != 1:
+        raise ValueError("rows, expected uint8 [bytes]")
+    return part
+
+
+def _pieces(part: Any, rows: int) -> Ints | None:
+    """Return the windows' lengths and places as int64 [2, n], within so many ``rows``.  Raises: ValueError."""
+    if part is None:
+        return None
+    pieces = np.ascontiguousarray(part).astype(np.int64)
+    if pieces.ndim != 2 or len(pieces) != 2 or pieces.shape[1] > rows:
+        raise ValueError(f"pieces {pieces.shape}, expected [2, n] for {rows} rows")
+    length, begin = pieces
+    if pieces.size and (length.min() < 1 or begin.min() < 0 or max(length.max(), begin.max()) > rows):
+        raise ValueError(f"pieces that are not within {rows} rows")
+    if (begin + length > rows).any():
+        raise ValueError(f"pieces that are not within {rows} rows")
+    return pieces
+
+
+def _read(name: str, field: int, reader: CutReader, pieces: Ints | None) -> Read:
+    """Return what is to be decoded: all rows of each window, which are columns of their own."""
+    newest = reader.counts.astype(np.int64) - 1
+    slot, first = np.arange(len(newest)), np.zeros(len(newest), np.int64)
+    if pieces is None:
+        return Read(name, field, slot, newest, first)
+    return Read(name, field, slot, newest, first, np.stack([slot, newest, first, *pieces]))

@@ -1,0 +1,204 @@
+"""Batches in two places: encoded rows are cut out where the steps are, and decoded where the learner is.
+
+Fields of small rows are decoded at once: they are not encoded, and cost more to say than to send.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.codecs.dictionaries import PLACES, DictionaryTable
+from sharpwave.codecs.registry import CHECK, MIN_AUTO_BYTES, by_number, compile_cuts, cuts, kernels
+from sharpwave.errors import DamagedError
+from sharpwave.spec import Field
+from sharpwave.views.cut_kernels import HEAD_BYTES, MAX_MISSING, cut_windows, index_windows
+from sharpwave.views.gather import FieldReader, FieldReaders, Read, RowReader
+from sharpwave.views.gather_kernels import PIECE_ROWS, Column
+
+if TYPE_CHECKING:
+    from sharpwave.log.step_log import StepLog
+    from sharpwave.views.layout import Target
+    from sharpwave.views.view import DividedView
+
+Bytes = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int64]
+Int32s = npt.NDArray[np.int32]
+
+FIRST_ROOM = 1 << 16
+
+
+@dataclass
+class CutRows:
+    """Encoded rows of one column of a batch.
+
+    Attributes:
+        field: number of the field. ``nbytes``: of the rows, in ``memory``.
+        used: uint8 [places], which of the field's dictionaries they need.
+        pieces: of windows of different lengths, int64 [2, n]: the length of each, and the row of the column that its
+            first goes to; of each part of the batch, in order.
+    """
+
+    field: int
+    memory: Bytes
+    nbytes: int = 0
+    used: Bytes = dataclasses.field(default_factory=lambda: np.zeros(PLACES, np.uint8))
+    pieces: list[Ints] = dataclasses.field(default_factory=list)
+
+    @property
+    def rows(self) -> Bytes:
+        """The windows (``cut_kernels``)."""
+        return self.memory[: self.nbytes]
+
+    @property
+    def all_pieces(self) -> Ints | None:
+        """The pieces of the whole batch; ``None``: it has windows of one length."""
+        return np.concatenate(self.pieces, axis=1) if self.pieces else None
+
+
+class RowCutter:
+    """Cutter of the rows that batches of one log need. Its memory is used again by the next batch.
+
+    Attributes:
+        columns: the latest batch's, by name.
+    """
+
+    def __init__(self, log: StepLog) -> None:
+        self._fields = list(log.spec.fields.values())
+        self._readers = FieldReaders(log)
+        self._memory: dict[str, Bytes] = {}
+        self.columns: dict[str, CutRows] = {}
+        self._places: list[Ints] = []
+
+    @property
+    def places(self) -> Ints | None:
+        """What ``View.decode`` reads beside rows, int64 [decode rows, n]; ``None``: nothing."""
+        if not self._places:
+            return None
+        return np.concatenate(self._places, axis=1)
+
+    def clear(self) -> None:
+        """Begin a batch."""
+        self.columns, self._places = {}, []
+
+    def add(self, view: DividedView[Any], target: Target, begin: int) -> None:
+        """Cut what items need that begin with a batch's ``begin``; fill the other columns of ``target``.
+
+        Raises:
+            UndecodableError: naming the segments that hold no rows.
+        """
+        reads, readers = view.locate(target), self._readers.current()
+        small = [read for read in reads if self._fields[read.field].row_bytes < MIN_AUTO_BYTES]
+        view.decode(target, small, [readers[read.field] for read in small])
+        for read in reads:
+            if self._fields[read.field].row_bytes >= MIN_AUTO_BYTES:
+                self._cut(readers[read.field], read, target.columns[read.column].shape[1], begin)
+        if view.decode_rows:
+            self._places.append(target.scratch[: view.decode_rows].copy())
+
+    def _cut(self, reader: FieldReader, read: Read, rows: int, begin: int) -> None:
+        """Cut the rows of a column that has so many for an item."""
+        if read.column not in self.columns:
+            memory = self._memory.setdefault(read.column, np.empty(FIRST_ROOM, np.uint8))
+            self.columns[read.column] = CutRows(read.field, memory)
+        column = self.columns[read.column]
+        if read.pieces is None:
+            slot, newest, first, length = read.slot, read.newest, read.first, np.full(len(read.slot), rows)
+        else:
+            slot, newest, first, length, target = read.pieces
+            column.pieces.append(np.stack([length, target + begin * rows]))
+        assert int((length - 1 - newest + first).max(initial=0)) <= MAX_MISSING
+        left = np.empty(len(slot), np.int64)
+        while True:
+            room = column.memory[column.nbytes :]
+            nbytes = cut_windows(reader.words, cuts(), slot, newest, first, length, room, column.used, left)
+            if nbytes < 0:
+                larger = np.empty(2 * len(column.memory), np.uint8)
+                larger[: column.nbytes] = column.rows
+                column.memory = self._memory[read.column] = larger
+            elif not left.any() or not compile_cuts(reader.column().codec[slot]):
+                break
+        if left.any():
+            _write_decoded(reader, slot, newest, first, length, room, left)
+        column.nbytes += nbytes
+
+
+def _write_decoded(
+    reader: FieldReader, slot: Ints, newest: Ints, first: Ints, length: Ints, out: Bytes, left: Ints
+) -> None:
+    """Decode the rows of windows that are ``left``, where they go in ``out``, which has room for them.
+
+    Raises: UndecodableError.
+    """
+    some = np.flatnonzero(left)
+    size = reader.column().references.shape[1]
+    rows = newest[some] - np.maximum(newest[some] - length[some] + 1, first[some]) + 1
+    pieces = np.empty((PIECE_ROWS, len(some)), np.int64)
+    begins = np.cumsum(rows) - rows
+    pieces[:] = slot[some], newest[some], first[some], rows, begins
+    decoded = np.empty((int(rows.sum()), size), np.uint8)
+    reader.read_pieces(pieces, decoded)
+    for at, begin, count in zip(left[some].tolist(), begins.tolist(), rows.tolist(), strict=True):
+        out[at : at + count * size] = decoded[begin : begin + count].reshape(-1)
+
+
+class CutReader(RowReader):
+    """Decoder of rows that another process cut.
+
+    Args:
+        rows: what it sent, at a multiple of 8 bytes; it is checked here.
+        length: int64 [n], of each window.
+
+    Raises:
+        DamagedError: the rows are no such windows.
+        UnknownCodecError: the codec is not registered in this process.
+    """
+
+    def __init__(self, rows: Bytes, length: Ints, table: DictionaryTable, known: Bytes, field: Field) -> None:
+        assert rows.ctypes.data % HEAD_BYTES == 0
+        count = len(length)
+        self._memory, self._memory_words = rows, rows[: rows.size & -4].view(np.uint32)
+        self._offset, self._end = np.empty((2, count), np.int64)
+        self._codec, self._dictionary = np.zeros(count, np.uint8), np.empty(count, np.int32)
+        self._counts, self._references = np.empty(count, np.int32), table.references
+        while True:
+            checked = index_windows(
+                rows, self._memory_words, cuts(), length, field.row_bytes, field.line_bytes, known, self._offset,
+                self._end, self._codec, self._dictionary, self._counts,
+            )  # fmt: skip
+            if checked == count:
+                break
+            if checked < 0:
+                raise DamagedError(f"cut rows: bytes follow the last of {count} windows")
+            codec = self._codec[checked : checked + 1]
+            if cuts()[CHECK, codec[0]] or not codec[0] or not compile_cuts(codec):
+                by_number(int(codec[0]))  # or else it is unknown here
+                raise DamagedError(f"cut rows: window {checked} of {count} is none, or of no codec that is cut")
+        super().__init__(table, field)
+
+    @property
+    def counts(self) -> Int32s:
+        """Rows of each window: those that exist, of its length."""
+        return self._counts
+
+    def column(self) -> Column:
+        """Return the windows as columns."""
+        return Column(
+            self._memory,
+            self._memory_words,
+            self._offset,
+            self._codec,
+            self._dictionary,
+            self._counts,
+            self._references,
+            kernels(),
+            self._field.line_bytes,
+            self._field.pad == "zeros",
+        )
+
+    def _ends(self, slots: Ints) -> Ints:
+        return self._end[slots]
