@@ -5,14 +5,19 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from sharpwave.codecs.dictionaries import PLACES
+from sharpwave.format.segment import FIRST_FIELD
 from sharpwave.native.jit import COMPILING
 from sharpwave.offline.verify import check
 from sharpwave.sampling.prioritized import Prioritized
 from sharpwave.spec import Field, Spec
 from sharpwave.store import Store
+from sharpwave.views.cutting import CutReader, RowCutter
+from sharpwave.views.replay import Replay
 
 LANES, STEPS, SIDE = 2, 300, 84
 BATCHES = (32, 256)
@@ -71,5 +76,20 @@ def _use(store: Store) -> None:
                 batch = view.sample(size)
             by_priority.update_priorities(batch.ids, np.ones(size))
         windows = sequences.sample(BATCHES[0])
+        _cut(by_steps)
+        _cut(sequences)
         store.ids(np.zeros(1, np.int64), np.zeros(1, np.int64))
         assert windows.obs.shape[0] == BATCHES[0]
+
+
+def _cut(replay: Replay[Any]) -> None:
+    """Cut the rows of a batch out, and read them, as shards and their learners do."""
+    source, fields = replay.source, list(replay.source.log.spec.fields.values())
+    target = source.lend(BATCHES[0])
+    target.cutter = cutter = RowCutter(source.log)
+    source.draw_into(target, 0.0)
+    for name, column in cutter.columns.items():
+        pieces = column.all_pieces
+        length = np.full(BATCHES[0], target.columns[name].shape[1]) if pieces is None else pieces[0]
+        table = source.log.tables[FIRST_FIELD + column.field]
+        CutReader(column.rows, length, table, np.ones(PLACES, np.uint8), fields[column.field])

@@ -9,10 +9,13 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sharpwave.codecs import cut
 from sharpwave.codecs import delta_kernels as delta
 from sharpwave.codecs import patch_tables as tables
 from sharpwave.codecs.delta import Delta, Patches
 from sharpwave.codecs.protocol import Packed
+from sharpwave.native.function_pointers import address_of, call
+from sharpwave.native.jit import njit
 from sharpwave.testing.columns import pictures
 from tests.codecs.test_delta_kernels import likely_patches, naive_paint
 
@@ -168,3 +171,40 @@ def test_coded_patches_may_end_anywhere(patches: bytes, size: int, line: int) ->
         assert taken == (plain is not None and naive_paint(np.frombuffer(plain, np.uint8), line, theirs))
         if taken:
             np.testing.assert_array_equal(ours, theirs)
+
+
+@njit()
+def called(function: int, address: int) -> int:
+    return call(function, address)
+
+
+@EXAMPLES
+@given(picture=pictures(), trained=st.booleans(), data=st.data())
+def test_cut_patches_are_those_of_delta(picture: tuple[Array, int], trained: bool, data: st.DataObject) -> None:
+    """All rows cut out of patches are delta's payload, byte for byte; some rows are its background and entries."""
+    rows, line = picture
+    dictionary = Delta().train(rows) if trained else b""
+    coded, plain = (codec.encode(rows, dictionary, line) for codec in (Patches(), Delta()))
+    if coded is None or plain is None:
+        return
+    first = data.draw(st.integers(0, len(rows) - 1))
+    last = data.draw(st.integers(first, len(rows) - 1))
+    size, written = rows.shape[1], []
+    for codec, payload in ((Patches, coded), (Delta, plain)):
+        memory, out = np.frombuffer(payload, np.uint8), np.full(len(plain) + 128, 77, np.uint8)
+        words = np.zeros(cut.CUT_WORDS, np.int64)
+        words[cut.MEMORY], words[cut.MEMORY_BYTES], words[cut.END] = memory.ctypes.data, memory.size, memory.size
+        words[cut.ROWS], words[cut.SIZE], words[cut.LINE], words[cut.FIRST], words[cut.LAST] = (
+            len(rows), size, line, first, last,
+        )  # fmt: skip
+        words[cut.OUT], words[cut.OUT_BYTES] = out.ctypes.data, out.size - 64
+        nbytes = called(address_of(codec.cut.write), words.ctypes.data)
+        assert (out[-64:] == 77).all()
+        written.append(out[:nbytes].tobytes())
+        words[cut.OUT_BYTES] = max(0, nbytes // 2)
+        assert called(address_of(codec.cut.write), words.ctypes.data) == cut.TOO_SMALL
+    assert written[0] == written[1]
+    if (first, last) == (0, len(rows) - 1):
+        assert written[0] == plain
+    decoded = Delta().decode(Packed(written[0], last - first + 1, size, dictionary, line))
+    np.testing.assert_array_equal(decoded, rows[first : last + 1])

@@ -173,7 +173,8 @@ class CodecSuite:
     def test_a_window_is_a_slice_of_the_rows(
         self, picture: tuple[Bytes, int], trained: bool, zeros: bool, window: int
     ) -> None:
-        """Fused kernels and the decoding of single rows put the same windows into a batch."""
+        """Fused kernels, the decoding of single rows, and that of rows that were cut put the same windows into a
+        batch."""
         codec, column, rows = self._encoded(picture, trained)
         if column is not None:
             self._compare(codec, column, rows, zeros, window)
@@ -197,6 +198,7 @@ class CodecSuite:
                 if not fused:
                     patch.setattr("sharpwave.views.gather.kernels", lambda: np.zeros((2, registry.NUMBERS), np.int64))
                 np.testing.assert_array_equal(memory.read(slot, newest, first, window), expected)
+        np.testing.assert_array_equal(memory.cut(slot, newest, first, window), expected, "Codec.cut")
 
     # stores
 

@@ -8,12 +8,13 @@ import numpy as np
 import numpy.typing as npt
 from hypothesis import strategies as st
 
-from sharpwave.codecs.dictionaries import DictionaryTable
+from sharpwave.codecs.dictionaries import PLACES, DictionaryTable
 from sharpwave.codecs.protocol import Codec
 from sharpwave.format import segment
 from sharpwave.memory.arena import Arena
 from sharpwave.memory.segment_index import SegmentIndex
 from sharpwave.spec import Field
+from sharpwave.views.cutting import CutReader, CutRows
 from sharpwave.views.gather import FieldReader
 
 Bytes = npt.NDArray[np.uint8]
@@ -68,6 +69,17 @@ class ColumnsInMemory:
         out = memory[around:-around].reshape(len(slot), window, size)
         FieldReader(self.index, self.arena, 0, "rows", self.table, self.field).read(slot, newest, first, out)
         assert (memory[:around] == 77).all() and (memory[-around:] == 77).all(), "written outside the batch"
+        return out
+
+    def cut(self, slot: Ints, newest: Ints, first: Ints, window: int) -> Bytes:
+        """Cut windows out, encoded, and decode them from those bytes alone, as a learner does: as ``read`` returns."""
+        cut = CutRows(0, np.empty(64, np.uint8))
+        length = np.full(len(slot), window)
+        reader = FieldReader(self.index, self.arena, 0, "rows", self.table, self.field)
+        cut.add(reader, slot, newest, first, length)
+        received = CutReader(cut.rows.copy(), length, self.table, np.ones(PLACES, np.uint8), self.field)
+        out = np.full((len(slot), window, self.field.row_bytes), 77, np.uint8)
+        received.read(np.arange(len(slot)), received.counts.astype(np.int64) - 1, np.zeros(len(slot), np.int64), out)
         return out
 
 

@@ -54,6 +54,27 @@ class CutRows:
         """The windows (``cut_kernels``)."""
         return self.memory[: self.nbytes]
 
+    def add(self, reader: FieldReader, slot: Ints, newest: Ints, first: Ints, length: Ints) -> None:
+        """Cut the rows of n windows, by ``length`` [n]; more memory is taken where there is too little.
+
+        Raises:
+            UndecodableError: naming the segments that hold no rows.
+        """
+        assert int((length - 1 - newest + first).max(initial=0)) <= MAX_MISSING
+        left = np.empty(len(slot), np.int64)
+        while True:
+            room = self.memory[self.nbytes :]
+            nbytes = cut_windows(reader.words, cuts(), slot, newest, first, length, room, self.used, left)
+            if nbytes < 0:
+                larger = np.empty(2 * len(self.memory), np.uint8)
+                larger[: self.nbytes] = self.rows
+                self.memory = larger
+            elif not left.any() or not compile_cuts(reader.column().codec[slot]):
+                break
+        if left.any():
+            _write_decoded(reader, slot, newest, first, length, room, left)
+        self.nbytes += nbytes
+
     @property
     def all_pieces(self) -> Ints | None:
         """The pieces of the whole batch; ``None``: it has windows of one length."""
@@ -83,6 +104,7 @@ class RowCutter:
 
     def clear(self) -> None:
         """Begin a batch."""
+        self._memory |= {name: column.memory for name, column in self.columns.items()}
         self.columns, self._places = {}, []
 
     def add(self, view: DividedView[Any], target: Target, begin: int) -> None:
@@ -107,24 +129,11 @@ class RowCutter:
             self.columns[read.column] = CutRows(read.field, memory)
         column = self.columns[read.column]
         if read.pieces is None:
-            slot, newest, first, length = read.slot, read.newest, read.first, np.full(len(read.slot), rows)
+            column.add(reader, read.slot, read.newest, read.first, np.full(len(read.slot), rows))
         else:
             slot, newest, first, length, target = read.pieces
             column.pieces.append(np.stack([length, target + begin * rows]))
-        assert int((length - 1 - newest + first).max(initial=0)) <= MAX_MISSING
-        left = np.empty(len(slot), np.int64)
-        while True:
-            room = column.memory[column.nbytes :]
-            nbytes = cut_windows(reader.words, cuts(), slot, newest, first, length, room, column.used, left)
-            if nbytes < 0:
-                larger = np.empty(2 * len(column.memory), np.uint8)
-                larger[: column.nbytes] = column.rows
-                column.memory = self._memory[read.column] = larger
-            elif not left.any() or not compile_cuts(reader.column().codec[slot]):
-                break
-        if left.any():
-            _write_decoded(reader, slot, newest, first, length, room, left)
-        column.nbytes += nbytes
+            column.add(reader, slot, newest, first, length)
 
 
 def _write_decoded(
