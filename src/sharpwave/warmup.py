@@ -76,10 +76,11 @@ def _use(store: Store) -> None:
                 batch = view.sample(size)
             by_priority.update_priorities(batch.ids, np.ones(size))
         windows = sequences.sample(BATCHES[0])
-        _cut(by_steps)
-        _cut(sequences)
         store.ids(np.zeros(1, np.int64), np.zeros(1, np.int64))
         assert windows.obs.shape[0] == BATCHES[0]
+        del batch, windows  # of a store that has little memory
+        _cut(by_steps)
+        _cut(sequences)
 
 
 def _cut(replay: Replay[Any]) -> None:

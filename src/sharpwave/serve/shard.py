@@ -248,9 +248,9 @@ class Shard:
                 parts = {}
             else:
                 target = source.lend(len(points))
-                target.cutter = client.cutter(number, source.log) if frame.head.get("cut") else None
+                target.cutter = cutter = client.cutter(number, source.log) if frame.head.get("cut") else None
                 source.draw_into(target, 0.0, exact)
-                parts = written(target, target.cutter, source.log.tables[FIRST_FIELD:], client.sent)
+                parts = written(target, cutter, source.log.tables[FIRST_FIELD:], client.sent)
             return self._said(number)[0], parts
 
     def _shared(self, client: Client, number: int, replay: Replay[Any], frame: Frame, size: int) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +10,7 @@ import numpy.typing as npt
 from sharpwave.errors import DamagedError
 from sharpwave.views.gather import UndecodableError
 from sharpwave.views.layout import Target
-from sharpwave.views.view import DividedView, View
+from sharpwave.views.view import View
 
 if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
@@ -46,7 +46,7 @@ def _fill(view: View[Any], target: Target, begin: int) -> None:
     if target.cutter is None:
         view.fill(target)
     else:
-        target.cutter.add(cast("DividedView[Any]", view), target, begin)
+        target.cutter.add(view, target, begin)
 
 
 def _resident(log: StepLog, slots: Ints) -> int:

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +15,6 @@ from sharpwave.memory.arena import rounded
 from sharpwave.memory.batch_pool import Block, Root, block_size
 from sharpwave.sampling.protocol import Draw
 from sharpwave.views.ids import tagged
-
-if TYPE_CHECKING:
-    from sharpwave.views.cutting import RowCutter
 
 Array = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
@@ -66,6 +63,16 @@ class Column:
         )
 
 
+class Cutter(Protocol):
+    """What takes encoded rows of a batch instead of decoding them (``cutting.RowCutter``)."""
+
+    def clear(self) -> None:
+        """Begin a batch."""
+
+    def add(self, view: Any, target: Target, begin: int) -> None:
+        """Take the rows of the batch's items from ``begin`` on, and fill the other columns of ``target``."""
+
+
 @dataclass(slots=True)
 class Target:
     """Memory of a batch to fill: arrays that do not keep it alive; ``batch`` does.
@@ -83,7 +90,7 @@ class Target:
     columns: dict[str, Array]
     scratch: Ints
     rows: Sequence[Ints]
-    cutter: RowCutter | None = None
+    cutter: Cutter | None = None
 
     def part(self, begin: int, end: int) -> Target:
         """Return the items ``begin <= i < end``, in the same memory but for the scratch."""
