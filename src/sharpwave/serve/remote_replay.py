@@ -70,13 +70,18 @@ class _Shard:
 
 @dataclass
 class _Plan:
-    """Batch that was asked for."""
+    """Batch that was asked for.
 
-    target: Target
-    blocks: list[Any]
-    shares: list[Share]
-    tickets: list[tuple[Link | None, int, int]]  # link, its connections, number of the request; no link: it is lost
-    sent: float
+    Attributes:
+        size: its items. ``target``: its memory; ``None`` as long as it has none. ``blocks``: that hold the memory.
+        tickets: link, its connections, number of the request; no link: it is lost.
+    """
+
+    size: int
+    target: Target | None = None
+    blocks: list[Any] = field(default_factory=list)
+    shares: list[Share] = field(default_factory=list)
+    tickets: list[tuple[Link | None, int, int]] = field(default_factory=list)
 
 
 class RemoteReplay(Generic[B]):
@@ -108,7 +113,8 @@ class RemoteReplay(Generic[B]):
         self._rng = np.random.default_rng([seed, 0])
         self._known: dict[int, _Shard] = {}
         self._memory = SharedBlocks()
-        self._pool = Pool(self._memory.make) if self._shares_memory() else Pool()
+        self._in_shared_memory = self._shares_memory()
+        self._pool = Pool(self._memory.make) if self._in_shared_memory else Pool()
         self._quarantined: deque[tuple[float, Any]] = deque()
         self._lock = threading.RLock()
         self._fields = list(local.spec.fields.values())
@@ -332,15 +338,23 @@ class RemoteReplay(Generic[B]):
 
     def _submitted(self, batch_size: int) -> _Plan:
         """Ask the shards for their shares of a batch."""
-        source = self._shape.source
-        layout = source.layouts.get(batch_size) or source.layouts.setdefault(batch_size, source.layout(batch_size))
-        self._pool.collect()
-        lent = [self._pool.lend(size, *root) for size, root in zip(layout.sizes, layout.roots, strict=True)]
-        target = layout.over(lent, self.view, source.tag)
-        plan = _Plan(target, [root for _, root in lent], [], [], time.monotonic())
-        self._ask(plan, [block.memory for block, _ in lent], batch_size)
+        plan = _Plan(batch_size)
+        self._ask(plan, self._lend(plan) if self._in_shared_memory else [], batch_size)
         self._ahead += batch_size
         return plan
+
+    def _lend(self, plan: _Plan) -> list[Any]:
+        """Take memory for a batch; return its blocks.
+
+        Shards that share it have to know it when they are asked. Else it is taken when their shares have come: that of
+        the batch before last is in the processor's cache then, where that of all batches ahead is too large for it.
+        """
+        source, size = self._shape.source, plan.size
+        layout = source.layouts.get(size) or source.layouts.setdefault(size, source.layout(size))
+        self._pool.collect()
+        lent = [self._pool.lend(nbytes, *root) for nbytes, root in zip(layout.sizes, layout.roots, strict=True)]
+        plan.target, plan.blocks = layout.over(lent, self.view, source.tag), [root for _, root in lent]
+        return [block.memory for block, _ in lent]
 
     def _ask(self, plan: _Plan, blocks: Sequence[Any], batch_size: int) -> None:
         numbers = sorted(self._known)
@@ -366,7 +380,7 @@ class RemoteReplay(Generic[B]):
         self._forget_freed()
         if link.forgotten:
             head["forget"], link.forgotten = link.forgotten, []
-        if link.is_local and isinstance(blocks[0], SharedBlock):
+        if link.is_local and blocks and isinstance(blocks[0], SharedBlock):
             head["blocks"] = [block.number for block in blocks]
             new = [block for block in blocks if block.number not in link.shared]
             if new:
@@ -392,7 +406,7 @@ class RemoteReplay(Generic[B]):
             missing = self._missing(plan)
             if not missing:
                 break
-            self._ahead -= len(plan.target.ids)
+            self._ahead -= plan.size
             for error in missing:
                 if not isinstance(error, (EmptyError, ShardLostError)):
                     raise error
@@ -401,7 +415,8 @@ class RemoteReplay(Generic[B]):
             self.refresh()
             self._again(plan)
         target = plan.target
-        self._ahead -= len(target.ids)
+        assert target is not None
+        self._ahead -= plan.size
         shards = np.empty(len(target.ids), np.int64)
         for share, (link, _, _) in zip(plan.shares, plan.tickets, strict=True):
             target.draw.probabilities[share.begin : share.end] *= share.probability
@@ -418,12 +433,16 @@ class RemoteReplay(Generic[B]):
 
     def _again(self, plan: _Plan) -> None:
         """Ask for a batch again, of the shards that are left, into other memory."""
-        fresh = self._submitted(len(plan.target.ids))
+        fresh = self._submitted(plan.size)
         plan.target, plan.blocks, plan.shares, plan.tickets = fresh.target, fresh.blocks, fresh.shares, fresh.tickets
 
-    def _missing(self, plan: _Plan) -> list[Exception]:
+    def _missing(self, plan: _Plan, wanted: bool = True) -> list[Exception]:
         """Wait for every share of a batch; return why some did not come. Then no shard writes to its memory any more,
-        or it is kept from use."""
+        or it is kept from use.
+
+        Args:
+            wanted: whether shares that were sent are read.
+        """
         missing: list[Exception] = []
         for share, (link, connection, ticket) in zip(plan.shares, plan.tickets, strict=True):
             try:
@@ -431,7 +450,10 @@ class RemoteReplay(Generic[B]):
                     raise ShardLostError("shard: its connection was made again")
                 reply = link.wait(ticket)
                 self._told(share.shard, reply)
-                if reply.parts:
+                if reply.parts and wanted:
+                    if plan.target is None:
+                        self._lend(plan)
+                    assert plan.target is not None
                     part = plan.target.part(share.begin, share.end)
                     read_into(part, reply, self.view, self._fields, self._numbers)
             except ShardLostError as error:
@@ -448,8 +470,8 @@ class RemoteReplay(Generic[B]):
 
     def _abandon(self, plan: _Plan) -> None:
         """Let a batch that was asked for go; its memory is used again once the shards have written to it."""
-        self._missing(plan)
-        self._ahead -= len(plan.target.ids)
+        self._missing(plan, wanted=False)
+        self._ahead -= plan.size
 
     def blended(self, parts: Sequence[tuple[Any, Any]], seed: int) -> RemoteBlend[B]:
         """Return a blend of views one of which is this: for ``sharpwave.Blend``."""
