@@ -11,6 +11,7 @@ from typing import Any, NoReturn, Self
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.disk.view_files import ViewFiles
 from sharpwave.errors import not_to_be_copied
 from sharpwave.log.remote_segments import settle
 from sharpwave.log.staging import Staging
@@ -120,6 +121,9 @@ class Store(StoreWriting, StoreAnnotations, StoreViews, StoreEpisodes):
             except NO_STATE as error:
                 assert self.recovery is not None
                 self.recovery.damages.append(f"view {number}: {error!r}; it starts without its checkpoint")
+        if self._log.disk is not None:
+            damages = [] if self.recovery is None else self.recovery.damages
+            self._views.keep_in(ViewFiles(self._log.disk), damages, left is not None and left.checkpoint > 0)
         if self.recovery is not None:
             self.recovery.views = self._views.unclaimed
         self._log.keep_limits()
@@ -167,11 +171,12 @@ class Store(StoreWriting, StoreAnnotations, StoreViews, StoreEpisodes):
         ``steps``, ``total_steps``, ``evicted_steps``, ``evicted_segments``, ``segments``, ``lanes``;
         ``broken_episodes``: found by ``next_obs`` since the store was opened; ``bytes`` by use: ``arena_used`` (sealed
         segments), ``arena_free``, ``open_segments``, ``index``, ``dictionaries``, ``encoders``, ``samplers``,
-        ``batches`` (held, and free for the next), ``checkpoint`` (copies while one is written: 12 MiB at most, not
-        counted in ``ram``); ``total_bytes``, their sum: the growth of the process; ``held_batch_bytes``: batches that
-        the caller holds; ``encoded_bytes_per_step``: of sealed segments, 0 before the first; ``fixed_bytes``: buffers
-        whose size steps do not change (all but ``arena_used``, ``index`` and ``samplers``); ``bytes_per_step``: all
-        bytes by all steps; ``raw_bytes_per_step``: before encoding; ``append_waits``,
+        ``batches`` (held, and free for the next), ``checkpoint`` (copies while one is written, 12 MiB at most, and
+        while views are written to the store's folder; not counted in ``ram``); ``total_bytes``, their sum: the growth
+        of the process; ``held_batch_bytes``: batches that the caller holds; ``encoded_bytes_per_step``: of sealed
+        segments, 0 before the first; ``fixed_bytes``: buffers whose size steps do not change (all but ``arena_used``,
+        ``index`` and ``samplers``); ``bytes_per_step``: all bytes by all steps; ``raw_bytes_per_step``: before
+        encoding; ``append_waits``,
         ``append_wait_s``, ``sample_waits``, ``sample_wait_s``: on rate limiters;
         ``codecs``: columns by field and codec; ``damaged``: messages about segments that could not be read or decoded.
         With a disk ``disk``: ``bytes`` of files, ``resident_segments`` (cached), ``hits`` and ``misses`` of sampled
@@ -181,8 +186,14 @@ class Store(StoreWriting, StoreAnnotations, StoreViews, StoreEpisodes):
         with self._lock:
             return account(self._log, self._gate)
 
-    def flush(self) -> None:
-        """Write all appended steps to disk, open segments included, and sync. Without a disk: do nothing.
+    def flush(self, *, views: bool = True) -> None:
+        """Write all appended steps to disk, open segments included, and what views remember, and sync.
+
+        Without a disk: do nothing.
+
+        Args:
+            views: write what views remember: 8 bytes for each of their items. Else that is some seconds old after a
+                crash.
 
         ``close`` does the same. Without either, a crash loses the steps that were not sealed yet (at most
         ``segment_steps`` per lane), a power failure also the writes of the last 30 seconds or so.
@@ -192,7 +203,7 @@ class Store(StoreWriting, StoreAnnotations, StoreViews, StoreEpisodes):
         """
         with self._lock:
             self._log.check_open()
-            flush(self._log)
+            flush(self._log, views=views)
 
     def checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint to a folder, or atomically replace the one in it; or to a single file.
@@ -304,7 +315,8 @@ class Store(StoreWriting, StoreAnnotations, StoreViews, StoreEpisodes):
         or gives ``next_obs``, or uses a ``Recorder``, whose first ``reset()`` does it.
 
         **A store on disk** keeps every intact segment with its ids, and every flushed step except the last one of an
-        unfinished episode (its successor is unknown). Every lane begins a new episode.
+        unfinished episode (its successor is unknown). Every lane begins a new episode. Its views have the priorities
+        and uses that they had when they were last written to the folder: by ``flush`` or ``close``, or every 5 seconds.
 
         ``store.recovery`` reports how many steps were restored, what is damaged or missing, and which limits differ;
         damaged files are moved to the folder ``quarantine``.

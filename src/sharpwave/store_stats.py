@@ -77,5 +77,11 @@ def _taken(log: StepLog) -> dict[str, int]:
         "arena_free": log.arena.committed_bytes - staging - used,
         "open_segments": staging,
         **log.ledger.parts(),
-        "checkpoint": log.copying.nbytes if log.copying is not None else 0,
+        "checkpoint": _copied(log),
     }
+
+
+def _copied(log: StepLog) -> int:
+    """Return the bytes of copies for what is being written: a checkpoint, or views' states."""
+    kept = 0 if log.keeping is None else log.keeping.kept_bytes
+    return kept + (0 if log.copying is None else log.copying.nbytes)

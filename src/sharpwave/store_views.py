@@ -56,8 +56,8 @@ class StoreViews:
         In a store opened from a checkpoint this restores the view of that name, and ``seed`` is ignored; steps evicted
         since are missing from it, those appended since are new. A warning names what is lost if the settings differ or
         the view was restored before. Views that are not restored yet are listed in ``recovery.views`` and remain in the
-        next checkpoint. A store on disk that is opened without a checkpoint has no views to restore: priorities start
-        anew.
+        next checkpoint. A store on disk that is opened without a checkpoint restores its views likewise, without a
+        warning: after a clean exit and a ``flush`` exactly, after a crash as they were some seconds before.
 
         Raises:
             ValueError, TypeError: an invalid argument.

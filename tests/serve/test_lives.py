@@ -72,6 +72,37 @@ def test_a_shard_that_is_killed_comes_back_with_every_acknowledged_step(tmp_path
             assert after == (step if step % 25 == 24 else step + 1) % 256
 
 
+def test_a_shard_that_is_killed_comes_back_with_its_priorities(tmp_path: Path) -> None:
+    with sw.Cluster(SPEC, shards=2, capacity=100_000, disk=tmp_path / "disk") as cluster:
+        for number in (0, 1):
+            writer = cluster.writer(2, shard=number, durability="flush", segment_steps=8)
+            counting(writer, 0, STEPS)
+            writer.flush()
+        replay = cluster.transitions(sampler=sw.Prioritized(alpha=1.0))
+        for error in (20.0, 500.0):
+            batch = replay.sample(50)
+            replay.update_priorities(batch, np.full(50, error))
+        cluster.flush()
+        replay.sample(1)  # its reply has every shard's mass
+        mass = sum(one.state.mass for one in replay._known.values())
+        assert mass > 10_000
+        assert cluster._processes is not None
+        for process in cluster._processes.processes[:2]:
+            os.kill(process, signal.SIGKILL)
+        deadline = time.monotonic() + 60
+        while True:
+            assert time.monotonic() < deadline
+            try:
+                drawn = replay.sample(64)
+            except (ShardLostError, sw.EmptyError):  # both are away
+                time.sleep(0.1)
+                continue
+            lives = set(drawn.shards.tolist())
+            if len(lives) == 2 and not lives & set(batch.shards.tolist()):
+                break
+        assert sum(one.state.mass for one in replay._known.values()) == pytest.approx(mass)
+
+
 def test_a_cluster_lives_on_in_its_folder_and_writers_with_their_names(tmp_path: Path) -> None:
     for life in range(3):
         with (

@@ -46,6 +46,23 @@ class Copying(Protocol):
         """Stop copying."""
 
 
+class Keeping(Protocol):
+    """Writer of what views remember to the store's folder.
+
+    Attributes:
+        kept_bytes: of copies that are being written.
+    """
+
+    @property
+    def kept_bytes(self) -> int: ...
+
+    def write(self) -> None:
+        """Write it before this returns; failures are warnings."""
+
+    def end(self) -> None:
+        """Wait until nothing is being written."""
+
+
 class StepLog:
     """Lanes and their segments, open and sealed. Knows nothing of sampling.
 
@@ -73,6 +90,7 @@ class StepLog:
         tables: each column's dictionaries.
         tag: mark of this store's ids.
         annotations: of the store and of its lanes.
+        keeping: writer of views' states beside the segments.
         copying: the checkpoint being written of segments in memory. ``saving``: held by the thread that writes one.
     """
 
@@ -123,6 +141,7 @@ class StepLog:
         self.tag = object()
         self.annotations = Annotations()
         ledger.enter("annotations", lambda: self.annotation_bytes)
+        self.keeping: Keeping | None = None
         self.copying: Copying | None = None
         self.saving = threading.Lock()
 

@@ -22,7 +22,8 @@ import zstandard
 from sharpwave.codecs.registry import max_dictionary_bytes
 from sharpwave.disk.ownership import MARK
 from sharpwave.disk.store_folder import FOLDER, LOCK, MANIFEST, QUARANTINE, read_manifest
-from sharpwave.errors import DamagedError
+from sharpwave.disk.view_files import VIEWS, partial_of, view_files
+from sharpwave.errors import DamagedError, NewerVersionError
 from sharpwave.format import segment
 from sharpwave.format.annotations import Annotations
 from sharpwave.format.checkpoint_state import STATE, read_state
@@ -180,14 +181,33 @@ def checkpoint_ids(folder: Path) -> set[int] | None:
 def strangers(folder: Path) -> list[Path]:
     """Return the files in a store's folder that are no part of it, including those that recovery set aside."""
     part = part_of(folder)
-    known = {MANIFEST, LOCK, QUARANTINE, FOLDER if part == folder else part.name}
+    known = {MANIFEST, LOCK, QUARANTINE, VIEWS, FOLDER if part == folder else part.name}
     found = [path for path in folder.glob("*") if path.name not in known]
+    found += _strange_views(folder)
     if irregular_folders(folder):
         return sorted([*found, *(folder / QUARANTINE).glob("*")])
     if part != folder:
         found += [path for path in part.glob("*") if path.name not in (STATE, FOLDER, MARK)]
     found += [path for path in (part / FOLDER).glob("*") if path.suffix != ".region"]
     return sorted([*found, *(folder / QUARANTINE).glob("*")])
+
+
+def _strange_views(folder: Path) -> list[Path]:
+    """Return what is in the place of views' files and is none of the store's."""
+    place = folder / VIEWS
+    if os.path.lexists(place) and (place.is_symlink() or not place.is_dir()):
+        return [place]
+    ours = set(of_views(folder))
+    return [path for path in place.glob("*") if path not in ours and partial_of(path.name) is None]
+
+
+def of_views(folder: Path) -> list[Path]:
+    """Return the files of the store's views in its folder; none where ``store.json`` does not name the store."""
+    try:
+        store = read_manifest(folder)["store"]
+    except (OSError, DamagedError, NewerVersionError):
+        return []
+    return [path for path, named in view_files(folder) if named == store]
 
 
 def size_of(path: Path) -> int:

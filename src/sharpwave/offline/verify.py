@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sharpwave.disk.store_folder import FOLDER, MANIFEST, QUARANTINE
-from sharpwave.errors import DamagedError
+from sharpwave.disk.view_files import read_view
+from sharpwave.errors import DamagedError, NewerVersionError
 from sharpwave.escaping import escaped
 from sharpwave.format.region import DICTIONARY, NOTE, TAIL, Damage
 from sharpwave.format.row_counts import check_rows
@@ -22,6 +23,7 @@ from sharpwave.offline.scan import (
     irregular_folders,
     is_store,
     misnamed,
+    of_views,
     readers,
     region_files,
     size_of,
@@ -88,11 +90,26 @@ def check(folder: Path, progress: Callable[[int], Progress] = lambda total: lamb
         found += [(number, one) for one in _check_file(reader, described, result, advance)]
     if described is not None:
         _check_lanes(that_count(folder, found, result.damages), described.segment_steps, result)
+    _check_views(folder, result)
     for path in strangers(folder):
         set_aside = path.parent.name == QUARANTINE
         why = "set aside when the store was opened" if set_aside else "no part of the store"
         result.notes.append(escaped(f"{path}: {why}; {size_of(path):,} bytes"))
     return result
+
+
+def _check_views(folder: Path, result: Check) -> None:
+    """Read the files of views' states: without them priorities and uses begin anew."""
+    for path in of_views(folder):
+        try:
+            read_view(path)
+        except NewerVersionError as error:
+            result.notes.append(escaped(f"{error.what}, which a later release wrote"))
+        except FileNotFoundError:
+            continue  # a checkpoint, or another process, has replaced it
+        except (DamagedError, OSError) as error:
+            what = str(error).removeprefix(f"{path}: ")
+            result.damages.append(Damage(path, 0, size_of(path), what))
 
 
 def _check_file(reader: Reader, described: Described | None, result: Check, advance: Progress) -> list[Segment]:

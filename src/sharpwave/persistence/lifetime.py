@@ -32,8 +32,11 @@ class Life:
         self._end.detach()
 
 
-def flush(log: StepLog) -> None:
-    """Sync everything appended so far to disk, open segments included.  Raises: OSError."""
+def flush(log: StepLog, *, views: bool = True) -> None:
+    """Sync everything appended so far to disk, open segments included, and what ``views`` remember.
+
+    Raises: OSError.
+    """
     if log.disk is not None:
         _write_tails(log, log.disk)
         if log.annotations.changed:
@@ -41,6 +44,8 @@ def flush(log: StepLog) -> None:
             log.disk.describe(before | log.annotations.manifest())
             log.annotations.changed = False
         log.disk.flush()
+        if views and log.keeping is not None:
+            log.keeping.write()
 
 
 def _write_tails(log: StepLog, disk: DiskTier) -> None:
@@ -82,6 +87,8 @@ def close(log: StepLog) -> None:
             f"lanes, {steps:,} at most, are lost, except those flushed before",
         ) from error
     finally:
+        if log.keeping is not None:
+            log.keeping.end()
         disk.close()
 
 

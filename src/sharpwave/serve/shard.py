@@ -165,7 +165,7 @@ class Shard:
             number = len(self._views)
             self._views[number] = self._made(asked, frame.head.get("seed"))
             self._settings[number] = asked
-            self._inserts_before[number] = self.store.total_steps - len(self.store)
+            self._inserts_before[number] = self._views[number].source.steps_before
             return self._said(number)
 
     def _made(self, asked: Mapping[str, Any], seed: Any) -> Replay[Any]:
@@ -354,7 +354,7 @@ class Shard:
             except DuplicateError:
                 duplicates += 1
         if head.get("durable"):
-            self.store.flush()
+            self.store.flush(views=False)
         return {"duplicates": duplicates, "shard": self.incarnation}, {}
 
     def _admit(self, client: Client) -> None:

@@ -49,6 +49,7 @@ class Items:
         self._found: Ints | None = None  # runs of items that await memory in the sampler
         self._losing: list[Ints] = []  # items that await exclusion, for lack of memory
         self._seen = -1  # the log's changes at the last call of follow
+        self.kept: Callable[[], None] | None = None  # called before what the sampler or the uses remember changes
 
     def follow(self) -> None:
         """Find the items that became known since the last call.  Raises: MemoryError; a later call continues."""
@@ -159,6 +160,8 @@ class Items:
             beta: overrides the sampler's.
             points: shares of the sampler's mass to draw at, in this order: for a ``DrawsByMass``, without limited uses.
         """
+        if self.kept is not None:
+            self.kept()
         ended, unused = 0, None
         if points is not None:
             assert self.uses is None
@@ -211,6 +214,8 @@ class Items:
 
     def update(self, ids: Ints, td_error: npt.NDArray[np.float64]) -> int:
         """Set priorities by ``td_error`` [n, ...] for those of ``ids`` [n] that can be sampled; return their number."""
+        if self.kept is not None:
+            self.kept()
         items, there = self.resolve(ids)
         if self.uses is not None:
             there &= self.uses.remaining(items)

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.disk.view_files import ViewFiles
 from sharpwave.log.inventory import LogListener
 from sharpwave.memory.segment_index import LEAF_MASK
 from sharpwave.sampling.limiters import Gate, Limiter
 from sharpwave.sampling.protocol import Sampler, as_json, described
 from sharpwave.sampling.uniform import Uniform
 from sharpwave.views.ids import Tag, check_tag, tag_of
+from sharpwave.views.keeping import Keeping, recovered, state_of
 from sharpwave.views.replay import Replay
 from sharpwave.views.saved_view import SavedView
 from sharpwave.views.view import STEPS, View
@@ -28,6 +30,7 @@ Ints = npt.NDArray[np.int64]
 R = TypeVar("R", bound=Replay[Any])
 
 MAX_NAME_CHARACTERS = 100
+DAMAGED = "is damaged"
 NO_STATE = (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError)
 """Errors of restoring a state that is not one."""
 
@@ -44,7 +47,8 @@ class Views(LogListener):
 
     Attributes:
         passive: whether no view needs to be told of steps when they are appended, nor makes an append wait.
-        unclaimed: names of the checkpoint's views that were not requested yet.
+        unclaimed: names of the views of a checkpoint, or of the store's folder, that were not requested yet.
+        keeping: of views' states in the store's folder; ``None`` without one.
     """
 
     def __init__(self, log: StepLog, lock: Any, gate: Gate, seed: int, life: object) -> None:
@@ -57,6 +61,9 @@ class Views(LogListener):
         self._claimed: set[str] = set()  # names of restored views in use
         self._views: dict[int, weakref.KeyedRef[int, Replay[Any]]] = {}  # by number, ascending
         self._dropped: deque[Any] = deque()  # references to deleted views, appended by any thread
+        self._of_files: set[str] = set()  # names of saved views that are in the store's folder, not of a checkpoint
+        self._damages: list[str] = []
+        self.keeping: Keeping | None = None
         log.inventory.listeners.append(self)
         log.ledger.enter("samplers", lambda: self.nbytes)
         log.ledger.enter_for_batches(lambda: self.work_bytes)
@@ -68,6 +75,8 @@ class Views(LogListener):
             number = gone.key
             if self._views.get(number) is gone:
                 del self._views[number]
+                if self.keeping is not None:
+                    self.keeping.drop(number)
         found = [view for ref in self._views.values() if (view := ref()) is not None]
         if dropped:
             self.passive = all(view.limiter is None and not view.sampler.in_order for view in found)
@@ -84,6 +93,47 @@ class Views(LogListener):
             raise ValueError(f"view {number}: name {name!r}, expected one that no other view has")
         self._saved[name] = number - (1 << 32), SavedView.from_state(state, self._log)
         self.unclaimed.append(name)
+
+    def keep_in(self, files: ViewFiles, damages: list[str], of_checkpoint: bool) -> None:
+        """Keep views' states in the store's folder from now on, and those that are in it until they are requested.
+
+        Args:
+            damages: files that are of no use are added, also later.
+            of_checkpoint: the store was opened from a checkpoint, whose views count, and are written to the folder.
+        """
+        self._damages = damages
+        self.keeping = keeping = Keeping(self._log, files)
+        self._log.keeping = self
+        if of_checkpoint:
+            keeping.write((name, state_of(saved, self._log)) for name, (_, saved) in self._saved.items())
+            return
+        for number, state in enumerate(files.read(damages)):
+            try:
+                state = recovered(state, self._log)
+                if (state["generation"] < 0).all():  # all of it was evicted: or views of old names would pile up
+                    files.delete(state["name"])
+                    continue
+                self.restore(number, state)
+                self._of_files.add(state["name"])
+            except NO_STATE as error:
+                damages.append(f"view {state.get('name')!r:.100} in {files.disk.folder}: {error!r}; it begins anew")
+
+    def write(self) -> None:
+        """Write the states of views to the store's folder, if it has one."""
+        if self.keeping is not None:
+            for _ in self:  # those that were dropped too
+                pass
+            self.keeping.write()
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of copies of views' states that are being written."""
+        return 0 if self.keeping is None else self.keeping.nbytes
+
+    def end(self) -> None:
+        """Wait until no states are being written."""
+        if self.keeping is not None:
+            self.keeping.end()
 
     def make(
         self,
@@ -132,20 +182,27 @@ class Views(LogListener):
                 "was asked for before; this one begins anew and takes its place, with new priorities and a new random "
                 "state. Keep the first, or give this one another name="
             )
+        of_files = name in self._of_files
+        self._of_files.discard(name)
         if problem is not None:
-            warnings.warn(f"view {name!r} of the checkpoint {problem}", RuntimeWarning, stacklevel=3)
             number = self._made
+        if problem is not None and of_files and problem.startswith(DAMAGED):
+            self._damages.append(f"view {name!r} of the store's folder {problem}")
+        elif problem is not None and not of_files:
+            warnings.warn(f"view {name!r} of the checkpoint {problem}", RuntimeWarning, stacklevel=3)
         self._claimed.discard(name)
         if saved is not None:
             del self._saved[name]
             self.unclaimed.remove(name)
-            if problem is None and (max_times_sampled is not None or sampler.state()):
+            if problem is None and not of_files and (max_times_sampled is not None or sampler.state()):
                 self._claimed.add(name)
         replay.life = self._life()
         self._views[number] = weakref.KeyedRef(replay, self._dropped.append, number)
         self._views = dict(sorted(self._views.items()))
         self._made += 1
         self.passive &= limiter is None and not sampler.in_order
+        if self.keeping is not None:
+            self.keeping.add(number, replay)
         replay.source.items.follow()  # its memory beside batches is known from here on
         self._log.admission.fit_memory()
         return replay
@@ -162,7 +219,7 @@ class Views(LogListener):
         try:
             saved.restore(replay)
         except NO_STATE as error:
-            return f"is damaged ({error!r}); this one begins anew"
+            return f"{DAMAGED} ({error!r}); this one begins anew"
         return None
 
     def states(self) -> dict[str, Any]:

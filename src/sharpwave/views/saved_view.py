@@ -11,10 +11,11 @@ import numpy.typing as npt
 from sharpwave.format.segment import MAX_NUMBER
 from sharpwave.sampling.prioritized import Prioritized
 from sharpwave.sampling.protocol import MAX_TD_ERROR, as_json, checked_array, described
-from sharpwave.views.prefetch import checked
+from sharpwave.views.prefetch import Streams, checked
 
 if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
+    from sharpwave.views.batch_source import BatchSource
     from sharpwave.views.replay import Replay
 
 Ints = npt.NDArray[np.int64]
@@ -51,8 +52,13 @@ class SavedView:
     @classmethod
     def of(cls, replay: Replay[Any], log: StepLog) -> SavedView:
         """Return a view's state, as copies; the store's lock is held."""
-        source, items = replay.source, replay.source.items
-        items.follow()
+        replay.source.items.follow()
+        return cls.of_parts(replay.source, replay.streams, log)
+
+    @classmethod
+    def of_parts(cls, source: BatchSource, streams: Streams, log: StepLog) -> SavedView:
+        """Return the state of a view, which may be gone, by its parts; items that it has not found yet are new."""
+        items = source.items
         return cls(
             {"kind": source.view.kind, **as_json(source.view.settings())},
             described(items.sampler),
@@ -62,7 +68,7 @@ class SavedView:
             dict(source.rng.bit_generator.state),
             items.samples,
             source.steps_before,
-            replay.streams.state(),
+            streams.state(),
             _generations(log),
         )
 
