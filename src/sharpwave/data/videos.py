@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from sharpwave.data.packages import needed
 
 TOLERANCE_S = 1e-4
 """How far a frame may be from the time asked for, as in LeRobot's own loader."""
+STEPS_BACK_S = (0.0, 1.0, 10.0, np.inf)
+"""How far before the time asked for a key frame is sought, until one is shown in time."""
 SLACK_PIXELS = 128
 """Pixels by which decoders may enlarge a side, to whole blocks."""
 
@@ -39,14 +42,19 @@ def decode(path: Path, times: npt.NDArray[np.float64], out: npt.NDArray[np.uint8
             stream = file.streams.video[0]
             if stream.codec_context is None:
                 raise ValueError(f"{path} is in an encoding that this PyAV does not decode")
+            if stream.frames > (nbytes := path.stat().st_size):
+                raise ValueError(f"{path} declares {stream.frames:,} frames in {nbytes:,} bytes")
             check_size(path, stream.codec_context, out)
             stream.codec_context.options = {
-                "max_pixels": str((out.shape[1] + SLACK_PIXELS) * (out.shape[2] + SLACK_PIXELS))
+                "max_pixels": str((out.shape[1] + SLACK_PIXELS) * (out.shape[2] + SLACK_PIXELS)),
+                "err_detect": "explode",  # rather than frames with what is lost made up
             }
             stream.thread_type = "AUTO"
-            begin = max(0, int((float(times[0]) - TOLERANCE_S) / stream.time_base))
-            file.seek(begin, stream=stream)  # to the key frame before
-            found = _fill(path, file.decode(stream), times, out)
+            try:
+                found = _fill(path, _from(file, stream, float(times[0])), times, out)
+            except av.InvalidDataError:  # H.264 may miss what came before an open GOP; nothing comes before the start
+                file.seek(0, stream=stream)
+                found = _fill(path, file.decode(stream), times, out)
     except av.FFmpegError as error:
         raise ValueError(f"{path} cannot be decoded ({error})") from error
     if found < len(times):
@@ -54,6 +62,24 @@ def decode(path: Path, times: npt.NDArray[np.float64], out: npt.NDArray[np.uint8
             f"{path} ends before {times[found]:.4f} s: it has frames for {found:,} of {len(times):,} rows; is the file "
             "complete?"
         )
+
+
+def _from(file: Any, stream: Any, time: float) -> Iterator[Any]:
+    """Decode from a key frame on that is shown at ``time`` or before.
+
+    Files are sought by when frames are decoded. A key frame may be shown later than frames that are decoded after it,
+    for which frames before it are needed ("open GOP"): those are passed over.
+    """
+    for back in STEPS_BACK_S:
+        begin = time - TOLERANCE_S - back
+        file.seek(int(begin / stream.time_base) if begin > 0 else 0, stream=stream)
+        packets = file.demux(stream)
+        key = next(packets)
+        if begin <= 0 or key.pts is None or key.pts * stream.time_base < time + TOLERANCE_S:
+            break
+    for packet in itertools.chain([key], packets):
+        if begin <= 0 or packet.pts is None or key.pts is None or packet.pts >= key.pts:
+            yield from packet.decode()
 
 
 def _fill(path: Path, decoded: Iterator[Any], times: npt.NDArray[np.float64], out: npt.NDArray[np.uint8]) -> int:
