@@ -27,7 +27,8 @@ STOP_S = 60.0
 WATCH_S = 0.05
 PAUSES_S = (0.0, 0.2, 1.0, 5.0, 30.0)
 """Pauses before a shard is started again that died repeatedly, soon after it began."""
-LIVED_S = 60.0
+LIVED_S = 5.0
+"""How long a shard lives that is then started again at once."""
 LOG = logging.getLogger("sharpwave.serve")
 
 
@@ -145,7 +146,9 @@ class _Seat:
             code = self.process.wait()
             why = said.get("failed", f"it ended with status {code} before it was ready")
             raise ShardFailedError(f"shard {self.settings.number}: {why}")
-        self.settings = replace(self.settings, addresses=said["addresses"], begins_from=None)  # the ports that it got
+        self.settings = replace(  # the ports that it got
+            self.settings, addresses=said["addresses"], begins_from=None, warm=False
+        )
         return self.settings.addresses
 
     def stop(self, how: str) -> None:

@@ -20,6 +20,7 @@ from types import FrameType
 from typing import Any
 
 from sharpwave.errors import StoreInUseError
+from sharpwave.native.jit import CACHED
 from sharpwave.serve.addresses import Address, Security
 from sharpwave.serve.server import Server
 from sharpwave.serve.shard import LEASES, Shard
@@ -41,6 +42,7 @@ class ShardSettings:
         spec: ``Spec.description()``. ``limits``: ``capacity``, ``ram`` and ``disk_limit`` of this shard.
         options: further arguments of ``Store``. ``begins_from``: folder of a checkpoint whose contents it begins with.
         secret, certificate, key: as of ``Security``, the secret as hexadecimal digits.
+        warm: compile the kernels, or load all, before it is ready; those of an earlier life were kept on the disk.
     """
 
     number: int
@@ -54,6 +56,7 @@ class ShardSettings:
     secret: str = ""
     certificate: str | None = None
     key: str | None = None
+    warm: bool = True
 
 
 def opened(settings: ShardSettings) -> Store:
@@ -91,7 +94,8 @@ def main() -> None:
     settings = ShardSettings(**json.loads(_line()))
     threading.Thread(target=_wait_for_parent, args=(over,), name="sharpwave-parent", daemon=True).start()
     try:
-        warm_up()  # or its first clients wait for the compiler
+        if settings.warm or not CACHED:
+            warm_up()  # or its first clients wait for the compiler
         store = opened(settings)
     except (OSError, ValueError, TypeError, MemoryError, RuntimeError) as error:
         failure = f"{type(error).__name__}: {error}"
