@@ -21,6 +21,9 @@ def serve(
         Path | None, typer.Option(help="Folder in which steps are kept; a cluster that is there is opened.")
     ] = None,
     disk_limit: Annotated[str | None, typer.Option(help="Limit in bytes of its files.")] = None,
+    replicas: Annotated[
+        int, typer.Option(help="1: each shard's steps are kept by the next one too; limits of bytes include them.")
+    ] = 0,
     segment_steps: Annotated[int | None, typer.Option(help="Steps in a segment of the shards.")] = None,
     codec: Annotated[str, typer.Option(help="Codec of every field.")] = "auto",
     tls_certificate: Annotated[Path | None, typer.Option(help="PEM file: connections are encrypted.")] = None,
@@ -49,6 +52,7 @@ def serve(
         "capacity": None if capacity is None else int(capacity),
         "ram": ram,
         "disk_limit": disk_limit,
+        "replicas": replicas,
         "options": {"codec": codec, "segment_steps": segment_steps},
     }
     try:

@@ -41,6 +41,8 @@ class Cluster:
         shards: number of shards, each a process with a store.
         capacity, ram, disk_limit: limits of all shards together; each gets an equal part.
         disk: folder in which each shard has a folder of its own.
+        replicas: 1: each shard's steps are kept by the next one too, so that they survive the loss of its folder or
+            memory. ``ram`` and ``disk_limit`` include them. It needs 2 shards or more.
         address: "local": shards are processes of this machine, which end with this one; else the address of
             ``sharpwave serve``: "unix:PATH" or "HOST:PORT".
         secret: shared secret; default: that of the environment variable SHARPWAVE_SECRET.
@@ -63,6 +65,7 @@ class Cluster:
         ram: int | str | None = None,
         disk: str | os.PathLike[str] | None = None,
         disk_limit: int | str | None = None,
+        replicas: int = 0,
         address: str = "local",
         secret: str | bytes | None = None,
         tls_authority: str | None = None,
@@ -72,12 +75,29 @@ class Cluster:
         self._begin(spec, Security.of(secret, authority=tls_authority), seed)
         try:
             if address == "local":
-                folder = None if disk is None else new_folder(disk, spec, shards)
+                folder = None if disk is None else checked_folder("disk", disk)
                 sockets, given = self._sockets(), {"seed": self._seed, **options}
-                self._start(Plan(shards, sockets, capacity, ram, disk_limit, folder, given, security=self._security))
+                plan = Plan(
+                    shards,
+                    sockets,
+                    capacity,
+                    ram,
+                    disk_limit,
+                    folder,
+                    given,
+                    security=self._security,
+                    replicas=replicas,
+                )
+                manifest = plan.manifest(spec)
+                if folder is not None:
+                    new_folder(folder, manifest)
+                self._start(plan)
             else:
                 self._join(
-                    address, {"capacity": capacity, "ram": ram, "disk": disk, "disk_limit": disk_limit} | options
+                    address,
+                    {"capacity": capacity, "ram": ram, "disk": disk, "disk_limit": disk_limit}
+                    | {"replicas": replicas or None}
+                    | options,
                 )
         except BaseException:
             self.close()
@@ -318,7 +338,9 @@ class Cluster:
             said = [link.wait(ticket).head for link, ticket in tickets]
         finally:
             self._call(Request.RESUME)
-        Manifest(self.spec, len(links), any(one["on_disk"] for one in said), before + 1).write(folder)
+        on_disk = any(one["on_disk"] for one in said)
+        alike = Manifest(self.spec, len(links), on_disk) if self._plan is None else self._plan.manifest(self.spec)
+        replace(alike, shards=len(links), on_disk=on_disk, cut=before + 1).write(folder)
         for old in folder.glob("cut-*"):
             if old != cut:
                 shutil.rmtree(old, ignore_errors=True)
@@ -357,7 +379,7 @@ class Cluster:
                 raise ValueError(
                     f"open: {folder} is a checkpoint of a cluster on disk; give disk=, a new folder for it"
                 )
-            target = None if disk is None else new_folder(disk, found.spec, found.shards)
+            target = None if disk is None else new_folder(disk, found)
         elif disk is not None:
             raise ValueError(f"open: disk={os.fspath(disk)!r}, but {folder} is no checkpoint; leave disk= out")
         made = cls.__new__(cls)
@@ -372,6 +394,8 @@ class Cluster:
                     security=made._security,
                     begins_from=begins_from,
                     opens=True,
+                    replicas=found.replicas,
+                    new=found.new,
                     **limits,
                 )
             )
@@ -388,6 +412,8 @@ class Cluster:
         """
         if self._plan is None or self._processes is None:
             raise ValueError("resize: these shards were started elsewhere; add shards there")
+        if self._plan.replicas:
+            raise ValueError("resize: with replicas the number of shards stays; open a new cluster with more")
         count = len(self.links)
         if isinstance(shards, bool) or not isinstance(shards, int) or not count <= shards <= MAX_SHARDS:
             raise ValueError(
@@ -397,7 +423,7 @@ class Cluster:
             added = self._processes.add(self._plan.one_more(self.spec, number))
             self.links.append(Link(Address.parse(added[0]), self._security))
         if self._plan.disk is not None:
-            Manifest(self.spec, shards, True).write(self._plan.disk)
+            replace(self._plan.manifest(self.spec), shards=shards).write(self._plan.disk)
 
     def close(self) -> None:
         """Disconnect; shards that this object started write what is left to their disks, and end."""

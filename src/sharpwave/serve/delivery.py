@@ -67,7 +67,8 @@ class Delivery:
     def _lease(self) -> list[int]:
         """Connect, and get lanes, or those that this writer had; return the steps that the shard has of each."""
         self._link.connect()
-        head = self._link.call(Request.LEASE, {"name": self.name, "lanes": self.lanes}).head
+        asked = {"name": self.name, "lanes": self.lanes, "durable": self._durable}
+        head = self._link.call(Request.LEASE, asked).head
         first = int(head["first_lane"])
         if self.first_lane not in (-1, first):
             raise ConnectionError(
@@ -77,6 +78,7 @@ class Delivery:
         self.first_lane, self.segment_steps = first, int(head["segment_steps"])
         self._connection = self._link.connections
         self._dictionaries.clear()
+        self._safe_steps: list[int] = list(head.get("safe_steps", head["lane_steps"]))
         return list(head["lane_steps"])
 
     @property
@@ -134,16 +136,17 @@ class Delivery:
         """Send what was not sent on this connection; on a new one, only what the shard does not have."""
         self._link.connect()
         if self._link.connections != self._connection:
-            steps = self._lease()
-            while self._kept and self._there(self._kept[0].segment, steps):
+            self._lease()
+            while self._kept and self._there(self._kept[0].segment):
                 self._acknowledge()
         for one in self._kept:
             if one.connection != self._connection:
                 self.resent += one.connection != 0
                 one.ticket, one.connection = self._sent(one), self._connection
 
-    def _there(self, segment: SealedSegment, steps: list[int]) -> bool:
-        return segment.first_step + segment.steps <= steps[segment.lane - self.first_lane]
+    def _there(self, segment: SealedSegment) -> bool:
+        """Return whether the shard has acknowledged a segment whose acknowledgement did not arrive."""
+        return segment.first_step + segment.steps <= self._safe_steps[segment.lane - self.first_lane]
 
     def _sent(self, kept: _Kept) -> int:
         segment = kept.segment

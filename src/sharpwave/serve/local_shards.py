@@ -16,6 +16,7 @@ from typing import Any
 
 from sharpwave.persistence.settings import Settings, checked_limits
 from sharpwave.serve.addresses import TCP, Address, Security
+from sharpwave.serve.manifest import Manifest
 from sharpwave.serve.process import ShardSettings
 from sharpwave.spec import Spec
 from sharpwave.validation import parse_bytes
@@ -47,6 +48,8 @@ class Plan:
         listen: where they listen besides: shard k at ``port + 1 + k``, or any free port where it is 0.
         begins_from: folder of a checkpoint, with a folder of each shard.
         opens: their stores are there already: ``None`` leaves a limit as it was.
+        replicas: of each shard, kept by its neighbour: 0 or 1.
+        new: limits and options of a store that has to be made where others are opened.
     """
 
     shards: int
@@ -60,6 +63,8 @@ class Plan:
     security: Security = field(default_factory=Security)
     begins_from: Path | None = None
     opens: bool = False
+    replicas: int = 0
+    new: Mapping[str, Any] = field(default_factory=dict)
 
     def one_more(self, spec: Spec, number: int) -> ShardSettings:
         """Return the settings of a shard like these, which begins empty."""
@@ -71,12 +76,24 @@ class Plan:
         if not self.opens:
             given = {**checked_limits(**given, on_disk=self.disk is not None)}
         parsed = {name: parse_bytes(one, name) if isinstance(one, str) else one for name, one in given.items()}
-        return {name: None if one is None else max(1, int(one) // self.shards) for name, one in parsed.items()}
+        stores = {name: self.shards * (1 if name == "capacity" else 1 + self.replicas) for name in parsed}
+        return {name: None if one is None else max(1, int(one) // stores[name]) for name, one in parsed.items()}
+
+    def manifest(self, spec: Spec) -> Manifest:
+        """Return what the folder of these shards says.  Raises: as ``settings``."""
+        one = self.settings(spec)[0]
+        new = {**one.new, **{name: value for name, value in (one.limits | one.options).items() if value is not None}}
+        return Manifest(spec, self.shards, self.disk is not None, replicas=self.replicas, new=new)
 
     def settings(self, spec: Spec) -> list[ShardSettings]:
         """Return the settings of each shard.  Raises: ValueError, TypeError: a store cannot have these."""
         if isinstance(self.shards, bool) or not isinstance(self.shards, int) or not 1 <= self.shards <= MAX_SHARDS:
             raise ValueError(f"shards={self.shards!r}, expected an integer from 1 to {MAX_SHARDS}")
+        if self.replicas not in (0, 1) or self.replicas >= self.shards:
+            raise ValueError(
+                f"replicas={self.replicas!r} of {self.shards} shards, expected 0, or 1 of 2 shards or more: each "
+                "shard's steps are kept by the next one too"
+            )
         unknown = sorted(self.options.keys() - {"codec", "on_full", "segment_steps", "seed"})
         if unknown:
             raise TypeError(f"Cluster: {unknown[0]}= is no setting of shards; there are codec, on_full, segment_steps")
@@ -105,6 +122,9 @@ class Plan:
             self.security.secret.hex(),
             self.security.certificate,
             self.security.key,
+            (number - 1) % self.shards if self.replicas else None,
+            f"unix:{self.sockets / f'{(number + 1) % self.shards}.sock'}" if self.replicas else None,
+            dict(self.new),
         )
 
 

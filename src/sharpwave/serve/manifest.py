@@ -6,7 +6,7 @@ import json
 import os
 import re
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -26,12 +26,17 @@ class Manifest:
     Attributes:
         spec: of a step. ``shards``: their number. ``on_disk``: whether their stores are on disk.
         cut: number of the checkpoint that counts; 0: the cluster itself.
+        replicas: of each shard, kept by its neighbour: 0 or 1. ``new``: limits and options of a shard's store.
+        leaving: numbers of shards that take no more steps, and end once theirs are evicted.
     """
 
     spec: Spec
     shards: int
     on_disk: bool
     cut: int = 0
+    replicas: int = 0
+    new: dict[str, Any] = field(default_factory=dict)
+    leaving: tuple[int, ...] = ()
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -55,7 +60,10 @@ class Manifest:
             shards, cut = said["shards"], said["cut"]
             if type(shards) is not int or type(cut) is not int or not 0 < shards <= MAX_SHARDS_SAID or cut < 0:
                 raise ValueError(f"shards {shards!r}, cut {cut!r}")
-            return cls(Spec.from_json(said["spec"]), shards, bool(said["on_disk"]), cut)
+            replicas, new, leaving = said.get("replicas", 0), dict(said.get("new", {})), said.get("leaving", [])
+            if replicas not in (0, 1) or any(type(one) is not int or not 0 <= one < shards for one in leaving):
+                raise ValueError(f"replicas {replicas!r}, leaving {leaving!r}")
+            return cls(Spec.from_json(said["spec"]), shards, bool(said["on_disk"]), cut, replicas, new, tuple(leaving))
         except NewerVersionError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
@@ -69,6 +77,9 @@ class Manifest:
             "shards": self.shards,
             "on_disk": self.on_disk,
             "cut": self.cut,
+            "replicas": self.replicas,
+            "new": self.new,
+            "leaving": list(self.leaving),
         }
         said["checksum"] = _checksum(said)
         write_whole(folder / CLUSTER, json.dumps(said, indent=1))
@@ -99,7 +110,7 @@ def is_ours(name: str) -> bool:
     return name in (CLUSTER, f"{CLUSTER}.partial") or re.fullmatch("cut-[0-9]{1,9}", name) is not None
 
 
-def new_folder(disk: str | os.PathLike[str], spec: Spec, shards: int) -> Path:
+def new_folder(disk: str | os.PathLike[str], manifest: Manifest) -> Path:
     """Make the folder of a new cluster on disk.
 
     Raises:
@@ -113,5 +124,5 @@ def new_folder(disk: str | os.PathLike[str], spec: Spec, shards: int) -> Path:
     if folder.is_dir() and any(folder.iterdir()):
         raise FileExistsError(f"disk: {folder} is not empty; give a new or empty folder")
     folder.mkdir(parents=True, exist_ok=True)
-    Manifest(spec, shards, True).write(folder)
+    replace(manifest, on_disk=True, cut=0).write(folder)
     return folder

@@ -14,7 +14,7 @@ import shutil
 import signal
 import sys
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,6 +22,8 @@ from typing import Any
 from sharpwave.errors import StoreInUseError
 from sharpwave.native.jit import CACHED
 from sharpwave.serve.addresses import Address, Security
+from sharpwave.serve.link import Link, ShardLostError
+from sharpwave.serve.replicas import Keeper, Neighbour
 from sharpwave.serve.server import Server
 from sharpwave.serve.shard import LEASES, Shard
 from sharpwave.spec import Spec
@@ -31,6 +33,8 @@ from sharpwave.warmup import warm_up
 STORE = "store"
 """Folder of the store, in the shard's."""
 MANIFEST = "store.json"
+LEVEL_S = 0.5
+"""Pause between looks whether a shard's replica is as it should be."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,8 @@ class ShardSettings:
         spec: ``Spec.description()``. ``limits``: ``capacity``, ``ram`` and ``disk_limit`` of this shard.
         options: further arguments of ``Store``. ``begins_from``: folder of a checkpoint whose contents it begins with.
         secret, certificate, key: as of ``Security``, the secret as hexadecimal digits.
+        keeps: number of the shard whose replica this one keeps. ``kept_by``: where that one listens that keeps its own.
+        new: ``limits`` and ``options`` for a store that is made because there is none, where those are ``None``.
         warm: compile the kernels, or load all, before it is ready; those of an earlier life were kept on the disk.
     """
 
@@ -56,6 +62,9 @@ class ShardSettings:
     secret: str = ""
     certificate: str | None = None
     key: str | None = None
+    keeps: int | None = None
+    kept_by: str | None = None
+    new: dict[str, Any] = field(default_factory=dict)
     warm: bool = True
 
 
@@ -77,7 +86,26 @@ def opened(settings: ShardSettings) -> Store:
         if leases.exists():
             shutil.copy(leases, folder / LEASES)
         return Store.open(settings.begins_from, disk=disk, writers_go_on=True, **limits)
-    return Store(Spec.from_json(settings.spec), disk=disk, **limits, **settings.options)
+    return made(settings, disk)
+
+
+def made(settings: ShardSettings, disk: Path | None) -> Store:
+    """Return a new store."""
+    given = {name: one for name, one in settings.limits.items() if one is not None}
+    return Store(Spec.from_json(settings.spec), disk=disk, **{**settings.new, **given, **settings.options})
+
+
+def replica(settings: ShardSettings) -> Keeper | None:
+    """Return the replica of another shard that this one keeps: the one in its folder, or a new one."""
+    if settings.keeps is None:
+        return None
+    folder = Path(settings.folder) / f"replica-of-{settings.keeps}"
+    limits: dict[str, Any] = dict(settings.limits)
+    if settings.on_disk and (folder / MANIFEST).exists():
+        store = Store.open(folder, writers_go_on=True, **limits)
+    else:
+        store = made(settings, folder if settings.on_disk else None)
+    return Keeper(settings.keeps, store, folder.with_name(f"{folder.name}-{LEASES}"))
 
 
 def main() -> None:
@@ -96,14 +124,17 @@ def main() -> None:
     try:
         if settings.warm or not CACHED:
             warm_up()  # or its first clients wait for the compiler
-        store = opened(settings)
+        store, keeper = opened(settings), replica(settings)
     except (OSError, ValueError, TypeError, MemoryError, RuntimeError) as error:
         failure = f"{type(error).__name__}: {error}"
         _tell({"failed": failure, "in_use": isinstance(error, StoreInUseError)})
         raise SystemExit(1) from None
-    with store:
-        shard = Shard(store, Path(settings.folder))
+    with store, contextlib.nullcontext() if keeper is None else keeper.store:
+        shard = Shard(store, Path(settings.folder), keeper)
         security = Security(bytes.fromhex(settings.secret), settings.certificate, settings.key)
+        if settings.kept_by is not None:
+            link = Link(Address.parse(settings.kept_by), replace(security, authority=settings.certificate))
+            shard.neighbour = Neighbour(settings.number, store, link, shard.leases, shard.adopt)
         servers: list[Server] = []
         try:
             for one in settings.addresses:
@@ -112,6 +143,8 @@ def main() -> None:
             _tell({"failed": f"{type(error).__name__}: {error}"})
             raise SystemExit(1) from None
         _tell({"addresses": [str(one.address) for one in servers], "process": os.getpid()})
+        if shard.neighbour is not None:  # what only the replica has is here before a writer comes
+            threading.Thread(target=_stay_level, args=(shard.neighbour, over), daemon=True).start()
         try:
             over.wait()
         finally:
@@ -120,6 +153,18 @@ def main() -> None:
                 if server.address.path:
                     with contextlib.suppress(OSError):
                         os.unlink(server.address.path)
+
+
+def _stay_level(neighbour: Neighbour, over: threading.Event) -> None:
+    """See that this shard and its neighbour have the same, also while no writer is here to notice."""
+    while not over.is_set():
+        try:
+            neighbour.replicate()
+        except ShardLostError:
+            pass  # it is started again
+        except Exception:
+            logging.getLogger("sharpwave.serve").exception("the replica differs")
+        over.wait(LEVEL_S)
 
 
 def _line() -> bytes:

@@ -27,6 +27,8 @@ class Request(IntEnum):
     CHECKPOINT = 29
     ANNOTATE = 31
     CLEAR = 32
+    REPLICATE = 40
+    RESTORE = 41
     DIRECTORY = 64
 
 

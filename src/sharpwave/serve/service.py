@@ -46,7 +46,9 @@ class Service:
                     raise ValueError(
                         f"{disk} is a checkpoint; open it with sharpwave.Cluster.open, or serve another folder"
                     )
-                self._plan = replace(self._plan, shards=found.shards, opens=True)
+                self._plan = replace(
+                    self._plan, shards=found.shards, opens=True, replicas=found.replicas, new=found.new
+                )
                 directory = Directory(self._make, found.spec, self._started(found.spec))
             self.server = Server(directory, listen, security)
             self._undo.callback(self.server.close)
@@ -60,7 +62,7 @@ class Service:
         """Start the shards of a new cluster."""
         self._plan.settings(spec)  # before a folder is made
         if self._plan.disk is not None:
-            new_folder(self._plan.disk, spec, self._plan.shards)
+            new_folder(self._plan.disk, self._plan.manifest(spec))
         return self._started(spec)
 
     def _started(self, spec: Spec) -> list[list[str]]:

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.errors import DuplicateError, EmptyError
+from sharpwave.errors import EmptyError
 from sharpwave.format.segment import FIRST_FIELD
+from sharpwave.log.sealed_after import Copy
 from sharpwave.log.step_log import StepLog
 from sharpwave.memory.batch_pool import Block
 from sharpwave.sampling.ordered import Fifo, Lifo
@@ -26,6 +27,7 @@ from sharpwave.sampling.protocol import Sampler
 from sharpwave.sampling.uniform import Uniform
 from sharpwave.serve.cut_batches import Sent, written
 from sharpwave.serve.manifest import write_whole
+from sharpwave.serve.replicas import Keeper, Leases, Neighbour, append_once, read_leases
 from sharpwave.serve.requests import SEQUENCES, TRANSITIONS, Request, ViewState
 from sharpwave.serve.wire import Frame, WireError
 from sharpwave.store import Store
@@ -84,10 +86,12 @@ class Shard:
 
     Attributes:
         incarnation: a random number, of this shard in this life: ids of another mean nothing to it.
+        keeper: of another shard's replica, if there is one. ``neighbour``: keeps this one's, if there is one.
     """
 
-    def __init__(self, store: Store, folder: Path | None = None) -> None:
-        self.store = store
+    def __init__(self, store: Store, folder: Path | None = None, keeper: Keeper | None = None) -> None:
+        self.store, self.keeper = store, keeper
+        self.neighbour: Neighbour | None = None
         self._folder = folder
         self.incarnation = secrets.randbits(62)
         self._views: dict[int, Replay[Any]] = {}  # by number
@@ -97,7 +101,7 @@ class Shard:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._paused: set[int] = set()  # who has paused the intake of steps
-        self._leased = _leases(folder)
+        self._leased = read_leases(None if folder is None else folder / LEASES)
         self._lanes = max([store.lanes, *(first + lanes for first, lanes in self._leased.values())])
         self._answers: dict[int, Callable[[Client, Frame], Reply]] = {
             Request.DESCRIBE: self._describe,
@@ -115,6 +119,8 @@ class Shard:
             Request.CHECKPOINT: self._checkpoint,
             Request.CLEAR: self._clear,
             Request.ANNOTATE: self._annotate,
+            Request.REPLICATE: self._replicate,
+            Request.RESTORE: self._restore,
         }
 
     def answer(self, client: Client, frame: Frame) -> Reply:
@@ -144,7 +150,8 @@ class Shard:
         return head, {}
 
     def _stats(self, client: Client, frame: Frame) -> Reply:
-        return {"stats": self.store.stats(), "shard": self.incarnation}, {}
+        replica = {} if self.keeper is None else {"replica": self.keeper.store.stats()}
+        return {"stats": self.store.stats() | replica, "shard": self.incarnation}, {}
 
     # views
 
@@ -301,10 +308,15 @@ class Shard:
     # writers
 
     def _lease(self, client: Client, frame: Frame) -> Reply:
-        """Give a writer lanes: those that it had, if its name is known, else new ones."""
+        """Give a writer lanes: those that it had, if its name is known, else new ones.
+
+        The reply says how many steps each has had, and how many of them are acknowledged: with ``durable``, on the
+        disk; with a neighbour, also there.
+        """
         name, lanes = frame.head.get("name"), frame.head.get("lanes")
         if type(name) is not str or type(lanes) is not int or not 1 <= lanes <= MAX_LANES:
             raise WireError(f"a lease of {lanes!r} lanes for {name!r}")
+        self._level(client)
         with self._lock:
             first, count = self._leased.get(name, (-1, 0))
             if count and count != lanes:
@@ -316,10 +328,16 @@ class Shard:
                 self._leased[name] = first, lanes
                 self._lanes = max(self._lanes, first + lanes)
                 self._keep_leases()
-        steps = [*self.store.lane_steps[first : first + lanes].tolist(), *[0] * lanes][:lanes]
+        durable = bool(frame.head.get("durable"))
+        held = self.store.lane_steps.tolist()
+        safe = held if self.neighbour is None else self._replicated(client, [], durable)
+        if durable:
+            self.store.flush(views=False)
+        of_writer = slice(first, first + lanes)
         return {
             "first_lane": first,
-            "lane_steps": steps,
+            "lane_steps": [*held[of_writer], *[0] * lanes][:lanes],
+            "safe_steps": [*map(min, held[of_writer], [*safe[of_writer], *[0] * lanes]), *[0] * lanes][:lanes],
             "segment_steps": self.store._log.stride,
             "shard": self.incarnation,
         }, {}
@@ -343,19 +361,58 @@ class Shard:
                 if len(client.dictionaries) >= MAX_DICTIONARIES:
                     raise WireError(f"more than {MAX_DICTIONARIES} dictionaries on one connection")
                 client.dictionaries[int(name.removeprefix("dictionary:"), 16)] = bytes(part)
-        duplicates = 0
+        self._level(client)
+        duplicates, appended = 0, []
         for number, keys in enumerate(head.get("keys", [])):
             packed = bytes(parts[f"segment:{number}"])
             errors = parts.get(f"td_error:{number}")
             shared = {int(key, 16): client.dictionaries[int(key, 16)] for key in keys}
             self._admit(client)
-            try:
-                self.store.add_segment(packed, shared, td_error=errors)
-            except DuplicateError:
-                duplicates += 1
-        if head.get("durable"):
+            duplicates += not append_once(self.store, packed, shared, errors)
+            appended.append(Copy(packed, shared))
+        durable = bool(head.get("durable"))
+        if self.neighbour is not None:  # also those that are here: the connection may have ended before they were there
+            self._replicated(client, appended, durable)
+        if durable:
             self.store.flush(views=False)
         return {"duplicates": duplicates, "shard": self.incarnation}, {}
+
+    def _level(self, client: Client) -> None:
+        """Wait until this shard has what only its replica had; steps that are appended before would hide the lack."""
+        if self.neighbour is not None and not self.neighbour.level:
+            self._replicated(client, [], False)
+
+    def _replicated(self, client: Client, segments: list[Copy], durable: bool) -> list[int]:
+        assert self.neighbour is not None
+        return self.neighbour.replicate(segments, durable, MAX_WAIT_S, client.gone.is_set)
+
+    def leases(self) -> Leases:
+        """Return the lanes of each writer, by its name: the first, and how many."""
+        with self._lock:
+            return dict(self._leased)
+
+    def adopt(self, leases: Leases) -> None:
+        """Take over leases that are not known here."""
+        with self._lock:
+            new = {name: lanes for name, lanes in leases.items() if name not in self._leased}
+            if new:
+                self._leased |= new
+                self._lanes = max(self._lanes, *(first + lanes for first, lanes in new.values()))
+                self._keep_leases()
+
+    def _keeper(self) -> Keeper:
+        if self.keeper is None:
+            raise ValueError("this shard keeps no replica of another")
+        return self.keeper
+
+    def _replicate(self, client: Client, frame: Frame) -> Reply:
+        return self._keeper().keep(frame)
+
+    def _restore(self, client: Client, frame: Frame) -> Reply:
+        return self._keeper().give(frame)
+
+    def _stores(self) -> list[Store]:
+        return [self.store] if self.keeper is None else [self.store, self.keeper.store]
 
     def _admit(self, client: Client) -> None:
         """Wait until writers may append: the intake is not paused, and no view's limiter holds them up."""
@@ -384,7 +441,8 @@ class Shard:
     # the whole store
 
     def _flush(self, client: Client, frame: Frame) -> Reply:
-        self.store.flush()
+        for one in self._stores():
+            one.flush()
         return {"total_steps": self.store.total_steps}, {}
 
     def _pause(self, client: Client, frame: Frame) -> Reply:
@@ -416,16 +474,9 @@ class Shard:
         return {}, {}
 
     def _clear(self, client: Client, frame: Frame) -> Reply:
-        self.store.clear()
+        for one in self._stores():
+            one.clear()
         return {}, {}
-
-
-def _leases(folder: Path | None) -> dict[str, tuple[int, int]]:
-    """Return the lanes of each writer, by its name: the first, and how many."""
-    if folder is None or not (folder / LEASES).exists():
-        return {}
-    said = json.loads((folder / LEASES).read_text())
-    return {str(name): (int(first), int(lanes)) for name, (first, lanes) in said.items()}
 
 
 def _sampler(described: Any) -> Sampler:

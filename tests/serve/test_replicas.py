@@ -1,0 +1,192 @@
+"""Replicas: what a shard acknowledged is in two processes, and comes back from either."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import sharpwave as sw
+from sharpwave.serve.addresses import Security
+from sharpwave.serve.delivery import Delivery
+from sharpwave.serve.link import Link
+from sharpwave.serve.remote_writer import RemoteWriter
+from sharpwave.serve.replicas import Keeper, Neighbour
+from tests.serve.serving import SPEC, sealed, served
+from tests.serve.test_lives import actions, counting
+
+STEPS = 100
+
+
+def steps_of(cluster: sw.Cluster, name: str) -> list[int]:
+    """Return the numbers of all steps that can be sampled, each of one lane, in order."""
+    return sorted(action for action, _ in actions(cluster, name).values())
+
+
+def wait_for_steps(cluster: sw.Cluster, steps: int) -> None:
+    """Wait until shards and replicas that are started again hold what they had."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            each = cluster.stats()["shards"]
+            found = [sum(one["steps"] for one in each), sum(one["replica"]["steps"] for one in each)]
+            if found == [steps, steps]:
+                return
+        except ConnectionError:
+            found = []
+        assert time.monotonic() < deadline, f"{found} steps came back, expected {steps}"
+        time.sleep(0.05)
+
+
+def kill(cluster: sw.Cluster, number: int) -> None:
+    assert cluster._processes is not None
+    os.kill(cluster._processes.processes[number], signal.SIGKILL)
+
+
+def written(cluster: sw.Cluster, begin: int = 0) -> list[RemoteWriter]:
+    """Write steps to every shard, by writers with names; return these."""
+    writers = []
+    for number in range(len(cluster.links)):
+        writers.append(cluster.writer(1, name=f"w{number}", shard=number, durability="flush", segment_steps=8))
+        counting(writers[-1], begin, STEPS, lanes=1)
+        writers[-1].flush()
+    return writers
+
+
+def test_folders_that_are_lost_come_back_from_the_neighbours(tmp_path: Path) -> None:
+    with sw.Cluster(SPEC, shards=3, capacity=100_000, disk=tmp_path / "d", replicas=1) as cluster:
+        written(cluster)
+        held, before = len(cluster), steps_of(cluster, "before")
+        (tmp_path / "d" / "shard-1").rename(tmp_path / "lost")  # also the replica of shard 0
+        kill(cluster, 1)
+        wait_for_steps(cluster, held)
+        assert steps_of(cluster, "after") == before
+    shutil.rmtree(tmp_path / "d" / "shard-0")  # whose replica shard 1 has made again
+    with sw.Cluster.open(tmp_path / "d") as cluster:
+        wait_for_steps(cluster, held)
+        assert steps_of(cluster, "all") == before
+        writer = cluster.writer(1, name="w0", shard=0)  # its lanes came back too
+        assert writer.delivery.first_lane == 0 and writer.delivery.lane_steps[0] == 96
+
+
+def test_a_shard_in_memory_that_is_killed_comes_back(tmp_path: Path) -> None:
+    with sw.Cluster(SPEC, shards=2, capacity=100_000, replicas=1) as cluster:
+        writers = written(cluster)
+        before = len(cluster)
+        for number in (0, 1):
+            kill(cluster, number)
+            wait_for_steps(cluster, before)
+        for writer in writers:
+            counting(writer, STEPS, STEPS, lanes=1)  # in mid-episode: 100 is a multiple of 25
+            writer.flush()
+        seen = steps_of(cluster, "all")
+        assert len(cluster) == 2 * 192 and seen == sorted(2 * [*range(191)])
+
+
+def test_what_a_replica_lacks_is_brought_to_it_and_the_other_way_round(tmp_path: Path) -> None:
+    """Of two stores each of which has what the other has not."""
+    with served(2, tmp_path) as there, sw.Store(SPEC, capacity=100_000, segment_steps=8) as replica:
+        segments = sealed(2, 100, 0)
+        first, second = there.shards
+        for one in segments[:7]:
+            first.store.add_segment(one.packed, one.dictionaries)
+        for one in segments:
+            if one.lane == 0:
+                replica.add_segment(one.packed, one.dictionaries)
+        second.keeper = Keeper(0, replica, tmp_path / "writers.json")
+        link = Link(there.servers[1].address, Security())
+        first.neighbour = Neighbour(0, first.store, link, first.leases, first.adopt)
+        first.neighbour.replicate()
+        assert first.store.lane_steps.tolist() == replica.lane_steps.tolist()
+        with sw.Store(SPEC, capacity=100_000, segment_steps=8) as reference:
+            for lane in (0, 1):
+                count = int(replica.lane_steps[lane])
+                for one in segments:
+                    if one.lane == lane and one.first_step < count:
+                        reference.add_segment(one.packed, one.dictionaries)
+            for store in (first.store, replica):
+                same(store, reference)
+        link.close()
+
+
+def same(store: sw.Store, reference: sw.Store) -> None:
+    batches = [view.fetch(view.sampleable_ids()) for view in (store.transitions(), reference.transitions())]
+    orders = [np.lexsort((one.step, one.lane)) for one in batches]
+    for name in ("lane", "step", "obs", "action", "reward", "next_obs", "discount", "truncated"):
+        left, right = (getattr(one, name)[order] for one, order in zip(batches, orders, strict=True))
+        np.testing.assert_array_equal(left, right, err_msg=name)
+
+
+def test_nothing_is_acknowledged_before_the_neighbour_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that ended between the two stores: the segment is sent again, and arrives at the second."""
+    with served(2, tmp_path) as there, sw.Store(SPEC, capacity=100_000, segment_steps=8) as replica:
+        first, second = there.shards
+        second.keeper = Keeper(0, replica, tmp_path / "writers.json")
+        first.neighbour = Neighbour(
+            0, first.store, Link(there.servers[1].address, Security()), first.leases, first.adopt
+        )
+        writer = RemoteWriter(SPEC, Delivery(Link(there.servers[0].address, Security()), "w", 1), segment_steps=8)
+        counting(writer, 0, 40, lanes=1)
+        writer.flush()
+        replica.clear()
+        assert replica.lane_steps.tolist() == first.store.lane_steps.tolist() == [32]
+        keep = second.keeper.keep
+        monkeypatch.setattr(second.keeper, "keep", refuse)
+        counting(writer, 40, 8, lanes=1)
+        with pytest.raises(ValueError, match="out of order"):
+            writer.flush()
+        assert first.store.lane_steps.tolist() == [40] and writer.delivery.waiting == 1
+        monkeypatch.setattr(second.keeper, "keep", keep)
+        writer.delivery._link.close()
+        writer.flush()
+        assert replica.lane_steps.tolist() == [40] and len(replica) == 8
+        writer.delivery.close()
+        first.neighbour.close()
+
+
+def refuse(frame: object) -> None:
+    raise ValueError("out of order")
+
+
+def test_a_durable_writer_that_reconnects_hears_of_what_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served(1, tmp_path, disk=tmp_path / "store") as there:
+        link = Link(there.servers[0].address, Security())
+        flushed: list[int] = []
+        store = there.stores[0]
+        flush = store.flush
+
+        def noted(views: bool = True) -> None:
+            flushed.append(int(store.lane_steps.sum()))
+            flush(views=views)
+
+        monkeypatch.setattr(store, "flush", noted)
+        delivery = Delivery(link, "w", 1, durable=True)
+        segment = sealed(1, 20, 0, end=0.0)[0]
+        delivery.put(segment)
+        link.wait(delivery._kept[0].ticket)  # the shard has it, and its acknowledgement is lost
+        link.close()
+        flushed.clear()
+        delivery.flush()
+        assert delivery.acknowledged == 8 and flushed == [8]
+        delivery.close()
+
+
+def test_limits_include_replicas_and_what_cannot_be_is_refused(tmp_path: Path) -> None:
+    with sw.Cluster(SPEC, shards=2, capacity=10_000, ram="64MiB", replicas=1) as cluster:
+        each = cluster._plan
+        assert each is not None and {one.limits["ram"] for one in each.settings(SPEC)} == {16 << 20}
+        assert {one.limits["capacity"] for one in each.settings(SPEC)} == {5000}
+        with pytest.raises(ValueError, match="with replicas the number of shards stays"):
+            cluster.resize(shards=3)
+        assert "replica" in cluster.stats()["shards"][0]
+    for shards, replicas in ((1, 1), (3, 2), (3, -1)):
+        with pytest.raises(ValueError, match=f"replicas={replicas} of {shards} shards"):
+            sw.Cluster(SPEC, shards=shards, capacity=1000, replicas=replicas, disk=tmp_path / "none")
+    assert not (tmp_path / "none").exists()
