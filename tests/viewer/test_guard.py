@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -97,7 +98,8 @@ def closed(connection: socket.socket) -> bool:
 BEGUN = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: "
 
 
-def test_connections_that_are_held_keep_nobody_out(server: Server) -> None:
+def test_connections_that_are_held_keep_nobody_out(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 64)
     with contextlib.ExitStack() as stack:
         held = []
         for number in range(connections.MAX_CONNECTIONS + 20):
@@ -106,6 +108,36 @@ def test_connections_that_are_held_keep_nobody_out(server: Server) -> None:
         for _ in range(3):
             assert server.ask("/").status == server.ask("/api/sources").status == 200
         assert closed(held[0])  # the longest held first
+
+
+def test_many_browsers_at_once_are_all_answered(server: Server) -> None:
+    """Connections are made before the server has read a request of any."""
+    with contextlib.ExitStack() as stack:
+        browsers = []
+        for _ in range(200):
+            browsers.append(stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=20)))
+        for one in browsers:
+            one.sendall(b"GET /api/sources HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        assert all(one.recv(12) == b"HTTP/1.1 200" for one in browsers)
+
+
+def test_an_answer_that_is_read_slowly_is_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is cut only where nothing of it is read for long, not where the system has much of it ahead of the reader."""
+    monkeypatch.setattr(connections, "REQUEST_S", 0.1)
+    monkeypatch.setattr(connections, "READ_S", 2.0)
+    with serving(make_store(tmp_path / "store")) as slow, contextlib.closing(socket.socket()) as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        one.settimeout(20)
+        one.connect(("127.0.0.1", slow.port))
+        asked = b"GET /uplot.js HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+        one.sendall(asked * 40)  # the page's largest file again and again
+        got = 0
+        for _ in range(40):
+            got += len(one.recv(1 << 15))
+            time.sleep(0.1)
+        while got < 40 * 140_000:
+            got += len(part := one.recv(1 << 16))
+            assert part, f"cut after {got:,} bytes"
 
 
 def test_a_request_that_does_not_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

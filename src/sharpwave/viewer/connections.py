@@ -3,30 +3,47 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
-from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-MAX_CONNECTIONS = 64
+
+def _most_connections() -> int:
+    """Return more than many browsers open at once: until a request is read, theirs look like those that are held."""
+    try:
+        import resource
+    except ImportError:  # on Windows
+        return 512
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return 512 if files == resource.RLIM_INFINITY else max(16, min(512, files // 2))
+
+
+MAX_CONNECTIONS = _most_connections()
 REQUEST_S = 10.0
-"""Time in which a request has to be sent whole, and an answer to be read on."""
+"""Time in which a request has to be sent whole."""
+READ_S = 60.0
+"""Time in which an answer has to be read on."""
+SEND_BYTES = 128 << 10
+"""Bytes of an answer that the system takes ahead: with more, slow reading shows too seldom."""
 
 
 class Connection(H11Protocol):
-    """HTTP connection that is closed where nothing came of it in ``REQUEST_S``.
+    """HTTP connection, closed where no request came in ``REQUEST_S``, or an answer was not read on in ``READ_S``.
 
     Beyond ``MAX_CONNECTIONS``, the one that has waited longest for a request is closed.
     """
 
-    _since = 0.0
-    _seen: tuple[Any, int] = (None, 0)
+    _since = _moved = 0.0
+    _unread = 0
     _check: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for a request."""
         super().connection_made(transport)
         self._since = time.monotonic()
+        if (sock := transport.get_extra_info("socket")) is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
         if len(self.connections) > MAX_CONNECTIONS:
             idle = [one for one in self.connections if isinstance(one, Connection) and not one._answers()]
             idle.remove(self)
@@ -46,14 +63,16 @@ class Connection(H11Protocol):
         super().on_response_complete()
 
     def _answers(self) -> bool:
-        return self.cycle is not None and not self.cycle.response_complete
+        answering = self.cycle is not None and not self.cycle.response_complete
+        return answering or self.transport.get_write_buffer_size() > 0
 
     def _look(self) -> None:
-        unread = self.transport.get_write_buffer_size()
-        if self._seen == (self.cycle, unread) and (unread or not self._answers()):
+        now, unread = time.monotonic(), self.transport.get_write_buffer_size()
+        if unread != self._unread:
+            self._unread, self._moved = unread, now
+        if now - self._moved >= READ_S if unread else not self._answers() and now - self._since >= REQUEST_S:
             self._drop()
             return
-        self._seen = self.cycle, unread
         self._check = self.loop.call_later(REQUEST_S, self._look)
 
     def _drop(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import ipaddress
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -23,6 +24,8 @@ HEADERS = {
     "x-frame-options": "DENY",
 }
 MAX_URL_BYTES = 4096
+MAX_ANSWERS = 64
+"""Answers that are made, or in memory until they are read, at a time."""
 
 
 class Guard:
@@ -38,6 +41,7 @@ class Guard:
 
     def __init__(self, app: App, hosts: frozenset[str], token: str | None) -> None:
         self._app, self._hosts, self._token = app, hosts | {"localhost"}, token
+        self._turns = asyncio.Semaphore(MAX_ANSWERS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -57,7 +61,8 @@ class Guard:
 
         status, text, location = self._refusal(scope, headers, cookies)
         if not status:
-            await self._app(scope, receive, guarded)
+            async with self._turns:
+                await self._app(scope, receive, guarded)
             return
         extra = [(b"location", location.encode())] if location else []
         start = {"type": "http.response.start", "status": status}
