@@ -377,3 +377,42 @@ def test_an_interrupt_at_any_line_of_the_end_of_a_change_leaves_no_signal_for_a_
         signal.signal(signal.SIGTERM, previous)
     assert reached > 15
     assert lost <= 1, "at the entry of the other's handler, as in Python itself"
+
+
+def test_a_handler_that_uses_a_store_at_any_line_of_the_end_of_a_change_runs_each_handler_once() -> None:
+    """Its own change ends by running the handlers that wait, while the outer one is about to."""
+    came: list[int] = []
+    reached = 0
+
+    def use(number: int, frame: Any) -> None:
+        came.append(number)
+        with Lock():
+            pass
+
+    with handler(signal.SIGUSR1, use), handler(signal.SIGUSR2, use):
+        for line in range(1, 80):
+            came.clear()
+            lines = 0
+
+            def interrupt(frame: Any, event: str, argument: Any, line: int = line) -> Any:
+                nonlocal lines, reached
+                if frame.f_code.co_filename != interrupts.__file__:
+                    return None
+                if event == "line" and not HANDLERS._depth:
+                    lines += 1
+                    if lines == line:
+                        reached += 1
+                        sys.settrace(None)
+                        signal.raise_signal(signal.SIGUSR2)
+                return interrupt
+
+            try:
+                with Lock():
+                    signal.raise_signal(signal.SIGUSR1)
+                    sys.settrace(interrupt)
+            finally:
+                sys.settrace(None)
+            arrived = [signal.SIGUSR1, signal.SIGUSR2] if lines >= line else [signal.SIGUSR1]
+            assert sorted(came) == arrived, line
+            assert not HANDLERS._came and not HANDLERS._depth, line
+    assert reached > 15

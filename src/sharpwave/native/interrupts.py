@@ -102,12 +102,14 @@ class Handlers:
                 self._pass_on()
 
     def _pass_on(self) -> None:
-        """Run the handlers of signals that arrived, in Python's order."""
+        """Run the handlers of signals that arrived, in Python's order.
+
+        A handler that runs between any two lines here, and uses a store, passes on those that are left itself.
+        """
         try:
-            while self._came:
-                number = min(self._came)
-                self._came.pop(number, None)
-                self._others[number](number, sys._getframe())
+            while (number := min(self._came, default=None)) is not None:
+                if self._came.pop(number, None) is not None:
+                    self._others[number](number, sys._getframe())
         finally:
             if self._came:
                 self._pass_on()
