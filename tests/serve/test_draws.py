@@ -75,7 +75,7 @@ def test_draws_follow_the_law_of_all_shards_and_stale_masses_are_accounted_for(t
         z_sum, draws = 0.0, 0
         for _ in range(150):
             before = np.array([view.sampler.mass for view in views])
-            told = np.array([one.state.mass for one in replay._known.values()])
+            told = np.array([one.state.mass for one in replay._of.known.values()])
             law: dict[tuple[int, int], float] = {}
             for shard, view, mass, now in zip(shards, views, told, before, strict=True):
                 ids = view.sampleable_ids()

@@ -39,7 +39,7 @@ def test_writers_and_learner_wait_for_each_other_over_all_shards(tmp_path: Path)
         for _ in range(60):
             replay.sample(50, timeout=30)
             inserts = sum(store.total_steps for store in there.stores)
-            samples = sum(state.samples for state in replay._states)
+            samples = sum(state.samples for state in replay._of.states)
             ahead = limiter.ratio * (inserts - limiter.min_size) - samples
             worst = max(worst, abs(ahead))
         stop.set()
@@ -105,6 +105,6 @@ def test_a_view_is_shared_by_name_and_another_of_that_name_refused(tmp_path: Pat
         batch = first.sample(8)
         first.update_priorities(batch, np.full(8, 3.0))
         second = there.cluster.transitions(n_step=2, sampler=sw.Prioritized(alpha=1.0))
-        assert second._known[0].state.mass == first._known[0].state.mass > len(second)
+        assert second._of.known[0].state.mass == first._of.known[0].state.mass > len(second)
         with pytest.raises(ValueError, match="n_step"):
             there.cluster.transitions(n_step=3, sampler=sw.Prioritized(alpha=1.0))

@@ -84,7 +84,7 @@ def test_a_shard_that_is_killed_comes_back_with_its_priorities(tmp_path: Path) -
             replay.update_priorities(batch, np.full(50, error))
         cluster.flush()
         replay.sample(1)  # its reply has every shard's mass
-        mass = sum(one.state.mass for one in replay._known.values())
+        mass = sum(one.state.mass for one in replay._of.known.values())
         assert mass > 10_000
         assert cluster._processes is not None
         for process in cluster._processes.processes[:2]:
@@ -100,7 +100,7 @@ def test_a_shard_that_is_killed_comes_back_with_its_priorities(tmp_path: Path) -
             lives = set(drawn.shards.tolist())
             if len(lives) == 2 and not lives & set(batch.shards.tolist()):
                 break
-        assert sum(one.state.mass for one in replay._known.values()) == pytest.approx(mass)
+        assert sum(one.state.mass for one in replay._of.known.values()) == pytest.approx(mass)
 
 
 def test_a_cluster_lives_on_in_its_folder_and_writers_with_their_names(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_checkpoint_is_one_cut_and_a_cluster_opens_from_it(tmp_path: Path) -> 
         replay = cluster.transitions(sampler=sw.Prioritized(alpha=1.0))
         batch = replay.sample(50)
         replay.update_priorities(batch, np.full(50, 5.0))
-        mass = sum(one.state.mass for one in replay._known.values())
+        mass = sum(one.state.mass for one in replay._of.known.values())
         for _ in range(2):
             cluster.checkpoint(tmp_path / "ckpt")
         held = len(cluster)
@@ -137,7 +137,7 @@ def test_a_checkpoint_is_one_cut_and_a_cluster_opens_from_it(tmp_path: Path) -> 
     with sw.Cluster.open(tmp_path / "ckpt") as cluster:
         assert len(cluster) == held
         replay = cluster.transitions(sampler=sw.Prioritized(alpha=1.0))
-        assert sum(one.state.mass for one in replay._known.values()) == pytest.approx(mass)
+        assert sum(one.state.mass for one in replay._of.known.values()) == pytest.approx(mass)
         assert len(replay.sample(16)) == 16
     (tmp_path / "ckpt" / "notes.txt").write_text("mine")
     with sw.Cluster(SPEC, capacity=1000) as cluster, pytest.raises(FileExistsError, match=r"notes\.txt"):

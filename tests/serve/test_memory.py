@@ -94,7 +94,7 @@ def test_an_error_of_a_shard_reaches_the_caller_and_the_next_batch_comes(tmp_pat
         with pytest.raises(sw.DamagedError, match="nothing readable"):
             replay.sample(32)
         view.source.draw_into = original  # type: ignore[method-assign]
-        assert len(replay.sample(32)) == 32 and replay._ahead == 0
+        assert len(replay.sample(32)) == 32 and replay._of.ahead == 0
 
 
 def test_shared_memory_cannot_shrink_and_is_closed() -> None:

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +18,12 @@ from sharpwave.sampling.limiters import Cursor, Limiter, check_timeout
 from sharpwave.sampling.protocol import described, importance_weights
 from sharpwave.serve.cut_batches import read_into
 from sharpwave.serve.draws import Share, divide
+from sharpwave.serve.known_shards import KnownShards, Shards
 from sharpwave.serve.link import Link, ShardLostError
 from sharpwave.serve.remote_blend import RemoteBlend
-from sharpwave.serve.requests import Request, ViewState
+from sharpwave.serve.requests import Request
 from sharpwave.serve.shared_memory import SharedBlock, SharedBlocks
-from sharpwave.serve.wire import Frame, Part, WireError
+from sharpwave.serve.wire import Part, WireError
 from sharpwave.store import Store
 from sharpwave.views.batch import Arrays
 from sharpwave.views.layout import Target
@@ -35,37 +36,8 @@ LOOK_S = 0.005
 """Pause between looks at the shards while a batch waits."""
 QUARANTINE_S = 120.0
 """How long memory is kept from use that a lost shard may still be writing to."""
-MAX_AHEAD_STEPS = 1 << 24
 ATTEMPTS = 8
 """How often a batch is asked for while shards are lost."""
-
-
-class Shards(Protocol):
-    """The shards of a cluster, which may come and go.
-
-    Attributes:
-        links: by number; ``None``: the shard is gone for good.
-    """
-
-    links: list[Link | None]
-
-    def lost(self, number: int) -> None:
-        """Note that a shard does not answer."""
-
-
-@dataclass
-class _Shard:
-    """What is known of a view of one shard.
-
-    Attributes:
-        connection: of the link, in which ``view`` is the view's number. ``told``: when it last answered.
-    """
-
-    state: ViewState = field(default_factory=ViewState)
-    view: int = -1
-    connection: int = -1
-    told: float = 0.0
-    masses: float = 0.0
 
 
 @dataclass
@@ -106,120 +78,37 @@ class RemoteReplay(Generic[B]):
         limiter: Limiter | None,
         seed: int,
     ) -> None:
-        self._shards, self._local, self._shape, self._asked = shards, local, shape, dict(asked)
+        self._shape = shape
         self.name, self.view, self.limiter = str(asked["name"]), shape.view, limiter
         self.sampler = shape.sampler
-        self._asked["sampler"] = described(self.sampler)
+        self._of = KnownShards(shards, dict(asked) | {"sampler": described(self.sampler)})
         self._rng = np.random.default_rng([seed, 0])
-        self._known: dict[int, _Shard] = {}
         self._memory = SharedBlocks()
-        self._in_shared_memory = self._shares_memory()
+        self._in_shared_memory = all(link.is_local for link in self._of.links.values())
         self._pool = Pool(self._memory.make) if self._in_shared_memory else Pool()
         self._quarantined: deque[tuple[float, Any]] = deque()
         self._lock = threading.RLock()
         self._fields = list(local.spec.fields.values())
         self._numbers = {name: column.field for name, column in self.view.columns().items() if column.field is not None}
         self._cuts = True  # whether shards elsewhere send encoded rows, not whole arrays
-        self._ahead = 0  # items of batches that were asked for and have not come
         self.stale = 0
-        self.connect()
-
-    # what shards say
-
-    def _shares_memory(self) -> bool:
-        return all(link.is_local for link in self._links().values())
-
-    def _links(self) -> dict[int, Link]:
-        return {number: link for number, link in enumerate(self._shards.links) if link is not None}
-
-    def connect(self) -> None:
-        """Ask every shard for the view.  Raises: ValueError: one has another of that name."""
-        for number in self._links():
-            self._look(number)
-
-    def _look(self, number: int) -> bool:
-        """Ask a shard for its state; return whether it answered."""
-        link = self._shards.links[number]
-        if link is None or not link.may_be_tried():
-            return False
-        try:
-            self._ensure(number, link)
-            self._told(number, link.call(Request.STATE, self._head(number)))
-        except ShardLostError:
-            self._lost(number)
-            return False
-        return True
-
-    def _ensure(self, number: int, link: Link) -> _Shard:
-        """Make sure that a shard has the view.  Raises: ShardLostError."""
-        link.connect()
-        shard = self._known.setdefault(number, _Shard())
-        if shard.connection != link.connections:
-            seed = int(np.random.SeedSequence([self._asked["seed"], number]).generate_state(1)[0])
-            reply = link.call(Request.VIEW, self._asked | {"seed": seed})
-            shard.view, shard.connection = int(reply.head["view"]), link.connections
-            self._told(number, reply)
-        return shard
-
-    def _told(self, number: int, reply: Frame) -> None:
-        shard = self._known[number]
-        shard.state, shard.told = ViewState.read(reply.head.get("state")), time.monotonic()
-
-    def _lost(self, number: int) -> None:
-        shard = self._known.setdefault(number, _Shard())
-        shard.state = replace(shard.state, mass=0.0, count=0, uses=-1 if shard.state.uses < 0 else 0)
-        shard.connection = -1
-        self._shards.lost(number)
+        self.refresh()
 
     def refresh(self, older_s: float = 0.0) -> None:
-        """Ask the shards for their states that were told more than ``older_s`` seconds ago."""
-        before = time.monotonic() - older_s
-        tickets: list[tuple[int, Link, int]] = []
-        for number, link in self._links().items():
-            if not link.may_be_tried() or (number in self._known and self._known[number].told > before):
-                continue
-            try:
-                self._ensure(number, link)
-                tickets.append((number, link, link.submit(Request.STATE, self._head(number))))
-            except ShardLostError:
-                self._lost(number)
-        for number, link, ticket in tickets:
-            try:
-                self._told(number, link.wait(ticket))
-            except ShardLostError:
-                self._lost(number)
-
-    def _head(self, number: int) -> dict[str, Any]:
-        """Return what every request of this view says."""
-        largest = max((one.state.max_priority for one in self._known.values()), default=1.0)
-        return {"view": self._known[number].view, "max_priority": float(largest)}
-
-    @property
-    def _states(self) -> list[ViewState]:
-        return [one.state for one in self._known.values()]
+        """Ask the shards for their masses and counts that were told more than ``older_s`` seconds ago."""
+        with self._lock:
+            self._of.refresh(older_s)
 
     def __len__(self) -> int:
         """Return the number of items that can be sampled now, in all shards."""
         with self._lock:
-            self.refresh()
-            return sum(state.count for state in self._states)
+            self._of.refresh()
+            return sum(state.count for state in self._of.states)
 
     # the limiter
 
-    def _cursor(self) -> Cursor:
-        states = self._states
-        uses = sum(state.uses for state in states) if any(state.uses >= 0 for state in states) else float("inf")
-        size = sum(state.count for state in states)
-        return Cursor(
-            sum(state.inserts for state in states),
-            sum(state.samples for state in states) + self._ahead,
-            size,
-            uses if size else 0,
-            self.view.kind != "transitions",
-        )
-
     def _waits(self, batch_size: int) -> str | None:
-        cursor = self._cursor()
+        cursor = self._cursor
         if self.limiter is not None:
             reason = self.limiter.sample_waits(batch_size, cursor)
             if reason is not None:
@@ -235,22 +124,20 @@ class RemoteReplay(Generic[B]):
             EmptyError: nothing can be sampled.  LimiterTimeoutError.
         """
         deadline = time.monotonic() + check_timeout("sample", timeout)
-        self.refresh(1.0)
-        if self.limiter is not None:
-            self._give_credit()
+        self._of.refresh(1.0)
+        self._give_credit()
         while True:
             reason = self._waits(batch_size)
-            if reason is None and self._cursor().uses >= batch_size:
+            if reason is None and self._cursor.uses >= batch_size:
                 return
-            self.refresh()
-            if self.limiter is not None:
-                self._give_credit()
+            self._of.refresh()
+            self._give_credit()
             reason = self._waits(batch_size)
-            cursor = self._cursor()
+            cursor = self._cursor
             if reason is None:
                 if cursor.uses >= batch_size:
                     return
-                lost = [str(link.address) for link in self._links().values() if not link.may_be_tried()]
+                lost = [str(link.address) for link in self._of.links.values() if not link.may_be_tried()]
                 where = f"; {', '.join(lost)} cannot be reached" if lost else ""
                 raise EmptyError(
                     f"sample: {cursor.size} items can be sampled {cursor.uses:g} times, asked for were {batch_size}: "
@@ -260,30 +147,13 @@ class RemoteReplay(Generic[B]):
                 raise LimiterTimeoutError(f"sample: timed out; {reason}")
             time.sleep(LOOK_S)
 
-    def _credit(self) -> dict[int, int]:
-        """Return the total of steps up to which each shard may take some, so that the limiter is kept."""
-        assert self.limiter is not None
-        cursor = self._cursor()
-        low, high = 0, MAX_AHEAD_STEPS  # the most steps after which one more need not wait
-        while low < high:
-            middle = (low + high) // 2
-            then = replace(cursor, inserts=cursor.inserts + middle, size=cursor.size + middle)
-            if self.limiter.append_waits(1, then) is None:
-                low = middle + 1
-            else:
-                high = middle
-        alive = [number for number in self._links() if self._known.get(number, _Shard()).connection >= 0]
-        each = -(-low // max(1, len(alive)))
-        return {number: self._known[number].state.inserts + each for number in alive}
+    @property
+    def _cursor(self) -> Cursor:
+        return self._of.cursor(self.view.kind != "transitions")
 
     def _give_credit(self) -> None:
-        for number, inserts in self._credit().items():
-            link = self._shards.links[number]
-            try:
-                if link is not None:
-                    link.drop(link.submit(Request.CREDIT, self._head(number) | {"inserts": inserts}))
-            except ShardLostError:
-                self._lost(number)
+        if self.limiter is not None:
+            self._of.give_credit(self.limiter, self._cursor)
 
     # batches
 
@@ -332,15 +202,15 @@ class RemoteReplay(Generic[B]):
 
     def _admits(self, batch_size: int) -> bool:
         if self.limiter is not None:
-            self.refresh(LOOK_S)
+            self._of.refresh(LOOK_S)
             self._give_credit()
-        return self._waits(batch_size) is None and self._cursor().uses >= batch_size
+        return self._waits(batch_size) is None and self._cursor.uses >= batch_size
 
     def _submitted(self, batch_size: int) -> _Plan:
         """Ask the shards for their shares of a batch."""
         plan = _Plan(batch_size)
         self._ask(plan, self._lend(plan) if self._in_shared_memory else [], batch_size)
-        self._ahead += batch_size
+        self._of.ahead += batch_size
         return plan
 
     def _lend(self, plan: _Plan) -> list[Any]:
@@ -357,25 +227,25 @@ class RemoteReplay(Generic[B]):
         return [block.memory for block, _ in lent]
 
     def _ask(self, plan: _Plan, blocks: Sequence[Any], batch_size: int) -> None:
-        numbers = sorted(self._known)
-        masses = np.array([self._known[number].state.mass for number in numbers])
+        numbers = sorted(self._of.known)
+        masses = np.array([self._of.known[number].state.mass for number in numbers])
         if not masses.sum() > 0:
             raise EmptyError(f"sample: no shard has an item to sample; {self.view.waits_for}")
         plan.shares = [replace(one, shard=numbers[one.shard]) for one in divide(masses, batch_size, self._rng)]
         for share in plan.shares:
-            link = self._shards.links[share.shard]
+            link = self._of.links.get(share.shard)
             try:
                 if link is None:
                     raise ShardLostError("shard: gone")
-                self._ensure(share.shard, link)
+                self._of.ensure(share.shard, link)
                 ticket = self._ask_one(link, share, blocks, batch_size)
                 plan.tickets.append((link, link.connections, ticket))
             except ShardLostError:
-                self._lost(share.shard)
+                self._of.lost(share.shard)
                 plan.tickets.append((None, 0, 0))
 
     def _ask_one(self, link: Link, share: Share, blocks: Sequence[Any], batch_size: int) -> int:
-        head = self._head(share.shard) | {"begin": share.begin, "batch": batch_size}
+        head = self._of.head(share.shard) | {"begin": share.begin, "batch": batch_size}
         fds: list[int] = []
         self._forget_freed()
         if link.forgotten:
@@ -395,7 +265,7 @@ class RemoteReplay(Generic[B]):
         """Note for every shard which blocks of shared memory are gone here."""
         while self._memory.gone:
             number = self._memory.gone.popleft()
-            for link in self._links().values():
+            for link in self._of.links.values():
                 if number in link.shared:
                     link.shared.discard(number)
                     link.forgotten.append(number)
@@ -406,17 +276,17 @@ class RemoteReplay(Generic[B]):
             missing = self._missing(plan)
             if not missing:
                 break
-            self._ahead -= plan.size
+            self._of.ahead -= plan.size
             for error in missing:
                 if not isinstance(error, (EmptyError, ShardLostError)):
                     raise error
             if attempt == ATTEMPTS - 1:
                 raise ShardLostError(f"sample: asked {ATTEMPTS} times, and got no whole batch: {missing[0]}")
-            self.refresh()
+            self._of.refresh()
             self._again(plan)
         target = plan.target
         assert target is not None
-        self._ahead -= plan.size
+        self._of.ahead -= plan.size
         shards = np.empty(len(target.ids), np.int64)
         for share, (link, _, _) in zip(plan.shares, plan.tickets, strict=True):
             target.draw.probabilities[share.begin : share.end] *= share.probability
@@ -449,7 +319,7 @@ class RemoteReplay(Generic[B]):
                 if link is None or connection != link.connections:
                     raise ShardLostError("shard: its connection was made again")
                 reply = link.wait(ticket)
-                self._told(share.shard, reply)
+                self._of.told(share.shard, reply)
                 if reply.parts and wanted:
                     if plan.target is None:
                         self._lend(plan)
@@ -458,7 +328,7 @@ class RemoteReplay(Generic[B]):
                     read_into(part, reply, self.view, self._fields, self._numbers)
             except ShardLostError as error:
                 self._quarantined.append((time.monotonic() + QUARANTINE_S, plan.blocks))  # it may still write there
-                self._lost(share.shard)
+                self._of.lost(share.shard)
                 missing.append(error)
             except Exception as error:
                 if isinstance(error, WireError) and link is not None:
@@ -471,7 +341,7 @@ class RemoteReplay(Generic[B]):
     def _abandon(self, plan: _Plan) -> None:
         """Let a batch that was asked for go; its memory is used again once the shards have written to it."""
         self._missing(plan, wanted=False)
-        self._ahead -= plan.size
+        self._of.ahead -= plan.size
 
     def blended(self, parts: Sequence[tuple[Any, Any]], seed: int) -> RemoteBlend[B]:
         """Return a blend of views one of which is this: for ``sharpwave.Blend``."""
@@ -493,7 +363,7 @@ class RemoteReplay(Generic[B]):
         if shards is None:
             shards = getattr(batch, "shards", None)
         ids = on_host(getattr(batch, "ids", batch)).astype(np.int64, copy=False)
-        links = self._links()
+        links = self._of.links
         if shards is None:
             if len(links) != 1:
                 raise ValueError(
@@ -509,7 +379,7 @@ class RemoteReplay(Generic[B]):
 
     def _update(self, ids: Ints, incarnations: Ints, errors: npt.NDArray[np.float64]) -> int:
         """Set priorities; return how many items were stale."""
-        links = self._links()
+        links = self._of.links
         stale = len(ids)
         tickets = []
         for number, link in links.items():
@@ -519,16 +389,16 @@ class RemoteReplay(Generic[B]):
                 continue
             parts: dict[str, Part] = {"ids": np.asarray(ids[there]), "td_error": errors[there]}
             try:
-                if self._ensure(number, link).connection >= 0 and link.incarnation == int(incarnations[there][0]):
-                    tickets.append((number, link, link.submit(Request.UPDATE, self._head(number), parts), count))
+                if self._of.ensure(number, link).connection >= 0 and link.incarnation == int(incarnations[there][0]):
+                    tickets.append((number, link, link.submit(Request.UPDATE, self._of.head(number), parts), count))
             except ShardLostError:
-                self._lost(number)
+                self._of.lost(number)
         for number, link, ticket, count in tickets:
             try:
                 reply = link.wait(ticket)
-                self._told(number, reply)
+                self._of.told(number, reply)
                 stale += int(reply.head["stale"]) - count
             except ShardLostError:
-                self._lost(number)
+                self._of.lost(number)
         self.stale += stale
         return stale

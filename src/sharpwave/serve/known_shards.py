@@ -1,0 +1,153 @@
+"""What is known of one view in each shard of a cluster: its masses and counts, and which shards answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from sharpwave.sampling.limiters import Cursor, Limiter
+from sharpwave.serve.link import Link, ShardLostError
+from sharpwave.serve.requests import Request, ViewState
+from sharpwave.serve.wire import Frame
+
+MAX_AHEAD_STEPS = 1 << 24
+
+
+class Shards(Protocol):
+    """The shards of a cluster, which may come and go.
+
+    Attributes:
+        links: by number; ``None``: the shard is gone for good.
+    """
+
+    links: list[Link | None]
+
+    def lost(self, number: int) -> None:
+        """Note that a shard does not answer."""
+
+
+@dataclass
+class KnownShard:
+    """What is known of a view of one shard.
+
+    Attributes:
+        connection: of the link, in which ``view`` is the view's number. ``told``: when it last answered.
+    """
+
+    state: ViewState = field(default_factory=ViewState)
+    view: int = -1
+    connection: int = -1
+    told: float = 0.0
+
+
+class KnownShards:
+    """One view in each shard, as the shards last told.
+
+    Args:
+        shards: the cluster's. ``asked``: the view as they are asked for it.
+
+    Attributes:
+        known: by number. ``ahead``: items that were asked for and have not come.
+    """
+
+    def __init__(self, shards: Shards, asked: Mapping[str, Any]) -> None:
+        self._shards, self._asked = shards, dict(asked)
+        self.known: dict[int, KnownShard] = {}
+        self.ahead = 0
+
+    @property
+    def links(self) -> dict[int, Link]:
+        """Links to the shards that are there, by number."""
+        return {number: link for number, link in enumerate(self._shards.links) if link is not None}
+
+    def ensure(self, number: int, link: Link) -> KnownShard:
+        """Make sure that a shard has the view.  Raises: ShardLostError."""
+        link.connect()
+        shard = self.known.setdefault(number, KnownShard())
+        if shard.connection != link.connections:
+            seed = int(np.random.SeedSequence([self._asked["seed"], number]).generate_state(1)[0])
+            reply = link.call(Request.VIEW, self._asked | {"seed": seed})
+            shard.view, shard.connection = int(reply.head["view"]), link.connections
+            self.told(number, reply)
+        return shard
+
+    def told(self, number: int, reply: Frame) -> None:
+        """Take over what a shard says of the view with a reply."""
+        shard = self.known[number]
+        shard.state, shard.told = ViewState.read(reply.head.get("state")), time.monotonic()
+
+    def lost(self, number: int) -> None:
+        """Note that a shard does not answer: nothing is drawn from it until it does."""
+        shard = self.known.setdefault(number, KnownShard())
+        shard.state = replace(shard.state, mass=0.0, count=0, uses=-1 if shard.state.uses < 0 else 0)
+        shard.connection = -1
+        self._shards.lost(number)
+
+    def refresh(self, older_s: float = 0.0) -> None:
+        """Ask the shards for their states that were told more than ``older_s`` seconds ago."""
+        before = time.monotonic() - older_s
+        tickets: list[tuple[int, Link, int]] = []
+        for number, link in self.links.items():
+            if not link.may_be_tried() or (number in self.known and self.known[number].told > before):
+                continue
+            try:
+                self.ensure(number, link)
+                tickets.append((number, link, link.submit(Request.STATE, self.head(number))))
+            except ShardLostError:
+                self.lost(number)
+        for number, link, ticket in tickets:
+            try:
+                self.told(number, link.wait(ticket))
+            except ShardLostError:
+                self.lost(number)
+
+    def head(self, number: int) -> dict[str, Any]:
+        """Return what every request of this view says."""
+        largest = max((one.state.max_priority for one in self.known.values()), default=1.0)
+        return {"view": self.known[number].view, "max_priority": float(largest)}
+
+    @property
+    def states(self) -> list[ViewState]:
+        """What each shard told last."""
+        return [one.state for one in self.known.values()]
+
+    def cursor(self, windows: bool) -> Cursor:
+        """Return the progress of the view in all shards; ``windows``: whether its items are windows."""
+        states = self.states
+        uses = sum(state.uses for state in states) if any(state.uses >= 0 for state in states) else float("inf")
+        size = sum(state.count for state in states)
+        return Cursor(
+            sum(state.inserts for state in states),
+            sum(state.samples for state in states) + self.ahead,
+            size,
+            uses if size else 0,
+            windows,
+        )
+
+    def give_credit(self, limiter: Limiter, cursor: Cursor) -> None:
+        """Tell every shard up to which total of steps it may take some."""
+        for number, inserts in self._credit(limiter, cursor).items():
+            link = self._shards.links[number]
+            try:
+                if link is not None:
+                    link.drop(link.submit(Request.CREDIT, self.head(number) | {"inserts": inserts}))
+            except ShardLostError:
+                self.lost(number)
+
+    def _credit(self, limiter: Limiter, cursor: Cursor) -> dict[int, int]:
+        """Return the total of steps up to which each shard may take some, so that the limiter is kept."""
+        low, high = 0, MAX_AHEAD_STEPS  # the most steps after which one more need not wait
+        while low < high:
+            middle = (low + high) // 2
+            then = replace(cursor, inserts=cursor.inserts + middle, size=cursor.size + middle)
+            if limiter.append_waits(1, then) is None:
+                low = middle + 1
+            else:
+                high = middle
+        alive = [number for number in self.links if self.known.get(number, KnownShard()).connection >= 0]
+        each = -(-low // max(1, len(alive)))
+        return {number: self.known[number].state.inserts + each for number in alive}
