@@ -120,3 +120,34 @@ def test_what_it_cannot_do_it_says_in_a_line(arguments: list[str], text: str) ->
     environment = {name: value for name, value in os.environ.items() if name != "SHARPWAVE_SECRET"} | {"COLUMNS": "200"}
     done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, env=environment, timeout=60)
     assert done.returncode in (1, 2) and text in " ".join(done.stderr.split()) and "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="clients use unix sockets")
+def test_clients_go_on_when_the_service_was_killed_and_is_started_again(tmp_path: Path) -> None:
+    arguments = ["--disk", str(tmp_path / "d"), "--capacity", "1e4", "--listen", f"unix:{tmp_path}/s"]
+    with serving(*arguments) as (address, process):
+        cluster = sw.Cluster(SPEC, address=address)
+        writer, replay = cluster.writer(2, segment_steps=8), cluster.transitions()
+        extend(writer, 0, 100)
+        writer.flush()
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        extend(writer, 100, 50)
+    with serving(*arguments):  # at once: its shards may still be ending
+        writer.flush(30)
+        assert len(cluster) == 2 * 144
+        replay.refresh()
+        batch = replay.sample(32)
+        np.testing.assert_array_equal(batch.obs[:, 0], batch.step)
+        cluster.close()
+
+
+def extend(writer: sw.SegmentWriter, begin: int, steps: int) -> None:
+    for step in range(begin, begin + steps):
+        writer.extend(
+            obs=np.full((2, 3), step, np.float32),
+            action=[step, step],
+            reward=[1, 1],
+            terminated=[False] * 2,
+            truncated=[False] * 2,
+        )

@@ -18,7 +18,7 @@ from sharpwave.sampling.protocol import Sampler
 from sharpwave.sampling.uniform import Uniform
 from sharpwave.serve.addresses import TCP, UNIX, Address, Security, machine
 from sharpwave.serve.delivery import Delivery
-from sharpwave.serve.link import Link
+from sharpwave.serve.link import Link, ShardLostError
 from sharpwave.serve.local_shards import MAX_SHARDS, READY_S, LocalShards, Plan
 from sharpwave.serve.manifest import CLUSTER, Manifest, is_ours, new_folder
 from sharpwave.serve.remote_replay import RemoteReplay
@@ -273,10 +273,23 @@ class Cluster:
     # the whole
 
     def _call(self, kind: Request, head: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
-        """Send a request to every shard; return their replies' heads.  Raises: ShardLostError."""
+        """Send a request, which may be repeated, to every shard; return their replies' heads.  Raises: ShardLostError."""
         links = [link for link in self.links if link is not None]
-        tickets = [(link, link.submit(kind, head or {})) for link in links]
-        return [link.wait(ticket).head for link, ticket in tickets]
+        tickets: list[tuple[Link, int | None]] = []
+        for link in links:
+            try:
+                tickets.append((link, link.submit(kind, head or {})))
+            except ShardLostError:  # a connection of the shard's life before, perhaps
+                tickets.append((link, None))
+        said = []
+        for link, ticket in tickets:
+            try:
+                said.append(link.call(kind, head) if ticket is None else link.wait(ticket))
+            except ShardLostError:
+                if ticket is None:
+                    raise
+                said.append(link.call(kind, head))
+        return [one.head for one in said]
 
     @property
     def recovery(self) -> None:

@@ -7,6 +7,7 @@ ready it writes a line of JSON with its address to its standard output.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -14,10 +15,12 @@ import shutil
 import signal
 import sys
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from sharpwave.errors import StoreInUseError
 from sharpwave.native.jit import CACHED
@@ -33,6 +36,10 @@ from sharpwave.warmup import warm_up
 STORE = "store"
 """Folder of the store, in the shard's."""
 MANIFEST = "store.json"
+FREE_S = 5.0
+"""How long a folder or an address may be in use by a shard that is ending."""
+IN_USE = (errno.EADDRINUSE, errno.EAGAIN, errno.EWOULDBLOCK)
+T = TypeVar("T")
 LEVEL_S = 0.5
 """Pause between looks whether a shard's replica is as it should be."""
 
@@ -124,7 +131,8 @@ def main() -> None:
     try:
         if settings.warm or not CACHED:
             warm_up()  # or its first clients wait for the compiler
-        store, keeper = opened(settings), replica(settings)
+        store = _once_free(lambda: opened(settings))
+        keeper = replica(settings)
     except (OSError, ValueError, TypeError, MemoryError, RuntimeError) as error:
         failure = f"{type(error).__name__}: {error}"
         _tell({"failed": failure, "in_use": isinstance(error, StoreInUseError)})
@@ -138,7 +146,8 @@ def main() -> None:
         servers: list[Server] = []
         try:
             for one in settings.addresses:
-                servers.append(Server(shard, Address.parse(one), security))
+                address = Address.parse(one)
+                servers.append(_once_free(lambda address=address: Server(shard, address, security)))  # type: ignore[misc]
         except (OSError, ValueError) as error:
             _tell({"failed": f"{type(error).__name__}: {error}"})
             raise SystemExit(1) from None
@@ -153,6 +162,21 @@ def main() -> None:
                 if server.address.path:
                     with contextlib.suppress(OSError):
                         os.unlink(server.address.path)
+
+
+def _once_free(make: Callable[[], T]) -> T:
+    """Return what ``make`` does, also if a former life of this shard, whose parent was killed, is just ending."""
+    deadline = time.monotonic() + FREE_S
+    while True:
+        try:
+            return make()
+        except OSError as error:
+            if (
+                not (isinstance(error, (StoreInUseError, FileExistsError)) or error.errno in IN_USE)
+                or time.monotonic() > deadline
+            ):
+                raise
+        time.sleep(0.05)
 
 
 def _stay_level(neighbour: Neighbour, over: threading.Event) -> None:

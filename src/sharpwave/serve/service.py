@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import shutil
+import stat
 import tempfile
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from sharpwave.serve.addresses import Address, Security
+from sharpwave.serve.addresses import TCP, Address, Security
 from sharpwave.serve.directory import Directory
 from sharpwave.serve.local_shards import LocalShards, Plan
 from sharpwave.serve.manifest import CLUSTER, Manifest, new_folder
@@ -37,7 +41,9 @@ class Service:
         self.shards: LocalShards | None = None
         security.check(listen)
         try:
-            sockets = Path(self._undo.enter_context(tempfile.TemporaryDirectory(prefix="sharpwave-")))
+            sockets = _sockets(listen)
+            if sockets is None:
+                sockets = Path(self._undo.enter_context(tempfile.TemporaryDirectory(prefix="sharpwave-")))
             self._plan = Plan(shards, sockets, disk=disk, listen=listen, security=security, **limits)
             directory = Directory(self._make)
             if disk is not None and (disk / CLUSTER).exists():
@@ -52,6 +58,7 @@ class Service:
                 directory = Directory(self._make, found.spec, self._started(found.spec))
             self.server = Server(directory, listen, security)
             self._undo.callback(self.server.close)
+            self._sockets = sockets
             self.address = self.server.address
             self._plan = replace(self._plan, listen=self.address)
         except BaseException:
@@ -73,9 +80,27 @@ class Service:
     def close(self) -> None:
         """Stop the directory and the shards, which write what is left to their disks."""
         self._undo.close()
+        shutil.rmtree(self._sockets, ignore_errors=True)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _sockets(listen: Address) -> Path | None:
+    """Return a folder of this user's for the shards' sockets, the same whenever the service listens at this address:
+    clients find the shards again after it was killed. ``None``: there is none, or it is not safe.
+    """
+    if not hasattr(os, "getuid") or (listen.kind == TCP and not listen.port):
+        return None
+    name = hashlib.sha256(str(listen).encode()).hexdigest()[:12]
+    folder = Path(tempfile.gettempdir()) / f"sharpwave-serve-{os.getuid()}-{name}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = os.lstat(folder)
+    except OSError:
+        return None
+    private = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+    return folder if private else None
