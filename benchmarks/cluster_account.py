@@ -138,8 +138,8 @@ def audit(cluster: sw.Cluster, accounts: list[Account], others: dict[tuple[int, 
         for lane in range(LANES):
             # The last acknowledged step of an unfinished episode has no successor yet.
             expected[one.shard, one.first_lane + lane] = set(range(one.acknowledged - 1))
-    for key, steps in expected.items():
-        if lost := len(steps - set(seen.get(key, []))):
+    for key, told in expected.items():
+        if lost := len(told - set(seen.get(key, []))):
             found.append(f"lane {key}: {lost} acknowledged steps are lost")
     return found
 

@@ -273,7 +273,10 @@ class Cluster:
     # the whole
 
     def _call(self, kind: Request, head: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
-        """Send a request, which may be repeated, to every shard; return their replies' heads.  Raises: ShardLostError."""
+        """Send a request to every shard, twice if its connection broke; return their replies' heads.
+
+        Raises: ShardLostError.
+        """
         links = [link for link in self.links if link is not None]
         tickets: list[tuple[Link, int | None]] = []
         for link in links:
