@@ -252,7 +252,7 @@ class Group:
             for shard, id_, step in zip(batch.shards, batch.ids, batch.step, strict=True)
         }
         self.replay.refresh()
-        mass = sum(one.state.mass for one in self.replay._known.values())
+        mass = sum(one.state.mass for one in self.replay._of.known.values())
         for _ in range(8):
             batch = self.replay.sample(256)
             for shard, id_, p in zip(batch.shards, batch.ids, batch.probabilities, strict=True):
