@@ -1,6 +1,6 @@
 """Rounds of faults on a cluster of processes on this machine, against an account of what its writers were told.
 
-    python benchmarks/cluster_faults.py [--rounds 200] [--seed 0] [--results benchmarks/results/cluster_faults.json]
+    python benchmarks/cluster_faults.py [--rounds 200] [--seed 0] [--results FILE] [--show FILE]
 
 Writers with ``durability="flush"`` and a learner go on while shards, writers, learners and connections die. After every
 round the learner's batches are checked against what was written, and its probabilities against the shards' own masses;
@@ -22,11 +22,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cluster_account import SPEC, Account, Relay, audit, wrong
+from cluster_account import LANES, SPEC, Account, Relay, audit, wrong
 
 import sharpwave as sw
 from sharpwave.bench.worker import private_bytes
@@ -302,56 +303,73 @@ def slope(values: list[float]) -> tuple[float, float]:
     return each, 1.96 * float(np.sqrt(rest @ rest / (len(x) - 2) / (x @ x)))
 
 
+@dataclass
+class Record:
+    """What rounds have shown: by fault, seconds until recovery and what was wrong; after groups; bytes of the learner."""
+
+    seed: int
+    rounds: int = 0
+    recovery_s: dict[str, list[float | None]] = field(default_factory=lambda: {name: [] for name in FAULTS})
+    wrong: dict[str, list[str]] = field(default_factory=lambda: {name: [] for name in FAULTS})
+    audits: list[str] = field(default_factory=list)
+    steps: int = 0
+    learner_bytes: list[float] = field(default_factory=list)
+
+    def add(self, fault: str, took: float, found: list[str]) -> None:
+        self.recovery_s[fault].append(round(took, 3) if took == took else None)
+        self.wrong[fault] += found
+        self.learner_bytes.append(float(private_bytes()))
+        self.rounds += 1
+
+    def show(self) -> None:
+        print(f"\n{'fault':34} rounds  median s  longest s  wrong")
+        for name, taken in self.recovery_s.items():
+            known = [one for one in taken if one is not None]
+            seconds = f"{np.median(known):8.2f}  {max(known):9.2f}" if known else "       -          -"
+            print(f"{name:34} {len(taken):6}  {seconds}  {len(self.wrong[name])}")
+        print(
+            f"{self.steps:,} steps acknowledged, counted after groups of {GROUP} rounds: {self.audits or 'all there, once'}"
+        )
+        if self.learner_bytes:
+            each, margin = slope(self.learner_bytes[len(self.learner_bytes) // 4 :])
+            print(f"learner's memory: {each / 1024:+.0f} KiB a round, 95% interval +-{margin / 1024:.0f}")
+
+
+def play(group: Group, faults: list[str], record: Record) -> None:
+    """Play rounds on one cluster, and count all that it holds at the end."""
+    time.sleep(0.3)
+    for name in faults:
+        shard = group.random.randrange(SHARDS)
+        time.sleep(group.random.uniform(0.0, 0.3))
+        took = FAULTS[name](group, shard)
+        found = group.check()
+        record.add(name, took, found)
+        print(f"{record.rounds}: seed {group.name}, {name}, shard {shard}: {took:.2f} s {found or ''}", flush=True)
+    counted = group.end()
+    steps = LANES * sum(one.acknowledged for one in group.accounts)
+    record.steps += steps
+    record.audits += [f"seed {group.name}: {text}" for text in counted]
+    print(f"   {steps:,} steps acknowledged: {counted or 'all there, once'}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--results", type=Path)
+    parser.add_argument("--results", type=Path, help="written after every group of rounds")
+    parser.add_argument("--show", type=Path, help="print the table of results that were written, and nothing else")
     given = parser.parse_args()
-    times: dict[str, list[float]] = {name: [] for name in FAULTS}
-    wrongs: dict[str, list[str]] = {name: [] for name in FAULTS}
-    memory, audits, done = [], list[str](), 0
-    names = list(FAULTS)
-    while done < given.rounds:
-        seed = given.seed + done
-        order = names[:]
-        random.Random(seed).shuffle(order)
+    if given.show:
+        return Record(**json.loads(given.show.read_text())).show()
+    record = Record(given.seed)
+    while record.rounds < given.rounds:
+        seed = given.seed + record.rounds
+        faults = random.Random(seed).sample(list(FAULTS), len(FAULTS))[: given.rounds - record.rounds]
         with tempfile.TemporaryDirectory(prefix="faults-") as made:
-            group = Group(Path(made), seed, str(seed))
-            time.sleep(0.3)
-            for name in order[: given.rounds - done]:
-                shard = group.random.randrange(SHARDS)
-                time.sleep(group.random.uniform(0.0, 0.3))
-                times[name].append(FAULTS[name](group, shard))
-                found = group.check()
-                wrongs[name] += found
-                memory.append(float(private_bytes()))
-                done += 1
-                print(f"{done}: seed {seed}, {name}, shard {shard}: {times[name][-1]:.2f} s {found or ''}", flush=True)
-            counted = group.end()
-            held = sum(one.acknowledged for one in group.accounts)
-            audits += [f"seed {seed}: {text}" for text in counted]
-            print(f"   {held:,} steps of each lane acknowledged; {counted or 'all there, once'}", flush=True)
-    each, margin = slope(memory[len(memory) // 4 :])
-    report = {
-        "rounds": done,
-        "seed": given.seed,
-        "faults": {
-            name: {"rounds": len(taken), "recovery_s": taken, "wrong": wrongs[name]} for name, taken in times.items()
-        },
-        "audits": audits,
-        "learner_bytes": memory,
-        "learner_bytes_a_round": [each, margin],
-    }
-    print(f"\n{'fault':34} rounds  median s  longest s  wrong")
-    for name, taken in times.items():
-        known = [one for one in taken if one == one]
-        seconds = f"{np.median(known):8.2f}  {max(known):9.2f}" if known else "       -          -"
-        print(f"{name:34} {len(taken):6}  {seconds}  {len(wrongs[name])}")
-    print(f"after groups of {GROUP} rounds: {len(audits)} wrong {audits or ''}")
-    print(f"learner's private memory: {each / 1024:+.0f} KiB a round, 95% interval +-{margin / 1024:.0f}")
-    if given.results:
-        given.results.write_text(json.dumps(report, indent=1, default=str).replace("NaN", "null") + "\n")
+            play(Group(Path(made), seed, str(seed)), faults, record)
+        if given.results:
+            given.results.write_text(json.dumps(asdict(record), indent=1) + "\n")
+    record.show()
 
 
 if __name__ == "__main__":
