@@ -35,7 +35,7 @@ from sharpwave.serve.addresses import Security
 from sharpwave.serve.link import Link
 from sharpwave.serve.requests import Request
 
-GROUP, SHARDS = 12, 2
+SHARDS = 2
 HERE = Path(__file__).parent
 
 
@@ -305,7 +305,7 @@ def slope(values: list[float]) -> tuple[float, float]:
 
 @dataclass
 class Record:
-    """What rounds have shown: by fault, seconds until recovery and what was wrong; after groups; bytes of the learner."""
+    """What rounds have shown: by fault, seconds until recovery and what was wrong; and the learner's memory."""
 
     seed: int
     rounds: int = 0
@@ -327,9 +327,7 @@ class Record:
             known = [one for one in taken if one is not None]
             seconds = f"{np.median(known):8.2f}  {max(known):9.2f}" if known else "       -          -"
             print(f"{name:34} {len(taken):6}  {seconds}  {len(self.wrong[name])}")
-        print(
-            f"{self.steps:,} steps acknowledged, counted after groups of {GROUP} rounds: {self.audits or 'all there, once'}"
-        )
+        print(f"{self.steps:,} steps acknowledged, counted after groups of rounds: {self.audits or 'all there, once'}")
         if self.learner_bytes:
             each, margin = slope(self.learner_bytes[len(self.learner_bytes) // 4 :])
             print(f"learner's memory: {each / 1024:+.0f} KiB a round, 95% interval +-{margin / 1024:.0f}")

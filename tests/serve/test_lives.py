@@ -16,7 +16,7 @@ import pytest
 import sharpwave as sw
 from sharpwave.segment_writer import SegmentWriter
 from sharpwave.serve.link import ShardLostError
-from tests.serve.serving import SPEC, play
+from tests.serve.serving import SPEC, play, served
 
 STEPS = 120
 
@@ -211,3 +211,14 @@ def test_a_lost_shard_that_nobody_starts_again(tmp_path: Path) -> None:
     with pytest.raises(ShardLostError, match="gone"):
         cluster.writer(1)
     cluster.close()
+
+
+def test_a_writer_gets_a_shard_that_answers(tmp_path: Path) -> None:
+    with served(1, tmp_path) as there:
+        cluster = sw.Cluster.of(SPEC, [f"unix:{tmp_path}/gone", str(there.servers[0].address)])
+        for _ in range(2):  # whichever's turn it is
+            writer = cluster.writer(1, segment_steps=8)
+            counting(writer, 0, 20, lanes=1)
+            writer.close()
+        assert there.stores[0].lanes == 2
+        cluster.close()

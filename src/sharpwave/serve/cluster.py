@@ -243,7 +243,7 @@ class Cluster:
 
         Args:
             name: of the writer. One that replaces another of the same name goes on with its lanes.
-            shard: number of the shard; default: one after the other.
+            shard: number of the shard; default: one after the other, without those that cannot be reached.
             durability: "memory": a segment is acknowledged once it is in the shard's store; "flush": once it is on the
                 shard's disk.
             segment_steps: steps in a segment, at most the shard's.
@@ -255,19 +255,27 @@ class Cluster:
         if durability not in ("memory", "flush"):
             raise ValueError(f"writer: durability={durability!r}, expected 'memory' or 'flush'")
         alive = [number for number, link in enumerate(self.links) if link is not None]
-        if shard is None:
-            shard = alive[(self._writers + os.getpid()) % len(alive)]
+        tried = [shard]
+        if shard is None:  # one after the other, and past those that are away
+            begin = (self._writers + os.getpid()) % len(alive)
+            tried = [*alive[begin:], *alive[:begin]]
             self._writers += 1
-        link = self.links[shard] if shard in alive else None
-        if link is None:
-            raise ValueError(f"writer: shard={shard!r}, expected one of {alive}")
-        delivery = Delivery(
-            Link(link.address, self._security),
-            uuid.uuid4().hex if name is None else str(name),
-            lanes,
-            durable=durability == "flush",
-            timeout=timeout,
-        )
+        for number in tried:
+            link = self.links[number] if number in alive else None
+            if link is None:
+                raise ValueError(f"writer: shard={number!r}, expected one of {alive}")
+            try:
+                delivery = Delivery(
+                    Link(link.address, self._security),
+                    uuid.uuid4().hex if name is None else str(name),
+                    lanes,
+                    durable=durability == "flush",
+                    timeout=timeout,
+                )
+                break
+            except ShardLostError:
+                if number == tried[-1]:
+                    raise
         return RemoteWriter(self.spec, delivery, codec=codec, segment_steps=segment_steps)
 
     # the whole
