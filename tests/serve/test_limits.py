@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
+from sharpwave.serve.link import ShardLostError
 from tests.serve.serving import fill, play, served
 
 
@@ -108,3 +109,16 @@ def test_a_view_is_shared_by_name_and_another_of_that_name_refused(tmp_path: Pat
         assert second._of.known[0].state.mass == first._of.known[0].state.mass > len(second)
         with pytest.raises(ValueError, match="n_step"):
             there.cluster.transitions(n_step=3, sampler=sw.Prioritized(alpha=1.0))
+
+
+def test_stats_leave_out_a_shard_that_is_away(tmp_path: Path) -> None:
+    """A learner reports in the middle of a shard's restart, and goes on."""
+    with served(2, tmp_path) as there:
+        for number, store in enumerate(there.stores):
+            fill(store, 1, 60, number)
+        assert there.cluster.stats()["steps"] == len(there.stores[0]) + len(there.stores[1])
+        there.servers[0].close()
+        assert there.cluster.stats()["steps"] == len(there.stores[1])
+        there.servers[1].close()
+        with pytest.raises(ShardLostError):
+            there.cluster.stats()

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from sharpwave.cli import bench, data_sets, inspect, plan, record, saliency, serve, train, verify, view, warmup
+from sharpwave.cli import actors, bench, data_sets, inspect, plan, record, saliency, serve, train, verify, view, warmup
 from sharpwave.cli import eval as eval_command
 
 app = typer.Typer(
@@ -37,5 +37,6 @@ app.add_typer(bench.app, name="bench")
 app.command("inspect")(inspect.inspect)
 app.command("verify")(verify.verify)
 app.command("serve")(serve.serve)
+app.command("actors")(actors.actors)
 app.command("view")(view.view)
 app.command("warmup")(warmup.warmup)

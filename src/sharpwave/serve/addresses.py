@@ -12,7 +12,8 @@ import socket
 import ssl
 import stat
 import struct
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,9 @@ class Address:
         return False
 
 
+HERE = Address(TCP, host="127.0.0.1")
+
+
 @dataclass(frozen=True)
 class Security:
     """What both ends of a connection must share.
@@ -106,6 +110,31 @@ class Security:
                 "characters: set SHARPWAVE_SECRET on both ends (python -c 'import secrets; "
                 "print(secrets.token_hex(32))' makes one), or listen on 127.0.0.1"
             )
+
+
+def reachable(said: Mapping[str, Any], directory: Address) -> dict[str, Any]:
+    """Return what a directory says, with its own host where shards listen at every address of their machine."""
+
+    def named(text: str) -> str:
+        one = Address.parse(text)
+        return str(replace(one, host=directory.host)) if one.is_any and directory.kind == TCP else text
+
+    return {**said, "shards": [[named(one) for one in addresses] for addresses in said["shards"]]}
+
+
+def nearest(said: Mapping[str, Any], directory: Address) -> list[Address]:
+    """Return each shard's address by which this process reaches it best: its unix socket on the same machine."""
+    here, found = machine(), []
+    said = reachable(said, directory)
+    machines = said.get("machines") or [said["machine"]] * len(said["shards"])
+    for addresses, where in zip(said["shards"], machines, strict=True):
+        parsed = [Address.parse(one) for one in addresses]
+        unix = [one for one in parsed if one.kind == UNIX and where == here and os.access(one.path, os.W_OK)]
+        others = [one for one in parsed if one.kind == TCP]
+        if not unix and not others:
+            raise ConnectionError(f"{directory}: a shard listens at {addresses} only, which is on another machine")
+        found.append((unix or others)[0])
+    return found
 
 
 def machine() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import tempfile
 import uuid
@@ -16,11 +17,12 @@ from sharpwave.errors import not_to_be_copied
 from sharpwave.sampling.limiters import Limiter
 from sharpwave.sampling.protocol import Sampler
 from sharpwave.sampling.uniform import Uniform
-from sharpwave.serve.addresses import TCP, UNIX, Address, Security, machine
+from sharpwave.serve.addresses import HERE, Address, Security, machine, nearest, reachable
 from sharpwave.serve.delivery import Delivery
 from sharpwave.serve.link import Link, ShardLostError
 from sharpwave.serve.local_shards import MAX_SHARDS, READY_S, LocalShards, Plan
 from sharpwave.serve.manifest import CLUSTER, Manifest, is_ours, new_folder
+from sharpwave.serve.ray_cluster import RayShards, is_ray
 from sharpwave.serve.remote_replay import RemoteReplay
 from sharpwave.serve.remote_writer import RemoteWriter
 from sharpwave.serve.requests import SEQUENCES, TRANSITIONS, Request
@@ -43,12 +45,16 @@ class Cluster:
         disk: folder in which each shard has a folder of its own.
         replicas: 1: each shard's steps are kept by the next one too, so that they survive the loss of its folder or
             memory. ``ram`` and ``disk_limit`` include them. It needs 2 shards or more.
-        address: "local": shards are processes of this machine, which end with this one; else the address of
+        address: "local": shards are processes of this machine, which end with this one; "auto" or "ray://HOST:PORT":
+            they are actors of that Ray, "ray": of the one that this process has begun; else the address of
             ``sharpwave serve``: "unix:PATH" or "HOST:PORT".
         secret: shared secret; default: that of the environment variable SHARPWAVE_SECRET.
         tls_authority: PEM file by which the certificates of shards elsewhere are checked: connections are encrypted.
         seed: seed of the draws.
         options: further arguments of each shard's ``Store``: ``codec``, ``on_full``, ``retention``, ``segment_steps``.
+
+    Attributes:
+        security: what other clients need to know: the secret.
 
     Raises:
         ValueError, TypeError: an invalid argument.
@@ -72,9 +78,19 @@ class Cluster:
         seed: int = 0,
         **options: Any,
     ) -> None:
-        self._begin(spec, Security.of(secret, authority=tls_authority), seed)
+        security = Security.of(secret, authority=tls_authority)
+        if is_ray(address) and not security.secret:  # Ray hands it to the shards
+            security = replace(security, secret=secrets.token_hex(32).encode())
+        self._begin(spec, security, seed)
         try:
-            if address == "local":
+            if is_ray(address):
+                if replicas:
+                    raise ValueError(f"Cluster: replicas={replicas!r} is not for shards on Ray; leave it out")
+                given = {"seed": self._seed, **options}
+                folder = None if disk is None else Path(disk).absolute()
+                plan = Plan(shards, Path(), capacity, ram, disk_limit, folder, given, security=self.security)
+                self._run(plan, RayShards(address, plan.settings(spec)))
+            elif address == "local":
                 folder = None if disk is None else checked_folder("disk", disk)
                 sockets, given = self._sockets(), {"seed": self._seed, **options}
                 plan = Plan(
@@ -85,7 +101,7 @@ class Cluster:
                     disk_limit,
                     folder,
                     given,
-                    security=self._security,
+                    security=self.security,
                     replicas=replicas,
                 )
                 manifest = plan.manifest(spec)
@@ -104,21 +120,30 @@ class Cluster:
             raise
 
     def _begin(self, spec: Spec, security: Security, seed: int) -> None:
-        self.spec, self._security, self._seed = spec, security, int(seed)
+        self.spec, self.security, self._seed = spec, security, int(seed)
         self.links: list[Link | None] = []
         self._undo = ExitStack()
-        self._processes: LocalShards | None = None
+        self._processes: LocalShards | RayShards | None = None
         self._plan: Plan | None = None
+        self._said: dict[str, Any] | None = None
         self._local = Store(spec, capacity=LOCAL_CAPACITY)
         self._made = 0
         self._writers = 0
 
     def _start(self, plan: Plan) -> None:
         """Start the shards of a plan as processes of this machine."""
-        self._plan = plan
-        self._processes = LocalShards(plan.settings(self.spec))
-        self._undo.callback(self._processes.close)
-        self.links = [Link(Address.parse(one[0]), self._security) for one in self._processes.addresses]
+        self._run(plan, LocalShards(plan.settings(self.spec)))
+
+    def _run(self, plan: Plan, started: LocalShards | RayShards) -> None:
+        self._plan, self._processes = plan, started
+        self._undo.callback(started.close)
+        self.links = [self._linked(number) for number in range(plan.shards)]
+
+    def _linked(self, number: int) -> Link:
+        """Return a link to a shard that this object has started."""
+        assert self._processes is not None
+        found = nearest(self._processes.where(), HERE)[number]
+        return Link(found, self.security, moved=self._processes.moved(number))
 
     def _join(self, address: str, given: Mapping[str, Any]) -> None:
         """Connect to the shards of ``sharpwave serve``, which makes them if there are none."""
@@ -128,8 +153,8 @@ class Cluster:
                 f"Cluster: {named[0]}= is for address='local'; {address} has the limits that it was served with"
             )
         directory = Address.parse(address)
-        said = nearest(ask_directory(directory, self._security, self.spec), directory)
-        self.links = [Link(one, self._security) for one in said]
+        self._said = reachable(ask_directory(directory, self.security, self.spec), directory)
+        self.links = [Link(one, self.security) for one in nearest(self._said, directory)]
 
     @classmethod
     def of(
@@ -144,7 +169,7 @@ class Cluster:
         """Return the cluster of shards that listen at ``addresses``."""
         made = cls.__new__(cls)
         made._begin(spec, Security.of(secret, authority=tls_authority), seed)
-        made.links = [Link(Address.parse(str(one)), made._security) for one in addresses]
+        made.links = [Link(Address.parse(str(one)), made.security) for one in addresses]
         return made
 
     def _sockets(self) -> Path:
@@ -266,7 +291,7 @@ class Cluster:
                 raise ValueError(f"writer: shard={number!r}, expected one of {alive}")
             try:
                 delivery = Delivery(
-                    Link(link.address, self._security),
+                    link.another(),
                     uuid.uuid4().hex if name is None else str(name),
                     lanes,
                     durable=durability == "flush",
@@ -279,6 +304,14 @@ class Cluster:
         return RemoteWriter(self.spec, delivery, codec=codec, segment_steps=segment_steps)
 
     # the whole
+
+    def where(self) -> dict[str, Any]:
+        """Return what a directory says: the addresses of each of ``shards``, and the ``machine`` that they are on."""
+        if self._said is not None:
+            return self._said
+        if self._processes is not None:
+            return self._processes.where()
+        return {"shards": [[str(link.address)] for link in self.links if link is not None], "machine": machine()}
 
     def _call(self, kind: Request, head: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
         """Send a request to every shard, twice if its connection broke; return their replies' heads.
@@ -302,6 +335,24 @@ class Cluster:
                 said.append(link.call(kind, head))
         return [one.head for one in said]
 
+    def _answers(self, kind: Request) -> list[dict[str, Any]]:
+        """Return the heads of the replies of those shards that can be reached.  Raises: ShardLostError: none can."""
+        tickets: list[tuple[Link, int]] = []
+        found, lost = [], ShardLostError("Cluster: there are no shards")
+        for link in [link for link in self.links if link is not None]:
+            try:
+                tickets.append((link, link.submit(kind, {})))
+            except ShardLostError as error:
+                lost = error
+        for link, ticket in tickets:
+            try:
+                found.append(link.wait(ticket).head)
+            except ShardLostError as error:
+                lost = error
+        if not found:
+            raise lost
+        return found
+
     @property
     def recovery(self) -> None:
         """``None``: shards say in their logs what was damaged when they were opened."""
@@ -312,8 +363,11 @@ class Cluster:
         return sum(int(one["steps"]) for one in self._call(Request.DESCRIBE))
 
     def stats(self) -> dict[str, Any]:
-        """Return every shard's ``Store.stats()`` under ``shards``, and sums of the numbers that add up."""
-        each = [one["stats"] for one in self._call(Request.STATS)]
+        """Return every shard's ``Store.stats()`` under ``shards``, and sums of the numbers that add up.
+
+        Shards that are being started again are left out.  Raises: ShardLostError: none can be reached.
+        """
+        each = [one["stats"] for one in self._answers(Request.STATS)]
         names = ("steps", "total_steps", "evicted_steps", "segments", "lanes", "total_bytes", "fixed_bytes")
         sums = {name: sum(one[name] for one in each) for name in names}
         steps = max(1, sums["steps"])
@@ -415,7 +469,7 @@ class Cluster:
                     found.shards,
                     made._sockets(),
                     disk=target,
-                    security=made._security,
+                    security=made.security,
                     begins_from=begins_from,
                     opens=True,
                     replicas=found.replicas,
@@ -429,7 +483,7 @@ class Cluster:
         return made
 
     def resize(self, *, shards: int) -> None:
-        """Start further shards, which begin empty; draws stay exact. For a cluster on this machine.
+        """Start further shards, which begin empty; draws stay exact. For a cluster whose shards this object started.
 
         Raises:
             ValueError: fewer than there are, or the shards are not this object's.
@@ -444,9 +498,9 @@ class Cluster:
                 f"resize: shards={shards!r}, expected an integer from {count}, those there, to {MAX_SHARDS}"
             )
         for number in range(count, shards):
-            added = self._processes.add(self._plan.one_more(self.spec, number))
-            self.links.append(Link(Address.parse(added[0]), self._security))
-        if self._plan.disk is not None:
+            self._processes.add(self._plan.one_more(self.spec, number))
+            self.links.append(self._linked(number))
+        if self._plan.disk is not None and isinstance(self._processes, LocalShards):
             replace(self._plan.manifest(self.spec), shards=shards).write(self._plan.disk)
 
     def close(self) -> None:
@@ -490,31 +544,19 @@ def connect(
     return Cluster.of(spec, shards, secret=secret, tls_authority=tls_authority, seed=seed)
 
 
-def ask_directory(address: Address, security: Security, spec: Spec | None) -> dict[str, Any]:
+def ask_directory(
+    address: Address, security: Security, spec: Spec | None, patience_s: float = READY_S
+) -> dict[str, Any]:
     """Return what a directory says: ``spec``, and addresses of ``shards``, made if there are none and it is given.
 
     Raises:
         ConnectionError, ValueError.
     """
-    link = Link(address, security, patience_s=READY_S)
+    link = Link(address, security, patience_s=patience_s)
     try:
         return link.call(Request.DIRECTORY, {"spec": None if spec is None else spec.description()}).head
     finally:
         link.close()
-
-
-def nearest(said: Mapping[str, Any], directory: Address) -> list[Address]:
-    """Return each shard's address by which this process reaches it best: its unix socket on the same machine."""
-    near = said["machine"] == machine()
-    found = []
-    for addresses in said["shards"]:
-        parsed = [Address.parse(one) for one in addresses]
-        unix = [one for one in parsed if one.kind == UNIX and near and os.access(one.path, os.W_OK)]
-        others = [replace(one, host=directory.host) if one.is_any else one for one in parsed if one.kind == TCP]
-        if not unix and not others:
-            raise ConnectionError(f"{directory}: a shard listens at {addresses} only, which is on another machine")
-        found.append((unix or others)[0])
-    return found
 
 
 def _checked(sampler: Sampler | None) -> Sampler:

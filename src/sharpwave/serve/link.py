@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sharpwave import errors
@@ -37,6 +37,7 @@ class Link:
 
     Args:
         patience_s: how long it may take to answer; then it counts as lost.
+        moved: says where the shard is now, asked when it cannot be reached; ``None``: it stays where it is.
 
     Attributes:
         address: of the shard.
@@ -47,8 +48,14 @@ class Link:
         sent_bytes: of requests. ``received_bytes``: of replies.
     """
 
-    def __init__(self, address: Address, security: Security, patience_s: float = REPLY_S) -> None:
-        self.address, self._security, self._patience_s = address, security, patience_s
+    def __init__(
+        self,
+        address: Address,
+        security: Security,
+        patience_s: float = REPLY_S,
+        moved: Callable[[], Address] | None = None,
+    ) -> None:
+        self.address, self._security, self._patience_s, self._moved = address, security, patience_s, moved
         self.incarnation, self.connections = -1, 0
         self.sent_bytes = self.received_bytes = 0
         self.shared: set[int] = set()
@@ -91,6 +98,8 @@ class Link:
                     made, about = connect(self.address, self._security)
                     break
                 except ConnectionError as error:
+                    if self._elsewhere():
+                        continue
                     if time.monotonic() >= deadline:
                         self._lost_at, self._why = time.monotonic(), str(error)
                         raise ShardLostError(f"shard {error}") from error
@@ -99,6 +108,23 @@ class Link:
             self._socket, self.incarnation = made, int(about.get("shard", -1))
             self.connections += 1
             self._forget()
+
+    def another(self) -> Link:
+        """Return a further connection to the same shard."""
+        return Link(self.address, self._security, self._patience_s, self._moved)
+
+    def _elsewhere(self) -> bool:
+        """Ask where the shard is; return whether that is another address."""
+        if self._moved is None:
+            return False
+        try:
+            address = self._moved()
+        except (OSError, LookupError, ValueError):  # nobody knows at present
+            return False
+        if address == self.address:
+            return False
+        self.address = address
+        return True
 
     def may_be_tried(self) -> bool:
         """Return whether it is connected, or was lost long enough ago to be tried again."""

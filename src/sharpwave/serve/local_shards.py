@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sharpwave.persistence.settings import Settings, checked_limits
-from sharpwave.serve.addresses import TCP, Address, Security
+from sharpwave.serve.addresses import TCP, Address, Security, machine
 from sharpwave.serve.manifest import Manifest
 from sharpwave.serve.process import ShardSettings
 from sharpwave.spec import Spec
@@ -202,6 +202,13 @@ class LocalShards:
             raise
         self._watcher = threading.Thread(target=self._watch, name="sharpwave-shards", daemon=True)
         self._watcher.start()
+
+    def moved(self, number: int) -> None:
+        """Return ``None``: shards of this machine listen at the same addresses again."""
+
+    def where(self) -> dict[str, Any]:
+        """Return what a directory says of them."""
+        return {"shards": self.addresses, "machine": machine()}
 
     def add(self, settings: ShardSettings) -> list[str]:
         """Start one more shard; return its addresses.  Raises: ShardFailedError."""

@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
@@ -115,28 +115,17 @@ def replica(settings: ShardSettings) -> Keeper | None:
     return Keeper(settings.keeps, store, folder.with_name(f"{folder.name}-{LEASES}"))
 
 
-def main() -> None:
-    """Run a shard until its parent ends, or SIGTERM."""
-    logging.basicConfig(format="sharpwave shard: %(message)s", level=logging.WARNING)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's, meant for the parent
+@contextlib.contextmanager
+def running(settings: ShardSettings) -> Iterator[list[str]]:
+    """Open a shard's store and listen for it; yield its addresses, with the ports that it got.
+
+    Raises: what ``Store``, ``Store.open`` and ``Server`` do.
+    """
+    if settings.warm or not CACHED:
+        warm_up()  # or its first clients wait for the compiler
+    store = _once_free(lambda: opened(settings))
+    keeper = replica(settings)
     over = threading.Event()
-    failure = ""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        over.set()
-
-    signal.signal(signal.SIGTERM, stop)
-    settings = ShardSettings(**json.loads(_line()))
-    threading.Thread(target=_wait_for_parent, args=(over,), name="sharpwave-parent", daemon=True).start()
-    try:
-        if settings.warm or not CACHED:
-            warm_up()  # or its first clients wait for the compiler
-        store = _once_free(lambda: opened(settings))
-        keeper = replica(settings)
-    except (OSError, ValueError, TypeError, MemoryError, RuntimeError) as error:
-        failure = f"{type(error).__name__}: {error}"
-        _tell({"failed": failure, "in_use": isinstance(error, StoreInUseError)})
-        raise SystemExit(1) from None
     with store, contextlib.nullcontext() if keeper is None else keeper.store:
         shard = Shard(store, Path(settings.folder), keeper)
         security = Security(bytes.fromhex(settings.secret), settings.certificate, settings.key)
@@ -148,20 +137,38 @@ def main() -> None:
             for one in settings.addresses:
                 address = Address.parse(one)
                 servers.append(_once_free(lambda address=address: Server(shard, address, security)))  # type: ignore[misc]
-        except (OSError, ValueError) as error:
-            _tell({"failed": f"{type(error).__name__}: {error}"})
-            raise SystemExit(1) from None
-        _tell({"addresses": [str(one.address) for one in servers], "process": os.getpid()})
-        if shard.neighbour is not None:  # what only the replica has is here before a writer comes
-            threading.Thread(target=_stay_level, args=(shard.neighbour, over), daemon=True).start()
-        try:
-            over.wait()
+            if shard.neighbour is not None:  # what only the replica has is here before a writer comes
+                threading.Thread(target=_stay_level, args=(shard.neighbour, over), daemon=True).start()
+            yield [str(one.address) for one in servers]
         finally:
+            over.set()
             for server in servers:
                 server.close()
                 if server.address.path:
                     with contextlib.suppress(OSError):
                         os.unlink(server.address.path)
+
+
+def main() -> None:
+    """Run a shard until its parent ends, or SIGTERM."""
+    logging.basicConfig(format="sharpwave shard: %(message)s", level=logging.WARNING)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's, meant for the parent
+    over = threading.Event()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        over.set()
+
+    signal.signal(signal.SIGTERM, stop)
+    settings = ShardSettings(**json.loads(_line()))
+    threading.Thread(target=_wait_for_parent, args=(over,), name="sharpwave-parent", daemon=True).start()
+    with contextlib.ExitStack() as stack:
+        try:
+            addresses = stack.enter_context(running(settings))
+        except (OSError, ValueError, TypeError, MemoryError, RuntimeError) as error:
+            _tell({"failed": f"{type(error).__name__}: {error}", "in_use": isinstance(error, StoreInUseError)})
+            raise SystemExit(1) from None
+        _tell({"addresses": addresses, "process": os.getpid()})
+        over.wait()
 
 
 def _once_free(make: Callable[[], T]) -> T:

@@ -30,6 +30,9 @@ class Request(IntEnum):
     REPLICATE = 40
     RESTORE = 41
     DIRECTORY = 64
+    JOIN = 80
+    POLL = 81
+    LEAVE = 82
 
 
 FAILED = 255

@@ -93,7 +93,7 @@ def recipe_of(values: dict[str, Any]) -> Recipe:
     return old_runs.recipe(settings) if values.get("version", 1) == 1 else Recipe.from_table(settings)
 
 
-def check_imports(path: Path, recipe: Recipe) -> None:
+def check_imports(path: Path | str, recipe: Recipe) -> None:
     """Check that the environment of a recipe that was read from a file imports no module.
 
     Raises:

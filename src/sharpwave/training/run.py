@@ -95,6 +95,11 @@ def run(
     check_tracking(recipe)
     check_callbacks(callbacks)
     check_actor_callbacks(actor_callbacks, recipe.actors.count)
+    if actor_callbacks and recipe.actors.count and (recipe.actors.hub or recipe.replay.ray):
+        raise ValueError(
+            f"{'--hub-listen' if recipe.actors.hub else '--ray'}: actor callbacks are called in processes of this "
+            "machine, and all actors are on others; leave one of the two out"
+        )
     check_own_parts(recipe)
     with ExitStack() as stack:
         stack.enter_context(setup.arithmetic(recipe))

@@ -126,8 +126,8 @@ def memory(
     spec = step_spec(env, agent)
     if recipe.actors.count:
         check_segments(recipe, spec)
-    if recipe.replay.connect:
-        return _served(recipe, spec, agent)
+    if recipe.replay.served:
+        return _served(recipe, spec, agent, disk if recipe.replay.disk_limit else None)
     disk = disk if recipe.replay.disk_limit else None
     if saved is not None:
         store = sw.Store.open(saved, disk=disk)
@@ -157,15 +157,33 @@ def memory(
         raise
 
 
-def _served(recipe: Recipe, spec: sw.Spec, agent: Agent) -> tuple[sw.Cluster, Any]:
-    """Connect to the cluster that is to be the replay memory.  Raises: ValueError, ConnectionError."""
-    settings = agent.replay()
+def _served(recipe: Recipe, spec: sw.Spec, agent: Agent, disk: Path | None) -> tuple[sw.Cluster, Any]:
+    """Connect to the cluster that is to be the replay memory, or start it on Ray.
+
+    Raises:
+        ValueError, ConnectionError, ShardFailedError.
+    """
+    settings, replay = agent.replay(), recipe.replay
     if recipe.offline or isinstance(settings, BlendedSettings):
         raise ValueError(
-            f"--connect {recipe.replay.connect}: this recipe learns from stored data too, which must be in this "
-            "process; leave --connect out"
+            f"{'--ray' if replay.ray else '--connect'} {replay.ray or replay.connect}: this recipe learns from stored "
+            "data too, which must be in this process; leave that option out"
         )
-    cluster = sw.Cluster(spec, address=recipe.replay.connect, seed=recipe.training.seed)
+    if replay.ray:
+        cluster = sw.Cluster(
+            spec,
+            shards=replay.shards,
+            capacity=replay.capacity,
+            ram=replay.ram or None,
+            disk=disk,
+            disk_limit=replay.disk_limit or None if disk else None,
+            codec=replay.codec,
+            segment_steps=recipe.actors.segment_steps if recipe.actors.count else None,
+            address=replay.ray,
+            seed=recipe.training.seed,
+        )
+    else:
+        cluster = sw.Cluster(spec, address=replay.connect, seed=recipe.training.seed)
     try:
         cluster.annotate(None, about(recipe.env))
         return cluster, settings.open(cluster, "learner", recipe.training.seed)

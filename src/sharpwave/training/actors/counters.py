@@ -10,6 +10,7 @@ import numpy as np
 CONTEXT = multiprocessing.get_context("spawn")
 """Start method of actors: numba's and torch's threads do not survive a fork."""
 
+UNLIMITED = (1 << 63) - 1
 LINE = 8
 """Words (int64) of a cache line. Each process writes to a line of its own, so that none invalidates another's."""
 
@@ -37,6 +38,8 @@ class Counters:
         self.actors = actors
         self._memory = shared_memory((1 + actors) * LINE * 8) if memory is None else memory
         self._words = np.frombuffer(self._memory, np.int64).reshape(1 + actors, LINE)
+        if memory is None:
+            self.set_limit(UNLIMITED)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Counters, (self.actors, self._memory)
@@ -65,6 +68,15 @@ class Counters:
     def tell(self, steps: int, samples: int) -> None:
         """Publish the learner's progress to the actors."""
         self._words[0, 1], self._words[0, 2] = steps, samples
+
+    @property
+    def limit(self) -> int:
+        """Steps that these actors may make in all; actors of a node are granted some at a time."""
+        return int(self._words[0, 3])
+
+    def set_limit(self, steps: int) -> None:
+        """Let these actors make so many steps in all."""
+        self._words[0, 3] = steps
 
     # written by actors
 

@@ -1,24 +1,53 @@
-"""Experience from actor processes: stores their segments, publishes the learner's progress and weights to them."""
+"""Experience from actors: stores their segments, publishes the learner's progress and weights to them."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol, Self
+
+import torch
 
 import sharpwave as sw
 from sharpwave.agents.protocol import Agent
 from sharpwave.training.actor_callbacks import MakeActorCallback
 from sharpwave.training.actors.counters import Counters
+from sharpwave.training.actors.hub import Hub
 from sharpwave.training.actors.pool import ActorPool, ActorsDiedError
+from sharpwave.training.actors.ray_nodes import RayHub
 from sharpwave.training.actors.staleness import Staleness
-from sharpwave.training.actors.transport import Delivered
+from sharpwave.training.actors.transport import Arrival, Delivered
 from sharpwave.training.actors.weights import shared_weights
+from sharpwave.training.actors.worker import Place
 from sharpwave.training.experience import Arrived
 from sharpwave.training.failures import CallbackError
 from sharpwave.training.progress import Progress
 from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.scores import Episode
+
+
+class Actors(Protocol):
+    """Actors of a run, on this machine (``ActorPool``) or on others (``Hub``). Closing stops them.
+
+    Attributes:
+        restarts: actors restarted so far. ``callback_failure``: the error of the first actor callback that raised.
+    """
+
+    callback_failure: CallbackError | None
+
+    @property
+    def restarts(self) -> int: ...
+    def __enter__(self) -> Self: ...
+    def close(self) -> None: ...
+
+    def tell(self, steps: int, samples: int) -> None:
+        """Publish the learner's progress, which bounds how far actors may be ahead."""
+
+    def publish(self, parts: Sequence[torch.Tensor]) -> int:
+        """Publish weights; return their version."""
+
+    def receive(self, timeout_s: float) -> Iterator[Arrival | Delivered | Episode]:
+        """Yield what arrived, waiting up to ``timeout_s`` for the first.  Raises: ActorsDiedError, CallbackError."""
 
 
 class ActorExperience:
@@ -45,36 +74,42 @@ class ActorExperience:
     ) -> None:
         self._recipe, self._agent, self._store, self._progress = recipe, agent, store, progress
         self._batch_size = agent.replay().batch_size
-        self._counters, self._weights = Counters(recipe.actors.count), shared_weights(agent)
         self._staleness = Staleness(progress, self._batch_size)
         self._published_at = progress.steps
         self._died: RuntimeError | None = None
         self._name = uuid.uuid4().hex
         first_step, self._first_update = progress.ratio_since
-        self._pool = ActorPool(
-            recipe,
-            self._counters,
-            self._weights,
-            self._first_steps,
-            progress.steps,
-            progress.steps - first_step,
-            say=say,
-            callbacks=callbacks,
-            shards=self._shard,
-        )
+        inserts = progress.steps - first_step
+        self._actors: Actors
+        if isinstance(store, sw.Cluster) and recipe.replay.ray and not recipe.actors.hub:
+            self._actors = RayHub(recipe, agent, store, progress.steps, inserts, say)
+        elif isinstance(store, sw.Cluster) and recipe.actors.hub:
+            self._actors = Hub(recipe, agent, store, progress.steps, inserts, say, listen=recipe.actors.hub)
+        else:
+            self._actors = ActorPool(
+                recipe,
+                Counters(recipe.actors.count),
+                shared_weights(agent),
+                self._first_steps,
+                progress.steps,
+                inserts,
+                say=say,
+                callbacks=callbacks,
+                shards=self._shard,
+            )
 
     @property
     def failure(self) -> RuntimeError | None:
-        return self._died or self._pool.callback_failure
+        return self._died or self._actors.callback_failure
 
     def __enter__(self) -> Self:
         self._tell()
         self._publish()
-        self._pool.__enter__()
+        self._actors.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._pool.close()
+        self._actors.close()
 
     def request(self) -> None:
         """Publish the learner's progress and, every ``weights_every`` steps, its weights to the actors."""
@@ -87,7 +122,7 @@ class ActorExperience:
         """Write arrived segments into the store, waiting up to ``timeout_s`` for the first."""
         steps, episodes = 0, []
         try:
-            for message in self._pool.receive(timeout_s):
+            for message in self._actors.receive(timeout_s):
                 if isinstance(message, Episode):
                     episodes.append(message)
                     continue
@@ -109,16 +144,16 @@ class ActorExperience:
 
     def report(self) -> dict[str, Any]:
         """Return the staleness of the actors' weights and the number of actor restarts."""
-        return self._staleness.report() | {"actor_restarts": self._pool.restarts}
+        return self._staleness.report() | {"actor_restarts": self._actors.restarts}
 
     def _tell(self) -> None:
         learned = self._progress.updates - self._first_update
-        self._counters.tell(self._progress.steps, learned * self._batch_size)
+        self._actors.tell(self._progress.steps, learned * self._batch_size)
 
     def _publish(self) -> None:
         self._published_at = self._progress.steps
         tensors = self._agent.policy_tensors(explore=True)
-        self._staleness.published(self._weights.publish([*tensors.values()]))
+        self._staleness.published(self._actors.publish([*tensors.values()]))
 
     def _first_steps(self, lane: int, lanes: int) -> list[int]:
         """Return the number of each lane's next step.
@@ -130,9 +165,9 @@ class ActorExperience:
         known = [*self._store.lane_steps[lane : lane + lanes].tolist(), *[0] * lanes][:lanes]
         return [step + (step > 0) for step in known]
 
-    def _shard(self, actor: int) -> tuple[str, str] | None:
-        """Return where an actor's steps go, and the name of its lanes there: its successor goes on with them."""
+    def _shard(self, actor: int) -> Place | None:
+        """Return where an actor's steps go."""
         if not isinstance(self._store, sw.Cluster):
             return None
         addresses = [str(link.address) for link in self._store.links if link is not None]
-        return addresses[actor % len(addresses)], f"{self._name}-actor-{actor}"
+        return Place(addresses[actor % len(addresses)], f"{self._name}-actor-{actor}")

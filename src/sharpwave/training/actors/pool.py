@@ -12,14 +12,15 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
+import torch
 
 from sharpwave.training.actor_callbacks import MakeActorCallback
 from sharpwave.training.actors.counters import CONTEXT, Counters
 from sharpwave.training.actors.transport import Arrival, Delivered, Failure, Inbox
 from sharpwave.training.actors.weights import SharedWeights
-from sharpwave.training.actors.worker import TERMINAL_SIGNALS, Task, act, actor_seed
+from sharpwave.training.actors.worker import TERMINAL_SIGNALS, Place, Task, act, actor_seed
 from sharpwave.training.failures import CallbackError, ProcessDiedError, cause_of_death
-from sharpwave.training.own_parts import own_parts
+from sharpwave.training.own_parts import OwnParts, own_parts
 from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.scores import Episode
 
@@ -63,6 +64,8 @@ class ActorPool:
         say: called with a sentence about each actor that is silent or replaced.
         callbacks: factories of actor callbacks, called in each actor's process.
         shards: function (actor) -> ``Task.shard``.
+        numbers: the run's actors that are run here; None: all.
+        own: what the learner's program has registered; None: this process is the learner.
 
     Attributes:
         restarts: actors restarted so far.
@@ -80,17 +83,19 @@ class ActorPool:
         hung_s: float = HUNG_S,
         say: Callable[[str], None] = lambda text: None,
         callbacks: Sequence[MakeActorCallback] = (),
-        shards: Callable[[int], tuple[str, str] | None] = lambda actor: None,
+        shards: Callable[[int], Place | None] = lambda actor: None,
+        numbers: Sequence[int] | None = None,
+        own: OwnParts | None = None,
     ) -> None:
         self._shards = shards
         self._say, self._callbacks = say, tuple(callbacks)
-        self.recipe, self.counters, self.weights, self._own = recipe, counters, weights, own_parts(recipe)
+        self.recipe, self.counters, self.weights = recipe, counters, weights
+        self._own = own_parts(recipe) if own is None else own
         self.restarts = 0
         self.callback_failure: CallbackError | None = None
         self._first_steps, self._run_steps, self._inserts, self._hung_s = first_steps, run_steps, inserts, hung_s
-        lanes = [len(some) for some in np.array_split(np.arange(recipe.env.num_envs), recipe.actors.count)]
-        begins = np.cumsum([0, *lanes])
-        self.seats = [_Seat(i, int(begins[i]), count) for i, count in enumerate(lanes)]
+        seats = [_Seat(i, int(lanes[0]), len(lanes)) for i, lanes in enumerate(lanes_of_actors(recipe))]
+        self.seats = seats if numbers is None else [seats[number] for number in numbers]
         self._looked = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -104,6 +109,14 @@ class ActorPool:
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
         self.close()
+
+    def tell(self, steps: int, samples: int) -> None:
+        """Publish the learner's progress to the actors."""
+        self.counters.tell(steps, samples)
+
+    def publish(self, parts: Sequence[torch.Tensor]) -> int:
+        """Publish weights to the actors; return their version."""
+        return self.weights.publish(parts)
 
     def receive(self, timeout_s: float) -> Iterator[Arrival | Delivered | Episode]:
         """Yield what the actors have sent, waiting up to ``timeout_s`` for the first message.
@@ -256,6 +269,11 @@ class ActorPool:
         seat.inbox.pipe.close()
         seat.process.close()
         seat.process = seat.inbox = None
+
+
+def lanes_of_actors(recipe: Recipe) -> list[Any]:
+    """Return the numbers of each actor's environments, among all of the run's."""
+    return np.array_split(np.arange(recipe.env.num_envs), recipe.actors.count)
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import multiprocessing
 import os
 import signal
@@ -23,7 +24,8 @@ from sharpwave.agents.protocol import ViewSettings
 from sharpwave.recorder import Recorder
 from sharpwave.sampling.limiters import Cursor, SamplesPerInsert
 from sharpwave.segment_writer import SealedSegment, SegmentWriter
-from sharpwave.serve.addresses import Address, Security
+from sharpwave.serve.addresses import Address, Security, nearest
+from sharpwave.serve.cluster import ask_directory
 from sharpwave.serve.delivery import Delivery
 from sharpwave.serve.link import Link
 from sharpwave.training import setup
@@ -38,12 +40,41 @@ from sharpwave.training.scores import EpisodeSums, game_result
 
 NAP_S = 0.001
 """Polling period of an actor that waits for the learner to catch up."""
+ASK_S = 5.0
+"""How long a directory may take to say where a shard is."""
 PARENT_GONE = 3
 """Exit status of an actor whose learner has ended."""
 TERMINAL_SIGNALS = ("SIGINT", "SIGHUP")
 """Signals that a terminal sends to all of its processes. Actors ignore them: the learner decides when to stop."""
 PR_SET_PDEATHSIG = 1
 """Option of Linux's prctl(2): the signal that this process receives when the thread that started it ends."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Shard that takes an actor's steps.
+
+    Attributes:
+        address: of the shard. ``lanes``: the name of the actor's lanes there, with which its successor goes on.
+        directory, number: address of the directory that says where the shard of this number is, if it has moved; "":
+            it does not move.
+    """
+
+    address: str
+    lanes: str
+    directory: str = ""
+    number: int = 0
+
+    def delivery(self, lanes: int) -> Delivery:
+        """Connect to the shard.  Raises: ShardLostError, ValueError."""
+        security = Security.of(None)
+
+        def moved() -> Address:
+            directory = Address.parse(self.directory)
+            return nearest(ask_directory(directory, security, None, patience_s=ASK_S), directory)[self.number]
+
+        link = Link(Address.parse(self.address), security, moved=moved if self.directory else None)
+        return Delivery(link, self.lanes, lanes)
 
 
 @dataclass(frozen=True)
@@ -57,7 +88,7 @@ class Task:
         seed: seed of its environments and of its exploration.
         inserts: steps that count towards the replay ratio and were made before this learner process began.
         callbacks: factories of actor callbacks.
-        shard: address of the shard that takes its steps, and the name of its lanes there; ``None``: the learner does.
+        shard: where its steps go; ``None``: to the learner.
         own: what the learner's program has registered.
     """
 
@@ -68,7 +99,7 @@ class Task:
     seed: int
     inserts: int
     callbacks: tuple[MakeActorCallback, ...] = ()
-    shard: tuple[str, str] | None = None
+    shard: Place | None = None
     own: OwnParts = field(default_factory=OwnParts)
 
 
@@ -89,6 +120,11 @@ def ratio_limiter(recipe: Recipe, replay: ViewSettings) -> SamplesPerInsert:
     return SamplesPerInsert(
         ratio, max(1, recipe.training.warmup_steps), max(1.0, 2 * under_way * ratio + replay.batch_size)
     )
+
+
+def most_steps(limiter: SamplesPerInsert, samples: int) -> int:
+    """Return how many steps actors may have made in all after so many samples."""
+    return math.floor(limiter.min_size + (samples + limiter.error_buffer) / limiter.ratio)
 
 
 def act(task: Task, pipe: Connection, counters: Counters, weights: SharedWeights) -> None:
@@ -149,8 +185,7 @@ class _Actor:
         self._first_lane, self._first_steps = task.first_lane, list(task.first_steps)
         self._delivery: Delivery | None = None
         if task.shard is not None:
-            address, name = task.shard
-            self._delivery = Delivery(Link(Address.parse(address), Security.of(None)), name, self.lanes)
+            self._delivery = task.shard.delivery(self.lanes)
             self._first_lane = self._delivery.first_lane
             self._first_steps = [step + (step > 0) for step in self._delivery.lane_steps]
         self.writer = SegmentWriter(
@@ -217,7 +252,8 @@ class _Actor:
         while not counters.stop:
             counters.beat(self.task.actor)
             made = self.task.inserts + counters.made
-            if limiter.append_waits(self.lanes, Cursor(made, counters.samples, made, 0)) is None:
+            granted = counters.made + self.lanes <= counters.limit
+            if granted and limiter.append_waits(self.lanes, Cursor(made, counters.samples, made, 0)) is None:
                 return True
             time.sleep(NAP_S)
         return False

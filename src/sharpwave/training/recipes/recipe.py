@@ -20,6 +20,7 @@ from sharpwave.configuration import (
     setting,
     to_table,
 )
+from sharpwave.serve.ray_cluster import is_ray
 from sharpwave.training.recipes.environments import Atari, Gymnasium, environment_settings
 
 RUN, EVALUATION, ACTORS, MEMORY, LEARNING = "Run", "Evaluation", "Actors", "Replay memory", "Learning"
@@ -38,12 +39,32 @@ class ReplaySettings:
     connect: str = setting(
         "", "address of `sharpwave serve` that keeps the replay memory, HOST:PORT; empty: this process does", MEMORY
     )
+    ray: str = setting(
+        "",
+        "Ray that runs the shards of the replay memory, and the actors: auto (begun by `ray start`), ray (by this "
+        "program), ray://HOST:PORT; empty: none",
+        MEMORY,
+    )
+    shards: int = setting(1, "shards of the replay memory, with --ray", MEMORY, at_least=1)
     save_replay: bool = setting(
         True, "checkpoints hold the replay memory; without it a resumed run fills a new one before it learns", RUN
     )
 
     def __post_init__(self) -> None:
         check(self)
+        named = not self.ray or is_ray(self.ray)
+        expect(self, "ray", named, "auto, ray or ray://HOST:PORT")
+        expect(self, "connect", not (self.ray and self.connect), "none beside --ray, which runs the shards itself")
+
+    def unused(self) -> Iterator[tuple[str, str]]:
+        """Yield the settings that have no effect beside the others, each with what it needs."""
+        if not self.ray:
+            yield "shards", "--ray"
+
+    @property
+    def served(self) -> bool:
+        """Whether other processes keep the replay memory."""
+        return bool(self.connect or self.ray)
 
 
 @dataclass(frozen=True)
@@ -154,6 +175,13 @@ class ActorSettings:
         flag="--actor-restarts",
         at_least=0,
     )
+    hub: str = setting(
+        "",
+        "where `sharpwave actors --hub` joins, HOST:PORT: such nodes run all actors, so that --connect is needed; "
+        "empty: this machine runs them, or Ray with --ray",
+        ACTORS,
+        flag="--hub-listen",
+    )
     weights_every: int = setting(400, "steps between updates of the actors' weights", ACTORS, at_least=1)
     segment_steps: int = setting(32, "steps of an environment that an actor sends at once", ACTORS, at_least=1)
 
@@ -163,7 +191,7 @@ class ActorSettings:
     def unused(self) -> Iterator[tuple[str, str]]:
         """Yield the settings that have no effect beside the others, each with what it needs."""
         if not self.count:
-            yield from dict.fromkeys(("restarts", "weights_every", "segment_steps"), "--actors").items()
+            yield from dict.fromkeys(("restarts", "hub", "weights_every", "segment_steps"), "--actors").items()
 
 
 @dataclass(frozen=True)
@@ -188,6 +216,8 @@ class Recipe:
         seeded = self.training.seed <= self.env.max_seed
         expect(self.training, "seed", seeded, f"at most {self.env.max_seed} for {self.env.kind} environments")
         expect(self.actors, "count", self.actors.count <= lanes, f"at most the {lanes} of --num-envs")
+        alone = not self.actors.hub or self.replay.served
+        expect(self.actors, "hub", alone, "none without --connect: actors of other machines send their steps to shards")
         if self.offline:
             why = "an offline run steps no environment, and each of its steps is an update"
             expect(self.actors, "count", not self.actors.count, f"0: {why}")
