@@ -33,6 +33,7 @@ import sharpwave as sw
 from sharpwave.bench.worker import private_bytes
 from sharpwave.serve.addresses import Security
 from sharpwave.serve.link import Link
+from sharpwave.serve.local_shards import LocalShards
 from sharpwave.serve.requests import Request
 
 SHARDS = 2
@@ -83,7 +84,7 @@ class Group:
     # faults
 
     def process(self, shard: int) -> int:
-        assert self.cluster._processes is not None
+        assert isinstance(self.cluster._processes, LocalShards)
         seat = self.cluster._processes._seats[shard].process
         assert seat is not None
         return seat.pid
