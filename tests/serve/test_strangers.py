@@ -6,9 +6,11 @@ import contextlib
 import json
 import socket
 import struct
+import threading
 import time
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,9 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sharpwave as sw
+from sharpwave.serve import link as link_module
+from sharpwave.serve import shard as shard_module
 from sharpwave.serve import wire
 from sharpwave.serve.addresses import Address, Security, connect, listen
-from sharpwave.serve.requests import FAILED, Request
+from sharpwave.serve.link import Link, ShardLostError
+from sharpwave.serve.requests import FAILED, Request, ViewState
 from tests.serve.serving import SPEC, fill, sealed, served
 
 
@@ -66,6 +71,7 @@ def framed(text: bytes, content: bytes = b"", **other: int) -> bytes:
         framed(b'{"parts": [["a", "|O", [1]]]}', b"x" * 8),
         framed(b'{"parts": [["a", "<i8", [9]]]}', b"x" * 8),
         framed(b'{"parts": [["a", "<i8", [-1]]]}', b"x" * 8),
+        framed(b'{"parts": [["a", "<i8", [0, 549755813888, 549755813888]]]}'),
         framed(b'{"parts": []}', b"x" * 8),
         framed(b"[" * 100_000),
     ],
@@ -202,3 +208,57 @@ def test_a_file_where_a_socket_is_to_be_is_left_alone(tmp_path: Path) -> None:
 
 def test_kinds_of_frames_do_not_collide() -> None:
     assert FAILED not in set(Request) and min(Request) > 3 and len(SPEC.fields) == 3
+
+
+@pytest.mark.parametrize("value", [float("inf"), -1.0, 1e300, None, [], "x"])
+@pytest.mark.parametrize("name", ["mass", "count", "inserts", "max_priority"])
+def test_a_shard_that_says_nonsense_of_a_view_is_refused_by_name(name: str, value: object) -> None:
+    with pytest.raises(wire.WireError, match="state"):
+        ViewState.read(ViewState().described() | {name: value})
+
+
+@pytest.mark.parametrize("number", [0.0, -1.0, float("nan"), float("inf"), 2.0])
+def test_probabilities_that_are_none_are_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: float
+) -> None:
+    with served(1, tmp_path, "tcp") as there:
+        fill(there.stores[0], 1, 40, 0)
+        replay = there.cluster.transitions()
+        real = wire.receive
+
+        def receive(of: socket.socket) -> wire.Frame | None:
+            frame = real(of)
+            if frame is not None and "probabilities" in frame.parts:
+                frame.parts["probabilities"][3] = number
+            return frame
+
+        monkeypatch.setattr(link_module, "wire", SimpleNamespace(**vars(wire) | {"receive": receive}))
+        with pytest.raises(wire.WireError, match="probabilities"):
+            replay.sample(8)
+
+
+def test_dictionaries_that_a_writer_sends_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard_module, "MAX_DICTIONARY_BYTES", 1 << 16)
+    with served(1, tmp_path) as there:
+        link = Link(there.servers[0].address, Security())
+        with pytest.raises(ShardLostError):
+            for key in range(1, 20):
+                link.call(Request.PUT, {"keys": []}, {f"dictionary:{key:x}": bytes(1 << 13)})
+        link.close()
+
+
+def test_connections_are_taken_again_once_the_system_has_threads_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served(1, tmp_path) as there:
+        address = there.servers[0].address
+        with monkeypatch.context() as patch:
+
+            def start(thread: threading.Thread) -> None:
+                raise RuntimeError("can't start new thread")
+
+            patch.setattr(threading.Thread, "start", start)
+            with pytest.raises(ConnectionError):
+                connect(address, Security(), 5.0)
+        made, _ = connect(address, Security(), 5.0)
+        made.close()

@@ -114,7 +114,8 @@ class Dictionaries:
 
 def _key(name: str) -> tuple[int, int]:
     field, _, place = name.removeprefix(DICTIONARY).partition(":")
-    if not (field.isdecimal() and place.isdecimal() and int(field) < MAX_FIELDS and 0 < int(place) < PLACES):
+    written = max(len(field), len(place)) < 10 and field.isdecimal() and place.isdecimal()
+    if not (written and int(field) < MAX_FIELDS and 0 < int(place) < PLACES):
         raise WireError(f"part {name!r}, expected {DICTIONARY}FIELD:PLACE, a place from 1 to {PLACES - 1}")
     return int(field), int(place)
 
@@ -133,8 +134,11 @@ def read_into(
     """
     parts, divided = message.parts, cast("DividedView[Any]", view)
     try:
-        target.ids[:] = parts["ids"]
-        target.draw.probabilities[:] = parts["probabilities"]
+        target.ids[:] = _whole(parts["ids"], target.ids)
+        chances = target.draw.probabilities
+        chances[:] = _whole(parts["probabilities"], chances)
+        if not ((chances > 0) & (chances <= 1 + 1e-9)).all():
+            raise ValueError("probabilities, expected numbers above 0, up to 1")
         reads: list[Read] = []
         readers: list[RowReader] = []
         for name, array in target.columns.items():
@@ -147,7 +151,10 @@ def read_into(
                 reads.append(_read(name, field, reader, pieces))
                 readers.append(reader)
             else:
-                array[:] = parts[f"column:{name}"]
+                column = parts[f"column:{name}"]
+                if not isinstance(column, np.ndarray) or column.shape != array.shape:
+                    raise ValueError(f"column {name}, expected an array of shape {array.shape}")
+                array[:] = column
         if divided.decode_rows:
             places = np.asarray(parts["places"]).astype(np.int64)
             if places.size and not 0 <= places.min() <= places.max() < MAX_PLACE:
@@ -156,6 +163,12 @@ def read_into(
         divided.decode(target, reads, readers)
     except (KeyError, ValueError, TypeError, DamagedError) as error:
         raise WireError(f"a batch's part does not fit: {type(error).__name__}: {error}") from error
+
+
+def _whole(part: Any, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    if not isinstance(part, np.ndarray) or part.dtype != like.dtype or part.shape != like.shape:
+        raise ValueError(f"ids or probabilities, expected {like.dtype} {list(like.shape)}")
+    return part
 
 
 def _rows(part: Any) -> Bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.errors import LimiterTimeoutError
+from sharpwave.errors import LimiterTimeoutError, StoreInUseError
 from sharpwave.sampling.limiters import check_timeout
 from sharpwave.segment_writer import SealedSegment
 from sharpwave.serve.link import RETRY_S, Link, ShardLostError
@@ -60,6 +61,8 @@ class Delivery:
         self._timeout = check_timeout("writer", timeout)
         self._kept: deque[_Kept] = deque()  # in order
         self._bytes = 0
+        self._process = os.getpid()
+        self._turn = 0  # by which the shard tells this writer from one of the same name that came later
         self._dictionaries: set[int] = set()  # that the shard has, of this connection
         self.first_lane, self.acknowledged, self.resent = -1, 0, 0
         self.lane_steps = self._lease()
@@ -67,7 +70,7 @@ class Delivery:
     def _lease(self) -> list[int]:
         """Connect, and get lanes, or those that this writer had; return the steps that the shard has of each."""
         self._link.connect()
-        asked = {"name": self.name, "lanes": self.lanes, "durable": self._durable}
+        asked = {"name": self.name, "lanes": self.lanes, "durable": self._durable, "turn": self._turn}
         head = self._link.call(Request.LEASE, asked).head
         first = int(head["first_lane"])
         if self.first_lane not in (-1, first):
@@ -75,7 +78,7 @@ class Delivery:
                 f"writer {self.name!r}: the shard began anew and gave its lanes another number ({first}, expected "
                 f"{self.first_lane}); make a new writer"
             )
-        self.first_lane, self.segment_steps = first, int(head["segment_steps"])
+        self.first_lane, self.segment_steps, self._turn = first, int(head["segment_steps"]), int(head["turn"])
         self._connection = self._link.connections
         self._dictionaries.clear()
         self._safe_steps: list[int] = list(head.get("safe_steps", head["lane_steps"]))
@@ -109,6 +112,11 @@ class Delivery:
 
     def _go_on(self, most: int, most_bytes: int, timeout: float) -> None:
         """Send what is not sent, and take acknowledgements until at most so much waits for one."""
+        if self._process != os.getpid():
+            raise StoreInUseError(
+                f"writer {self.name!r}: process {self._process} writes with it; this is process {os.getpid()}, forked "
+                "from it: make a writer of another name here"
+            )
         deadline = time.monotonic() + timeout
         why = ""
         while self._kept and (len(self._kept) > most or self._bytes > most_bytes):
@@ -117,7 +125,13 @@ class Delivery:
                     raise ShardLostError(why)
                 self._send()
                 if self._kept:
-                    self._link.wait(self._kept[0].ticket)
+                    try:
+                        self._link.wait(self._kept[0].ticket)
+                    except ShardLostError:
+                        raise
+                    except Exception:  # it took neither this one nor those after it: all are sent again
+                        self._link.close()
+                        raise
                     self._acknowledge()
             except ShardLostError as error:
                 why = str(error) or why

@@ -54,9 +54,10 @@ class KnownShards:
         known: by number. ``ahead``: items that were asked for and have not come.
     """
 
-    def __init__(self, shards: Shards, asked: Mapping[str, Any]) -> None:
+    def __init__(self, shards: Shards, asked: Mapping[str, Any], limited: bool) -> None:
         self._shards, self._asked = shards, dict(asked)
         self.known: dict[int, KnownShard] = {}
+        self._limited = limited
         self.ahead = 0
 
     @property
@@ -73,6 +74,8 @@ class KnownShards:
             reply = link.call(Request.VIEW, self._asked | {"seed": seed})
             shard.view, shard.connection = int(reply.head["view"]), link.connections
             self.told(number, reply)
+            if not self._limited:  # what an earlier learner's limiter allowed would hold writers up for ever
+                link.drop(link.submit(Request.CREDIT, self.head(number)))
         return shard
 
     def told(self, number: int, reply: Frame) -> None:

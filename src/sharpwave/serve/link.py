@@ -87,11 +87,9 @@ class Link:
             ShardLostError: it cannot be reached.  ConnectionError: it refuses this client.
         """
         with self.lock:
-            if self._socket is not None and self._process == os.getpid():
+            self._check_process()
+            if self._socket is not None:
                 return
-            if self._process != os.getpid():  # forked: the connection is the parent's
-                self._socket, self._process = None, os.getpid()
-                self._forget()
             deadline = time.monotonic() + wait_s
             while True:
                 try:
@@ -126,6 +124,12 @@ class Link:
         self.address = address
         return True
 
+    def _check_process(self) -> None:
+        """Let the connection go in a forked process: it is the parent's, and so are the replies that it brings."""
+        if self._process != os.getpid():
+            self._process = os.getpid()
+            self.close()
+
     def may_be_tried(self) -> bool:
         """Return whether it is connected, or was lost long enough ago to be tried again."""
         return self._socket is not None or time.monotonic() - self._lost_at >= RETRY_S
@@ -150,10 +154,13 @@ class Link:
             number = next(self._numbers)
             try:
                 nbytes = wire.send(self._socket, kind, number, head, parts, fds)
+                self._waiting.append((number, nbytes))
             except OSError as error:
                 raise self._lost(error) from error
+            except BaseException:  # an interrupt: half a frame is on its way
+                self.close()
+                raise
             self.sent_bytes += nbytes
-            self._waiting.append((number, nbytes))
             self._unanswered += nbytes
             return number
 
@@ -165,6 +172,7 @@ class Link:
             ValueError, LookupError, OSError, ...: the shard's own error.
         """
         with self.lock:
+            self._check_process()
             while number not in self._replies:
                 if not any(number == one for one, _ in self._waiting):
                     raise ShardLostError(f"shard {self.address}: {self._why or 'the connection broke'}")
@@ -196,6 +204,9 @@ class Link:
                 reply.dictionaries = self.dictionaries = self.dictionaries.after(reply.parts)
         except OSError as error:
             raise self._lost(error) from error
+        except BaseException:  # an interrupt: half a frame was read
+            self.close()
+            raise
         number, nbytes = self._waiting[0]
         if reply is None or reply.number != number:
             what = "it closed the connection" if reply is None else f"it answered {reply.number}, not {number}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
@@ -14,6 +15,7 @@ import numpy.typing as npt
 
 from sharpwave.errors import EmptyError, LimiterTimeoutError
 from sharpwave.memory.batch_pool import Pool
+from sharpwave.native.interrupts import Lock
 from sharpwave.sampling.limiters import Cursor, Limiter, check_timeout
 from sharpwave.sampling.protocol import described, importance_weights
 from sharpwave.serve.cut_batches import read_into
@@ -46,6 +48,7 @@ class _Plan:
 
     Attributes:
         size: its items. ``target``: its memory; ``None`` as long as it has none. ``blocks``: that hold the memory.
+        ahead: its items count among those that were asked for and have not come.
         tickets: link, its connections, number of the request; no link: it is lost.
     """
 
@@ -54,6 +57,7 @@ class _Plan:
     blocks: list[Any] = field(default_factory=list)
     shares: list[Share] = field(default_factory=list)
     tickets: list[tuple[Link | None, int, int]] = field(default_factory=list)
+    ahead: bool = False
 
 
 class RemoteReplay(Generic[B]):
@@ -81,13 +85,15 @@ class RemoteReplay(Generic[B]):
         self._shape = shape
         self.name, self.view, self.limiter = str(asked["name"]), shape.view, limiter
         self.sampler = shape.sampler
-        self._of = KnownShards(shards, dict(asked) | {"sampler": described(self.sampler)})
+        self._of = KnownShards(shards, dict(asked) | {"sampler": described(self.sampler)}, limiter is not None)
         self._rng = np.random.default_rng([seed, 0])
         self._memory = SharedBlocks()
         self._in_shared_memory = all(link.is_local for link in self._of.links.values())
         self._pool = Pool(self._memory.make) if self._in_shared_memory else Pool()
         self._quarantined: deque[tuple[float, Any]] = deque()
         self._lock = threading.RLock()
+        self._decoding = Lock()  # kernels are not interrupted, nor their compiler
+        self._process = os.getpid()
         self._fields = list(local.spec.fields.values())
         self._numbers = {name: column.field for name, column in self.view.columns().items() if column.field is not None}
         self._cuts = True  # whether shards elsewhere send encoded rows, not whole arrays
@@ -209,9 +215,26 @@ class RemoteReplay(Generic[B]):
     def _submitted(self, batch_size: int) -> _Plan:
         """Ask the shards for their shares of a batch."""
         plan = _Plan(batch_size)
-        self._ask(plan, self._lend(plan) if self._in_shared_memory else [], batch_size)
-        self._of.ahead += batch_size
+        try:
+            self._ask(plan, self._lend(plan) if self._in_shared_memory else [], batch_size)
+            self._of.ahead, plan.ahead = self._of.ahead + batch_size, True
+        except BaseException:
+            self._let_go(plan)
+            raise
         return plan
+
+    def _came(self, plan: _Plan) -> None:
+        if plan.ahead:
+            self._of.ahead, plan.ahead = self._of.ahead - plan.size, False
+
+    def _let_go(self, plan: _Plan) -> None:
+        """Forget a batch that an error or an interrupt ended; shards may still write to its memory."""
+        self._came(plan)
+        if plan.blocks:
+            self._quarantined.append((time.monotonic() + QUARANTINE_S, plan.blocks))
+        for link, connection, ticket in plan.tickets:
+            if link is not None and connection == link.connections:
+                link.drop(ticket)
 
     def _lend(self, plan: _Plan) -> list[Any]:
         """Take memory for a batch; return its blocks.
@@ -219,6 +242,10 @@ class RemoteReplay(Generic[B]):
         Shards that share it have to know it when they are asked. Else it is taken when their shares have come: that of
         the batch before last is in the processor's cache then, where that of all batches ahead is too large for it.
         """
+        if self._process != os.getpid():  # forked: shards write the parent's batches to the memory that was shared
+            self._process, self._inherited = os.getpid(), (self._pool, self._quarantined)
+            self._memory, self._quarantined = SharedBlocks(), deque()
+            self._pool = Pool(self._memory.make) if self._in_shared_memory else Pool()
         source, size = self._shape.source, plan.size
         layout = source.layouts.get(size) or source.layouts.setdefault(size, source.layout(size))
         self._pool.collect()
@@ -271,12 +298,19 @@ class RemoteReplay(Generic[B]):
                     link.forgotten.append(number)
 
     def _collected(self, plan: _Plan, beta: float | None) -> B:
+        try:
+            return self._joined(plan, beta)
+        except BaseException:
+            self._let_go(plan)
+            raise
+
+    def _joined(self, plan: _Plan, beta: float | None) -> B:
         """Wait for the shards' shares, and put them together."""
         for attempt in range(ATTEMPTS):
             missing = self._missing(plan)
             if not missing:
                 break
-            self._of.ahead -= plan.size
+            self._came(plan)
             for error in missing:
                 if not isinstance(error, (EmptyError, ShardLostError)):
                     raise error
@@ -286,7 +320,7 @@ class RemoteReplay(Generic[B]):
             self._again(plan)
         target = plan.target
         assert target is not None
-        self._of.ahead -= plan.size
+        self._came(plan)
         shards = np.empty(len(target.ids), np.int64)
         for share, (link, _, _) in zip(plan.shares, plan.tickets, strict=True):
             target.draw.probabilities[share.begin : share.end] *= share.probability
@@ -296,7 +330,8 @@ class RemoteReplay(Generic[B]):
         if beta == 0.0:
             target.draw.weights.fill(1.0)
         else:
-            importance_weights(target.draw.probabilities, beta, target.draw.weights)
+            with self._decoding:
+                importance_weights(target.draw.probabilities, beta, target.draw.weights)
         batch: B = target.batch
         batch.shards = shards
         return batch
@@ -305,6 +340,7 @@ class RemoteReplay(Generic[B]):
         """Ask for a batch again, of the shards that are left, into other memory."""
         fresh = self._submitted(plan.size)
         plan.target, plan.blocks, plan.shares, plan.tickets = fresh.target, fresh.blocks, fresh.shares, fresh.tickets
+        plan.ahead = fresh.ahead
 
     def _missing(self, plan: _Plan, wanted: bool = True) -> list[Exception]:
         """Wait for every share of a batch; return why some did not come. Then no shard writes to its memory any more,
@@ -325,7 +361,8 @@ class RemoteReplay(Generic[B]):
                         self._lend(plan)
                     assert plan.target is not None
                     part = plan.target.part(share.begin, share.end)
-                    read_into(part, reply, self.view, self._fields, self._numbers)
+                    with self._decoding:
+                        read_into(part, reply, self.view, self._fields, self._numbers)
             except ShardLostError as error:
                 self._quarantined.append((time.monotonic() + QUARANTINE_S, plan.blocks))  # it may still write there
                 self._of.lost(share.shard)
@@ -341,7 +378,7 @@ class RemoteReplay(Generic[B]):
     def _abandon(self, plan: _Plan) -> None:
         """Let a batch that was asked for go; its memory is used again once the shards have written to it."""
         self._missing(plan, wanted=False)
-        self._of.ahead -= plan.size
+        self._came(plan)
 
     def blended(self, parts: Sequence[tuple[Any, Any]], seed: int) -> RemoteBlend[B]:
         """Return a blend of views one of which is this: for ``sharpwave.Blend``."""

@@ -41,6 +41,10 @@ FAILED = 255
 TRANSITIONS, SEQUENCES = "transitions", "sequences"
 
 
+MAX_SAID = 1e60
+"""Limit of what a shard says of a view: sums over shards remain finite."""
+
+
 @dataclass(frozen=True)
 class ViewState:
     """What a shard says of a view with every reply.
@@ -70,6 +74,8 @@ class ViewState:
             values: dict[str, Any] = {
                 one.name: (float if one.type == "float" else int)(described[one.name]) for one in fields(cls)
             }
+            if not all(0 <= value <= MAX_SAID for name, value in values.items() if name != "uses"):
+                raise ValueError(f"expected numbers from 0 to {MAX_SAID:g}")
             return cls(**values)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise WireError(f"a view's state {described!r} lacks or has wrong values ({error})") from error

@@ -58,10 +58,21 @@ class Server:
                     return
                 continue
             if self._admitted(made):
-                threading.Thread(target=self._serve, args=(made,), name="sharpwave-client", daemon=True).start()
+                try:
+                    threading.Thread(target=self._serve, args=(made,), name="sharpwave-client", daemon=True).start()
+                except RuntimeError as error:
+                    LOG.warning("a connection was refused: %s", error)
+                    self._left(made)
             else:
                 LOG.warning("a connection was refused: there are %d already", MAX_CONNECTIONS)
                 made.close()
+
+    def _left(self, made: socket.socket) -> None:
+        with self._lock:
+            self._greeting.pop(made, None)
+            self._connections.discard(made)
+        with contextlib.suppress(OSError):
+            made.close()
 
     def _admitted(self, made: socket.socket) -> bool:
         """Note a new connection; return False if there are too many."""

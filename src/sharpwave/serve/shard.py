@@ -39,14 +39,24 @@ from sharpwave.views.replay import MAX_BATCH_SIZE, Replay, checked_errors
 SAMPLERS: dict[str, type[Any]] = {one.__name__: one for one in (Uniform, Prioritized, Fifo, Lifo)}
 """Samplers that shards have, by name. Ranks among all items cannot be known to one shard."""
 MAX_DICTIONARIES = 1024
+MAX_DICTIONARY_BYTES = 1 << 28
 """Dictionaries that a connection may have sent."""
 MAX_MAPPED = 1024
 """Blocks of memory that a connection may have given."""
 MAX_WAIT_S = 600.0
+REPLACED = "another writer of that name has replaced this one; give one of them another name="
 LEASES = "writers.json"
 """File in a shard's folder: the lanes of each writer."""
 
 Reply = tuple[dict[str, Any], dict[str, Any]]
+
+
+@dataclass
+class Holder:
+    """Who writes with a writer's name: the one whose ``turn`` it is. Of others of that name nothing is taken."""
+
+    turn: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 @dataclass
@@ -58,9 +68,14 @@ class Client:
         dictionaries: that it has sent, by key. ``sent``: those that it was sent.
         blocks: memory that it shares, by number. ``cutters``: of encoded rows, by view.
         gone: set once the connection has ended, so that nothing waits for it.
+        holder, turn: of the writer's name, and which turn this one's is.
+        refused: why a writer's segment was not taken; nor are those after it then, which are on their way.
     """
 
     local: bool
+    holder: Holder = field(default_factory=Holder)
+    turn: int = 0
+    refused: Exception | None = None
     dictionaries: dict[int, bytes] = field(default_factory=dict)
     blocks: dict[int, Block] = field(default_factory=dict)
     layouts: dict[tuple[int, int], Layout] = field(default_factory=dict)
@@ -102,6 +117,7 @@ class Shard:
         self._changed = threading.Condition(self._lock)
         self._paused: set[int] = set()  # who has paused the intake of steps
         self._leased = read_leases(None if folder is None else folder / LEASES)
+        self._holders: dict[str, Holder] = {}  # by the writer's name
         self._lanes = max([store.lanes, *(first + lanes for first, lanes in self._leased.values())])
         self._answers: dict[int, Callable[[Client, Frame], Reply]] = {
             Request.DESCRIBE: self._describe,
@@ -286,7 +302,7 @@ class Shard:
                 raise WireError(f"{len(frame.fds)} descriptors for {len(shared)} blocks")
             for (name, nbytes), fd in zip(shared, frame.fds, strict=True):
                 client.blocks[int(name)] = Block(int(nbytes), _mapped(fd, int(nbytes)))
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise WireError(f"shared {shared!r}: {error}") from error
         finally:
             for fd in frame.fds:
@@ -328,6 +344,8 @@ class Shard:
                 self._leased[name] = first, lanes
                 self._lanes = max(self._lanes, first + lanes)
                 self._keep_leases()
+            holder = self._holders.setdefault(name, Holder())
+        self._take_turn(client, name, holder, frame.head.get("turn", 0))
         durable = bool(frame.head.get("durable"))
         held = self.store.lane_steps.tolist()
         safe = held if self.neighbour is None else self._replicated(client, [], durable)
@@ -340,7 +358,19 @@ class Shard:
             "safe_steps": [*map(min, held[of_writer], [*safe[of_writer], *[0] * lanes]), *[0] * lanes][:lanes],
             "segment_steps": self.store._log.stride,
             "shard": self.incarnation,
+            "turn": client.turn,
         }, {}
+
+    def _take_turn(self, client: Client, name: str, holder: Holder, turn: Any) -> None:
+        """Let a writer go on with its ``turn``, or, with 0, replace the one that has the name."""
+        if type(turn) is not int or not 0 <= turn < 1 << 63:
+            raise WireError(f"a lease for turn {turn!r}")
+        with holder.lock:
+            if turn and turn < holder.turn:
+                raise ValueError(f"writer {name!r}: {REPLACED}")
+            # By the clock: writers that knew this shard before it was started again keep their order.
+            holder.turn = turn or max(time.time_ns(), holder.turn + 1)
+            client.holder, client.turn, client.refused = holder, holder.turn, None
 
     def _keep_leases(self, path: Path | None = None) -> None:
         """Keep the writers' lanes, which they go on with after this process."""
@@ -361,6 +391,18 @@ class Shard:
                 if len(client.dictionaries) >= MAX_DICTIONARIES:
                     raise WireError(f"more than {MAX_DICTIONARIES} dictionaries on one connection")
                 client.dictionaries[int(name.removeprefix("dictionary:"), 16)] = bytes(part)
+                if sum(map(len, client.dictionaries.values())) > MAX_DICTIONARY_BYTES:
+                    raise WireError(f"more than {MAX_DICTIONARY_BYTES:,} bytes of dictionaries on one connection")
+        if client.refused is not None:
+            raise client.refused
+        try:
+            return self._taken(client, head, parts)
+        except Exception as error:
+            if client.turn:
+                client.refused = error.with_traceback(None)
+            raise
+
+    def _taken(self, client: Client, head: dict[str, Any], parts: dict[str, Any]) -> Reply:
         self._level(client)
         duplicates, appended = 0, []
         for number, keys in enumerate(head.get("keys", [])):
@@ -368,7 +410,10 @@ class Shard:
             errors = parts.get(f"td_error:{number}")
             shared = {int(key, 16): client.dictionaries[int(key, 16)] for key in keys}
             self._admit(client)
-            duplicates += not append_once(self.store, packed, shared, errors)
+            with client.holder.lock:
+                if client.turn != client.holder.turn:
+                    raise ValueError(f"writer: {REPLACED}")
+                duplicates += not append_once(self.store, packed, shared, errors)
             appended.append(Copy(packed, shared))
         durable = bool(head.get("durable"))
         if self.neighbour is not None:  # also those that are here: the connection may have ended before they were there

@@ -212,7 +212,10 @@ def _parsed(memory: npt.NDArray[np.uint8], head_bytes: int) -> tuple[dict[str, A
         if dtype == "bytes":
             parts[name] = data.data
         else:
-            parts[name] = data.view(dtype).reshape(shape)
+            try:
+                parts[name] = data.view(dtype).reshape(shape)
+            except ValueError as error:  # of no elements, but with sizes that are too large
+                raise WireError(f"part {name!r} of {shape} {dtype}: {error}") from error
         at += nbytes
     if at != body.size:
         raise WireError(f"a frame's parts are {at} bytes, its body {body.size}")
