@@ -48,7 +48,7 @@ class KnownShards:
     """One view in each shard, as the shards last told.
 
     Args:
-        shards: the cluster's. ``asked``: the view as they are asked for it.
+        shards: the cluster's. ``asked``: the view as they are asked for it. ``limited``: whether a limiter bounds it.
 
     Attributes:
         known: by number. ``ahead``: items that were asked for and have not come.
