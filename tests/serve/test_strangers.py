@@ -38,10 +38,10 @@ def test_frames_arrive_as_they_were_sent(head: dict[str, object], shapes: list[l
     parts = {f"p{k}": rng.integers(0, 2, shape).astype(dtype) for k, shape in enumerate(shapes)}
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        wire.send(ours, 7, 9, head, {**parts, "raw": b"abc"})
+        nbytes = wire.send(ours, 7, 9, head, {**parts, "raw": b"abc"})
         ours.close()
         got = wire.receive(theirs)
-        assert got is not None and (got.kind, got.number, got.head) == (7, 9, head)
+        assert got is not None and (got.kind, got.number, got.head, got.nbytes) == (7, 9, head, nbytes)
         assert bytes(got.parts.pop("raw")) == b"abc"
         for name, part in parts.items():
             np.testing.assert_array_equal(got.parts[name], part)

@@ -213,7 +213,7 @@ class Link:
             raise self._lost(ConnectionError(what))
         self._waiting.popleft()
         self._unanswered -= nbytes
-        self.received_bytes += wire.HEADER.size + sum(getattr(part, "nbytes", 0) for part in reply.parts.values())
+        self.received_bytes += reply.nbytes
         if number in self._dropped:
             self._dropped.discard(number)
         else:

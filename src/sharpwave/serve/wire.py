@@ -48,7 +48,7 @@ class Frame:
     Attributes:
         kind: number of the request's or the reply's kind. ``number``: of the request, which the reply repeats.
         head: JSON values. ``parts``: arrays and bytes, views of the memory that was received.
-        fds: file descriptors that came with it; the receiver closes them.
+        fds: file descriptors that came with it; the receiver closes them. ``nbytes``: of the frame that was received.
         dictionaries: what encoded rows among the parts refer to, where a link received it.
     """
 
@@ -57,6 +57,7 @@ class Frame:
     head: dict[str, Any]
     parts: dict[str, Any] = field(default_factory=dict)
     fds: list[int] = field(default_factory=list)
+    nbytes: int = 0
     dictionaries: Any = None
 
 
@@ -170,7 +171,7 @@ def receive(
         _receive_into(of, memory.data)
         if _checksum([memory[:head_bytes].data, memory[head_bytes:].data]) != checksum:
             raise WireError("a frame whose checksum does not match its bytes")
-        return Frame(kind, number, *_parsed(memory, head_bytes), given)
+        return Frame(kind, number, *_parsed(memory, head_bytes), given, HEADER.size + head_bytes + body_bytes)
     except BaseException:
         close_all(given)
         raise
