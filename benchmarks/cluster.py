@@ -53,7 +53,7 @@ class Contender:
             module, python = "cluster_ours", sys.executable
         else:
             assert reverb is not None
-            servers = [reverb_server(self._stack, reverb) for _ in range(count)]
+            servers = reverb_servers(self._stack, reverb, fresh(self._stack, count))
             self.processes, addresses = [one.process.pid for one, _ in servers], [address for _, address in servers]
             module, python = "cluster_reverb", reverb
         self.writers, self.learner = (
@@ -97,12 +97,15 @@ def worker(stack: ExitStack, python: str, role: str, *arguments: str) -> Child:
     return made
 
 
-def reverb_server(stack: ExitStack, python: str, folder: str | None = None, port: int = 0) -> tuple[Child, str]:
-    """Start a server of Reverb; return its process and its address."""
-    if folder is None:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="reverb-bench-"))
-    made = worker(stack, python, "server", str(CAPACITY), folder, str(port))
-    return made, made.receive(120.0)["address"]
+def reverb_servers(stack: ExitStack, python: str, folders: list[str], port: int = 0) -> list[tuple[Child, str]]:
+    """Start a server of Reverb for each folder of checkpoints; return their processes and addresses."""
+    made = [worker(stack, python, "server", str(CAPACITY), folder, str(port)) for folder in folders]
+    return [(one, one.receive(120.0)["address"]) for one in made]
+
+
+def fresh(stack: ExitStack, count: int) -> list[str]:
+    """Return new folders, which are deleted with ``stack``."""
+    return [stack.enter_context(tempfile.TemporaryDirectory(prefix="reverb-bench-")) for _ in range(count)]
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -59,11 +59,11 @@ def _ours(recorded: Steps, steps: int, on_disk: bool, durability: str) -> dict[s
 
 def _reverb(folder: Path, python: str, steps: int, checkpoint: bool) -> dict[str, float]:
     """As ``_ours``; nothing starts a server of Reverb again, so this does."""
-    from cluster import reverb_server, worker
+    from cluster import fresh, reverb_servers, worker
 
     with ExitStack() as stack:
-        kept = stack.enter_context(tempfile.TemporaryDirectory(prefix="reverb-bench-"))
-        servers = [reverb_server(stack, python, f"{kept}/0"), reverb_server(stack, python, f"{kept}/1")]
+        kept = fresh(stack, 2)
+        servers = reverb_servers(stack, python, kept)
         addresses = [address for _, address in servers]
         writers = worker(stack, python, "writers", "cluster_reverb", str(folder), *addresses)
         acknowledged = 0
@@ -74,6 +74,6 @@ def _reverb(folder: Path, python: str, steps: int, checkpoint: bool) -> dict[str
                     one.ask(checkpoint=True)
         servers[0][0].close()
         begin = time.monotonic()
-        servers[0] = reverb_server(stack, python, f"{kept}/0", int(addresses[0].rpartition(":")[2]))
+        servers[:1] = reverb_servers(stack, python, kept[:1], int(addresses[0].rpartition(":")[2]))
         there = sum(one.ask()["items"] for one, _ in servers)
         return {"acknowledged": acknowledged, "there": there, "back_s": time.monotonic() - begin}

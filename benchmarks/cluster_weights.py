@@ -17,12 +17,12 @@ def measure(name: str, folder: Path, reverb: str | None) -> dict[str, float]:
 
     A writer of shard k gives its items priorities from 4^k to 8 * 4^k.
     """
-    from cluster import reverb_server, worker
+    from cluster import fresh, reverb_servers, worker
 
     with ExitStack() as stack:
         if name == "Reverb":
             assert reverb is not None
-            addresses = [reverb_server(stack, reverb)[1] for _ in range(SHARDS)]
+            addresses = [address for _, address in reverb_servers(stack, reverb, fresh(stack, SHARDS))]
             module, python = "cluster_reverb", reverb
         else:
             shards = Shards(SHARDS, 100_000)

@@ -1,0 +1,278 @@
+"""What a cluster of 1,000 actors and 100 shards would do: measured costs, and a simulation by them.
+
+    python benchmarks/scale.py [--seconds 1.0] [--simulated 5]
+
+Measures, on one to four real shards over loopback TCP, what a draw, an update and a put take; checks the simulation of
+these shards against their real speed, in the same run; then simulates more of them than there are machines here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import threading
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import frames
+import numpy as np
+from cluster_ours import SPEC, Shards, Writer
+from cluster_world import ALPHA, BETA, ITEM_BYTES, Steps, connection_bytes, cpu_s, resident_bytes
+from rich.console import Console
+from rich.table import Table
+from scale_model import ONE_WAY_S, Case, Costs, Found, Linear, Model
+
+import sharpwave as sw
+from sharpwave.bench.machine import environment
+
+HERE = Path(__file__).parent
+ACTORS, ACTOR_RATE, STEPS, SHARDS, BATCH, PER_S = 1000, 250.0, 10**9, 100, 512, 100.0
+GBIT = 10.0
+"""Assumed speed of the learner's link, in gigabits a second."""
+FEW, MANY, LOOKAHEAD, FILL = 16, 256, 4, 20_000
+FRAME_BYTES = ITEM_BYTES // 5
+
+
+class Real:
+    """Shards that are running and filled, and a learner in this process."""
+
+    def __init__(self, shards: int, recorded: Steps) -> None:
+        self.shards = Shards(shards, 1_000_000)
+        self.empty_bytes = resident_bytes(self.shards.processes)
+        writers = [Writer(self.shards.addresses["tcp"], number) for number in range(8)]
+        rows = [recorded.of(number) for number in range(8)]
+        self._write(writers, rows, FILL // 2)  # the first ones choose codecs and load kernels
+        sent, before = connection_bytes(), cpu_s(self.shards.processes)
+        steps = self._write(writers, rows, FILL // 2)
+        self.put_s = (cpu_s(self.shards.processes) - before) / steps
+        self.put_bytes = _moved(sent, connection_bytes()) / steps
+        self.cluster = sw.Cluster.of(SPEC, self.shards.addresses["tcp"])
+        self.replay = self.cluster.transitions(sampler=sw.Prioritized(alpha=ALPHA, beta=BETA))
+
+    def _write(self, writers: list[Writer], rows: list[Any], steps: int) -> int:
+        for _ in range(steps // len(writers)):
+            for writer, mine in zip(writers, rows, strict=True):
+                writer.write(next(mine))
+        return sum(writer.flush() for writer in writers)
+
+    def costs(self, items: int, seconds: float) -> dict[str, float]:
+        """Return what a draw and an update of ``items`` take, one at a time."""
+        errors = np.random.default_rng(0).random(items).astype(np.float32) + 0.01
+        for _ in range(20):
+            batch = self.replay.sample(items)
+            self.replay.update_priorities(batch, errors)
+        sent = connection_bytes()
+        draw = self._timed(lambda: self.replay.sample(items), seconds)
+        between = connection_bytes()
+        update = self._timed(lambda: self.replay.update_priorities(batch, errors), seconds)
+        nbytes = _moved(sent, between) / draw[2] + _moved(between, connection_bytes()) / update[2]
+        return {
+            "learner_draw": draw[0], "shard_draw": draw[1], "learner_update": update[0], "shard_update": update[1],
+            "wire": nbytes,
+        }  # fmt: skip
+
+    def _timed(self, call: Any, seconds: float) -> tuple[float, float, int]:
+        """Return processor time a call, of this process and of the shards, and the number of calls."""
+        calls, begin = 0, time.perf_counter()
+        ours, theirs = time.process_time(), cpu_s(self.shards.processes)
+        while time.perf_counter() < begin + seconds:
+            call()
+            calls += 1
+        return (time.process_time() - ours) / calls, (cpu_s(self.shards.processes) - theirs) / calls, calls
+
+    def speed(self, seconds: float) -> dict[str, float]:
+        """Return batches a second and the latency of a batch and its update."""
+        stream, taken = self.replay.stream(MANY, lookahead=LOOKAHEAD), []
+        errors = np.random.default_rng(0).random(MANY).astype(np.float32) + 0.01
+        for _ in range(8):
+            next(stream)
+        begin, ours, theirs = time.perf_counter(), time.process_time(), cpu_s(self.shards.processes)
+        while (now := time.perf_counter()) < begin + seconds:
+            self.replay.update_priorities(next(stream), errors)
+            taken.append(time.perf_counter() - now)
+        ours, theirs = time.process_time() - ours, cpu_s(self.shards.processes) - theirs
+        return {
+            "batches_per_s": len(taken) / seconds, "p50": float(np.median(taken)), "p99": _p99(taken),
+            "learner_cpu": ours / len(taken), "shards_cpu": theirs / len(taken),
+        }  # fmt: skip
+
+    def close(self) -> None:
+        """End the shards."""
+        self.cluster.close()
+        self.shards.close()
+
+
+def _moved(before: dict[str, tuple[int, int]], after: dict[str, tuple[int, int]]) -> int:
+    return sum(sum(count) - sum(before.get(ends, (0, 0))) for ends, count in after.items())
+
+
+def _p99(values: list[float]) -> float:
+    return float(np.quantile(values, 0.99)) if values else 0.0
+
+
+def fitted(few: dict[str, float], many: dict[str, float], wide: dict[str, float], real: Real) -> Costs:
+    """Return the costs by batches of ``FEW`` and ``MANY`` of one shard, and of ``MANY`` of four."""
+
+    def linear(name: str, has_batch: bool) -> Linear:
+        item = max(0.0, (many[name] - few[name]) / (MANY - FEW))
+        call = max(0.0, (wide[name] - many[name]) / 3) if has_batch else few[name] - FEW * item
+        return Linear(max(0.0, many[name] - MANY * item - call) if has_batch else 0.0, call, item)
+
+    return Costs(
+        linear("learner_draw", True), linear("learner_update", True), linear("shard_draw", False),
+        linear("shard_update", False), linear("wire", False), real.put_s * 32, real.put_bytes * 32, 32,
+    )  # fmt: skip
+
+
+def core_share() -> float:
+    """Return the part of a core that a busy loop gets now, beside whatever else this machine runs."""
+    cores = len(os.sched_getaffinity(0))
+    until = time.monotonic() + 0.3
+    begin, cpu = time.perf_counter(), time.process_time()
+    block = b"x" * (1 << 20)
+
+    def spin() -> None:
+        import zlib
+
+        while time.monotonic() < until:
+            zlib.crc32(block)  # holds no interpreter lock
+
+    threads = [threading.Thread(target=spin) for _ in range(cores)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    return min(1.0, (time.process_time() - cpu) / (time.perf_counter() - begin) / cores)
+
+
+def measured(seconds: float, cache: Path) -> tuple[Costs, list[dict[str, Any]], dict[str, float]]:
+    """Return the costs, real speeds beside simulated ones, and bytes of shards."""
+    recorded = Steps(frames.read(frames.folder_of("pong", 65_536, cache=cache)))
+    real = {count: Real(count, recorded) for count in (1, 2, 4)}
+    try:
+        few, many = real[1].costs(FEW, seconds), real[1].costs(MANY, seconds)
+        costs = fitted(few, many, real[4].costs(MANY, seconds), real[1])
+        rows = []
+        cores = len(os.sched_getaffinity(0))
+        for count, one in real.items():
+            share = core_share()
+            got = one.speed(2 * seconds)
+            share = (share + core_share()) / 2
+            # Beside others each process gets a share of a core, and more of them run at a time.
+            case = Case(count, 0.0, MANY, lookahead=LOOKAHEAD, cores=round(cores / share), speed=share)
+            said = _said(Model(case, costs).run(5.0))
+            said["learner_cpu"] = costs.learner_draw.of(count, MANY) + costs.learner_update.of(count, MANY)
+            said["shards_cpu"] = costs.shard_draw.of(count, MANY) + costs.shard_update.of(count, MANY)
+            rows.append({"shards": count, "core_share": share, "real": got, "simulated": said})
+        stats = real[1].cluster.stats()
+        grows = (stats["total_bytes"] - stats["fixed_bytes"]) / stats["steps"]
+        nbytes = {"empty_shard": real[4].empty_bytes / 4, "step": grows, "encoded": stats["encoded_bytes_per_step"]}
+        return costs, rows, nbytes
+    finally:
+        for one in real.values():
+            one.close()
+
+
+def _said(found: Found) -> dict[str, float]:
+    return {
+        "batches_per_s": found.batches_per_s, "p50": float(np.median(found.iterations)), "p99": _p99(found.iterations),
+        "draw_p50": float(np.median(found.draws)), "draw_p99": _p99(found.draws), "put_p99": _p99(found.puts),
+        "learner_busy": found.learner_busy, "shards_busy": found.shards_busy, "link_busy": found.link_busy,
+    }  # fmt: skip
+
+
+def simulated(costs: Costs, seconds: float) -> list[dict[str, Any]]:
+    """Return the case of the title with more and fewer shards, and with more actors."""
+    link, rate = GBIT * 1e9 / 8, ACTORS * ACTOR_RATE
+    title = Case(SHARDS, rate, BATCH, PER_S, 16, link=link)
+    cases = [replace(title, shards=count) for count in (5, 10, 25, 50, SHARDS, 200)]
+    cases += [
+        replace(title, batch=4 * BATCH, per_s=PER_S / 4),
+        replace(title, rate=10 * rate),
+        replace(title, per_s=0.0),
+        replace(title, shards=10, per_s=0.0),
+    ]
+    return [{"case": asdict(case), **_said(Model(case, costs).run(seconds))} for case in cases]
+
+
+def report(results: dict[str, Any]) -> None:
+    """Print the tables."""
+    console, costs = Console(width=150), results["costs"]
+    console.print(f"Measured costs (load {results['environment']['load_average']:.1f}); us, or bytes for the wire:")
+    for name in ("learner_draw", "learner_update", "shard_draw", "shard_update", "wire"):
+        scale = 1.0 if name == "wire" else 1e6
+        console.print(
+            f"  {name}: " + ", ".join(f"{costs[name][part] * scale:.2f} a {part}" for part in ("batch", "call", "item"))
+        )
+    console.print(
+        f"  put: {costs['put'] * 1e6:.0f} us of a shard and {costs['put_bytes']:,.0f} bytes a segment of 32 steps"
+    )
+    table = Table(title=f"Real shards on this machine, batches of {MANY}: measured and simulated")
+    figures = (
+        ("batches_per_s", "batches/s", 1.0), ("p50", "p50 ms", 1e3), ("p99", "p99 ms", 1e3),
+        ("learner_cpu", "learner CPU ms", 1e3), ("shards_cpu", "shards CPU ms", 1e3),
+    )  # fmt: skip
+    heads = [head for _, title, _ in figures for head in (title, "simulated")]
+    for head in ("shards", "share of a core", *heads):
+        table.add_column(head, justify="right")
+    for row in results["validated"]:
+        cells = [f"{row[who][name] * scale:.1f}" for name, _, scale in figures for who in ("real", "simulated")]
+        table.add_row(str(row["shards"]), f"{row['core_share']:.2f}", *cells)
+    console.print(table, _large(results))
+    nbytes = results["bytes"]
+    memory = STEPS * nbytes["step"] / 1e9
+    console.print(
+        f"{STEPS:,} steps of {nbytes['step']:.0f} bytes: {memory:,.0f} GB, {memory / SHARDS:.2f} GB a shard, and "
+        f"{nbytes['empty_shard'] / 1e6:.0f} MB a process; raw frames: {STEPS * FRAME_BYTES / 1e9:,.0f} GB"
+    )
+    arrives, taken = ACTORS * ACTOR_RATE, BATCH * PER_S
+    put_mb, row_mb = arrives * costs["put_bytes"] / costs["segment_steps"] / 1e6, taken * costs["wire"]["item"] / 1e6
+    raw_mb = taken * ITEM_BYTES / 1e6
+    console.print(
+        f"into the shards {put_mb:,.0f} MB/s, raw frames {arrives * FRAME_BYTES / 1e6:,.0f}; to the learner "
+        f"{row_mb:,.0f} MB/s of rows, raw frames {raw_mb:,.0f} ({raw_mb * 8 / 1e3 / GBIT:.0%} of {GBIT:.0f} Gbit/s)"
+    )
+
+
+def _large(results: dict[str, Any]) -> Table:
+    table = Table(title=f"Simulated: one link of {GBIT:.0f} Gbit/s, {ONE_WAY_S * 1e6:.0f} us one way")
+    for name in (
+        "shards", "steps/s in", "batch", "batches/s wanted", "got", "calls/s", "learner core", "shard core", "link",
+        "a share p50 ms", "p99", "put p99 ms",
+    ):  # fmt: skip
+        table.add_column(name, justify="right")
+    for row in results["simulated"]:
+        case = row["case"]
+        wanted = f"{case['per_s']:.0f}" if case["per_s"] else "most"
+        table.add_row(
+            str(case["shards"]), f"{case['rate']:,.0f}", str(case["batch"]), wanted,
+            f"{row['batches_per_s']:.1f}", f"{2 * min(case['shards'], case['batch']) * row['batches_per_s']:,.0f}",
+            f"{row['learner_busy']:.0%}", f"{row['shards_busy']:.0%}", f"{row['link_busy']:.1%}",
+            f"{row['draw_p50'] * 1e3:.2f}", f"{row['draw_p99'] * 1e3:.2f}", f"{row['put_p99'] * 1e3:.2f}",
+        )  # fmt: skip
+    return table
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=1.0, help="length of one measurement (1.0)")
+    parser.add_argument("--simulated", type=float, default=5.0, help="seconds of each simulation (5.0)")
+    parser.add_argument("--out", type=Path, default=HERE / "results", help="folder for scale.json")
+    parser.add_argument("--frames-cache", type=Path, default=frames.CACHE, help="folder for played frames")
+    arguments = parser.parse_args()
+    costs, validated, nbytes = measured(arguments.seconds, arguments.frames_cache)
+    results = {
+        "environment": environment(("sharpwave", "numpy", "numba", "simpy")), "costs": asdict(costs),
+        "validated": validated, "bytes": nbytes, "simulated": simulated(costs, arguments.simulated),
+    }  # fmt: skip
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / "scale.json").write_text(json.dumps(results, indent=1) + "\n")
+    report(results)
+
+
+if __name__ == "__main__":
+    main()
