@@ -47,7 +47,8 @@ def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPa
 
 def seen(cluster: sw.Cluster, view: str, settings: dict[str, Any], store: sw.Store, batches: int) -> int:
     """Compare batches of a cluster with what one store makes of the same steps; return how many items were seen."""
-    replay, known = getattr(cluster, view)(**settings), getattr(store, view)(**settings, name="known")
+    name = settings.get("name", view)
+    replay, known = getattr(cluster, view)(**settings), getattr(store, view)(**settings | {"name": f"known-{name}"})
     ids = known.sampleable_ids()
     whole = known.fetch(ids)
     at = {key: row for row, key in enumerate(zip(whole.lane.tolist(), whole.step.tolist(), strict=True))}
