@@ -29,8 +29,11 @@ def measure(name: str, folder: Path, reverb: str | None) -> dict[str, float]:
             stack.callback(shards.close)
             addresses, module, python = shards.addresses[name], "cluster_ours", sys.executable
         arguments = (module, str(folder), *addresses)
-        learner = worker(stack, python, "learner", *arguments)  # first: priorities are those of its view
+        learner = None
+        if name != "Reverb":  # first: priorities are those of its view; Reverb's learner draws from its beginning on
+            learner = worker(stack, python, "learner", *arguments)
         writers = worker(stack, python, "writers", *arguments)
         mass = writers.ask(do="write_skewed", writers=SHARDS, steps=STEPS)["mass"]
+        learner = learner or worker(stack, python, "learner", *arguments)
         answer: dict[str, Any] = learner.ask(do="weights", mass=mass, batches=BATCHES)
         return answer
