@@ -1,5 +1,7 @@
 """Sharpwave: a compressed experience store for deep reinforcement learning, and the off-policy trainer built on it."""
 
+from typing import TYPE_CHECKING, Any
+
 from sharpwave.environment_spec import step_spec
 from sharpwave.errors import (
     DamagedError,
@@ -20,7 +22,6 @@ from sharpwave.sampling.rank import RankPrioritized
 from sharpwave.sampling.retention import LowestPriority, Reservoir
 from sharpwave.sampling.uniform import Uniform
 from sharpwave.segment_writer import SealedSegment, SegmentWriter
-from sharpwave.serve.cluster import Cluster, connect
 from sharpwave.spec import Field, Spec
 from sharpwave.store import Store
 from sharpwave.views.batch import Batch, SequenceBatch
@@ -29,7 +30,24 @@ from sharpwave.views.goals import Episode, Final, Future
 from sharpwave.views.sequences import Sequences
 from sharpwave.views.transitions import Transitions
 
+if TYPE_CHECKING:
+    from sharpwave.serve.cluster import Cluster, connect
+
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """Import the parts of clusters when they are first used: a store in one process needs no sockets."""
+    if name in ("Cluster", "connect"):
+        from sharpwave.serve import cluster
+
+        return getattr(cluster, name)
+    raise AttributeError(f"module 'sharpwave' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
 
 __all__ = [
     "Batch",

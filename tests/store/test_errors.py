@@ -212,8 +212,9 @@ def test_lanes_that_the_ram_does_not_bear_are_refused_and_nothing_is_lost() -> N
             store.append(**row)
         refused_by_ram = pytest.raises((ValueError, MemoryError), match=r"ram|lane")
         before = content(store)
-        with refused_by_ram:
-            store.append(lane=5000, **row)
+        many: dict[str, Any] = {name: np.stack([np.asarray(value)] * 1000) for name, value in row.items()}
+        with refused_by_ram:  # each of these lanes would need memory for the segment that it fills
+            store.extend(lanes=np.arange(1, 1001), **many)
         assert content(store) == before
         store.append(**row)
 

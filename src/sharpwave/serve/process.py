@@ -31,7 +31,6 @@ from sharpwave.serve.server import Server
 from sharpwave.serve.shard import LEASES, Shard
 from sharpwave.spec import Spec
 from sharpwave.store import Store
-from sharpwave.warmup import warm_up
 
 STORE = "store"
 """Folder of the store, in the shard's."""
@@ -122,6 +121,8 @@ def running(settings: ShardSettings) -> Iterator[list[str]]:
     Raises: what ``Store``, ``Store.open`` and ``Server`` do.
     """
     if settings.warm or not CACHED:
+        from sharpwave.warmup import warm_up  # its imports are many, and importing sharpwave imports this module
+
         warm_up()  # or its first clients wait for the compiler
     store = _once_free(lambda: opened(settings))
     keeper = replica(settings)

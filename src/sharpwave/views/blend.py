@@ -41,11 +41,12 @@ class Blend(Generic[B]):
         ValueError, TypeError: an invalid argument.
     """
 
-    def __new__(cls, parts: Any = (), *, seed: int = 0) -> Any:
+    def __new__(cls, *arguments: Any, **settings: Any) -> Any:
         """Return a blend; where a part is a cluster's view, which is none of this process, one that its view makes."""
+        parts = settings.get("parts", arguments[0] if arguments else ()) if cls is Blend else ()
         for part in parts if isinstance(parts, Sequence) else ():
             if isinstance(part, (tuple, list)) and len(part) == 2 and hasattr(part[1], "blended"):
-                return part[1].blended(parts, seed)
+                return part[1].blended(parts, settings.get("seed", 0))
         return super().__new__(cls)
 
     def __init__(self, parts: Sequence[tuple[Share, Replay[B]]], *, seed: int = 0) -> None:
