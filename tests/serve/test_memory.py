@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
-from sharpwave.serve import shard as shard_module
+from sharpwave.serve import client as client_module
 from sharpwave.serve.shared_memory import SharedBlocks
 from tests.serve.serving import fill, served
 
@@ -34,7 +34,7 @@ def test_a_batch_belongs_to_whoever_holds_a_part_of_it(tmp_path: Path) -> None:
 
 
 def test_blocks_that_are_freed_are_unmapped_by_the_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard_module, "MAX_MAPPED", 40)
+    monkeypatch.setattr(client_module, "MAX_MAPPED", 40)
     with served(1, tmp_path) as there:
         fill(there.stores[0], 1, 100, 0)
         replay = there.cluster.transitions()

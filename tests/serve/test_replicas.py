@@ -100,8 +100,8 @@ def test_what_a_replica_lacks_is_brought_to_it_and_the_other_way_round(tmp_path:
                 replica.add_segment(one.packed, one.dictionaries)
         second.keeper = Keeper(0, replica, tmp_path / "writers.json")
         link = Link(there.servers[1].address, Security())
-        first.neighbour = Neighbour(0, first.store, link, first.leases, first.adopt)
-        first.neighbour.replicate()
+        first.intake.neighbour = Neighbour(0, first.store, link, first.intake.leases, first.intake.adopt)
+        first.intake.neighbour.replicate()
         assert first.store.lane_steps.tolist() == replica.lane_steps.tolist()
         with sw.Store(SPEC, capacity=100_000, segment_steps=8) as reference:
             for lane in (0, 1):
@@ -127,8 +127,8 @@ def test_nothing_is_acknowledged_before_the_neighbour_has_it(tmp_path: Path, mon
     with served(2, tmp_path) as there, sw.Store(SPEC, capacity=100_000, segment_steps=8) as replica:
         first, second = there.shards
         second.keeper = Keeper(0, replica, tmp_path / "writers.json")
-        first.neighbour = Neighbour(
-            0, first.store, Link(there.servers[1].address, Security()), first.leases, first.adopt
+        first.intake.neighbour = Neighbour(
+            0, first.store, Link(there.servers[1].address, Security()), first.intake.leases, first.intake.adopt
         )
         writer = RemoteWriter(SPEC, Delivery(Link(there.servers[0].address, Security()), "w", 1), segment_steps=8)
         counting(writer, 0, 40, lanes=1)
@@ -146,7 +146,7 @@ def test_nothing_is_acknowledged_before_the_neighbour_has_it(tmp_path: Path, mon
         writer.flush()
         assert replica.lane_steps.tolist() == [40] and len(replica) == 8
         writer.delivery.close()
-        first.neighbour.close()
+        first.intake.neighbour.close()
 
 
 def refuse(frame: object) -> None:

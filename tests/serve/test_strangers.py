@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sharpwave as sw
+from sharpwave.serve import intake as intake_module
 from sharpwave.serve import link as link_module
-from sharpwave.serve import shard as shard_module
 from sharpwave.serve import wire
 from sharpwave.serve.addresses import Address, Security, connect, listen
 from sharpwave.serve.link import Link, ShardLostError
@@ -238,7 +238,7 @@ def test_probabilities_that_are_none_are_refused_by_name(
 
 
 def test_dictionaries_that_a_writer_sends_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard_module, "MAX_DICTIONARY_BYTES", 1 << 16)
+    monkeypatch.setattr(intake_module, "MAX_DICTIONARY_BYTES", 1 << 16)
     with served(1, tmp_path) as there:
         link = Link(there.servers[0].address, Security())
         with pytest.raises(ShardLostError):

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from sharpwave.serve.addresses import machine
+from sharpwave.serve.client import Client
 from sharpwave.serve.requests import Request
-from sharpwave.serve.shard import Client, Reply
+from sharpwave.serve.shard import Reply
 from sharpwave.serve.wire import Frame, WireError
 from sharpwave.spec import Spec
 
@@ -53,10 +54,6 @@ class Directory:
                     self.addresses, self._spec = self._make(spec), spec
             spec_now = None if self._spec is None else self._spec.description()
             return {"spec": spec_now, "shards": self.addresses, "machine": machine()}, {}
-
-    def share(self, client: Client, frame: Frame) -> None:
-        """Refuse memory: nothing is drawn here."""
-        raise WireError("memory was sent to the directory")
 
     def left(self, client: Client) -> None:
         """Do nothing: clients hold nothing up."""

@@ -25,10 +25,11 @@ from typing import Any, TypeVar
 from sharpwave.errors import StoreInUseError
 from sharpwave.native.jit import CACHED
 from sharpwave.serve.addresses import Address, Security
+from sharpwave.serve.intake import LEASES
 from sharpwave.serve.link import Link, ShardLostError
 from sharpwave.serve.replicas import Keeper, Neighbour
 from sharpwave.serve.server import Server
-from sharpwave.serve.shard import LEASES, Shard
+from sharpwave.serve.shard import Shard
 from sharpwave.spec import Spec
 from sharpwave.store import Store
 
@@ -132,14 +133,14 @@ def running(settings: ShardSettings) -> Iterator[list[str]]:
         security = Security(bytes.fromhex(settings.secret), settings.certificate, settings.key)
         if settings.kept_by is not None:
             link = Link(Address.parse(settings.kept_by), replace(security, authority=settings.certificate))
-            shard.neighbour = Neighbour(settings.number, store, link, shard.leases, shard.adopt)
+            shard.intake.neighbour = Neighbour(settings.number, store, link, shard.intake.leases, shard.intake.adopt)
         servers: list[Server] = []
         try:
             for one in settings.addresses:
                 address = Address.parse(one)
                 servers.append(_once_free(lambda address=address: Server(shard, address, security)))  # type: ignore[misc]
-            if shard.neighbour is not None:  # what only the replica has is here before a writer comes
-                threading.Thread(target=_stay_level, args=(shard.neighbour, over), daemon=True).start()
+            if shard.intake.neighbour is not None:  # what only the replica has is here before a writer comes
+                threading.Thread(target=_stay_level, args=(shard.intake.neighbour, over), daemon=True).start()
             yield [str(one.address) for one in servers]
         finally:
             over.set()

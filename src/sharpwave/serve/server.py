@@ -10,8 +10,9 @@ from typing import Any, Protocol
 
 from sharpwave.serve import wire
 from sharpwave.serve.addresses import UNIX, Address, Security, accept, listen
+from sharpwave.serve.client import Client
 from sharpwave.serve.requests import FAILED
-from sharpwave.serve.shard import Client, Reply
+from sharpwave.serve.shard import Reply
 from sharpwave.serve.wire import Frame, WireError
 
 MAX_CONNECTIONS = 4096
@@ -24,7 +25,6 @@ class Answering(Protocol):
     """What answers requests: a shard, or the directory of several."""
 
     def about(self) -> dict[str, Any]: ...
-    def share(self, client: Client, frame: Frame) -> None: ...
     def answer(self, client: Client, frame: Frame) -> Reply: ...
     def left(self, client: Client) -> None: ...
 
@@ -114,7 +114,7 @@ class Server:
             if frame is None:
                 return
             if frame.fds or "shared" in frame.head:
-                self.shard.share(client, frame)
+                client.share(frame)
             head, parts, kind = self._answered(client, frame)
             wire.send(made, kind, frame.number, head, parts)
 

@@ -20,9 +20,10 @@ import torch
 import sharpwave as sw
 from sharpwave.agents.protocol import Agent
 from sharpwave.serve.addresses import Address
+from sharpwave.serve.client import Client
 from sharpwave.serve.requests import Request
 from sharpwave.serve.server import Server
-from sharpwave.serve.shard import Client, Reply
+from sharpwave.serve.shard import Reply
 from sharpwave.serve.wire import Frame, WireError
 from sharpwave.training.actors.pool import STOP_S, ActorsDiedError, lanes_of_actors
 from sharpwave.training.actors.transport import Arrival, Delivered
@@ -175,10 +176,6 @@ class Hub:
     def about(self) -> dict[str, Any]:
         """Return what nodes are told when they connect."""
         return {"hub": self._run}
-
-    def share(self, client: Client, frame: Frame) -> None:
-        """Refuse memory: nothing is drawn here."""
-        raise WireError("memory was sent to the hub")
 
     def left(self, client: Client) -> None:
         """Do nothing: a node may connect again."""

@@ -1,0 +1,198 @@
+"""Intake of a shard: which lanes writers have, their segments in order and each once, and when writers must wait."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from sharpwave.log.sealed_after import Copy
+from sharpwave.serve.client import Client, Holder
+from sharpwave.serve.manifest import write_whole
+from sharpwave.serve.replicas import Leases, Neighbour, append_once, read_leases
+from sharpwave.serve.wire import Frame, WireError
+from sharpwave.store import Store
+from sharpwave.validation import MAX_LANES
+
+MAX_DICTIONARIES = 1024
+MAX_DICTIONARY_BYTES = 1 << 28
+"""Dictionaries that a connection may have sent."""
+MAX_WAIT_S = 600.0
+REPLACED = "another writer of that name has replaced this one; give one of them another name="
+LEASES = "writers.json"
+"""File in a shard's folder: the lanes of each writer."""
+
+
+class Intake:
+    """What writers give a shard's store. May be called from several threads.
+
+    Args:
+        folder: of the shard, with the writers' lanes; ``None``: they are not kept.
+
+    Attributes:
+        neighbour: keeps the shard's replica, if there is one.
+    """
+
+    def __init__(self, store: Store, folder: Path | None) -> None:
+        self._store, self._folder = store, folder
+        self.neighbour: Neighbour | None = None
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._credit: dict[int, int] = {}  # by view, the store's total of steps up to which writers may append
+        self._paused: set[int] = set()  # who has paused the intake
+        self._leased = read_leases(None if folder is None else folder / LEASES)
+        self._holders: dict[str, Holder] = {}  # by the writer's name
+        self._lanes = max([store.lanes, *(first + lanes for first, lanes in self._leased.values())])
+
+    def lease(self, client: Client, frame: Frame) -> dict[str, Any]:
+        """Give a writer lanes: those that it had, if its name is known, else new ones.
+
+        The reply says how many steps each has had, and how many of them are acknowledged: with ``durable``, on the
+        disk; with a neighbour, also there.
+        """
+        name, lanes = frame.head.get("name"), frame.head.get("lanes")
+        if type(name) is not str or type(lanes) is not int or not 1 <= lanes <= MAX_LANES:
+            raise WireError(f"a lease of {lanes!r} lanes for {name!r}")
+        self._level(client)
+        with self._lock:
+            first, count = self._leased.get(name, (-1, 0))
+            if count and count != lanes:
+                raise ValueError(f"writer {name!r} has {count} lanes, asked for were {lanes}; give another name=")
+            if not count:
+                first = max(self._lanes, self._store.lanes)
+                if first + lanes > MAX_LANES:
+                    raise ValueError(f"writer {name!r}: there are {first} lanes already, of at most {MAX_LANES}")
+                self._leased[name] = first, lanes
+                self._lanes = max(self._lanes, first + lanes)
+                self.keep_leases()
+            holder = self._holders.setdefault(name, Holder())
+        self._take_turn(client, name, holder, frame.head.get("turn", 0))
+        durable = bool(frame.head.get("durable"))
+        held = self._store.lane_steps.tolist()
+        safe = held if self.neighbour is None else self._replicated(client, [], durable)
+        if durable:
+            self._store.flush(views=False)
+        of_writer = slice(first, first + lanes)
+        return {
+            "first_lane": first,
+            "lane_steps": [*held[of_writer], *[0] * lanes][:lanes],
+            "safe_steps": [*map(min, held[of_writer], [*safe[of_writer], *[0] * lanes]), *[0] * lanes][:lanes],
+            "segment_steps": self._store._log.stride,
+            "turn": client.turn,
+        }
+
+    def _take_turn(self, client: Client, name: str, holder: Holder, turn: Any) -> None:
+        """Let a writer go on with its ``turn``, or, with 0, replace the one that has the name."""
+        if type(turn) is not int or not 0 <= turn < 1 << 63:
+            raise WireError(f"a lease for turn {turn!r}")
+        with holder.lock:
+            if turn and turn < holder.turn:
+                raise ValueError(f"writer {name!r}: {REPLACED}")
+            # By the clock: writers that knew this shard before it was started again keep their order.
+            holder.turn = turn or max(time.time_ns(), holder.turn + 1)
+            client.holder, client.turn, client.refused = holder, holder.turn, None
+
+    def keep_leases(self, path: Path | None = None) -> None:
+        """Keep the writers' lanes, which they go on with after this process."""
+        if path is None and self._folder is not None:
+            path = self._folder / LEASES
+        if path is not None:
+            write_whole(path, json.dumps(self._leased))
+
+    def put(self, client: Client, frame: Frame) -> dict[str, Any]:
+        """Append segments, in order; reply once all are in the store, each once.
+
+        ``steps``: their steps. ``keys``: for each, the keys of its dictionaries; those that the connection has not sent
+        yet are parts "dictionary:KEY". ``durable``: reply only when they are on the disk.
+        """
+        head, parts = frame.head, frame.parts
+        for name, part in parts.items():
+            if name.startswith("dictionary:"):
+                if len(client.dictionaries) >= MAX_DICTIONARIES:
+                    raise WireError(f"more than {MAX_DICTIONARIES} dictionaries on one connection")
+                client.dictionaries[int(name.removeprefix("dictionary:"), 16)] = bytes(part)
+                if sum(map(len, client.dictionaries.values())) > MAX_DICTIONARY_BYTES:
+                    raise WireError(f"more than {MAX_DICTIONARY_BYTES:,} bytes of dictionaries on one connection")
+        if client.refused is not None:
+            raise client.refused
+        try:
+            return self._taken(client, head, parts)
+        except Exception as error:
+            if client.turn:
+                client.refused = error.with_traceback(None)
+            raise
+
+    def _taken(self, client: Client, head: dict[str, Any], parts: dict[str, Any]) -> dict[str, Any]:
+        self._level(client)
+        duplicates, appended = 0, []
+        for number, keys in enumerate(head.get("keys", [])):
+            packed = bytes(parts[f"segment:{number}"])
+            errors = parts.get(f"td_error:{number}")
+            shared = {int(key, 16): client.dictionaries[int(key, 16)] for key in keys}
+            self._admit(client)
+            with client.holder.lock:
+                if client.turn != client.holder.turn:
+                    raise ValueError(f"writer: {REPLACED}")
+                duplicates += not append_once(self._store, packed, shared, errors)
+            appended.append(Copy(packed, shared))
+        durable = bool(head.get("durable"))
+        if self.neighbour is not None:  # also those that are here: the connection may have ended before they were there
+            self._replicated(client, appended, durable)
+        if durable:
+            self._store.flush(views=False)
+        return {"duplicates": duplicates}
+
+    def _level(self, client: Client) -> None:
+        """Wait until this shard has what only its replica had; steps that are appended before would hide the lack."""
+        if self.neighbour is not None and not self.neighbour.level:
+            self._replicated(client, [], False)
+
+    def _replicated(self, client: Client, segments: list[Copy], durable: bool) -> list[int]:
+        assert self.neighbour is not None
+        return self.neighbour.replicate(segments, durable, MAX_WAIT_S, client.gone.is_set)
+
+    def leases(self) -> Leases:
+        """Return the lanes of each writer, by its name: the first, and how many."""
+        with self._lock:
+            return dict(self._leased)
+
+    def adopt(self, leases: Leases) -> None:
+        """Take over leases that are not known here."""
+        with self._lock:
+            new = {name: lanes for name, lanes in leases.items() if name not in self._leased}
+            if new:
+                self._leased |= new
+                self._lanes = max(self._lanes, *(first + lanes for first, lanes in new.values()))
+                self.keep_leases()
+
+    def _admit(self, client: Client) -> None:
+        """Wait until writers may append: the intake is not paused, and no view's limiter holds them up."""
+        deadline = time.monotonic() + MAX_WAIT_S
+        with self._changed:
+            while self._paused or any(self._store.total_steps >= credit for credit in self._credit.values()):
+                if client.gone.is_set() or time.monotonic() > deadline:
+                    raise TimeoutError(f"put: waited {MAX_WAIT_S:g} s for the learner to sample")
+                self._changed.wait(0.2)
+
+    def set_credit(self, view: int, total_steps: int | None) -> None:
+        """Let writers append until the store has counted so many steps, as far as a view is concerned; ``None``:
+        without limit."""
+        with self._changed:
+            if total_steps is None:
+                self._credit.pop(view, None)
+            else:
+                self._credit[view] = total_steps
+            self._changed.notify_all()
+
+    def pause(self, client: Client) -> None:
+        """Take no steps until ``resume``."""
+        with self._changed:
+            self._paused.add(id(client))
+
+    def resume(self, client: Client) -> None:
+        """Undo what a connection has paused."""
+        with self._changed:
+            self._paused.discard(id(client))
+            self._changed.notify_all()
