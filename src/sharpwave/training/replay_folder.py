@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sharpwave.disk.ownership import is_of
+from sharpwave.disk.view_files import VIEWS, partial_of, view_files
 from sharpwave.native.directory import Directory
 from sharpwave.training.files import read_regular
 from sharpwave.training.folder import DISK
@@ -54,6 +55,15 @@ def clear(folder: Path, store: str) -> None:
                     path.unlink()
         with contextlib.suppress(OSError):  # not empty
             regions.rmdir()
+    for path, owner in view_files(folder):
+        if owner == store:
+            path.unlink()
+    views = folder / VIEWS
+    if views.is_dir() and not views.is_symlink():
+        for path in [path for path in views.iterdir() if partial_of(path.name) == store]:
+            path.unlink()
+        with contextlib.suppress(OSError):  # not empty
+            views.rmdir()
     (folder / f".{MANIFEST}.{store}.partial").unlink(missing_ok=True)
     (folder / MANIFEST).unlink()  # last: it names the owner of the other files
     with contextlib.suppress(OSError):
