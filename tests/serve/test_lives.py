@@ -222,3 +222,11 @@ def test_a_writer_gets_a_shard_that_answers(tmp_path: Path) -> None:
             writer.close()
         assert there.stores[0].lanes == 2
         cluster.close()
+
+
+def test_a_cluster_holds_as_many_steps_as_its_capacity_says() -> None:
+    with sw.Cluster(SPEC, capacity=2_000) as cluster:
+        writer = cluster.writer(2)
+        counting(writer, 0, 2_500)
+        writer.flush()
+        assert len(cluster) > 1_900

@@ -182,7 +182,7 @@ class Cluster(ClusterViews):
         name: str | None = None,
         shard: int | None = None,
         durability: str = "memory",
-        segment_steps: int = 32,
+        segment_steps: int | None = None,
         codec: str | Mapping[str, str] = "auto",
         timeout: float | None = None,
     ) -> RemoteWriter:
@@ -193,7 +193,8 @@ class Cluster(ClusterViews):
             shard: number of the shard; default: one after the other, without those that cannot be reached.
             durability: "memory": a segment is acknowledged once it is in the shard's store; "flush": once it is on the
                 shard's disk.
-            segment_steps: steps in a segment, at most the shard's.
+            segment_steps: steps in a segment; default, and at most: the shard's, 32 unless it was made with another.
+                With fewer the shard holds fewer steps than its capacity says.
             timeout: seconds that the writer waits for its shard; default 60.
 
         Raises:

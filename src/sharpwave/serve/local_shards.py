@@ -34,6 +34,9 @@ LOG = logging.getLogger("sharpwave.serve")
 
 
 MAX_SHARDS = 1024
+SEGMENT_STEPS = 32
+"""Steps in a segment of shards and of their writers: a store has places for as many segments of its own length as fill
+it, so shorter ones, which writers seal, would leave it partly empty."""
 COMMAND = "from sharpwave.serve.process import main; main()"
 
 
@@ -65,6 +68,10 @@ class Plan:
     opens: bool = False
     replicas: int = 0
     new: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.options.get("segment_steps") is None and not dict(self.new).get("segment_steps"):
+            object.__setattr__(self, "options", {**self.options, "segment_steps": SEGMENT_STEPS})
 
     def one_more(self, spec: Spec, number: int) -> ShardSettings:
         """Return the settings of a shard like these, which begins empty."""

@@ -21,7 +21,12 @@ class RemoteWriter(SegmentWriter):
     """
 
     def __init__(
-        self, spec: Spec, delivery: Delivery, *, codec: str | Mapping[str, str] = "auto", segment_steps: int = 32
+        self,
+        spec: Spec,
+        delivery: Delivery,
+        *,
+        codec: str | Mapping[str, str] = "auto",
+        segment_steps: int | None = None,
     ) -> None:
         self.delivery = delivery
         super().__init__(
@@ -31,7 +36,7 @@ class RemoteWriter(SegmentWriter):
             first_lane=delivery.first_lane,
             first_steps=[step + (step > 0) for step in delivery.lane_steps],
             codec=codec,
-            segment_steps=min(segment_steps, delivery.segment_steps),
+            segment_steps=min(segment_steps or delivery.segment_steps, delivery.segment_steps),
         )
 
     def flush(self, timeout: float | None = None) -> None:
