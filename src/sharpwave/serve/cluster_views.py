@@ -23,9 +23,6 @@ class ClusterViews:
     _made: int
     _seed: int
 
-    def lost(self, number: int) -> None:
-        """Note that a shard does not answer; it is tried again."""
-
     def transitions(
         self,
         *,

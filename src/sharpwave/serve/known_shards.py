@@ -26,9 +26,6 @@ class Shards(Protocol):
 
     links: list[Link | None]
 
-    def lost(self, number: int) -> None:
-        """Note that a shard does not answer."""
-
 
 @dataclass
 class KnownShard:
@@ -88,7 +85,6 @@ class KnownShards:
         shard = self.known.setdefault(number, KnownShard())
         shard.state = replace(shard.state, mass=0.0, count=0, uses=-1 if shard.state.uses < 0 else 0)
         shard.connection = -1
-        self._shards.lost(number)
 
     def refresh(self, older_s: float = 0.0) -> None:
         """Ask the shards for their states that were told more than ``older_s`` seconds ago."""

@@ -31,8 +31,6 @@ PAUSES_S = (0.0, 0.2, 1.0, 5.0, 30.0)
 LIVED_S = 5.0
 """How long a shard lives that is then started again at once."""
 LOG = logging.getLogger("sharpwave.serve")
-
-
 MAX_SHARDS = 1024
 SEGMENT_STEPS = 32
 """Steps in a segment of shards and of their writers: a store has places for as many segments of its own length as fill
@@ -70,7 +68,7 @@ class Plan:
     new: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.options.get("segment_steps") is None and not dict(self.new).get("segment_steps"):
+        if self.options.get("segment_steps") is None and not self.new.get("segment_steps"):
             object.__setattr__(self, "options", {**self.options, "segment_steps": SEGMENT_STEPS})
 
     def one_more(self, spec: Spec, number: int) -> ShardSettings:
@@ -147,7 +145,6 @@ class _Seat:
         self.process: subprocess.Popen[str] | None = None
         self.begun = 0.0
         self.deaths = 0
-        self.restarts = 0
 
     def start(self) -> None:
         self.process = subprocess.Popen(
@@ -227,24 +224,10 @@ class LocalShards:
             self.addresses.append(addresses)
         return addresses
 
-    def remove(self, number: int) -> None:
-        """Stop a shard for good."""
-        with self._lock:
-            seat = self._seats[number]
-            process, seat.process = seat.process, None
-        if process is not None:
-            process.terminate()
-            _wait(process, STOP_S)
-
     @property
     def processes(self) -> list[int]:
         """Numbers of the shards' processes."""
         return [seat.process.pid for seat in self._seats if seat.process is not None]
-
-    @property
-    def restarts(self) -> int:
-        """How often shards were started again."""
-        return sum(seat.restarts for seat in self._seats)
 
     def _watch(self) -> None:
         while not self._closing.wait(WATCH_S):
@@ -264,7 +247,6 @@ class LocalShards:
                         continue
                     _close_pipes(process)
                     seat.start()
-                    seat.restarts += 1
                 try:
                     seat.ready()
                 except ShardFailedError as error:

@@ -27,7 +27,6 @@ class Manifest:
         spec: of a step. ``shards``: their number. ``on_disk``: whether their stores are on disk.
         cut: number of the checkpoint that counts; 0: the cluster itself.
         replicas: of each shard, kept by its neighbour: 0 or 1. ``new``: limits and options of a shard's store.
-        leaving: numbers of shards that take no more steps, and end once theirs are evicted.
     """
 
     spec: Spec
@@ -36,7 +35,6 @@ class Manifest:
     cut: int = 0
     replicas: int = 0
     new: dict[str, Any] = field(default_factory=dict)
-    leaving: tuple[int, ...] = ()
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -60,10 +58,10 @@ class Manifest:
             shards, cut = said["shards"], said["cut"]
             if type(shards) is not int or type(cut) is not int or not 0 < shards <= MAX_SHARDS_SAID or cut < 0:
                 raise ValueError(f"shards {shards!r}, cut {cut!r}")
-            replicas, new, leaving = said.get("replicas", 0), dict(said.get("new", {})), said.get("leaving", [])
-            if replicas not in (0, 1) or any(type(one) is not int or not 0 <= one < shards for one in leaving):
-                raise ValueError(f"replicas {replicas!r}, leaving {leaving!r}")
-            return cls(Spec.from_json(said["spec"]), shards, bool(said["on_disk"]), cut, replicas, new, tuple(leaving))
+            replicas, new = said.get("replicas", 0), dict(said.get("new", {}))
+            if replicas not in (0, 1):
+                raise ValueError(f"replicas {replicas!r}")
+            return cls(Spec.from_json(said["spec"]), shards, bool(said["on_disk"]), cut, replicas, new)
         except NewerVersionError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
@@ -79,7 +77,6 @@ class Manifest:
             "cut": self.cut,
             "replicas": self.replicas,
             "new": self.new,
-            "leaving": list(self.leaving),
         }
         said["checksum"] = _checksum(said)
         write_whole(folder / CLUSTER, json.dumps(said, indent=1))

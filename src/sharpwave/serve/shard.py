@@ -16,7 +16,7 @@ from sharpwave.errors import EmptyError
 from sharpwave.format.segment import FIRST_FIELD
 from sharpwave.sampling.ordered import Fifo, Lifo
 from sharpwave.sampling.prioritized import Prioritized
-from sharpwave.sampling.protocol import Sampler
+from sharpwave.sampling.protocol import Sampler, draws_by_mass
 from sharpwave.sampling.uniform import Uniform
 from sharpwave.serve.client import Client
 from sharpwave.serve.cut_batches import written
@@ -192,7 +192,7 @@ class Shard:
             source.items.follow()
             if not source.items.enough(max(1, len(points))):
                 raise EmptyError(f"shard: {source.items.count} items can be sampled, asked for were {len(points)}")
-            exact = points if source.items.uses is None and hasattr(replay.sampler, "draw_at") else None
+            exact = points if source.items.uses is None and draws_by_mass(replay.sampler) else None
             if "blocks" in frame.head:
                 target = self._shared(client, number, replay, frame, size)
                 part = target.part(begin, begin + len(points))
