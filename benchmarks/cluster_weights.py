@@ -32,6 +32,7 @@ def measure(name: str, folder: Path, reverb: str | None) -> dict[str, float]:
         learner = None
         if name != "Reverb":  # first: priorities are those of its view; Reverb's learner draws from its beginning on
             learner = worker(stack, python, "learner", *arguments)
+            learner.ask(do="ready")
         writers = worker(stack, python, "writers", *arguments)
         mass = writers.ask(do="write_skewed", writers=SHARDS, steps=STEPS)["mass"]
         learner = learner or worker(stack, python, "learner", *arguments)

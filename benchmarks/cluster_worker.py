@@ -78,6 +78,10 @@ class Learner:
         self._learner, self._steps = contender.Learner(addresses), steps
         self._rng = np.random.default_rng(0)
 
+    def ready(self) -> dict[str, float]:
+        """Answer: its view is there, and gets the priorities of what is written from now on."""
+        return {}
+
     def draw(self, seconds: float) -> dict[str, float]:
         """Return speed, latency, processor time and bytes of batches drawn for ``seconds``."""
         latencies: list[float] = []
