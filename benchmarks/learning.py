@@ -1,7 +1,8 @@
 """Tasks learned by several agents from several seeds: held-out scores of fixed weights, their IQM and its interval.
 
 python benchmarks/learning.py [--tasks tmaze lock minatar lunarlander repeat-first memory-chain breakout seaquest
-                              qbert pong-fair] [--seeds 401 402 ...] [--at-a-time 2] [--runs FOLDER] [--out FILE]
+                              qbert pong-fair cartpole cartpole-stale minatar-ppo]
+                             [--seeds 401 402 ...] [--at-a-time 2] [--runs FOLDER] [--out FILE]
 
 Each run that has ended is a line of FILE (results/learning.jsonl); started again, only missing runs are made. A run
 ends as its recipe says; then the policy that it kept (the best by its own evaluations, else the last) plays 100
@@ -11,6 +12,8 @@ scores of all games together, each divided by the best mean that an agent has in
 ``repeat-first`` (popgym) and ``memory-chain`` (bsuite) are made where they are asked for: docs/training/recurrent.md
 says how to install them. ``breakout`` lasts an hour of one core; ``seaquest``, ``qbert`` and
 ``pong-fair``, with sticky actions as in Dopamine's curves, 500,000 steps, which are two million frames.
+``cartpole``, ``cartpole-stale`` and ``minatar-ppo`` are of agents that use data up (docs/training/on-policy.md); their
+runs have a fixed length, and their last policies are measured.
 """
 
 from __future__ import annotations
@@ -121,18 +124,36 @@ PONG_FAIR = {
 }  # fmt: skip
 ATARI["pong-fair"] = {"rainbow": Arm("pong", PONG_FAIR, seeds=(321,))}
 """Recipe ``pong`` on the game as Machado et al. (2018) ask for it: sticky actions, all six, the whole screen."""
+FIXED: dict[str, Any] = {"stop_reward": None, "evaluate_every": 0}
+OURS = (0, 1, 2, 3, 4)
+ON_POLICY = {
+    "cartpole": {
+        **{f"ppo-k{k}": Arm("cartpole-ppo", FIXED | {"epochs": k}, seeds=OURS) for k in (1, 2, 4)},
+        **{agent: Arm(f"cartpole-{agent}", FIXED, seeds=OURS) for agent in ("impala", "a2c", "a3c")},
+    },
+    "cartpole-stale": {
+        "v-trace": Arm("stale-impala", FIXED, seeds=OURS),
+        "without": Arm("stale-impala", FIXED | {"vtrace": False}, seeds=OURS),
+    },
+    "minatar-ppo": {
+        f"k{k}": Arm("minatar-ppo", {"epochs": k, "evaluate_every": 0, "steps": 250_000}, seeds=OURS) for k in (1, 2, 4)
+    },
+}
+"""Agents that use data up; ``cartpole-stale``: acting with weights 1 to 10 versions old (stale.py)."""
 LUNARLANDER = {"lunarlander": {"dqn": Arm("lunarlander", seeds=(511, 512, 513))}}
-TASKS |= MINATAR | OF_OTHERS | ATARI | LUNARLANDER
+TASKS |= MINATAR | OF_OTHERS | ATARI | LUNARLANDER | ON_POLICY
 
 
 def trained(task: str, agent: str, seed: int, folder: Path) -> Line:
     """Train one run in this process, or go on with it, and measure it."""
     import frames4
+    import stale
 
     from sharpwave.training.recipes import load_recipe
 
     arm = TASKS[task][agent]
-    recipe = frames4.DEMONSTRATED if arm.recipe == "demonstrated-dqn" else load_recipe(arm.recipe)
+    here = {"demonstrated-dqn": frames4.DEMONSTRATED, "stale-impala": stale.RECIPE}
+    recipe = here[arm.recipe] if arm.recipe in here else load_recipe(arm.recipe)
     changes = dict(arm.changes)
     if arm.demonstrated:
         changes["demonstrations"] = str(frames4.demonstrations(recipe.override(**changes), folder, DEMONSTRATIONS))
@@ -151,7 +172,7 @@ def commit() -> str:
 
 def episodes_of(task: str) -> int:
     """Return how many held-out episodes a task's runs are measured on; one of Freeway has 2,500 steps."""
-    return GAME_EPISODES if task in MINATAR or task in ATARI else EPISODES
+    return GAME_EPISODES if task.startswith("minatar") or task in ATARI else EPISODES
 
 
 def print_table(lines: list[Line]) -> None:
@@ -218,7 +239,7 @@ def print_games(lines: list[Line], picture: Path) -> None:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    usual = [task for task in TASKS if task not in OF_OTHERS | ATARI | LUNARLANDER]
+    usual = [task for task in TASKS if task not in OF_OTHERS | ATARI | LUNARLANDER | ON_POLICY]
     parser.add_argument("--tasks", nargs="+", choices=[*TASKS, "minatar"], default=usual)
     parser.add_argument("--agents", nargs="+", help="only these")
     parser.add_argument("--seeds", type=int, nargs="+", help="others than each agent's own")

@@ -7,10 +7,14 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 
 import sharpwave as sw
+from sharpwave.agents.a2c import A2C
+from sharpwave.agents.a3c import A3C
 from sharpwave.agents.bc import BC
 from sharpwave.agents.cql import CQL
 from sharpwave.agents.dqn import DQN
 from sharpwave.agents.exploration import EpsilonGreedy, Softmax
+from sharpwave.agents.impala import IMPALA
+from sharpwave.agents.ppo import PPO
 from sharpwave.agents.pqn import PQN
 from sharpwave.agents.protocol import Spaces
 from sharpwave.agents.r2d2 import R2D2
@@ -120,6 +124,57 @@ class TestPQN(AgentSuite):
             hidden_units=16, exploration=EXPLORING, replay=RolloutSettings(batch_size=3, length=4, epochs=4)
         )
         return PQN(spaces, settings, seed=seed)
+
+
+class TestA2C(AgentSuite):
+    """Over numbers and categories; actions have two parts; the learning rate falls."""
+
+    spaces = TestPQN.spaces
+
+    def make_agent(self, spaces, seed):
+        settings = A2C.Settings(
+            hidden_units=16, lr_end=1e-5, lr_steps=500, replay=RolloutSettings(batch_size=2, length=4, epochs=1)
+        )
+        return A2C(spaces, settings, seed=seed)
+
+
+class TestA3C(AgentSuite):
+    def make_agent(self, spaces, seed):
+        settings = A3C.Settings(hidden_units=16, replay=RolloutSettings(batch_size=1, length=4, epochs=1))
+        return A3C(spaces, settings, seed=seed)
+
+
+class TestIMPALA(AgentSuite):
+    """Over images, numbers and categories; actions are counted from 2."""
+
+    spaces = TestDQNOverImages.spaces
+
+    def make_agent(self, spaces, seed):
+        settings = IMPALA.Settings(hidden_units=16, replay=RolloutSettings(batch_size=2, length=4, epochs=1))
+        return IMPALA(spaces, settings, seed=seed)
+
+
+class TestPPO(AgentSuite):
+    """Over MinAtar's observations."""
+
+    spaces = TestIQN.spaces
+
+    def make_agent(self, spaces, seed):
+        settings = PPO.Settings(hidden_units=16, replay=RolloutSettings(batch_size=3, length=4, epochs=4))
+        return PPO(spaces, settings, seed=seed)
+
+
+class TestPPOOfContinuousActions(AgentSuite):
+    """One number is bounded on both sides, the other on one."""
+
+    spaces = Spaces(
+        AgentSuite.spaces.observation,
+        Box(np.array([[-0.5], [0.0]], np.float32), np.array([[0.01], [np.inf]], np.float32)),
+    )
+
+    def make_agent(self, spaces, seed):
+        settings = PPO.Settings(hidden_units=16, replay=RolloutSettings(batch_size=3, length=4, epochs=4))
+        return PPO(spaces, settings, seed=seed)
 
 
 class TestBC(AgentSuite):

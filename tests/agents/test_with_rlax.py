@@ -13,7 +13,9 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.skipif(find_spec("rlax") is None, reason="needs rlax: pip install '.[test]'")
 def test_all_of_them_agree():
-    files = [f"tests/agents/with_rlax/{name}.py" for name in ("losses", "rainbow_updates", "rescaling")]
+    files = [
+        f"tests/agents/with_rlax/{name}.py" for name in ("losses", "policy_gradients", "rainbow_updates", "rescaling")
+    ]
     ran = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files],
         cwd=ROOT, capture_output=True, text=True,

@@ -58,7 +58,7 @@ def test_evaluations_do_not_disturb_training():
     assert [{**line, **times} for line in kept.episodes] == [{**line, **times} for line in alone.episodes]
 
 
-@pytest.mark.parametrize("recipe", ["gymnasium", "pqn"])
+@pytest.mark.parametrize("recipe", ["gymnasium", "pqn", "ppo"])
 @pytest.mark.parametrize("report_every", [50, 8_000])
 def test_a_run_that_diverges_keeps_no_policy(recipe, report_every, tmp_path):
     """Observations are NaN from the 61st step of each environment on; reports come before an evaluation, or not."""

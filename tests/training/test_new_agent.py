@@ -73,7 +73,7 @@ def test_a_process_that_has_not_registered_it_says_so(registered, tmp_path, capf
     del registry.AGENTS["tabular"]
     for command in (["saliency", "--out", tmp_path / "film.gif"], ["eval"], ["train", "--resume"]):
         code, text = sharpwave(capfd, *command, folder)
-        assert code == 2 and "agent: got kind 'tabular', expected one of bc, cql, dqn" in text, text
+        assert code == 2 and "agent: got kind 'tabular', expected one of " in text, text
         assert "import the module that registers it" in text and "Nothing is damaged" in text
         assert "Put back a copy" not in text
     registry.register(Tabular)
@@ -93,7 +93,7 @@ def test_a_name_is_given_once(registered):
 
     with pytest.raises(ValueError, match="agent 'tabular': the name is taken"):
         registry.register(Other)
-    with pytest.raises(ValueError, match=r"agent: got kind 'genius', expected one of bc, cql, dqn, .*, tabular"):
+    with pytest.raises(ValueError, match=r"agent: got kind 'genius', expected one of .*dqn, .*, tabular"):
         registry.agent_class("genius")
 
 

@@ -13,9 +13,13 @@ if TYPE_CHECKING:
     from sharpwave.agents.protocol import Agent
 
 AGENTS: dict[str, str | type[Agent]] = {
+    "a2c": "sharpwave.agents.a2c:A2C",
+    "a3c": "sharpwave.agents.a3c:A3C",
     "bc": "sharpwave.agents.bc:BC",
     "cql": "sharpwave.agents.cql:CQL",
     "dqn": "sharpwave.agents.dqn:DQN",
+    "impala": "sharpwave.agents.impala:IMPALA",
+    "ppo": "sharpwave.agents.ppo:PPO",
     "pqn": "sharpwave.agents.pqn:PQN",
     "r2d2": "sharpwave.agents.r2d2:R2D2",
     "r2d3": "sharpwave.agents.r2d3:R2D3",

@@ -8,6 +8,7 @@ from typing import Any
 
 from sharpwave.agents.offline import OfflineSettings
 from sharpwave.agents.registry import agent_settings
+from sharpwave.agents.replay import RolloutSettings
 from sharpwave.configuration import (
     KINDS,
     changed,
@@ -273,6 +274,8 @@ class Recipe:
 def default_recipe(kind: str) -> Recipe:
     """Make a recipe from an algorithm's own defaults."""
     agent = agent_settings(kind)()
+    if isinstance(getattr(agent, "replay", None), RolloutSettings):  # what waits for a warm-up is old when it is used
+        return Recipe(env=Gymnasium(), agent=agent, training=TrainingSettings(warmup_steps=0, update_every=1))
     if not isinstance(agent, OfflineSettings):
         return Recipe(env=Gymnasium(), agent=agent)
     return Recipe(

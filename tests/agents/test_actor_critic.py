@@ -1,0 +1,213 @@
+"""Actor-critic agents: whole updates against their equations, and what their windows and stored fields mean."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete
+
+import sharpwave as sw
+from sharpwave.agents.a2c import A2C
+from sharpwave.agents.a3c import A3C
+from sharpwave.agents.actor_critic import LOG_PROBABILITY
+from sharpwave.agents.impala import IMPALA
+from sharpwave.agents.ppo import PPO
+from sharpwave.agents.protocol import Spaces
+from sharpwave.agents.replay import RolloutSettings
+from sharpwave.agents.stochastic_policies import RAW
+from tests.agents.optimizers import Adam, clipped, rate
+from tests.agents.test_pqn import ACTIONS, SIZE, STEPS, UNITS, WINDOWS, windows
+from tests.agents.test_updates import weights_of
+
+SPACES = Spaces(Box(-np.inf, np.inf, (SIZE,), np.float32), Discrete(ACTIONS))
+
+
+class Oracle:
+    """Networks in numpy, float64; gradients by central differences of the loss, what has none held fixed."""
+
+    def __init__(self, agent, weights):
+        self.agent, self.settings = agent, agent.settings
+        self.weights = {name: np.array(value, np.float64) for name, value in weights.items()}
+        self.optimizer = Adam(1e-5)
+
+    def network(self, weights, name, obs):
+        x = obs
+        for layer in ("0.0", "1"):
+            x = np.maximum(x @ weights[f"{name}.{layer}.weight"].T + weights[f"{name}.{layer}.bias"], 0)
+        return x @ weights[f"{name}.3.weight"].T + weights[f"{name}.3.bias"]
+
+    def policy(self, weights, batch):
+        logits = self.network(weights, "policy", batch["obs"])[:, :-1]
+        log_policy = logits - np.log(np.exp(logits).sum(axis=2, keepdims=True))
+        taken = np.take_along_axis(log_policy, batch["action"][:, :, None], axis=2)[:, :, 0]
+        return taken, -(np.exp(log_policy) * log_policy).sum(axis=2)
+
+    def constants(self, batch):
+        """Return the targets and the advantages [B, T]."""
+        kind, settings = self.settings.kind, self.settings
+        value = self.network(self.weights, "value", batch["obs"])[:, :, 0]
+        ratio = np.exp(self.policy(self.weights, batch)[0] - batch[LOG_PROBABILITY])
+        if kind != "impala" or not settings.vtrace:
+            ratio[:] = 1.0
+        trace = 1.0 if kind == "impala" else settings.trace
+        clip = settings.max_ratio if kind == "impala" else 1.0
+        target, advantage = np.zeros((WINDOWS, STEPS)), np.zeros((WINDOWS, STEPS))
+        for window in range(WINDOWS):
+            last, moved = int(batch["mask"][window].sum()) - 1, 0.0
+            for t in range(last, -1, -1):
+                reward, discount = batch["step_reward"][window, t], batch["discount"][window, t]
+                now, after = value[window, t], value[window, t + 1]
+                rho, cut = min(ratio[window, t], clip), min(ratio[window, t], 1.0)
+                advantage[window, t] = rho * (reward + discount * (after + trace * moved) - now)
+                moved = rho * (reward + discount * after - now) + discount * cut * trace * moved
+                target[window, t] = now + moved
+        if kind == "ppo":
+            real = advantage[batch["mask"]]
+            advantage = (advantage - real.mean()) / (real.std() + 1e-8)
+        return target, advantage
+
+    def loss(self, weights, batch, target, advantage):
+        settings = self.settings
+        log_probability, entropy = self.policy(weights, batch)
+        value = self.network(weights, "value", batch["obs"])[:, :-1, 0]
+        policy = -advantage * log_probability
+        if settings.kind == "ppo":
+            ratio = np.exp(log_probability - batch[LOG_PROBABILITY])
+            policy = -np.minimum(ratio * advantage, np.clip(ratio, 1 - settings.clip, 1 + settings.clip) * advantage)
+        steps = policy + settings.value_cost * 0.5 * (target - value) ** 2 - settings.entropy_cost * entropy
+        return steps[batch["mask"]].mean()
+
+    def learn(self, batch, step):
+        constants, grads = self.constants(batch), {}
+        for name, value in self.weights.items():
+            grads[name] = np.zeros_like(value)
+            for index in np.ndindex(value.shape):
+                ends = []
+                for sign in (1, -1):
+                    moved = value.copy()
+                    moved[index] += sign * 1e-6
+                    ends.append(self.loss({**self.weights, name: moved}, batch, *constants))
+                grads[name][index] = (ends[0] - ends[1]) / 2e-6
+        for part in ("policy.", "value."):
+            own = {name: grad for name, grad in grads.items() if name.startswith(part)}
+            grads |= clipped(own, self.settings.max_grad_norm)
+        self.weights = self.optimizer.step(self.weights, grads, rate(self.settings, step))
+
+
+class Tensors(SimpleNamespace):
+    """A batch of tensors."""
+
+    def __getitem__(self, name):
+        return vars(self)[name]
+
+
+@pytest.mark.parametrize(
+    ("agent", "changes"),
+    [
+        (A2C, {}),
+        (A2C, {"trace": 0.8, "lr_end": 2e-3, "lr_steps": 400, "max_grad_norm": 0.0}),
+        (IMPALA, {}),
+        (IMPALA, {"max_ratio": 1.5}),
+        (IMPALA, {"vtrace": False}),
+        (PPO, {}),
+        (PPO, {"trace": 0.5, "clip": 0.05, "value_cost": 1.0, "entropy_cost": 0.0}),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else value.Settings.kind,
+)
+def test_updates_are_those_of_the_equations(agent, changes):
+    torch.manual_seed(0)
+    base = {"network": "mlp", "hidden_units": UNITS, "lr": 1e-2, "entropy_cost": 0.1}
+    learner = agent(SPACES, agent.Settings(**base | changes))
+    begun = {
+        f"{part}.{name}": value.copy()
+        for part in ("policy", "value") for name, value in weights_of(learner, f"{part}.").items()
+    }  # fmt: skip
+    oracle, rng = Oracle(learner, begun), np.random.default_rng(2)
+    for update, batch in enumerate(windows(4, seed=1)):
+        # Of the behaviour policy: neither near the learner's nor so far that no ratio is below a limit.
+        batch[LOG_PROBABILITY] = np.log(rng.uniform(0.2, 0.6, (WINDOWS, STEPS))).astype(np.float32) * batch["mask"]
+        oracle.learn(batch, 32 * update)
+        learner.learn(Tensors(**{name: torch.from_numpy(one) for name, one in batch.items()}), 32 * update)
+        for name, expected in oracle.weights.items():
+            found = weights_of(learner, f"{name.split('.')[0]}.")[name.partition(".")[2]]
+            np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5, err_msg=f"{update} {name}")
+    assert all(np.abs(value - begun[name]).max() > 1e-3 for name, value in oracle.weights.items())
+
+
+def played(agent, space, length, **ends):
+    """Return a batch over one episode of ``length`` steps that the agent played, and its observations, the last too."""
+    fields = {"action": sw.Field(space.shape or (), str(space.dtype)), **agent.step_fields()}
+    obs = np.random.default_rng(0).normal(size=(length + 2, SIZE)).astype(np.float32)
+    with sw.Store(sw.Spec(obs=sw.Field((SIZE,), "float32"), **fields), capacity=100, seed=0) as store:
+        view = agent.replay().open(store, None, 0)
+        for step in range(length):
+            acted = agent.act(obs[step : step + 1], None, step)
+            last = step == length - 1
+            store.extend(
+                obs=obs[step : step + 1], action=acted.action, reward=[1.0],
+                terminated=[last and ends.get("terminated", False)], truncated=[last and ends.get("truncated", False)],
+                final_obs=obs[step + 1 : step + 2], **acted.fields,
+            )  # fmt: skip
+        return view.sample(1).copy().torch(), torch.from_numpy(obs)
+
+
+ONE_WINDOW = RolloutSettings(batch_size=1, length=5, epochs=1, gamma=0.9)
+
+
+@pytest.mark.parametrize("space", [Discrete(3, start=-4), Box(np.float32(-0.1), np.float32(0.1), (2,))], ids=str)
+@pytest.mark.parametrize("agent", [IMPALA, PPO], ids=["impala", "ppo"])
+def test_the_ratio_of_an_unchanged_policy_is_one(agent, space):
+    """Also of actions that were clipped to the bounds: the density is that of what was drawn."""
+    learner = agent(Spaces(SPACES.observation, space), agent.Settings(hidden_units=8, replay=ONE_WINDOW), seed=1)
+    batch, _ = played(learner, space, 4, truncated=True)
+    assert RAW not in batch.fields or (batch.action.abs().reshape(-1, 2) < batch[RAW].abs().reshape(-1, 2)).any()
+    seen = learner.see(batch)
+    torch.testing.assert_close(seen.ratio, torch.ones(1, 5), rtol=1e-5, atol=1e-5)  # of padding too
+    assert seen.mask.tolist() == [[True] * 4 + [False]]
+
+
+@pytest.mark.parametrize("how", ["truncated", "terminated"])
+def test_a_truncated_episode_bootstraps_from_its_final_observation(how):
+    learner = A2C(SPACES, A2C.Settings(hidden_units=8, replay=ONE_WINDOW), seed=1)
+    batch, obs = played(learner, SPACES.action, 3, **{how: True})
+    seen = learner.see(batch)
+    final = learner.value(obs[3:4])[0, 0].item() if how == "truncated" else 0.0
+    returns = [1 + 0.9 * (1 + 0.9 * (1 + 0.9 * final)), 1 + 0.9 * (1 + 0.9 * final), 1 + 0.9 * final]
+    np.testing.assert_allclose(learner.objectives(batch, seen).target[0, :3].tolist(), returns, rtol=1e-5)
+
+
+def test_a_window_s_end_bootstraps_from_the_observation_behind_it():
+    settings = IMPALA.Settings(hidden_units=8, replay=RolloutSettings(batch_size=1, length=2, epochs=1, gamma=0.9))
+    learner = IMPALA(SPACES, settings, seed=1)
+    batch, obs = played(learner, SPACES.action, 6, terminated=True)
+    behind = learner.value(obs[2:3])[0, 0].item()
+    found = learner.objectives(batch, learner.see(batch)).target[0].tolist()
+    np.testing.assert_allclose(found, [1 + 0.9 * (1 + 0.9 * behind), 1 + 0.9 * behind], rtol=1e-4)
+
+
+def test_each_window_is_sampled_as_often_as_epochs_say_and_in_order():
+    learner = PPO(SPACES, PPO.Settings(replay=RolloutSettings(batch_size=2, length=2, epochs=3)))
+    spec = sw.Spec(obs=sw.Field((SIZE,), "float32"), action=sw.Field((), "int64"), **learner.step_fields())
+    with sw.Store(spec, capacity=100, seed=0) as store:
+        view = learner.replay().open(store, None, 0)
+        for step in range(9):  # windows of steps 0, 2, 4 and 6, the last one whole with step 8
+            acted = learner.act(np.zeros((1, SIZE), np.float32), None, step)
+            store.extend(
+                obs=np.zeros((1, SIZE)), action=acted.action, reward=[0.0], terminated=[False], truncated=[False],
+                **acted.fields,
+            )  # fmt: skip
+        assert [view.sample(2).step.tolist() for _ in range(6)] == [[0, 2]] * 3 + [[4, 6]] * 3
+        with pytest.raises(sw.EmptyError):
+            view.sample(2)
+
+
+@pytest.mark.parametrize("agent", [A2C, A3C], ids=["a2c", "a3c"])
+def test_what_does_not_correct_refuses_reuse(agent):
+    with pytest.raises(ValueError, match=f"--epochs: got 2, expected 1: {agent.Settings.kind} does not correct"):
+        agent.Settings(replay=RolloutSettings(epochs=2))
+
+
+def test_actors_get_the_policy_alone():
+    learner = IMPALA(SPACES, IMPALA.Settings(hidden_units=8))
+    assert {name.partition(".")[0] for name in learner.policy_tensors(explore=True)} == {"policy"}
