@@ -15,6 +15,7 @@ from sharpwave.agents.replay import RolloutSettings
 from sharpwave.training.feed import Feed
 from sharpwave.training.recipes import load_recipe
 
+from ..serve.serving import fill, served
 from .trainer import Trained
 
 CPU = torch.device("cpu")
@@ -59,6 +60,45 @@ def test_on_the_cpu_nothing_is_prepared():
     assert np.array_equal(replay.sample(10).ids, oracle.sample(10).ids)  # as if prepare had not been called
     store.close()
     other.close()
+
+
+def test_shards_draw_the_next_batch_while_this_one_is_learned_from(tmp_path):
+    with served(2, tmp_path) as there:
+        for number, store in enumerate(there.stores):
+            fill(store, 1, 60, number)
+        replay = there.cluster.transitions(sampler=sw.Prioritized(), name="learner")
+        known = {
+            shard.incarnation: store.transitions(name="known")
+            for shard, store in zip(there.shards, there.stores, strict=True)
+        }
+
+        def drawn():
+            return sum(view.source.items.samples for shard in there.shards for view in shard._views.values())
+
+        feed = Feed(replay, 32, CPU)
+        for taken in range(1, 20):
+            batch, tensors = feed.take(0.4)
+            asked = [link.sent_bytes for link in there.cluster.links]
+            assert feed.ready and [link.sent_bytes for link in there.cluster.links] == asked  # it asks nobody
+            assert replay.asked == 1 and len(replay) and drawn() == 32 * (taken + 1)  # the shards have answered len()
+            for incarnation, view in known.items():
+                rows = np.flatnonzero(batch.shards == incarnation)
+                expected = view.fetch(np.asarray(batch.ids)[rows])
+                assert np.array_equal(tensors.obs.numpy()[rows], expected.obs)
+                assert np.array_equal(tensors.reward.numpy()[rows], expected.reward)
+            assert replay.update_priorities(batch, np.full(32, float(taken))) == 0
+        other = replay.sample(10)  # of another size: what was asked for is let go
+        assert len(other.ids) == 10 and replay.asked == 0 and len(replay) and drawn() == 32 * 20 + 10
+
+
+def test_a_feed_of_empty_shards_is_not_ready(tmp_path):
+    with served(2, tmp_path) as there:
+        feed = Feed(there.cluster.transitions(), 8, CPU, fewest=30)
+        assert not feed.ready
+        fill(there.stores[1], 1, 20, 0)
+        assert not feed.ready
+        fill(there.stores[0], 1, 40, 0)
+        assert feed.ready
 
 
 @pytest.mark.parametrize("prioritized", [False, True])

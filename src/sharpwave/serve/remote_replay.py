@@ -91,6 +91,7 @@ class RemoteReplay(Generic[B]):
         self._in_shared_memory = all(link.is_local for link in self._of.links.values())
         self._pool = Pool(self._memory.make) if self._in_shared_memory else Pool()
         self._quarantined: deque[tuple[float, Any]] = deque()
+        self._plans: deque[_Plan] = deque()  # asked for ahead
         self._lock = threading.RLock()
         self._decoding = Lock()  # kernels are not interrupted, nor their compiler
         self._process = os.getpid()
@@ -110,6 +111,15 @@ class RemoteReplay(Generic[B]):
         with self._lock:
             self._of.refresh()
             return sum(state.count for state in self._of.states)
+
+    @property
+    def lost(self) -> bool:
+        """Whether every shard answers and none has an item, though nothing is used up: they began anew, empty."""
+        with self._lock:
+            self._of.refresh()
+            states, links = self._of.states, self._of.links
+            there = all(number in self._of.known and self._of.known[number].connection >= 0 for number in links)
+            return there and not any(state.count or state.uses >= 0 for state in states)
 
     # the limiter
 
@@ -163,19 +173,31 @@ class RemoteReplay(Generic[B]):
 
     # batches
 
-    def sample(self, batch_size: int, *, beta: float | None = None, timeout: float | None = None) -> B:
+    def sample(
+        self, batch_size: int, *, beta: float | None = None, timeout: float | None = None, lookahead: int = 0
+    ) -> B:
         """Draw a batch from all shards: as ``Replay.sample``.
 
         ``batch.shards`` says which shard each item is from; ``update_priorities`` takes the batch.
+
+        Args:
+            lookahead: ask for so many batches more, which the next calls for as many items return: shards decode them
+                meanwhile, and priorities that change meanwhile count from later ones on.
 
         Raises:
             EmptyError, LimiterTimeoutError, ValueError: as ``Replay.sample``.
             ShardLostError: no shard can be reached.
         """
-        check_stream(batch_size, 0, beta, timeout)
+        check_stream(batch_size, lookahead, beta, timeout)
         with self._lock:
-            self.wait(batch_size, timeout=timeout)
-            return self._collected(self._submitted(int(batch_size)), beta)
+            if self._plans and self._plans[0].size != batch_size:
+                self._abandon(self._plans)
+            return self._next(self._plans, int(batch_size), int(lookahead), beta, timeout)
+
+    @property
+    def asked(self) -> int:
+        """Batches that ``sample`` has asked for ahead."""
+        return len(self._plans)
 
     def stream(
         self, batch_size: int, *, lookahead: int = 4, beta: float | None = None, timeout: float | None = None
@@ -194,17 +216,22 @@ class RemoteReplay(Generic[B]):
         try:
             while True:
                 with self._lock:
-                    if not plans:
-                        self.wait(batch_size, timeout=timeout)
-                        plans.append(self._submitted(batch_size))
-                    while len(plans) <= lookahead and self._admits(batch_size):
-                        plans.append(self._submitted(batch_size))
-                    batch = self._collected(plans.popleft(), beta)
+                    batch = self._next(plans, batch_size, lookahead, beta, timeout)
                 yield batch
         finally:
             with self._lock:
-                for plan in plans:
-                    self._abandon(plan)
+                self._abandon(plans)
+
+    def _next(
+        self, plans: deque[_Plan], batch_size: int, lookahead: int, beta: float | None, timeout: float | None
+    ) -> B:
+        """Return the first of ``plans``, once ``lookahead`` others are asked for."""
+        if not plans:
+            self.wait(batch_size, timeout=timeout)
+            plans.append(self._submitted(batch_size))
+        while len(plans) <= lookahead and self._admits(batch_size):
+            plans.append(self._submitted(batch_size))
+        return self._collected(plans.popleft(), beta)
 
     def _admits(self, batch_size: int) -> bool:
         if self.limiter is not None:
@@ -375,10 +402,12 @@ class RemoteReplay(Generic[B]):
             self._quarantined.popleft()
         return missing
 
-    def _abandon(self, plan: _Plan) -> None:
-        """Let a batch that was asked for go; its memory is used again once the shards have written to it."""
-        self._missing(plan, wanted=False)
-        self._came(plan)
+    def _abandon(self, plans: deque[_Plan]) -> None:
+        """Let batches that were asked for go; their memory is used again once the shards have written to it."""
+        while plans:
+            plan = plans.popleft()
+            self._missing(plan, wanted=False)
+            self._came(plan)
 
     def blended(self, parts: Sequence[tuple[Any, Any]], seed: int) -> RemoteBlend[B]:
         """Return a blend of views one of which is this: for ``sharpwave.Blend``."""

@@ -69,11 +69,14 @@ def train(training: Training, ahead: bool | None = None) -> Metrics:
 
 
 def catch_up(training: Training, feed: Feed, max_updates: int | None = None) -> int:
-    """Make the updates that are due, at most ``max_updates``; return how many."""
-    progress, made, fewest = training.state.progress, 0, training.agent.replay().fewest
+    """Make the updates that are due, at most ``max_updates``; return how many.
+
+    Where shards have lost all that there was to learn from, none is due until the warm-up's steps have arrived anew.
+    """
+    progress, made = training.state.progress, 0
     if isinstance(training.view, DemonstratedReplay):
         training.view.follow(progress.steps)
-    while progress.updates < progress.updates_due and made != max_updates and len(training.view) >= fewest:
+    while progress.updates < progress.updates_due and made != max_updates and feed.ready:
         if not training.learning:
             training.learning = True
             for callback in training.callbacks:
@@ -81,20 +84,30 @@ def catch_up(training: Training, feed: Feed, max_updates: int | None = None) -> 
         for callback in training.callbacks:
             callback.on_update_begin(training)
         learned = update(training, feed)
+        if learned is None:
+            break
         made += 1
         for callback in training.callbacks:
             callback.on_update(training, learned)
+    if not made and training.learning and progress.updates < progress.updates_due and feed.lost:
+        progress.warm_up_again()
     return made
 
 
-def update(training: Training, feed: Feed) -> Learned:
-    """Make one update from a batch of ``feed``; before the first, let the agent prepare on a larger batch."""
+def update(training: Training, feed: Feed) -> Learned | None:
+    """Make one update from a batch of ``feed``; before the first, let the agent prepare on a larger batch.
+
+    Returns None, with nothing done, where the batch is lost with its shards.
+    """
     agent, view, progress = training.agent, training.view, training.state.progress
     replay = agent.replay()
     if progress.updates == 0 and agent.first_look:
         agent.prepare(view.sample(agent.first_look).torch(agent.device))
     beta = replay.beta(progress.steps)
-    batch, tensors = feed.take(beta)
+    taken = feed.take(beta)
+    if taken is None:
+        return None
+    batch, tensors = taken
     learned = agent.learn(tensors, progress.steps)
     feed.prepare(beta)
     if replay.prioritized and learned.td_error is not None:

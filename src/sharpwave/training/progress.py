@@ -15,6 +15,7 @@ import torch
 
 import sharpwave as sw
 from sharpwave.agents.protocol import Agent
+from sharpwave.serve.link import ShardLostError
 from sharpwave.training import figures
 from sharpwave.training.failures import DivergedError
 from sharpwave.training.held_out import HeldOut
@@ -60,6 +61,7 @@ class Progress:
         self._learn_after = recipe.training.warmup_steps
         self._updates_then = 0  # updates made before step ``_learn_after``
         self._process = psutil.Process()
+        self._stats: dict[str, Any] | None = None  # of the replay memory, at the last report
         self._start_clock(0.0)
 
     def _start_clock(self, minutes: float) -> None:
@@ -110,7 +112,7 @@ class Progress:
         return self.passed(self.recipe.training.checkpoint_every) or (self.unsaved and self.passed(self.retry_every))
 
     def warm_up_again(self) -> None:
-        """Delay updates until the replay memory, empty after a resume, has ``warmup_steps`` new steps."""
+        """Delay updates until the replay memory, empty after a resume or a loss, has ``warmup_steps`` new steps."""
         self._learn_after, self._updates_then = self.steps + self.recipe.training.warmup_steps, self.updates
 
     def learned(self, metrics: Mapping[str, torch.Tensor]) -> None:
@@ -138,6 +140,8 @@ class Progress:
         ``loss`` is the last update's, ``avg_loss`` a running mean; ``learner`` has the means of the agent's other
         metrics since the last report, and its schedules except epsilon.
 
+        The replay memory's figures are those of the last report while none of its shards can be reached.
+
         Raises:
             DivergedError: a loss was not finite.
         """
@@ -154,7 +158,12 @@ class Progress:
         then, steps_then = self._marks[0]
         self._marks.append((now, self.steps))
         avg_fps = (self.steps - steps_then) / max(now - then, 1e-9)
-        stats = store.stats()
+        try:
+            stats = self._stats = store.stats()
+        except ShardLostError:  # all shards are being started again
+            if self._stats is None:
+                raise
+            stats = self._stats
         means = {name: float(np.mean(values)) for name, values in learned.items()}
         return {
             "steps": self.steps,
@@ -169,7 +178,7 @@ class Progress:
             "learner": means | {name: value for name, value in schedules.items() if name != "epsilon"},
             "avg_fps": avg_fps,
             "seconds_left": (self.recipe.training.steps - self.steps) / max(avg_fps, 1e-9),
-            "replay_steps": len(store),
+            "replay_steps": stats["steps"],
             "replay_bytes": stats["total_bytes"],
             **{name: stats[name] for name in ("bytes_per_step", "encoded_bytes_per_step", "fixed_bytes")},
             "process_bytes": self._process.memory_info().rss,

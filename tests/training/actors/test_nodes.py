@@ -232,3 +232,28 @@ def test_nodes_play_die_and_come_back_while_the_learner_goes_on(tmp_path):
                 node.wait()
         log.close()
     assert threading.active_count() < 50
+
+
+def test_a_run_outlives_its_only_shard():
+    """What the shard held is lost with it: neither learner nor actors, which wait for each other, wait for ever."""
+
+    class Killer(Callback):
+        killed = 0
+
+        def on_step(self, training: Any) -> None:
+            if training.state.progress.updates >= 300 and not self.killed:
+                self.killed = training.state.progress.updates
+                os.kill(service.shards.processes[0], signal.SIGKILL)
+
+    with Service(Address.parse("127.0.0.1:0"), 1, None, Security(), capacity=50_000) as service:
+        recipe = load_recipe("cartpole").override(
+            actors=2, connect=str(service.address), steps=4_000, warmup_steps=200, report_every=100, segment_steps=4,
+            batch_size=32, device="cpu", evaluate_every=0, stop_reward=None,
+        )  # fmt: skip
+        killer = Killer()
+        trained = Trained(recipe, killer)
+        held = len(trained.store)
+        trained.store.close()
+    assert trained.training.error is None and trained.last["steps"] >= 3_000
+    assert held < trained.last["steps"] - 300  # it did begin anew, with what actors keep
+    assert trained.last["updates"] > killer.killed + 100

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, Self
@@ -18,7 +19,7 @@ from sharpwave.training.actors.ray_nodes import RayHub
 from sharpwave.training.actors.staleness import Staleness
 from sharpwave.training.actors.transport import Arrival, Delivered
 from sharpwave.training.actors.weights import shared_weights
-from sharpwave.training.actors.worker import Place
+from sharpwave.training.actors.worker import Place, ratio_limiter
 from sharpwave.training.experience import Arrived
 from sharpwave.training.failures import CallbackError
 from sharpwave.training.progress import Progress
@@ -78,8 +79,9 @@ class ActorExperience:
         self._published_at = progress.steps
         self._died: RuntimeError | None = None
         self._name = uuid.uuid4().hex
-        first_step, self._first_update = progress.ratio_since
-        inserts = progress.steps - first_step
+        self._first_step, _ = progress.ratio_since
+        self._ratio = ratio_limiter(recipe, agent.replay()).ratio
+        inserts = progress.steps - self._first_step
         self._actors: Actors
         if isinstance(store, sw.Cluster) and recipe.replay.ray and not recipe.actors.hub:
             self._actors = RayHub(recipe, agent, store, progress.steps, inserts, say)
@@ -147,8 +149,11 @@ class ActorExperience:
         return self._staleness.report() | {"actor_restarts": self._actors.restarts}
 
     def _tell(self) -> None:
-        learned = self._progress.updates - self._first_update
-        self._actors.tell(self._progress.steps, learned * self._batch_size)
+        first_step, first_update = self._progress.ratio_since
+        samples = (self._progress.updates - first_update) * self._batch_size
+        # Actors count from the run's first step: those that shards have lost count as sampled as often as they should.
+        samples += math.ceil((first_step - self._first_step) * self._ratio)
+        self._actors.tell(self._progress.steps, samples)
 
     def _publish(self) -> None:
         self._published_at = self._progress.steps
