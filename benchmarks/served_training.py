@@ -35,6 +35,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from processes import of_kinds, peak_bytes
+
 from sharpwave.training.config import recipe_of
 from sharpwave.training.evaluation import evaluate
 from sharpwave.training.measuring import EPISODES, EPSILON, EVAL_SEED
@@ -46,13 +48,6 @@ APEX = "--prioritized --beta-end=.4 --epsilon-start=.4 --epsilon-end=.4 --epsilo
 RECIPES = {"cartpole": ["cartpole", "--actors=2", *APEX.split()], "pong": ["apex"]}
 CAPACITY = 100_000
 LOOK_S = 0.5
-KINDS = {  # of processes, by their command lines
-    "sharpwave.serve.process": "shard",
-    "ray::RayShard": "shard",
-    "multiprocessing.spawn": "actor",
-    "sharpwave.cli train": "learner",
-    "served_training.py": "learner",
-}
 
 
 class Peaks:
@@ -77,27 +72,9 @@ class Peaks:
 
     def _look(self) -> None:
         while not self._over.wait(LOOK_S):
-            for process in descendants(os.getpid()):
-                try:
-                    line = Path(f"/proc/{process}/cmdline").read_text().replace("\0", " ")
-                    status = Path(f"/proc/{process}/status").read_text()
-                except OSError:  # it has ended
-                    continue
-                kind = next((kind for part, kind in KINDS.items() if part in line), "")
-                peak = next((row.split()[1] for row in status.splitlines() if row.startswith("VmHWM:")), "0")
-                self.found[process] = kind, int(peak) * 1024
-
-
-def descendants(process: int) -> Iterator[int]:
-    """Yield the processes that a process has started, and those that they have."""
-    for task in Path(f"/proc/{process}/task").glob("*/children"):
-        try:
-            children = [int(child) for child in task.read_text().split()]
-        except OSError:
-            continue
-        for child in children:
-            yield child
-            yield from descendants(child)
+            for process, kind in of_kinds():
+                peak = max(peak_bytes(process), self.found.get(process, ("", 0))[1])
+                self.found[process] = kind, peak
 
 
 def free_port() -> int:

@@ -109,6 +109,8 @@ def resume(
             say(f"The replay memory holds {len(store):,} steps")
         elif recipe.offline:
             say(f"The checkpoint has no replay memory: {len(store):,} steps were read again from {recipe.agent.data}")
+        elif recipe.replay.connect and len(store) >= recipe.training.warmup_steps:
+            say(f"The replay memory at {recipe.replay.connect} holds {len(store):,} steps")
         else:
             progress.warm_up_again()
             say(

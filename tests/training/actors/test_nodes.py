@@ -1,5 +1,6 @@
 """Actors on other machines: the hub's books, and nodes for real that are killed, come back and end with the run."""
 
+import io
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 import sharpwave as sw
 from sharpwave.sampling.limiters import Cursor
@@ -27,6 +29,8 @@ from sharpwave.training.actors.transport import Delivered
 from sharpwave.training.actors.worker import most_steps, ratio_limiter
 from sharpwave.training.callbacks import Callback
 from sharpwave.training.recipes import load_recipe
+from sharpwave.training.resume import resume
+from sharpwave.training.run import run
 from sharpwave.training.scores import Episode
 
 from ..trainer import Trained
@@ -257,3 +261,17 @@ def test_a_run_outlives_its_only_shard():
     assert trained.training.error is None and trained.last["steps"] >= 3_000
     assert held < trained.last["steps"] - 300  # it did begin anew, with what actors keep
     assert trained.last["updates"] > killer.killed + 100
+
+
+def test_a_resumed_run_goes_on_with_what_the_cluster_holds(tmp_path):
+    recipe = load_recipe("cartpole").override(
+        actors=2, num_envs=4, steps=800, warmup_steps=400, batch_size=8, segment_steps=8, device="cpu"
+    )
+    with Service(Address.parse("127.0.0.1:0"), 2, None, Security(), capacity=50_000) as service:
+        console = Console(file=io.StringIO())
+        folder, first = run("cartpole", recipe.override(connect=str(service.address)), tmp_path / "run", console)
+        told = io.StringIO()
+        _, second = resume(folder, {"steps": 1_200}, Console(file=told, width=200))
+    assert first["updates"] >= (800 - 400) // 4
+    assert "holds" in told.getvalue() and "before learning goes on" not in told.getvalue()
+    assert second["updates"] >= (1_200 - 400) // 4  # it did not warm up again
