@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from processes import of_kinds, processor_s
+from children import of_kinds, processor_s
 
 from sharpwave.serve.addresses import Address, Security
 from sharpwave.serve.service import Service

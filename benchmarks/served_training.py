@@ -35,7 +35,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from processes import of_kinds, peak_bytes
+from children import of_kinds, peak_bytes
 
 from sharpwave.training.config import recipe_of
 from sharpwave.training.evaluation import evaluate

@@ -3,6 +3,7 @@
 ``ahead=True`` is what CUDA does; it needs no device.
 """
 
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -99,6 +100,24 @@ def test_a_feed_of_empty_shards_is_not_ready(tmp_path):
         assert not feed.ready
         fill(there.stores[0], 1, 40, 0)
         assert feed.ready
+
+
+def test_a_shard_that_was_empty_is_drawn_from_once_it_has_items(tmp_path, monkeypatch):
+    monkeypatch.setattr("sharpwave.serve.remote_replay.KNOWN_S", 0.02)
+    with served(2, tmp_path) as there:
+        fill(there.stores[0], 1, 60, 0)
+        feed, streamed = Feed(there.cluster.transitions(), 32, CPU), there.cluster.transitions(name="other").stream(32)
+
+        def incarnations():
+            batch, _ = feed.take()
+            return {*batch.shards.tolist()}, {*next(streamed).shards.tolist()}
+
+        first = {there.shards[0].incarnation}
+        assert [incarnations() for _ in range(3)] == [(first, first)] * 3
+        fill(there.stores[1], 1, 60, 1)
+        time.sleep(0.05)
+        found = [incarnations() for _ in range(8)]
+        assert [max(len(one[k]) for one in found) for k in range(2)] == [2, 2]
 
 
 @pytest.mark.parametrize("prioritized", [False, True])

@@ -36,6 +36,8 @@ Ints = npt.NDArray[np.int64]
 
 LOOK_S = 0.005
 """Pause between looks at the shards while a batch waits."""
+KNOWN_S = 1.0
+"""Age of what is known of a shard beyond which it is asked before a draw: one that was empty gets no share of it."""
 QUARANTINE_S = 120.0
 """How long memory is kept from use that a lost shard may still be writing to."""
 ATTEMPTS = 8
@@ -140,7 +142,7 @@ class RemoteReplay(Generic[B]):
             EmptyError: nothing can be sampled.  LimiterTimeoutError.
         """
         deadline = time.monotonic() + check_timeout("sample", timeout)
-        self._of.refresh(1.0)
+        self._of.refresh(KNOWN_S)
         self._give_credit()
         while True:
             reason = self._waits(batch_size)
@@ -234,9 +236,8 @@ class RemoteReplay(Generic[B]):
         return self._collected(plans.popleft(), beta)
 
     def _admits(self, batch_size: int) -> bool:
-        if self.limiter is not None:
-            self._of.refresh(LOOK_S)
-            self._give_credit()
+        self._of.refresh(KNOWN_S if self.limiter is None else LOOK_S)
+        self._give_credit()
         return self._waits(batch_size) is None and self._cursor.uses >= batch_size
 
     def _submitted(self, batch_size: int) -> _Plan:
