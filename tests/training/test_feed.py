@@ -26,6 +26,12 @@ WITHOUT_REPLAY = replace(
 )
 
 
+def taken_from(feed, beta=None):
+    taken = feed.take(beta)
+    assert taken is not None
+    return taken
+
+
 def filled(sampler):
     spec = sw.Spec(obs=sw.Field((3,), "float32"), action=sw.Field((), "int64"))
     store = sw.Store(spec, capacity=1_000, seed=0)
@@ -41,7 +47,7 @@ def test_batches_prepared_are_those_that_would_be_drawn(sampler, beta):
     other, oracle = filled(sampler())
     feed = Feed(replay, 32, CPU, ahead=True)
     for _ in range(20):
-        batch, tensors = feed.take(beta)
+        batch, tensors = taken_from(feed, beta)
         expected = oracle.sample(32, beta=beta)
         feed.prepare(beta)
         assert np.array_equal(batch.ids, expected.ids) and np.array_equal(batch.weights, expected.weights)
@@ -78,9 +84,9 @@ def test_shards_draw_the_next_batch_while_this_one_is_learned_from(tmp_path):
 
         feed = Feed(replay, 32, CPU)
         for taken in range(1, 20):
-            batch, tensors = feed.take(0.4)
-            asked = [link.sent_bytes for link in there.cluster.links]
-            assert feed.ready and [link.sent_bytes for link in there.cluster.links] == asked  # it asks nobody
+            batch, tensors = taken_from(feed, 0.4)
+            asked = sum(link.sent_bytes for link in replay._of.links.values())
+            assert feed.ready and sum(link.sent_bytes for link in replay._of.links.values()) == asked  # it asks nobody
             assert replay.asked == 1 and len(replay) and drawn() == 32 * (taken + 1)  # the shards have answered len()
             for incarnation, view in known.items():
                 rows = np.flatnonzero(batch.shards == incarnation)
@@ -109,7 +115,7 @@ def test_a_shard_that_was_empty_is_drawn_from_once_it_has_items(tmp_path, monkey
         feed, streamed = Feed(there.cluster.transitions(), 32, CPU), there.cluster.transitions(name="other").stream(32)
 
         def incarnations():
-            batch, _ = feed.take()
+            batch, _ = taken_from(feed)
             return {*batch.shards.tolist()}, {*next(streamed).shards.tolist()}
 
         first = {there.shards[0].incarnation}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,10 @@ def test_a_run_on_ray_learns_while_a_shard_is_killed() -> None:
         killed = 0
 
         def on_step(self, training: Any) -> None:
-            both = all(state.count for state in training.view._of.states)  # one node may have begun before the other
+            deadline = time.monotonic() + 60
+            while not self.killed and len(training.experience._actors.joined()) < 2 and time.monotonic() < deadline:
+                time.sleep(0.05)  # else the first node may have played all before the other joins
+            both = all(state.count for state in training.view._of.states)
             if training.state.progress.updates >= 20 and both and not self.killed:
                 self.killed, self.then = training.store._processes.processes[0], training.state.progress.updates
                 os.kill(self.killed, signal.SIGKILL)
