@@ -27,11 +27,12 @@ ip route add default via 10.9.0.2
 other=(nsenter --target $! --net)
 "${other[@]}" sh -c "ip link set lo up; ip addr add 10.9.0.2/24 dev there; ip link set there up; ip route add default via 10.9.0.1"
 
+# Limits are smaller, too: with those of serve.yaml each shard reserves 39 GB of address space.
 small=(--actors 2 --num-envs 4 --steps "${STEPS:-4000}" --warmup-steps 2000 --report-every 1000 --out "$folder/run")
 
 case "${1:-}" in
 serve)
-    sharpwave serve --shards=4 --listen=0.0.0.0:7070 --disk="$folder/cluster" --disk-limit=400GiB --ram=32GiB &
+    sharpwave serve --shards=4 --listen=0.0.0.0:7070 --disk="$folder/cluster" --disk-limit=4GiB --ram=1GiB &
     serving=$!
     sleep 3
     "${other[@]}" sharpwave actors --hub 10.9.0.1:7060 &
@@ -39,7 +40,9 @@ serve)
     sharpwave train apex --connect 10.9.0.1:7070 --hub-listen 0.0.0.0:7060 "${small[@]}"
     wait $acting
     kill -TERM $serving && wait $serving
-    sharpwave verify "$folder/cluster"
+    for shard in "$folder"/cluster/shard-*; do
+        sharpwave verify "$shard"
+    done
     ;;
 slurm)
     run=(ray symmetric-run --address 10.9.0.1:6379 --min-nodes 2 --num-cpus 1 --)
