@@ -40,8 +40,8 @@ serve)
     sharpwave train apex --connect 10.9.0.1:7070 --hub-listen 0.0.0.0:7060 "${small[@]}"
     wait $acting
     kill -TERM $serving && wait $serving
-    for shard in "$folder"/cluster/shard-*; do
-        sharpwave verify "$shard"
+    for store in "$folder"/cluster/shard-*/store; do
+        sharpwave verify "$store"
     done
     ;;
 slurm)
@@ -49,7 +49,7 @@ slurm)
     run+=(sharpwave train apex --ray auto --shards 4 --capacity 100000 "${small[@]}")
     "${other[@]}" "${run[@]}" &
     "${run[@]}"
-    wait $!
+    wait $! || true # it ends when its head does
     ;;
 rayjob)
     ray start --head --node-ip-address 10.9.0.1 --num-cpus 0 --dashboard-host 0.0.0.0
