@@ -12,13 +12,14 @@ from sharpwave.spec import Field, Spec
 def step_spec(env: Any, **extra: Field) -> Spec:
     """Return the ``Spec`` of a step of ``env``: its observations and actions, in dicts and tuples where they are.
 
-    Of a stack of frames the newest frame is stored.
+    Of a stack of frames the newest frame is stored. What the environment's infos say of every step, it declares as
+    ``metadata["info_fields"]``, spaces by name; they become further fields, which a ``Recorder`` fills.
 
     Args:
         env: a Gymnasium environment or vector, whose observations and actions are arrays or numbers, or nested dicts
             and tuples of those (Box, Discrete, MultiDiscrete, MultiBinary, Dict, Tuple); or a VecEnv of
             Stable-Baselines3.
-        extra: further fields.
+        extra: further fields; one of the name of an info takes its place.
 
     Raises:
         ValueError: observations or actions of another kind, for which a ``Spec`` can be declared by hand; or
@@ -37,7 +38,19 @@ def step_spec(env: Any, **extra: Field) -> Spec:
             f"env: stacks frames as (stack_size, padding_type) {found}; expected one, padded with {[*PADS]}"
         )
     size, padding = found[0] if usable else (0, "")
-    return Spec(obs=_fields("observations", space, size, padding), action=_fields("actions", actions, 0, ""), **extra)
+    infos = {name: _fields(f"info {name!r}", one, 0, "") for name, one in info_spaces(env).items()}
+    return Spec(
+        obs=_fields("observations", space, size, padding),
+        action=_fields("actions", actions, 0, ""),
+        **(infos | extra),
+    )
+
+
+def info_spaces(env: Any) -> Mapping[str, Any]:
+    """Return the spaces of what the environment's infos say of every step, by name; it declares them as
+    ``metadata["info_fields"]``, which wrappers and vectors pass on."""
+    found: Mapping[str, Any] = (getattr(env, "metadata", None) or {}).get("info_fields", {})
+    return found
 
 
 def _fields(what: str, space: Any, size: int, padding: str) -> Any:

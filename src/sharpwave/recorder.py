@@ -10,12 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.environment_kinds import Result, framework_wrapper, is_vector, kind_of, steps_in_halves, wrapper_class
+from sharpwave.environment_spec import info_spaces
 from sharpwave.errors import not_to_be_copied
 from sharpwave.nesting import map_leaves
 from sharpwave.observations import Frames, Observations
 from sharpwave.sampling.limiters import check_timeout
 from sharpwave.segment_writer import SegmentWriter
-from sharpwave.step_infos import final_frames, statistics_of
+from sharpwave.step_infos import final_frames, info_rows, statistics_of
 from sharpwave.store import Store
 from sharpwave.validation import step_values
 
@@ -104,7 +105,9 @@ class Recorder:
         self._lost = np.zeros(count, np.bool_)  # the environment raised: its observation is unknown
         # Steps of a single environment that stacks nothing take a short way.
         plain = not self._vector and not self._steps_async and self.mode == "Disabled" and self._observations.plain
-        plain = plain and store.spec.array_action
+        # Further fields of the spec that the environment's infos give.
+        self._in_infos = [name for name in store.spec.extra_names if name in info_spaces(env)]
+        plain = plain and store.spec.array_action and not self._in_infos
         self._plain = store if plain and isinstance(store, Store) else None
         self._watched: tuple[int, Frames] = 0, {}  # steps whose stacks are still to be checked, and the last stacks
 
@@ -192,6 +195,8 @@ class Recorder:
         Args:
             timeout: seconds to wait for rate limiters, as for ``Store.extend``.
             fields: values of the spec's further fields for this step; with a leading axis for a vector environment.
+                Those that the environment's ``metadata["info_fields"]`` declares may be left out: they are what the
+                step's info says under their name, as rewards of several agents.
 
         Raises:
             ValueError: before the first reset, after an episode's end, after the environment raised, or for an invalid
@@ -297,7 +302,7 @@ class Recorder:
         if timeout is not None:
             check_timeout("Recorder.step", timeout)
         # Copied now: some environments write into it, and the caller may reuse it.
-        given = step_values(self.store.spec, action, fields)
+        given = step_values(self.store.spec, action, fields, self._in_infos)
         values = {name: np.array(value) if self._vector else np.array(value)[None] for name, value in given.items()}
         for name, value in values.items():
             if value.shape[:1] != self._lanes.shape:
@@ -382,6 +387,9 @@ class Recorder:
         said = self._annotate_ends(info, rows[ended[rows]].tolist()) if np.count_nonzero(ended) else []
         values = values | {"reward": np.atleast_1d(np.asarray(reward)), "terminated": te, "truncated": tr}
         spec, wait = self.store.spec, {} if timeout is None else {"timeout": timeout}
+        for name in self._in_infos:
+            if name not in values:
+                values[name] = info_rows(info, name, spec.fields[name], self._vector, ~resetting, ended)
         join = spec.join_obs
 
         def store(rows: Any) -> None:

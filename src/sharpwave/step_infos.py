@@ -1,4 +1,4 @@
-"""What the infos of a step say of episodes that ended with it: true final observations, and statistics."""
+"""What the infos of a step say: values of fields, and of episodes that ended true final observations and statistics."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.observations import Frames, Observations
+from sharpwave.spec import Field
 
 FINALS = ("final_obs", "final_observation", "terminal_observation")
 """Names of the true final observation: of Gymnasium from 1.1 on, of 0.29, and of Stable-Baselines3."""
+FINAL_INFO = "final_info"
+"""Name of the infos of an episode's last step, where those beside it are of the reset that followed."""
 STATISTICS = "episode"
 """Name of what Gymnasium's ``RecordEpisodeStatistics`` and SB3's ``Monitor`` say: r(eturn), l(ength), t(ime)."""
 
@@ -60,10 +63,50 @@ def statistics_of(info: Any, row: int | None) -> dict[str, Any]:
     if row is not None and not isinstance(info, Mapping):
         info, row = info[row], None
     said = _of_row(info, STATISTICS, row)
-    if said is None and (final := _of_row(info, "final_info", row)) is not None:
+    if said is None and (final := _of_row(info, FINAL_INFO, row)) is not None:
         said = final.get(STATISTICS)
     plain = {key: _plain(value) for key, value in said.items()} if isinstance(said, Mapping) else {}
     return {key: value for key, value in plain.items() if value is not None and isinstance(key, str)}
+
+
+def info_rows(
+    info: Any, name: str, field: Field, vector: bool, stepped: npt.NDArray[np.bool_], ended: npt.NDArray[np.bool_]
+) -> npt.NDArray[Any]:
+    """Return what the infos of a step say under ``name``, [lanes, *shape]; rows of lanes that have not ``stepped`` are
+    zero.
+
+    Raises:
+        ValueError: they say nothing of a lane that has stepped, or a value of another shape.
+    """
+    given = info.get(name) if isinstance(info, Mapping) else None
+    if vector and isinstance(given, np.ndarray) and given.dtype != object and stepped.all() and not ended.any():
+        return given
+    values: dict[int, npt.NDArray[Any]] = {}
+    for row in np.flatnonzero(stepped).tolist():
+        value = _info_value(info, name, row if vector else None, bool(ended[row]))
+        if value is None or np.shape(value) != field.shape:
+            what = "no value" if value is None else f"a value of shape {np.shape(value)}"
+            raise ValueError(
+                f"Recorder: the step's info has {what} under {name!r}, expected {field.shape} {field.dtype}, as the "
+                "environment's metadata['info_fields'] declares"
+            )
+        values[row] = np.asarray(value)
+    dtype = np.result_type(*values.values()) if values else field.np_dtype
+    found = np.zeros((len(stepped), *field.shape), dtype)
+    for row, one in values.items():
+        found[row] = one
+    return found
+
+
+def _info_value(info: Any, name: str, row: int | None, ended: bool) -> Any:
+    """Return what the infos say under ``name`` of one environment's step; ``None``: nothing."""
+    if row is not None and not isinstance(info, Mapping):
+        info, row = info[row], None
+    if ended and (final := _of_row(info, FINAL_INFO, row)) is not None:
+        return final.get(name)
+    if row is None:
+        return info.get(name)
+    return _at(info.get(name), row) if _at(info.get(f"_{name}", True), row, True) else None
 
 
 def _of_row(info: Mapping[str, Any], name: str, row: int | None) -> Mapping[str, Any] | None:

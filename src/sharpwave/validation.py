@@ -232,13 +232,16 @@ def max_lanes(capacity: int | None) -> int:
     return MAX_LANES if capacity is None else min(MAX_LANES, capacity // 2)
 
 
-def step_values(spec: Spec, action: Any, extra: Mapping[str, Any]) -> dict[str, Any]:
+def step_values(spec: Spec, action: Any, extra: Mapping[str, Any], later: Collection[str] = ()) -> dict[str, Any]:
     """Return the values of the action and the extra fields by flat name.
+
+    Args:
+        later: extra fields that may be missing.
 
     Raises:
         KeyError: an unknown field, or a missing one.  ValueError: an action of another structure.
     """
-    check_names(extra, spec.extra_names)
+    check_names(extra, [name for name in spec.extra_names if name in extra or name not in later])
     return {**spec.split_action(action), **extra}
 
 

@@ -91,7 +91,10 @@ def step_spec(env: Env, agent: Agent) -> sw.Spec:
     """Return the spec of a stored step: the environment's fields and the agent's own."""
     spec = envs.step_spec(env)
     own = agent.step_fields()
-    return spec if not own else sw.Spec(obs=spec.join_obs(spec.fields), action=spec.join_action(spec.fields), **own)
+    if not own:
+        return spec
+    infos = {name: spec.fields[name] for name in spec.extra_names}
+    return sw.Spec(obs=spec.join_obs(spec.fields), action=spec.join_action(spec.fields), **infos, **own)
 
 
 def check_segments(recipe: Recipe, spec: sw.Spec) -> None:
