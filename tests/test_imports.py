@@ -37,7 +37,7 @@ observations
 environment_spec step_infos
 recorder
 integrations
-configuration
+configuration teams
 agents envs
 training
 viewer

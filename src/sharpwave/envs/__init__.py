@@ -10,8 +10,9 @@ from gymnasium.vector import VectorEnv
 from sharpwave.environment_spec import step_spec
 from sharpwave.envs.atari import AtariFrames, AtariSettings, games
 from sharpwave.envs.gym import known, make_gym
+from sharpwave.envs.teams import TeamEnv
 
-__all__ = ["AtariFrames", "AtariSettings", "games", "make_env", "step_spec"]
+__all__ = ["AtariFrames", "AtariSettings", "TeamEnv", "games", "make_env", "step_spec"]
 
 
 def make_env(

@@ -14,6 +14,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from sharpwave.envs.memory_tasks import register_tasks
+from sharpwave.envs.teams import register_mpe
 
 ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 """Spaces whose observations are arrays of a fixed shape."""
@@ -22,17 +23,21 @@ ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 def register() -> None:
     """Register ale-py's environments (``ALE/Pong-v5``) and this package's (``sharpwave/TMaze-v0``) with Gymnasium."""
     register_tasks()
+    if "sharpwave/TwoStep-v0" not in gymnasium.registry:
+        gymnasium.register("sharpwave/TwoStep-v0", "sharpwave.envs.team_games:two_step")
     if "ALE/Pong-v5" not in gymnasium.registry:
         gymnasium.register_envs(ale_py)
 
 
 def register_for(name: str) -> None:
-    """Register the environments that an id may belong to: those of :func:`register`, and MinAtar's where asked for.
+    """Register the environments that an id may belong to: those of :func:`register`, MinAtar's and mpe2's where asked
+    for.
 
     Raises:
-        ValueError: the id is one of MinAtar's, which is not installed.
+        ValueError: the id is one of MinAtar's or mpe2's, which is not installed.
     """
     register()
+    register_mpe(name)
     if name.startswith("MinAtar/") and "MinAtar/Breakout-v1" not in gymnasium.registry:
         try:
             import minatar.gym

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.agents.exploration import epsilon_greedy
+from sharpwave.teams import ACTION_MASK, random_actions
 from sharpwave.training.scores import EpisodeSums, game_result
 
 if TYPE_CHECKING:  # the command line reads the numbers below; torch takes a second to import
@@ -76,7 +77,7 @@ def play(
             pictures: Any = env.render()
             show(pictures[0])
         acted = agent.act(obs, state, 0, explore=False)
-        action = sometimes_random(acted.action, env.single_action_space, epsilon, rng)
+        action = sometimes_random(acted.action, obs, env.single_action_space, epsilon, rng)
         step: Any = env.step(action)
         obs, reward, terminated, truncated, infos = step
         ended = terminated | truncated
@@ -94,10 +95,13 @@ def play(
     return [score for lane in range(lanes) for score in scores[lane][: share[lane]]]
 
 
-def sometimes_random(actions: npt.NDArray[Any], space: Any, epsilon: float, rng: np.random.Generator) -> Any:
+def sometimes_random(actions: npt.NDArray[Any], obs: Any, space: Any, epsilon: float, rng: np.random.Generator) -> Any:
     """Replace discrete actions, with probability ``epsilon``, by random ones; other actions are returned unchanged.
 
-    Where an action has several parts, all of them become random at once.
+    Where an action has several parts, all of them become random at once; those of a team remain legal.
+
+    Args:
+        obs: what the actions are made for: a team's tells which are legal.
     """
     from gymnasium.spaces import Discrete, MultiBinary, MultiDiscrete
 
@@ -107,6 +111,8 @@ def sometimes_random(actions: npt.NDArray[Any], space: Any, epsilon: float, rng:
         return chosen.astype(actions.dtype, copy=False)
     if not isinstance(space, (MultiDiscrete, MultiBinary)):
         return actions
-    first, count = (space.start, space.nvec) if isinstance(space, MultiDiscrete) else (0, 2)
     explores = (rng.random(len(actions)) < epsilon).reshape(-1, *[1] * (actions.ndim - 1))
+    if isinstance(obs, dict) and ACTION_MASK in obs:
+        return np.where(explores, random_actions(obs[ACTION_MASK], rng), actions).astype(actions.dtype)
+    first, count = (space.start, space.nvec) if isinstance(space, MultiDiscrete) else (0, 2)
     return np.where(explores, first + rng.integers(0, count, actions.shape), actions).astype(actions.dtype)

@@ -168,7 +168,7 @@ def record(
             obs, _ = recorder.reset(seed=seed)
             while len(done) < episodes and interrupted() is None and len(store) < MAX_STEPS - 1:
                 try:
-                    action = sometimes_random(player.act(obs), env.single_action_space, epsilon, rng)
+                    action = sometimes_random(player.act(obs), obs, env.single_action_space, epsilon, rng)
                 except StopIteration:
                     break
                 obs, reward, terminated, truncated, infos = recorder.step(action)
