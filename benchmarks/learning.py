@@ -1,8 +1,8 @@
 """Tasks learned by several agents from several seeds: held-out scores of fixed weights, their IQM and its interval.
 
-python benchmarks/learning.py [--tasks tmaze lock minatar lunarlander repeat-first memory-chain breakout seaquest
-                              qbert pong-fair cartpole cartpole-stale minatar-ppo]
-                             [--seeds 401 402 ...] [--at-a-time 2] [--runs FOLDER] [--out FILE]
+python benchmarks/learning.py [--tasks tmaze lock minatar lunarlander two-step spread repeat-first memory-chain
+                              breakout seaquest qbert pong-fair cartpole cartpole-stale minatar-ppo]
+                              [--seeds 401 402 ...] [--at-a-time 2] [--runs FOLDER] [--out FILE]
 
 Each run that has ended is a line of FILE (results/learning.jsonl); started again, only missing runs are made. A run
 ends as its recipe says; then the policy that it kept (the best by its own evaluations, else the last) plays 100
@@ -32,7 +32,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from sharpwave.bench.learning_runs import Key, Line, all_runs, by_agent, learned, normalized
+from sharpwave.bench.learning_runs import EPSILON, Key, Line, all_runs, by_agent, learned, normalized
 from sharpwave.bench.scoring import interquartile_mean, interval
 
 HERE = Path(__file__).parent
@@ -46,12 +46,14 @@ class Arm:
 
     Attributes:
         demonstrated: it learns from recorded episodes of the task's expert.
+        epsilon: probability of a random action when it is measured.
         seeds: those that are run unless ``--seeds`` names others: none that a setting was chosen by.
     """
 
     recipe: str
     changes: dict[str, Any] = field(default_factory=dict)
     demonstrated: bool = False
+    epsilon: float = EPSILON
     seeds: tuple[int, ...] = (101, 102, 103, 104, 105)
 
 
@@ -141,7 +143,26 @@ ON_POLICY = {
 }
 """Agents that use data up; ``cartpole-stale``: acting with weights 1 to 10 versions old (stale.py)."""
 LUNARLANDER = {"lunarlander": {"dqn": Arm("lunarlander", seeds=(511, 512, 513))}}
-TASKS |= MINATAR | OF_OTHERS | ATARI | LUNARLANDER | ON_POLICY
+TWO_STEP = {"env": "sharpwave/TwoStep-v0", "steps": 10_000, "evaluate_every": 0}
+UNTRAINED = {"steps": 2_000, "evaluate_every": 0}
+"""The warm-up of recipes ``qmix``, ``vdn`` and ``masac``, after which no update has been made."""
+TEAMS = {
+    "two-step": {
+        "qmix": Arm("qmix", TWO_STEP | {"epsilon_end": 1.0}, seeds=OURS),
+        "vdn": Arm("vdn", TWO_STEP | {"epsilon_end": 1.0}, seeds=OURS),
+        "masac": Arm("masac", TWO_STEP, seeds=OURS),
+    },
+    "spread": {
+        "random": Arm("qmix", UNTRAINED, epsilon=1.0, seeds=OURS),
+        **{
+            name + what: Arm(name, changes, seeds=OURS)
+            for name in ("qmix", "vdn", "masac")
+            for what, changes in ((" untrained", UNTRAINED), ("", {"evaluate_every": 0}))
+        },
+    },
+}
+"""The matrix game of the QMIX paper, under uniform exploration as there, and mpe2's simple_spread."""
+TASKS |= MINATAR | OF_OTHERS | ATARI | LUNARLANDER | ON_POLICY | TEAMS
 
 
 def trained(task: str, agent: str, seed: int, folder: Path) -> Line:
@@ -159,7 +180,7 @@ def trained(task: str, agent: str, seed: int, folder: Path) -> Line:
         changes["demonstrations"] = str(frames4.demonstrations(recipe.override(**changes), folder, DEMONSTRATIONS))
     recipe = recipe.override(seed=seed, device="cpu", **changes)
     names = {"task": task, "agent": agent, "seed": seed, "commit": commit()}
-    return {**names, **learned(arm.recipe, recipe, folder, episodes_of(task))}
+    return {**names, **learned(arm.recipe, recipe, folder, episodes_of(task), arm.epsilon)}
 
 
 def commit() -> str:
@@ -239,7 +260,7 @@ def print_games(lines: list[Line], picture: Path) -> None:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    usual = [task for task in TASKS if task not in OF_OTHERS | ATARI | LUNARLANDER | ON_POLICY]
+    usual = [task for task in TASKS if task not in OF_OTHERS | ATARI | LUNARLANDER | ON_POLICY | TEAMS]
     parser.add_argument("--tasks", nargs="+", choices=[*TASKS, "minatar"], default=usual)
     parser.add_argument("--agents", nargs="+", help="only these")
     parser.add_argument("--seeds", type=int, nargs="+", help="others than each agent's own")

@@ -4,6 +4,9 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Text, Tuple
 
+from sharpwave.envs import TeamEnv
+from tests.envs.team_world import World
+
 
 class MadeUp(gymnasium.Env):
     """Random observations; the reward is 1 for action ``obs-dependent``, and episodes last eight steps."""
@@ -86,3 +89,13 @@ SPACES = {
 }
 for name, space in SPACES.items():
     gymnasium.register(name, lambda space=space, **options: MadeUp(space, **options))
+
+
+class Team(World):
+    """Three agents, of whom one leaves, with a forbidden action each at every step; it fails if one is made."""
+
+    def __init__(self, render_mode=None):
+        super().__init__(steps=6, leaves=3)
+
+
+gymnasium.register("Team-v0", lambda **options: TeamEnv(Team(**options), state=True))

@@ -19,11 +19,14 @@ AGENTS: dict[str, str | type[Agent]] = {
     "cql": "sharpwave.agents.cql:CQL",
     "dqn": "sharpwave.agents.dqn:DQN",
     "impala": "sharpwave.agents.impala:IMPALA",
+    "masac": "sharpwave.agents.masac:MASAC",
     "ppo": "sharpwave.agents.ppo:PPO",
     "pqn": "sharpwave.agents.pqn:PQN",
+    "qmix": "sharpwave.agents.qmix:QMIX",
     "r2d2": "sharpwave.agents.r2d2:R2D2",
     "r2d3": "sharpwave.agents.r2d3:R2D3",
     "rainbow": "sharpwave.agents.rainbow:Rainbow",
+    "vdn": "sharpwave.agents.vdn:VDN",
 }
 """Class of each algorithm, or its import path, which is imported on demand."""
 

@@ -26,9 +26,11 @@ Line = dict[str, Any]
 """Outcome of a run: ``task``, ``agent``, ``seed``, ``score`` and further figures."""
 
 
-def learned(name: str, recipe: Recipe, folder: Path, episodes: int) -> Line:
+def learned(name: str, recipe: Recipe, folder: Path, episodes: int, epsilon: float = EPSILON) -> Line:
     """Train one run to its end, or go on with it, and measure its policy on ``episodes`` held-out episodes.
 
+    Args:
+        epsilon: probability of a random action in these.
     Raises:
         RuntimeError: the run was interrupted; the next call goes on with it.
     """
@@ -46,7 +48,7 @@ def learned(name: str, recipe: Recipe, folder: Path, episodes: int) -> Line:
     if "final" not in summary:
         raise RuntimeError(f"the run in {str(folder)!r} has not ended: {summary['reason']}")
     seed = HELD_OUT + recipe.training.seed
-    figures, scores = evaluate(folder, episodes, EPSILON, seed, recipe.training.device, trust=True)
+    figures, scores = evaluate(folder, episodes, epsilon, seed, recipe.training.device, trust=True)
     return {
         "score": statistics.fmean(scores), "scores": scores, "steps": figures["steps"], "minutes": summary["minutes"],
         "reason": summary["reason"],

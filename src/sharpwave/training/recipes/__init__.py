@@ -34,6 +34,9 @@ RECIPES: dict[str, str] = {
     "data-efficient-rainbow": "Any Atari game by Rainbow with an update at every step, for 100,000 steps.",
     "iqn": "Any Atari game by implicit quantile networks with the settings of their paper.",
     "atari": "Any Atari game, whole screen and all actions; name it with --env breakout.",
+    "qmix": "A team by QMIX: mpe2's simple_spread, where three agents cover three landmarks; others with --env.",
+    "vdn": "The same by VDN, which adds the agents' values up.",
+    "masac": "The same by multi-agent soft actor-critic.",
     "offline": "From a store, run or data set alone: sharpwave train offline --data runs/cart --algorithm cql (or bc).",
     "gymnasium": "Any Gymnasium environment with discrete actions; name it with --env LunarLander-v3.",
 }

@@ -1,0 +1,160 @@
+"""What agents for teams share: the spaces of a team, inputs of its networks, and choices among legal actions."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from gymnasium.spaces import Box, Dict, MultiBinary, MultiDiscrete
+from torch import Tensor, nn
+
+from sharpwave.agents.inputs import inputs_for
+from sharpwave.agents.protocol import Spaces
+from sharpwave.teams import ACTION_MASK, AGENTS, STATE, legal_actions, random_actions
+
+
+class Team(NamedTuple):
+    """Sizes of a team: its agents N, the actions A of each, numbers that an agent observes, and those of the state."""
+
+    agents: int
+    actions: int
+    observed: int
+    state: int
+
+
+def team_of(spaces: Spaces, kind: str) -> Team:
+    """Return the sizes of the team that acts in ``spaces``.
+
+    Raises:
+        ValueError: they are not a team's.
+    """
+    parts: Any = spaces.observation.spaces if isinstance(spaces.observation, Dict) else {}
+    agents, mask, action = parts.get(AGENTS), parts.get(ACTION_MASK), spaces.action
+    if (
+        not isinstance(agents, Box)
+        or not isinstance(mask, (MultiBinary, Box))
+        or not isinstance(action, MultiDiscrete)
+        or len(mask.shape) != 2
+        or agents.shape[:1] != mask.shape[:1]
+        or action.nvec.tolist() != [mask.shape[1]] * mask.shape[0]
+        or action.start.any()
+    ):
+        raise ValueError(
+            f"{kind} needs a team: observations with {AGENTS!r} [N, ...] and {ACTION_MASK!r} [N, A], and an action of "
+            f"0 to A - 1 for each of N agents; {spaces.env} has {spaces.observation} and {action}. "
+            "sharpwave.envs.TeamEnv makes one of a PettingZoo ParallelEnv"
+        )
+    observed = math.prod(agents.shape[1:])
+    state = math.prod(parts[STATE].shape) if STATE in parts else mask.shape[0] * observed
+    return Team(mask.shape[0], mask.shape[1], observed, state)
+
+
+class Seen(NamedTuple):
+    """Inputs of a team's networks.
+
+    Attributes:
+        agents: float32 [B, N, F]: what each agent observes, whether it is present, and its number, one-hot.
+        legal: bool [B, N, A]: an absent agent has action 0, which does nothing, so none has none.
+        state: float32 [B, S]: the global state, or all that the agents observe where there is none; and who is present.
+    """
+
+    agents: Tensor
+    legal: Tensor
+    state: Tensor
+
+    @property
+    def each_state(self) -> Tensor:
+        """The state beside what each agent observes, float32 [B, N, S + F]."""
+        return torch.cat([self.state[:, None].expand(-1, self.agents.shape[1], -1), self.agents], dim=2)
+
+
+class TeamInputs(nn.Module):
+    """Preprocessing of a team's stored observations into ``Seen``.
+
+    Attributes:
+        features, state_size: F and S.
+    """
+
+    numbers: Tensor
+
+    def __init__(self, spaces: Spaces, team: Team) -> None:
+        super().__init__()
+        parts: Any = spaces.observation
+        self.agents = inputs_for(parts[AGENTS], images=False)
+        self.state = inputs_for(parts[STATE], images=False) if STATE in parts.spaces else None
+        self.register_buffer("numbers", torch.eye(team.agents), persistent=False)
+        self.features, self.state_size = team.observed + 1 + team.agents, team.state + team.agents
+
+    def forward(self, obs: dict[str, Tensor]) -> Seen:
+        """Map a team's observations, [B, ...] by part."""
+        mask = obs[ACTION_MASK] != 0
+        present = mask.any(dim=2)
+        seen = self.agents(obs[AGENTS])
+        state = seen if self.state is None else self.state(obs[STATE])
+        each = seen.reshape(*present.shape, -1)
+        numbers = self.numbers.expand(len(mask), -1, -1)
+        legal = torch.cat([mask[:, :, :1] | ~present[:, :, None], mask[:, :, 1:]], dim=2)
+        return Seen(
+            torch.cat([each, present[:, :, None].float(), numbers], dim=2),
+            legal,
+            torch.cat([state, present.float()], dim=1),
+        )
+
+
+def layers(inputs: int, units: int, outputs: int) -> nn.Sequential:
+    """Make a network of two hidden layers, [..., inputs] -> [..., outputs]."""
+    return nn.Sequential(
+        nn.Linear(inputs, units), nn.ReLU(), nn.Linear(units, units), nn.ReLU(), nn.Linear(units, outputs)
+    )
+
+
+def best_legal(values: Tensor, legal: Tensor) -> Tensor:
+    """Return the legal action of the highest value, int64 [..., N]; the first of equal ones."""
+    return values.masked_fill(~legal, -math.inf).argmax(dim=-1)
+
+
+def taken(values: Tensor, action: Tensor) -> Tensor:
+    """Return the values of actions, [..., N] of [..., N, A]."""
+    return values.gather(-1, action.long().unsqueeze(-1)).squeeze(-1)
+
+
+def legal_policy(logits: Tensor, legal: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the softmax of the legal actions' logits and its logarithm, float [..., N, A]; both 0 of illegal ones."""
+    log_policy = logits.masked_fill(~legal, -math.inf).log_softmax(dim=-1)
+    return log_policy.exp(), log_policy.masked_fill(~legal, 0.0)
+
+
+def drawn(log_policy: Tensor, legal: Tensor) -> Tensor:
+    """Draw legal actions with the probabilities of ``legal_policy``, int64 [..., N]. One draw of torch's generator."""
+    exponential = -torch.rand_like(log_policy).clamp(min=torch.finfo(log_policy.dtype).tiny).log()
+    # The largest of logarithms with Gumbel noise, which is -log(-log u), is such a draw.
+    return best_legal(log_policy - exponential.log(), legal)
+
+
+def others_actions(action: Tensor, count: int) -> Tensor:
+    """Return for each agent the others' actions, one-hot, and zeros for its own, float32 [B, N, N * A] of [B, N]."""
+    one_hot = nn.functional.one_hot(action.long(), count).float()
+    agents = action.shape[1]
+    others = 1.0 - torch.eye(agents, device=action.device)
+    return (one_hot[:, None] * others[:, :, None]).flatten(2)
+
+
+def legal_epsilon_greedy(
+    values: npt.NDArray[np.floating[Any]],
+    mask: npt.NDArray[Any],
+    epsilon: npt.NDArray[np.float64],
+    rng: np.random.Generator,
+) -> npt.NDArray[np.int64]:
+    """Choose each agent's best legal action, or with its lane's epsilon a random legal one, each agent for itself.
+
+    Args:
+        values: [lanes, N, A].  mask: [lanes, N, A].  epsilon: [lanes].
+    Returns:
+        int64 [lanes, N]. Always takes the same number of draws from ``rng``, so that runs are repeatable.
+    """
+    greedy = np.where(legal_actions(mask), values, -np.inf).argmax(axis=2)
+    explores = rng.random(greedy.shape) < epsilon[:, None]
+    return np.where(explores, random_actions(mask, rng), greedy)
