@@ -95,7 +95,7 @@ class Group:
         with contextlib.suppress(ProcessLookupError):
             os.kill(before, signal.SIGKILL)
         begun = time.monotonic()
-        link = Link(self.cluster.links[shard].address, Security())  # type: ignore[union-attr]
+        link = Link(self.cluster.links[shard].address, Security())
         while True:
             try:
                 if self.process(shard) != before and link.call(Request.DESCRIBE).head["steps"] >= 0:

@@ -107,6 +107,28 @@ def test_items_are_those_of_one_store_bit_for_bit_and_a_killed_shard_comes_back(
         assert len(cluster) > steps_before
 
 
+def test_a_shard_on_ray_is_drained_and_another_takes_its_place(ray: Any, tmp_path: Path) -> None:
+    with sw.Cluster(SPEC, shards=2, capacity=10_000, disk=tmp_path / "replay", address="ray") as cluster:
+        writer = cluster.writer(2, shard=1, segment_steps=8)
+        play(writer, 2, 80, 0)
+        writer.flush()
+        cluster.resize(shards=1, drain=False)
+        deadline = time.monotonic() + 60
+        steps = 0
+        while len(cluster.links) == 2:  # its writer moves, and it ends
+            assert time.monotonic() < deadline
+            play(writer, 2, 1, steps)
+            writer.flush()
+            steps += 1
+            time.sleep(0.02)
+        play(writer, 2, 40, 1)
+        writer.flush()
+        assert len(cluster) >= 2 * 32 and len(cluster.transitions().sample(16)) == 16
+        assert not list((tmp_path / "replay").glob("shard-1*"))
+        cluster.resize(shards=2)
+        assert len(cluster.links) == 2 and cluster.writer(1, shard=1).delivery.first_lane == 0
+
+
 class Keeping:
     """Keeps what is written to a writer."""
 

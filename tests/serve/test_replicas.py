@@ -142,7 +142,7 @@ def test_nothing_is_acknowledged_before_the_neighbour_has_it(tmp_path: Path, mon
             writer.flush()
         assert first.store.lane_steps.tolist() == [40] and writer.delivery.waiting == 1
         monkeypatch.setattr(second.keeper, "keep", keep)
-        writer.delivery._link.close()
+        writer.delivery._leases[0].link.close()
         writer.flush()
         assert replica.lane_steps.tolist() == [40] and len(replica) == 8
         writer.delivery.close()
@@ -170,7 +170,7 @@ def test_a_durable_writer_that_reconnects_hears_of_what_is_on_the_disk(
         delivery = Delivery(link, "w", 1, durable=True)
         segment = sealed(1, 20, 0, end=0.0)[0]
         delivery.put(segment)
-        link.wait(delivery._kept[0].ticket)  # the shard has it, and its acknowledgement is lost
+        link.wait(delivery._leases[0]._kept[0].ticket)  # the shard has it, and its acknowledgement is lost
         link.close()
         flushed.clear()
         delivery.flush()
@@ -180,8 +180,9 @@ def test_a_durable_writer_that_reconnects_hears_of_what_is_on_the_disk(
 
 def test_limits_include_replicas_and_what_cannot_be_is_refused(tmp_path: Path) -> None:
     with sw.Cluster(SPEC, shards=2, capacity=10_000, ram="64MiB", replicas=1) as cluster:
-        each = cluster._plan
-        assert each is not None and {one.limits["ram"] for one in each.settings(SPEC)} == {16 << 20}
+        assert cluster._fleet is not None
+        each = cluster._fleet.plan
+        assert {one.limits["ram"] for one in each.settings(SPEC)} == {16 << 20}
         assert {one.limits["capacity"] for one in each.settings(SPEC)} == {5000}
         with pytest.raises(ValueError, match="with replicas the number of shards stays"):
             cluster.resize(shards=3)

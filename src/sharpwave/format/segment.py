@@ -32,6 +32,8 @@ VERSION = 2
 HEADER = struct.Struct("<4sHHQQQIIIIQQQ")
 """72 bytes: magic, version, columns, then the fields of Header; version 1 has the first 56, without metadata."""
 _FEATURES = 11
+_LANE_OFFSET = 16
+"""Offset of the lane's number, which the first step's follows."""
 HEADER_BYTES = {1: 56, VERSION: HEADER.size}
 COLUMN = struct.Struct("<IIQQQ")  # 32 bytes; codec, rows, offset, nbytes, dictionary
 COLUMN_OFFSET = 8
@@ -125,6 +127,23 @@ def pack_again(header: Header, steps: int, frames: int, columns: Sequence[Column
 def seal_again(data: npt.NDArray[np.uint8]) -> None:
     """Recompute, in place, the checksum of a whole segment's bytes after a change."""
     data[-CHECKSUM.size :] = np.frombuffer(CHECKSUM.pack(zlib.crc32(data[: -CHECKSUM.size].data)), np.uint8)
+
+
+def begins_episode(packed: bytes) -> bool:
+    """Return whether the first step of a segment that this release sealed begins an episode."""
+    (offset,) = struct.unpack_from("<Q", packed, HEADER.size + COLUMN.size * FLAGS + COLUMN_OFFSET)
+    return bool(packed[offset] & START)
+
+
+def readdressed(packed: bytes, lane: int, first_step: int) -> bytes:
+    """Return a segment's bytes with its steps as those of another lane, from its step ``first_step`` on.
+
+    Nothing else in a segment depends on them: annotations are by row.
+    """
+    data = bytearray(packed)
+    struct.pack_into("<QQ", data, _LANE_OFFSET, lane, first_step)
+    seal_again(np.frombuffer(data, np.uint8))
+    return bytes(data)
 
 
 def _view(data: bytes | memoryview | npt.NDArray[np.uint8]) -> memoryview:

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
 from sharpwave.errors import not_to_be_copied
-from sharpwave.serve.addresses import HERE, Address, Security, machine, nearest, reachable
+from sharpwave.serve.addresses import Address, Security
 from sharpwave.serve.cluster_views import ClusterViews
+from sharpwave.serve.cuts import cut, plan_of
 from sharpwave.serve.delivery import Delivery
+from sharpwave.serve.directory import ask_directory
+from sharpwave.serve.fleet import Fleet, started_link
 from sharpwave.serve.link import Link, ShardLostError
-from sharpwave.serve.local_shards import MAX_SHARDS, READY_S, LocalShards, Plan
-from sharpwave.serve.manifest import CLUSTER, Manifest, is_ours, new_folder
+from sharpwave.serve.local_shards import LocalShards, Plan
+from sharpwave.serve.manifest import new_folder
+from sharpwave.serve.members import Members
 from sharpwave.serve.ray_cluster import RayShards, is_ray
 from sharpwave.serve.remote_writer import RemoteWriter
 from sharpwave.serve.requests import Request
@@ -46,7 +49,7 @@ class Cluster(ClusterViews):
         secret: shared secret; default: that of the environment variable SHARPWAVE_SECRET.
         tls_authority: PEM file by which the certificates of shards elsewhere are checked: connections are encrypted.
         seed: seed of the draws.
-        options: further arguments of each shard's ``Store``: ``codec``, ``on_full``, ``retention``, ``segment_steps``.
+        options: further arguments of each shard's ``Store``: ``codec``, ``on_full``, ``segment_steps``.
 
     Attributes:
         security: what other clients need to know: the secret.
@@ -116,29 +119,31 @@ class Cluster(ClusterViews):
 
     def _begin(self, spec: Spec, security: Security, seed: int) -> None:
         self.spec, self.security, self._seed = spec, security, int(seed)
-        self.links: list[Link | None] = []
+        self._members = Members(security)
         self._undo = ExitStack()
-        self._processes: LocalShards | RayShards | None = None
-        self._plan: Plan | None = None
-        self._said: dict[str, Any] | None = None
+        self._fleet: Fleet | None = None
         self._local = Store(spec, capacity=LOCAL_CAPACITY)
         self._made = 0
         self._writers = 0
 
-    def _start(self, plan: Plan) -> None:
+    def _start(self, plan: Plan, draining: dict[str, Any] | None = None) -> None:
         """Start the shards of a plan as processes of this machine."""
-        self._run(plan, LocalShards(plan.settings(self.spec)))
+        self._run(plan, LocalShards(plan.settings(self.spec)), draining)
 
-    def _run(self, plan: Plan, started: LocalShards | RayShards) -> None:
-        self._plan, self._processes = plan, started
-        self._undo.callback(started.close)
-        self.links = [self._linked(number) for number in range(plan.shards)]
+    def _run(self, plan: Plan, started: LocalShards | RayShards, draining: dict[str, Any] | None = None) -> None:
+        self._fleet = Fleet(self.spec, plan, started, started_link(started, self.security), draining)
+        self._undo.callback(self._fleet.close)
+        self._members = Members(self.security, fleet=self._fleet)
 
-    def _linked(self, number: int) -> Link:
-        """Return a link to a shard that this object has started."""
-        assert self._processes is not None
-        found = nearest(self._processes.where(), HERE)[number]
-        return Link(found, self.security, moved=self._processes.moved(number))
+    @property
+    def links(self) -> list[Link]:
+        """Links to the shards that there are now, by number."""
+        self._members.renew()
+        return self._members.links
+
+    @property
+    def _processes(self) -> LocalShards | RayShards | None:
+        return None if self._fleet is None else self._fleet.processes
 
     def _join(self, address: str, given: Mapping[str, Any]) -> None:
         """Connect to the shards of ``sharpwave serve``, which makes them if there are none."""
@@ -148,8 +153,8 @@ class Cluster(ClusterViews):
                 f"Cluster: {named[0]}= is for address='local'; {address} has the limits that it was served with"
             )
         directory = Address.parse(address)
-        self._said = reachable(ask_directory(directory, self.security, self.spec), directory)
-        self.links = [Link(one, self.security) for one in nearest(self._said, directory)]
+        said = ask_directory(directory, self.security, self.spec)
+        self._members = Members(self.security, directory=directory, said=said)
 
     @classmethod
     def of(
@@ -164,7 +169,7 @@ class Cluster(ClusterViews):
         """Return the cluster of shards that listen at ``addresses``."""
         made = cls.__new__(cls)
         made._begin(spec, Security.of(secret, authority=tls_authority), seed)
-        made.links = [Link(Address.parse(str(one)), made.security) for one in addresses]
+        made._members = Members(made.security, addresses=[Address.parse(str(one)) for one in addresses])
         return made
 
     def _sockets(self) -> Path:
@@ -190,7 +195,8 @@ class Cluster(ClusterViews):
 
         Args:
             name: of the writer. One that replaces another of the same name goes on with its lanes.
-            shard: number of the shard; default: one after the other, without those that cannot be reached.
+            shard: number of the shard; default: one after the other, without those that cannot be reached. Where that
+                is drained, another.
             durability: "memory": a segment is acknowledged once it is in the shard's store; "flush": once it is on the
                 shard's disk.
             segment_steps: steps in a segment; default, and at most: the shard's, 32 unless it was made with another.
@@ -202,23 +208,23 @@ class Cluster(ClusterViews):
         """
         if durability not in ("memory", "flush"):
             raise ValueError(f"writer: durability={durability!r}, expected 'memory' or 'flush'")
-        alive = [number for number, link in enumerate(self.links) if link is not None]
-        tried = [shard]
+        links = list(self.links)  # which may come and go meanwhile
+        tried = [] if shard is None else [shard]
         if shard is None:  # one after the other, and past those that are away
-            begin = (self._writers + os.getpid()) % len(alive)
-            tried = [*alive[begin:], *alive[:begin]]
+            begin = (self._writers + os.getpid()) % len(links)
+            tried = [*range(begin, len(links)), *range(begin)]
             self._writers += 1
         for number in tried:
-            link = self.links[number] if number in alive else None
-            if link is None:
-                raise ValueError(f"writer: shard={number!r}, expected one of {alive}")
+            if number not in range(len(links)):
+                raise ValueError(f"writer: shard={number!r}, expected one of {[*range(len(links))]}")
             try:
                 delivery = Delivery(
-                    link.another(),
+                    links[number].another(),
                     uuid.uuid4().hex if name is None else str(name),
                     lanes,
                     durable=durability == "flush",
                     timeout=timeout,
+                    others=lambda number: self.links[number].another(),
                 )
                 break
             except ShardLostError:
@@ -230,51 +236,7 @@ class Cluster(ClusterViews):
 
     def where(self) -> dict[str, Any]:
         """Return what a directory says: the addresses of each of ``shards``, and the ``machine`` that they are on."""
-        if self._said is not None:
-            return self._said
-        if self._processes is not None:
-            return self._processes.where()
-        return {"shards": [[str(link.address)] for link in self.links if link is not None], "machine": machine()}
-
-    def _call(self, kind: Request, head: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
-        """Send a request to every shard, twice if its connection broke; return their replies' heads.
-
-        Raises: ShardLostError.
-        """
-        links = [link for link in self.links if link is not None]
-        tickets: list[tuple[Link, int | None]] = []
-        for link in links:
-            try:
-                tickets.append((link, link.submit(kind, head or {})))
-            except ShardLostError:  # a connection of the shard's life before, perhaps
-                tickets.append((link, None))
-        said = []
-        for link, ticket in tickets:
-            try:
-                said.append(link.call(kind, head) if ticket is None else link.wait(ticket))
-            except ShardLostError:
-                if ticket is None:
-                    raise
-                said.append(link.call(kind, head))
-        return [one.head for one in said]
-
-    def _answers(self, kind: Request) -> list[dict[str, Any]]:
-        """Return the heads of the replies of those shards that can be reached.  Raises: ShardLostError: none can."""
-        tickets: list[tuple[Link, int]] = []
-        found, lost = [], ShardLostError("Cluster: there are no shards")
-        for link in [link for link in self.links if link is not None]:
-            try:
-                tickets.append((link, link.submit(kind, {})))
-            except ShardLostError as error:
-                lost = error
-        for link, ticket in tickets:
-            try:
-                found.append(link.wait(ticket).head)
-            except ShardLostError as error:
-                lost = error
-        if not found:
-            raise lost
-        return found
+        return self._members.where()
 
     @property
     def recovery(self) -> None:
@@ -283,14 +245,14 @@ class Cluster(ClusterViews):
 
     def __len__(self) -> int:
         """Return the number of steps that the shards hold."""
-        return sum(int(one["steps"]) for one in self._call(Request.DESCRIBE))
+        return sum(int(one["steps"]) for one in self._members.call(Request.DESCRIBE))
 
     def stats(self) -> dict[str, Any]:
         """Return every shard's ``Store.stats()`` under ``shards``, and sums of the numbers that add up.
 
         Shards that are being started again are left out.  Raises: ShardLostError: none can be reached.
         """
-        each = [one["stats"] for one in self._answers(Request.STATS)]
+        each = [one["stats"] for one in self._members.answers(Request.STATS)]
         names = ("steps", "total_steps", "evicted_steps", "segments", "lanes", "total_bytes", "fixed_bytes")
         sums = {name: sum(one[name] for one in each) for name in names}
         steps = max(1, sums["steps"])
@@ -300,15 +262,15 @@ class Cluster(ClusterViews):
 
     def annotate(self, lane: None, values: Mapping[str, Any]) -> None:
         """Annotate the stores of all shards: as ``Store.annotate`` with ``lane=None``."""
-        self._call(Request.ANNOTATE, {"values": dict(values)})
+        self._members.call(Request.ANNOTATE, {"values": dict(values)})
 
     def flush(self) -> None:
         """Write all that the shards hold to their disks.  Raises: OSError, ShardLostError."""
-        self._call(Request.FLUSH)
+        self._members.call(Request.FLUSH)
 
     def clear(self) -> None:
         """Evict every step of every shard."""
-        self._call(Request.CLEAR)
+        self._members.call(Request.CLEAR)
 
     def checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint of all shards at one moment, to a folder that all of them reach.
@@ -319,32 +281,9 @@ class Cluster(ClusterViews):
         Raises:
             OSError: a shard cannot write; an earlier checkpoint there is unchanged.
         """
-        folder = checked_folder("checkpoint", path)
-        folder.mkdir(parents=True, exist_ok=True)
-        before = Manifest.read(folder).cut if (folder / CLUSTER).exists() else 0
-        others = [one.name for one in folder.iterdir() if not is_ours(one.name)]
-        if others or (not before and (folder / CLUSTER).exists()):
-            what = others[0] if others else "a cluster that is no checkpoint"
-            raise FileExistsError(f"checkpoint: {folder} holds {what}; give a new or empty folder")
-        cut = folder / f"cut-{before + 1}"
-        if cut.exists():  # of an attempt that failed
-            shutil.rmtree(cut)
-        links = [link for link in self.links if link is not None]
-        self._call(Request.PAUSE)
-        try:
-            tickets = [
-                (link, link.submit(Request.CHECKPOINT, {"path": str(cut / f"shard-{number}")}))
-                for number, link in enumerate(links)
-            ]
-            said = [link.wait(ticket).head for link, ticket in tickets]
-        finally:
-            self._call(Request.RESUME)
-        on_disk = any(one["on_disk"] for one in said)
-        alike = Manifest(self.spec, len(links), on_disk) if self._plan is None else self._plan.manifest(self.spec)
-        replace(alike, shards=len(links), on_disk=on_disk, cut=before + 1).write(folder)
-        for old in folder.glob("cut-*"):
-            if old != cut:
-                shutil.rmtree(old, ignore_errors=True)
+        with nullcontext() if self._fleet is None else self._fleet.lock:  # none comes or goes meanwhile
+            manifest = None if self._fleet is None else self._fleet.manifest()
+            cut(list(self.links), self._members.call, path, self.spec, manifest)
 
     @classmethod
     def open(
@@ -370,19 +309,7 @@ class Cluster(ClusterViews):
             FileNotFoundError: the folder holds no cluster.  DamagedError: ``cluster.json`` is damaged.
             ValueError, FileExistsError, ShardFailedError.
         """
-        folder = checked_folder("open", path)
-        found = Manifest.read(folder)
-        target: Path | None = folder
-        begins_from = None
-        if found.cut:
-            begins_from = folder / f"cut-{found.cut}"
-            if found.on_disk and disk is None:
-                raise ValueError(
-                    f"open: {folder} is a checkpoint of a cluster on disk; give disk=, a new folder for it"
-                )
-            target = None if disk is None else new_folder(disk, found)
-        elif disk is not None:
-            raise ValueError(f"open: disk={os.fspath(disk)!r}, but {folder} is no checkpoint; leave disk= out")
+        found, folder, begins_from = plan_of(path, disk)
         made = cls.__new__(cls)
         made._begin(found.spec, Security.of(secret), seed)
         try:
@@ -391,46 +318,43 @@ class Cluster(ClusterViews):
                 Plan(
                     found.shards,
                     made._sockets(),
-                    disk=target,
+                    disk=folder,
                     security=made.security,
                     begins_from=begins_from,
                     opens=True,
                     replicas=found.replicas,
                     new=found.new,
                     **limits,
-                )
+                ),
+                found.draining,
             )
         except BaseException:
             made.close()
             raise
         return made
 
-    def resize(self, *, shards: int) -> None:
-        """Start further shards, which begin empty; draws stay exact. For a cluster whose shards this object started.
+    def resize(self, *, shards: int, drain: bool = True) -> None:
+        """Start further shards, or begin to drain the last ones; draws stay exact.
+
+        A new shard begins empty, with the limits that the others have. One that is drained takes no new episodes: its
+        writers' lanes go to other shards as their episodes end. Its steps are drawn as before, and are evicted, oldest
+        first, as the shards that stay evict what they held at that time; then its process ends. More shards than are
+        to stay end the drain of those that are still there. For shards that this object started, or that
+        ``sharpwave serve`` has.
+
+        Args:
+            drain: ``False``: evict the steps of shards that are not to stay at once, and truncate the episodes that
+                their writers are in.
 
         Raises:
-            ValueError: fewer than there are, or the shards are not this object's.
+            ValueError: no such number, replicas, or nobody who could start shards.
+            ShardLostError: a shard is away at present; nothing was changed.
         """
-        if self._plan is None or self._processes is None:
-            raise ValueError("resize: these shards were started elsewhere; add shards there")
-        if self._plan.replicas:
-            raise ValueError("resize: with replicas the number of shards stays; open a new cluster with more")
-        count = len(self.links)
-        if isinstance(shards, bool) or not isinstance(shards, int) or not count <= shards <= MAX_SHARDS:
-            raise ValueError(
-                f"resize: shards={shards!r}, expected an integer from {count}, those there, to {MAX_SHARDS}"
-            )
-        for number in range(count, shards):
-            self._processes.add(self._plan.one_more(self.spec, number))
-            self.links.append(self._linked(number))
-        if self._plan.disk is not None and isinstance(self._processes, LocalShards):
-            replace(self._plan.manifest(self.spec), shards=shards).write(self._plan.disk)
+        self._members.resize(shards, drain)
 
     def close(self) -> None:
         """Disconnect; shards that this object started write what is left to their disks, and end."""
-        for link in self.links:
-            if link is not None:
-                link.close()
+        self._members.close()
         self._undo.close()
         self._local.close()
 
@@ -458,25 +382,13 @@ def connect(
         ConnectionError: nobody answers there, or the secret is another.
         ValueError: it has no shards yet: the first client says what a step is, ``sw.Cluster(spec, address=...)``.
     """
-    said = ask_directory(Address.parse(address), Security.of(secret, authority=tls_authority), None)
+    directory, security = Address.parse(address), Security.of(secret, authority=tls_authority)
+    said = ask_directory(directory, security, None)
     if said["spec"] is None:
         raise ValueError(
             f"{address}: nothing is stored there yet; say what a step is: sharpwave.Cluster(spec, address={address!r})"
         )
-    shards, spec = nearest(said, Address.parse(address)), Spec.from_json(said["spec"])
-    return Cluster.of(spec, shards, secret=secret, tls_authority=tls_authority, seed=seed)
-
-
-def ask_directory(
-    address: Address, security: Security, spec: Spec | None, patience_s: float = READY_S
-) -> dict[str, Any]:
-    """Return what a directory says: ``spec``, and addresses of ``shards``, made if there are none and it is given.
-
-    Raises:
-        ConnectionError, ValueError.
-    """
-    link = Link(address, security, patience_s=patience_s)
-    try:
-        return link.call(Request.DIRECTORY, {"spec": None if spec is None else spec.description()}).head
-    finally:
-        link.close()
+    made = Cluster.__new__(Cluster)
+    made._begin(Spec.from_json(said["spec"]), security, seed)
+    made._members = Members(security, directory=directory, said=said)
+    return made

@@ -7,7 +7,7 @@ from typing import Any
 from sharpwave.sampling.limiters import Limiter
 from sharpwave.sampling.protocol import Sampler
 from sharpwave.sampling.uniform import Uniform
-from sharpwave.serve.link import Link
+from sharpwave.serve.members import Members
 from sharpwave.serve.remote_replay import RemoteReplay
 from sharpwave.serve.requests import SEQUENCES, TRANSITIONS
 from sharpwave.serve.shard import SAMPLERS
@@ -18,7 +18,7 @@ from sharpwave.views.batch import Batch, SequenceBatch
 class ClusterViews:
     """The part of a cluster that makes views."""
 
-    links: list[Link | None]
+    _members: Members
     _local: Store  # an empty one of the same spec, whose views say what batches look like
     _made: int
     _seed: int
@@ -89,7 +89,7 @@ class ClusterViews:
             "max_times_sampled": max_times_sampled,
             "seed": seed,
         }
-        return RemoteReplay(self, self._local, shape, asked, limiter, seed)
+        return RemoteReplay(self._members, self._local, shape, asked, limiter, seed)
 
 
 def _checked(sampler: Sampler | None) -> Sampler:

@@ -1,93 +1,142 @@
-"""Delivery of sealed segments to a shard: each is kept until it is acknowledged, and arrives once."""
+"""Delivery of a writer's sealed segments: each arrives once, in one shard, or in the next where that is drained."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import time
-from collections import deque
-from dataclasses import dataclass
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sharpwave.errors import LimiterTimeoutError, StoreInUseError
+from sharpwave.format.segment import begins_episode, readdressed
 from sharpwave.sampling.limiters import check_timeout
-from sharpwave.segment_writer import SealedSegment
+from sharpwave.segment_writer import SealedSegment, SegmentWriter
+from sharpwave.serve.addresses import nearest
+from sharpwave.serve.lease import DrainedError, Lease
 from sharpwave.serve.link import RETRY_S, Link, ShardLostError
-from sharpwave.serve.requests import Request
-from sharpwave.serve.wire import Part
 
 WINDOW = 32
 """Segments without an acknowledgement beyond which a writer waits."""
 WINDOW_BYTES = 8 << 20
 """Bytes of segments without an acknowledgement beyond which a writer waits."""
-
-
-@dataclass
-class _Kept:
-    """Segment that the shard has not acknowledged; it was sent as ``ticket`` on the connection ``connection``."""
-
-    segment: SealedSegment
-    td_error: npt.NDArray[np.float32] | None
-    ticket: int = 0
-    connection: int = 0
+MAX_MOVES = 8
+"""Drained shards, one after the other, that a new writer is sent on from."""
 
 
 class Delivery:
     """A writer's lanes of one shard, and the segments on their way there.
 
-    Where the connection breaks, it is made again and segments that the shard does not have are sent again. The shard
-    recognises a segment that it has, by its lane and first step.
+    Where the shard is drained, each lane moves to another shard with the beginning of an episode; an episode's segments
+    are all in one shard. The writer goes on counting lanes and steps as at first: segments are readdressed here.
 
     Args:
         link: to the shard, of this delivery alone. ``name``: by which the shard knows its ``lanes``.
         durable: segments are acknowledged once they are on the shard's disk.
         timeout: seconds that ``put`` and ``flush`` wait at most; ``None``: 60.
+        others: returns a link to the shard of a number; ``None``: by the address that a drained shard says.
 
     Attributes:
-        first_lane: the shard's number of the first lane. ``lane_steps``: steps that the shard had of each at first.
-        segment_steps: most steps in a segment. ``acknowledged``: steps. ``resent``: segments.
+        first_lane: the first shard's number of the first lane. ``lane_steps``: steps that it had of each at first.
+        segment_steps: most steps in a segment.
 
     Raises:
         ShardLostError: the shard cannot be reached.  ValueError: it has other lanes under that name.
     """
 
     def __init__(
-        self, link: Link, name: str, lanes: int, *, durable: bool = False, timeout: float | None = None
+        self,
+        link: Link,
+        name: str,
+        lanes: int,
+        *,
+        durable: bool = False,
+        timeout: float | None = None,
+        others: Callable[[int], Link] | None = None,
     ) -> None:
-        self._link, self.name, self.lanes, self._durable = link, name, lanes, durable
+        self.name, self.lanes, self._durable, self._others = name, lanes, durable, others
         self._timeout = check_timeout("writer", timeout)
-        self._kept: deque[_Kept] = deque()  # in order
-        self._bytes = 0
         self._process = os.getpid()
-        self._turn = 0  # by which the shard tells this writer from one of the same name that came later
-        self._dictionaries: set[int] = set()  # that the shard has, of this connection
-        self.first_lane, self.acknowledged, self.resent = -1, 0, 0
-        self.lane_steps = self._lease()
+        lease = self._leased(link)
+        self.first_lane, self.lane_steps, self.segment_steps = lease.first_lane, lease.lane_steps, lease.segment_steps
+        self._leases = [lease]  # those that lanes are leaving, in order, and the one that they go to
+        self._of_lane = [lease] * lanes
+        self._broken: set[int] = set()  # lanes whose episode was truncated, so that the next one goes elsewhere
+        self._moved_by = [0] * lanes  # added to the numbers of a lane's steps
+        self._before = [0, 0]  # steps acknowledged and segments resent by leases that are over
 
-    def _lease(self) -> list[int]:
-        """Connect, and get lanes, or those that this writer had; return the steps that the shard has of each."""
-        self._link.connect()
-        asked = {"name": self.name, "lanes": self.lanes, "durable": self._durable, "turn": self._turn}
-        head = self._link.call(Request.LEASE, asked).head
-        first = int(head["first_lane"])
-        if self.first_lane not in (-1, first):
-            raise ConnectionError(
-                f"writer {self.name!r}: the shard began anew and gave its lanes another number ({first}, expected "
-                f"{self.first_lane}); make a new writer"
-            )
-        self.first_lane, self.segment_steps, self._turn = first, int(head["segment_steps"]), int(head["turn"])
-        self._connection = self._link.connections
-        self._dictionaries.clear()
-        self._safe_steps: list[int] = list(head.get("safe_steps", head["lane_steps"]))
-        return list(head["lane_steps"])
+    def _leased(self, link: Link) -> Lease:
+        """Return lanes of a shard, or of another where it is drained.  Raises: ShardLostError, ValueError."""
+        for _ in range(MAX_MOVES):
+            try:
+                return Lease(link, self.name, self.lanes, self._durable)
+            except DrainedError as drained:
+                link.close()
+                link = self._next(link, drained.elsewhere)
+        raise ShardLostError(f"writer {self.name!r}: {MAX_MOVES} shards, one after the other, are being drained")
+
+    def _next(self, link: Link, elsewhere: Mapping[str, Any]) -> Link:
+        """Return a link to the shard that a drained one's writers of this name go to: always the same one."""
+        number = zlib.crc32(self.name.encode()) % len(elsewhere["shards"])
+        if self._others is not None:
+            with contextlib.suppress(LookupError):
+                return self._others(number)
+        return link.to(nearest(elsewhere, link.address)[number])
+
+    @property
+    def acknowledged(self) -> int:
+        """Steps that were acknowledged."""
+        return self._before[0] + sum(one.acknowledged for one in self._leases)
+
+    @property
+    def resent(self) -> int:
+        """Segments that were sent again."""
+        return self._before[1] + sum(one.resent for one in self._leases)
 
     @property
     def waiting(self) -> int:
-        """Segments that the shard has not acknowledged."""
-        return len(self._kept)
+        """Segments that were not acknowledged."""
+        return sum(one.waiting for one in self._leases)
+
+    @property
+    def moving(self) -> bool:
+        """Whether the shard is drained, and lanes have to leave it: ``leave`` is to be called after every step."""
+        return len(self._leases) > 1 or self._leases[-1].elsewhere is not None
+
+    def leave(self, writer: SegmentWriter) -> None:
+        """Let the lanes of a shard that is drained leave it: seal their segments where an episode has ended.
+
+        Where the shard's last steps have been evicted and an episode is still under way, it is truncated.
+        """
+        for lease in self._leases:
+            if lease.elsewhere is not None and lease.elsewhere.get("at_once"):
+                for lane in range(self.lanes):
+                    if self._of_lane[lane] is lease and lane not in self._broken:
+                        self._broken.add(lane)
+                        writer.break_episode(lane)
+        writer.seal()
+        with contextlib.suppress(ShardLostError):
+            self._move_on()
+
+    def _move_on(self) -> None:
+        """Lease lanes of another shard if the last one is drained, and end leases that no lane has any more.
+
+        Raises: ShardLostError.
+        """
+        last = self._leases[-1]
+        if last.elsewhere is not None and last.link.may_be_tried():
+            lease = self._leased(self._next(last.link, last.elsewhere))
+            self._leases.append(lease)
+        for one in self._leases[:-1]:
+            if not one.waiting and one not in self._of_lane:
+                one.link.close()
+                self._leases.remove(one)
+                self._before = [self._before[0] + one.acknowledged, self._before[1] + one.resent]
 
     def put(self, segment: SealedSegment, td_error: npt.NDArray[np.float32] | None = None) -> None:
         """Wait while too many segments are on the way, then send this one. An error leaves it untaken.
@@ -96,11 +145,25 @@ class Delivery:
             LimiterTimeoutError: the shard took none for so long.  DamagedError, ...: it refuses them.
         """
         self._go_on(WINDOW - 1, WINDOW_BYTES, self._timeout)
-        self._kept.append(_Kept(segment, td_error))
-        self._bytes += len(segment.packed)
+        lease = self._route(segment)
+        lane = segment.lane - self.first_lane
+        if lease is not self._leases[0] or self._moved_by[lane] or lease.first_lane != self.first_lane:
+            number, first = lease.first_lane + lane, segment.first_step + self._moved_by[lane]
+            packed = readdressed(segment.packed, number, first)
+            segment = replace(segment, lane=number, first_step=first, packed=packed)
+        lease.keep(segment, td_error)
         with contextlib.suppress(ShardLostError):  # later
-            if self._link.may_be_tried():
-                self._send()
+            if lease.link.may_be_tried():
+                lease.send()
+
+    def _route(self, segment: SealedSegment) -> Lease:
+        """Return the lease that takes a segment: with an episode's beginning, the lane goes to the last one."""
+        lane, last = segment.lane - self.first_lane, self._leases[-1]
+        if self._of_lane[lane] is not last and begins_episode(segment.packed):
+            there = last.lane_steps[lane]
+            self._broken.discard(lane)
+            self._of_lane[lane], self._moved_by[lane] = last, there + (there > 0) - segment.first_step
+        return self._of_lane[lane]
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until the shard has every segment.  Raises: LimiterTimeoutError: it did not take them in time."""
@@ -108,7 +171,8 @@ class Delivery:
 
     def close(self) -> None:
         """Disconnect."""
-        self._link.close()
+        for one in self._leases:
+            one.link.close()
 
     def _go_on(self, most: int, most_bytes: int, timeout: float) -> None:
         """Send what is not sent, and take acknowledgements until at most so much waits for one."""
@@ -119,61 +183,21 @@ class Delivery:
             )
         deadline = time.monotonic() + timeout
         why = ""
-        while self._kept and (len(self._kept) > most or self._bytes > most_bytes):
+        with contextlib.suppress(ShardLostError):
+            for lease in self._leases:
+                lease.hear_all()
+        while self.waiting and (self.waiting > most or sum(one.waiting_bytes for one in self._leases) > most_bytes):
+            lease = next(one for one in self._leases if one.waiting)
             try:
-                if not self._link.may_be_tried():
+                if not lease.link.may_be_tried():
                     raise ShardLostError(why)
-                self._send()
-                if self._kept:
-                    try:
-                        self._link.wait(self._kept[0].ticket)
-                    except ShardLostError:
-                        raise
-                    except Exception:  # it took neither this one nor those after it: all are sent again
-                        self._link.close()
-                        raise
-                    self._acknowledge()
+                lease.send()
+                if lease.waiting:
+                    lease.hear()
             except ShardLostError as error:
                 why = str(error) or why
                 if time.monotonic() > deadline:
                     raise LimiterTimeoutError(
-                        f"writer {self.name!r}: {len(self._kept)} segments were not taken in {timeout:g} s: {why}"
+                        f"writer {self.name!r}: {self.waiting} segments were not taken in {timeout:g} s: {why}"
                     ) from error
                 time.sleep(RETRY_S)
-
-    def _acknowledge(self) -> None:
-        first = self._kept.popleft()
-        self._bytes -= len(first.segment.packed)
-        self.acknowledged += first.segment.steps
-
-    def _send(self) -> None:
-        """Send what was not sent on this connection; on a new one, only what the shard does not have."""
-        self._link.connect()
-        if self._link.connections != self._connection:
-            self._lease()
-            while self._kept and self._there(self._kept[0].segment):
-                self._acknowledge()
-        for one in self._kept:
-            if one.connection != self._connection:
-                self.resent += one.connection != 0
-                one.ticket, one.connection = self._sent(one), self._connection
-
-    def _there(self, segment: SealedSegment) -> bool:
-        """Return whether the shard has acknowledged a segment whose acknowledgement did not arrive."""
-        return segment.first_step + segment.steps <= self._safe_steps[segment.lane - self.first_lane]
-
-    def _sent(self, kept: _Kept) -> int:
-        segment = kept.segment
-        parts: dict[str, Part] = {"segment:0": segment.packed}
-        if kept.td_error is not None:
-            parts["td_error:0"] = kept.td_error
-        for key, data in segment.dictionaries.items():
-            if key not in self._dictionaries:
-                parts[f"dictionary:{key:x}"] = data
-        head: dict[str, Any] = {
-            "keys": [[f"{key:x}" for key in segment.dictionaries]],
-            "durable": self._durable,
-        }
-        ticket = self._link.submit(Request.PUT, head, parts)
-        self._dictionaries.update(segment.dictionaries)
-        return ticket

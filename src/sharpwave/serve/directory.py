@@ -6,26 +6,31 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from sharpwave.serve.addresses import machine
+from sharpwave.serve.addresses import Address, Security, machine
 from sharpwave.serve.client import Client
+from sharpwave.serve.link import Link
+from sharpwave.serve.local_shards import READY_S
 from sharpwave.serve.requests import Request
 from sharpwave.serve.shard import Reply
 from sharpwave.serve.wire import Frame, WireError
 from sharpwave.spec import Spec
 
 Make = Callable[[Spec], list[list[str]]]
+Resize = Callable[[int, bool], None]
 
 
 class Directory:
     """Answers of ``sharpwave serve`` to clients, who then turn to the shards themselves.
 
     Args:
-        make: makes the shards of a spec, and returns the addresses of each.
+        make: makes the shards of a spec, and returns the addresses of each. ``resize``: adds or drains some.
         spec, addresses: of the shards that are there already.
     """
 
-    def __init__(self, make: Make, spec: Spec | None = None, addresses: list[list[str]] | None = None) -> None:
-        self._make, self._spec = make, spec
+    def __init__(
+        self, make: Make, resize: Resize, spec: Spec | None = None, addresses: list[list[str]] | None = None
+    ) -> None:
+        self._make, self._resize, self._spec = make, resize, spec
         self.addresses = addresses or []
         self._lock = threading.Lock()
 
@@ -37,8 +42,13 @@ class Directory:
         """Return the shards' addresses, and their spec; make them if the request brings a spec and there are none.
 
         Raises:
-            ValueError: the spec is another.
+            ValueError: the spec is another, or there cannot be so many shards.
         """
+        if frame.kind == Request.RESIZE:
+            if self._spec is None:
+                raise ValueError("resize: there are no shards yet; the first client says what a step is")
+            self._resize(frame.head.get("shards", 0), bool(frame.head.get("drain", True)))
+            return {}, {}
         if frame.kind != Request.DIRECTORY:
             raise WireError(f"a request of kind {frame.kind} to the directory, expected {Request.DIRECTORY}")
         asked = frame.head.get("spec")
@@ -57,3 +67,18 @@ class Directory:
 
     def left(self, client: Client) -> None:
         """Do nothing: clients hold nothing up."""
+
+
+def ask_directory(
+    address: Address, security: Security, spec: Spec | None, patience_s: float = READY_S
+) -> dict[str, Any]:
+    """Return what a directory says: ``spec``, and addresses of ``shards``, made if there are none and it is given.
+
+    Raises:
+        ConnectionError, ValueError.
+    """
+    link = Link(address, security, patience_s=patience_s)
+    try:
+        return link.call(Request.DIRECTORY, {"spec": None if spec is None else spec.description()}).head
+    finally:
+        link.close()

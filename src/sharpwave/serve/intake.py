@@ -20,6 +20,8 @@ MAX_DICTIONARIES = 1024
 MAX_DICTIONARY_BYTES = 1 << 28
 """Dictionaries that a connection may have sent."""
 MAX_WAIT_S = 600.0
+AWAY_S = 2.0
+"""How long a shard that is drained waits for a writer whose connection ended, or for all after it was started."""
 REPLACED = "another writer of that name has replaced this one; give one of them another name="
 LEASES = "writers.json"
 """File in a shard's folder: the lanes of each writer."""
@@ -33,11 +35,15 @@ class Intake:
 
     Attributes:
         neighbour: keeps the shard's replica, if there is one.
+        elsewhere: while the shard is drained, the shards that take its writers: as of ``DrainedError``.
     """
 
     def __init__(self, store: Store, folder: Path | None) -> None:
         self._store, self._folder = store, folder
         self.neighbour: Neighbour | None = None
+        self.elsewhere: dict[str, Any] | None = None
+        self._writing: set[int] = set()  # connections of writers
+        self._left_at = time.monotonic()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._credit: dict[int, int] = {}  # by view, the store's total of steps up to which writers may append
@@ -50,11 +56,14 @@ class Intake:
         """Give a writer lanes: those that it had, if its name is known, else new ones.
 
         The reply says how many steps each has had, and how many of them are acknowledged: with ``durable``, on the
-        disk; with a neighbour, also there.
+        disk; with a neighbour, also there. While the shard is drained, only a writer that is here already gets lanes.
         """
         name, lanes = frame.head.get("name"), frame.head.get("lanes")
         if type(name) is not str or type(lanes) is not int or not 1 <= lanes <= MAX_LANES:
             raise WireError(f"a lease of {lanes!r} lanes for {name!r}")
+        elsewhere = self.elsewhere
+        if elsewhere is not None and not frame.head.get("turn"):
+            return {"elsewhere": elsewhere}
         self._level(client)
         with self._lock:
             first, count = self._leased.get(name, (-1, 0))
@@ -68,6 +77,7 @@ class Intake:
                 self._lanes = max(self._lanes, first + lanes)
                 self.keep_leases()
             holder = self._holders.setdefault(name, Holder())
+            self._writing.add(id(client))
         self._take_turn(client, name, holder, frame.head.get("turn", 0))
         durable = bool(frame.head.get("durable"))
         held = self._store.lane_steps.tolist()
@@ -81,6 +91,7 @@ class Intake:
             "safe_steps": [*map(min, held[of_writer], [*safe[of_writer], *[0] * lanes]), *[0] * lanes][:lanes],
             "segment_steps": self._store._log.stride,
             "turn": client.turn,
+            "elsewhere": elsewhere,
         }
 
     def _take_turn(self, client: Client, name: str, holder: Holder, turn: Any) -> None:
@@ -142,7 +153,7 @@ class Intake:
             self._replicated(client, appended, durable)
         if durable:
             self._store.flush(views=False)
-        return {"duplicates": duplicates}
+        return {"duplicates": duplicates} | ({} if self.elsewhere is None else {"elsewhere": self.elsewhere})
 
     def _level(self, client: Client) -> None:
         """Wait until this shard has what only its replica had; steps that are appended before would hide the lack."""
@@ -190,6 +201,19 @@ class Intake:
         """Take no steps until ``resume``."""
         with self._changed:
             self._paused.add(id(client))
+
+    @property
+    def writers(self) -> int:
+        """Writers that are connected, and 1 where one may be about to connect again."""
+        return len(self._writing) + (time.monotonic() - self._left_at < AWAY_S)
+
+    def left(self, client: Client) -> None:
+        """Undo what a connection that has ended held up."""
+        self.resume(client)
+        with self._lock:
+            if id(client) in self._writing:
+                self._writing.discard(id(client))
+                self._left_at = time.monotonic()
 
     def resume(self, client: Client) -> None:
         """Undo what a connection has paused."""

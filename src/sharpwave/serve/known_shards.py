@@ -5,26 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from sharpwave.sampling.limiters import Cursor, Limiter
 from sharpwave.serve.link import Link, ShardLostError
+from sharpwave.serve.members import Members
 from sharpwave.serve.requests import Request, ViewState
 from sharpwave.serve.wire import Frame
 
 MAX_AHEAD_STEPS = 1 << 24
-
-
-class Shards(Protocol):
-    """The shards of a cluster, which may come and go.
-
-    Attributes:
-        links: by number; ``None``: the shard is gone for good.
-    """
-
-    links: list[Link | None]
 
 
 @dataclass
@@ -32,9 +23,10 @@ class KnownShard:
     """What is known of a view of one shard.
 
     Attributes:
-        connection: of the link, in which ``view`` is the view's number. ``told``: when it last answered.
+        connection: of the ``link``, in which ``view`` is the view's number. ``told``: when it last answered.
     """
 
+    link: Link
     state: ViewState = field(default_factory=ViewState)
     view: int = -1
     connection: int = -1
@@ -51,7 +43,7 @@ class KnownShards:
         known: by number. ``ahead``: items that were asked for and have not come.
     """
 
-    def __init__(self, shards: Shards, asked: Mapping[str, Any], limited: bool) -> None:
+    def __init__(self, shards: Members, asked: Mapping[str, Any], limited: bool) -> None:
         self._shards, self._asked = shards, dict(asked)
         self.known: dict[int, KnownShard] = {}
         self._limited = limited
@@ -60,12 +52,21 @@ class KnownShards:
     @property
     def links(self) -> dict[int, Link]:
         """Links to the shards that are there, by number."""
-        return {number: link for number, link in enumerate(self._shards.links) if link is not None}
+        return dict(enumerate(self._shards.links))
+
+    def _follow(self) -> None:
+        """Forget shards that are gone: what a limiter counted there, another shard has been given."""
+        self._shards.renew()
+        links = self.links
+        for number in [one for one, shard in self.known.items() if shard.link is not links.get(one)]:
+            del self.known[number]
 
     def ensure(self, number: int, link: Link) -> KnownShard:
         """Make sure that a shard has the view.  Raises: ShardLostError."""
         link.connect()
-        shard = self.known.setdefault(number, KnownShard())
+        shard = self.known.get(number)
+        if shard is None or shard.link is not link:
+            shard = self.known[number] = KnownShard(link)
         if shard.connection != link.connections:
             seed = int(np.random.SeedSequence([self._asked["seed"], number]).generate_state(1)[0])
             reply = link.call(Request.VIEW, self._asked | {"seed": seed})
@@ -82,12 +83,15 @@ class KnownShards:
 
     def lost(self, number: int) -> None:
         """Note that a shard does not answer: nothing is drawn from it until it does."""
-        shard = self.known.setdefault(number, KnownShard())
+        shard = self.known.get(number)
+        if shard is None:
+            return
         shard.state = replace(shard.state, mass=0.0, count=0, uses=-1 if shard.state.uses < 0 else 0)
         shard.connection = -1
 
     def refresh(self, older_s: float = 0.0) -> None:
         """Ask the shards for their states that were told more than ``older_s`` seconds ago."""
+        self._follow()
         before = time.monotonic() - older_s
         tickets: list[tuple[int, Link, int]] = []
         for number, link in self.links.items():
@@ -130,10 +134,9 @@ class KnownShards:
     def give_credit(self, limiter: Limiter, cursor: Cursor) -> None:
         """Tell every shard up to which total of steps it may take some."""
         for number, inserts in self._credit(limiter, cursor).items():
-            link = self._shards.links[number]
+            link = self.known[number].link
             try:
-                if link is not None:
-                    link.drop(link.submit(Request.CREDIT, self.head(number) | {"inserts": inserts}))
+                link.drop(link.submit(Request.CREDIT, self.head(number) | {"inserts": inserts}))
             except ShardLostError:
                 self.lost(number)
 
@@ -147,6 +150,6 @@ class KnownShards:
                 low = middle + 1
             else:
                 high = middle
-        alive = [number for number in self.links if self.known.get(number, KnownShard()).connection >= 0]
+        alive = [number for number in self.links if number in self.known and self.known[number].connection >= 0]
         each = -(-low // max(1, len(alive)))
         return {number: self.known[number].state.inserts + each for number in alive}

@@ -6,6 +6,7 @@ import builtins
 import contextlib
 import itertools
 import os
+import select
 import socket
 import threading
 import time
@@ -110,6 +111,24 @@ class Link:
     def another(self) -> Link:
         """Return a further connection to the same shard."""
         return Link(self.address, self._security, self._patience_s, self._moved)
+
+    def to(self, address: Address) -> Link:
+        """Return a connection to another shard, of the same secret."""
+        return Link(address, self._security, self._patience_s)
+
+    def has_reply(self) -> bool:
+        """Return whether a reply has come, or begun to: then ``wait`` for the oldest request does not block for long.
+
+        Cost: 2 us.
+        """
+        with self.lock:
+            if self._socket is None:
+                return False
+            if not hasattr(select, "poll"):
+                return bool(select.select([self._socket], [], [], 0.0)[0])
+            poll = select.poll()  # takes descriptors beyond 1,024
+            poll.register(self._socket, select.POLLIN)
+            return bool(poll.poll(0))
 
     def _elsewhere(self) -> bool:
         """Ask where the shard is; return whether that is another address."""

@@ -17,7 +17,7 @@ from typing import Any
 from sharpwave.persistence.settings import Settings, checked_limits
 from sharpwave.serve.addresses import TCP, Address, Security, machine
 from sharpwave.serve.manifest import Manifest
-from sharpwave.serve.process import ShardSettings
+from sharpwave.serve.process import ShardSettings, delete_shard
 from sharpwave.spec import Spec
 from sharpwave.validation import parse_bytes
 
@@ -224,6 +224,19 @@ class LocalShards:
             self.addresses.append(addresses)
         return addresses
 
+    def remove(self) -> None:
+        """Stop the last shard, and delete its store from its folder."""
+        with self._lock:
+            seat = self._seats.pop()
+            self.addresses.pop()
+        _stop([seat])
+        delete_shard(Path(seat.settings.folder))
+
+    @property
+    def count(self) -> int:
+        """Number of the shards."""
+        return len(self.addresses)
+
     @property
     def processes(self) -> list[int]:
         """Numbers of the shards' processes."""
@@ -243,7 +256,7 @@ class LocalShards:
                 if self._closing.wait(PAUSES_S[min(seat.deaths, len(PAUSES_S)) - 1]):
                     return
                 with self._lock:
-                    if seat.process is not process or self._closing.is_set():
+                    if seat.process is not process or seat not in self._seats or self._closing.is_set():
                         continue
                     _close_pipes(process)
                     seat.start()
@@ -256,14 +269,18 @@ class LocalShards:
         """Stop the shards, which write what is left to their disks."""
         self._closing.set()
         with self._lock:
-            for how, seconds in (("terminate", STOP_S), ("kill", 5.0)):
-                for seat in self._seats:
-                    seat.stop(how)
-                deadline = time.monotonic() + seconds
-                for seat in self._seats:
-                    if seat.process is not None and _wait(seat.process, max(0.0, deadline - time.monotonic())):
-                        _close_pipes(seat.process)
-                        seat.process = None
+            _stop(self._seats)
+
+
+def _stop(seats: Sequence[_Seat]) -> None:
+    for how, seconds in (("terminate", STOP_S), ("kill", 5.0)):
+        for seat in seats:
+            seat.stop(how)
+        deadline = time.monotonic() + seconds
+        for seat in seats:
+            if seat.process is not None and _wait(seat.process, max(0.0, deadline - time.monotonic())):
+                _close_pipes(seat.process)
+                seat.process = None
 
 
 def _wait(process: subprocess.Popen[str], seconds: float) -> bool:

@@ -27,6 +27,7 @@ class Manifest:
         spec: of a step. ``shards``: their number. ``on_disk``: whether their stores are on disk.
         cut: number of the checkpoint that counts; 0: the cluster itself.
         replicas: of each shard, kept by its neighbour: 0 or 1. ``new``: limits and options of a shard's store.
+        draining: the drain under way, as ``Drain.state``; empty: none.
     """
 
     spec: Spec
@@ -35,6 +36,7 @@ class Manifest:
     cut: int = 0
     replicas: int = 0
     new: dict[str, Any] = field(default_factory=dict)
+    draining: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -61,7 +63,8 @@ class Manifest:
             replicas, new = said.get("replicas", 0), dict(said.get("new", {}))
             if replicas not in (0, 1):
                 raise ValueError(f"replicas {replicas!r}")
-            return cls(Spec.from_json(said["spec"]), shards, bool(said["on_disk"]), cut, replicas, new)
+            draining = dict(said.get("draining", {}))
+            return cls(Spec.from_json(said["spec"]), shards, bool(said["on_disk"]), cut, replicas, new, draining)
         except NewerVersionError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
@@ -77,6 +80,7 @@ class Manifest:
             "cut": self.cut,
             "replicas": self.replicas,
             "new": self.new,
+            "draining": self.draining,
         }
         said["checksum"] = _checksum(said)
         write_whole(folder / CLUSTER, json.dumps(said, indent=1))

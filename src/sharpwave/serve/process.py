@@ -115,6 +115,14 @@ def replica(settings: ShardSettings) -> Keeper | None:
     return Keeper(settings.keeps, store, folder.with_name(f"{folder.name}-{LEASES}"))
 
 
+def delete_shard(folder: Path) -> None:
+    """Delete a shard's store and its writers' lanes; what else is in its folder stays."""
+    shutil.rmtree(folder / STORE, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        (folder / LEASES).unlink(missing_ok=True)
+        folder.rmdir()
+
+
 @contextlib.contextmanager
 def running(settings: ShardSettings) -> Iterator[list[str]]:
     """Open a shard's store and listen for it; yield its addresses, with the ports that it got.

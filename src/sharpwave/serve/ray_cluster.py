@@ -16,7 +16,7 @@ from typing import Any
 from sharpwave.serve.addresses import HERE, TCP, Address, machine, nearest
 from sharpwave.serve.local_shards import READY_S, STOP_S, ShardFailedError
 from sharpwave.serve.manifest import write_whole
-from sharpwave.serve.process import ShardSettings, running
+from sharpwave.serve.process import ShardSettings, delete_shard, running
 
 NAMESPACE = "sharpwave"
 CLUSTER = "ray.txt"
@@ -83,6 +83,7 @@ class RayShard:
         self._undo.callback(shutil.rmtree, sockets, ignore_errors=True)
         folder = Path(given.folder) if given.on_disk else sockets / "shard"
         _take(folder, cluster)
+        self._folder = folder if given.on_disk else None
         addresses = [f"unix:{sockets / '0.sock'}", str(Address(TCP, host=ray.util.get_node_ip_address()))]
         self._addresses = self._undo.enter_context(running(replace(given, folder=str(folder), addresses=addresses)))
 
@@ -90,9 +91,12 @@ class RayShard:
         """Return where it listens, on which machine, in which process."""
         return {"addresses": self._addresses, "machine": machine(), "process": os.getpid()}
 
-    def stop(self) -> None:
-        """Write what is left to the disk, and stop listening."""
+    def stop(self, delete: bool = False) -> None:
+        """Write what is left to the disk, and stop listening; ``delete``: the store too."""
         self._undo.close()
+        if delete and self._folder is not None:
+            (self._folder / CLUSTER).unlink(missing_ok=True)
+            delete_shard(self._folder)
 
 
 def _take(folder: Path, cluster: str) -> None:
@@ -137,7 +141,7 @@ class RayShards:
         nodes = placed(self._ray)
         node = nodes[settings.number % len(nodes)]
         made = self._ray.remote(RayShard).options(
-            name=f"sharpwave-{self._name}-shard-{settings.number}",
+            name=f"sharpwave-{self._name}-shard-{settings.number}-{secrets.token_hex(2)}",  # one before may be ending
             namespace=NAMESPACE,
             num_cpus=0,  # decoding takes what is free; the learner's batches bound it
             max_restarts=-1,
@@ -155,6 +159,11 @@ class RayShards:
             raise ShardFailedError(f"shard {number} on Ray: {str(error).strip().splitlines()[-1]}") from error
 
     @property
+    def count(self) -> int:
+        """Number of the shards."""
+        return len(self._said)
+
+    @property
     def processes(self) -> list[int]:
         """Numbers of the shards' processes, each on its machine, as they last answered."""
         self.where()
@@ -165,6 +174,15 @@ class RayShards:
         self._handles.append(self._placed(settings))
         self._said.append(self._ready(len(self._handles) - 1))
 
+    def remove(self) -> None:
+        """Stop the last shard, and delete its store from its folder."""
+        with self._lock:
+            handle = self._handles.pop()
+            self._said.pop()
+            self._asked.pop(len(self._handles), None)
+        self._ray.wait([handle.stop.remote(True)], timeout=STOP_S)
+        self._ray.kill(handle, no_restart=True)
+
     def moved(self, number: int) -> Callable[[], Address]:
         """Return a function that says where a shard is now, or raises LookupError while it is started again."""
         return lambda: nearest(self._where([self._asked_again(number)]), HERE)[0]
@@ -173,8 +191,9 @@ class RayShards:
         """Return what a directory says of the shards: where each was when it last answered."""
         for number in range(len(self._handles)):
             with self._lock:
-                self._ask(number)
-        return self._where(self._said)
+                if number < len(self._handles):
+                    self._ask(number)
+        return self._where(list(self._said))
 
     def _where(self, said: Sequence[dict[str, Any]]) -> dict[str, Any]:
         machines = [one["machine"] for one in said]
@@ -182,7 +201,7 @@ class RayShards:
 
     def _asked_again(self, number: int) -> dict[str, Any]:
         with self._lock:
-            if not self._ask(number):
+            if number >= len(self._handles) or not self._ask(number):
                 raise LookupError(f"shard {number} on Ray is being started again")
             return self._said[number]
 

@@ -20,8 +20,9 @@ from sharpwave.sampling.limiters import Cursor, Limiter, check_timeout
 from sharpwave.sampling.protocol import described, importance_weights
 from sharpwave.serve.cut_batches import read_into
 from sharpwave.serve.draws import Share, divide
-from sharpwave.serve.known_shards import KnownShards, Shards
+from sharpwave.serve.known_shards import KnownShards
 from sharpwave.serve.link import Link, ShardLostError
+from sharpwave.serve.members import Members
 from sharpwave.serve.remote_blend import RemoteBlend
 from sharpwave.serve.requests import Request
 from sharpwave.serve.shared_memory import SharedBlock, SharedBlocks
@@ -77,7 +78,7 @@ class RemoteReplay(Generic[B]):
 
     def __init__(
         self,
-        shards: Shards,
+        shards: Members,
         local: Store,
         shape: Replay[B],
         asked: Mapping[str, Any],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from sharpwave.segment_writer import SegmentWriter
 from sharpwave.serve.delivery import Delivery
@@ -14,7 +15,7 @@ class RemoteWriter(SegmentWriter):
 
     Segments are kept until the shard has acknowledged them, and sent again where its connection broke. While the shard
     is away, or a limiter holds writers up, steps are encoded until ``sharpwave.serve.delivery.WINDOW`` segments wait;
-    then ``extend`` blocks, up to the writer's ``timeout``.
+    then ``extend`` blocks, up to the writer's ``timeout``. Where the shard is drained, lanes move to another one.
 
     Attributes:
         delivery: the segments on their way: ``waiting``, ``acknowledged``, ``resent``.
@@ -38,6 +39,12 @@ class RemoteWriter(SegmentWriter):
             codec=codec,
             segment_steps=min(segment_steps or delivery.segment_steps, delivery.segment_steps),
         )
+
+    def extend(self, **step: Any) -> None:
+        """Append one step to each of several lanes: as ``Store.extend``."""
+        super().extend(**step)
+        if self.delivery.moving:
+            self.delivery.leave(self)
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until the shard has every sealed segment. Steps in open segments stay here.

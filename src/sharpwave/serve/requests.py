@@ -27,9 +27,13 @@ class Request(IntEnum):
     CHECKPOINT = 29
     ANNOTATE = 31
     CLEAR = 32
+    DRAIN = 33
+    CEDE = 34
+    INHERIT = 35
     REPLICATE = 40
     RESTORE = 41
     DIRECTORY = 64
+    RESIZE = 65
     JOIN = 80
     POLL = 81
     LEAVE = 82

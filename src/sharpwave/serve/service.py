@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from sharpwave.serve.addresses import TCP, Address, Security
 from sharpwave.serve.directory import Directory
+from sharpwave.serve.fleet import Fleet, started_link
 from sharpwave.serve.local_shards import LocalShards, Plan
 from sharpwave.serve.manifest import CLUSTER, Manifest, new_folder
 from sharpwave.serve.server import Server
@@ -39,13 +40,14 @@ class Service:
     def __init__(self, listen: Address, shards: int, disk: Path | None, security: Security, **limits: Any) -> None:
         self._undo = ExitStack()
         self.shards: LocalShards | None = None
+        self._fleet: Fleet | None = None
         security.check(listen)
         try:
             sockets = _sockets(listen)
             if sockets is None:
                 sockets = Path(self._undo.enter_context(tempfile.TemporaryDirectory(prefix="sharpwave-")))
             self._plan = Plan(shards, sockets, disk=disk, listen=listen, security=security, **limits)
-            directory = Directory(self._make)
+            directory = Directory(self._make, self._resize)
             if disk is not None and (disk / CLUSTER).exists():
                 found = Manifest.read(disk)
                 if found.cut:
@@ -55,7 +57,8 @@ class Service:
                 self._plan = replace(
                     self._plan, shards=found.shards, opens=True, replicas=found.replicas, new=found.new
                 )
-                directory = Directory(self._make, found.spec, self._started(found.spec))
+                addresses = self._started(found.spec, found.draining)
+                directory = Directory(self._make, self._resize, found.spec, addresses)
             self.server = Server(directory, listen, security)
             self._undo.callback(self.server.close)
             self._sockets = sockets
@@ -72,10 +75,17 @@ class Service:
             new_folder(self._plan.disk, self._plan.manifest(spec))
         return self._started(spec)
 
-    def _started(self, spec: Spec) -> list[list[str]]:
+    def _started(self, spec: Spec, draining: dict[str, Any] | None = None) -> list[list[str]]:
         self.shards = LocalShards(self._plan.settings(spec))
-        self._undo.callback(self.shards.close)
+        link = started_link(self.shards, self._plan.security)
+        self._fleet = Fleet(spec, self._plan, self.shards, link, draining)
+        self._undo.callback(self._fleet.close)
         return self.shards.addresses
+
+    def _resize(self, shards: int, drain: bool) -> None:
+        assert self._fleet is not None
+        self._fleet.plan = self._plan
+        self._fleet.resize(shards, drain)
 
     def close(self) -> None:
         """Stop the directory and the shards, which write what is left to their disks."""

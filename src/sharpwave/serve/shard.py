@@ -66,6 +66,9 @@ class Shard:
             Request.ANNOTATE: self._annotate,
             Request.REPLICATE: self._replicate,
             Request.RESTORE: self._restore,
+            Request.DRAIN: self._drain,
+            Request.CEDE: self._cede,
+            Request.INHERIT: self._inherit,
         }
 
     def answer(self, client: Client, frame: Frame) -> Reply:
@@ -96,7 +99,8 @@ class Shard:
 
     def _stats(self, client: Client, frame: Frame) -> Reply:
         replica = {} if self.keeper is None else {"replica": self.keeper.store.stats()}
-        return {"stats": self.store.stats() | replica, "shard": self.incarnation}, {}
+        drained = {"draining": self.intake.elsewhere is not None}
+        return {"stats": self.store.stats() | drained | replica, "shard": self.incarnation}, {}
 
     # views
 
@@ -275,12 +279,48 @@ class Shard:
         return {"total_steps": self.store.total_steps}, {}
 
     def _resume(self, client: Client, frame: Frame) -> Reply:
-        self.left(client)
+        self.intake.resume(client)
         return {}, {}
 
     def left(self, client: Client) -> None:
         """Undo what a connection held up."""
-        self.intake.resume(client)
+        self.intake.left(client)
+
+    # a drain
+
+    def _drain(self, client: Client, frame: Frame) -> Reply:
+        """Send writers ``elsewhere``, and evict what is due: whole segments of the first ``evict`` steps that there
+        ever were. Without ``elsewhere``, take writers again."""
+        elsewhere = frame.head.get("elsewhere")
+        self.intake.elsewhere = None if elsewhere is None else dict(elsewhere)
+        evict_before(self.store, int(frame.head.get("evict", 0)))
+        steps, total = len(self.store), self.store.total_steps
+        return {"steps": steps, "total_steps": total, "writers": self.intake.writers}, {}
+
+    def _cede(self, client: Client, frame: Frame) -> Reply:
+        """Hand over how many steps and samples each view has counted, for the limiters; they begin anew here."""
+        counts = {}
+        for number, replay in list(self._views.items()):
+            with replay.lock:
+                inserts, items = self.store.total_steps - self._inserts_before[number], replay.source.items
+                counts[self._settings[number]["name"]] = [inserts, items.samples]
+                self._count(number, -inserts, -items.samples)
+        return {"counts": counts}, {}
+
+    def _inherit(self, client: Client, frame: Frame) -> Reply:
+        """Add what another shard has ceded; a view's counts are kept with its priorities."""
+        counts = frame.head.get("counts", {})
+        for number, replay in list(self._views.items()):
+            inserts, samples = counts.get(self._settings[number]["name"], (0, 0))
+            with replay.lock:
+                self._count(number, int(inserts), int(samples))
+        return {}, {}
+
+    def _count(self, number: int, inserts: int, samples: int) -> None:
+        source = self._views[number].source
+        source.items.samples += samples
+        source.steps_before -= inserts
+        self._inserts_before[number] -= inserts
 
     def _checkpoint(self, client: Client, frame: Frame) -> Reply:
         path = Path(str(frame.head["path"]))
@@ -298,6 +338,23 @@ class Shard:
         for one in self._stores():
             one.clear()
         return {}, {}
+
+
+def evict_before(store: Store, total_steps: int) -> None:
+    """Evict a store's oldest segments, as far as their steps are among the first ``total_steps`` that it ever had."""
+    with store._lock:
+        log = store._log
+        log.check_open()
+        order, inventory = log.admission.retention, log.inventory
+        assert isinstance(order, Fifo)
+        try:
+            while (slot := next(order.oldest(), None)) is not None:
+                gone = inventory.total_steps - inventory.held_steps
+                if gone + int(log.index.rows[slot]) > total_steps:
+                    break
+                log.admission.evict_one(slot)
+        finally:
+            store._views.written()
 
 
 def _sampler(described: Any) -> Sampler:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from sharpwave.serve.addresses import Address, Security, nearest
-from sharpwave.serve.cluster import ask_directory
+from sharpwave.serve.directory import ask_directory
 from sharpwave.serve.link import Link, ShardLostError
 from sharpwave.serve.requests import Request
 from sharpwave.training.actors.counters import Counters

@@ -1,0 +1,190 @@
+"""Fleet: the shards of a cluster as the process has them that started them. It adds shards, and drains them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from sharpwave.serve.addresses import HERE, Security, nearest
+from sharpwave.serve.draining import Count, Drain
+from sharpwave.serve.link import Link, ShardLostError
+from sharpwave.serve.local_shards import MAX_SHARDS, LocalShards, Plan
+from sharpwave.serve.manifest import Manifest
+from sharpwave.serve.ray_cluster import RayShards
+from sharpwave.serve.requests import Request
+from sharpwave.spec import Spec
+
+LOOK_S = 0.2
+"""Pause between looks at shards that are drained."""
+LOG = logging.getLogger("sharpwave.serve")
+
+
+class Fleet:
+    """Shards that this process has started, until ``close``.
+
+    Args:
+        draining: the drain that was under way when they were opened, as of the manifest.
+
+    Attributes:
+        plan: by which they were made. ``processes``: of the shards. ``link``: returns a new link to one, by number.
+        lock: held while shards come or go.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        plan: Plan,
+        processes: LocalShards | RayShards,
+        link: Callable[[int], Link],
+        draining: dict[str, Any] | None = None,
+    ) -> None:
+        self.plan, self.processes, self.link, self._spec = plan, processes, link, spec
+        self._drain = Drain.of(draining) if draining else None
+        self._links: dict[int, Link] = {}
+        self.lock = threading.RLock()
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+        if self._drain is not None:
+            self._watch()
+
+    def __len__(self) -> int:
+        return self.processes.count
+
+    def manifest(self) -> Manifest:
+        """Return what the folder of the shards says."""
+        with self.lock:
+            draining = {} if self._drain is None else self._drain.state()
+            return replace(self.plan.manifest(self._spec), shards=len(self), draining=draining)
+
+    def _write(self) -> None:
+        if self.plan.disk is not None and isinstance(self.processes, LocalShards):
+            self.manifest().write(self.plan.disk)
+
+    def resize(self, shards: int, drain: bool = True) -> None:
+        """Start shards, or begin to drain the last ones.  Raises: as ``Cluster.resize``."""
+        if self.plan.replicas:
+            raise ValueError("resize: with replicas the number of shards stays; open a new cluster with more")
+        if isinstance(shards, bool) or not isinstance(shards, int) or not 1 <= shards <= MAX_SHARDS:
+            raise ValueError(f"resize: shards={shards!r}, expected an integer from 1 to {MAX_SHARDS}")
+        with self.lock:
+            before, self._drain = self._drain, None
+            try:
+                if shards < len(self):
+                    began = Drain(shards, at_once=not drain)
+                    counts = [self._count(number) for number in range(len(self))]
+                    for number in range(shards, len(self)):
+                        began.begin(number, counts[number], counts[:shards])
+                    self._drain = began
+                if before is not None:
+                    for number in range(before.keeps, min(shards, len(self))):
+                        self._ask(number, Request.DRAIN)
+            except BaseException:
+                self._drain = before
+                raise
+            for number in range(len(self), shards):
+                self.processes.add(self.plan.one_more(self._spec, number))
+            self._write()
+            if self._drain is not None:
+                with contextlib.suppress(ShardLostError):  # it has begun; the thread goes on
+                    self._look()
+                self._watch()
+
+    def _watch(self) -> None:
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._look_on, name="sharpwave-drain", daemon=True)
+            self._thread.start()
+
+    def _look_on(self) -> None:
+        while not self._closing.wait(LOOK_S):
+            with self.lock:
+                if self._drain is None:
+                    self._thread = None
+                    return
+                try:
+                    self._look()
+                except ShardLostError:
+                    pass  # it is started again
+                except Exception:
+                    LOG.exception("a drain does not get on")
+
+    def _look(self) -> None:
+        """Evict what is due of the shards that are drained, and remove the last if it is empty and nobody writes to it.
+
+        Raises: ShardLostError.
+        """
+        drain = self._drain
+        if drain is None:
+            return
+        staying = [self._count(number) for number in range(drain.keeps)]
+        where = self.processes.where()
+        staying_where = {name: one[: drain.keeps] if isinstance(one, list) else one for name, one in where.items()}
+        news = False
+        for number in range(len(self) - 1, drain.keeps - 1, -1):
+            elsewhere = staying_where | {"at_once": drain.over(number, staying)}
+            said = self._ask(number, Request.DRAIN, {"elsewhere": elsewhere, "evict": drain.due(number, staying)})
+            news |= drain.appended(number, Count(said["steps"], said["total_steps"]), staying)
+            if number == len(self) - 1 and not said["steps"] and not said["writers"]:
+                drain = self._removed(drain)
+                news = False
+        if news:
+            self._write()
+
+    def _removed(self, drain: Drain) -> Drain:
+        """Remove the last shard, once another has what limiters counted there, and the folder no longer names it.
+
+        Returns the drain of the others.
+
+        Raises: ShardLostError, OSError.
+        """
+        last = len(self) - 1
+        counts = self._ask(last, Request.CEDE)
+        try:
+            self._ask(0, Request.INHERIT, counts)
+        except ShardLostError:
+            self._ask(last, Request.INHERIT, counts)
+            raise
+        left = drain.without(last)
+        if self.plan.disk is not None and isinstance(self.processes, LocalShards):
+            state = left.state() if left.marks else {}
+            replace(self.manifest(), shards=last, draining=state).write(self.plan.disk)
+        self._drain = left if left.marks else None
+        self._links.pop(last).close()
+        self.processes.remove()
+        return left
+
+    def _ask(self, number: int, kind: Request, head: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Ask a shard, twice if its connection broke.  Raises: ShardLostError."""
+        if number not in self._links:
+            self._links[number] = self.link(number)
+        link = self._links[number]
+        try:
+            return link.call(kind, head or {}).head
+        except ShardLostError:
+            return link.call(kind, head or {}).head
+
+    def _count(self, number: int) -> Count:
+        said = self._ask(number, Request.DESCRIBE)
+        return Count(int(said["steps"]), int(said["total_steps"]))
+
+    def close(self) -> None:
+        """Stop the shards, which write what is left to their disks."""
+        self._closing.set()
+        thread = self._thread
+        if thread is not None:
+            thread.join()
+        for link in self._links.values():
+            link.close()
+        self.processes.close()
+
+
+def started_link(processes: LocalShards | RayShards, security: Security) -> Callable[[int], Link]:
+    """Return a function that makes a link to the shard of a number, of those that this process has started."""
+
+    def link(number: int) -> Link:
+        return Link(nearest(processes.where(), HERE)[number], security, moved=processes.moved(number))
+
+    return link

@@ -1,0 +1,164 @@
+"""Members: the shards of a cluster as one client is linked to them. They may come and go."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sharpwave.serve.addresses import Address, Security, machine, nearest, reachable
+from sharpwave.serve.directory import ask_directory
+from sharpwave.serve.fleet import Fleet
+from sharpwave.serve.link import Link, ShardLostError
+from sharpwave.serve.local_shards import READY_S
+from sharpwave.serve.requests import Request
+from sharpwave.serve.wire import Frame
+
+RENEW_S = 5.0
+"""How often a directory is asked whether there are other shards."""
+ASK_S = 1.0
+"""How long it may take to answer that."""
+PAUSE_S = 60.0
+"""Pause before a directory is asked again that did not answer: clients that are connected can do without."""
+
+
+class Members:
+    """Links to the shards: of those that this process has started, that a directory names, or that listen at given
+    addresses.
+
+    Args:
+        fleet: that this process has started. ``directory``: that says which shards there are; ``said``: what it said.
+        addresses: of shards, where there is neither.
+
+    Attributes:
+        links: by number.
+    """
+
+    def __init__(
+        self,
+        security: Security,
+        *,
+        fleet: Fleet | None = None,
+        directory: Address | None = None,
+        said: Mapping[str, Any] | None = None,
+        addresses: Sequence[Address] = (),
+    ) -> None:
+        self._security, self._fleet, self._directory = security, fleet, directory
+        self._said = None if said is None or directory is None else reachable(said, directory)
+        self._asked_at, self._lock = time.monotonic(), threading.RLock()
+        self.links = [Link(one, security) for one in addresses]
+        if self._said is not None and directory is not None:
+            self.links = [Link(one, security) for one in nearest(self._said, directory)]
+        self._fit()
+
+    def where(self) -> dict[str, Any]:
+        """Return what a directory says: the addresses of each of ``shards``, and the ``machine`` that they are on."""
+        if self._fleet is not None:
+            return self._fleet.processes.where()
+        if self._said is not None:
+            return dict(self._said)
+        return {"shards": [[str(link.address)] for link in self.links], "machine": machine()}
+
+    def renew(self, older_s: float = RENEW_S) -> bool:
+        """Take note of shards that were added or removed, if a directory said so more than ``older_s`` seconds ago;
+        return whether there were any."""
+        with self._lock:
+            before = len(self.links)
+            if self._directory is not None and self._asked_at <= time.monotonic() - older_s:
+                self._asked_at = time.monotonic()
+                try:
+                    said = ask_directory(self._directory, self._security, None, ASK_S)
+                except (OSError, RuntimeError):
+                    self._asked_at += PAUSE_S
+                    return False
+                self._said = reachable(said, self._directory)
+            self._fit()
+            return len(self.links) != before
+
+    def _fit(self) -> None:
+        """Make links to shards that are new, and drop those to shards that are gone."""
+        if self._fleet is not None:
+            count = len(self._fleet)
+        elif self._said is not None:
+            count = len(self._said["shards"])
+        else:
+            return
+        while len(self.links) > count:
+            self.links.pop().close()
+        while len(self.links) < count:
+            self.links.append(self._linked(len(self.links)))
+
+    def _linked(self, number: int) -> Link:
+        if self._fleet is not None:
+            return self._fleet.link(number)
+        assert self._said is not None and self._directory is not None
+        return Link(nearest(self._said, self._directory)[number], self._security)
+
+    def call(self, kind: Request, head: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+        """Send a request to every shard, twice if its connection broke; return their replies' heads.
+
+        Raises: ShardLostError.
+        """
+        self.renew()
+        try:
+            return self._called(kind, head)
+        except ShardLostError:
+            if not self.renew(0.0):
+                raise
+            return self._called(kind, head)
+
+    def _called(self, kind: Request, head: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+        tickets: list[tuple[Link, int | None]] = []
+        for link in list(self.links):
+            try:
+                tickets.append((link, link.submit(kind, head or {})))
+            except ShardLostError:  # a connection of the shard's life before, perhaps
+                tickets.append((link, None))
+        said: list[Frame] = []
+        for link, ticket in tickets:
+            try:
+                said.append(link.call(kind, head) if ticket is None else link.wait(ticket))
+            except ShardLostError:
+                if ticket is None:
+                    raise
+                said.append(link.call(kind, head))
+        return [one.head for one in said]
+
+    def answers(self, kind: Request) -> list[dict[str, Any]]:
+        """Return the heads of the replies of those shards that can be reached.  Raises: ShardLostError: none can."""
+        self.renew()
+        tickets: list[tuple[Link, int]] = []
+        found, lost = [], ShardLostError("Cluster: there are no shards")
+        for link in list(self.links):
+            try:
+                tickets.append((link, link.submit(kind, {})))
+            except ShardLostError as error:
+                lost = error
+        for link, ticket in tickets:
+            try:
+                found.append(link.wait(ticket).head)
+            except ShardLostError as error:
+                lost = error
+        if not found:
+            raise lost
+        return found
+
+    def resize(self, shards: int, drain: bool) -> None:
+        """Add shards, or drain the last ones.  Raises: as ``Cluster.resize``."""
+        if self._fleet is not None:
+            self._fleet.resize(shards, drain)
+        elif self._directory is not None:
+            link = Link(self._directory, self._security, patience_s=READY_S)
+            try:
+                link.call(Request.RESIZE, {"shards": shards, "drain": drain})
+            finally:
+                link.close()
+        else:
+            raise ValueError("resize: these shards were started elsewhere; resize them there")
+        self.renew(0.0)
+
+    def close(self) -> None:
+        """Disconnect."""
+        for link in self.links:
+            link.close()
