@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
+import json
 import os
-import random
-import socket
+import signal
 import sys
 import threading
 import time
@@ -22,6 +21,7 @@ from sharpwave.serve.remote_writer import RemoteWriter
 
 SPEC = sw.Spec(obs=sw.Field((6, 5), "uint8", stack=3), action=sw.Field((), "int64"))
 LANES, EPISODE = 2, 25
+PATIENCE_S = 180.0
 
 
 def write(writer: sw.SegmentWriter, begin: int, steps: int) -> None:
@@ -71,7 +71,7 @@ class Account:
         link = self.cluster.links[self.shard]
         assert link is not None
         there = link.address if address is None else Address.parse(address)
-        delivery = Delivery(Link(there, Security()), f"writer-{self.shard}", LANES, durable=True, timeout=60)
+        delivery = Delivery(Link(there, Security()), f"writer-{self.shard}", LANES, durable=True, timeout=PATIENCE_S)
         self.writer = RemoteWriter(SPEC, delivery, segment_steps=8)
         self.first_lane = delivery.first_lane
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -102,15 +102,15 @@ class Account:
     def rest(self) -> None:
         """Wait until all that it has sealed is acknowledged, and it writes nothing."""
         self.resting.set()
-        if not self.rests.wait(90):
-            self.errors.append("it did not come to rest in 90 s")
+        if not self.rests.wait(PATIENCE_S):
+            self.errors.append(f"it did not come to rest in {PATIENCE_S:g} s")
 
     def go_on(self) -> None:
         self.resting.clear()
 
     def end(self) -> None:
         self.over.set()
-        self._thread.join(90)
+        self._thread.join(PATIENCE_S)
         self.writer.delivery.close()
 
 
@@ -138,61 +138,14 @@ def audit(cluster: sw.Cluster, accounts: list[Account], others: dict[tuple[int, 
         for lane in range(LANES):
             # The last acknowledged step of an unfinished episode has no successor yet.
             expected[one.shard, one.first_lane + lane] = set(range(one.acknowledged - 1))
+    for one in accounts:
+        for lane in range(LANES):
+            if more := set(seen.get((one.shard, one.first_lane + lane), [])) - set(range(one.made)):
+                found.append(f"lane {(one.shard, one.first_lane + lane)}: {len(more)} steps that were never written")
     for key, told in expected.items():
         if lost := len(told - set(seen.get(key, []))):
             found.append(f"lane {key}: {lost} acknowledged steps are lost")
     return found
-
-
-class Relay:
-    """A relay before a shard that loses acknowledgements, delays them, or cuts connections."""
-
-    def __init__(self, path: Path, behind: Address, seed: int) -> None:
-        self.address, self._behind, self._random = f"unix:{path}", behind, random.Random(seed)
-        self.loses, self.delay_s, self.cuts = False, 0.0, 0
-        self._open: list[socket.socket] = []
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.bind(str(path))
-        self._socket.listen(16)
-        threading.Thread(target=self._run, daemon=True).start()
-
-    def _run(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                ours, _ = self._socket.accept()
-                theirs = socket.socket(socket.AF_UNIX)
-                try:
-                    theirs.connect(self._behind.path)
-                except OSError:
-                    ours.close()
-                    continue
-                self._open = [ours, theirs]
-                for source, target, replies in ((ours, theirs, False), (theirs, ours, True)):
-                    threading.Thread(target=self._pass, args=(source, target, replies), daemon=True).start()
-
-    def _pass(self, source: socket.socket, target: socket.socket, replies: bool) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(1 << 12):
-                if replies and self.loses and self._random.random() < 0.3:
-                    self.cuts += 1
-                    break
-                if replies and self.delay_s:
-                    time.sleep(self.delay_s)
-                target.sendall(data)
-        for one in (source, target):
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-
-    def cut(self) -> None:
-        """End the connections that there are."""
-        self.cuts += 1
-        for one in self._open:
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self._socket.close()
-        self.cut()
 
 
 def doomed_writer(address: str, name: str) -> None:
@@ -224,6 +177,16 @@ def doomed_learner(addresses: str, name: str) -> None:
             time.sleep(0.05)
 
 
+def driver(folder: str, shards: str, capacity: str) -> None:
+    """Run a cluster until killed, or until SIGTERM; print where its shards are."""
+    disk, over = Path(folder), threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: over.set())
+    made = {"shards": int(shards), "capacity": int(capacity), "segment_steps": 8}
+    with sw.Cluster.open(disk) if disk.exists() else sw.Cluster(SPEC, disk=disk, **made) as cluster:  # type: ignore[arg-type]
+        print(json.dumps([str(link.address) for link in cluster.links if link is not None]), flush=True)
+        over.wait()
+
+
 if __name__ == "__main__":
-    {"writer": doomed_writer, "learner": doomed_learner}[sys.argv[1]](*sys.argv[2:])
+    {"writer": doomed_writer, "learner": doomed_learner, "driver": driver}[sys.argv[1]](*sys.argv[2:])
     os._exit(0)
