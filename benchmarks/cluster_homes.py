@@ -175,7 +175,7 @@ class Driven(Started):
     def __init__(self, folder: Path, shards: int) -> None:
         super().__init__(folder, shards)
         self.cluster = sw.Cluster.of(SPEC, [])
-        self.cluster.links = [
+        self.cluster._members.links[:] = [
             Link(self._addresses[shard], Security(), moved=lambda shard=shard: self._addresses[shard])  # type: ignore[misc]
             for shard in range(shards)
         ]

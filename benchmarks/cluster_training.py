@@ -44,8 +44,8 @@ class TrainingGroup:
         self.home = Served(folder, SHARDS, spec=None)
         settings = {
             "connect": self.home.listen, "out": self._run, "actors": 2, "num-envs": ENVS, "steps": 100_000_000,
-            "stop-reward": 1e6, "evaluate-every": 0, "checkpoint-every": 2_000, "actor-restarts": 1_000,
-            "report-every": 500, "seed": seed,
+            "set": "evaluation.stop_reward=null", "evaluate-every": 0, "checkpoint-every": 2_000,
+            "actor-restarts": 1_000, "report-every": 500, "seed": seed,
         }  # fmt: skip
         self._start(["cartpole", *(word for name, value in settings.items() for word in (f"--{name}", str(value)))])
         self.home.join()
