@@ -15,6 +15,6 @@ RECIPE = Recipe(
         exploration=EpsilonGreedy(end=0.05, steps=50_000),
     ),
     replay=ReplaySettings(capacity=200_000),
-    training=TrainingSettings(steps=200_000, threads=1, checkpoint_every=50_000, warmup_steps=2_000, update_every=8),
+    training=TrainingSettings(steps=100_000, threads=1, checkpoint_every=50_000, warmup_steps=2_000, update_every=8),
     evaluation=EvaluationSettings(evaluate_every=50_000),
 )
