@@ -145,10 +145,14 @@ ON_POLICY = {
 LUNARLANDER = {"lunarlander": {"dqn": Arm("lunarlander", seeds=(511, 512, 513))}}
 TWO_STEP = {"env": "sharpwave/TwoStep-v0", "steps": 10_000, "evaluate_every": 0}
 UNTRAINED = {"steps": 2_000, "evaluate_every": 0}
-"""The warm-up of recipes ``qmix``, ``vdn`` and ``masac``, after which no update has been made."""
+"""The warm-up of recipes ``vdn``, ``qmix`` and ``masac``, after which no update has been made."""
 TEAMS = {
     "two-step": {
-        "qmix": Arm("qmix", TWO_STEP | {"epsilon_end": 1.0}, seeds=OURS),
+        "qmix": Arm(  # with VDN's steps
+            "qmix",
+            TWO_STEP | {"epsilon_end": 1.0, "learning_rate": 1e-3, "target_tau": 0.01, "n_step": 1},
+            seeds=OURS,
+        ),
         "vdn": Arm("vdn", TWO_STEP | {"epsilon_end": 1.0}, seeds=OURS),
         "masac": Arm("masac", TWO_STEP, seeds=OURS),
     },

@@ -3,9 +3,6 @@
 from dataclasses import replace
 
 from sharpwave.agents.masac import MASAC
-from sharpwave.training.recipes import qmix
+from sharpwave.training.recipes import vdn
 
-RECIPE = replace(
-    qmix.RECIPE,
-    agent=MASAC.Settings(hidden_units=128, lr=1e-3, replay=qmix.RECIPE.agent.replay),
-)
+RECIPE = replace(vdn.RECIPE, agent=MASAC.Settings(hidden_units=128, lr=1e-3, replay=vdn.RECIPE.agent.replay))

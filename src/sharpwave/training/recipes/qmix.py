@@ -1,20 +1,17 @@
-"""mpe2's simple_spread by QMIX: three agents have to cover three landmarks without colliding."""
+"""mpe2's simple_spread by QMIX, whose mixing network wants smaller steps than VDN's sum and longer returns."""
 
-from sharpwave.agents.exploration import EpsilonGreedy
+from dataclasses import replace
+
 from sharpwave.agents.qmix import QMIX
-from sharpwave.agents.replay import TransitionsSettings
-from sharpwave.training.recipes.environments import Gymnasium
-from sharpwave.training.recipes.recipe import EvaluationSettings, Recipe, ReplaySettings, TrainingSettings
+from sharpwave.training.recipes import vdn
 
-RECIPE = Recipe(
-    env=Gymnasium("mpe2/simple_spread_v3", num_envs=8),
+RECIPE = replace(
+    vdn.RECIPE,
     agent=QMIX.Settings(
         hidden_units=128,
-        lr=1e-3,
-        replay=TransitionsSettings(batch_size=128, gamma=0.95),
-        exploration=EpsilonGreedy(end=0.05, steps=50_000),
+        lr=5e-4,
+        target_tau=0.005,
+        replay=replace(vdn.RECIPE.agent.replay, n_step=5),
+        exploration=vdn.RECIPE.agent.exploration,
     ),
-    replay=ReplaySettings(capacity=200_000),
-    training=TrainingSettings(steps=100_000, threads=1, checkpoint_every=50_000, warmup_steps=2_000, update_every=8),
-    evaluation=EvaluationSettings(evaluate_every=50_000),
 )
