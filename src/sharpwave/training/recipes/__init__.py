@@ -17,7 +17,7 @@ RECIPES: dict[str, str] = {
     "apex": "Pong as Ape-X does it: two actors with a ladder of epsilons give each step its initial priority.",
     "cartpole-ppo": "CartPole-v1 by PPO, which learns from each window four times (--epochs).",
     "cartpole-a2c": "The same by A2C, which learns from each window once.",
-    "cartpole-a3c": "The same by A3C: two actor processes, an update from each window that arrives.",
+    "cartpole-a3c": "The same by A3C with two actor processes; not solved: both seeds that were run collapsed.",
     "cartpole-impala": "The same by IMPALA, whose V-trace corrects for weights that are old.",
     "lunarlander": "LunarLander-v3 to a held-out mean of 230, which is well above the 200 that count as solved.",
     "tmaze": "Memory: R2D2 learns to recall a cue over a corridor of 20 steps, in a minute or two.",

@@ -1,4 +1,7 @@
-"""CartPole-v1 by A3C: two actor processes, an update from each window that one of them sends."""
+"""CartPole-v1 by A3C: two actor processes, an update from each window that one of them sends.
+
+Not solved: the policies of both seeds that were run collapsed (docs/training/on-policy.md).
+"""
 
 from dataclasses import replace
 
