@@ -13,14 +13,14 @@ def clipped(grads, max_norm):
 class Adam:
     """Kingma and Ba (2015), algorithm 1: both moments' bias corrected, epsilon outside the root."""
 
-    def __init__(self, eps):
-        self.eps, self.updates, self.first, self.second = eps, 0, {}, {}
+    def __init__(self, eps, decay=0.9):
+        self.eps, self.decay, self.updates, self.first, self.second = eps, decay, 0, {}, {}
 
     def moments(self, name, grad):
         """The moments after ``updates`` gradients; the first one's bias is corrected."""
-        self.first[name] = 0.9 * self.first.get(name, 0.0) + 0.1 * grad
+        self.first[name] = self.decay * self.first.get(name, 0.0) + (1 - self.decay) * grad
         self.second[name] = 0.999 * self.second.get(name, 0.0) + 0.001 * grad**2
-        return self.first[name] / (1 - 0.9**self.updates), self.second[name]
+        return self.first[name] / (1 - self.decay**self.updates), self.second[name]
 
     def step(self, weights, grads, rate):
         self.updates += 1

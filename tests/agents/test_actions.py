@@ -1,11 +1,11 @@
-"""Numbers of actions, and back."""
+"""Forms of actions, and back."""
 
 import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
 
-from sharpwave.agents.actions import NumberedActions
+from sharpwave.agents.actions import BoxActions, NumberedActions
 from sharpwave.agents.protocol import Spaces
 
 
@@ -66,3 +66,42 @@ def test_too_many_actions_are_refused_by_their_number():
     with pytest.raises(ValueError, match=r"dqn: the toy has MultiBinary\(13\), 8,192 actions in all, expected at most"):
         numbered(MultiBinary(13))
     assert numbered(Discrete(10_000)).count == 10_000
+
+
+def box(low, high, dtype=np.float32) -> BoxActions:
+    return BoxActions(Spaces(Box(-1, 1, (2,)), Box(np.array(low, dtype), np.array(high, dtype), dtype=dtype)), "sac")
+
+
+def test_continuous_actions_are_scaled_to_their_bounds():
+    actions = box([-2.0, 0.5], [2.0, 3.5])
+    made = actions.actions(np.array([[-1.0, -1.0], [0.0, 0.0], [1.0, 1.0], [0.5, -0.5]], np.float32))
+    np.testing.assert_array_equal(made, np.array([[-2.0, 0.5], [0.0, 2.0], [2.0, 3.5], [1.0, 1.25]], np.float32))
+    back = actions.scaled(torch.from_numpy(made))
+    assert back.dtype == torch.float32 and back.tolist() == [[-1, -1], [0, 0], [1, 1], [0.5, -0.5]]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(("low", "high"), [(-1.0, 1.0), (-0.3, 0.7), (1e-3, 1e3)])
+def test_scaled_actions_keep_to_the_space_and_come_back(low, high, dtype):
+    rng = np.random.default_rng(0)
+    actions = box(np.full((3, 2), low), np.full((3, 2), high), dtype)
+    scaled = np.concatenate([rng.uniform(-1, 1, (1_000, 6)), np.ones((1, 6)), -np.ones((1, 6))]).astype(np.float32)
+    made = actions.actions(scaled)
+    space = Box(low, high, (3, 2), dtype)
+    assert made.shape == (1_002, 3, 2) and made.dtype == dtype and all(space.contains(one) for one in made)
+    np.testing.assert_allclose(actions.scaled(torch.from_numpy(made)), scaled, rtol=0, atol=3e-7)
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        (Discrete(3), "sac needs continuous actions; the toy has Discrete.3.; expected a Box of floats"),
+        (Box(0, 9, (2,), np.int64), "expected a Box of floats"),
+        (Box(-1, np.inf, (1,)), "sac: the toy has actions from .-1.0. to .inf., expected finite bounds"),
+        (Box(1, 1, (1,)), "expected finite bounds, the lower below the upper"),
+    ],
+    ids=str,
+)
+def test_actions_that_cannot_be_scaled_are_refused(space, message):
+    with pytest.raises(ValueError, match=message):
+        BoxActions(Spaces(Box(-1, 1, (2,)), space, "the toy"), "sac")

@@ -11,11 +11,12 @@ from sharpwave.agents.a2c import A2C
 from sharpwave.agents.a3c import A3C
 from sharpwave.agents.bc import BC
 from sharpwave.agents.cql import CQL
+from sharpwave.agents.crossq import CrossQ
 from sharpwave.agents.dqn import DQN
 from sharpwave.agents.exploration import EpsilonGreedy, Softmax
 from sharpwave.agents.impala import IMPALA
-from sharpwave.agents.ppo import PPO
 from sharpwave.agents.masac import MASAC
+from sharpwave.agents.ppo import PPO
 from sharpwave.agents.pqn import PQN
 from sharpwave.agents.protocol import Spaces
 from sharpwave.agents.qmix import QMIX
@@ -23,6 +24,8 @@ from sharpwave.agents.r2d2 import R2D2
 from sharpwave.agents.r2d3 import R2D3
 from sharpwave.agents.rainbow import Rainbow
 from sharpwave.agents.replay import PairsSettings, RolloutSettings, SequencesSettings, TransitionsSettings
+from sharpwave.agents.sac import SAC
+from sharpwave.agents.td3 import TD3
 from sharpwave.agents.vdn import VDN
 from sharpwave.testing.agent import AgentSuite
 
@@ -199,6 +202,44 @@ class TestBCOfContinuousActions(AgentSuite):
 
     def make_agent(self, spaces, seed):
         return BC(spaces, BC.Settings(hidden_units=16, replay=PairsSettings(batch_size=8)), seed=seed)
+
+
+class TestSAC(AgentSuite):
+    """Its first actions are random."""
+
+    spaces = Spaces(
+        AgentSuite.spaces.observation, Box(np.array([-2.0, 0.5], np.float32), np.array([2.0, 3.0], np.float32))
+    )
+
+    def make_agent(self, spaces, seed):
+        settings = SAC.Settings(hidden_units=16, random_steps=30, replay=TransitionsSettings(batch_size=8))
+        return SAC(spaces, settings, seed=seed)
+
+
+class TestTD3(AgentSuite):
+    """Over images, numbers and categories, with priorities and three steps; an action is a matrix of float64."""
+
+    spaces = Spaces(
+        Dict(picture=Box(0, 255, (12, 10, 3), np.uint8), speed=Box(-1, 1, (2,), np.float32), gear=Discrete(4)),
+        Box(-1, 1, (2, 2), np.float64),
+    )
+
+    def make_agent(self, spaces, seed):
+        replay = TransitionsSettings(batch_size=8, n_step=3, prioritized=True)
+        return TD3(spaces, TD3.Settings(hidden_units=16, random_steps=0, replay=replay), seed=seed)
+
+
+class TestCrossQ(AgentSuite):
+    """With priorities and a given temperature; its networks have statistics beside their weights."""
+
+    spaces = Spaces(Dict(speed=Box(-1, 1, (2,), np.float32), gear=Discrete(4)), TestSAC.spaces.action)
+
+    def make_agent(self, spaces, seed):
+        settings = CrossQ.Settings(
+            hidden_units=16, critic_units=24, random_steps=30, temperature=0.1,
+            replay=TransitionsSettings(batch_size=8, prioritized=True),
+        )  # fmt: skip
+        return CrossQ(spaces, settings, seed=seed)
 
 
 class TestCQL(AgentSuite):

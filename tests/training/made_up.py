@@ -52,6 +52,27 @@ class Levers(gymnasium.Env):
         return self.places, reward, False, self.steps == 8, {}
 
 
+class Point(gymnasium.Env):
+    """A point on a line that an action moves by -1 to 1/2; the reward is minus the square of where it is then. Episodes
+    last eight steps."""
+
+    action_space = Box(-1.0, 0.5, (1,), np.float32)
+    observation_space = Box(-2.0, 2.0, (1,), np.float32)
+
+    def __init__(self, render_mode=None):
+        self.render_mode = render_mode
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps, self.at = 0, self.np_random.uniform(-0.5, 0.5, 1).astype(np.float32)
+        return self.at, {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        self.steps, self.at = self.steps + 1, (self.at + action).clip(-2, 2)
+        return self.at, -float(self.at[0] ** 2), False, self.steps == 8, {}
+
+
 class Counter(gymnasium.Env):
     """The observation counts steps, in episodes of eight; an action counts in bytes, from 2."""
 
@@ -77,6 +98,7 @@ class Counter(gymnasium.Env):
 gymnasium.register("Counter-v0", lambda **options: Counter(**options))
 gymnasium.register("Broken-v0", lambda **options: Counter(broken_after=60, **options))
 gymnasium.register("Levers-v0", lambda **options: Levers(**options))
+gymnasium.register("Point-v0", lambda **options: Point(**options))
 
 SPACES = {
     "Pictures-v0": Box(0, 255, (20, 24, 3), np.uint8),

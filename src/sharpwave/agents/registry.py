@@ -17,6 +17,7 @@ AGENTS: dict[str, str | type[Agent]] = {
     "a3c": "sharpwave.agents.a3c:A3C",
     "bc": "sharpwave.agents.bc:BC",
     "cql": "sharpwave.agents.cql:CQL",
+    "crossq": "sharpwave.agents.crossq:CrossQ",
     "dqn": "sharpwave.agents.dqn:DQN",
     "impala": "sharpwave.agents.impala:IMPALA",
     "masac": "sharpwave.agents.masac:MASAC",
@@ -26,6 +27,8 @@ AGENTS: dict[str, str | type[Agent]] = {
     "r2d2": "sharpwave.agents.r2d2:R2D2",
     "r2d3": "sharpwave.agents.r2d3:R2D3",
     "rainbow": "sharpwave.agents.rainbow:Rainbow",
+    "sac": "sharpwave.agents.sac:SAC",
+    "td3": "sharpwave.agents.td3:TD3",
     "vdn": "sharpwave.agents.vdn:VDN",
 }
 """Class of each algorithm, or its import path, which is imported on demand."""

@@ -151,7 +151,15 @@ class VectorTorso(nn.Sequential):
         self.features = units
 
 
-Torso = ConvTorso | ResidualTorso | OwnTorso | VectorTorso
+class NoTorso(nn.Identity):
+    """Torso that passes flat vectors on: what follows has layers enough."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.features = size
+
+
+Torso = ConvTorso | ResidualTorso | OwnTorso | VectorTorso | NoTorso
 
 
 class DictTorso(nn.Module):
@@ -174,7 +182,7 @@ def torso_for(space: Space[Any], network: str, units: int, normalized: bool = Fa
     Args:
         network: one of ``networks()``: a network for images, with vectors beside them in a dict through one layer;
             "mlp": everything through one layer; "auto": the convolutions that suit an image's size.
-        units: units of layers over vectors.
+        units: units of layers over vectors; 0: vectors are passed on as they are.
         normalized: normalize each layer's outputs over an item before its ReLU (layer norm); registered image models
             stay as they are.
     Raises:
@@ -202,7 +210,8 @@ def torso_for(space: Space[Any], network: str, units: int, normalized: bool = Fa
 def _torso(space: Space[Any], network: str, units: int, normalized: bool) -> Torso:
     shape = image_shape(space)
     if shape is None or network == "mlp":
-        return VectorTorso(input_size(space), units, normalized)
+        size = input_size(space)
+        return VectorTorso(size, units, normalized) if units else NoTorso(size)
     if network == "auto":
         network = next(name for name, side in MIN_SIDES.items() if min(shape[1:]) >= side)
     if network in CONVOLUTIONS:

@@ -19,6 +19,9 @@ from sharpwave.envs.teams import register_mpe
 ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 """Spaces whose observations are arrays of a fixed shape."""
 
+EXTRAS = ("mujoco", "box2d")
+"""Extras of this package for those of Gymnasium that have the same name."""
+
 
 def register() -> None:
     """Register ale-py's environments (``ALE/Pong-v5``) and this package's (``sharpwave/TMaze-v0``) with Gymnasium."""
@@ -80,6 +83,8 @@ def make_gym(
     if stack > 1:
         wrappers.append(partial(gymnasium.wrappers.FrameStackObservation, stack_size=stack, padding_type="reset"))
     options: dict[str, Any] = {"render_mode": "rgb_array"} if render else {}
+    if render and sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
+        os.environ.setdefault("MUJOCO_GL", "egl")  # without a screen MuJoCo's default fails at the first picture
     try:
         return gymnasium.make_vec(
             name,
@@ -92,6 +97,9 @@ def make_gym(
     except (gymnasium.error.Error, ModuleNotFoundError) as error:  # the latter: of "module:Name-v0"
         if getattr(error.__cause__ or error, "name", "") == module:
             hint = f"there is no module {module!r} in the current folder, on PYTHONPATH, or installed"
+        for extra in EXTRAS:
+            if f"gymnasium[{extra}]" in str(error):
+                raise ValueError(f"env {name!r} needs {extra}: pip install 'sharpwave[{extra}]'") from error
         raise ValueError(
             f"env {name!r} cannot be made: {hint or error} "
             "(expected an Atari game as pong or breakout, or a Gymnasium id as CartPole-v1)"

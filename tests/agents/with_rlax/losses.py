@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from sharpwave.agents.continuous import dpg_loss
 from sharpwave.agents.distributions import cross_entropy, project, quantile_huber
 from sharpwave.agents.heads import C51, IQN, QR, Expected
 from sharpwave.agents.losses import (
@@ -155,3 +156,19 @@ def test_action_cross_entropy(drawn):
     scores = drawn["predicted"]()
     expected = jax.vmap(rlax.categorical_cross_entropy)(np.eye(ACTIONS)[drawn["action"]], scores)
     np.testing.assert_allclose(action_cross_entropy(*tensors(scores, drawn["action"])), expected, rtol=1e-12)
+
+
+def test_dpg_loss():
+    """Of actions of three numbers: the loss, and its gradient by the action."""
+    rng = np.random.default_rng(1)
+    action, dq_da = rng.normal(size=(ITEMS, 3)), rng.normal(size=(ITEMS, 3))
+
+    def whole(action):
+        return jax.vmap(rlax.dpg_loss)(action, dq_da).sum(axis=1)
+
+    own, moved = tensors(action, dq_da)
+    own.requires_grad_()
+    found = dpg_loss(own, moved)
+    np.testing.assert_allclose(found.detach(), whole(action), rtol=1e-12)
+    found.sum().backward()
+    np.testing.assert_allclose(own.grad, jax.grad(lambda a: whole(a).sum())(action), rtol=1e-12)

@@ -1,0 +1,118 @@
+"""TD3: a deterministic policy that ascends the value of its own action, with the smaller of two critics as the target.
+
+Source: Fujimoto, van Hoof and Meger (2018), Addressing function approximation error in actor-critic methods.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.agents.averaging import move_towards
+from sharpwave.agents.continuous import dpg_loss, smoothed, twin_targets
+from sharpwave.agents.protocol import Learned, Spaces
+from sharpwave.agents.twin_critics import EXPLORATION, LEARNING, TwinCritics, TwinCriticsSettings
+from sharpwave.configuration import setting
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class TD3Settings(TwinCriticsSettings):
+    """Settings of TD3; the defaults are those of the authors' code. Noise is of actions scaled to -1 ... 1."""
+
+    kind: ClassVar[str] = "td3"
+
+    action_noise: float = setting(
+        0.1, "standard deviation of the noise by which the policy explores", EXPLORATION, at_least=0
+    )
+    target_noise: float = setting(
+        0.2, "standard deviation of the noise on the target policy's actions, which smooths the targets", LEARNING,
+        at_least=0,
+    )  # fmt: skip
+    target_noise_limit: float = setting(0.5, "that noise is clipped to this size", LEARNING, at_least=0)
+    policy_delay: int = setting(
+        2, "updates of the critics for each of the policy and of all targets", LEARNING, at_least=1
+    )
+    target_tau: float = setting(0.005, "share by which updates of the targets move them", LEARNING, above=0, at_most=1)
+
+
+class TD3(TwinCritics):
+    """TD3 agent. It explores by Gaussian noise on its actions."""
+
+    Settings: type[TD3Settings] = TD3Settings
+    settings: TD3Settings
+
+    def __init__(
+        self, spaces: Spaces, settings: TD3Settings | None = None, device: torch.device | str = "cpu", seed: Any = 0
+    ) -> None:
+        super().__init__(spaces, settings, device, seed)
+        self.target_actor = self.actor_network().to(self.device).requires_grad_(False)
+        self.target_critics: Any = self.critic_network().to(self.device).requires_grad_(False)
+        self._updates = 0
+        self._move_targets(1.0)
+
+    def _move_targets(self, share: float) -> None:
+        move_towards(self.target_actor, self.actor, share)
+        move_towards(self.target_critics, self.critics, share)
+
+    # act
+
+    def choose(self, output: npt.NDArray[np.float32], rng: np.random.Generator | None) -> npt.NDArray[np.floating]:
+        action: npt.NDArray[np.floating] = np.tanh(output)
+        if rng is None:
+            return action
+        action = action + self.settings.action_noise * rng.standard_normal(action.shape, np.float32)
+        return action.clip(-1.0, 1.0)
+
+    # learn
+
+    def targets(self, batch: Any) -> Tensor:
+        """Return what the critics' values of a batch should have been, float32 [B]."""
+        import torch
+
+        settings = self.settings
+        with torch.no_grad():
+            inputs = self.inputs(batch.next_obs)
+            action = self.target_actor(inputs).tanh()
+            noise = settings.target_noise * torch.randn_like(action)
+            action = smoothed(action, noise, settings.target_noise_limit)
+            next_q = self.target_critics(self.target_critics.torso(inputs), action)
+            return twin_targets(next_q, 0.0, batch.reward, batch.discount)
+
+    def learn(self, batch: Any, step: int) -> Learned:
+        inputs = self.inputs(batch.obs)
+        with self.autocast():
+            targets = self.targets(batch)
+            q = self.critics(self.critics.torso(inputs), self.actions.scaled(batch.action))
+        loss, td_error = self.critic_loss(q, targets, batch.weights)
+        metrics = {"loss": loss.detach()}
+        self._updates += 1
+        moves = self._updates % self.settings.policy_delay == 0
+        if moves:
+            with self.autocast():
+                action = self.actor(inputs).tanh()
+                gradient = self.value_gradient(inputs, action, members=1)
+            loss = loss + dpg_loss(action, gradient).mean()
+        self.minimize(loss)
+        if moves:
+            self._move_targets(self.settings.target_tau)
+        return Learned(td_error, metrics)
+
+    # save
+
+    def modules(self) -> dict[str, nn.Module]:
+        targets = {"target_actor": self.target_actor, "target_critics": self.target_critics}
+        return {**super().modules(), **targets}
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "updates": self._updates}
+
+    def load(self, state: Any) -> None:
+        super().load(state)
+        self._updates = int(state["updates"])
