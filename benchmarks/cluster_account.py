@@ -10,6 +10,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -188,5 +189,6 @@ def driver(folder: str, shards: str, capacity: str) -> None:
 
 
 if __name__ == "__main__":
-    {"writer": doomed_writer, "learner": doomed_learner, "driver": driver}[sys.argv[1]](*sys.argv[2:])
+    parts: dict[str, Any] = {"writer": doomed_writer, "learner": doomed_learner, "driver": driver}
+    parts[sys.argv[1]](*sys.argv[2:])
     os._exit(0)

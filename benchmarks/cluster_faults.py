@@ -69,13 +69,14 @@ class Record:
         self.seeds += other.seeds
         self.audits += other.audits
         self.steps += other.steps
-        for ours, theirs in (
+        pairs: Any = (
             (self.recovery_s, other.recovery_s),
             (self.wrong, other.wrong),
             (self.memory, other.memory),
-        ):
+        )
+        for ours, theirs in pairs:
             for name, values in theirs.items():
-                ours.setdefault(name, []).extend(values)  # type: ignore[attr-defined]
+                ours.setdefault(name, []).extend(values)
 
     def show(self) -> None:
         known = [name for _, faults in KINDS.values() for name in faults]

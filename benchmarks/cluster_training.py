@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -51,7 +52,7 @@ class TrainingGroup:
         self.home.join()
         self.cluster = self.home.cluster
         self.oracle = self.cluster.transitions(name="oracle", sampler=sw.Prioritized(alpha=1.0))
-        self._env = gymnasium.make("CartPole-v1").unwrapped
+        self._env: Any = gymnasium.make("CartPole-v1").unwrapped
         self._goes_on()
 
     def _start(self, arguments: list[str]) -> None:

@@ -243,7 +243,10 @@ def test_nodes_play_die_and_come_back_while_the_learner_goes_on(tmp_path):
 
 
 def test_a_run_outlives_its_only_shard():
-    """What the shard held is lost with it: neither learner nor actors, which wait for each other, wait for ever."""
+    """What the shard held is lost with it: neither learner nor actors, which wait for each other, wait for ever.
+
+    The shard takes shorter segments than the recipe's; the actors make them so.
+    """
 
     class Killer(Callback):
         killed = 0
@@ -254,7 +257,8 @@ def test_a_run_outlives_its_only_shard():
                 assert service.shards is not None
                 os.kill(service.shards.processes[0], signal.SIGKILL)
 
-    with Service(Address.parse("127.0.0.1:0"), 1, None, Security(), capacity=50_000) as service:
+    given = {"capacity": 50_000, "options": {"segment_steps": 3}}
+    with Service(Address.parse("127.0.0.1:0"), 1, None, Security(), **given) as service:
         recipe = load_recipe("cartpole").override(
             actors=1, connect=str(service.address), steps=4_000, warmup_steps=200, report_every=100, segment_steps=4,
             batch_size=32, device="cpu", evaluate_every=0, stop_reward=None,

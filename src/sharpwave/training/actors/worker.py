@@ -184,10 +184,12 @@ class _Actor:
         self.replay = self.agent.replay()
         self._first_lane, self._first_steps = task.first_lane, list(task.first_steps)
         self._delivery: Delivery | None = None
+        segment_steps = recipe.actors.segment_steps
         if task.shard is not None:
             self._delivery = task.shard.delivery(self.lanes)
             self._first_lane = self._delivery.first_lane
             self._first_steps = [step + (step > 0) for step in self._delivery.lane_steps]
+            segment_steps = min(segment_steps, self._delivery.segment_steps)  # a shard refuses longer ones
         self.writer = SegmentWriter(
             setup.step_spec(self.env, self.agent),
             self.lanes,
@@ -195,7 +197,7 @@ class _Actor:
             first_lane=self._first_lane,
             first_steps=self._first_steps,
             codec=recipe.replay.codec,
-            segment_steps=recipe.actors.segment_steps,
+            segment_steps=segment_steps,
         )
         self.recorded = Recorder(self.env, self.writer)
         kept = 2 * (recipe.actors.segment_steps + self.replay.horizon) + 8  # unsealed steps at most, with a margin
