@@ -6,7 +6,7 @@
 Writers with ``durability="flush"`` and a learner go on while shards, services, drivers, disks, writers, learners,
 actors of a training and connections die or stop. After every round the learner's batches are checked against what was
 written, and its probabilities against the shards' own masses; after every group of rounds all that the cluster holds.
-``--kinds ray`` needs Ray: shards on simulated nodes, which die. A table says, by fault: rounds, how long it took until
+A table says, by fault: rounds, how long it took until
 all was as before (median and longest), and what was lost, twice, or never written; and how memory grew.
 """
 
@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from cluster_harm import KINDS, Fault
 
-DEFAULT = [name for name in KINDS if name != "ray"]
+DEFAULT = list(KINDS)
 
 
 def slope(groups: list[list[float]]) -> tuple[float, float]:

@@ -173,8 +173,7 @@ class Group:
     def _probabilities(self) -> list[str]:
         """Check the draws of rested shards: one over the items, and by the priorities just set over the masses."""
         found = []
-        count = len(self.uniform)
-        batch = self.uniform.sample(256)
+        count, batch = self._counted()
         if not np.allclose(batch.probabilities, 1 / count, rtol=1e-9):
             found.append(f"uniform probabilities are not 1/{count}")
         found += [f"{bad} transitions that never happened"] if (bad := wrong(batch)) else []
@@ -193,6 +192,15 @@ class Group:
                 if expected is not None and abs(float(p) * mass / expected - 1) > 1e-4:
                     return [*found, f"an item of priority {expected} is drawn as one of {float(p) * mass:.6f}"]
         return found
+
+    def _counted(self) -> tuple[int, Any]:
+        """Return the number of items, and a batch drawn of them: links to a shard that is back are tried anew meanwhile."""
+        while True:
+            count = len(self.uniform)
+            batch = self.uniform.sample(256)
+            if len(self.uniform) == count:
+                return count, batch
+            time.sleep(0.2)
 
     def _memory(self) -> dict[str, float]:
         """Return private bytes: of this process, with learner and writers; of a shard, beyond what its store counts."""

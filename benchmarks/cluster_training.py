@@ -24,6 +24,7 @@ from cluster_group import STOPPED_S
 from cluster_homes import BACK_S, Served, anonymous_bytes, end
 
 import sharpwave as sw
+from sharpwave.training.checkpoints import checkpoints
 
 SHARDS, ENVS, STEPS_ON = 2, 4, 300
 LIMIT = 1e-4
@@ -113,10 +114,16 @@ class TrainingGroup:
         took = self.home.kill(shard)
         return took + self._goes_on()
 
+    def _saved(self) -> bool:
+        try:
+            return bool(checkpoints(self._run))
+        except ValueError:
+            return False
+
     def kill_learner(self, shard: int) -> float:
         """Kill the run once it has a checkpoint, and resume it: its actors end, its memory stays."""
         begun = time.monotonic()
-        while not list(self._run.glob("checkpoint*")) and time.monotonic() < begun + BACK_S:
+        while not self._saved() and time.monotonic() < begun + BACK_S:
             time.sleep(0.1)
         actors = self.actors()
         self.deaths += len(actors)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -230,3 +231,19 @@ def test_a_cluster_holds_as_many_steps_as_its_capacity_says() -> None:
         counting(writer, 0, 2_500)
         writer.flush()
         assert len(cluster) > 1_900
+
+
+def test_a_refusal_is_heard_without_a_flush(tmp_path: Path) -> None:
+    """Whoever waits for others, and so puts and flushes nothing, hears that a segment was not taken."""
+    with served(1, tmp_path) as cluster:
+        writer = cluster.cluster.writer(lanes=1, name="one")
+        segments: list[sw.SealedSegment] = []
+        other = sw.SegmentWriter(SPEC, 1, segments.append, segment_steps=8)
+        play(other, 1, 20, seed=0)
+        damaged = replace(segments[0], packed=segments[0].packed[:-4] + b"\0\1\2\3")
+        writer.delivery.put(damaged)
+        until = time.monotonic() + 30.0
+        with pytest.raises(sw.DamagedError):
+            while time.monotonic() < until:
+                writer.delivery.hear()
+                time.sleep(0.01)

@@ -169,6 +169,12 @@ class Delivery:
         """Wait until the shard has every segment.  Raises: LimiterTimeoutError: it did not take them in time."""
         self._go_on(0, 0, self._timeout if timeout is None else check_timeout("writer", timeout))
 
+    def hear(self) -> None:
+        """Take acknowledgements of a while ago, without waiting.  Raises: DamagedError, ...: as ``put``."""
+        with contextlib.suppress(ShardLostError):
+            for lease in self._leases:
+                lease.hear_all()
+
     def close(self) -> None:
         """Disconnect."""
         for one in self._leases:
@@ -183,9 +189,7 @@ class Delivery:
             )
         deadline = time.monotonic() + timeout
         why = ""
-        with contextlib.suppress(ShardLostError):
-            for lease in self._leases:
-                lease.hear_all()
+        self.hear()
         while self.waiting and (self.waiting > most or sum(one.waiting_bytes for one in self._leases) > most_bytes):
             lease = next(one for one in self._leases if one.waiting)
             try:

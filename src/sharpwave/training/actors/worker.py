@@ -259,6 +259,8 @@ class _Actor:
             granted = counters.made + self.lanes <= counters.limit
             if granted and limiter.append_waits(self.lanes, Cursor(made, counters.samples, made, 0)) is None:
                 return True
+            if self._delivery is not None:
+                self._delivery.hear()  # a refusal: the learner may wait for what was refused
             time.sleep(NAP_S)
         return False
 
