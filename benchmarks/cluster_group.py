@@ -194,7 +194,7 @@ class Group:
         return found
 
     def _counted(self) -> tuple[int, Any]:
-        """Return the number of items, and a batch drawn of them: links to a shard that is back are tried anew meanwhile."""
+        """Return the number of items, and a batch of them: a shard that is back is found meanwhile."""
         while True:
             count = len(self.uniform)
             batch = self.uniform.sample(256)
