@@ -1,13 +1,15 @@
 """Soak test of a store on disk: appending, sampling, updating, flushing and checkpoints at once for a long time.
 
     python benchmarks/soak.py [--minutes 30] [--ram 128MiB] [--capacity 1000000] [--rate 4000] [--folder FOLDER]
+    python benchmarks/soak.py --hours 24 --minutes 60 --folder FOLDER  # an hour more of a day
 
 Two threads append to four lanes each; one takes batches from a stream, one samples by priority and updates; one
 flushes, writes a checkpoint every 20 s and changes the capacity every minute. Every observation says which step of
 which lane and episode it is, so every sampled transition is checked: stack, successor, reward, discount, action; some
 pixel by pixel. Every 10 s a line of memory, counts and latencies is printed; at the end their slopes, and what the
 checks of ``sharpwave verify`` find in the last checkpoint, which is then opened and sampled. Ends with 1 if anything
-was wrong.
+was wrong. With ``--hours`` the folder stays: the store is closed at the end of each slice, where all episodes end, and
+opened by the next, in another process; figures and slopes are of all slices so far.
 """
 
 from __future__ import annotations
@@ -45,30 +47,38 @@ CHECKPOINT_S = 20.0
 class Soak:
     """Soak test: the store, the threads that use it, and their reports."""
 
-    def __init__(self, arguments: argparse.Namespace, base: Path) -> None:
+    def __init__(self, arguments: argparse.Namespace, base: Path, before: dict[str, Any] | None = None) -> None:
         self.arguments, self.world = arguments, World()
         self.spec = sw.Spec(obs=sw.Field((SIDE, SIDE), "uint8", stack=STACK), action=sw.Field((), "int64"))
         self.checkpoints = base / "checkpoints"
+        shutil.rmtree(self.checkpoints, ignore_errors=True)  # one that was opened is a store since
         self.checkpoints.mkdir(parents=True)
-        self._warm_up(base / "small")
+        with tempfile.TemporaryDirectory(dir=base) as small:
+            self._warm_up(Path(small) / "store")
         self.before = private_bytes()
-        self.peak = 0
-        self.store = sw.Store(self.spec, capacity=arguments.capacity, ram=arguments.ram, disk=base / "store", seed=1)
+        self.windows: list[dict[str, Any]] = before["windows"] if before else []
+        self.peak = before["peak"] if before else 0
+        if before:
+            self.store = sw.Store.open(base / "store")
+        else:
+            limits: dict[str, Any] = {"capacity": arguments.capacity, "ram": arguments.ram}
+            self.store = sw.Store(self.spec, disk=base / "store", seed=1, **limits)
         self.regions = base / "store" / "regions"
         self.uniform, self.prioritized = self._views(self.store)
-        self.steps = np.zeros(WRITERS, np.int64)  # appended to each lane of a writer
+        self.steps = np.zeros(WRITERS * LANES, np.int64)  # appended to each lane
+        self.steps[: self.store.lanes] = self.store.lane_steps
         self.ended = threading.Event()
         self.lock = threading.Lock()
         self.taken: dict[str, list[float]] = defaultdict(list)
-        self.counts: dict[str, int] = defaultdict(int)
-        self.problems: list[str] = []
+        self.counts: dict[str, int] = defaultdict(int, self.windows[-1]["counts"] if before else {})
+        self.problems: list[str] = before["problems"] if before else []
         self.last_checkpoint: Path | None = None
 
     def _warm_up(self, folder: Path) -> None:
         """Compile all code beforehand: it does not count as a store's memory."""
         with sw.Store(self.spec, capacity=4_096, ram="64MiB", disk=folder) as small:
             for step in range(600):
-                small.extend(**self._rows(0, step))
+                small.extend(**self._rows(np.arange(LANES), np.full(LANES, step)))
             views = self._views(small)
             for view in views:
                 batch = view.sample(self.arguments.batch)
@@ -86,27 +96,32 @@ class Soak:
             store.transitions(gamma=GAMMA, sampler=prioritized, name="prioritized"),
         )
 
-    def _rows(self, writer: int, step: int) -> dict[str, Any]:
-        """Return the arguments of ``extend`` for the lanes of a writer."""
-        lanes = np.arange(writer * LANES, (writer + 1) * LANES)
+    def _rows(self, lanes: Array, steps: Array) -> dict[str, Any]:
+        """Return the arguments of ``extend`` for a step of each of some lanes."""
         length = self.world.length(lanes)
-        episode = step // length
-        ends = (step + 1) % length == 0
+        episode = steps // length
+        ends = (steps + 1) % length == 0
         terminated = ends & self.world.terminated(episode)
 
-        def frames(step: int) -> Array:
-            pairs = zip(lanes.tolist(), episode.tolist(), strict=True)
-            return np.stack([self.world.frame(lane, step, number) for lane, number in pairs])
+        def frames(steps: Array) -> Array:
+            numbers = zip(lanes.tolist(), steps.tolist(), episode.tolist(), strict=True)
+            return np.stack([self.world.frame(*each) for each in numbers])
 
         return {
-            "obs": frames(step),
-            "action": lanes * 1_000_000_000 + step,
-            "reward": self.world.reward(lanes, np.full(LANES, step)),
+            "obs": frames(steps),
+            "action": lanes * 1_000_000_000 + steps,
+            "reward": self.world.reward(lanes, steps),
             "terminated": terminated,
             "truncated": ends & ~terminated,
-            "final_obs": frames(step + 1) if ends.any() else None,
+            "final_obs": frames(steps + 1) if ends.any() else None,
             "lanes": lanes,
         }
+
+    def _step(self, lanes: Array) -> None:
+        """Append the next step of some lanes."""
+        rows = self._rows(lanes, self.steps[lanes])
+        self.timed("append", partial(self.store.extend, **rows))
+        self.steps[lanes] += 1
 
     # work of the threads
 
@@ -122,11 +137,9 @@ class Soak:
     def append(self, writer: int) -> None:
         """Append a step to each of four lanes, at the requested rate if the machine can keep up."""
         pause = LANES * WRITERS / self.arguments.rate
-        due = time.perf_counter()
+        due, lanes = time.perf_counter(), np.arange(writer * LANES, (writer + 1) * LANES)
         while not self.ended.is_set():
-            rows = self._rows(writer, int(self.steps[writer]))
-            self.timed("append", partial(self.store.extend, **rows))
-            self.steps[writer] += 1
+            self._step(lanes)
             due = max(due + pause, time.perf_counter() - 1.0)
             time.sleep(max(0.0, due - time.perf_counter()))
 
@@ -204,11 +217,19 @@ class Soak:
 
     def fill(self) -> None:
         """Fill the store to its capacity and a tenth more, so that it evicts steps from the start."""
+        lanes = np.arange(WRITERS * LANES)
         while self.store.total_steps < 1.1 * self.arguments.capacity:
-            for writer in range(WRITERS):
-                self.store.extend(**self._rows(writer, int(self.steps[writer])))
-                self.steps[writer] += 1
+            self._step(lanes)
             self._watch()
+        self.taken.clear()
+
+    def close(self) -> None:
+        """End the episodes, and close the store: the next slice goes on with new ones."""
+        for lane in range(WRITERS * LANES):
+            while self.steps[lane] % int(self.world.length(np.array(lane))):
+                self._step(np.array([lane]))
+        self.store.flush()
+        self.store.close()
 
     def _watch(self) -> int:
         grown = memory()[0] - self.before
@@ -216,20 +237,20 @@ class Soak:
         return grown
 
     def run(self, console: Console) -> list[dict[str, Any]]:
-        """Run all threads; return the figures of each window."""
+        """Run all threads; return the figures of each window, those of earlier slices included."""
         works = [*(lambda writer=writer: self.append(writer) for writer in range(WRITERS)), self.stream, self.sample]
         threads = [threading.Thread(target=self.guarded(work)) for work in (*works, self.keep)]
-        begin = time.perf_counter()
+        begin, windows = time.perf_counter(), self.windows
+        earlier = windows[-1]["at_s"] if windows else 0.0
         for thread in threads:
             thread.start()
-        windows: list[dict[str, Any]] = []
         try:
             for k in range(max(1, round(self.arguments.minutes * 60 / self.arguments.window))):
                 since = time.perf_counter()
                 while time.perf_counter() < begin + (k + 1) * self.arguments.window:
                     self._watch()
                     time.sleep(0.05)
-                windows.append(self._window(time.perf_counter() - begin, time.perf_counter() - since))
+                windows.append(self._window(earlier + time.perf_counter() - begin, time.perf_counter() - since))
                 self._tell(console, windows[-1])
         except KeyboardInterrupt:
             console.print("ended by the user")
@@ -287,7 +308,8 @@ class Soak:
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--minutes", type=float, default=30.0, help="length of this run (30)")
+    parser.add_argument("--hours", type=float, help="go on in --folder from run to run, until there are so many")
     parser.add_argument("--ram", default="128MiB")
     parser.add_argument("--capacity", type=int, default=1_000_000)
     parser.add_argument("--rate", type=float, default=4_000, help="steps appended a second, all lanes together")
@@ -297,10 +319,16 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where the files go; default: a temporary folder")
     parser.add_argument("--out", type=Path, default=HERE / "results", help="folder for soak.json and soak.png")
     arguments = parser.parse_args()
+    if arguments.hours and not arguments.folder:
+        parser.error("--hours needs --folder, where the store stays between runs")
     console = Console(width=150)
-    base = Path(tempfile.mkdtemp(prefix="sharpwave-soak-", dir=arguments.folder))
-    where = environment()
-    soak = Soak(arguments, base)
+    base = (
+        arguments.folder if arguments.hours else Path(tempfile.mkdtemp(prefix="sharpwave-soak-", dir=arguments.folder))
+    )
+    base.mkdir(parents=True, exist_ok=True)
+    where, state = environment(), base / "soak.json"
+    before = json.loads(state.read_text()) if state.exists() else None
+    soak = Soak(arguments, base, before)
     console.print(
         f"filling {arguments.capacity:,} steps; the appending threads go on at {arguments.rate:,.0f} a second"
     )
@@ -312,12 +340,12 @@ def main() -> None:
         "ram": soak.store.ram,
         "peak": soak.peak,
         "problems": soak.problems[:20],
+        "slices": (before["slices"] if before else 0) + 1,
         "checkpoint": None,
         "windows": windows,
         "slopes": slopes(windows),
     }
-    soak.store.flush()
-    soak.store.close()
+    soak.close()
     for name, path in (("checkpoint", soak.last_checkpoint), ("store", base / "store")):
         if path is not None:
             found = check(path)
@@ -325,15 +353,21 @@ def main() -> None:
             summary[name] = {"path": path.name, **said}
     if soak.last_checkpoint is not None:
         summary["checkpoint"] |= soak.opened(soak.last_checkpoint)
-    arguments.out.mkdir(parents=True, exist_ok=True)
     text = json.dumps({name: value for name, value in summary.items() if name != "windows"}, indent=1)
     lines = ",\n  ".join(map(json.dumps, windows))
-    (arguments.out / "soak.json").write_text(text.removesuffix("\n}") + f',\n "windows": [\n  {lines}\n ]\n}}\n')
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    kept = [arguments.out / "soak.json", *([state] if arguments.hours else [])]
+    for path in kept:
+        path.write_text(text.removesuffix("\n}") + f',\n "windows": [\n  {lines}\n ]\n}}\n')
     table(console, summary)
     good = goals(console, summary)
     figure(summary, arguments.out / "soak.png")
-    console.print(f"written: {arguments.out / 'soak.json'}, {arguments.out / 'soak.png'}")
-    shutil.rmtree(base, ignore_errors=True)
+    console.print(f"written: {kept[0]}, {arguments.out / 'soak.png'}")
+    if arguments.hours:
+        done = windows[-1]["at_s"] / 3600
+        console.print(f"{done:.1f} of {arguments.hours:g} hours in {summary['slices']} slices")
+    else:
+        shutil.rmtree(base, ignore_errors=True)
     sys.exit(0 if good else 1)
 
 
