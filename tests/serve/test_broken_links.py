@@ -144,3 +144,15 @@ def test_a_learner_goes_on_over_links_that_break(seed: int, tmp_path: Path) -> N
 def play_into(store: sw.Store, seed: int) -> None:
     writer = sw.SegmentWriter(SPEC, 1, lambda one: store.add_segment(one.packed, one.dictionaries), segment_steps=8)
     play(writer, 1, 120, seed)
+
+
+def test_a_checkpoint_that_a_lost_shard_ends_lets_the_others_take_steps_again(tmp_path: Path) -> None:
+    with served(2, tmp_path) as cluster:
+        writer = cluster.cluster.writer(lanes=1, shard=1, timeout=10.0)
+        cluster.cluster.checkpoint(tmp_path / "whole")
+        cluster.servers[0].close()
+        with pytest.raises(ConnectionError):
+            cluster.cluster.checkpoint(tmp_path / "broken")
+        play(writer, 1, 40, seed=0)
+        writer.flush()
+        assert writer.delivery.acknowledged >= 32

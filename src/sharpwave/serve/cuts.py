@@ -41,8 +41,8 @@ def cut(
     target = folder / f"cut-{before + 1}"
     if target.exists():  # of an attempt that failed
         shutil.rmtree(target)
-    call(Request.PAUSE)
     try:
+        call(Request.PAUSE)  # where one shard is lost, the others are paused, and are to go on
         tickets = [
             (link, link.submit(Request.CHECKPOINT, {"path": str(target / f"shard-{number}")}))
             for number, link in enumerate(links)
