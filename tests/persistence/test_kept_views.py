@@ -456,6 +456,16 @@ def _used(queue: Any) -> dict[tuple[int, int], int]:
     return found
 
 
+def test_a_store_found_again_counts_what_it_evicted(tmp_path: Path) -> None:
+    with store_in(tmp_path / "d", capacity=48) as store:
+        fill(store, 101)  # of which the last is cut: what it led to is not known
+        assert store.stats()["evicted_steps"] == 101 - len(store) > 0
+    with sw.Store.open(tmp_path / "d") as store:
+        stats = store.stats()
+        assert stats["total_steps"] == 100
+        assert stats["evicted_steps"] == 100 - len(store) > 0
+
+
 # in the background
 
 

@@ -64,6 +64,7 @@ def adopt_all(
             if not adoption.damaged:
                 break
     adoption.link(writers_go_on)
+    log.inventory.evicted_steps = log.inventory.total_steps - log.inventory.held_steps
     return adoption.report
 
 
