@@ -1,7 +1,8 @@
 """Tasks learned by several agents from several seeds: held-out scores of fixed weights, their IQM and its interval.
 
 python benchmarks/learning.py [--tasks tmaze lock minatar lunarlander two-step spread repeat-first memory-chain
-                              breakout seaquest qbert pong-fair cartpole cartpole-stale minatar-ppo]
+                              breakout seaquest qbert pong-fair cartpole cartpole-stale minatar-ppo
+                              halfcheetah inverted-pendulum hopper]
                               [--seeds 401 402 ...] [--at-a-time 2] [--runs FOLDER] [--out FILE]
 
 Each run that has ended is a line of FILE (results/learning.jsonl); started again, only missing runs are made. A run
@@ -14,6 +15,8 @@ says how to install them. ``breakout`` lasts an hour of one core; ``seaquest``, 
 ``pong-fair``, with sticky actions as in Dopamine's curves, 500,000 steps, which are two million frames.
 ``cartpole``, ``cartpole-stale`` and ``minatar-ppo`` are of agents that use data up (docs/training/on-policy.md); their
 runs have a fixed length, and their last policies are measured.
+``halfcheetah``, ``inverted-pendulum`` and ``hopper`` are MuJoCo's robots by SAC, TD3 and CrossQ: 50,000 steps,
+a quarter of an hour of one core, or 15,000 of the pendulum; the last policies play 30 episodes, without noise.
 """
 
 from __future__ import annotations
@@ -142,6 +145,17 @@ ON_POLICY = {
     },
 }
 """Agents that use data up; ``cartpole-stale``: acting with weights 1 to 10 versions old (stale.py)."""
+MUJOCO = {
+    task: {
+        agent: Arm(agent, {"env": env, "steps": steps, "evaluate_every": 0} | first, epsilon=0.0, seeds=OURS[:3])
+        for agent in ("sac", "td3", "crossq")
+    }
+    for task, env, steps, first in (
+        ("halfcheetah", "HalfCheetah-v5", 50_000, {}),
+        ("inverted-pendulum", "InvertedPendulum-v5", 15_000, {"random_steps": 1_000, "warmup_steps": 1_000}),
+        ("hopper", "Hopper-v5", 50_000, {}),
+    )
+}
 LUNARLANDER = {"lunarlander": {"dqn": Arm("lunarlander", seeds=(511, 512, 513))}}
 TWO_STEP = {"env": "sharpwave/TwoStep-v0", "steps": 10_000, "evaluate_every": 0}
 UNTRAINED = {"steps": 2_000, "evaluate_every": 0}
@@ -166,7 +180,7 @@ TEAMS = {
     },
 }
 """The matrix game of the QMIX paper, under uniform exploration as there, and mpe2's simple_spread."""
-TASKS |= MINATAR | OF_OTHERS | ATARI | LUNARLANDER | ON_POLICY | TEAMS
+TASKS |= MINATAR | OF_OTHERS | ATARI | LUNARLANDER | ON_POLICY | TEAMS | MUJOCO
 
 
 def trained(task: str, agent: str, seed: int, folder: Path) -> Line:
@@ -197,7 +211,7 @@ def commit() -> str:
 
 def episodes_of(task: str) -> int:
     """Return how many held-out episodes a task's runs are measured on; one of Freeway has 2,500 steps."""
-    return GAME_EPISODES if task.startswith("minatar") or task in ATARI else EPISODES
+    return GAME_EPISODES if task.startswith("minatar") or task in ATARI | MUJOCO else EPISODES
 
 
 def print_table(lines: list[Line]) -> None:
@@ -264,7 +278,7 @@ def print_games(lines: list[Line], picture: Path) -> None:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    usual = [task for task in TASKS if task not in OF_OTHERS | ATARI | LUNARLANDER | ON_POLICY | TEAMS]
+    usual = [task for task in TASKS if task not in OF_OTHERS | ATARI | LUNARLANDER | ON_POLICY | TEAMS | MUJOCO]
     parser.add_argument("--tasks", nargs="+", choices=[*TASKS, "minatar"], default=usual)
     parser.add_argument("--agents", nargs="+", help="only these")
     parser.add_argument("--seeds", type=int, nargs="+", help="others than each agent's own")
