@@ -15,6 +15,7 @@ from sharpwave.agents.crossq import CrossQ
 from sharpwave.agents.dqn import DQN
 from sharpwave.agents.exploration import EpsilonGreedy, Softmax
 from sharpwave.agents.impala import IMPALA
+from sharpwave.agents.iql import IQL
 from sharpwave.agents.masac import MASAC
 from sharpwave.agents.ppo import PPO
 from sharpwave.agents.pqn import PQN
@@ -253,6 +254,25 @@ class TestCQL(AgentSuite):
             replay=TransitionsSettings(batch_size=8, prioritized=True),
         )  # fmt: skip
         return CQL(spaces, settings, seed=seed)
+
+
+class TestIQL(AgentSuite):
+    """With priorities, over numbers and categories; actions have two parts."""
+
+    spaces = TestBC.spaces
+
+    def make_agent(self, spaces, seed):
+        replay = TransitionsSettings(batch_size=8, prioritized=True)
+        return IQL(spaces, IQL.Settings(hidden_units=16, replay=replay), seed=seed)
+
+
+class TestIQLOfContinuousActions(AgentSuite):
+    """One number is bounded on both sides, the other on one."""
+
+    spaces = TestBCOfContinuousActions.spaces
+
+    def make_agent(self, spaces, seed):
+        return IQL(spaces, IQL.Settings(hidden_units=16, replay=TransitionsSettings(batch_size=8)), seed=seed)
 
 
 class TestR2D2(AgentSuite):

@@ -110,7 +110,7 @@ def test_every_form_of_the_same_data_teaches_the_same(kept, tmp_path, monkeypatc
     assert len(policies) == 1
 
 
-@pytest.mark.parametrize("kind", ["bc", "cql"])
+@pytest.mark.parametrize("kind", ["bc", "cql", "iql"])
 def test_a_resumed_run_repeats_the_one_that_was_not_stopped(kept, tmp_path, kind):
     data, _ = kept
     copied = shutil.copytree(data / "checkpoint", tmp_path / "data")
@@ -201,11 +201,15 @@ def test_settings_of_acting_are_refused(kept):
 
 
 def test_help_and_mistakes_on_the_command_line(capfd, monkeypatch):
-    for kind, own, other in (("bc", "--weight-decay", "--conservatism"), ("cql", "--conservatism", "--weight-decay")):
+    for kind, own, other in (
+        ("bc", "--weight-decay", "--conservatism"),
+        ("cql", "--conservatism", "--weight-decay"),
+        ("iql", "--expectile", "--conservatism"),
+    ):
         code, text = command(capfd, monkeypatch, "train", "offline", "--algorithm", kind, "--help")
         assert code == 0 and own in text and other not in text
         assert all(option in text for option in ("--data", "--algorithm", "--updates", "--env"))
     code, text = command(capfd, monkeypatch, "train", "offline", "--data", "x", "--algorithm", "dqn")
-    assert code == 2 and "expected one that learns offline: cql, bc" in text
+    assert code == 2 and "expected one that learns offline: cql, iql, bc" in text
     code, text = command(capfd, monkeypatch, "train", "offline")
     assert code == 2 and "--data: got nothing" in text

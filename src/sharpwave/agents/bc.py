@@ -23,7 +23,7 @@ from sharpwave.agents.losses import action_cross_entropy, imitation_error
 from sharpwave.agents.modules import load_optimizer, load_tensors, optimizer_tensors, tensors_of, to_tensors
 from sharpwave.agents.offline import OfflineSettings
 from sharpwave.agents.protocol import Acted, Agent, Learned, Obs, Spaces
-from sharpwave.agents.replay import PairsSettings
+from sharpwave.agents.replay import PairsSettings, TransitionsSettings
 from sharpwave.configuration import check, setting
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class BCSettings(OfflineSettings):
 
     kind: ClassVar[str] = "bc"
 
-    replay: PairsSettings = field(default_factory=PairsSettings)
+    replay: PairsSettings | TransitionsSettings = field(default_factory=PairsSettings)
 
     network: str = setting("auto", "torso of the policy; auto: by the observation", NETWORK, choices=networks)
     hidden_units: int = setting(128, "units of the hidden layer", NETWORK, at_least=1)
@@ -56,14 +56,14 @@ class BCSettings(OfflineSettings):
 class BC(Agent):
     """Behaviour cloning agent: one network, and the optimizer. It never explores."""
 
-    Settings = BCSettings
+    Settings: type[BCSettings] = BCSettings
 
     def __init__(
         self, spaces: Spaces, settings: BCSettings | None = None, device: torch.device | str = "cpu", seed: Any = 0
     ) -> None:
         from sharpwave.agents.inputs import inputs_for
 
-        self.spaces, self.settings = spaces, settings or BCSettings()
+        self.spaces, self.settings = spaces, settings or self.Settings()
         self.device = pick_device(device)
         self.box = spaces.action if isinstance(spaces.action, Box) else None
         self.numbered = None if self.box is not None else NumberedActions(spaces, self.Settings.kind)
@@ -106,18 +106,18 @@ class BC(Agent):
 
     # learn
 
-    def replay(self) -> PairsSettings:
+    def replay(self) -> PairsSettings | TransitionsSettings:
         return self.settings.replay
 
-    def loss(self, batch: Any) -> Tensor:
-        """Compute the mean of the items' losses: cross entropy of numbered actions, squared error of others."""
-        predicted = self.policy(self.inputs(batch.obs))
+    def imitation(self, inputs: Any, action: Tensor) -> Tensor:
+        """Compute the loss of each item, float [B]: cross entropy of numbered actions, squared error of others."""
+        predicted = self.policy(inputs)
         if self.numbered is not None:
-            return action_cross_entropy(predicted, self.numbered.numbers(batch.action)).mean()
-        return imitation_error(predicted, batch.action.flatten(1).to(predicted.dtype)).mean()
+            return action_cross_entropy(predicted, self.numbered.numbers(action))
+        return imitation_error(predicted, action.flatten(1).to(predicted.dtype))
 
     def learn(self, batch: Any, step: int) -> Learned:
-        loss = self.loss(batch)
+        loss = self.imitation(self.inputs(batch.obs), batch.action).mean()
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         self.optimizer.step()

@@ -99,6 +99,18 @@ def imitation_error(predicted: Tensor, action: Tensor) -> Tensor:
     return squared(predicted - action).mean(dim=1)
 
 
+def expectile_loss(error: Tensor, expectile: float) -> Tensor:
+    """Compute the asymmetric squared error |expectile - 1(error < 0)| * error^2 of each error. Any shape.
+
+    The prediction that minimizes its mean is the targets' expectile: their mean for 0.5, near their maximum for 1.
+
+    Args:
+        error: target minus prediction.  expectile: between 0 and 1.
+    Source: Kostrikov, Nair and Levine (2021), Offline reinforcement learning with implicit Q-learning, eq. 4.
+    """
+    return abs(expectile - (error < 0).to(error.dtype)) * error * error
+
+
 def lambda_returns(reward: Tensor, discount: Tensor, value: Tensor, ends: Tensor, share: float) -> Tensor:
     """Compute lambda-returns: G_t = r_{t+1} + gamma_{t+1} ((1 - lambda) v(s_{t+1}) + lambda G_{t+1}).
 

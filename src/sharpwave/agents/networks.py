@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -134,3 +135,23 @@ class ImplicitQNetwork(QNetwork):
         predict = self.head.predict if self._behind_hidden else self.head
         quantiles: Tensor = predict(product.flatten(0, 1)).unflatten(0, product.shape[:2])
         return quantiles.transpose(1, 2)
+
+
+class ValueNetwork(nn.Module):
+    """Network of a torso, a hidden layer and one output: V of an observation, or Q of it and an action's vector.
+
+    Args:
+        beside: length of the vector that goes in beside the torso's features; 0: none.
+    """
+
+    def __init__(self, torso: Any, beside: int, hidden_units: int) -> None:
+        super().__init__()
+        self.torso = torso
+        self.head = nn.Sequential(
+            nn.Linear(torso.features + beside, hidden_units), nn.ReLU(), nn.Linear(hidden_units, 1)
+        )
+
+    def forward(self, inputs: Tensor | dict[str, Tensor], *beside: Tensor) -> Tensor:
+        """Map the output of the agent's inputs, and [B, beside], to float32 [B]."""
+        value: Tensor = self.head(torch.cat([self.torso(inputs), *beside], dim=1))
+        return value.squeeze(1)

@@ -20,6 +20,7 @@ AGENTS: dict[str, str | type[Agent]] = {
     "crossq": "sharpwave.agents.crossq:CrossQ",
     "dqn": "sharpwave.agents.dqn:DQN",
     "impala": "sharpwave.agents.impala:IMPALA",
+    "iql": "sharpwave.agents.iql:IQL",
     "masac": "sharpwave.agents.masac:MASAC",
     "ppo": "sharpwave.agents.ppo:PPO",
     "pqn": "sharpwave.agents.pqn:PQN",

@@ -10,6 +10,7 @@ from sharpwave.agents.heads import C51, IQN, QR, Expected
 from sharpwave.agents.losses import (
     action_cross_entropy,
     double_q_targets,
+    expectile_loss,
     greedy_policy,
     huber,
     lambda_returns,
@@ -172,3 +173,10 @@ def test_dpg_loss():
     np.testing.assert_allclose(found.detach(), whole(action), rtol=1e-12)
     found.sum().backward()
     np.testing.assert_allclose(own.grad, jax.grad(lambda a: whole(a).sum())(action), rtol=1e-12)
+
+
+@pytest.mark.parametrize("expectile", [0.1, 0.5, 0.9])
+def test_expectile_loss(expectile):
+    predicted, target = np.random.default_rng(6).normal(size=(2, 100))
+    expected = rlax.expectile_loss(predicted, target, expectile)
+    np.testing.assert_allclose(expectile_loss(torch.from_numpy(target - predicted), expectile), expected, rtol=1e-12)

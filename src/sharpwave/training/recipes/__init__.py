@@ -40,13 +40,13 @@ RECIPES: dict[str, str] = {
     "vdn": "A team by VDN: mpe2's simple_spread, where three agents cover three landmarks; others with --env.",
     "qmix": "The same by QMIX, whose mixing network is told the state.",
     "masac": "The same by multi-agent soft actor-critic.",
-    "offline": "From a store, run or data set alone: sharpwave train offline --data runs/cart --algorithm cql (or bc).",
+    "offline": "From a store, run or data set: sharpwave train offline --data runs/cart --algorithm cql (or iql, bc).",
     "gymnasium": "Any Gymnasium environment with discrete actions; name it with --env LunarLander-v3.",
 }
 """Summary of each recipe, by name; ``RECIPE`` in the file of that name here ("_" for "-") is the recipe itself."""
 
 
-OFFLINE = ("cql", "bc")
+OFFLINE = ("cql", "iql", "bc")
 """Algorithms of recipe ``offline``, which differ in their settings; the first is its default."""
 
 

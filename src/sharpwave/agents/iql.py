@@ -1,0 +1,152 @@
+"""Implicit Q-learning: values of the data's own actions only, and a policy that imitates the better ones.
+
+Offline, the value of an action that the data lack cannot be trusted. So none is ever computed: V(s) is an expectile of
+Q(s, a) over the data's actions, near their best, and Q is learned from r + gamma V(s'). The policy is cloned from the
+data, each action weighted by exp((Q - V) / temperature).
+
+Source: Kostrikov, Nair and Levine (2021), Offline reinforcement learning with implicit Q-learning.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from sharpwave.agents.averaging import move_towards
+from sharpwave.agents.bc import BC, LEARNING, BCSettings
+from sharpwave.agents.devices import pick_device
+from sharpwave.agents.losses import expectile_loss, squared
+from sharpwave.agents.modules import load_optimizer, load_tensors, optimizer_tensors, tensors_of
+from sharpwave.agents.protocol import Learned, Spaces
+from sharpwave.agents.replay import TransitionsSettings
+from sharpwave.configuration import setting
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+CRITICS = 2
+"""Critics, the lower of which counts: each alone overestimates."""
+
+
+@dataclass(frozen=True)
+class IQLSettings(BCSettings):
+    """Settings of implicit Q-learning: those of behaviour cloning, and of the values that weight it."""
+
+    kind: ClassVar[str] = "iql"
+
+    replay: TransitionsSettings = field(default_factory=lambda: TransitionsSettings(batch_size=64))
+
+    expectile: float = setting(
+        0.9,
+        "which expectile of the data's actions V is; 0.5: their mean, near 1: their best",
+        LEARNING,
+        above=0,
+        below=1,
+    )
+    temperature: float = setting(
+        3.0,
+        "advantage that makes an action e times as heavy in the policy's loss; large: behaviour cloning",
+        LEARNING,
+        above=0,
+    )
+    max_weight: float = setting(100.0, "largest weight of an action in the policy's loss", LEARNING, above=0)
+    target_tau: float = setting(
+        0.01, "share by which each update moves the target critics", LEARNING, above=0, at_most=1
+    )
+
+
+class IQL(BC):
+    """Implicit Q-learning agent: the policy of behaviour cloning, V, two critics and their targets."""
+
+    Settings = IQLSettings
+    settings: IQLSettings
+
+    def __init__(
+        self, spaces: Spaces, settings: IQLSettings | None = None, device: torch.device | str = "cpu", seed: Any = 0
+    ) -> None:
+        super().__init__(spaces, settings, pick_device(device), seed)
+        from torch import nn
+
+        self.value = self.value_network().to(self.device)
+        self.critics = nn.ModuleList(self.value_network(self._action_size) for _ in range(CRITICS)).to(self.device)
+        self.targets = copy.deepcopy(self.critics).requires_grad_(False)
+
+    # network
+
+    def value_network(self, beside: int = 0) -> nn.Module:
+        """Make a fresh network: what ``inputs`` give, and a vector of ``beside`` numbers -> value [B]."""
+        from sharpwave.agents.networks import ValueNetwork
+        from sharpwave.agents.torsos import torso_for
+
+        units = self.settings.hidden_units
+        return ValueNetwork(torso_for(self.spaces.observation, self.settings.network, units), beside, units)
+
+    @property
+    def _action_size(self) -> int:
+        return math.prod(self.box.shape) if self.box is not None else self.numbered.count  # type: ignore[union-attr]
+
+    @cached_property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """AdamW for policy, V and critics; made on first use, because torch takes a second to import it."""
+        import torch
+
+        learned = [p for module in (self.policy, self.value, self.critics) for p in module.parameters()]
+        return torch.optim.AdamW(learned, lr=self.settings.lr, weight_decay=self.settings.weight_decay)
+
+    # learn
+
+    def replay(self) -> TransitionsSettings:
+        return self.settings.replay
+
+    def loss(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """Compute the sum of the losses of V, critics and policy, each the weighted mean over items; and the first
+        critic's TD errors, unweighted, float32 [B]."""
+        import torch
+
+        settings, action = self.settings, self._vectors(batch.action)
+        inputs = self.inputs(batch.obs)
+        with torch.no_grad():
+            best = torch.stack([target(inputs, action) for target in self.targets]).amin(dim=0)
+            targets = batch.reward + batch.discount * self.value(self.inputs(batch.next_obs))
+        advantage = best - self.value(inputs)
+        weight = (advantage.detach() / settings.temperature).exp().clamp(max=settings.max_weight)
+        errors = [targets - critic(inputs, action) for critic in self.critics]
+        losses = expectile_loss(advantage, settings.expectile) + weight * self.imitation(inputs, batch.action)
+        losses = losses + sum(squared(error) for error in errors)
+        return (batch.weights * losses).mean(), errors[0].detach()
+
+    def _vectors(self, action: Tensor) -> Tensor:
+        """Return actions as critics take them, float32 [B, n]: numbered ones as one-hot vectors."""
+        from torch.nn.functional import one_hot
+
+        if self.numbered is None:
+            return action.flatten(1).float()
+        return one_hot(self.numbered.numbers(action), self.numbered.count).float()
+
+    def learn(self, batch: Any, step: int) -> Learned:
+        loss, td_error = self.loss(batch)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        self.optimizer.step()
+        move_towards(self.targets, self.critics, self.settings.target_tau)
+        return Learned(td_error, {"loss": loss.detach()})
+
+    # save
+
+    def state(self) -> dict[str, Any]:
+        return {"weights": tensors_of(self._modules()), "optimizer": optimizer_tensors(self.optimizer)}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        load_tensors(self._modules(), state["weights"])
+        load_optimizer(self.optimizer, state["optimizer"])
+
+    def _modules(self) -> dict[str, nn.Module]:
+        return {
+            "inputs": self.inputs, "policy": self.policy, "value": self.value, "critics": self.critics,
+            "targets": self.targets,
+        }  # fmt: skip
