@@ -2,7 +2,7 @@
 
 python benchmarks/learning.py [--tasks tmaze lock minatar lunarlander two-step spread repeat-first memory-chain
                               breakout seaquest qbert pong-fair cartpole cartpole-stale minatar-ppo
-                              halfcheetah inverted-pendulum hopper]
+                              halfcheetah inverted-pendulum hopper deep-sea]
                               [--seeds 401 402 ...] [--at-a-time 2] [--runs FOLDER] [--out FILE]
 
 Each run that has ended is a line of FILE (results/learning.jsonl); started again, only missing runs are made. A run
@@ -17,6 +17,7 @@ says how to install them. ``breakout`` lasts an hour of one core; ``seaquest``, 
 runs have a fixed length, and their last policies are measured.
 ``halfcheetah``, ``inverted-pendulum`` and ``hopper`` are MuJoCo's robots by SAC, TD3 and CrossQ: 50,000 steps,
 a quarter of an hour of one core, or 15,000 of the pendulum; the last policies play 30 episodes, without noise.
+``deep-sea``: exploration; but for the measurement's few random actions all 100 episodes of a policy are the same.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class Arm:
     """An agent on a task: a recipe and what is changed in it.
 
     Attributes:
+        changes: settings; "{seed}" in a text stands for the run's seed.
         demonstrated: it learns from recorded episodes of the task's expert.
         epsilon: probability of a random action when it is measured.
         seeds: those that are run unless ``--seeds`` names others: none that a setting was chosen by.
@@ -180,7 +182,33 @@ TEAMS = {
     },
 }
 """The matrix game of the QMIX paper, under uniform exploration as there, and mpe2's simple_spread."""
-TASKS |= MINATAR | OF_OTHERS | ATARI | LUNARLANDER | ON_POLICY | TEAMS | MUJOCO
+RECURRENT = {
+    "num_envs": 16, "steps": 150_000, "capacity": 100_000, "codec": "raw", "threads": 1, "checkpoint_every": 100_000,
+    "warmup_steps": 2_000, "update_every": 8, "stop_reward": 0.9, "evaluate_every": 10_000, "network": "mlp",
+    "hidden_units": 64, "learning_rate": 1e-3, "adam_eps": 1e-5, "target_every": 2_000, "dueling": False,
+    "batch_size": 32, "gamma": 0.997, "epsilon_start": 0.4, "epsilon_end": 0.4, "epsilon_steps": 0,
+    "epsilon_ladder": 7.0, "core": "gru", "core_units": 64, "rescale": False, "length": 20, "burn_in": 0, "stride": 20,
+}  # fmt: skip
+NOVELTY = {
+    "policies": 4, "min_gamma": 0.97, "max_modulator": 20.0, "max_beta": 0.3, "embedding_size": 16,
+    "episodic_memory": 32, "intrinsic_scale": 0.03,
+}  # fmt: skip
+"""Settings of recipe ``deep-sea`` for other agents than Agent57."""
+OF_CORES = {"core", "core_units", "rescale", "length", "burn_in", "stride", "target_every"}
+FEEDFORWARD = {name: one for name, one in RECURRENT.items() if name not in OF_CORES and "epsilon" not in name}
+SEA = {"env": "deep_seas:DeepSea{seed}-v0"}
+DEEP_SEA = {
+    "deep-sea": {
+        "agent57": Arm("deep-sea", SEA, seeds=OURS),
+        "ngu": Arm("ngu", RECURRENT | NOVELTY | SEA, seeds=OURS),
+        "r2d2": Arm("r2d2", RECURRENT | SEA, seeds=OURS),
+        "dqn": Arm("gymnasium", FEEDFORWARD | SEA | {"epsilon_steps": 100_000, "batch_size": 128}, seeds=OURS),
+    }
+}
+"""Deep sea of 20 rows, of another mapping of the actions for each seed. DQN's epsilon falls from 1 to .02."""
+ASKED_FOR = OF_OTHERS | ATARI | LUNARLANDER | ON_POLICY | TEAMS | MUJOCO | DEEP_SEA
+"""Tasks that are made where they are asked for."""
+TASKS |= MINATAR | ASKED_FOR
 
 
 def trained(task: str, agent: str, seed: int, folder: Path) -> Line:
@@ -193,7 +221,7 @@ def trained(task: str, agent: str, seed: int, folder: Path) -> Line:
     arm = TASKS[task][agent]
     here = {"demonstrated-dqn": frames4.DEMONSTRATED, "stale-impala": stale.RECIPE}
     recipe = here[arm.recipe] if arm.recipe in here else load_recipe(arm.recipe)
-    changes = dict(arm.changes)
+    changes = {name: one.format(seed=seed) if isinstance(one, str) else one for name, one in arm.changes.items()}
     if arm.demonstrated:
         changes["demonstrations"] = str(frames4.demonstrations(recipe.override(**changes), folder, DEMONSTRATIONS))
     recipe = recipe.override(seed=seed, device="cpu", **changes)
@@ -278,7 +306,7 @@ def print_games(lines: list[Line], picture: Path) -> None:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    usual = [task for task in TASKS if task not in OF_OTHERS | ATARI | LUNARLANDER | ON_POLICY | TEAMS | MUJOCO]
+    usual = [task for task in TASKS if task not in ASKED_FOR]
     parser.add_argument("--tasks", nargs="+", choices=[*TASKS, "minatar"], default=usual)
     parser.add_argument("--agents", nargs="+", help="only these")
     parser.add_argument("--seeds", type=int, nargs="+", help="others than each agent's own")

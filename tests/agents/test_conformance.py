@@ -1,6 +1,7 @@
 """Every agent passes the suite of agents, over several kinds of observations."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 import sharpwave as sw
 from sharpwave.agents.a2c import A2C
 from sharpwave.agents.a3c import A3C
+from sharpwave.agents.agent57 import Agent57
 from sharpwave.agents.bc import BC
 from sharpwave.agents.cql import CQL
 from sharpwave.agents.crossq import CrossQ
@@ -17,6 +19,7 @@ from sharpwave.agents.exploration import EpsilonGreedy, Softmax
 from sharpwave.agents.impala import IMPALA
 from sharpwave.agents.iql import IQL
 from sharpwave.agents.masac import MASAC
+from sharpwave.agents.ngu import NGU
 from sharpwave.agents.ppo import PPO
 from sharpwave.agents.pqn import PQN
 from sharpwave.agents.protocol import Spaces
@@ -362,3 +365,19 @@ class TestMASAC(AgentSuite):
     def make_agent(self, spaces, seed):
         replay = TransitionsSettings(batch_size=8, prioritized=True)
         return MASAC(spaces, MASAC.Settings(hidden_units=16, replay=replay), seed=seed)
+
+
+NOVEL: dict[str, Any] = {
+    "hidden_units": 16, "core_units": 8, "exploration": EXPLORING, "policies": 4, "episodic_memory": 12,
+    "neighbours": 3, "embedding_size": 4, "replay": WINDOWS,
+}  # fmt: skip
+
+
+class TestNGU(AgentSuite):
+    def make_agent(self, spaces, seed):
+        return NGU(spaces, NGU.Settings(**NOVEL), seed=seed)
+
+
+class TestAgent57(AgentSuite):
+    def make_agent(self, spaces, seed):
+        return Agent57(spaces, Agent57.Settings(**NOVEL), seed=seed)

@@ -1,5 +1,5 @@
-"""Losses, rescaling and whole updates of Rainbow against rlax, in a process of their own: jax has threads, and warns
-whenever a process that imported it forks, as other tests do."""
+"""Losses, rescaling, intrinsic rewards and whole updates of Rainbow against rlax, in a process of their own: jax has
+threads, and warns whenever a process that imported it forks, as other tests do."""
 
 import subprocess
 import sys
@@ -13,9 +13,8 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.skipif(find_spec("rlax") is None, reason="needs rlax: pip install '.[test]'")
 def test_all_of_them_agree():
-    files = [
-        f"tests/agents/with_rlax/{name}.py" for name in ("losses", "policy_gradients", "rainbow_updates", "rescaling")
-    ]
+    names = ("intrinsic", "losses", "policy_gradients", "rainbow_updates", "rescaling")
+    files = [f"tests/agents/with_rlax/{name}.py" for name in names]
     ran = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files],
         cwd=ROOT, capture_output=True, text=True,

@@ -7,7 +7,8 @@ again and again, such as a setting for an episode.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -86,24 +87,42 @@ class CountingBandit(Bandit):
         lanes, arms = self._counts.shape
         rows = np.arange(lanes) if lane is None else np.asarray(lane)
         arm, given = np.asarray(arm), np.asarray(reward, np.float64)
-        name = type(self).__name__
-        if not (arm.shape == given.shape == rows.shape and arm.ndim == 1):
-            raise ValueError(f"{name}: got arms {arm.shape}, rewards {given.shape}, lanes {rows.shape}, expected [N]")
+        check_update(type(self).__name__, (arm, arms), (rows, lanes), given, self.lowest, self.highest)
         if not len(arm):
             return
-        for what, numbers, count in (("arms", arm, arms), ("lanes", rows, lanes)):
-            if numbers.dtype.kind not in "iu" or numbers.min() < 0 or numbers.max() >= count:
-                raise ValueError(
-                    f"{name}: got {what} from {numbers.min()} to {numbers.max()}, expected 0 to {count - 1}, integers"
-                )
-        if not np.all((given >= self.lowest) & (given <= self.highest)):  # NaN is neither
-            raise ValueError(
-                f"{name}: got rewards from {given.min()} to {given.max()}, expected {self.lowest:g} to "
-                f"{self.highest:g}; scale them to that"
-            )
         np.add.at(self._counts, (rows, arm), 1.0)
         np.add.at(self._sums, (rows, arm), given)
         np.add.at(self._squares, (rows, arm), given**2)
+
+
+def check_update(
+    name: str,
+    arms: tuple[npt.NDArray[Any], int],
+    lanes: tuple[npt.NDArray[Any], int],
+    reward: Floats,
+    lowest: float = -np.inf,
+    highest: float = np.inf,
+) -> None:
+    """Check what a bandit is to count: numbers of arms and of lanes, each with how many there are, and rewards.
+
+    Raises:
+        ValueError: no such arm or lane, or a reward out of range.
+    """
+    (arm, _), (row, _) = arms, lanes
+    if not (arm.shape == reward.shape == row.shape and arm.ndim == 1):
+        raise ValueError(f"{name}: got arms {arm.shape}, rewards {reward.shape}, lanes {row.shape}, expected [N]")
+    if not len(arm):
+        return
+    for what, (numbers, count) in (("arms", arms), ("lanes", lanes)):
+        if numbers.dtype.kind not in "iu" or numbers.min() < 0 or numbers.max() >= count:
+            raise ValueError(
+                f"{name}: got {what} from {numbers.min()} to {numbers.max()}, expected 0 to {count - 1}, integers"
+            )
+    if not np.all((reward >= lowest) & (reward <= highest)):  # NaN is neither
+        raise ValueError(
+            f"{name}: got rewards from {reward.min()} to {reward.max()}, expected {lowest:g} to {highest:g}; scale "
+            "them to that"
+        )
 
 
 class ConfidenceBandit(CountingBandit):
@@ -246,3 +265,71 @@ class ThompsonGaussian(CountingBandit):
     def index(self, rng: np.random.Generator) -> Floats:
         trials = self._counts + 1
         return rng.normal(self._sums / trials, self._scale / np.sqrt(trials))
+
+
+class SlidingUCB(Bandit):
+    """Mean + scale sqrt(1 / n_j) over each lane's last ``window`` choices, for rewards that change as an agent learns.
+
+    Each arm is chosen once first, in order, and again when its last choice has left the window. Otherwise the arm is
+    random with probability ``epsilon``.
+
+    Args:
+        scale: of the bonus, in units of rewards, which may be of any size.
+    Source: Badia et al. (2020), Agent57, appendix D; Garivier and Moulines (2011), On upper-confidence bound policies
+    for switching bandit problems, section 2.
+    """
+
+    def __init__(self, arms: int, lanes: int = 1, window: int = 160, epsilon: float = 0.5, scale: float = 1.0) -> None:
+        if arms < 1 or lanes < 1 or window < arms:
+            raise ValueError(
+                f"SlidingUCB: got {arms} arms, {lanes} lanes and a window of {window}, expected at least 1, 1 and as "
+                "many choices as arms"
+            )
+        self._arms, self._epsilon, self._scale = arms, epsilon, scale
+        self.arm = np.full((lanes, window), -1)
+        self.reward = np.zeros((lanes, window))
+        self.made = np.zeros(lanes, np.int64)
+
+    @property
+    def counts(self) -> Floats:
+        found: Floats = self._which.sum(axis=1, dtype=np.float64)
+        return found
+
+    @property
+    def means(self) -> Floats:
+        sums = (self._which * self.reward[..., None]).sum(axis=1)
+        found: Floats = sums / np.maximum(self.counts, 1)
+        return found
+
+    @property
+    def _which(self) -> npt.NDArray[np.bool_]:
+        """Whether a choice was of an arm, bool [lanes, window, arms]."""
+        which: npt.NDArray[np.bool_] = self.arm[..., None] == np.arange(self._arms)
+        return which
+
+    def choose(self, rng: np.random.Generator) -> Ints:
+        counts = self.counts
+        lanes = len(counts)
+        drawn, explores = rng.integers(0, self._arms, lanes), rng.random(lanes) < self._epsilon
+        bound = self.means + self._scale * np.sqrt(1 / np.maximum(counts, 1))
+        best = np.where(counts == 0, np.inf, bound).argmax(axis=1)
+        return np.where(explores & (counts.min(axis=1) > 0), drawn, best)
+
+    def update(self, arm: npt.ArrayLike, reward: npt.ArrayLike, lane: npt.ArrayLike | None = None) -> None:
+        lanes, window = self.arm.shape
+        rows = np.arange(lanes) if lane is None else np.asarray(lane)
+        arm, given = np.asarray(arm), np.asarray(reward, np.float64)
+        check_update(type(self).__name__, (arm, self._arms), (rows, lanes), given)
+        for row, chosen, value in zip(rows, arm, given, strict=True):
+            at = self.made[row] % window
+            self.arm[row, at], self.reward[row, at] = chosen, value
+            self.made[row] += 1
+
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        """Return a copy of the choices in the window, by name."""
+        return {name: getattr(self, name).copy() for name in ("arm", "reward", "made")}
+
+    def load(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Restore the choices that ``state`` returned, of a bandit of as many lanes or fewer: the first lanes' are."""
+        for name, saved in state.items():
+            getattr(self, name)[: len(saved)] = saved

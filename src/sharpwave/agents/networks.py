@@ -88,6 +88,18 @@ class QHead(nn.Module):
         return flat.unflatten(1, (-1, *self._outputs)) if self._outputs else flat
 
 
+class Heads(nn.Module):
+    """Heads side by side: their predictions, concatenated in the last dimension."""
+
+    def __init__(self, *heads: nn.Module) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList(heads)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Map features, float [B, features], to predictions, float32 [B, sum of the heads' outputs]."""
+        return torch.cat([head(features) for head in self.heads], dim=-1)
+
+
 class QNetwork(nn.Module):
     """Network of a torso and a Q-head on its features."""
 

@@ -104,6 +104,7 @@ class R2D2State(NamedTuple):
             begins.
         chosen: int64 [lanes], numbers of the last actions.
         values: Q of the last observations [lanes, A], where initial priorities are computed.
+        further: acting state of agents that keep more.
     """
 
     lanes: slice
@@ -111,6 +112,7 @@ class R2D2State(NamedTuple):
     core: npt.NDArray[np.float32]
     chosen: npt.NDArray[np.int64]
     values: npt.NDArray[np.float32] | None = None
+    further: Any = None
 
 
 class R2D2(Agent):
@@ -144,15 +146,25 @@ class R2D2(Agent):
 
     def network(self) -> RecurrentQNetwork:
         """Make a fresh network."""
-        from sharpwave.agents.networks import QHead
         from sharpwave.agents.recurrent import RecurrentQNetwork
         from sharpwave.agents.torsos import torso_for
 
         settings = self.settings
         torso = torso_for(self.spaces.observation, settings.network, settings.hidden_units)
+        return RecurrentQNetwork(torso, settings.core, settings.core_units, self.beside, self.head())
+
+    def head(self) -> nn.Module:
+        """Make a fresh head: the core's output -> Q [B, A]."""
+        from sharpwave.agents.networks import QHead
+
+        settings = self.settings
         units, dueling, baseline = settings.hidden_units, settings.dueling, settings.dueling_baseline
-        head = QHead(settings.core_units, units, self.num_actions, dueling, baseline=baseline)
-        return RecurrentQNetwork(torso, settings.core, settings.core_units, self.num_actions + 1, head)
+        return QHead(settings.core_units, units, self.num_actions, dueling, baseline=baseline)
+
+    @property
+    def beside(self) -> int:
+        """Length of what goes into the core beside the observation's features: the last action and its reward."""
+        return self.num_actions + 1
 
     @cached_property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -168,7 +180,12 @@ class R2D2(Agent):
 
     @property
     def _core_size(self) -> int:
-        return self.online.state_size + self.num_actions + 1
+        return self.online.state_size + self.beside
+
+    @property
+    def _reward_at(self) -> int:
+        """Place of the last reward in a core."""
+        return self.online.state_size + self.num_actions
 
     def begin(self, lanes: int, first_lane: int = 0, of_lanes: int | None = None) -> R2D2State:
         core = np.zeros((lanes, self._core_size), np.float32)
@@ -176,18 +193,28 @@ class R2D2(Agent):
         return R2D2State(slice(first_lane, first_lane + lanes), of, core, np.zeros(lanes, np.int64))
 
     def act(self, obs: Obs, state: R2D2State, step: int, explore: bool = True) -> Acted:
+        state = self.enter(obs, state, explore)
         values, recurrent = self._step(obs, state.core)
         strategy = self.settings.strategy
         chosen = strategy.choose(values, step, state.lanes, state.of, self._rng) if explore else values.argmax(axis=1)
-        before, after = state.core, np.zeros_like(state.core)
-        after[:, : self.online.state_size] = recurrent
+        before, after = state.core, self._behind(state, recurrent)
         after[np.arange(len(chosen)), self.online.state_size + chosen] = 1.0
         state = state._replace(core=after, chosen=chosen, values=values if self._keeps_values else None)
         return Acted(self.actions.actions(chosen), state, {CORE: before})
 
+    def enter(self, obs: Obs, state: R2D2State, explore: bool) -> R2D2State:
+        """Return the state in which ``obs`` is seen: for agents that reckon something of it first."""
+        return state
+
+    def _behind(self, state: R2D2State, recurrent: Any) -> npt.NDArray[np.float32]:
+        """Return the core behind an observation, in which no action was made yet."""
+        core = np.zeros_like(state.core)
+        core[:, : self.online.state_size] = recurrent
+        return core
+
     def replaced(self, state: R2D2State, action: npt.NDArray[Any]) -> R2D2State:
         core, chosen = state.core.copy(), self.actions.numbers(action)
-        core[:, self.online.state_size : -1] = np.eye(self.num_actions, dtype=np.float32)[chosen]
+        core[:, self.online.state_size : self._reward_at] = np.eye(self.num_actions, dtype=np.float32)[chosen]
         return state._replace(core=core, chosen=chosen)
 
     def _step(self, obs: Obs, core: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.float32], Any]:
@@ -200,7 +227,7 @@ class R2D2(Agent):
             return q.cpu().numpy(), recurrent.cpu().numpy()
 
     def _parted(self, core: npt.NDArray[np.float32]) -> tuple[Tensor, Tensor]:
-        """Split cores into the recurrent state [lanes, n], and the previous action and reward [lanes, A + 1]."""
+        """Split cores into the recurrent state [lanes, n], and what goes in beside it [lanes, beside]."""
         import torch
 
         recurrent, previous = torch.from_numpy(core).to(self.device).tensor_split([self.online.state_size], dim=1)
@@ -213,7 +240,7 @@ class R2D2(Agent):
 
     def observe(self, state: R2D2State, reward: npt.NDArray[Any], ended: npt.NDArray[np.bool_]) -> R2D2State:
         core = state.core.copy()  # the one that was acted with may still be on its way into the store
-        core[:, -1] = reward
+        core[:, self._reward_at] = reward
         core[ended] = 0.0
         return state._replace(core=core)
 
@@ -225,10 +252,9 @@ class R2D2(Agent):
         values = np.empty((len(reward), self.num_actions), np.float32)
         for t in range(len(reward)):
             one = {name: part[t : t + 1] for name, part in obs.items()} if isinstance(obs, dict) else obs[t : t + 1]
+            state = self.enter(one, state, explore=False)
             values[t], recurrent = self._step(one, state.core)
-            core = np.zeros_like(state.core)
-            core[:, : self.online.state_size] = recurrent
-            state = self.replaced(state._replace(core=core), action[t : t + 1])
+            state = self.replaced(state._replace(core=self._behind(state, recurrent)), action[t : t + 1])
             state = self.observe(state, reward[t : t + 1], np.zeros(1, np.bool_))
         if self.settings.rescale:
             values = signed_parabolic(torch.from_numpy(values)).numpy()
@@ -289,15 +315,21 @@ class R2D2(Agent):
         size, columns = batch.mask.shape[0], steps + 1
         flat = {name: one[:, :columns].reshape(size * columns, *one.shape[2:]) for name, one in obs.items()}
         inputs = self.inputs(flat if isinstance(batch.obs, dict) else flat[""])
-        recurrent, before = batch[CORE].split([self.online.state_size, self.num_actions + 1], dim=1)
-        one_hot = torch.nn.functional.one_hot(self.actions.numbers(batch.action), self.num_actions)
-        made = torch.cat([one_hot.float(), batch.step_reward.unsqueeze(2)], dim=2)
+        recurrent, before = batch[CORE].split([self.online.state_size, self.beside], dim=1)
+        made = self.made(batch)
         previous = torch.cat([made.new_zeros(size, 1, made.shape[2]), made], dim=1)  # by the column that observes it
         if not self.settings.stored_state:
             recurrent = torch.zeros_like(recurrent)
         begin = batch.mask.int().argmax(dim=1)
         previous[torch.arange(size, device=begin.device), begin] = before
         return network.unroll(inputs, previous, recurrent, begin, batch.burn_in)
+
+    def made(self, batch: Any) -> Tensor:
+        """Return what the core sees of each step when it looks at the next one, float32 [B, T, beside]."""
+        import torch
+
+        one_hot = torch.nn.functional.one_hot(self.actions.numbers(batch.action), self.num_actions)
+        return torch.cat([one_hot.float(), batch.step_reward.unsqueeze(2)], dim=2)
 
     def learn(self, batch: Any, step: int) -> Learned:
         from torch.nn.utils import clip_grad_norm_
@@ -331,11 +363,14 @@ class R2D2(Agent):
 
     def policy_tensors(self, explore: bool = False) -> dict[str, Tensor]:
         policy = self.online if explore or self.average is None else self.average
-        tensors = tensors_of({"inputs": self.inputs, "policy": policy})
+        tensors = tensors_of(self._acting(policy))
         return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
 
     def load_policy(self, tensors: Mapping[str, Tensor]) -> None:
-        load_tensors({"inputs": self.inputs, "policy": self.online}, tensors)
+        load_tensors(self._acting(self.online), tensors)
+
+    def _acting(self, policy: nn.Module) -> dict[str, nn.Module]:
+        return {"inputs": self.inputs, "policy": policy}
 
     def state(self) -> dict[str, Any]:
         return {

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 AGENTS: dict[str, str | type[Agent]] = {
     "a2c": "sharpwave.agents.a2c:A2C",
     "a3c": "sharpwave.agents.a3c:A3C",
+    "agent57": "sharpwave.agents.agent57:Agent57",
     "bc": "sharpwave.agents.bc:BC",
     "cql": "sharpwave.agents.cql:CQL",
     "crossq": "sharpwave.agents.crossq:CrossQ",
@@ -22,6 +23,7 @@ AGENTS: dict[str, str | type[Agent]] = {
     "impala": "sharpwave.agents.impala:IMPALA",
     "iql": "sharpwave.agents.iql:IQL",
     "masac": "sharpwave.agents.masac:MASAC",
+    "ngu": "sharpwave.agents.ngu:NGU",
     "ppo": "sharpwave.agents.ppo:PPO",
     "pqn": "sharpwave.agents.pqn:PQN",
     "qmix": "sharpwave.agents.qmix:QMIX",

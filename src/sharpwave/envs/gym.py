@@ -13,6 +13,7 @@ import gymnasium
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from sharpwave.envs.deep_sea import register_deep_sea
 from sharpwave.envs.memory_tasks import register_tasks
 from sharpwave.envs.teams import register_mpe
 
@@ -28,6 +29,7 @@ def register() -> None:
     register_tasks()
     if "sharpwave/TwoStep-v0" not in gymnasium.registry:
         gymnasium.register("sharpwave/TwoStep-v0", "sharpwave.envs.team_games:two_step")
+    register_deep_sea()
     if "ALE/Pong-v5" not in gymnasium.registry:
         gymnasium.register_envs(ale_py)
 

@@ -1,0 +1,149 @@
+"""Agent57: NGU whose values of reward and of novelty have a head each, and whose lanes choose policies by bandits.
+
+Reward and novelty differ in size and in how fast they change; learned apart, neither hides the other. Which of the
+family's policies plays an episode is chosen by a bandit, by what the last episodes of each policy gave.
+
+Source: Badia et al. (2020), Agent57: outperforming the Atari human benchmark. There both values have networks of their
+own; heads on one core are those of Kapturowski et al. (2022), Human-level Atari 200x faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.agents.bandits import SlidingUCB
+from sharpwave.agents.ngu import NGU, NOVELTY, NGUSettings, NGUState, Stream
+from sharpwave.agents.protocol import Obs, Spaces
+from sharpwave.agents.r2d2 import R2D2State
+from sharpwave.configuration import expect, setting
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+UNDECIDED = -1
+"""Policy of a lane whose episode has not begun."""
+
+
+@dataclass(frozen=True)
+class Agent57Settings(NGUSettings):
+    """Settings of Agent57; the defaults are those of Badia et al. (2020), appendix G, where they are given there."""
+
+    kind: ClassVar[str] = "agent57"
+
+    bandit_window: int = setting(
+        160, "episodes by which each environment's bandit chooses the next one's policy", NOVELTY, at_least=1
+    )
+    bandit_epsilon: float = setting(0.5, "probability of a random policy", NOVELTY, at_least=0, at_most=1)
+    bandit_scale: float = setting(
+        1.0, "bonus of policies that were seldom chosen, in units of an episode's return", NOVELTY, at_least=0
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        fits = self.bandit_window >= self.policies
+        expect(self, "bandit_window", fits, f"at least --policies {self.policies}")
+
+
+@dataclass(frozen=True)
+class Agent57State(NGUState):
+    """What Agent57 keeps while acting beside NGU.
+
+    Attributes:
+        total: float64 [lanes], sum of the episode's rewards.
+    """
+
+    total: npt.NDArray[np.float64]
+
+
+class Agent57(NGU):
+    """Agent57: NGU with a head for each kind of value, and a bandit for each lane."""
+
+    Settings = Agent57Settings
+    settings: Agent57Settings
+
+    def __init__(
+        self, spaces: Spaces, settings: Agent57Settings | None = None, device: torch.device | str = "cpu", seed: Any = 0
+    ) -> None:
+        super().__init__(spaces, settings, device, seed)
+        self.bandit = self._bandit(1)
+
+    def _bandit(self, lanes: int) -> SlidingUCB:
+        settings = self.settings
+        return SlidingUCB(
+            settings.policies, lanes, settings.bandit_window, settings.bandit_epsilon, settings.bandit_scale
+        )
+
+    # network
+
+    def head(self) -> nn.Module:
+        from sharpwave.agents.networks import Heads
+
+        return Heads(super().head(), super().head())
+
+    def combined(self, q: Tensor, beta: Tensor) -> Tensor:
+        """Return h(h^-1(Q of rewards) + beta h^-1(Q of novelty)), without ``rescale`` Q of rewards + beta Q of novelty.
+
+        Source: Badia et al. (2020), appendix B.
+        """
+        from sharpwave.agents.rescaling import signed_hyperbolic, signed_parabolic
+
+        of_reward, of_novelty = q.chunk(2, dim=-1)
+        if not self.settings.rescale:
+            return of_reward + beta * of_novelty
+        return signed_hyperbolic(signed_parabolic(of_reward) + beta * signed_parabolic(of_novelty))
+
+    # act
+
+    def begin(self, lanes: int, first_lane: int = 0, of_lanes: int | None = None) -> R2D2State:
+        state = super().begin(lanes, first_lane, of_lanes)
+        if state.of > len(self.bandit.made):
+            grown = self._bandit(state.of)
+            grown.load(self.bandit.state())
+            self.bandit = grown
+        policy = np.full(lanes, UNDECIDED)
+        own: NGUState = state.further
+        return state._replace(further=Agent57State(policy, own.intrinsic, own.memory, np.zeros(lanes)))
+
+    def scored_lanes(self, lanes: int) -> npt.NDArray[np.bool_]:
+        return self.settings.strategy.scored(lanes)
+
+    def enter(self, obs: Obs, state: R2D2State, explore: bool) -> R2D2State:
+        own: Agent57State = state.further
+        undecided = own.policy == UNDECIDED
+        if explore and undecided.any():
+            policy = np.where(undecided, self.bandit.choose(self._rng)[state.lanes], own.policy)
+            state = state._replace(further=replace(own, policy=policy))
+        return super().enter(obs, state, explore)
+
+    def observe(self, state: R2D2State, reward: npt.NDArray[Any], ended: npt.NDArray[np.bool_]) -> R2D2State:
+        state = super().observe(state, reward, ended)
+        own: Agent57State = state.further
+        total, counts = own.total + reward, ended & (own.policy != UNDECIDED)
+        self.bandit.update(own.policy[counts], total[counts], np.arange(state.lanes.start, state.lanes.stop)[counts])
+        policy = np.where(ended, UNDECIDED, own.policy)
+        return state._replace(further=replace(own, policy=policy, total=np.where(ended, 0.0, total)))
+
+    # learn
+
+    def streams(self, q: Tensor, target_q: Tensor, reward: Tensor, intrinsic: Tensor, beta: Tensor) -> list[Stream]:
+        pairs = zip(q.chunk(2, dim=-1), target_q.chunk(2, dim=-1), (reward, intrinsic), strict=True)
+        return [Stream(*one) for one in pairs]
+
+    # save
+
+    def state(self) -> dict[str, Any]:
+        import torch
+
+        return {**super().state(), "bandit": {name: torch.from_numpy(one) for name, one in self.bandit.state().items()}}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        super().load(state)
+        saved = {name: one.numpy() for name, one in state["bandit"].items()}
+        self.bandit = self._bandit(len(saved["made"]))
+        self.bandit.load(saved)

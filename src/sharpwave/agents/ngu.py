@@ -1,0 +1,316 @@
+"""NGU, never give up: R2D2 that is also rewarded for novelty, and learns a family of policies by one network.
+
+Policy j is rewarded by r + beta_j * novelty, and discounts by gamma_j. Policy 0 has beta 0: it is the one that is
+evaluated. A window is learned from as the policy's that played it; what the network learns from one serves the others.
+
+Source: Badia et al. (2020), Never give up: learning directed exploration strategies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.agents.losses import retrace_targets
+from sharpwave.agents.modules import load_optimizer, optimizer_tensors, to_tensors
+from sharpwave.agents.protocol import Acted, Learned, Obs, Spaces
+from sharpwave.agents.r2d2 import CORE, LEARNING, R2D2, R2D2Settings, R2D2State
+from sharpwave.configuration import expect, setting
+from sharpwave.spec import Field
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from sharpwave.agents.novelty import EpisodicMemory
+
+NOVELTY = "Novelty"
+INTRINSIC = "intrinsic"
+"""Field of the intrinsic reward: how novel the observation is that a step was made in."""
+
+
+@dataclass(frozen=True)
+class NGUSettings(R2D2Settings):
+    """Settings of NGU; the defaults are those of Badia et al. (2020), table 3, where they are given there."""
+
+    kind: ClassVar[str] = "ngu"
+
+    policies: int = setting(32, "policies of the family, from exploiting to exploring", NOVELTY, at_least=2)
+    max_beta: float = setting(0.3, "weight of novelty for the policy that explores most", NOVELTY, above=0)
+    min_gamma: float = setting(
+        0.99, "discount factor of that policy; gamma is that of the first one", NOVELTY, at_least=0, below=1
+    )
+    trace: float = setting(0.95, "lambda of Retrace", LEARNING, at_least=0, at_most=1)
+    embedding_size: int = setting(32, "length of the embedding of an observation", NOVELTY, at_least=1)
+    episodic_memory: int = setting(30_000, "embeddings of an episode that are remembered", NOVELTY, at_least=1)
+    neighbours: int = setting(10, "nearest embeddings that novelty in the episode is reckoned by", NOVELTY, at_least=1)
+    max_modulator: float = setting(
+        5.0,
+        "largest factor for what is novel over all of training; 1: novelty in the episode only",
+        NOVELTY,
+        at_least=1,
+    )
+    intrinsic_scale: float = setting(1.0, "factor of intrinsic rewards", NOVELTY, above=0)
+    novelty_lr: float = setting(
+        5e-4, "learning rate of the networks that tell novelty", NOVELTY, flag="--novelty-learning-rate", above=0
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        fits, gamma = self.neighbours <= self.episodic_memory, self.replay.gamma
+        expect(self, "neighbours", fits, f"at most --episodic-memory {self.episodic_memory:,}")
+        expect(self, "min_gamma", self.min_gamma <= gamma < 1, f"at most --gamma {gamma}, and that below 1")
+
+
+def betas(policies: int, largest: float) -> npt.NDArray[np.float32]:
+    """Return the weight of novelty for each policy: 0, then a sigmoid that rises to ``largest``. float32 [policies].
+
+    Source: Badia et al. (2020), appendix A.
+    """
+    middle = policies - 2
+    rising = [largest / (1 + math.exp(-10 * (2 * j - middle) / middle)) for j in range(1, policies - 1)]
+    return np.array([0.0, *rising, largest], np.float32)
+
+
+def gammas(policies: int, first: float, last: float) -> npt.NDArray[np.float32]:
+    """Return the discount factor of each policy: 1 - gamma is spaced evenly in its logarithm. float32 [policies].
+
+    Source: Badia et al. (2020), appendix A.
+    """
+    return (1 - np.geomspace(1 - first, 1 - last, policies)).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class NGUState:
+    """What NGU keeps while acting beside R2D2.
+
+    Attributes:
+        policy: int64 [lanes], which policy plays.
+        intrinsic: float32 [lanes], intrinsic reward of the last observation.
+        memory: of the episode's embeddings.
+    """
+
+    policy: npt.NDArray[np.int64]
+    intrinsic: npt.NDArray[np.float32]
+    memory: EpisodicMemory
+
+
+class Stream(NamedTuple):
+    """Values that are learned from one kind of reward.
+
+    Attributes:
+        q, target_q: float [B, L + 1, A], of the online and the target network.
+        reward: float [B, L].
+    """
+
+    q: Tensor
+    target_q: Tensor
+    reward: Tensor
+
+
+class NGU(R2D2):
+    """Never-give-up agent: R2D2, and the networks that tell novelty. Lane i plays policy i modulo their number.
+
+    Its core sees, beside the last action and reward, the last intrinsic reward and which policy plays.
+    """
+
+    Settings: type[NGUSettings] = NGUSettings
+    settings: NGUSettings
+
+    def __init__(
+        self, spaces: Spaces, settings: NGUSettings | None = None, device: torch.device | str = "cpu", seed: Any = 0
+    ) -> None:
+        super().__init__(spaces, settings or self.Settings(), device, seed)
+        from sharpwave.agents.novelty import Novelty
+        from sharpwave.agents.torsos import torso_for
+
+        own = self.settings
+
+        def torso() -> Any:
+            return torso_for(spaces.observation, own.network, own.hidden_units)
+
+        self.novelty = Novelty(torso, own.embedding_size, self.num_actions).to(self.device)
+        self.betas = betas(own.policies, own.max_beta)
+        self.gammas = gammas(own.policies, own.replay.gamma, own.min_gamma)
+
+    @property
+    def beside(self) -> int:
+        return super().beside + 1 + self.settings.policies
+
+    @property
+    def _policy_at(self) -> int:
+        """Place in a core of which policy plays; the last intrinsic reward is before it."""
+        return self._reward_at + 2
+
+    @cached_property
+    def novelty_optimizer(self) -> torch.optim.Optimizer:
+        """Adam for the networks that tell novelty; made on first use, because torch takes a second to import it."""
+        import torch
+
+        learned = [parameter for parameter in self.novelty.parameters() if parameter.requires_grad]
+        return torch.optim.Adam(learned, lr=self.settings.novelty_lr, fused=True)
+
+    # act
+
+    def step_fields(self) -> dict[str, Field]:
+        return {**super().step_fields(), INTRINSIC: Field((), "float32")}
+
+    def begin(self, lanes: int, first_lane: int = 0, of_lanes: int | None = None) -> R2D2State:
+        from sharpwave.agents.novelty import EpisodicMemory
+
+        state, settings = super().begin(lanes, first_lane, of_lanes), self.settings
+        memory = EpisodicMemory.empty(lanes, settings.episodic_memory, settings.embedding_size)
+        policy = np.arange(first_lane, first_lane + lanes) % settings.policies
+        return state._replace(further=NGUState(policy, np.zeros(lanes, np.float32), memory))
+
+    def scored_lanes(self, lanes: int) -> npt.NDArray[np.bool_]:
+        exploits: npt.NDArray[np.bool_] = np.arange(lanes) % self.settings.policies == 0
+        return exploits
+
+    def enter(self, obs: Obs, state: R2D2State, explore: bool) -> R2D2State:
+        import torch
+
+        own: NGUState = state.further
+        settings = self.settings
+        with torch.inference_mode():
+            inputs = self.inputs(to_tensors(obs, self.device))
+            embedding = self.novelty.embedding(inputs).cpu().numpy()
+            modulator = self.novelty.modulators(inputs, settings.max_modulator).cpu().numpy()
+        episodic, memory = own.memory.add(embedding, settings.neighbours)
+        core, policy = state.core.copy(), own.policy if explore else np.zeros_like(own.policy)
+        core[:, self._policy_at :] = np.eye(settings.policies, dtype=np.float32)[policy]
+        intrinsic = settings.intrinsic_scale * episodic * modulator
+        return state._replace(core=core, further=replace(own, intrinsic=intrinsic, memory=memory))
+
+    def act(self, obs: Obs, state: R2D2State, step: int, explore: bool = True) -> Acted:
+        acted = super().act(obs, state, step, explore)
+        return acted._replace(fields={**acted.fields, INTRINSIC: acted.state.further.intrinsic})
+
+    def _behind(self, state: R2D2State, recurrent: Any) -> npt.NDArray[np.float32]:
+        core = super()._behind(state, recurrent)
+        core[:, self._policy_at - 1] = state.further.intrinsic
+        core[:, self._policy_at :] = state.core[:, self._policy_at :]
+        return core
+
+    def _step(self, obs: Obs, core: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.float32], Any]:
+        import torch
+
+        predicted, recurrent = super()._step(obs, core)
+        beta = core[:, self._policy_at :] @ self.betas[:, None]
+        return self.combined(torch.from_numpy(predicted), torch.from_numpy(beta)).numpy(), recurrent
+
+    def observe(self, state: R2D2State, reward: npt.NDArray[Any], ended: npt.NDArray[np.bool_]) -> R2D2State:
+        state = super().observe(state, reward, ended)
+        own: NGUState = state.further
+        return state._replace(further=replace(own, memory=own.memory.without(ended)))
+
+    def initial_errors(self, lanes: int, kept: int) -> None:
+        return None
+
+    # learn
+
+    def made(self, batch: Any) -> Tensor:
+        import torch
+
+        plays = batch[CORE][:, self._policy_at :]
+        further = [batch[INTRINSIC].unsqueeze(2), plays.unsqueeze(1).expand(-1, batch.mask.shape[1], -1)]
+        return torch.cat([super().made(batch), *further], dim=2)
+
+    def combined(self, q: Tensor, beta: Tensor) -> Tensor:
+        """Return the values that a policy acts by, float [..., A], of what the network predicts."""
+        return q
+
+    def streams(self, q: Tensor, target_q: Tensor, reward: Tensor, intrinsic: Tensor, beta: Tensor) -> list[Stream]:
+        """Return what is learned: here the value of both rewards together.
+
+        Args:
+            q, target_q: predictions, float [B, L + 1, ...].  reward, intrinsic: float [B, L].
+            beta: float [B, 1], of the policy that played.
+        """
+        return [Stream(q, target_q, reward + beta * intrinsic)]
+
+    def loss(self, batch: Any) -> tuple[Tensor, Tensor]:
+        import torch
+
+        q = self._unroll(self.online, batch)
+        with torch.no_grad():
+            target_q = self._unroll(self.target, batch)
+        policy = batch[CORE][:, self._policy_at :].argmax(dim=1).cpu()
+        beta, gamma = (torch.from_numpy(one)[policy, None].to(q.device) for one in (self.betas, self.gammas))
+        trained = slice(batch.burn_in, None)
+        mask, action = batch.mask[:, trained], self.actions.numbers(batch.action[:, trained])
+        discount = batch.discount[:, trained] * (gamma / self.settings.replay.gamma)
+        greedy = self.combined(q.detach(), beta[:, None]).argmax(dim=2)
+        streams = self.streams(q, target_q, batch.step_reward[:, trained], batch[INTRINSIC][:, trained], beta)
+        errors = [self.errors(stream, action, greedy, discount, mask) for stream in streams]
+        losses = sum(0.5 * error.square().sum(dim=1) for error in errors) / mask.sum(dim=1)
+        # That of the value which is acted by, but for its rescaling.
+        td_error = errors[0] if len(errors) == 1 else errors[0] + beta * errors[1]
+        return (batch.weights * losses).mean(), td_error.detach()
+
+    def errors(self, stream: Stream, action: Tensor, greedy: Tensor, discount: Tensor, mask: Tensor) -> Tensor:
+        """Compute Retrace's TD errors under the greedy policy, float [B, L]; 0 for padding.
+
+        Args:
+            action: int64 [B, L], actions that were made.  greedy: int64 [B, L + 1], those of the policy.
+            discount: float [B, L].  mask: bool [B, L], real steps.
+        """
+        import torch
+
+        from sharpwave.agents.rescaling import signed_hyperbolic, signed_parabolic
+
+        taken = stream.q[:, :-1].gather(2, action.unsqueeze(2)).squeeze(2)
+        with torch.no_grad():
+            values = signed_parabolic(stream.target_q) if self.settings.rescale else stream.target_q
+            behind = values[:, 1:].gather(2, greedy[:, 1:, None]).squeeze(2)
+            made = values[:, :-1].gather(2, action.unsqueeze(2)).squeeze(2)
+            # A greedy policy's ratio is 0, or at least 1 and cut to that: behaviour probabilities need not be known.
+            trace = self.settings.trace * (greedy[:, :-1] == action)
+            ends = torch.cat([~mask[:, 1:], mask.new_ones(len(mask), 1)], dim=1)
+            targets = retrace_targets(stream.reward, discount, behind, made, trace, ends)
+            targets = signed_hyperbolic(targets) if self.settings.rescale else targets
+        return (targets - taken) * mask
+
+    def learn(self, batch: Any, step: int) -> Learned:
+        learned = super().learn(batch, step)
+        loss = self._novelty_loss(batch)
+        self.novelty_optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        self.novelty_optimizer.step()
+        return Learned(learned.td_error, {**learned.metrics, "novelty_loss": loss.detach()})
+
+    def _novelty_loss(self, batch: Any) -> Tensor:
+        """Return the loss of the networks that tell novelty over the trained steps of a batch."""
+        burn_in, steps = batch.burn_in, batch.mask.shape[1]
+        real = batch.mask[:, burn_in:]
+
+        def inputs(first: int) -> Any:
+            def some(obs: Tensor) -> Tensor:
+                return obs[:, first : first + steps - burn_in][real]
+
+            obs = batch.obs
+            return self.inputs({name: some(one) for name, one in obs.items()} if isinstance(obs, dict) else some(obs))
+
+        action = self.actions.numbers(batch.action[:, burn_in:])[real]
+        return self.novelty.loss(inputs(burn_in), inputs(burn_in + 1), action)
+
+    # save
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "novelty_optimizer": optimizer_tensors(self.novelty_optimizer)}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        super().load(state)
+        load_optimizer(self.novelty_optimizer, state["novelty_optimizer"])
+
+    def _acting(self, policy: nn.Module) -> dict[str, nn.Module]:
+        return {**super()._acting(policy), "novelty": self.novelty}
+
+    def _modules(self) -> dict[str, nn.Module]:
+        return {**super()._modules(), "novelty": self.novelty}
