@@ -59,7 +59,7 @@ class Trained:
         progress = self.state.progress
         experience: Experience
         if recipe.actors.count:
-            experience = ActorExperience(recipe, self.agent, self.store, progress)
+            experience = ActorExperience(recipe, self.agent, self.store, self.view, progress)
         else:
             experience = LocalExperience(self.env, self.agent, self.store, recipe.training.seed, progress)
         told = [HeldOutEvaluations(), *callbacks, self.kept]

@@ -208,7 +208,7 @@ class Run:
         if recipe.offline:
             return NoExperience()
         if recipe.actors.count:
-            return ActorExperience(recipe, self.agent, self.store, progress, say, self.actor_callbacks)
+            return ActorExperience(recipe, self.agent, self.store, self.view, progress, say, self.actor_callbacks)
         hooks = ActorHooks(self.actor_callbacks)
         return LocalExperience(self.env, self.agent, self.store, recipe.training.seed, progress, hooks)
 

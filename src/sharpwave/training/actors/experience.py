@@ -19,7 +19,7 @@ from sharpwave.training.actors.ray_nodes import RayHub
 from sharpwave.training.actors.staleness import Staleness
 from sharpwave.training.actors.transport import Arrival, Delivered
 from sharpwave.training.actors.weights import shared_weights
-from sharpwave.training.actors.worker import Place, ratio_limiter
+from sharpwave.training.actors.worker import Place, ratio_limiter, used_up
 from sharpwave.training.experience import Arrived
 from sharpwave.training.failures import CallbackError
 from sharpwave.training.progress import Progress
@@ -57,7 +57,7 @@ class ActorExperience:
     Episodes continue across checkpoints; steps that actors have not sent yet are not part of a checkpoint.
 
     Args:
-        progress: the run's progress, read only.
+        view: of the store, that the learner samples. progress: the run's progress, read only.
         say: called with a sentence about each actor that is silent or replaced.
         callbacks: factories of actor callbacks, called in each actor's process.
     """
@@ -69,6 +69,7 @@ class ActorExperience:
         recipe: Recipe,
         agent: Agent,
         store: sw.Store | sw.Cluster,
+        view: Any,
         progress: Progress,
         say: Callable[[str], None] = lambda text: None,
         callbacks: Sequence[MakeActorCallback] = (),
@@ -81,6 +82,7 @@ class ActorExperience:
         self._name = uuid.uuid4().hex
         self._first_step, _ = progress.ratio_since
         self._ratio = ratio_limiter(recipe, agent.replay()).ratio
+        self._queue = view if used_up(recipe, agent.replay()) else None
         inserts = progress.steps - self._first_step
         self._actors: Actors
         if isinstance(store, sw.Cluster) and recipe.replay.ray and not recipe.actors.hub:
@@ -149,11 +151,26 @@ class ActorExperience:
         return self._staleness.report() | {"actor_restarts": self._actors.restarts}
 
     def _tell(self) -> None:
+        self._actors.tell(
+            self._progress.steps, self._samples() if self._queue is None else self._not_waiting(self._queue)
+        )
+
+    def _samples(self) -> int:
+        """Return how often items were sampled."""
         first_step, first_update = self._progress.ratio_since
         samples = (self._progress.updates - first_update) * self._batch_size
         # Actors count from the run's first step: those that shards have lost count as sampled as often as they should.
-        samples += math.ceil((first_step - self._first_step) * self._ratio)
-        self._actors.tell(self._progress.steps, samples)
+        return samples + math.ceil((first_step - self._first_step) * self._ratio)
+
+    def _not_waiting(self, queue: Any) -> int:
+        """Return the samples that the arrived steps call for, less those of windows that wait behind the next batch.
+
+        What was sampled would not do: an episode's last window is short, so that steps make more windows than their
+        number divided by a window's length, and actors that went by it would fill the queue without end.
+        """
+        arrived = self._progress.steps - self._first_step
+        waiting = max(0, len(queue) - self._batch_size)
+        return math.floor(self._ratio * (arrived - waiting * self._agent.replay().horizon))
 
     def _publish(self) -> None:
         self._published_at = self._progress.steps

@@ -108,17 +108,23 @@ def actor_seed(recipe: Recipe, steps: int, actor: int, restart: int) -> int:
     return int(np.random.SeedSequence([recipe.training.seed, steps, actor, restart]).generate_state(1)[0] >> 2)
 
 
+def used_up(recipe: Recipe, replay: ViewSettings) -> bool:
+    """Return whether the learner learns all that it can from each step, so that what waits for it is a queue."""
+    return replay.most_samples <= replay.batch_size / recipe.training.update_every
+
+
 def ratio_limiter(recipe: Recipe, replay: ViewSettings) -> SamplesPerInsert:
     """Make the rate limiter that bounds how far actors may run ahead of the learner.
 
     They may be ahead by twice the steps that they may hold unsealed; with less both sides could wait for each other.
     The learner is never ahead: it makes only the updates that the arrived steps call for, and, where items are used up,
-    that there are items for.
+    that there are items for. Of these a batch and what is unsealed may wait (``ActorExperience`` says how many do).
     """
     ratio = min(replay.batch_size / recipe.training.update_every, replay.most_samples)
-    under_way = recipe.env.num_envs * (recipe.actors.segment_steps + replay.horizon + 2)
+    lanes, unsealed = recipe.env.num_envs, recipe.actors.segment_steps + 2
+    under_way = lanes * unsealed if used_up(recipe, replay) else 2 * lanes * (unsealed + replay.horizon)
     return SamplesPerInsert(
-        ratio, max(1, recipe.training.warmup_steps), max(1.0, 2 * under_way * ratio + replay.batch_size)
+        ratio, max(1, recipe.training.warmup_steps), max(1.0, ratio, under_way * ratio + replay.batch_size)
     )
 
 

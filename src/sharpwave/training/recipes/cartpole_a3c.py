@@ -1,7 +1,4 @@
-"""CartPole-v1 by A3C: two actor processes, an update from each window that one of them sends.
-
-Not solved: the policies of both seeds that were run collapsed (docs/training/on-policy.md).
-"""
+"""CartPole-v1 by A3C: two actor processes, an update from each window that one of them sends."""
 
 from dataclasses import replace
 
