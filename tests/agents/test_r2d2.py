@@ -195,7 +195,7 @@ def test_dueling_baselines(baseline, expected):
         for layer, bias in ((head.value, [10.0]), (head.advantage, [1.0, 2.0, 6.0])):
             layer.weight.zero_()
             layer.bias.copy_(torch.tensor(bias))
-    values, _ = agent._step(np.ones((LANES, SIZE), np.float32), agent.begin(LANES).core)
+    values, _ = agent.infer(np.ones((LANES, SIZE), np.float32), agent.begin(LANES).core)
     np.testing.assert_array_equal(values, [expected] * LANES)
 
 

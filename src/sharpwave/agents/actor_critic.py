@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from sharpwave.agents.architectures import networks
 from sharpwave.agents.devices import pick_device
 from sharpwave.agents.modules import load_optimizer, load_tensors, optimizer_tensors, tensors_of, to_tensors
-from sharpwave.agents.protocol import Acted, Agent, Learned, Obs, Spaces
+from sharpwave.agents.protocol import Acted, Agent, Learned, Obs, Rows, Spaces
 from sharpwave.agents.replay import RolloutSettings
 from sharpwave.agents.schedules import linear
 from sharpwave.configuration import check, expect, setting
@@ -26,6 +26,7 @@ from sharpwave.spec import Field
 
 if TYPE_CHECKING:
     import torch
+    from gymnasium.spaces import Space
     from torch import Tensor, nn
 
 LEARNING, NETWORK = "Learning", "Network"
@@ -155,9 +156,20 @@ class ActorCritic(Agent):
         import torch
 
         with torch.inference_mode():
-            predicted = self.policy(self.inputs(to_tensors(obs, self.device)))
+            predicted = torch.from_numpy(self.infer(obs)[0])
             chosen = self.distribution.choose(predicted, self._rng if explore else None)
         return Acted(chosen.action, state, {LOG_PROBABILITY: chosen.log_probability, **chosen.fields})
+
+    @property
+    def inference_space(self) -> Space[Any] | None:
+        return self.spaces.observation
+
+    def infer(self, obs: Obs, *memory: Rows) -> tuple[Rows, ...]:
+        """Return the policy's predictions, float32 [N, k]."""
+        import torch
+
+        with torch.inference_mode():
+            return (self.policy(self.inputs(to_tensors(obs, self.device))).cpu().numpy(),)
 
     # learn
 

@@ -24,13 +24,14 @@ from sharpwave.agents.exploration import ExplorationSettings
 from sharpwave.agents.losses import double_q_targets, huber, q_targets, squared
 from sharpwave.agents.modules import load_optimizer, load_tensors, optimizer_tensors, tensors_of, to_tensors
 from sharpwave.agents.priorities import NStepErrors
-from sharpwave.agents.protocol import Acted, Agent, Learned, Obs, Spaces, Valued
+from sharpwave.agents.protocol import Acted, Agent, Learned, Obs, Rows, Spaces, Valued
 from sharpwave.agents.replay import TransitionsSettings
 from sharpwave.agents.schedules import linear
 from sharpwave.configuration import check, expect, setting
 
 if TYPE_CHECKING:
     import torch
+    from gymnasium.spaces import Space
     from torch import Tensor, nn
 
 LEARNING, NETWORK = "Learning", "Network"
@@ -196,10 +197,17 @@ class DQN(Agent):
         state = state._replace(chosen=chosen, values=values if self._keeps_values else None)
         return Acted(self.actions.actions(chosen), state)
 
+    @property
+    def inference_space(self) -> Space[Any] | None:
+        return self.spaces.observation
+
+    def infer(self, obs: Obs, *memory: Rows) -> tuple[Rows, ...]:
+        """Return Q of the online network, float32 [N, A]."""
+        return (self._q(obs).float().cpu().numpy(),)
+
     def values(self, obs: Obs) -> npt.NDArray[np.float32]:
-        """Return Q of the online network, float32 [N, A], for observations [N, ...]."""
-        q: npt.NDArray[np.float32] = self._q(obs).float().cpu().numpy()
-        return q
+        """Return Q, float32 [N, A], for observations [N, ...]."""
+        return self.infer(obs)[0]
 
     def values_along(self, obs: Obs, action: npt.NDArray[Any], reward: npt.NDArray[Any], state: DQNState) -> Valued:
         return Valued(self.values(obs), self.actions.numbers(action), state)

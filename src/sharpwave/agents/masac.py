@@ -21,13 +21,14 @@ import numpy as np
 from sharpwave.agents.averaging import move_towards
 from sharpwave.agents.devices import pick_device
 from sharpwave.agents.modules import load_optimizer, load_tensors, optimizer_tensors, tensors_of, to_tensors
-from sharpwave.agents.protocol import Acted, Agent, Learned, Obs, Spaces
+from sharpwave.agents.protocol import Acted, Agent, Learned, Obs, Rows, Spaces
 from sharpwave.agents.replay import TransitionsSettings
 from sharpwave.configuration import check, expect, setting
 from sharpwave.teams import ACTION_MASK, REWARDS, legal_actions
 
 if TYPE_CHECKING:
     import torch
+    from gymnasium.spaces import Space
     from torch import Tensor, nn
 
     from sharpwave.agents.teams import Seen
@@ -137,14 +138,22 @@ class MASAC(Agent):
     # act
 
     def act(self, obs: Obs, state: None, step: int, explore: bool = True) -> Acted:
-        import torch
-
-        with torch.inference_mode():
-            logits = self.policy(self.inputs(to_tensors(obs, self.device)).agents).cpu().numpy()
+        (logits,) = self.infer(obs)
         if explore:  # the largest of logits with Gumbel noise is a draw of the policy
             logits = logits + self._rng.gumbel(size=logits.shape)
         legal = legal_actions(np.asarray(obs[ACTION_MASK]))
         return Acted(np.where(legal, logits, -np.inf).argmax(axis=2), state)
+
+    @property
+    def inference_space(self) -> Space[Any] | None:
+        return self.spaces.observation
+
+    def infer(self, obs: Obs, *memory: Rows) -> tuple[Rows, ...]:
+        """Return the logits of each agent's actions, float32 [lanes, N, A], illegal ones included."""
+        import torch
+
+        with torch.inference_mode():
+            return (self.policy(self.inputs(to_tensors(obs, self.device)).agents).cpu().numpy(),)
 
     # learn
 

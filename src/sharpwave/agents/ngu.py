@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from sharpwave.agents.losses import retrace_targets
 from sharpwave.agents.modules import load_optimizer, optimizer_tensors, to_tensors
-from sharpwave.agents.protocol import Acted, Learned, Obs, Spaces
+from sharpwave.agents.protocol import Acted, Learned, Obs, Rows, Spaces
 from sharpwave.agents.r2d2 import CORE, LEARNING, R2D2, R2D2Settings, R2D2State
 from sharpwave.configuration import expect, setting
 from sharpwave.spec import Field
@@ -198,11 +198,15 @@ class NGU(R2D2):
         core[:, self._policy_at :] = state.core[:, self._policy_at :]
         return core
 
-    def _step(self, obs: Obs, core: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.float32], Any]:
+    @property
+    def inference_space(self) -> None:
+        return None  # the networks that tell novelty are computed by each actor
+
+    def infer(self, obs: Obs, *memory: Rows) -> tuple[Rows, ...]:
         import torch
 
-        predicted, recurrent = super()._step(obs, core)
-        beta = core[:, self._policy_at :] @ self.betas[:, None]
+        predicted, recurrent = super().infer(obs, *memory)
+        beta = memory[0][:, self._policy_at :] @ self.betas[:, None]
         return self.combined(torch.from_numpy(predicted), torch.from_numpy(beta)).numpy(), recurrent
 
     def observe(self, state: R2D2State, reward: npt.NDArray[Any], ended: npt.NDArray[np.bool_]) -> R2D2State:

@@ -20,13 +20,14 @@ from sharpwave.agents.devices import pick_device
 from sharpwave.agents.exploration import EpsilonGreedy, ExplorationSettings
 from sharpwave.agents.losses import lambda_returns
 from sharpwave.agents.modules import load_optimizer, load_tensors, optimizer_tensors, tensors_of, to_tensors
-from sharpwave.agents.protocol import Acted, Agent, Learned, Obs, Spaces, Valued
+from sharpwave.agents.protocol import Acted, Agent, Learned, Obs, Rows, Spaces, Valued
 from sharpwave.agents.replay import RolloutSettings
 from sharpwave.agents.schedules import linear
 from sharpwave.configuration import check, setting
 
 if TYPE_CHECKING:
     import torch
+    from gymnasium.spaces import Space
     from torch import Tensor, nn
 
 LEARNING, NETWORK = "Learning", "Network"
@@ -113,13 +114,20 @@ class PQN(Agent):
         chosen = strategy.choose(q, step, state.lanes, state.of, self._rng) if explore else q.argmax(axis=1)
         return Acted(self.actions.actions(chosen), state)
 
-    def values(self, obs: Obs) -> npt.NDArray[np.float32]:
-        """Return Q, float32 [N, A], for observations [N, ...]."""
+    @property
+    def inference_space(self) -> Space[Any] | None:
+        return self.spaces.observation
+
+    def infer(self, obs: Obs, *memory: Rows) -> tuple[Rows, ...]:
+        """Return Q, float32 [N, A]."""
         import torch
 
         with torch.inference_mode():
-            q: npt.NDArray[np.float32] = self.online(self.inputs(to_tensors(obs, self.device))).cpu().numpy()
-        return q
+            return (self.online(self.inputs(to_tensors(obs, self.device))).cpu().numpy(),)
+
+    def values(self, obs: Obs) -> npt.NDArray[np.float32]:
+        """Return Q, float32 [N, A], for observations [N, ...]."""
+        return self.infer(obs)[0]
 
     def values_along(self, obs: Obs, action: npt.NDArray[Any], reward: npt.NDArray[Any], state: PQNState) -> Valued:
         return Valued(self.values(obs), self.actions.numbers(action), state)

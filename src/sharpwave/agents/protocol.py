@@ -21,6 +21,8 @@ Obs = Any
 """Observations of an environment: an array [lanes, ...], or a dict of arrays."""
 State = Any
 """Acting state of an agent's lanes between two actions; opaque to the caller."""
+Rows = npt.NDArray[Any]
+"""Array with one row a lane, [N, ...]."""
 
 
 class Spaces(NamedTuple):
@@ -190,6 +192,24 @@ class Agent(Protocol):
     @abstractmethod
     def act(self, obs: Obs, state: State, step: int, explore: bool = True) -> Acted:
         """Choose an action for every lane. Without ``explore`` the agent's generator is not used."""
+
+    @property
+    def inference_space(self) -> Space[Any] | None:
+        """Space of the observations that ``infer`` takes; None: ``act`` or ``initial_errors`` compute networks in
+        other ways too, so that no other process can do it for the lanes of many actors at once."""
+        return None
+
+    def infer(self, obs: Obs, *memory: Rows) -> tuple[Rows, ...]:
+        """Compute the network that acts; a row of the results depends on weights and its own row of the arguments.
+
+        Nothing is drawn here, and no state changes. An actor may put a call to another process in this method's place.
+
+        Args:
+            obs: [N, ...], of any lanes.  memory: [N, ...], what the lanes remember, of agents whose networks take it.
+        Returns:
+            arrays [N, ...] that the caller keeps.
+        """
+        return ()
 
     def replaced(self, state: State, action: npt.NDArray[Any]) -> State:
         """Return the state of ``Acted`` for other actions [lanes, ...] than those it chose, made in their place."""

@@ -21,7 +21,7 @@ from sharpwave.agents.devices import pick_device
 from sharpwave.agents.exploration import ExplorationSettings
 from sharpwave.agents.modules import load_optimizer, load_tensors, optimizer_tensors, tensors_of, to_tensors
 from sharpwave.agents.priorities import NStepErrors
-from sharpwave.agents.protocol import Acted, Agent, Learned, Obs, Spaces, Valued
+from sharpwave.agents.protocol import Acted, Agent, Learned, Obs, Rows, Spaces, Valued
 from sharpwave.agents.replay import SequencesSettings
 from sharpwave.agents.schedules import linear
 from sharpwave.configuration import check, expect, setting
@@ -29,6 +29,7 @@ from sharpwave.spec import Field
 
 if TYPE_CHECKING:
     import torch
+    from gymnasium.spaces import Space
     from torch import Tensor, nn
 
     from sharpwave.agents.recurrent import RecurrentQNetwork
@@ -194,7 +195,7 @@ class R2D2(Agent):
 
     def act(self, obs: Obs, state: R2D2State, step: int, explore: bool = True) -> Acted:
         state = self.enter(obs, state, explore)
-        values, recurrent = self._step(obs, state.core)
+        values, recurrent = self.infer(obs, state.core)
         strategy = self.settings.strategy
         chosen = strategy.choose(values, step, state.lanes, state.of, self._rng) if explore else values.argmax(axis=1)
         before, after = state.core, self._behind(state, recurrent)
@@ -217,12 +218,16 @@ class R2D2(Agent):
         core[:, self.online.state_size : self._reward_at] = np.eye(self.num_actions, dtype=np.float32)[chosen]
         return state._replace(core=core, chosen=chosen)
 
-    def _step(self, obs: Obs, core: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.float32], Any]:
-        """Return Q [lanes, A], and the recurrent state behind the step."""
+    @property
+    def inference_space(self) -> Space[Any] | None:
+        return self.spaces.observation
+
+    def infer(self, obs: Obs, *memory: Rows) -> tuple[Rows, ...]:
+        """Return Q [N, A], and the recurrent state behind the step [N, n]; ``memory`` is the lanes' core before it."""
         import torch
 
         with torch.inference_mode():
-            recurrent, previous = self._parted(core)
+            recurrent, previous = self._parted(memory[0])
             q, recurrent = self.online.step(self.inputs(to_tensors(obs, self.device)), previous, recurrent)
             return q.cpu().numpy(), recurrent.cpu().numpy()
 
@@ -253,7 +258,7 @@ class R2D2(Agent):
         for t in range(len(reward)):
             one = {name: part[t : t + 1] for name, part in obs.items()} if isinstance(obs, dict) else obs[t : t + 1]
             state = self.enter(one, state, explore=False)
-            values[t], recurrent = self._step(one, state.core)
+            values[t], recurrent = self.infer(one, state.core)
             state = self.replaced(state._replace(core=self._behind(state, recurrent)), action[t : t + 1])
             state = self.observe(state, reward[t : t + 1], np.zeros(1, np.bool_))
         if self.settings.rescale:
@@ -276,7 +281,7 @@ class R2D2(Agent):
     def _final_values(self, obs: Obs, acted: Acted, reward: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
         """Return Q [lanes, A] of the observations behind an action."""
         going_on = self.observe(acted.state, reward, np.zeros(len(acted.action), np.bool_))
-        return self._step(obs, going_on.core)[0]
+        return self.infer(obs, going_on.core)[0]
 
     # learn
 

@@ -23,6 +23,7 @@ from sharpwave.configuration import expect, setting
 
 if TYPE_CHECKING:
     import torch
+    from gymnasium.spaces import Space
     from torch import Tensor, nn
 
     from sharpwave.agents.heads import Head
@@ -180,6 +181,11 @@ class Rainbow(DQN):
         else:
             silence(self.online)
         return super().act(obs, state, step, explore)
+
+    @property
+    def inference_space(self) -> Space[Any] | None:
+        # Noise is drawn for all lanes of an actor, by its own generator.
+        return None if self.settings.noisy else self.spaces.observation
 
     def values_along(self, obs: Obs, action: npt.NDArray[Any], reward: npt.NDArray[Any], state: DQNState) -> Valued:
         from sharpwave.agents.noisy import silence

@@ -16,12 +16,13 @@ from sharpwave.agents.actions import BoxActions
 from sharpwave.agents.architectures import networks
 from sharpwave.agents.devices import PRECISIONS, autocast, pick_device, pick_precision
 from sharpwave.agents.modules import load_optimizer, load_tensors, optimizer_tensors, tensors_of, to_tensors
-from sharpwave.agents.protocol import Acted, Agent, Obs, Spaces
+from sharpwave.agents.protocol import Acted, Agent, Obs, Rows, Spaces
 from sharpwave.agents.replay import TransitionsSettings
 from sharpwave.configuration import check, setting
 
 if TYPE_CHECKING:
     import torch
+    from gymnasium.spaces import Space
     from torch import Tensor, nn
 
 LEARNING, NETWORK, EXPLORATION = "Learning", "Network", "Exploration"
@@ -120,16 +121,23 @@ class TwinCritics(Agent):
     # act
 
     def act(self, obs: Obs, state: None, step: int, explore: bool = True) -> Acted:
-        import torch
-
         if explore and step < self.settings.random_steps:
             lanes = len(next(iter(obs.values())) if isinstance(obs, dict) else obs)
             scaled: npt.NDArray[np.floating] = self._rng.uniform(-1.0, 1.0, (lanes, self.actions.size))
         else:
-            with torch.inference_mode():
-                output = self.actor(self.inputs(to_tensors(obs, self.device))).cpu().numpy()
-            scaled = self.choose(output, self._rng if explore else None)
+            scaled = self.choose(self.infer(obs)[0], self._rng if explore else None)
         return Acted(self.actions.actions(scaled), state)
+
+    @property
+    def inference_space(self) -> Space[Any] | None:
+        return self.spaces.observation
+
+    def infer(self, obs: Obs, *memory: Rows) -> tuple[Rows, ...]:
+        """Return the actor's output, float32 [N, OUTPUTS * size]."""
+        import torch
+
+        with torch.inference_mode():
+            return (self.actor(self.inputs(to_tensors(obs, self.device))).cpu().numpy(),)
 
     @abstractmethod
     def choose(self, output: npt.NDArray[np.float32], rng: np.random.Generator | None) -> npt.NDArray[np.floating]:

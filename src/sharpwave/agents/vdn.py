@@ -22,13 +22,14 @@ from sharpwave.agents.devices import pick_device
 from sharpwave.agents.exploration import EpsilonGreedy
 from sharpwave.agents.losses import squared
 from sharpwave.agents.modules import load_optimizer, load_tensors, optimizer_tensors, tensors_of, to_tensors
-from sharpwave.agents.protocol import Acted, Agent, Learned, Obs, Spaces
+from sharpwave.agents.protocol import Acted, Agent, Learned, Obs, Rows, Spaces
 from sharpwave.agents.replay import TransitionsSettings
 from sharpwave.configuration import check, setting
 from sharpwave.teams import ACTION_MASK
 
 if TYPE_CHECKING:
     import torch
+    from gymnasium.spaces import Space
     from torch import Tensor, nn
 
     from sharpwave.agents.teams import Seen
@@ -119,21 +120,22 @@ class VDN(Agent):
         from sharpwave.agents.teams import legal_epsilon_greedy
         from sharpwave.teams import legal_actions
 
-        values, mask = self.values(obs), np.asarray(obs[ACTION_MASK])
+        (values,), mask = self.infer(obs), np.asarray(obs[ACTION_MASK])
         if not explore:
             return Acted(np.where(legal_actions(mask), values, -np.inf).argmax(axis=2), state)
         epsilons = self.settings.exploration.epsilons(step, state.of)[state.lanes]
         return Acted(legal_epsilon_greedy(values, mask, epsilons, self._rng), state)
 
-    def values(self, obs: Obs) -> npt.NDArray[np.float32]:
+    @property
+    def inference_space(self) -> Space[Any] | None:
+        return self.spaces.observation
+
+    def infer(self, obs: Obs, *memory: Rows) -> tuple[Rows, ...]:
         """Return each agent's Q, float32 [lanes, N, A], illegal actions included."""
         import torch
 
         with torch.inference_mode():
-            q: npt.NDArray[np.float32] = (
-                self.online["agent"](self.inputs(to_tensors(obs, self.device)).agents).cpu().numpy()
-            )
-        return q
+            return (self.online["agent"](self.inputs(to_tensors(obs, self.device)).agents).cpu().numpy(),)
 
     def scored_lanes(self, lanes: int) -> npt.NDArray[np.bool_]:
         return self.settings.exploration.scored(lanes)

@@ -221,6 +221,33 @@ class AgentSuite:
             found = errors.of(lane, 0, errors.known)
             assert found.shape == (errors.known,) and found.dtype == np.float32 and np.isfinite(found).all()
 
+    def test_another_can_compute_its_networks(self) -> None:
+        """With the ``infer`` of an agent of other weights it acts by those alone, as central inference needs it."""
+        other, agent = self.fresh(1), self.fresh(1)
+        if agent.inference_space is None:
+            pytest.skip("it computes its networks itself")
+        torch.manual_seed(2)
+        agent.load_policy(self.make_agent(self.spaces, 1).policy_tensors(explore=True))
+        assert agent.inference_space == self.spaces.observation
+        agent.infer = other.infer  # type: ignore[method-assign]
+        expected, found = self.outcomes(other), self.outcomes(agent)
+        for name, values in expected.items():
+            np.testing.assert_array_equal(values, found[name], err_msg=name)
+
+    def outcomes(self, agent: Agent) -> dict[str, Any]:
+        """Return actions and fields of steps in a synthetic environment, and their initial errors, by name."""
+        errors = agent.initial_errors(LANES, STEPS) if agent.replay().prioritized else None
+        found: dict[str, Any] = {"action": [], **{name: [] for name in agent.step_fields()}}
+        for obs, acted, reward, terminated, truncated in self.played(agent):
+            found["action"].append(acted.action)
+            for name in agent.step_fields():
+                found[name].append(acted.fields[name])
+            if errors is not None:
+                errors.add(acted, reward, terminated, truncated, obs if truncated.any() else None)
+        if errors is not None:
+            found["errors"] = [errors.of(lane, 0, errors.known) for lane in range(LANES)]
+        return found
+
     # learning
 
     def test_it_learns_from_its_own_view(self) -> None:

@@ -19,6 +19,7 @@ from sharpwave.agents.protocol import Agent
 from sharpwave.training import figures, setup
 from sharpwave.training.actor_callbacks import ActorHooks, MakeActorCallback, check_actor_callbacks
 from sharpwave.training.actors.experience import ActorExperience
+from sharpwave.training.actors.inference import layout_of
 from sharpwave.training.callbacks import (
     Callback,
     Guarded,
@@ -109,6 +110,8 @@ def run(
         check_videos(recipe)
         agent = setup.agent(recipe, env)
         check_saliency(recipe, agent)
+        if recipe.actors.central:
+            layout_of(agent)  # another agent is refused here
         # The settings are valid by now: a run that is refused leaves no folder.
         folder = stack.enter_context(new_folder(out, name, recipe.training.seed))
         store, view = setup.memory(recipe, env, agent, folder / DISK)

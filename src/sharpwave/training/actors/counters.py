@@ -30,7 +30,7 @@ class Counters:
     Each word has one writer, except that the learner corrects the steps of an actor that has died.
 
     Args:
-        actors: number of actors.
+        actors: number of actors; with central inference one more, the process that infers.
         memory: shared memory of an existing instance, passed on by pickling to a child process; None: allocate it.
     """
 

@@ -14,7 +14,7 @@ from sharpwave.agents.protocol import Agent
 from sharpwave.training.actor_callbacks import MakeActorCallback
 from sharpwave.training.actors.counters import Counters
 from sharpwave.training.actors.hub import Hub
-from sharpwave.training.actors.pool import ActorPool, ActorsDiedError
+from sharpwave.training.actors.pool import ActorPool, ActorsDiedError, central_inference
 from sharpwave.training.actors.ray_nodes import RayHub
 from sharpwave.training.actors.staleness import Staleness
 from sharpwave.training.actors.transport import Arrival, Delivered
@@ -92,7 +92,7 @@ class ActorExperience:
         else:
             self._actors = ActorPool(
                 recipe,
-                Counters(recipe.actors.count),
+                Counters(recipe.actors.count + recipe.actors.central),
                 shared_weights(agent),
                 self._first_steps,
                 progress.steps,
@@ -100,6 +100,7 @@ class ActorExperience:
                 say=say,
                 callbacks=callbacks,
                 shards=self._shard,
+                inference=central_inference(recipe, agent),
             )
 
     @property

@@ -14,11 +14,13 @@ from typing import Any, Self
 import numpy as np
 import torch
 
+from sharpwave.agents.protocol import Agent
 from sharpwave.training.actor_callbacks import MakeActorCallback
 from sharpwave.training.actors.counters import CONTEXT, Counters
+from sharpwave.training.actors.inference import Inference, layout_of
 from sharpwave.training.actors.transport import Arrival, Delivered, Failure, Inbox
 from sharpwave.training.actors.weights import SharedWeights
-from sharpwave.training.actors.worker import TERMINAL_SIGNALS, Place, Task, act, actor_seed
+from sharpwave.training.actors.worker import TERMINAL_SIGNALS, Place, Task, act, actor_seed, infer
 from sharpwave.training.failures import CallbackError, ProcessDiedError, cause_of_death
 from sharpwave.training.own_parts import OwnParts, own_parts
 from sharpwave.training.recipes.recipe import Recipe
@@ -38,11 +40,15 @@ class ActorsDiedError(ProcessDiedError):
 
 @dataclass
 class _Seat:
-    """Slot of the pool: an actor process, its predecessors' counts and the lanes that it plays."""
+    """Slot of the pool: an actor process, its predecessors' counts and the lanes that it plays.
+
+    The process that computes the networks of all has a slot as well, of no lanes.
+    """
 
     number: int
     first_lane: int
     lanes: int
+    name: str
     process: Any = None
     inbox: Inbox | None = None
     restarts: int = 0
@@ -66,6 +72,7 @@ class ActorPool:
         shards: function (actor) -> ``Task.shard``.
         numbers: the run's actors that are run here; None: all.
         own: what the learner's program has registered; None: this process is the learner.
+        inference: where a process of the pool computes the networks of all actors; None: each actor computes its own.
 
     Attributes:
         restarts: actors restarted so far.
@@ -86,7 +93,9 @@ class ActorPool:
         shards: Callable[[int], Place | None] = lambda actor: None,
         numbers: Sequence[int] | None = None,
         own: OwnParts | None = None,
+        inference: Inference | None = None,
     ) -> None:
+        self._inference = inference
         self._shards = shards
         self._say, self._callbacks = say, tuple(callbacks)
         self.recipe, self.counters, self.weights = recipe, counters, weights
@@ -94,8 +103,10 @@ class ActorPool:
         self.restarts = 0
         self.callback_failure: CallbackError | None = None
         self._first_steps, self._run_steps, self._inserts, self._hung_s = first_steps, run_steps, inserts, hung_s
-        seats = [_Seat(i, int(lanes[0]), len(lanes)) for i, lanes in enumerate(lanes_of_actors(recipe))]
+        seats = [_Seat(i, int(lanes[0]), len(lanes), f"actor {i}") for i, lanes in enumerate(lanes_of_actors(recipe))]
         self.seats = seats if numbers is None else [seats[number] for number in numbers]
+        if inference is not None:
+            self.seats.insert(0, _Seat(recipe.actors.count, 0, 0, "the inference process"))
         self._looked = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -171,8 +182,8 @@ class ActorPool:
         seat.beats = beats
         if seat.begun and before < SILENT_S <= seat.silent_s < self._hung_s:
             self._say(
-                f"Actor {seat.number} (process {seat.process.pid}) has been silent for {SILENT_S:g} s: is it stopped? "
-                f"After {self._hung_s:g} s it is killed and restarted"
+                f"{seat.name.capitalize()} (process {seat.process.pid}) has been silent for {SILENT_S:g} s: is it "
+                f"stopped? After {self._hung_s:g} s it is killed and restarted"
             )
         if seat.silent_s < self._hung_s:
             return False
@@ -197,12 +208,12 @@ class ActorPool:
             raise self.callback_failure
         if seat.restarts >= self.recipe.actors.restarts:
             raise ActorsDiedError(
-                f"actor {seat.number} died of: {seat.failure.strip()}; it had been restarted as often as "
+                f"{seat.name} died of: {seat.failure.strip()}; it had been restarted as often as "
                 f"--actor-restarts {self.recipe.actors.restarts} allows"
             )
         reason = (seat.failure.strip().splitlines() or ["?"])[-1]
         self._say(
-            f"Actor {seat.number} died of: {reason}; it is restarted; "
+            f"{seat.name.capitalize()} died of: {reason}; it is restarted; "
             f"restarts left: {self.recipe.actors.restarts - seat.restarts - 1}"
         )
         seat.restarts += 1
@@ -215,17 +226,16 @@ class ActorPool:
             self.recipe,
             seat.number,
             seat.first_lane,
-            tuple(self._first_steps(seat.first_lane, seat.lanes)),
+            tuple(self._first_steps(seat.first_lane, seat.lanes)) if seat.lanes else (),
             actor_seed(self.recipe, self._run_steps, seat.number, seat.restarts),
             self._inserts,
             self._callbacks,
-            self._shards(seat.number),
+            self._shards(seat.number) if seat.lanes else None,
             self._own,
         )
         ours, theirs = CONTEXT.Pipe(duplex=False)
-        process = CONTEXT.Process(
-            target=act, args=(task, theirs, self.counters, self.weights), name=f"actor {seat.number}", daemon=True
-        )
+        args = task, theirs, self.counters, self.weights, self._inference
+        process = CONTEXT.Process(target=act if seat.lanes else infer, args=args, name=seat.name, daemon=True)
         try:
             with no_interrupts():
                 process.start()
@@ -274,6 +284,13 @@ class ActorPool:
 def lanes_of_actors(recipe: Recipe) -> list[Any]:
     """Return the numbers of each actor's environments, among all of the run's."""
     return np.array_split(np.arange(recipe.env.num_envs), recipe.actors.count)
+
+
+def central_inference(recipe: Recipe, agent: Agent) -> Inference | None:
+    """Allocate what the actors of agents like ``agent`` need for central inference; None: the recipe has it not."""
+    if not recipe.actors.central:
+        return None
+    return Inference(layout_of(agent), [slice(lanes[0], lanes[-1] + 1) for lanes in lanes_of_actors(recipe)])
 
 
 @contextlib.contextmanager

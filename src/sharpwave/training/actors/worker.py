@@ -13,6 +13,7 @@ import threading
 import time
 import traceback
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -31,6 +32,7 @@ from sharpwave.serve.link import Link
 from sharpwave.training import setup
 from sharpwave.training.actor_callbacks import Actor, ActorHooks, MakeActorCallback, Stepped
 from sharpwave.training.actors.counters import Counters
+from sharpwave.training.actors.inference import Asking, Inference, Server, Stopped
 from sharpwave.training.actors.transport import Arrival, Delivered, Outbox
 from sharpwave.training.actors.weights import SharedWeights, load
 from sharpwave.training.failures import CallbackError
@@ -133,15 +135,26 @@ def most_steps(limiter: SamplesPerInsert, samples: int) -> int:
     return math.floor(limiter.min_size + (samples + limiter.error_buffer) / limiter.ratio)
 
 
-def act(task: Task, pipe: Connection, counters: Counters, weights: SharedWeights) -> None:
+def act(
+    task: Task, pipe: Connection, counters: Counters, weights: SharedWeights, inference: Inference | None = None
+) -> None:
     """Run an actor until the learner stops it or has ended. The target of an actor's process."""
+    _run(task, pipe, lambda task, outbox: _Actor(task, outbox, counters, weights, inference).play())
+
+
+def infer(task: Task, pipe: Connection, counters: Counters, weights: SharedWeights, inference: Inference) -> None:
+    """Compute the networks of all actors until the learner stops them or has ended. The target of a process."""
+    _run(task, pipe, lambda task, outbox: Server(task.recipe, task.actor, counters, weights, inference).serve())
+
+
+def _run(task: Task, pipe: Connection, run: Callable[[Task, Outbox], None]) -> None:
     follow_learner()
     outbox = Outbox(pipe)
     try:
         task.own.register()
         task = replace(task, recipe=task.recipe.override(device="cpu", threads=1))
         with setup.arithmetic(task.recipe):
-            _Actor(task, outbox, counters, weights).play()
+            run(task, outbox)
     except BrokenPipeError:
         os._exit(PARENT_GONE)
     except CallbackError as error:
@@ -181,7 +194,9 @@ def _end_with_parent() -> None:
 
 
 class _Actor:
-    def __init__(self, task: Task, outbox: Outbox, counters: Counters, weights: SharedWeights) -> None:
+    def __init__(
+        self, task: Task, outbox: Outbox, counters: Counters, weights: SharedWeights, inference: Inference | None
+    ) -> None:
         recipe = self.recipe = task.recipe
         self.task, self.outbox, self.counters, self.weights = task, outbox, counters, weights
         self.lanes = len(task.first_steps)
@@ -209,13 +224,28 @@ class _Actor:
         kept = 2 * (recipe.actors.segment_steps + self.replay.horizon) + 8  # unsealed steps at most, with a margin
         self.errors = self.agent.initial_errors(self.lanes, kept) if self.replay.prioritized else None
         self.version = 0
-        self._numbers = np.empty(weights.count, np.float32)
+        self._asking: Asking | None = None
+        if inference is not None:
+            self._asking = Asking(inference, task.actor, self._goes_on)
+            self.agent.infer = self._asking  # type: ignore[method-assign]
+        self._numbers = np.empty(weights.count if inference is None else 0, np.float32)
         self._versions: deque[int] = deque(maxlen=kept)  # the weights' version at each step
         self._steps = 0  # of each lane, by this process
         self._hooks = ActorHooks(task.callbacks)
         self._waiting: deque[SealedSegment] = deque()  # sealed, but the errors of their last steps are unknown
 
     def play(self) -> None:
+        with contextlib.suppress(Stopped):  # while it waited for its networks
+            self._play()
+        self._hooks.end()
+        if self._hooks.failure is not None:
+            raise self._hooks.failure
+        self.env.close()
+        if self._delivery is not None:
+            self._delivery.flush()
+            self._delivery.close()
+
+    def _play(self) -> None:
         task, agent, sums = self.task, self.agent, EpisodeSums(self.lanes, self.task.first_lane)
         limiter = ratio_limiter(self.recipe, self.replay)
         lanes = range(task.first_lane, task.first_lane + self.lanes)
@@ -224,11 +254,13 @@ class _Actor:
         self._hooks.episodes_begin(lanes)
         state = agent.begin(self.lanes, task.first_lane, self.recipe.env.num_envs)
         while self._may_go_on(limiter):
-            if self.weights.latest != self.version:
+            if self._asking is not None:
+                self._asking.version = self.weights.latest  # of actions that need no network
+            elif self.weights.latest != self.version:
                 self._take_weights()
             self._hooks.step_begins(obs)
             acted = agent.act(obs, state, self.counters.steps)
-            self._versions.append(self.version)
+            self._versions.append(self.version if self._asking is None else self._asking.version)
             self.counters.add_made(task.actor, self.lanes)
             obs, reward, terminated, truncated, infos = self.recorded.step(acted.action, **acted.fields)
             self._steps += 1
@@ -248,13 +280,6 @@ class _Actor:
                 self.outbox.send_episode(episode)
             if self._hooks.failure is not None:
                 raise self._hooks.failure
-        self._hooks.end()
-        if self._hooks.failure is not None:
-            raise self._hooks.failure
-        self.env.close()
-        if self._delivery is not None:
-            self._delivery.flush()
-            self._delivery.close()
 
     def _may_go_on(self, limiter: SamplesPerInsert) -> bool:
         """Wait until the learner has caught up; return False if it stops the actors."""
@@ -269,6 +294,11 @@ class _Actor:
                 self._delivery.hear()  # a refusal: the learner may wait for what was refused
             time.sleep(NAP_S)
         return False
+
+    def _goes_on(self) -> bool:
+        """Whether the run goes on, asked while this actor waits for what it has asked for."""
+        self.counters.beat(self.task.actor)
+        return not self.counters.stop
 
     def _take_weights(self) -> None:
         version = self.weights.read(self._numbers)

@@ -183,6 +183,12 @@ class ActorSettings:
         ACTORS,
         flag="--hub-listen",
     )
+    inference: str = setting(
+        "local",
+        "where the actors' networks are computed: local, by each actor; central, by one process for all of them",
+        ACTORS,
+        choices=("local", "central"),
+    )
     weights_every: int = setting(400, "steps between updates of the actors' weights", ACTORS, at_least=1)
     segment_steps: int = setting(32, "steps of an environment that an actor sends at once", ACTORS, at_least=1)
 
@@ -192,7 +198,13 @@ class ActorSettings:
     def unused(self) -> Iterator[tuple[str, str]]:
         """Yield the settings that have no effect beside the others, each with what it needs."""
         if not self.count:
-            yield from dict.fromkeys(("restarts", "hub", "weights_every", "segment_steps"), "--actors").items()
+            names = ("restarts", "hub", "inference", "weights_every", "segment_steps")
+            yield from dict.fromkeys(names, "--actors").items()
+
+    @property
+    def central(self) -> bool:
+        """Whether one process computes the networks of all actors."""
+        return self.inference == "central"
 
 
 @dataclass(frozen=True)
@@ -219,6 +231,8 @@ class Recipe:
         expect(self.actors, "count", self.actors.count <= lanes, f"at most the {lanes} of --num-envs")
         alone = not self.actors.hub or self.replay.served
         expect(self.actors, "hub", alone, "none without --connect: actors of other machines send their steps to shards")
+        here = not (self.actors.central and (self.actors.hub or self.replay.ray))
+        expect(self.actors, "inference", here, "local with --hub-listen or --ray: central is for actors of one machine")
         if self.offline:
             why = "an offline run steps no environment, and each of its steps is an update"
             expect(self.actors, "count", not self.actors.count, f"0: {why}")
