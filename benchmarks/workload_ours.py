@@ -46,11 +46,10 @@ def rows(columns: Columns, begin: int, end: int | None = None) -> Columns:
 class Memory:
     """The contender. See ``workload_worker.Contender``."""
 
-    def __init__(self, load: Load, folder: Path, disk: Path) -> None:
+    def __init__(self, load: Load, folder: Path) -> None:
         self.load, self.columns, self.folder = load, workload_data.read(folder), folder
         self.times, self._at = len(self.columns["reward"]), 0
-        tier: dict[str, Any] = {"ram": load.ram, "disk": disk} if load.ram else {}
-        self.store = sw.Store(spec_of(load, self.columns), capacity=load.elements * load.steps, **tier)
+        self.store = sw.Store(spec_of(load, self.columns), capacity=load.elements * load.steps)
         sampler: Any = sw.Prioritized() if load.kind == "prioritized" else sw.Uniform()
         how: dict[str, Any] = {"sampler": sampler, "max_times_sampled": load.uses}
         if load.window:
@@ -91,8 +90,7 @@ class Memory:
     def counted(self) -> dict[str, float]:
         """Return what the store says of itself."""
         stats = self.store.stats()
-        disk = stats["disk"]["bytes"] if self.load.ram else 0
-        return {"counted_bytes": stats["total_bytes"], "disk_bytes": disk, "steps": stats["steps"]}
+        return {"counted_bytes": stats["total_bytes"], "steps": stats["steps"]}
 
     def actors(self, adds: float) -> Actors:
         """Start actors that add ``adds`` elements a second, of all together."""

@@ -17,7 +17,7 @@ TABLE, CHUNK_STEPS, UNCONFIRMED = "elements", 5, 64
 class Memory:
     """The contender. See ``workload_worker.Contender``."""
 
-    def __init__(self, load: Load, folder: Path, disk: Path) -> None:
+    def __init__(self, load: Load, folder: Path) -> None:
         self.load, self.columns = load, workload_data.read(folder)
         self.times, self._at = len(self.columns["reward"]), 0
         self._obs = [name for name in self.columns if name.startswith("obs")]
@@ -84,4 +84,4 @@ class Memory:
 
     def counted(self) -> dict[str, float]:
         """Return the steps that it holds."""
-        return {"disk_bytes": 0, "steps": self._client.server_info()[TABLE].current_size * self.load.steps}
+        return {"steps": self._client.server_info()[TABLE].current_size * self.load.steps}

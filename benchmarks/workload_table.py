@@ -23,7 +23,6 @@ class Load:
         burn_in: steps before the window.
         uses: how often an element is sampled at most.
         batch: elements of a batch.
-        ram: limit of the store in memory, the rest being on disk; "": none.
     """
 
     name: str
@@ -37,7 +36,6 @@ class Load:
     burn_in: int = 0
     uses: int | None = None
     batch: int = 64
-    ram: str = ""
 
     @property
     def steps(self) -> int:
@@ -62,7 +60,5 @@ LOADS = {
     "sac-mujoco": Load("SAC, MuJoCo", 1_000_000, "uniform", 3_000, 71, 138, "humanoid"),
     "qmix-smac": Load("QMIX, SMAC 3s5z", 50_000, "uniform", 290_000, 19, 60, "smac", window=10, batch=32),
     "masac-smac": Load("MASAC, SMAC 3s5z", 1_000_000, "uniform", 29_000, 116, 63, "smac"),
-    "dqn-gobigger": Load(
-        "DQN, GoBigger", 100_000, "prioritized", 400_000, 30, 83, "gobigger", batch=32, ram="3GiB"
-    ),
+    "dqn-gobigger": Load("DQN, GoBigger", 100_000, "prioritized", 400_000, 30, 83, "gobigger", batch=32),
 }  # fmt: skip

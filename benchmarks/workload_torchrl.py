@@ -22,7 +22,7 @@ from workload_table import LANES, Load
 class Memory:
     """The contender. See ``workload_worker.Contender``."""
 
-    def __init__(self, load: Load, folder: Path, disk: Path) -> None:
+    def __init__(self, load: Load, folder: Path) -> None:
         self.load, self.columns = load, workload_data.read(folder)
         self.times, self._at = len(self.columns["reward"]), 0
         sampler: Sampler = RandomSampler()
@@ -89,4 +89,4 @@ class Memory:
 
     def counted(self) -> dict[str, float]:
         """Return nothing: it counts no bytes."""
-        return {"disk_bytes": 0, "steps": min(self._added, self.load.elements) * self.load.steps}
+        return {"steps": min(self._added, self.load.elements) * self.load.steps}

@@ -23,9 +23,9 @@ from sharpwave.bench.worker import private_bytes
 class Worker:
     """Fills a memory, then adds to it and samples from it at given rates."""
 
-    def __init__(self, name: str, load: str, folder: Path, disk: Path) -> None:
+    def __init__(self, name: str, load: str, folder: Path) -> None:
         self.load = LOADS[load]
-        self.memory: Any = importlib.import_module(f"workload_{name}").Memory(self.load, folder, disk)
+        self.memory: Any = importlib.import_module(f"workload_{name}").Memory(self.load, folder)
         self._rng = np.random.default_rng(0)
 
     def fill(self, elements: int) -> dict[str, float]:
@@ -92,9 +92,9 @@ class Worker:
 
 def main() -> None:
     """Answer requests until standard input ends."""
-    name, load, folder, disk = sys.argv[1:]
+    name, load, folder = sys.argv[1:]
     answers, sys.stdout = sys.stdout, sys.stderr  # libraries print
-    worker = Worker(name, load, Path(folder), Path(disk))
+    worker = Worker(name, load, Path(folder))
     for line in sys.stdin:
         request = json.loads(line)
         answers.write(json.dumps(getattr(worker, request.pop("do"))(**request)) + "\n")

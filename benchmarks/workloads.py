@@ -1,7 +1,7 @@
 """Eight loads of known size, each held at ten times its rates or not, beside TorchRL and Reverb.
 
     python benchmarks/workloads.py [--minutes 10] [--times 10] [--loads dqn-atari ...] [--reverb-python PYTHON]
-                                   [--memories process actors torchrl reverb] [--disk FOLDER] [--out FILE] [--show FILE]
+                                   [--memories process actors torchrl reverb] [--out FILE] [--show FILE]
 
 Each memory is filled to its capacity (``workload_table.py``), then added to and sampled from at ``--times`` the rates
 of the table: by a thread of the learner's process, and by two actor processes that send encoded segments. A load is
@@ -42,10 +42,10 @@ def measure(name: str, memory: str, arguments: argparse.Namespace, python: str) 
     elements = load.elements
     if memory in PEERS:
         elements = min(elements, int(arguments.peer_gb * GIGA / peer_bytes(load)) // load.batch * load.batch)
-    with tempfile.TemporaryDirectory(prefix="sharpwave-loads-", dir=arguments.disk) as scratch:
+    with tempfile.TemporaryDirectory(prefix="sharpwave-loads-") as scratch:
         errors = Path(scratch) / "errors"
         path = os.pathsep.join([str(HERE.parent / "src"), str(HERE)])
-        command = [python, str(HERE / "workload_worker.py"), MEMORIES[memory], name, str(folder), f"{scratch}/store"]
+        command = [python, str(HERE / "workload_worker.py"), MEMORIES[memory], name, str(folder)]
         child = Child(f"{name}, {memory}", command, errors, env={"PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"})
         try:
             filled = child.ask(FILL_TIMEOUT_S, do="fill", elements=elements)
@@ -85,7 +85,7 @@ def report(results: dict[str, Any]) -> None:
     table = Table(title="Memories of known size, at a multiple of their rates")
     for name in (
         "load", "memory", "minutes", "times", "held", "adds/s", "samples/s", "MB/s", "p50 ms", "p99 ms", "longest ms",
-        "learner waits", "cores", "GB at capacity", "of ours", "disk GB",
+        "learner waits", "cores", "GB at capacity", "of ours",
     ):  # fmt: skip
         table.add_column(name, justify="left" if name in ("load", "memory") else "right")
     for name, load in LOADS.items():
@@ -102,7 +102,6 @@ def report(results: dict[str, Any]) -> None:
                 "yes" if part >= HELD else f"{part:.0%}", f"{ran['adds']:,.0f}", f"{ran['samples']:,.0f}",
                 f"{ran['mb_per_s']:,.0f}", f"{ran['p50_ms']:.1f}", f"{ran['p99_ms']:.1f}", f"{ran['longest_ms']:.0f}",
                 f"{ran['learner_wait']:.0%}", f"{ran['cpu']:.2f}", f"{size / GIGA:.2f}", ratio,
-                f"{ran['disk_bytes'] / GIGA:.1f}" if ran["disk_bytes"] else "",
             )  # fmt: skip
         table.add_section()
     console.print(table)
@@ -131,7 +130,6 @@ def main() -> None:
     parser.add_argument("--memories", nargs="*", choices=list(MEMORIES), default=list(MEMORIES))
     parser.add_argument("--reverb-python", metavar="PYTHON", help="interpreter with dm-reverb[tensorflow]")
     parser.add_argument("--peer-gb", type=float, default=4.0, help="memory that a peer is filled with at most (4)")
-    parser.add_argument("--disk", type=Path, help="folder for stores on disk; default: the system's temporary one")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "workloads.json")
     parser.add_argument(
         "--show", type=Path, metavar="FILE", help="print the table of a result file, and do nothing else"
