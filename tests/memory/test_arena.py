@@ -162,6 +162,19 @@ def test_ranges_in_order_lie_across_chunks_and_leave_no_end_unused() -> None:
         assert arena.used_bytes == 10 * nbytes
 
 
+def test_a_ring_that_goes_round_and_round_takes_the_memory_of_one_round() -> None:
+    nbytes, arena = CHUNK // 5 // 8 * 8, Arena(64 * CHUNK, CHUNK, across=True)
+    held: list[int] = []
+    for _ in range(1000):
+        offset = arena.allocate(nbytes)
+        assert offset is not None
+        held.append(offset)
+        if len(held) > 20:
+            arena.free(held.pop(0), nbytes)
+    assert arena.used_bytes == 20 * nbytes
+    assert arena.committed_bytes <= 20 * nbytes + 3 * CHUNK  # those that are being filled and emptied
+
+
 def test_a_range_does_not_reach_into_a_chunk_beyond_the_limit() -> None:
     arena = Arena(8 * CHUNK, CHUNK, across=True)
     arena.limit_bytes = CHUNK + PAGE

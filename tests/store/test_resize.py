@@ -69,3 +69,22 @@ def test_limits_that_cannot_be_are_refused_and_nothing_changes(tmp_path: Path) -
         with pytest.raises(ValueError, match=what):
             store.resize(**changes)
     assert store.capacity == 1000 and len(store) == 300 and len(view) == 297
+
+
+@pytest.mark.parametrize("shape", [(4,), (64, 64)], ids=["numbers", "frames"])
+def test_a_full_store_takes_no_more_memory_however_long_it_goes_on(shape: tuple[int, ...]) -> None:
+    rng, lanes, steps = np.random.default_rng(0), 4, 16
+    dtype: Any = np.uint8 if len(shape) > 1 else np.float32
+    noise = rng.integers(0, 255, (lanes, steps, *shape)).astype(dtype)
+    capacity = 1 << (11 if len(shape) > 1 else 17)
+    with sw.Store(sw.Spec(obs=sw.Field(shape, dtype), action=sw.Field((), "int64")), capacity=capacity) as store:
+        largest = []
+        for _ in range(6):
+            for _ in range(capacity // (lanes * steps)):
+                block: dict[str, Any] = {"obs": noise, "action": np.zeros((lanes, steps), np.int64)}
+                ends = np.zeros((lanes, steps), bool)
+                block |= {"reward": np.zeros((lanes, steps), np.float32), "terminated": ends, "truncated": ends}
+                store.extend(**{name: np.swapaxes(one, 0, 1) for name, one in block.items()})
+            largest.append(store.stats()["total_bytes"])
+        assert store.stats()["evicted_steps"] > 4 * capacity
+        assert max(largest) < 1.05 * largest[0] + (4 << 20), largest

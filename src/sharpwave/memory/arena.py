@@ -278,7 +278,7 @@ class Arena:
         if not self._across or not 0 <= self._current < len(self._live) - 1 or not self._top < here < top:
             return False
         fresh = following == self._fresh
-        if not fresh and following not in self._free:
+        if self._free if fresh else following not in self._free:  # empty chunks are used again before fresh ones
             return False
         more = max(0, here - self._touched.item(self._current))
         more += max(0, rounded(top - here, PAGE) - self._touched.item(following))
