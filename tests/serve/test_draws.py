@@ -63,7 +63,7 @@ def test_draws_follow_the_law_of_all_shards_and_stale_masses_are_accounted_for(t
         replay = there.cluster.transitions(sampler=sw.Prioritized(alpha=0.7, beta=0.5))
         rng = np.random.default_rng(1)
         shards = there.shards
-        views: list[Any] = [shard._views[0] for shard in shards]
+        views: list[Any] = [shard.views.replays[0] for shard in shards]
 
         def change(scale: float) -> None:
             for view in views:
@@ -106,7 +106,7 @@ def test_frequencies_of_draws_by_chi_square(tmp_path: Path) -> None:
         rng = np.random.default_rng(5)
         expected: dict[tuple[int, int], float] = {}
         for shard in there.shards:
-            view = shard._views[0]
+            view = shard.views.replays[0]
             ids = view.sampleable_ids()
             errors = rng.random(len(ids)) + 0.1
             view.update_priorities(ids, errors)
@@ -145,7 +145,7 @@ def test_priorities_reach_their_shards_and_those_of_a_former_life_are_stale(tmp_
         batch = replay.sample(40)
         assert replay.update_priorities(batch, np.full(40, 7.0)) == 0
         for shard in there.shards:
-            view: Any = shard._views[0]
+            view: Any = shard.views.replays[0]
             mine = np.asarray(batch.ids)[batch.shards == shard.incarnation]
             items = mine & 0xFFFFFFFF
             np.testing.assert_allclose(view.sampler._tree.get(items), 7.0 + 1e-6)

@@ -84,7 +84,7 @@ def test_an_error_of_a_shard_reaches_the_caller_and_the_next_batch_comes(tmp_pat
         for number, store in enumerate(there.stores):
             fill(store, 1, 100, number)
         replay = there.cluster.transitions()
-        view = there.shards[1]._views[0]
+        view = there.shards[1].views.replays[0]
         original = view.source.draw_into
 
         def fails(*_: object) -> None:

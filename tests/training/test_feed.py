@@ -80,7 +80,7 @@ def test_shards_draw_the_next_batch_while_this_one_is_learned_from(tmp_path):
         }
 
         def drawn():
-            return sum(view.source.items.samples for shard in there.shards for view in shard._views.values())
+            return sum(view.source.items.samples for shard in there.shards for view in shard.views.replays.values())
 
         feed = Feed(replay, 32, CPU)
         for taken in range(1, 20):

@@ -23,6 +23,8 @@ from sharpwave.serve.wire import WireError
 UNIX, TCP = "unix", "tcp"
 CONNECT_S = 10.0
 """How long connecting and the handshake may take."""
+KEEPALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
+"""Two minutes after a peer's machine was lost, its connection ends, and what is kept for it is freed."""
 NONCE_BYTES = 32
 HELLO, PROOF, WELCOME = 1, 2, 3
 """Kinds of the handshake's frames."""
@@ -286,6 +288,10 @@ def accept(made: socket.socket, security: Security, about: dict[str, Any], local
         _check_peer(made)
     else:
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in KEEPALIVE.items():
+            if hasattr(socket, name):
+                made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         if security.certificate is not None:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(security.certificate, security.key)

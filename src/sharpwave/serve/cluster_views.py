@@ -10,7 +10,7 @@ from sharpwave.sampling.uniform import Uniform
 from sharpwave.serve.members import Members
 from sharpwave.serve.remote_replay import RemoteReplay
 from sharpwave.serve.requests import SEQUENCES, TRANSITIONS
-from sharpwave.serve.shard import SAMPLERS
+from sharpwave.serve.shard_views import SAMPLERS
 from sharpwave.store import Store
 from sharpwave.views.batch import Batch, SequenceBatch
 

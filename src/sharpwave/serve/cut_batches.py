@@ -53,6 +53,8 @@ def written(target: Target, cutter: RowCutter | None, tables: Sequence[Dictionar
         for place in np.flatnonzero(column.used).tolist():
             data, key = tables[column.field].data(place), (column.field, place)
             if place and sent.get(key) is not data:
+                for one in [one for one, had in sent.items() if tables[one[0]].data(one[1]) is not had]:
+                    del sent[one]  # nothing refers to it any more
                 sent[key] = data
                 parts[f"{DICTIONARY}{column.field}:{place}"] = data
     places = None if cutter is None else cutter.places

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sharpwave.serve.addresses import Address, Security, machine
+from sharpwave.serve.budget import Budget
 from sharpwave.serve.client import Client
 from sharpwave.serve.link import Link
 from sharpwave.serve.local_shards import READY_S
@@ -15,6 +16,8 @@ from sharpwave.serve.shard import Reply
 from sharpwave.serve.wire import Frame, WireError
 from sharpwave.spec import Spec
 
+BYTES = 1 << 28
+"""Budget of what connections make a directory hold."""
 Make = Callable[[Spec], list[list[str]]]
 Resize = Callable[[int, bool], None]
 
@@ -32,6 +35,7 @@ class Directory:
     ) -> None:
         self._make, self._resize, self._spec = make, resize, spec
         self.addresses = addresses or []
+        self.budget = Budget(BYTES)
         self._lock = threading.Lock()
 
     def about(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
 from pathlib import Path
@@ -22,6 +23,9 @@ MAX_DICTIONARY_BYTES = 1 << 28
 MAX_WAIT_S = 600.0
 AWAY_S = 2.0
 """How long a shard that is drained waits for a writer whose connection ended, or for all after it was started."""
+UNUSED_S = 300.0
+"""How long a view whose connections have all ended still holds writers up."""
+MAX_NAME_CHARACTERS = 200
 REPLACED = "another writer of that name has replaced this one; give one of them another name="
 LEASES = "writers.json"
 """File in a shard's folder: the lanes of each writer."""
@@ -47,6 +51,7 @@ class Intake:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._credit: dict[int, int] = {}  # by view, the store's total of steps up to which writers may append
+        self._unused_since: dict[int, float] = {}  # views that no connection uses
         self._paused: set[int] = set()  # who has paused the intake
         self._leased = read_leases(None if folder is None else folder / LEASES)
         self._holders: dict[str, Holder] = {}  # by the writer's name
@@ -60,7 +65,9 @@ class Intake:
         """
         name, lanes = frame.head.get("name"), frame.head.get("lanes")
         if type(name) is not str or type(lanes) is not int or not 1 <= lanes <= MAX_LANES:
-            raise WireError(f"a lease of {lanes!r} lanes for {name!r}")
+            raise WireError(f"a lease of {lanes!r} lanes for {name!r:.100}")
+        if not (0 < len(name) <= MAX_NAME_CHARACTERS and name.isprintable()):
+            raise ValueError(f"writer name={name!r:.100}, expected 1 to {MAX_NAME_CHARACTERS} printable characters")
         elsewhere = self.elsewhere
         if elsewhere is not None and not frame.head.get("turn"):
             return {"elsewhere": elsewhere}
@@ -72,7 +79,10 @@ class Intake:
             if not count:
                 first = max(self._lanes, self._store.lanes)
                 if first + lanes > MAX_LANES:
-                    raise ValueError(f"writer {name!r}: there are {first} lanes already, of at most {MAX_LANES}")
+                    raise ValueError(
+                        f"writer {name!r}: there are {first} lanes already, of at most {MAX_LANES}; give writers a "
+                        "name= that they have again when they are started again, or add a shard"
+                    )
                 self._leased[name] = first, lanes
                 self._lanes = max(self._lanes, first + lanes)
                 self.keep_leases()
@@ -123,9 +133,13 @@ class Intake:
             if name.startswith("dictionary:"):
                 if len(client.dictionaries) >= MAX_DICTIONARIES:
                     raise WireError(f"more than {MAX_DICTIONARIES} dictionaries on one connection")
-                client.dictionaries[int(name.removeprefix("dictionary:"), 16)] = bytes(part)
-                if sum(map(len, client.dictionaries.values())) > MAX_DICTIONARY_BYTES:
+                if sum(map(len, client.dictionaries.values())) + len(part) > MAX_DICTIONARY_BYTES:
                     raise WireError(f"more than {MAX_DICTIONARY_BYTES:,} bytes of dictionaries on one connection")
+                try:
+                    client.budget.keep(client.holding, len(part), "dictionaries")
+                except MemoryError as error:  # its writer connects again, and sends those that it needs
+                    raise WireError(str(error)) from error
+                client.dictionaries[int(name.removeprefix("dictionary:"), 16)] = bytes(part)
         if client.refused is not None:
             raise client.refused
         try:
@@ -162,7 +176,7 @@ class Intake:
 
     def _replicated(self, client: Client, segments: list[Copy], durable: bool) -> list[int]:
         assert self.neighbour is not None
-        return self.neighbour.replicate(segments, durable, MAX_WAIT_S, client.gone.is_set)
+        return self.neighbour.replicate(segments, durable, MAX_WAIT_S, client.is_gone)
 
     def leases(self) -> Leases:
         """Return the lanes of each writer, by its name: the first, and how many."""
@@ -182,10 +196,27 @@ class Intake:
         """Wait until writers may append: the intake is not paused, and no view's limiter holds them up."""
         deadline = time.monotonic() + MAX_WAIT_S
         with self._changed:
-            while self._paused or any(self._store.total_steps >= credit for credit in self._credit.values()):
-                if client.gone.is_set() or time.monotonic() > deadline:
+            while self._paused or self._held_up():
+                if client.is_gone() or time.monotonic() > deadline:
                     raise TimeoutError(f"put: waited {MAX_WAIT_S:g} s for the learner to sample")
                 self._changed.wait(0.2)
+
+    def _held_up(self) -> bool:
+        """Return whether a view that is in use, or was a while ago, has no credit left."""
+        total, lapsed = self._store.total_steps, time.monotonic() - UNUSED_S
+        return any(
+            total >= credit and self._unused_since.get(view, math.inf) > lapsed for view, credit in self._credit.items()
+        )
+
+    def used(self, view: int) -> None:
+        """Note that a connection uses a view."""
+        with self._lock:
+            self._unused_since.pop(view, None)
+
+    def unused(self, view: int) -> None:
+        """Note that the last connection that used a view has ended."""
+        with self._lock:
+            self._unused_since[view] = time.monotonic()
 
     def set_credit(self, view: int, total_steps: int | None) -> None:
         """Let writers append until the store has counted so many steps, as far as a view is concerned; ``None``:

@@ -6,12 +6,15 @@ import contextlib
 import logging
 import socket
 import threading
+import time
 from typing import Any, Protocol
 
 from sharpwave.serve import wire
 from sharpwave.serve.addresses import UNIX, Address, Security, accept, listen
+from sharpwave.serve.budget import Budget
 from sharpwave.serve.client import Client
-from sharpwave.serve.requests import FAILED
+from sharpwave.serve.intake import MAX_WAIT_S
+from sharpwave.serve.requests import FAILED, Request
 from sharpwave.serve.shard import Reply
 from sharpwave.serve.wire import Frame, WireError
 
@@ -22,7 +25,13 @@ LOG = logging.getLogger("sharpwave.serve")
 
 
 class Answering(Protocol):
-    """What answers requests: a shard, or the directory of several."""
+    """What answers requests: a shard, or the directory of several.
+
+    Attributes:
+        budget: of what connections make it hold.
+    """
+
+    budget: Budget
 
     def about(self) -> dict[str, Any]: ...
     def answer(self, client: Client, frame: Frame) -> Reply: ...
@@ -78,8 +87,7 @@ class Server:
         """Note a new connection; return False if there are too many."""
         with self._lock:
             if len(self._greeting) >= MAX_GREETING:
-                with contextlib.suppress(OSError):
-                    next(iter(self._greeting)).shutdown(socket.SHUT_RDWR)
+                _end(next(iter(self._greeting)))
                 del self._greeting[next(iter(self._greeting))]
             if len(self._connections) >= MAX_CONNECTIONS:
                 return False
@@ -88,38 +96,53 @@ class Server:
             return True
 
     def _serve(self, made: socket.socket) -> None:
-        client = Client(self.address.kind == UNIX)
-        raw = made
+        client, raw = Client(self.address.kind == UNIX, self.shard.budget), made
         try:
             try:
-                made = accept(made, self._security, self.shard.about(), client.local)
+                client.connection = made = accept(made, self._security, self.shard.about(), client.local)
             finally:
                 with self._lock:
                     self._greeting.pop(raw, None)
+            with self._lock:  # TLS has made another of it
+                self._connections.discard(raw)
+                self._connections.add(made)
+            if self._closed.is_set():
+                return
+            client.holding = self.shard.budget.open(lambda: _end(made), client.is_gone)
             self._answer_all(made, client)
-        except (OSError, WireError) as error:
+        except (OSError, MemoryError) as error:
             if not self._closed.is_set():
                 LOG.info("a connection ended: %s", error)
         finally:
             self.shard.left(client)
             client.close()
             with self._lock:
-                self._connections.discard(raw)
+                self._connections -= {raw, made}
             with contextlib.suppress(OSError):
                 made.close()
 
     def _answer_all(self, made: socket.socket, client: Client) -> None:
+        budget, holding = self.shard.budget, client.holding
+
+        def admit(kind: int, head_bytes: int, body_bytes: int) -> None:
+            writes = kind == Request.PUT
+            budget.receive(holding, head_bytes, body_bytes, writes, MAX_WAIT_S if writes else None)
+
         while True:
-            frame = wire.receive(made, fds=client.local)
+            frame = wire.receive(made, fds=client.local, admit=admit)
             if frame is None:
                 return
-            if frame.fds or "shared" in frame.head:
-                client.share(frame)
+            holding.since = None
             head, parts, kind = self._answered(client, frame)
+            holding.since = time.monotonic()
             wire.send(made, kind, frame.number, head, parts)
+            del frame, head, parts
+            budget.answered(holding)
 
     def _answered(self, client: Client, frame: Frame) -> tuple[dict[str, Any], dict[str, Any], int]:
         try:
+            if frame.fds or not frame.head.keys().isdisjoint(("shared", "forget")):
+                client.share(frame)
             head, parts = self.shard.answer(client, frame)
             return head, parts, frame.kind
         except WireError:
@@ -139,6 +162,10 @@ class Server:
         with self._lock:
             open_ones = list(self._connections)
         for one in open_ones:
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+            _end(one)
         self._thread.join(5.0)
+
+
+def _end(made: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        made.shutdown(socket.SHUT_RDWR)

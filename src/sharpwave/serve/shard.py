@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +13,25 @@ import numpy.typing as npt
 
 from sharpwave.errors import EmptyError
 from sharpwave.format.segment import FIRST_FIELD
-from sharpwave.sampling.ordered import Fifo, Lifo
+from sharpwave.sampling.ordered import Fifo
 from sharpwave.sampling.prioritized import Prioritized
-from sharpwave.sampling.protocol import Sampler, draws_by_mass
-from sharpwave.sampling.uniform import Uniform
+from sharpwave.sampling.protocol import draws_by_mass
+from sharpwave.serve.budget import Budget, NoRoomError
 from sharpwave.serve.client import Client
 from sharpwave.serve.cut_batches import written
 from sharpwave.serve.intake import LEASES, Intake
 from sharpwave.serve.replicas import Keeper
-from sharpwave.serve.requests import SEQUENCES, TRANSITIONS, Request, ViewState
+from sharpwave.serve.requests import Request
+from sharpwave.serve.shard_views import ShardViews
 from sharpwave.serve.wire import Frame, WireError
 from sharpwave.store import Store
+from sharpwave.views.layout import Layout
 from sharpwave.views.replay import MAX_BATCH_SIZE, Replay, checked_errors
 
-SAMPLERS: dict[str, type[Any]] = {one.__name__: one for one in (Uniform, Prioritized, Fifo, Lifo)}
-"""Samplers that shards have, by name. Ranks among all items cannot be known to one shard."""
+FREE_SHARE = 0.25
+"""Share of the budget beyond which memory of batches that were sent is released."""
+ATTEMPTS = 8
+"""How often a draw is tried while memory for its rows is made room for."""
 Reply = tuple[dict[str, Any], dict[str, Any]]
 
 
@@ -37,17 +40,17 @@ class Shard:
 
     Attributes:
         incarnation: a random number, of this shard in this life: ids of another mean nothing to it.
-        keeper: of another shard's replica, if there is one. ``intake``: of what writers give.
+        keeper: of another shard's replica, if there is one. ``intake``: of what writers give. ``views``: of its store.
+        budget: of what connections make it hold.
     """
 
     def __init__(self, store: Store, folder: Path | None = None, keeper: Keeper | None = None) -> None:
         self.store, self.keeper = store, keeper
         self.intake = Intake(store, folder)
+        self.budget = Budget.of_store(store.ram, store._log.stride * store.spec.step_bytes)
+        store._log.ledger.enter("connections", lambda: self.budget.held_bytes)
         self.incarnation = secrets.randbits(62)
-        self._views: dict[int, Replay[Any]] = {}  # by number
-        self._settings: dict[int, dict[str, Any]] = {}
-        self._inserts_before: dict[int, int] = {}
-        self._lock = threading.Lock()
+        self.views = ShardViews(store, self.intake)
         self._answers: dict[int, Callable[[Client, Frame], Reply]] = {
             Request.DESCRIBE: self._describe,
             Request.VIEW: self._view,
@@ -73,6 +76,10 @@ class Shard:
 
     def answer(self, client: Client, frame: Frame) -> Reply:
         """Return the head and the parts of the reply to a request.  Raises: what the request's method does."""
+        if frame.refused is not None:
+            if frame.kind == Request.PUT:  # nor are those taken that are on their way behind it
+                client.refused = frame.refused
+            raise frame.refused
         method = self._answers.get(frame.kind)
         if method is None:
             raise WireError(f"a request of kind {frame.kind}, which this release does not know")
@@ -106,65 +113,13 @@ class Shard:
 
     def _view(self, client: Client, frame: Frame) -> Reply:
         """Make a view, or find the one of that name, which must have the same settings."""
-        asked = {name: frame.head.get(name) for name in ("name", "kind", "settings", "sampler", "max_times_sampled")}
-        name = str(asked["name"])
-        with self._lock:
-            for number, settings in self._settings.items():
-                if settings["name"] == name:
-                    if settings != asked:
-                        wrong = [key for key in asked if asked[key] != settings[key]]
-                        raise ValueError(
-                            f"view {name!r} is there with other settings: {wrong[0]} is {settings[wrong[0]]!r}, "
-                            f"asked for was {asked[wrong[0]]!r}; give yours another name="
-                        )
-                    return self._said(number)
-            number = len(self._views)
-            self._views[number] = self._made(asked, frame.head.get("seed"))
-            self._settings[number] = asked
-            self._inserts_before[number] = self._views[number].source.steps_before
-            return self._said(number)
-
-    def _made(self, asked: Mapping[str, Any], seed: Any) -> Replay[Any]:
-        settings = asked["settings"]
-        given: dict[str, Any] = {
-            "name": asked["name"],
-            "sampler": _sampler(asked["sampler"]),
-            "max_times_sampled": asked["max_times_sampled"],
-            "seed": seed,
-        }
-        if not isinstance(settings, dict) or asked["kind"] not in (TRANSITIONS, SEQUENCES):
-            raise ValueError(f"view of kind {asked['kind']!r}, expected {TRANSITIONS!r} or {SEQUENCES!r}")
-        make: Any = self.store.transitions if asked["kind"] == TRANSITIONS else self.store.sequences
-        made: Replay[Any] = make(**settings, **given)
-        return made
-
-    def _replay(self, frame: Frame) -> tuple[int, Replay[Any]]:
-        number = frame.head.get("view")
-        if type(number) is not int or number not in self._views:
-            raise KeyError(f"view {number!r}: there is none of that number; ask for it by name first")
-        return number, self._views[number]
+        return self._said(self.views.ask(client, frame.head))
 
     def _said(self, number: int) -> Reply:
-        return {"view": number, "state": self._view_state(number).described(), "shard": self.incarnation}, {}
-
-    def _view_state(self, number: int) -> ViewState:
-        replay = self._views[number]
-        items, sampler = replay.source.items, replay.sampler
-        with replay.lock:
-            items.follow()
-            left = items.uses_left
-            mass = float(items.count) if items.uses is not None else float(getattr(sampler, "mass", items.count))
-            return ViewState(
-                mass,
-                items.count,
-                -1 if items.uses is None else int(left),
-                self.store.total_steps - self._inserts_before[number],
-                items.samples,
-                float(getattr(sampler, "max_priority", 1.0)),
-            )
+        return {"view": number, "state": self.views.state(number).described(), "shard": self.incarnation}, {}
 
     def _state(self, client: Client, frame: Frame) -> Reply:
-        number, replay = self._replay(frame)
+        number, replay = self.views.of(frame)
         self._note(replay, frame)
         return self._said(number)
 
@@ -183,13 +138,26 @@ class Shard:
         ``points``: float64 [n]. ``batch``: its items in all; ``begin``: of the part that these are. ``blocks``: numbers
         of the blocks of shared memory of the batch; new ones come as file descriptors.
         """
-        number, replay = self._replay(frame)
+        number, replay = self.views.of(frame)
         points = _points(frame)
-        for name in frame.head.get("forget", []):
-            client.blocks.pop(name, None)
         begin, size = frame.head.get("begin", 0), frame.head.get("batch", len(points))
         if not (type(begin) is type(size) is int and 0 <= begin <= begin + len(points) <= size <= MAX_BATCH_SIZE):
             raise WireError(f"a draw of {len(points)} items from {begin!r} on, of a batch of {size!r}")
+        shared, cut = "blocks" in frame.head, bool(frame.head.get("cut"))
+        what = f"a draw of {len(points):,} items"
+        client.budget.work(client.holding, len(points) * self.views.item_bytes(number, shared, cut), what)
+        layout = client.layout(number, size, replay.source.layout) if shared else None
+        for _ in range(ATTEMPTS):
+            try:
+                return self._drawn(client, frame, layout)
+            except NoRoomError as short:  # the store's lock was held, under which nothing waits
+                client.budget.keep(client.holding, short.nbytes, what)
+                client.holding.spare += short.nbytes
+        raise MemoryError(f"{what} found no memory for its rows, {ATTEMPTS} times; use fewer learners a shard")
+
+    def _drawn(self, client: Client, frame: Frame, layout: Layout | None) -> Reply:
+        number, replay = self.views.of(frame)
+        points, begin = frame.parts["points"], frame.head.get("begin", 0)
         with replay.lock:
             self._note(replay, frame)
             source = replay.source
@@ -197,23 +165,23 @@ class Shard:
             if not source.items.enough(max(1, len(points))):
                 raise EmptyError(f"shard: {source.items.count} items can be sampled, asked for were {len(points)}")
             exact = points if source.items.uses is None and draws_by_mass(replay.sampler) else None
-            if "blocks" in frame.head:
-                target = self._shared(client, number, replay, frame, size)
+            if layout is not None:
+                target = self._shared(client, layout, replay, frame)
                 part = target.part(begin, begin + len(points))
                 source.draw_into(part, 0.0, exact)
                 parts = {}
             else:
+                pool = source.log.batches.pool
+                if self.store.ram is None and pool.free_bytes > self.budget.limit_bytes * FREE_SHARE:
+                    pool.trim()  # blocks of sizes that vary
                 target = source.lend(len(points))
                 target.cutter = cutter = client.cutter(number, source.log) if frame.head.get("cut") else None
                 source.draw_into(target, 0.0, exact)
                 parts = written(target, cutter, source.log.tables[FIRST_FIELD:], client.sent)
             return self._said(number)[0], parts
 
-    def _shared(self, client: Client, number: int, replay: Replay[Any], frame: Frame, size: int) -> Any:
+    def _shared(self, client: Client, layout: Layout, replay: Replay[Any], frame: Frame) -> Any:
         """Return the target over a batch's blocks of shared memory."""
-        layout = client.layouts.get((number, size))
-        if layout is None:
-            layout = client.layouts[number, size] = replay.source.layout(size)
         blocks = frame.head["blocks"]
         if not isinstance(blocks, list) or len(blocks) != len(layout.sizes):
             raise WireError(f"a draw into {blocks!r}, expected {len(layout.sizes)} blocks of memory")
@@ -226,7 +194,7 @@ class Shard:
         return layout.over(lent, replay.view, replay.source.tag)
 
     def _update(self, client: Client, frame: Frame) -> Reply:
-        number, replay = self._replay(frame)
+        number, replay = self.views.of(frame)
         ids, errors = frame.parts.get("ids"), frame.parts.get("td_error")
         if not isinstance(ids, np.ndarray) or ids.dtype != np.int64 or ids.ndim != 1:
             raise WireError("an update without ids, int64 [n]")
@@ -261,9 +229,9 @@ class Shard:
 
     def _set_credit(self, client: Client, frame: Frame) -> Reply:
         """Let writers append until the view has counted ``inserts`` steps; ``None``: without limit."""
-        number, _ = self._replay(frame)
+        number, _ = self.views.of(frame)
         inserts = frame.head.get("inserts")
-        self.intake.set_credit(number, None if inserts is None else int(inserts) + self._inserts_before[number])
+        self.views.set_credit(number, None if inserts is None else int(inserts))
         return self._said(number)
 
     # the whole store
@@ -285,6 +253,7 @@ class Shard:
     def left(self, client: Client) -> None:
         """Undo what a connection held up."""
         self.intake.left(client)
+        self.views.left(client)
 
     # a drain
 
@@ -299,28 +268,12 @@ class Shard:
 
     def _cede(self, client: Client, frame: Frame) -> Reply:
         """Hand over how many steps and samples each view has counted, for the limiters; they begin anew here."""
-        counts = {}
-        for number, replay in list(self._views.items()):
-            with replay.lock:
-                inserts, items = self.store.total_steps - self._inserts_before[number], replay.source.items
-                counts[self._settings[number]["name"]] = [inserts, items.samples]
-                self._count(number, -inserts, -items.samples)
-        return {"counts": counts}, {}
+        return {"counts": self.views.cede()}, {}
 
     def _inherit(self, client: Client, frame: Frame) -> Reply:
         """Add what another shard has ceded; a view's counts are kept with its priorities."""
-        counts = frame.head.get("counts", {})
-        for number, replay in list(self._views.items()):
-            inserts, samples = counts.get(self._settings[number]["name"], (0, 0))
-            with replay.lock:
-                self._count(number, int(inserts), int(samples))
+        self.views.inherit(frame.head.get("counts", {}))
         return {}, {}
-
-    def _count(self, number: int, inserts: int, samples: int) -> None:
-        source = self._views[number].source
-        source.items.samples += samples
-        source.steps_before -= inserts
-        self._inserts_before[number] -= inserts
 
     def _checkpoint(self, client: Client, frame: Frame) -> Reply:
         path = Path(str(frame.head["path"]))
@@ -355,15 +308,6 @@ def evict_before(store: Store, total_steps: int) -> None:
                 log.admission.evict_one(slot)
         finally:
             store._views.written()
-
-
-def _sampler(described: Any) -> Sampler:
-    """Return a new sampler.  Raises: ValueError."""
-    kind = described.get("kind") if isinstance(described, dict) else None
-    if kind not in SAMPLERS:
-        raise ValueError(f"sampler {described!r}, expected one of {', '.join(SAMPLERS)}")
-    made: Sampler = SAMPLERS[kind](**{name: value for name, value in described.items() if name != "kind"})
-    return made
 
 
 def _points(frame: Frame) -> npt.NDArray[np.float64]:

@@ -13,7 +13,7 @@ import os
 import socket
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,6 +50,7 @@ class Frame:
         head: JSON values. ``parts``: arrays and bytes, views of the memory that was received.
         fds: file descriptors that came with it; the receiver closes them. ``nbytes``: of the frame that was received.
         dictionaries: what encoded rows among the parts refer to, where a link received it.
+        refused: why there was no memory for it; then it has neither head nor parts.
     """
 
     kind: int
@@ -59,6 +60,7 @@ class Frame:
     fds: list[int] = field(default_factory=list)
     nbytes: int = 0
     dictionaries: Any = None
+    refused: MemoryError | None = None
 
 
 def send(
@@ -135,12 +137,18 @@ def _checksum(buffers: Sequence[memoryview]) -> int:
 
 
 def receive(
-    of: socket.socket, max_body: int = MAX_BODY_BYTES, max_head: int = MAX_HEAD_BYTES, fds: bool = False
+    of: socket.socket,
+    max_body: int = MAX_BODY_BYTES,
+    max_head: int = MAX_HEAD_BYTES,
+    fds: bool = False,
+    admit: Callable[[int, int, int], None] | None = None,
 ) -> Frame | None:
     """Receive a frame; ``None``: the peer has closed the connection between two frames.
 
     Args:
         max_body, max_head: limits of its bytes. ``fds``: whether file descriptors may come with it.
+        admit: called with its kind, and its bytes of head and body, before memory is taken for them: waits, or raises
+            MemoryError.
 
     Raises:
         WireError: it is malformed, larger, or of another version.  OSError: the connection broke, or timed out.
@@ -167,7 +175,14 @@ def receive(
                 f"a frame of {head_bytes:,} and {body_bytes:,} bytes, expected at most {max_head:,} and {max_body:,}"
             )
         # Pages take memory as they fill. The body is at a multiple of 8, as its parts are in it.
-        memory = np.empty(-head_bytes % 8 + head_bytes + body_bytes, np.uint8)[-head_bytes % 8 :]
+        try:
+            if admit is not None:
+                admit(kind, head_bytes, body_bytes)
+            memory = np.empty(-head_bytes % 8 + head_bytes + body_bytes, np.uint8)[-head_bytes % 8 :]
+        except MemoryError as error:
+            _skip(of, head_bytes + body_bytes)
+            close_all(given)
+            return Frame(kind, number, {}, refused=error.with_traceback(None))
         _receive_into(of, memory.data)
         if _checksum([memory[:head_bytes].data, memory[head_bytes:].data]) != checksum:
             raise WireError("a frame whose checksum does not match its bytes")
@@ -187,6 +202,14 @@ def _receive_into(of: socket.socket, memory: memoryview, may_end: bool = False) 
             raise WireError(f"the connection ended after {got:,} of {memory.nbytes:,} bytes")
         got += count
     return True
+
+
+def _skip(of: socket.socket, nbytes: int) -> None:
+    """Receive bytes for which there is no memory."""
+    some = memoryview(bytearray(min(nbytes, 1 << 16)))
+    while nbytes:
+        _receive_into(of, some[:nbytes])
+        nbytes -= min(nbytes, len(some))
 
 
 def _parsed(memory: npt.NDArray[np.uint8], head_bytes: int) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -6,6 +6,7 @@ Fields of small rows are decoded at once: they are not encoded, and cost more to
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -39,12 +40,14 @@ class CutRows:
     Attributes:
         field: number of the field. ``nbytes``: of the rows, in ``memory``.
         used: uint8 [places], which of the field's dictionaries they need.
+        grow: as of ``RowCutter``.
         pieces: of windows of different lengths, int64 [2, n]: the length of each, and the row of the column that its
             first goes to; of each part of the batch, in order.
     """
 
     field: int
     memory: Bytes
+    grow: Callable[[int], None] = lambda nbytes: None
     nbytes: int = 0
     used: Bytes = dataclasses.field(default_factory=lambda: np.zeros(PLACES, np.uint8))
     pieces: list[Ints] = dataclasses.field(default_factory=list)
@@ -66,6 +69,7 @@ class CutRows:
             room = self.memory[self.nbytes :]
             nbytes = cut_windows(reader.words, cuts(), slot, newest, first, length, room, self.used, left)
             if nbytes < 0:
+                self.grow(len(self.memory))
                 larger = np.empty(2 * len(self.memory), np.uint8)
                 larger[: self.nbytes] = self.rows
                 self.memory = larger
@@ -84,11 +88,15 @@ class CutRows:
 class RowCutter:
     """Cutter of the rows that batches of one log need. Its memory is used again by the next batch.
 
+    Args:
+        grow: called before so many bytes more are taken; what it raises ends the batch.
+
     Attributes:
         columns: the latest batch's, by name.
     """
 
-    def __init__(self, log: StepLog) -> None:
+    def __init__(self, log: StepLog, grow: Callable[[int], None] = lambda nbytes: None) -> None:
+        self._grow = grow
         self._fields = list(log.spec.fields.values())
         self._readers = FieldReaders(log)
         self._memory: dict[str, Bytes] = {}
@@ -125,8 +133,10 @@ class RowCutter:
     def _cut(self, reader: FieldReader, read: Read, rows: int, begin: int) -> None:
         """Cut the rows of a column that has so many for an item."""
         if read.column not in self.columns:
-            memory = self._memory.setdefault(read.column, np.empty(FIRST_ROOM, np.uint8))
-            self.columns[read.column] = CutRows(read.field, memory)
+            if read.column not in self._memory:
+                self._grow(FIRST_ROOM)
+                self._memory[read.column] = np.empty(FIRST_ROOM, np.uint8)
+            self.columns[read.column] = CutRows(read.field, self._memory[read.column], self._grow)
         column = self.columns[read.column]
         if read.pieces is None:
             column.add(reader, read.slot, read.newest, read.first, np.full(len(read.slot), rows))

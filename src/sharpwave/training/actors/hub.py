@@ -20,6 +20,7 @@ import torch
 import sharpwave as sw
 from sharpwave.agents.protocol import Agent
 from sharpwave.serve.addresses import Address
+from sharpwave.serve.budget import BYTES, Budget
 from sharpwave.serve.client import Client
 from sharpwave.serve.requests import Request
 from sharpwave.serve.server import Server
@@ -72,7 +73,7 @@ class Hub:
         listen: where nodes join.
 
     Attributes:
-        address: where nodes join. ``restarts``: actors restarted so far.
+        address: where nodes join. ``restarts``: actors restarted so far. ``budget``: of what connections make it hold.
 
     Raises:
         ValueError, OSError: it cannot listen there.
@@ -105,6 +106,7 @@ class Hub:
         self._restarts, self._failure, self._stop = 0, "", False
         self._alone_since: float | None = time.monotonic()
         self._changed = threading.Condition()
+        self.budget = Budget(BYTES)
         self._server = Server(self, Address.parse(listen), store.security)
         self.address = self._server.address
 

@@ -1,0 +1,197 @@
+"""Views of a shard: made and found by name, counted while connections use them, dropped where others need the place."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from sharpwave.sampling.ordered import Fifo, Lifo
+from sharpwave.sampling.prioritized import Prioritized
+from sharpwave.sampling.protocol import Sampler
+from sharpwave.sampling.uniform import Uniform
+from sharpwave.serve.client import Client
+from sharpwave.serve.intake import UNUSED_S, Intake
+from sharpwave.serve.requests import SEQUENCES, TRANSITIONS, ViewState
+from sharpwave.serve.wire import Frame
+from sharpwave.store import Store
+from sharpwave.views.layout import LARGE
+from sharpwave.views.replay import Replay
+
+SAMPLERS: dict[str, type[Any]] = {one.__name__: one for one in (Uniform, Prioritized, Fifo, Lifo)}
+"""Samplers that shards have, by name. Ranks among all items cannot be known to one shard."""
+MAX_VIEWS = 16
+"""Views of a shard; each takes 8 to 20 bytes for every step that the store has room for."""
+
+
+class ShardViews:
+    """Views of a shard's store, by number. May be called from several threads.
+
+    A view is in use while a connection that has asked for it is open. One that nobody has used for ``UNUSED_S`` no
+    longer holds writers up, and makes room for another where there are ``MAX_VIEWS``.
+
+    Attributes:
+        replays: by number.
+    """
+
+    def __init__(self, store: Store, intake: Intake) -> None:
+        self._store, self._intake = store, intake
+        self.replays: dict[int, Replay[Any]] = {}
+        self._settings: dict[int, dict[str, Any]] = {}
+        self._inserts_before: dict[int, int] = {}
+        self._item_bytes: dict[int, tuple[int, int, int]] = {}  # working memory, small columns, all columns
+        self._users: dict[int, set[int]] = {}  # connections
+        self._unused_since: dict[int, float] = {}
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+
+    def ask(self, client: Client, head: Mapping[str, Any]) -> int:
+        """Make a view, or find the one of that name, which must have the same settings; return its number.
+
+        Raises: ValueError, TypeError.
+        """
+        asked = {name: head.get(name) for name in ("name", "kind", "settings", "sampler", "max_times_sampled")}
+        name = asked["name"]
+        with self._lock:
+            number = next((one for one, settings in self._settings.items() if settings["name"] == name), None)
+            if number is None:
+                unused = self._least_used(name) if len(self.replays) >= MAX_VIEWS else None
+                made = self._made(asked, head.get("seed"))
+                if unused is not None:
+                    self._drop(unused)
+                number = next(self._numbers)
+                self.replays[number], self._settings[number], self._users[number] = made, asked, set()
+                self._inserts_before[number] = made.source.steps_before
+                sizes = [column.item.itemsize for column in made.view.columns().values()]
+                small = sum(size for size in sizes if size < LARGE)
+                self._item_bytes[number] = 8 * (made.view.scratch_rows + 3), small, sum(sizes)
+            elif (settings := self._settings[number]) != asked:
+                wrong = [key for key in asked if asked[key] != settings[key]]
+                raise ValueError(
+                    f"view {name!r} is there with other settings: {wrong[0]} is {settings[wrong[0]]!r}, "
+                    f"asked for was {asked[wrong[0]]!r}; give yours another name="
+                )
+            self._users[number].add(id(client))
+            self._unused_since.pop(number, None)
+            self._intake.used(number)
+        return number
+
+    def _least_used(self, name: Any) -> int:
+        """Return the view that was unused for longest, whose place view ``name`` may take.  Raises: ValueError."""
+        number = min(self._unused_since, key=self._unused_since.__getitem__, default=None)
+        if number is None or time.monotonic() - self._unused_since[number] < UNUSED_S:
+            names = ", ".join(repr(settings["name"]) for settings in self._settings.values())
+            raise ValueError(
+                f"view {name!r}: there are {len(self.replays)} views, of at most {MAX_VIEWS}, all used within "
+                f"{UNUSED_S:g} s: {names}; use one of them, or end a process that uses one"
+            )
+        return number
+
+    def _drop(self, number: int) -> None:
+        tables: list[dict[int, Any]] = [self.replays, self._settings, self._inserts_before, self._item_bytes]
+        for table in (*tables, self._users, self._unused_since):
+            table.pop(number, None)
+        self._intake.set_credit(number, None)
+        self._intake.used(number)
+
+    def _made(self, asked: Mapping[str, Any], seed: Any) -> Replay[Any]:
+        settings = asked["settings"]
+        given: dict[str, Any] = {
+            "name": asked["name"],
+            "sampler": _sampler(asked["sampler"]),
+            "max_times_sampled": asked["max_times_sampled"],
+            "seed": seed,
+        }
+        if not isinstance(asked["name"], str):
+            raise ValueError(f"view {asked['name']!r}, expected a name")
+        if not isinstance(settings, dict) or asked["kind"] not in (TRANSITIONS, SEQUENCES):
+            raise ValueError(f"view of kind {asked['kind']!r}, expected {TRANSITIONS!r} or {SEQUENCES!r}")
+        make: Any = self._store.transitions if asked["kind"] == TRANSITIONS else self._store.sequences
+        made: Replay[Any] = make(**settings, **given)
+        return made
+
+    def item_bytes(self, number: int, shared: bool, cut: bool) -> int:
+        """Return the bytes of memory that a draw takes for an item, besides what is kept for the next.
+
+        Args:
+            shared: it goes to memory of the client. ``cut``: large rows are not decoded.
+        """
+        work, small, whole = self._item_bytes[number]
+        return work + (0 if shared else small if cut else 2 * whole)
+
+    def of(self, frame: Frame) -> tuple[int, Replay[Any]]:
+        """Return the view that a request names.  Raises: KeyError."""
+        number = frame.head.get("view")
+        replay = self.replays.get(number) if type(number) is int else None
+        if replay is None:
+            raise KeyError(f"view {number!r}: there is none of that number; ask for it by name first")
+        assert type(number) is int
+        return number, replay
+
+    def state(self, number: int) -> ViewState:
+        """Return what every reply says of a view."""
+        replay = self.replays[number]
+        items, sampler = replay.source.items, replay.sampler
+        with replay.lock:
+            items.follow()
+            left = items.uses_left
+            mass = float(items.count) if items.uses is not None else float(getattr(sampler, "mass", items.count))
+            return ViewState(
+                mass,
+                items.count,
+                -1 if items.uses is None else int(left),
+                self._store.total_steps - self._inserts_before[number],
+                items.samples,
+                float(getattr(sampler, "max_priority", 1.0)),
+            )
+
+    def set_credit(self, number: int, inserts: int | None) -> None:
+        """Let writers append until the view has counted ``inserts`` steps; ``None``: without limit."""
+        total = None if inserts is None else inserts + self._inserts_before[number]
+        self._intake.set_credit(number, total)
+
+    def left(self, client: Client) -> None:
+        """Note that a connection has ended."""
+        with self._lock:
+            for number, users in self._users.items():
+                if id(client) in users:
+                    users.discard(id(client))
+                    if not users:
+                        self._unused_since[number] = time.monotonic()
+                        self._intake.unused(number)
+
+    # a drain
+
+    def cede(self) -> dict[str, list[int]]:
+        """Return how many steps and samples each view has counted, by its name; they begin anew."""
+        counts = {}
+        for number, replay in list(self.replays.items()):
+            with replay.lock:
+                inserts, items = self._store.total_steps - self._inserts_before[number], replay.source.items
+                counts[self._settings[number]["name"]] = [inserts, items.samples]
+                self._count(number, -inserts, -items.samples)
+        return counts
+
+    def inherit(self, counts: Mapping[str, Any]) -> None:
+        """Add what another shard has ceded; a view's counts are kept with its priorities."""
+        for number, replay in list(self.replays.items()):
+            inserts, samples = counts.get(self._settings[number]["name"], (0, 0))
+            with replay.lock:
+                self._count(number, int(inserts), int(samples))
+
+    def _count(self, number: int, inserts: int, samples: int) -> None:
+        source = self.replays[number].source
+        source.items.samples += samples
+        source.steps_before -= inserts
+        self._inserts_before[number] -= inserts
+
+
+def _sampler(described: Any) -> Sampler:
+    """Return a new sampler.  Raises: ValueError."""
+    kind = described.get("kind") if isinstance(described, dict) else None
+    if kind not in SAMPLERS:
+        raise ValueError(f"sampler {described!r}, expected one of {', '.join(SAMPLERS)}")
+    made: Sampler = SAMPLERS[kind](**{name: value for name, value in described.items() if name != "kind"})
+    return made
