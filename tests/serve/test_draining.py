@@ -6,7 +6,9 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,13 @@ import pytest
 import sharpwave as sw
 from sharpwave.errors import DamagedError
 from sharpwave.segment_writer import SegmentWriter
+from sharpwave.serve import cuts
 from sharpwave.serve.addresses import Address, Security, machine
 from sharpwave.serve.draining import EVERYTHING, Count, Drain
 from sharpwave.serve.fleet import Fleet
-from sharpwave.serve.link import Link
+from sharpwave.serve.link import Link, ShardLostError
 from sharpwave.serve.local_shards import Plan
+from sharpwave.serve.manifest import Manifest
 from sharpwave.serve.members import Members
 from sharpwave.serve.service import Service
 from tests.serve.serving import SPEC, Served, served
@@ -253,6 +257,67 @@ def test_at_once_evicts_all_and_truncates_the_episodes_under_way(
         writer.close()
 
 
+@pytest.mark.parametrize("heard", [True, False])
+def test_a_writer_that_was_away_while_its_shard_went_moves_on_with_all_that_it_kept(
+    heard: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also what belongs before the episodes with which lanes have moved already."""
+    monkeypatch.setattr("sharpwave.serve.delivery.GONE_S", 0.0)
+    with fleet_of(2, tmp_path, monkeypatch) as (there, fleet):
+        writer = there.cluster.writer(2, name="w", shard=1, segment_steps=8, timeout=10)
+        log: list[tuple[int, int]] = []
+        write(writer, log, 0, 23, 2, 0)
+        writer.flush()
+        if heard:
+            fleet.resize(1)
+        write(writer, log, 23, 6, 2, 0)
+        writer.flush()
+        if not heard:
+            fleet.resize(1)
+        lost = writer.delivery._leases[0].link
+        lost.close()
+
+        def away(wait_s: float = 0.0) -> None:
+            raise ShardLostError("away")
+
+        monkeypatch.setattr(lost, "connect", away)
+        write(writer, log, 29, 16, 2, 0)
+        assert (len(writer.delivery._leases) == 2) == heard and writer.delivery._leases[0].waiting
+        fleet._drain = replace(fleet._drain, at_once=True) if fleet._drain else None
+        fleet._look()
+        assert len(fleet) == 1 and writer.delivery.waiting
+        write(writer, log, 45, 30, 2, 0)
+        writer.flush()
+        write(writer, log, 75, 1, 2, 0)
+        assert [one.number for one in writer.delivery._leases] == [0]
+        kept = held(there.stores[0], "all")
+        assert kept.keys() >= {number for number, (_, step) in enumerate(log) if 29 <= step < 70}, "steps were lost"
+        for lane in {at[0] for at in kept.values()}:  # episodes are whole, from where the shard had taken them
+            steps = sorted((step, log[number][1]) for number, (of, step) in kept.items() if of == lane)
+            assert [later for _, later in steps] == sorted(later for _, later in steps)
+        writer.close()
+
+
+def test_a_writer_that_sends_nothing_does_not_keep_an_empty_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with fleet_of(2, tmp_path, monkeypatch) as (there, fleet):
+        writer = there.cluster.writer(1, name="w", shard=1, segment_steps=8, timeout=10)
+        log: list[tuple[int, int]] = []
+        write(writer, log, 0, 20, 1, 0)
+        writer.flush()
+        fleet.resize(1, drain=False)
+        fleet._look()
+        assert len(fleet) == 2, "it may write at any time"
+        monkeypatch.setattr("sharpwave.serve.intake.IDLE_S", 0.0)
+        fleet._look()
+        assert len(fleet) == 1
+        write(writer, log, 20, 30, 1, 0)
+        writer.flush()
+        assert {log[number][1] for number in held(there.stores[0], "all")} >= set(range(20, 47))
+        writer.close()
+
+
 def counts(order: list[int], shards: int, capacity: int) -> list[Count]:
     return [Count(min(total, capacity), total) for total in np.bincount(order, minlength=shards).tolist()]
 
@@ -297,7 +362,16 @@ def test_steps_that_came_during_the_drain_wait_for_their_turn_and_lost_shards_co
     assert Drain(1, at_once=True).due(1, []) == EVERYTHING
 
 
-def test_clients_of_a_service_shrink_and_grow_it(tmp_path: Path) -> None:
+def test_clients_of_a_service_shrink_grow_and_save_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    still: list[bool] = []
+
+    def cut(*given: Any) -> None:
+        assert service._fleet is not None
+        with ThreadPoolExecutor(1) as pool:  # the thread that drains is another, too
+            still.append(not pool.submit(service._fleet.lock.acquire, blocking=False).result())
+        cuts.cut(*given)
+
+    monkeypatch.setattr("sharpwave.serve.members.cut", cut)
     with Service(Address.parse("127.0.0.1:0"), 2, None, Security(), capacity=10_000) as service:
         log: list[tuple[int, int]] = []
         with (
@@ -309,6 +383,9 @@ def test_clients_of_a_service_shrink_and_grow_it(tmp_path: Path) -> None:
                 write(writer, log, 0, 100, 2, k)
                 writer.flush()
             replay = other.transitions()
+            one.resize(shards=1)
+            other.checkpoint(tmp_path / "ckpt")
+            assert still == [True] and Manifest.read(tmp_path / "ckpt").draining["keeps"] == 1
             one.resize(shards=1, drain=False)
             assert [len(link) for link in (one.links, other.links)] == [2, 2], "its writer is still there"
             deadline = time.monotonic() + 60

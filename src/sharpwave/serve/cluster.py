@@ -7,7 +7,7 @@ import secrets
 import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, Self
@@ -15,7 +15,7 @@ from typing import Any, NoReturn, Self
 from sharpwave.errors import not_to_be_copied
 from sharpwave.serve.addresses import Address, Security
 from sharpwave.serve.cluster_views import ClusterViews
-from sharpwave.serve.cuts import cut, plan_of
+from sharpwave.serve.cuts import plan_of
 from sharpwave.serve.delivery import Delivery
 from sharpwave.serve.directory import ask_directory
 from sharpwave.serve.fleet import Fleet, started_link
@@ -224,7 +224,8 @@ class Cluster(ClusterViews):
                     lanes,
                     durable=durability == "flush",
                     timeout=timeout,
-                    others=lambda number: self.links[number].another(),
+                    number=number,
+                    others=lambda: self.links,
                 )
                 break
             except ShardLostError:
@@ -281,9 +282,7 @@ class Cluster(ClusterViews):
         Raises:
             OSError: a shard cannot write; an earlier checkpoint there is unchanged.
         """
-        with nullcontext() if self._fleet is None else self._fleet.lock:  # none comes or goes meanwhile
-            manifest = None if self._fleet is None else self._fleet.manifest()
-            cut(list(self.links), self._members.call, path, self.spec, manifest)
+        self._members.checkpoint(path, self.spec)
 
     @classmethod
     def open(

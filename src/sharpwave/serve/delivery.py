@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+import uuid
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,19 +28,23 @@ WINDOW_BYTES = 8 << 20
 """Bytes of segments without an acknowledgement beyond which a writer waits."""
 MAX_MOVES = 8
 """Drained shards, one after the other, that a new writer is sent on from."""
+GONE_S = 1.0
+"""How often it is asked whether a shard that cannot be reached is one of the cluster."""
 
 
 class Delivery:
     """A writer's lanes of one shard, and the segments on their way there.
 
     Where the shard is drained, each lane moves to another shard with the beginning of an episode; an episode's segments
-    are all in one shard. The writer goes on counting lanes and steps as at first: segments are readdressed here.
+    are all in one shard. The writer goes on counting lanes and steps as at first: segments are readdressed here. What
+    a shard that is gone has not acknowledged goes to another.
 
     Args:
         link: to the shard, of this delivery alone. ``name``: by which the shard knows its ``lanes``.
         durable: segments are acknowledged once they are on the shard's disk.
         timeout: seconds that ``put`` and ``flush`` wait at most; ``None``: 60.
-        others: returns a link to the shard of a number; ``None``: by the address that a drained shard says.
+        number: of that shard. ``others``: returns links to the shards that there are, by number; ``None``: nobody knows
+            but a drained shard.
 
     Attributes:
         first_lane: the first shard's number of the first lane. ``lane_steps``: steps that it had of each at first.
@@ -57,36 +62,39 @@ class Delivery:
         *,
         durable: bool = False,
         timeout: float | None = None,
-        others: Callable[[int], Link] | None = None,
+        number: int = 0,
+        others: Callable[[], Sequence[Link]] | None = None,
     ) -> None:
         self.name, self.lanes, self._durable, self._others = name, lanes, durable, others
         self._timeout = check_timeout("writer", timeout)
         self._process = os.getpid()
-        lease = self._leased(link)
+        self._asked_at = 0.0  # whether a shard is gone
+        lease = self._leased(link, number, name)
         self.first_lane, self.lane_steps, self.segment_steps = lease.first_lane, lease.lane_steps, lease.segment_steps
         self._leases = [lease]  # those that lanes are leaving, in order, and the one that they go to
         self._of_lane = [lease] * lanes
         self._broken: set[int] = set()  # lanes whose episode was truncated, so that the next one goes elsewhere
         self._moved_by = [0] * lanes  # added to the numbers of a lane's steps
+        self._unplaced: set[int] = set()  # lanes for which that depends on their next segment
         self._before = [0, 0]  # steps acknowledged and segments resent by leases that are over
 
-    def _leased(self, link: Link) -> Lease:
+    def _leased(self, link: Link, number: int, name: str) -> Lease:
         """Return lanes of a shard, or of another where it is drained.  Raises: ShardLostError, ValueError."""
         for _ in range(MAX_MOVES):
             try:
-                return Lease(link, self.name, self.lanes, self._durable)
+                return Lease(link, number, name, self.lanes, self._durable)
             except DrainedError as drained:
                 link.close()
-                link = self._next(link, drained.elsewhere)
+                link, number = self._next(link, drained.elsewhere)
         raise ShardLostError(f"writer {self.name!r}: {MAX_MOVES} shards, one after the other, are being drained")
 
-    def _next(self, link: Link, elsewhere: Mapping[str, Any]) -> Link:
-        """Return a link to the shard that a drained one's writers of this name go to: always the same one."""
+    def _next(self, link: Link, elsewhere: Mapping[str, Any]) -> tuple[Link, int]:
+        """Return the shard that a drained one's writers of this name go to, always the same one: a link, its number."""
         number = zlib.crc32(self.name.encode()) % len(elsewhere["shards"])
         if self._others is not None:
             with contextlib.suppress(LookupError):
-                return self._others(number)
-        return link.to(nearest(elsewhere, link.address)[number])
+                return self._others()[number].another(), number
+        return link.to(nearest(elsewhere, link.address)[number]), number
 
     @property
     def acknowledged(self) -> int:
@@ -130,13 +138,51 @@ class Delivery:
         """
         last = self._leases[-1]
         if last.elsewhere is not None and last.link.may_be_tried():
-            lease = self._leased(self._next(last.link, last.elsewhere))
-            self._leases.append(lease)
+            self._leases.append(self._leased(*self._next(last.link, last.elsewhere), self.name))
         for one in self._leases[:-1]:
             if not one.waiting and one not in self._of_lane:
                 one.link.close()
                 self._leases.remove(one)
                 self._before = [self._before[0] + one.acknowledged, self._before[1] + one.resent]
+
+    def _leave_if_gone(self, lease: Lease) -> bool:
+        """Give another shard what one has not acknowledged that is no longer there, and its lanes; return whether it
+        was gone. Nothing is there twice: a shard that goes has no steps.
+
+        Raises: ShardLostError: nothing was changed.
+        """
+        now = time.monotonic()
+        if self._others is None or now - self._asked_at < GONE_S or lease not in self._leases:
+            return False
+        self._asked_at = now
+        others = self._others()
+        if lease.number < len(others):
+            return False
+        number = zlib.crc32(self.name.encode()) % len(others)
+        if lease is self._leases[-1]:
+            self._leases.append(self._leased(others[number].another(), number, self.name))
+        last = self._leases[-1]
+        left = [(one.lane - lease.first_lane, one, td_error) for one, td_error in lease.left()]
+        if any(
+            self._of_lane[lane] is not lease for lane, _, _ in left
+        ):  # whose later episodes are in the other already
+            rest = self._leased(others[number].another(), number, f"{self.name[:100]}-{uuid.uuid4().hex}")
+            self._leases.insert(-1, rest)
+        moved_by: dict[int, int] = {}
+        for lane, segment, td_error in left:
+            to = last if self._of_lane[lane] is lease else rest
+            first = moved_by.setdefault(lane, _begin(to, lane) - segment.first_step) + segment.first_step
+            to.keep(_moved(segment, to.first_lane + lane, first), td_error)
+        for lane in range(self.lanes):
+            if self._of_lane[lane] is lease:
+                self._of_lane[lane] = last
+                self._moved_by[lane] += moved_by.get(lane, 0)
+                if lane not in moved_by:
+                    self._unplaced.add(lane)
+        lease.link.close()
+        self._leases.remove(lease)
+        self._before = [self._before[0] + lease.acknowledged, self._before[1] + lease.resent + len(left)]
+        return True
 
     def put(self, segment: SealedSegment, td_error: npt.NDArray[np.float32] | None = None) -> None:
         """Wait while too many segments are on the way, then send this one. An error leaves it untaken.
@@ -149,20 +195,25 @@ class Delivery:
         lane = segment.lane - self.first_lane
         if lease is not self._leases[0] or self._moved_by[lane] or lease.first_lane != self.first_lane:
             number, first = lease.first_lane + lane, segment.first_step + self._moved_by[lane]
-            packed = readdressed(segment.packed, number, first)
-            segment = replace(segment, lane=number, first_step=first, packed=packed)
+            segment = _moved(segment, number, first)
         lease.keep(segment, td_error)
         with contextlib.suppress(ShardLostError):  # later
-            if lease.link.may_be_tried():
-                lease.send()
+            try:
+                if lease.link.may_be_tried():
+                    lease.send()
+            except ShardLostError:
+                self._leave_if_gone(lease)
 
     def _route(self, segment: SealedSegment) -> Lease:
         """Return the lease that takes a segment: with an episode's beginning, the lane goes to the last one."""
         lane, last = segment.lane - self.first_lane, self._leases[-1]
         if self._of_lane[lane] is not last and begins_episode(segment.packed):
-            there = last.lane_steps[lane]
             self._broken.discard(lane)
-            self._of_lane[lane], self._moved_by[lane] = last, there + (there > 0) - segment.first_step
+            self._of_lane[lane] = last
+            self._unplaced.add(lane)
+        if lane in self._unplaced:
+            self._unplaced.discard(lane)
+            self._moved_by[lane] = _begin(self._of_lane[lane], lane) - segment.first_step
         return self._of_lane[lane]
 
     def flush(self, timeout: float | None = None) -> None:
@@ -200,8 +251,22 @@ class Delivery:
                     lease.hear()
             except ShardLostError as error:
                 why = str(error) or why
+                with contextlib.suppress(ShardLostError):
+                    if self._leave_if_gone(lease):
+                        continue
                 if time.monotonic() > deadline:
                     raise LimiterTimeoutError(
                         f"writer {self.name!r}: {self.waiting} segments were not taken in {timeout:g} s: {why}"
                     ) from error
                 time.sleep(RETRY_S)
+
+
+def _begin(lease: Lease, lane: int) -> int:
+    """Return the number of a lane's first step there; one is skipped after those of an earlier writer."""
+    there = lease.lane_steps[lane]
+    return there + (there > 0)
+
+
+def _moved(segment: SealedSegment, lane: int, first_step: int) -> SealedSegment:
+    packed = readdressed(segment.packed, lane, first_step)
+    return replace(segment, lane=lane, first_step=first_step, packed=packed)

@@ -20,6 +20,7 @@ BYTES = 1 << 28
 """Budget of what connections make a directory hold."""
 Make = Callable[[Spec], list[list[str]]]
 Resize = Callable[[int, bool], None]
+Checkpoint = Callable[[str], None]
 
 
 class Directory:
@@ -27,13 +28,19 @@ class Directory:
 
     Args:
         make: makes the shards of a spec, and returns the addresses of each. ``resize``: adds or drains some.
+        checkpoint: writes one of all of them to a folder.
         spec, addresses: of the shards that are there already.
     """
 
     def __init__(
-        self, make: Make, resize: Resize, spec: Spec | None = None, addresses: list[list[str]] | None = None
+        self,
+        make: Make,
+        resize: Resize,
+        checkpoint: Checkpoint,
+        spec: Spec | None = None,
+        addresses: list[list[str]] | None = None,
     ) -> None:
-        self._make, self._resize, self._spec = make, resize, spec
+        self._make, self._resize, self._checkpoint, self._spec = make, resize, checkpoint, spec
         self.addresses = addresses or []
         self.budget = Budget(BYTES)
         self._lock = threading.Lock()
@@ -47,10 +54,14 @@ class Directory:
 
         Raises:
             ValueError: the spec is another, or there cannot be so many shards.
+            OSError: a checkpoint cannot be written.
         """
+        if frame.kind in (Request.RESIZE, Request.CHECKPOINT) and self._spec is None:
+            raise ValueError("there are no shards yet; the first client says what a step is")
+        if frame.kind == Request.CHECKPOINT:
+            self._checkpoint(str(frame.head["path"]))
+            return {}, {}
         if frame.kind == Request.RESIZE:
-            if self._spec is None:
-                raise ValueError("resize: there are no shards yet; the first client says what a step is")
             self._resize(frame.head.get("shards", 0), bool(frame.head.get("drain", True)))
             return {}, {}
         if frame.kind != Request.DIRECTORY:

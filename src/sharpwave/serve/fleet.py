@@ -31,6 +31,7 @@ class Fleet:
 
     Attributes:
         plan: by which they were made. ``processes``: of the shards. ``link``: returns a new link to one, by number.
+        spec: of their steps.
         lock: held while shards come or go.
     """
 
@@ -42,7 +43,7 @@ class Fleet:
         link: Callable[[int], Link],
         draining: dict[str, Any] | None = None,
     ) -> None:
-        self.plan, self.processes, self.link, self._spec = plan, processes, link, spec
+        self.plan, self.processes, self.link, self.spec = plan, processes, link, spec
         self._drain = Drain.of(draining) if draining else None
         self._links: dict[int, Link] = {}
         self.lock = threading.RLock()
@@ -58,7 +59,7 @@ class Fleet:
         """Return what the folder of the shards says."""
         with self.lock:
             draining = {} if self._drain is None else self._drain.state()
-            return replace(self.plan.manifest(self._spec), shards=len(self), draining=draining)
+            return replace(self.plan.manifest(self.spec), shards=len(self), draining=draining)
 
     def _write(self) -> None:
         if self.plan.disk is not None and isinstance(self.processes, LocalShards):
@@ -86,7 +87,7 @@ class Fleet:
                 self._drain = before
                 raise
             for number in range(len(self), shards):
-                self.processes.add(self.plan.one_more(self._spec, number))
+                self.processes.add(self.plan.one_more(self.spec, number))
             self._write()
             if self._drain is not None:
                 with contextlib.suppress(ShardLostError):  # it has begun; the thread goes on

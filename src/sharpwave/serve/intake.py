@@ -23,6 +23,8 @@ MAX_DICTIONARY_BYTES = 1 << 28
 MAX_WAIT_S = 600.0
 AWAY_S = 2.0
 """How long a shard that is drained waits for a writer whose connection ended, or for all after it was started."""
+IDLE_S = 30.0
+"""How long it waits, once it is empty, for one that sends nothing: that goes on elsewhere."""
 UNUSED_S = 300.0
 """How long a view whose connections have all ended still holds writers up."""
 MAX_NAME_CHARACTERS = 200
@@ -46,7 +48,7 @@ class Intake:
         self._store, self._folder = store, folder
         self.neighbour: Neighbour | None = None
         self.elsewhere: dict[str, Any] | None = None
-        self._writing: set[int] = set()  # connections of writers
+        self._writing: dict[int, float] = {}  # connections of writers, and when they were last heard
         self._left_at = time.monotonic()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -87,7 +89,7 @@ class Intake:
                 self._lanes = max(self._lanes, first + lanes)
                 self.keep_leases()
             holder = self._holders.setdefault(name, Holder())
-            self._writing.add(id(client))
+            self._writing[id(client)] = time.monotonic()
         self._take_turn(client, name, holder, frame.head.get("turn", 0))
         durable = bool(frame.head.get("durable"))
         held = self._store.lane_steps.tolist()
@@ -143,11 +145,16 @@ class Intake:
         if client.refused is not None:
             raise client.refused
         try:
+            with self._lock:
+                self._writing[id(client)] = math.inf
             return self._taken(client, head, parts)
         except Exception as error:
             if client.turn:
                 client.refused = error.with_traceback(None)
             raise
+        finally:
+            with self._lock:
+                self._writing[id(client)] = time.monotonic()
 
     def _taken(self, client: Client, head: dict[str, Any], parts: dict[str, Any]) -> dict[str, Any]:
         self._level(client)
@@ -235,15 +242,17 @@ class Intake:
 
     @property
     def writers(self) -> int:
-        """Writers that are connected, and 1 where one may be about to connect again."""
-        return len(self._writing) + (time.monotonic() - self._left_at < AWAY_S)
+        """Writers that are connected and not idle, and 1 where one may be about to connect again."""
+        now = time.monotonic()
+        with self._lock:
+            return sum(now - heard < IDLE_S for heard in self._writing.values()) + (now - self._left_at < AWAY_S)
 
     def left(self, client: Client) -> None:
         """Undo what a connection that has ended held up."""
         self.resume(client)
         with self._lock:
             if id(client) in self._writing:
-                self._writing.discard(id(client))
+                del self._writing[id(client)]
                 self._left_at = time.monotonic()
 
     def resume(self, client: Client) -> None:

@@ -55,12 +55,14 @@ class Lease:
         first_lane: the shard's number of the first lane. ``lane_steps``: steps that the shard had of each at first.
         segment_steps: most steps in a segment. ``acknowledged``: steps. ``resent``: segments.
         waiting_bytes: of the segments kept. ``elsewhere``: as of ``DrainedError``, once the shard said so.
+        number: of the shard.
 
     Raises:
         ShardLostError: the shard cannot be reached.  ValueError: it has other lanes under that name.  DrainedError.
     """
 
-    def __init__(self, link: Link, name: str, lanes: int, durable: bool) -> None:
+    def __init__(self, link: Link, number: int, name: str, lanes: int, durable: bool) -> None:
+        self.number = number
         self.link, self._name, self._lanes, self._durable = link, name, lanes, durable
         self._kept: deque[_Kept] = deque()  # in order
         self.waiting_bytes = 0
@@ -99,6 +101,10 @@ class Lease:
         """Take a segment, to be sent."""
         self._kept.append(_Kept(segment, td_error))
         self.waiting_bytes += len(segment.packed)
+
+    def left(self) -> list[tuple[SealedSegment, Errors | None]]:
+        """Return the segments that are kept, in order."""
+        return [(one.segment, one.td_error) for one in self._kept]
 
     def send(self) -> None:
         """Send what was not sent on this connection; on a new one, only what the shard does not have.

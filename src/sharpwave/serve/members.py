@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from sharpwave.serve.addresses import Address, Security, machine, nearest, reachable
+from sharpwave.serve.cuts import cut
 from sharpwave.serve.directory import ask_directory
 from sharpwave.serve.fleet import Fleet
 from sharpwave.serve.link import Link, ShardLostError
 from sharpwave.serve.local_shards import READY_S
 from sharpwave.serve.requests import Request
 from sharpwave.serve.wire import Frame
+from sharpwave.spec import Spec
+from sharpwave.validation import checked_folder
 
 RENEW_S = 5.0
 """How often a directory is asked whether there are other shards."""
 ASK_S = 1.0
 """How long it may take to answer that."""
+CHECKPOINT_S = 3600.0
+"""How long a service may take to write a checkpoint."""
 PAUSE_S = 60.0
 """Pause before a directory is asked again that did not answer: clients that are connected can do without."""
 
@@ -157,6 +164,24 @@ class Members:
         else:
             raise ValueError("resize: these shards were started elsewhere; resize them there")
         self.renew(0.0)
+
+    def checkpoint(self, path: str | os.PathLike[str], spec: Spec) -> None:
+        """Write a checkpoint of all shards, none of which comes or goes meanwhile: as ``Cluster.checkpoint``.
+
+        A service writes its own: it knows what is drained, and holds that up.
+        """
+        if self._directory is not None:
+            asked = {"path": str(checked_folder("checkpoint", path).absolute())}
+            link = Link(self._directory, self._security, patience_s=CHECKPOINT_S)
+            try:
+                link.call(Request.CHECKPOINT, asked)
+            finally:
+                link.close()
+            return
+        with nullcontext() if self._fleet is None else self._fleet.lock:
+            manifest = None if self._fleet is None else self._fleet.manifest()
+            self.renew()
+            cut(list(self.links), self.call, path, spec, manifest)
 
     def close(self) -> None:
         """Disconnect."""

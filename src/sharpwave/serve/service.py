@@ -17,6 +17,7 @@ from sharpwave.serve.directory import Directory
 from sharpwave.serve.fleet import Fleet, started_link
 from sharpwave.serve.local_shards import LocalShards, Plan
 from sharpwave.serve.manifest import CLUSTER, Manifest, new_folder
+from sharpwave.serve.members import Members
 from sharpwave.serve.server import Server
 from sharpwave.spec import Spec
 
@@ -47,7 +48,7 @@ class Service:
             if sockets is None:
                 sockets = Path(self._undo.enter_context(tempfile.TemporaryDirectory(prefix="sharpwave-")))
             self._plan = Plan(shards, sockets, disk=disk, listen=listen, security=security, **limits)
-            directory = Directory(self._make, self._resize)
+            directory = Directory(self._make, self._resize, self._checkpoint)
             if disk is not None and (disk / CLUSTER).exists():
                 found = Manifest.read(disk)
                 if found.cut:
@@ -58,7 +59,7 @@ class Service:
                     self._plan, shards=found.shards, opens=True, replicas=found.replicas, new=found.new
                 )
                 addresses = self._started(found.spec, found.draining)
-                directory = Directory(self._make, self._resize, found.spec, addresses)
+                directory = Directory(self._make, self._resize, self._checkpoint, found.spec, addresses)
             self.server = Server(directory, listen, security)
             self._undo.callback(self.server.close)
             self._sockets = sockets
@@ -86,6 +87,14 @@ class Service:
         assert self._fleet is not None
         self._fleet.plan = self._plan
         self._fleet.resize(shards, drain)
+
+    def _checkpoint(self, path: str) -> None:
+        assert self._fleet is not None
+        members = Members(self._plan.security, fleet=self._fleet)
+        try:
+            members.checkpoint(path, self._fleet.spec)
+        finally:
+            members.close()
 
     def close(self) -> None:
         """Stop the directory and the shards, which write what is left to their disks."""
