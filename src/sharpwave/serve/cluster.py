@@ -142,6 +142,11 @@ class Cluster(ClusterViews):
         return self._members.links
 
     @property
+    def directory(self) -> str:
+        """Address of the ``sharpwave serve`` whose shards these are; "": they are of no service."""
+        return self._members.directory
+
+    @property
     def _processes(self) -> LocalShards | RayShards | None:
         return None if self._fleet is None else self._fleet.processes
 

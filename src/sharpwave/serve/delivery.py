@@ -28,6 +28,8 @@ WINDOW_BYTES = 8 << 20
 """Bytes of segments without an acknowledgement beyond which a writer waits."""
 MAX_MOVES = 8
 """Drained shards, one after the other, that a new writer is sent on from."""
+UNKNOWN = (LookupError, OSError, ValueError)
+"""Errors of asking a directory that does not answer."""
 GONE_S = 1.0
 """How often it is asked whether a shard that cannot be reached is one of the cluster."""
 
@@ -92,7 +94,7 @@ class Delivery:
         """Return the shard that a drained one's writers of this name go to, always the same one: a link, its number."""
         number = zlib.crc32(self.name.encode()) % len(elsewhere["shards"])
         if self._others is not None:
-            with contextlib.suppress(LookupError):
+            with contextlib.suppress(*UNKNOWN):
                 return self._others()[number].another(), number
         return link.to(nearest(elsewhere, link.address)[number]), number
 
@@ -155,8 +157,10 @@ class Delivery:
         if self._others is None or now - self._asked_at < GONE_S or lease not in self._leases:
             return False
         self._asked_at = now
-        others = self._others()
-        if lease.number < len(others):
+        others: Sequence[Link] = ()
+        with contextlib.suppress(*UNKNOWN):
+            others = self._others()
+        if not others or lease.number < len(others):
             return False
         number = zlib.crc32(self.name.encode()) % len(others)
         if lease is self._leases[-1]:

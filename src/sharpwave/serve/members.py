@@ -59,6 +59,11 @@ class Members:
             self.links = [Link(one, security) for one in nearest(self._said, directory)]
         self._fit()
 
+    @property
+    def directory(self) -> str:
+        """Address of the directory; "": there is none."""
+        return "" if self._directory is None else str(self._directory)
+
     def where(self) -> dict[str, Any]:
         """Return what a directory says: the addresses of each of ``shards``, and the ``machine`` that they are on."""
         if self._fleet is not None:

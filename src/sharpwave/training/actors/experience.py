@@ -193,4 +193,5 @@ class ActorExperience:
         if not isinstance(self._store, sw.Cluster):
             return None
         addresses = [str(link.address) for link in self._store.links if link is not None]
-        return Place(addresses[actor % len(addresses)], f"{self._name}-actor-{actor}")
+        number = actor % len(addresses)
+        return Place(addresses[number], f"{self._name}-actor-{actor}", self._store.directory, number)

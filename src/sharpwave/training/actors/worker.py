@@ -58,8 +58,8 @@ class Place:
 
     Attributes:
         address: of the shard. ``lanes``: the name of the actor's lanes there, with which its successor goes on.
-        directory, number: address of the directory that says where the shard of this number is, if it has moved; "":
-            it does not move.
+        directory, number: address of the directory that says where the shard of this number is, if it has moved, and
+            which others there are; "": it does not move.
     """
 
     address: str
@@ -71,12 +71,18 @@ class Place:
         """Connect to the shard.  Raises: ShardLostError, ValueError."""
         security = Security.of(None)
 
-        def moved() -> Address:
+        def shards() -> list[Address]:
             directory = Address.parse(self.directory)
-            return nearest(ask_directory(directory, security, None, patience_s=ASK_S), directory)[self.number]
+            return nearest(ask_directory(directory, security, None, patience_s=ASK_S), directory)
 
-        link = Link(Address.parse(self.address), security, moved=moved if self.directory else None)
-        return Delivery(link, self.lanes, lanes)
+        def linked(number: int, address: Address) -> Link:
+            return Link(address, security, moved=(lambda: shards()[number]) if self.directory else None)
+
+        def others() -> list[Link]:
+            return [linked(number, one) for number, one in enumerate(shards())]
+
+        link = linked(self.number, Address.parse(self.address))
+        return Delivery(link, self.lanes, lanes, number=self.number, others=others if self.directory else None)
 
 
 @dataclass(frozen=True)
