@@ -197,7 +197,7 @@ def test_a_request_waits_for_memory_and_those_that_do_not_send_theirs_are_ended(
             replay.sample(32)
         monkeypatch.setattr(budget_module, "STALLED_S", 0.1)
         assert len(replay.sample(32)) == 32
-        assert there.shards[0].budget._passing == 0
+        eventually(lambda: budget._passing == 0)
         for one in [made, *stalled]:
             one.close()
 
