@@ -64,7 +64,7 @@ class Way:
         self.processes, self.batch_size = shards, batch_size
         self.cluster = stack.enter_context(sw.Cluster.of(SPEC, [one[which] for one in shards.addresses]))
         replay = self.cluster.transitions()
-        replay._cuts = cuts
+        replay._batches.cuts = cuts
         batches: Any = replay.stream(batch_size, lookahead=LOOKAHEAD)
         self.batches = batches
         stack.callback(batches.close)

@@ -116,7 +116,7 @@ def test_a_draw_that_is_interrupted_leaves_nothing_behind(
         with monkeypatch.context() as patch:
             patch.setattr(wire, call, once(getattr(wire, call), KeyboardInterrupt(), 1))
             with pytest.raises(KeyboardInterrupt):
-                replay._collected(replay._submitted(64), None)
+                replay._batches.collected(replay._batches.submitted(64), None)
         assert replay._of.ahead == 0
         assert not any(link._replies for link in there.cluster.links if link is not None)
         held = before.obs.copy()
@@ -135,12 +135,12 @@ def test_a_fork_shares_neither_batches_nor_replies_nor_a_writer(tmp_path: Path) 
         next(stream)
         link = there.cluster.links[0]
         assert link is not None
-        memory, process = replay._memory, os.getpid()
+        memory, process = replay._batches.memory, os.getpid()
         with pytest.MonkeyPatch.context() as patch:  # as in a child, in whose place shards in threads would not be
             patch.setattr(os, "getpid", lambda: process + 1)
             sockets = link._socket
             next(stream)
-            assert link._socket is not sockets and replay._memory is not memory
+            assert link._socket is not sockets and replay._batches.memory is not memory
             extend(writer, 8)
             with pytest.raises(sw.StoreInUseError, match="forked"):
                 extend(writer, 1, 8)

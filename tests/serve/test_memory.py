@@ -26,11 +26,11 @@ def test_a_batch_belongs_to_whoever_holds_a_part_of_it(tmp_path: Path) -> None:
             held.append((batch.obs[3:5], batch.obs[3:5].copy()))
         for view, copy in held:
             np.testing.assert_array_equal(view, copy)
-        before = replay._pool.nbytes
+        before = replay._batches.pool.nbytes
         held.clear()
         for _ in range(30):
             replay.sample(16)
-        assert replay._pool.nbytes <= before
+        assert replay._batches.pool.nbytes <= before
 
 
 def test_blocks_that_are_freed_are_unmapped_by_the_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,7 +40,7 @@ def test_blocks_that_are_freed_are_unmapped_by_the_shards(tmp_path: Path, monkey
         replay = there.cluster.transitions()
         for size in range(1, 60):  # each size has blocks of its own
             replay.sample(size)
-            replay._pool.trim()
+            replay._batches.pool.trim()
         link = there.cluster.links[0]
         assert link is not None and len(link.shared) < 20
 

@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from sharpwave.errors import EmptyError, LimiterTimeoutError
-from sharpwave.memory.batch_pool import Pool
-from sharpwave.native.interrupts import Lock
 from sharpwave.sampling.limiters import Cursor, Limiter, check_timeout
-from sharpwave.sampling.protocol import described, importance_weights
-from sharpwave.serve.cut_batches import read_into
-from sharpwave.serve.draws import Share, divide
+from sharpwave.sampling.protocol import described
 from sharpwave.serve.known_shards import KnownShards
-from sharpwave.serve.link import Link, ShardLostError
+from sharpwave.serve.link import ShardLostError
 from sharpwave.serve.members import Members
+from sharpwave.serve.remote_batches import Plan, RemoteBatches
 from sharpwave.serve.remote_blend import RemoteBlend
 from sharpwave.serve.requests import Request
-from sharpwave.serve.shared_memory import SharedBlock, SharedBlocks
-from sharpwave.serve.wire import Part, WireError
+from sharpwave.serve.wire import Part
 from sharpwave.store import Store
 from sharpwave.views.batch import Arrays
-from sharpwave.views.layout import Target
 from sharpwave.views.replay import Replay, check_stream, checked_errors, on_host
 
 B = TypeVar("B", bound=Arrays)
@@ -39,28 +32,6 @@ LOOK_S = 0.005
 """Pause between looks at the shards while a batch waits."""
 KNOWN_S = 1.0
 """Age of what is known of a shard beyond which it is asked before a draw: one that was empty gets no share of it."""
-QUARANTINE_S = 120.0
-"""How long memory is kept from use that a lost shard may still be writing to."""
-ATTEMPTS = 8
-"""How often a batch is asked for while shards are lost."""
-
-
-@dataclass
-class _Plan:
-    """Batch that was asked for.
-
-    Attributes:
-        size: its items. ``target``: its memory; ``None`` as long as it has none. ``blocks``: that hold the memory.
-        ahead: its items count among those that were asked for and have not come.
-        tickets: link, its connections, number of the request; no link: it is lost.
-    """
-
-    size: int
-    target: Target | None = None
-    blocks: list[Any] = field(default_factory=list)
-    shares: list[Share] = field(default_factory=list)
-    tickets: list[tuple[Link | None, int, int]] = field(default_factory=list)
-    ahead: bool = False
 
 
 class RemoteReplay(Generic[B]):
@@ -85,22 +56,12 @@ class RemoteReplay(Generic[B]):
         limiter: Limiter | None,
         seed: int,
     ) -> None:
-        self._shape = shape
         self.name, self.view, self.limiter = str(asked["name"]), shape.view, limiter
         self.sampler = shape.sampler
         self._of = KnownShards(shards, dict(asked) | {"sampler": described(self.sampler)}, limiter is not None)
-        self._rng = np.random.default_rng([seed, 0])
-        self._memory = SharedBlocks()
-        self._in_shared_memory = all(link.is_local for link in self._of.links.values())
-        self._pool = Pool(self._memory.make) if self._in_shared_memory else Pool()
-        self._quarantined: deque[tuple[float, Any]] = deque()
-        self._plans: deque[_Plan] = deque()  # asked for ahead
+        self._batches = RemoteBatches(self._of, shape, local, seed)
+        self._plans: deque[Plan] = deque()  # asked for ahead
         self._lock = threading.RLock()
-        self._decoding = Lock()  # kernels are not interrupted, nor their compiler
-        self._process = os.getpid()
-        self._fields = list(local.spec.fields.values())
-        self._numbers = {name: column.field for name, column in self.view.columns().items() if column.field is not None}
-        self._cuts = True  # whether shards elsewhere send encoded rows, not whole arrays
         self.stale = 0
         self.refresh()
 
@@ -194,7 +155,7 @@ class RemoteReplay(Generic[B]):
         check_stream(batch_size, lookahead, beta, timeout)
         with self._lock:
             if self._plans and self._plans[0].size != batch_size:
-                self._abandon(self._plans)
+                self._batches.abandon(self._plans)
             return self._next(self._plans, int(batch_size), int(lookahead), beta, timeout)
 
     @property
@@ -215,7 +176,7 @@ class RemoteReplay(Generic[B]):
         return self._streamed(int(batch_size), int(lookahead), beta, timeout)
 
     def _streamed(self, batch_size: int, lookahead: int, beta: float | None, timeout: float | None) -> Iterator[B]:
-        plans: deque[_Plan] = deque()
+        plans: deque[Plan] = deque()
         try:
             while True:
                 with self._lock:
@@ -223,193 +184,23 @@ class RemoteReplay(Generic[B]):
                 yield batch
         finally:
             with self._lock:
-                self._abandon(plans)
+                self._batches.abandon(plans)
 
     def _next(
-        self, plans: deque[_Plan], batch_size: int, lookahead: int, beta: float | None, timeout: float | None
+        self, plans: deque[Plan], batch_size: int, lookahead: int, beta: float | None, timeout: float | None
     ) -> B:
         """Return the first of ``plans``, once ``lookahead`` others are asked for."""
         if not plans:
             self.wait(batch_size, timeout=timeout)
-            plans.append(self._submitted(batch_size))
+            plans.append(self._batches.submitted(batch_size))
         while len(plans) <= lookahead and self._admits(batch_size):
-            plans.append(self._submitted(batch_size))
-        return self._collected(plans.popleft(), beta)
+            plans.append(self._batches.submitted(batch_size))
+        return self._batches.collected(plans.popleft(), beta)
 
     def _admits(self, batch_size: int) -> bool:
         self._of.refresh(KNOWN_S if self.limiter is None else LOOK_S)
         self._give_credit()
         return self._waits(batch_size) is None and self._cursor.uses >= batch_size
-
-    def _submitted(self, batch_size: int) -> _Plan:
-        """Ask the shards for their shares of a batch."""
-        plan = _Plan(batch_size)
-        try:
-            self._ask(plan, self._lend(plan) if self._in_shared_memory else [], batch_size)
-            self._of.ahead, plan.ahead = self._of.ahead + batch_size, True
-        except BaseException:
-            self._let_go(plan)
-            raise
-        return plan
-
-    def _came(self, plan: _Plan) -> None:
-        if plan.ahead:
-            self._of.ahead, plan.ahead = self._of.ahead - plan.size, False
-
-    def _let_go(self, plan: _Plan) -> None:
-        """Forget a batch that an error or an interrupt ended; shards may still write to its memory."""
-        self._came(plan)
-        if plan.blocks:
-            self._quarantined.append((time.monotonic() + QUARANTINE_S, plan.blocks))
-        for link, connection, ticket in plan.tickets:
-            if link is not None and connection == link.connections:
-                link.drop(ticket)
-
-    def _lend(self, plan: _Plan) -> list[Any]:
-        """Take memory for a batch; return its blocks.
-
-        Shards that share it have to know it when they are asked. Else it is taken when their shares have come: that of
-        the batch before last is in the processor's cache then, where that of all batches ahead is too large for it.
-        """
-        if self._process != os.getpid():  # forked: shards write the parent's batches to the memory that was shared
-            self._process, self._inherited = os.getpid(), (self._pool, self._quarantined)
-            self._memory, self._quarantined = SharedBlocks(), deque()
-            self._pool = Pool(self._memory.make) if self._in_shared_memory else Pool()
-        source, size = self._shape.source, plan.size
-        layout = source.layouts.get(size) or source.layouts.setdefault(size, source.layout(size))
-        self._pool.collect()
-        lent = [self._pool.lend(nbytes, *root) for nbytes, root in zip(layout.sizes, layout.roots, strict=True)]
-        plan.target, plan.blocks = layout.over(lent, self.view, source.tag), [root for _, root in lent]
-        return [block.memory for block, _ in lent]
-
-    def _ask(self, plan: _Plan, blocks: Sequence[Any], batch_size: int) -> None:
-        numbers = sorted(self._of.known)
-        masses = np.array([self._of.known[number].state.mass for number in numbers])
-        if not masses.sum() > 0:
-            raise EmptyError(f"sample: no shard has an item to sample; {self.view.waits_for}")
-        plan.shares = [replace(one, shard=numbers[one.shard]) for one in divide(masses, batch_size, self._rng)]
-        for share in plan.shares:
-            link = self._of.links.get(share.shard)
-            try:
-                if link is None:
-                    raise ShardLostError("shard: gone")
-                self._of.ensure(share.shard, link)
-                ticket = self._ask_one(link, share, blocks, batch_size)
-                plan.tickets.append((link, link.connections, ticket))
-            except ShardLostError:
-                self._of.lost(share.shard)
-                plan.tickets.append((None, 0, 0))
-
-    def _ask_one(self, link: Link, share: Share, blocks: Sequence[Any], batch_size: int) -> int:
-        head = self._of.head(share.shard) | {"begin": share.begin, "batch": batch_size}
-        fds: list[int] = []
-        self._forget_freed()
-        if link.forgotten:
-            head["forget"], link.forgotten = link.forgotten, []
-        if link.is_local and blocks and isinstance(blocks[0], SharedBlock):
-            head["blocks"] = [block.number for block in blocks]
-            new = [block for block in blocks if block.number not in link.shared]
-            if new:
-                head["shared"] = [[block.number, len(block)] for block in new]
-                fds = [block.fd for block in new]
-            ticket = link.submit(Request.DRAW, head, {"points": share.points}, fds)
-            link.shared.update(block.number for block in new)
-            return ticket
-        return link.submit(Request.DRAW, head | {"cut": self._cuts}, {"points": share.points})
-
-    def _forget_freed(self) -> None:
-        """Note for every shard which blocks of shared memory are gone here."""
-        while self._memory.gone:
-            number = self._memory.gone.popleft()
-            for link in self._of.links.values():
-                if number in link.shared:
-                    link.shared.discard(number)
-                    link.forgotten.append(number)
-
-    def _collected(self, plan: _Plan, beta: float | None) -> B:
-        try:
-            return self._joined(plan, beta)
-        except BaseException:
-            self._let_go(plan)
-            raise
-
-    def _joined(self, plan: _Plan, beta: float | None) -> B:
-        """Wait for the shards' shares, and put them together."""
-        for attempt in range(ATTEMPTS):
-            missing = self._missing(plan)
-            if not missing:
-                break
-            self._came(plan)
-            for error in missing:
-                if not isinstance(error, (EmptyError, ShardLostError)):
-                    raise error
-            if attempt == ATTEMPTS - 1:
-                raise ShardLostError(f"sample: asked {ATTEMPTS} times, and got no whole batch: {missing[0]}")
-            self._of.refresh()
-            self._again(plan)
-        target = plan.target
-        assert target is not None
-        self._came(plan)
-        shards = np.empty(len(target.ids), np.int64)
-        for share, (link, _, _) in zip(plan.shares, plan.tickets, strict=True):
-            target.draw.probabilities[share.begin : share.end] *= share.probability
-            assert link is not None
-            shards[share.begin : share.end] = link.incarnation
-        beta = float(self.sampler.beta) if beta is None else float(beta)
-        if beta == 0.0:
-            target.draw.weights.fill(1.0)
-        else:
-            with self._decoding:
-                importance_weights(target.draw.probabilities, beta, target.draw.weights)
-        batch: B = target.batch
-        batch.shards = shards
-        return batch
-
-    def _again(self, plan: _Plan) -> None:
-        """Ask for a batch again, of the shards that are left, into other memory."""
-        fresh = self._submitted(plan.size)
-        plan.target, plan.blocks, plan.shares, plan.tickets = fresh.target, fresh.blocks, fresh.shares, fresh.tickets
-        plan.ahead = fresh.ahead
-
-    def _missing(self, plan: _Plan, wanted: bool = True) -> list[Exception]:
-        """Wait for every share of a batch; return why some did not come. Then no shard writes to its memory any more,
-        or it is kept from use.
-
-        Args:
-            wanted: whether shares that were sent are read.
-        """
-        missing: list[Exception] = []
-        for share, (link, connection, ticket) in zip(plan.shares, plan.tickets, strict=True):
-            try:
-                if link is None or connection != link.connections:
-                    raise ShardLostError("shard: its connection was made again")
-                reply = link.wait(ticket)
-                self._of.told(share.shard, reply)
-                if reply.parts and wanted:
-                    if plan.target is None:
-                        self._lend(plan)
-                    assert plan.target is not None
-                    part = plan.target.part(share.begin, share.end)
-                    with self._decoding:
-                        read_into(part, reply, self.view, self._fields, self._numbers)
-            except ShardLostError as error:
-                self._quarantined.append((time.monotonic() + QUARANTINE_S, plan.blocks))  # it may still write there
-                self._of.lost(share.shard)
-                missing.append(error)
-            except Exception as error:
-                if isinstance(error, WireError) and link is not None:
-                    link.close()  # a peer that sends such things is not heard any more over this connection
-                missing.append(error)
-        while self._quarantined and self._quarantined[0][0] < time.monotonic():
-            self._quarantined.popleft()
-        return missing
-
-    def _abandon(self, plans: deque[_Plan]) -> None:
-        """Let batches that were asked for go; their memory is used again once the shards have written to it."""
-        while plans:
-            plan = plans.popleft()
-            self._missing(plan, wanted=False)
-            self._came(plan)
 
     def blended(self, parts: Sequence[tuple[Any, Any]], seed: int) -> RemoteBlend[B]:
         """Return a blend of views one of which is this: for ``sharpwave.Blend``."""

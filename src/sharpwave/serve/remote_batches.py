@@ -1,0 +1,251 @@
+"""Batches that shards are asked for: their shares, their memory, and how they are put together."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from sharpwave.errors import EmptyError
+from sharpwave.memory.batch_pool import Pool
+from sharpwave.native.interrupts import Lock
+from sharpwave.sampling.protocol import importance_weights
+from sharpwave.serve.cut_batches import read_into
+from sharpwave.serve.draws import Share, divide
+from sharpwave.serve.known_shards import KnownShards
+from sharpwave.serve.link import Link, ShardLostError
+from sharpwave.serve.requests import Request
+from sharpwave.serve.shared_memory import SharedBlock, SharedBlocks
+from sharpwave.serve.wire import WireError
+from sharpwave.store import Store
+from sharpwave.views.batch import Arrays
+from sharpwave.views.layout import Target
+from sharpwave.views.replay import Replay
+
+B = TypeVar("B", bound=Arrays)
+
+QUARANTINE_S = 120.0
+"""How long memory is kept from use that a lost shard may still be writing to."""
+ATTEMPTS = 8
+"""How often a batch is asked for while shards are lost."""
+
+
+@dataclass
+class Plan:
+    """Batch that was asked for.
+
+    Attributes:
+        size: its items. ``target``: its memory; ``None`` as long as it has none. ``blocks``: that hold the memory.
+        ahead: its items count among those that were asked for and have not come.
+        tickets: link, its connections, number of the request; no link: it is lost.
+    """
+
+    size: int
+    target: Target | None = None
+    blocks: list[Any] = field(default_factory=list)
+    shares: list[Share] = field(default_factory=list)
+    tickets: list[tuple[Link | None, int, int]] = field(default_factory=list)
+    ahead: bool = False
+
+
+class RemoteBatches(Generic[B]):
+    """Batches of one view of all shards, each asked for and then collected.
+
+    Args:
+        known: what is known of the view in each shard. ``shape``: the view of an empty store of the same spec,
+            ``local``, which says what batches look like.
+        seed: of the draws.
+
+    Attributes:
+        memory, pool: of batches. ``cuts``: whether shards elsewhere send encoded rows, not whole arrays.
+        fields: of the spec. ``numbers``: of those whose rows columns hold, by the column's name.
+    """
+
+    def __init__(self, known: KnownShards, shape: Replay[B], local: Store, seed: int) -> None:
+        self._of, self._shape, self._view = known, shape, shape.view
+        self._rng = np.random.default_rng([seed, 0])
+        self.memory = SharedBlocks()
+        self._in_shared_memory = all(link.is_local for link in known.links.values())
+        self.pool = Pool(self.memory.make) if self._in_shared_memory else Pool()
+        self._quarantined: deque[tuple[float, Any]] = deque()
+        self._decoding = Lock()  # kernels are not interrupted, nor their compiler
+        self._process = os.getpid()
+        self.fields = list(local.spec.fields.values())
+        self.numbers = {name: column.field for name, column in self._view.columns().items() if column.field is not None}
+        self.cuts = True
+
+    def submitted(self, batch_size: int) -> Plan:
+        """Ask the shards for their shares of a batch.  Raises: EmptyError, MemoryError."""
+        plan = Plan(batch_size)
+        try:
+            self._ask(plan, self._lend(plan) if self._in_shared_memory else [], batch_size)
+            self._of.ahead, plan.ahead = self._of.ahead + batch_size, True
+        except BaseException:
+            self._let_go(plan)
+            raise
+        return plan
+
+    def _came(self, plan: Plan) -> None:
+        if plan.ahead:
+            self._of.ahead, plan.ahead = self._of.ahead - plan.size, False
+
+    def _let_go(self, plan: Plan) -> None:
+        """Forget a batch that an error or an interrupt ended; shards may still write to its memory."""
+        self._came(plan)
+        if plan.blocks:
+            self._quarantined.append((time.monotonic() + QUARANTINE_S, plan.blocks))
+        for link, connection, ticket in plan.tickets:
+            if link is not None and connection == link.connections:
+                link.drop(ticket)
+
+    def _lend(self, plan: Plan) -> list[Any]:
+        """Take memory for a batch; return its blocks.
+
+        Shards that share it have to know it when they are asked. Else it is taken when their shares have come: that of
+        the batch before last is in the processor's cache then, where that of all batches ahead is too large for it.
+        """
+        if self._process != os.getpid():  # forked: shards write the parent's batches to the memory that was shared
+            self._process, self._inherited = os.getpid(), (self.pool, self._quarantined)
+            self.memory, self._quarantined = SharedBlocks(), deque()
+            self.pool = Pool(self.memory.make) if self._in_shared_memory else Pool()
+        source, size = self._shape.source, plan.size
+        layout = source.layouts.get(size) or source.layouts.setdefault(size, source.layout(size))
+        self.pool.collect()
+        lent = [self.pool.lend(nbytes, *root) for nbytes, root in zip(layout.sizes, layout.roots, strict=True)]
+        plan.target, plan.blocks = layout.over(lent, self._view, source.tag), [root for _, root in lent]
+        return [block.memory for block, _ in lent]
+
+    def _ask(self, plan: Plan, blocks: Sequence[Any], batch_size: int) -> None:
+        numbers = sorted(self._of.known)
+        masses = np.array([self._of.known[number].state.mass for number in numbers])
+        if not masses.sum() > 0:
+            raise EmptyError(f"sample: no shard has an item to sample; {self._view.waits_for}")
+        plan.shares = [replace(one, shard=numbers[one.shard]) for one in divide(masses, batch_size, self._rng)]
+        for share in plan.shares:
+            link = self._of.links.get(share.shard)
+            try:
+                if link is None:
+                    raise ShardLostError("shard: gone")
+                self._of.ensure(share.shard, link)
+                ticket = self._ask_one(link, share, blocks, batch_size)
+                plan.tickets.append((link, link.connections, ticket))
+            except ShardLostError:
+                self._of.lost(share.shard)
+                plan.tickets.append((None, 0, 0))
+
+    def _ask_one(self, link: Link, share: Share, blocks: Sequence[Any], batch_size: int) -> int:
+        head = self._of.head(share.shard) | {"begin": share.begin, "batch": batch_size}
+        fds: list[int] = []
+        self._forget_freed()
+        if link.forgotten:
+            head["forget"], link.forgotten = link.forgotten, []
+        if link.is_local and blocks and isinstance(blocks[0], SharedBlock):
+            head["blocks"] = [block.number for block in blocks]
+            new = [block for block in blocks if block.number not in link.shared]
+            if new:
+                head["shared"] = [[block.number, len(block)] for block in new]
+                fds = [block.fd for block in new]
+            ticket = link.submit(Request.DRAW, head, {"points": share.points}, fds)
+            link.shared.update(block.number for block in new)
+            return ticket
+        return link.submit(Request.DRAW, head | {"cut": self.cuts}, {"points": share.points})
+
+    def _forget_freed(self) -> None:
+        """Note for every shard which blocks of shared memory are gone here."""
+        while self.memory.gone:
+            number = self.memory.gone.popleft()
+            for link in self._of.links.values():
+                if number in link.shared:
+                    link.shared.discard(number)
+                    link.forgotten.append(number)
+
+    def collected(self, plan: Plan, beta: float | None) -> B:
+        """Return a batch that was asked for, once it has come.  Raises: EmptyError, ShardLostError."""
+        try:
+            return self._joined(plan, beta)
+        except BaseException:
+            self._let_go(plan)
+            raise
+
+    def _joined(self, plan: Plan, beta: float | None) -> B:
+        """Wait for the shards' shares, and put them together."""
+        for attempt in range(ATTEMPTS):
+            missing = self._missing(plan)
+            if not missing:
+                break
+            self._came(plan)
+            for error in missing:
+                if not isinstance(error, (EmptyError, ShardLostError)):
+                    raise error
+            if attempt == ATTEMPTS - 1:
+                raise ShardLostError(f"sample: asked {ATTEMPTS} times, and got no whole batch: {missing[0]}")
+            self._of.refresh()
+            self._again(plan)
+        target = plan.target
+        assert target is not None
+        self._came(plan)
+        shards = np.empty(len(target.ids), np.int64)
+        for share, (link, _, _) in zip(plan.shares, plan.tickets, strict=True):
+            target.draw.probabilities[share.begin : share.end] *= share.probability
+            assert link is not None
+            shards[share.begin : share.end] = link.incarnation
+        beta = float(self._shape.sampler.beta) if beta is None else float(beta)
+        if beta == 0.0:
+            target.draw.weights.fill(1.0)
+        else:
+            with self._decoding:
+                importance_weights(target.draw.probabilities, beta, target.draw.weights)
+        batch: B = target.batch
+        batch.shards = shards
+        return batch
+
+    def _again(self, plan: Plan) -> None:
+        """Ask for a batch again, of the shards that are left, into other memory."""
+        fresh = self.submitted(plan.size)
+        plan.target, plan.blocks, plan.shares, plan.tickets = fresh.target, fresh.blocks, fresh.shares, fresh.tickets
+        plan.ahead = fresh.ahead
+
+    def _missing(self, plan: Plan, wanted: bool = True) -> list[Exception]:
+        """Wait for every share of a batch; return why some did not come. Then no shard writes to its memory any more,
+        or it is kept from use.
+
+        Args:
+            wanted: whether shares that were sent are read.
+        """
+        missing: list[Exception] = []
+        for share, (link, connection, ticket) in zip(plan.shares, plan.tickets, strict=True):
+            try:
+                if link is None or connection != link.connections:
+                    raise ShardLostError("shard: its connection was made again")
+                reply = link.wait(ticket)
+                self._of.told(share.shard, reply)
+                if reply.parts and wanted:
+                    if plan.target is None:
+                        self._lend(plan)
+                    assert plan.target is not None
+                    part = plan.target.part(share.begin, share.end)
+                    with self._decoding:
+                        read_into(part, reply, self._view, self.fields, self.numbers)
+            except ShardLostError as error:
+                self._quarantined.append((time.monotonic() + QUARANTINE_S, plan.blocks))  # it may still write there
+                self._of.lost(share.shard)
+                missing.append(error)
+            except Exception as error:
+                if isinstance(error, WireError) and link is not None:
+                    link.close()  # a peer that sends such things is not heard any more over this connection
+                missing.append(error)
+        while self._quarantined and self._quarantined[0][0] < time.monotonic():
+            self._quarantined.popleft()
+        return missing
+
+    def abandon(self, plans: deque[Plan]) -> None:
+        """Let batches that were asked for go; their memory is used again once the shards have written to it."""
+        while plans:
+            plan = plans.popleft()
+            self._missing(plan, wanted=False)
+            self._came(plan)
