@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import signal
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,3 +81,18 @@ def sealed(lanes: int, steps: int, seed: int, end: float = 0.1) -> list[SealedSe
 def fill(store: sw.Store, lanes: int, steps: int, seed: int, end: float = 0.1) -> None:
     for one in sealed(lanes, steps, seed, end):
         store.add_segment(one.packed, one.dictionaries)
+
+
+def in_fork(what: Callable[[], None]) -> int:
+    """Return the status of a forked process that does this; -14: it stood still for 30 s."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    try:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(30)
+        what()
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)

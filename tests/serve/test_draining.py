@@ -27,7 +27,7 @@ from sharpwave.serve.local_shards import Plan
 from sharpwave.serve.manifest import Manifest
 from sharpwave.serve.members import Members
 from sharpwave.serve.service import Service
-from tests.serve.serving import SPEC, Served, served
+from tests.serve.serving import SPEC, Served, in_fork, served
 
 EPISODE = 10
 CAPACITY = 600
@@ -37,7 +37,7 @@ class Started:
     """Shards in threads, as a fleet's processes."""
 
     def __init__(self, there: Served) -> None:
-        self.there, self.removed = there, 0
+        self.there, self.removed, self.left = there, 0, False
 
     @property
     def count(self) -> int:
@@ -51,8 +51,11 @@ class Started:
         self.removed += 1
         self.there.servers[self.count].close()
 
+    def leave(self) -> None:
+        self.left = True
+
     def close(self) -> None:
-        pass
+        assert not self.left
 
 
 @contextmanager
@@ -316,6 +319,24 @@ def test_a_writer_that_sends_nothing_does_not_keep_an_empty_shard(
         writer.flush()
         assert {log[number][1] for number in held(there.stores[0], "all")} >= set(range(20, 47))
         writer.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks here")
+def test_a_fork_of_the_process_that_started_shards_leaves_them_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with fleet_of(1, tmp_path, monkeypatch) as (there, fleet):
+
+        def child() -> None:
+            processes: Any = fleet.processes
+            assert processes.left and len(there.cluster) == 0
+            for call in (lambda: there.cluster.resize(shards=2), lambda: there.cluster.checkpoint(tmp_path / "no")):
+                with pytest.raises(sw.StoreInUseError, match="has started these shards"):
+                    call()
+            fleet.close()
+
+        assert in_fork(child) == 0
+        assert len(there.cluster) == 0 and not (tmp_path / "no").exists()
 
 
 def counts(order: list[int], shards: int, capacity: int) -> list[Count]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 import sharpwave as sw
 from sharpwave.serve import wire
 from sharpwave.serve.shard import Shard
-from tests.serve.serving import SPEC, fill, served
+from tests.serve.serving import SPEC, fill, in_fork, served
 
 
 def extend(writer: sw.Store | Any, count: int, first: int = 0) -> None:
@@ -141,6 +142,47 @@ def test_a_fork_shares_neither_batches_nor_replies_nor_a_writer(tmp_path: Path) 
             sockets = link._socket
             next(stream)
             assert link._socket is not sockets and replay._batches.memory is not memory
-            extend(writer, 8)
             with pytest.raises(sw.StoreInUseError, match="forked"):
-                extend(writer, 1, 8)
+                extend(writer, 1)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks here")
+def test_a_fork_while_other_threads_hold_all_locks_goes_on_or_says_why_not(tmp_path: Path) -> None:
+    with served(2, tmp_path) as there:
+        for number, store in enumerate(there.stores):
+            fill(store, 1, 100, number)
+        replay, writer = there.cluster.transitions(), there.cluster.writer(name="parent")
+        replay.sample(16, lookahead=2)
+        links, members = there.cluster.links, there.cluster._members
+        locks: list[Any] = [*(link.lock for link in links), members._lock, replay._lock, replay._batches._decoding]
+        locks += [writer._lock, *(lease.link.lock for lease in writer.delivery._leases)]
+        held, over = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with ExitStack() as stack:
+                for one in locks:
+                    stack.enter_context(one)
+                held.set()
+                over.wait(60)
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        held.wait(10)
+
+        def child() -> None:
+            assert len(replay.sample(16)) == 16 and len(there.cluster) > 180
+            replay.update_priorities(replay.sample(16), np.ones(16))
+            for call in (lambda: extend(writer, 1), writer.flush, writer.close):
+                with pytest.raises(sw.StoreInUseError, match="forked"):
+                    call()
+            own = there.cluster.writer(name="child")
+            extend(own, 1)
+            own.close()
+
+        status = in_fork(child)
+        over.set()
+        thread.join()
+        assert status == 0
+        assert len(replay.sample(16, lookahead=2)) == 16 and replay._of.ahead == 32
+        extend(writer, 8)
+        writer.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -19,6 +18,7 @@ from sharpwave.serve.cuts import plan_of
 from sharpwave.serve.delivery import Delivery
 from sharpwave.serve.directory import ask_directory
 from sharpwave.serve.fleet import Fleet, started_link
+from sharpwave.serve.forks import temporary_folder
 from sharpwave.serve.link import Link, ShardLostError
 from sharpwave.serve.local_shards import LocalShards, Plan
 from sharpwave.serve.manifest import new_folder
@@ -179,9 +179,9 @@ class Cluster(ClusterViews):
 
     def _sockets(self) -> Path:
         """Return a folder for unix sockets, which only this user can enter, deleted at the end."""
-        return Path(
-            self._undo.enter_context(tempfile.TemporaryDirectory(prefix="sharpwave-", ignore_cleanup_errors=True))
-        )
+        folder, delete = temporary_folder(self)
+        self._undo.callback(delete)
+        return folder
 
     # writers
 

@@ -224,6 +224,14 @@ class Delivery:
         """Wait until the shard has every segment.  Raises: LimiterTimeoutError: it did not take them in time."""
         self._go_on(0, 0, self._timeout if timeout is None else check_timeout("writer", timeout))
 
+    def check_process(self) -> None:
+        """Refuse a forked process: the segments on their way are the parent's.  Raises: StoreInUseError."""
+        if self._process != os.getpid():
+            raise StoreInUseError(
+                f"writer {self.name!r}: process {self._process} writes with it; this is process {os.getpid()}, forked "
+                "from it: make a writer of another name here"
+            )
+
     def hear(self) -> None:
         """Take acknowledgements of a while ago, without waiting.  Raises: DamagedError, ...: as ``put``."""
         with contextlib.suppress(ShardLostError):
@@ -237,11 +245,7 @@ class Delivery:
 
     def _go_on(self, most: int, most_bytes: int, timeout: float) -> None:
         """Send what is not sent, and take acknowledgements until at most so much waits for one."""
-        if self._process != os.getpid():
-            raise StoreInUseError(
-                f"writer {self.name!r}: process {self._process} writes with it; this is process {os.getpid()}, forked "
-                "from it: make a writer of another name here"
-            )
+        self.check_process()
         deadline = time.monotonic() + timeout
         why = ""
         self.hear()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from sharpwave.errors import StoreInUseError
 from sharpwave.serve.addresses import HERE, Security, nearest
 from sharpwave.serve.draining import Count, Drain
+from sharpwave.serve.forks import follow
 from sharpwave.serve.link import Link, ShardLostError
 from sharpwave.serve.local_shards import MAX_SHARDS, LocalShards, Plan
 from sharpwave.serve.manifest import Manifest
@@ -48,9 +51,24 @@ class Fleet:
         self._links: dict[int, Link] = {}
         self.lock = threading.RLock()
         self._closing = threading.Event()
+        self._process = os.getpid()
+        follow(self)
         self._thread: threading.Thread | None = None
         if self._drain is not None:
             self._watch()
+
+    def forked(self) -> None:
+        """Leave the shards to the parent, which drains and stops them."""
+        self.lock, self._thread, self._closing = threading.RLock(), None, threading.Event()
+        self.processes.leave()
+
+    def check_process(self, what: str) -> None:
+        """Refuse what only the process can do that has started the shards.  Raises: StoreInUseError."""
+        if self._process != os.getpid():
+            raise StoreInUseError(
+                f"{what}: process {self._process} has started these shards; this is process {os.getpid()}, forked from "
+                "it: do that there"
+            )
 
     def __len__(self) -> int:
         return self.processes.count
@@ -67,6 +85,7 @@ class Fleet:
 
     def resize(self, shards: int, drain: bool = True) -> None:
         """Start shards, or begin to drain the last ones.  Raises: as ``Cluster.resize``."""
+        self.check_process("resize")
         if self.plan.replicas:
             raise ValueError("resize: with replicas the number of shards stays; open a new cluster with more")
         if isinstance(shards, bool) or not isinstance(shards, int) or not 1 <= shards <= MAX_SHARDS:
@@ -172,14 +191,15 @@ class Fleet:
         return Count(int(said["steps"]), int(said["total_steps"]))
 
     def close(self) -> None:
-        """Stop the shards, which write what is left to their disks."""
+        """Stop the shards, which write what is left to their disks; in a forked process, disconnect."""
         self._closing.set()
         thread = self._thread
         if thread is not None:
             thread.join()
         for link in self._links.values():
             link.close()
-        self.processes.close()
+        if self._process == os.getpid():
+            self.processes.close()
 
 
 def started_link(processes: LocalShards | RayShards, security: Security) -> Callable[[int], Link]:

@@ -18,6 +18,7 @@ from sharpwave import errors
 from sharpwave.serve import wire
 from sharpwave.serve.addresses import UNIX, Address, Security, connect
 from sharpwave.serve.cut_batches import Dictionaries
+from sharpwave.serve.forks import follow
 from sharpwave.serve.requests import FAILED, Request
 from sharpwave.serve.wire import Frame, Part
 
@@ -72,6 +73,12 @@ class Link:
         self._why = ""
         self._process = os.getpid()
         self.lock = threading.RLock()
+        follow(self)
+
+    def forked(self) -> None:
+        """Let the connection go: it is the parent's, a thread of which may hold the lock."""
+        self.lock = threading.RLock()
+        self._check_process()
 
     @property
     def is_local(self) -> bool:

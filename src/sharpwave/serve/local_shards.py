@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import subprocess
 import sys
 import threading
@@ -264,6 +265,14 @@ class LocalShards:
                     seat.ready()
                 except ShardFailedError as error:
                     LOG.error("%s", error)
+
+    def leave(self) -> None:
+        """Leave the shards to the parent, in a forked process: they end when their standard input is closed by all."""
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for seat in self._seats:
+            if seat.process is not None and seat.process.stdin is not None and not seat.process.stdin.closed:
+                os.dup2(nothing, seat.process.stdin.fileno(), inheritable=False)  # takes no lock of a thread
+        os.close(nothing)
 
     def close(self) -> None:
         """Stop the shards, which write what is left to their disks."""

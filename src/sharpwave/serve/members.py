@@ -13,6 +13,7 @@ from sharpwave.serve.addresses import Address, Security, machine, nearest, reach
 from sharpwave.serve.cuts import cut
 from sharpwave.serve.directory import ask_directory
 from sharpwave.serve.fleet import Fleet
+from sharpwave.serve.forks import follow
 from sharpwave.serve.link import Link, ShardLostError
 from sharpwave.serve.local_shards import READY_S
 from sharpwave.serve.requests import Request
@@ -58,6 +59,11 @@ class Members:
         if self._said is not None and directory is not None:
             self.links = [Link(one, security) for one in nearest(self._said, directory)]
         self._fit()
+        follow(self)
+
+    def forked(self) -> None:
+        """Take a lock that no thread of the parent holds."""
+        self._lock = threading.RLock()
 
     @property
     def directory(self) -> str:
@@ -183,6 +189,8 @@ class Members:
             finally:
                 link.close()
             return
+        if self._fleet is not None:
+            self._fleet.check_process("checkpoint")
         with nullcontext() if self._fleet is None else self._fleet.lock:
             manifest = None if self._fleet is None else self._fleet.manifest()
             self.renew()

@@ -218,6 +218,9 @@ class RayShards:
         self._asked[number] = asked
         return False
 
+    def leave(self) -> None:
+        """Do nothing, in a forked process: Ray serves the parent only."""
+
     def close(self) -> None:
         """Stop the shards, which write what is left to their disks."""
         with self._lock:

@@ -79,6 +79,11 @@ class RemoteBatches(Generic[B]):
         self.numbers = {name: column.field for name, column in self._view.columns().items() if column.field is not None}
         self.cuts = True
 
+    def forked(self) -> None:
+        """Take a lock that no thread of the parent holds, and other memory."""
+        self._decoding._at_fork_reinit()
+        self._renew()
+
     def submitted(self, batch_size: int) -> Plan:
         """Ask the shards for their shares of a batch.  Raises: EmptyError, MemoryError."""
         plan = Plan(batch_size)
@@ -110,15 +115,18 @@ class RemoteBatches(Generic[B]):
         the batch before last is in the processor's cache then, where that of all batches ahead is too large for it.
         """
         if self._process != os.getpid():  # forked: shards write the parent's batches to the memory that was shared
-            self._process, self._inherited = os.getpid(), (self.pool, self._quarantined)
-            self.memory, self._quarantined = SharedBlocks(), deque()
-            self.pool = Pool(self.memory.make) if self._in_shared_memory else Pool()
+            self._renew()
         source, size = self._shape.source, plan.size
         layout = source.layouts.get(size) or source.layouts.setdefault(size, source.layout(size))
         self.pool.collect()
         lent = [self.pool.lend(nbytes, *root) for nbytes, root in zip(layout.sizes, layout.roots, strict=True)]
         plan.target, plan.blocks = layout.over(lent, self._view, source.tag), [root for _, root in lent]
         return [block.memory for block, _ in lent]
+
+    def _renew(self) -> None:
+        self._process, self._inherited = os.getpid(), (self.pool, self._quarantined)
+        self.memory, self._quarantined = SharedBlocks(), deque()
+        self.pool = Pool(self.memory.make) if self._in_shared_memory else Pool()
 
     def _ask(self, plan: Plan, blocks: Sequence[Any], batch_size: int) -> None:
         numbers = sorted(self._of.known)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from sharpwave.errors import EmptyError, LimiterTimeoutError
 from sharpwave.sampling.limiters import Cursor, Limiter, check_timeout
 from sharpwave.sampling.protocol import described
+from sharpwave.serve.forks import follow
 from sharpwave.serve.known_shards import KnownShards
 from sharpwave.serve.link import ShardLostError
 from sharpwave.serve.members import Members
@@ -63,7 +64,15 @@ class RemoteReplay(Generic[B]):
         self._plans: deque[Plan] = deque()  # asked for ahead
         self._lock = threading.RLock()
         self.stale = 0
+        follow(self)
         self.refresh()
+
+    def forked(self) -> None:
+        """Forget batches that the parent has asked for, a thread of which may hold the lock."""
+        self._lock = threading.RLock()
+        self._plans.clear()
+        self._of.ahead = 0
+        self._batches.forked()
 
     def refresh(self, older_s: float = 0.0) -> None:
         """Ask the shards for their masses and counts that were told more than ``older_s`` seconds ago."""

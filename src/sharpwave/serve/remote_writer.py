@@ -7,6 +7,7 @@ from typing import Any
 
 from sharpwave.segment_writer import SegmentWriter
 from sharpwave.serve.delivery import Delivery
+from sharpwave.serve.forks import follow
 from sharpwave.spec import Spec
 
 
@@ -39,9 +40,15 @@ class RemoteWriter(SegmentWriter):
             codec=codec,
             segment_steps=min(segment_steps or delivery.segment_steps, delivery.segment_steps),
         )
+        follow(self)
+
+    def forked(self) -> None:
+        """Take a lock that no thread of the parent holds, so that ``extend`` can say whose writer it is."""
+        self._lock._at_fork_reinit()
 
     def extend(self, **step: Any) -> None:
         """Append one step to each of several lanes: as ``Store.extend``."""
+        self.delivery.check_process()
         super().extend(**step)
         if self.delivery.moving:
             self.delivery.leave(self)
@@ -60,6 +67,7 @@ class RemoteWriter(SegmentWriter):
         Raises:
             LimiterTimeoutError: the shard did not take all in time.
         """
+        self.delivery.check_process()
         for lane in range(self.delivery.lanes):
             self.break_episode(lane)
         self.seal()

@@ -1,0 +1,45 @@
+"""Forks: objects of a cluster in a child process. What another thread held or was changing there is begun anew."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+
+class Forked(Protocol):
+    """What has to do something in a forked process: its ``forked`` is called there, before anything else."""
+
+    def forked(self) -> None: ...
+
+
+_followed: weakref.WeakSet[Forked] = weakref.WeakSet()
+
+
+def follow(one: Forked) -> None:
+    """Call an object's ``forked`` in every process that is forked from this one while it lives."""
+    _followed.add(one)
+
+
+def temporary_folder(owner: object) -> tuple[Path, Callable[[], object]]:
+    """Make a folder that is deleted by the function returned, or with its owner, but by no process forked from this."""
+    folder = tempfile.mkdtemp(prefix="sharpwave-")
+    return Path(folder), weakref.finalize(owner, _delete, folder, os.getpid())
+
+
+def _delete(folder: str, process: int) -> None:
+    if os.getpid() == process:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _in_child() -> None:
+    for one in list(_followed):
+        one.forked()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
