@@ -13,6 +13,7 @@ import numpy as np
 from cluster_account import Account, audit, wrong
 from cluster_group import STOPPED_S, Group
 from cluster_homes import BACK_S, Driven, Here, Served, Started
+from cluster_ray import OnRay
 from cluster_training import TrainingGroup
 
 import sharpwave as sw
@@ -228,6 +229,12 @@ def disks_lost_in_turn(group: Group, shard: int) -> float:
     return first + disk_lost(group, (shard + group.random.choice((1, group.shards - 1))) % group.shards)
 
 
+def node_lost(group: Group, shard: int) -> float:
+    """Kill a node and delete its shard's folder; return the seconds until all that it had is there again."""
+    home: Any = group.home
+    return _refilled(group, shard, lambda: home.lose_node(shard, with_disk=True))
+
+
 def _refilled(group: Group, shard: int, harm: Callable[[], float]) -> float:
     def held() -> tuple[int, int]:
         one = group.cluster.stats()["shards"]
@@ -295,6 +302,14 @@ KINDS: dict[str, tuple[Make, dict[str, Fault]]] = {
     "memory": (
         lambda folder, seed: Group(Here(folder, 3, on_disk=False, replicas=1), folder, seed),
         {"shard in memory killed, replicas=1": memory_lost},
+    ),
+    "ray": (
+        lambda folder, seed: Group(OnRay(folder, replicas=1), folder, seed),
+        {
+            "shard on Ray killed, replicas=1": _killed(_adding),
+            "node lost, replicas=1": lambda group, shard: group.home.lose_node(shard, with_disk=False),
+            "node lost with its disk, replicas=1": node_lost,
+        },
     ),
     "training": (
         TrainingGroup,

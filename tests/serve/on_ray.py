@@ -12,10 +12,12 @@ import pytest
 
 TOKEN = secrets.token_hex(32)
 """Of this process: Ray keeps the first that it has seen."""
+NODE = {"num_cpus": 2, "node_ip_address": "127.0.0.1", "object_store_memory": 80 << 20}
 
 
 @contextmanager
-def simulated(nodes: int, patch: pytest.MonkeyPatch) -> Iterator[Any]:
+def simulated(nodes: int, patch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Any]]:
+    """Begin a Ray; yield its module, and its cluster, of whose nodes some can be removed."""
     patch.setenv("RAY_AUTH_MODE", "token")  # read when it is imported
     patch.setenv("RAY_AUTH_TOKEN", TOKEN)
     patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
@@ -26,15 +28,14 @@ def simulated(nodes: int, patch: pytest.MonkeyPatch) -> Iterator[Any]:
     # Ray replaces 127.0.0.1 by the machine's address, at which others could reach it.
     patch.setattr(services, "resolve_ip_for_localhost", lambda host: host)
     patch.setattr(services, "get_node_ip_address", lambda *_, **__: "127.0.0.1")
-    node = {"num_cpus": 2, "node_ip_address": "127.0.0.1", "object_store_memory": 80 << 20}
-    cluster = Cluster(initialize_head=True, head_node_args=node | {"include_dashboard": False})
+    cluster = Cluster(initialize_head=True, head_node_args=NODE | {"include_dashboard": False})
     try:
         for _ in range(nodes - 1):
-            cluster.add_node(**node)
+            cluster.add_node(**NODE)
         ray.init(address=cluster.address, _node_ip_address="127.0.0.1", log_to_driver=False, logging_level="error")
         assert {one["NodeManagerAddress"] for one in ray.nodes()} == {"127.0.0.1"}
         assert not open_to_others(), open_to_others()
-        yield ray
+        yield ray, cluster
     finally:
         ray.shutdown()
         cluster.shutdown()

@@ -11,19 +11,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 import sharpwave as sw
 from sharpwave.serve.local_shards import ShardFailedError
 from sharpwave.serve.ray_cluster import begin_ray, check_authenticated, is_ray
-from tests.serve.on_ray import simulated
+from tests.serve.on_ray import NODE, simulated
 from tests.serve.serving import SPEC, play
+from tests.serve.test_lives import counting
+from tests.serve.test_replicas import steps_of, wait_for_steps
 
 
 @pytest.fixture(scope="module")
-def ray() -> Iterator[Any]:
-    with pytest.MonkeyPatch.context() as patch, simulated(2, patch) as ray:
-        yield ray
+def simulation() -> Iterator[tuple[Any, Any]]:
+    with pytest.MonkeyPatch.context() as patch, simulated(2, patch) as begun:
+        yield begun
+
+
+@pytest.fixture
+def ray(simulation: tuple[Any, Any]) -> Any:
+    return simulation[0]
 
 
 def test_which_addresses_are_rays() -> None:
@@ -76,8 +84,8 @@ def test_items_are_those_of_one_store_bit_for_bit_and_a_killed_shard_comes_back(
         ) as cluster,
         sw.Store(SPEC, capacity=10_000, segment_steps=8) as store,
     ):
-        placed = {one["NodeID"] for one in ray.nodes()}
-        assert len(placed) == 2
+        started: Any = cluster._processes
+        assert len({psutil.Process(one).ppid() for one in started.processes}) == 2  # a node each
         writers = [cluster.writer(2, shard=number, durability="flush", segment_steps=8) for number in range(2)]
         steps: list[dict[str, Any]] = [{}, {}]
         for number, writer in enumerate(writers):
@@ -91,11 +99,10 @@ def test_items_are_those_of_one_store_bit_for_bit_and_a_killed_shard_comes_back(
         assert seen(cluster, "transitions", {"n_step": 3}, store, 25) > 200
         assert seen(cluster, "sequences", {"length": 5, "burn_in": 3, "stride": 2}, store, 15) > 60
 
-        started: Any = cluster._processes
         before, steps_before = started.processes[0], len(cluster)
         replay = cluster.transitions(name="goes on")
         os.kill(before, signal.SIGKILL)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while time.monotonic() < deadline:  # the learner goes on, first with the other shard
             batch = replay.sample(20)
             if len(set(batch.shards.tolist())) == 2 and started.processes[0] != before:
@@ -105,6 +112,36 @@ def test_items_are_those_of_one_store_bit_for_bit_and_a_killed_shard_comes_back(
         play(writers[0], 2, 40, 7)  # its writer finds it where it is now
         writers[0].flush()
         assert len(cluster) > steps_before
+
+
+def test_a_node_lost_with_its_disk_comes_back_from_the_neighbours(simulation: tuple[Any, Any], tmp_path: Path) -> None:
+    _, nodes = simulation
+    disk = tmp_path / "replay"
+    with sw.Cluster(SPEC, shards=2, capacity=10_000, disk=disk, address="ray", replicas=1) as cluster:
+        writers = [cluster.writer(1, shard=number, durability="flush", segment_steps=8) for number in range(2)]
+        for writer in writers:
+            counting(writer, 0, 100, lanes=1)
+            writer.flush()
+        held, before = len(cluster), steps_of(cluster, "before")
+        (node,) = nodes.worker_nodes
+        started: Any = cluster._processes
+        (number,) = (k for k, one in enumerate(started.processes) if psutil.Process(one).ppid() == raylet(node))
+        process = started.processes[number]
+        os.kill(process, signal.SIGSTOP)
+        (disk / f"shard-{number}").rename(tmp_path / "lost")  # also the replica of the other
+        nodes.remove_node(node, allow_graceful=False)
+        os.kill(process, signal.SIGKILL)
+        wait_for_steps(cluster, held, patience_s=180)  # Ray takes 15 s or more to notice
+        assert steps_of(cluster, "after") == before
+        counting(writers[number], 100, 140, lanes=1)  # its writer finds it where it is now
+        writers[number].flush()
+        assert len(cluster) > held
+    nodes.add_node(**NODE)
+
+
+def raylet(node: Any) -> int:
+    """Return the process of a simulated node, whose children its actors are."""
+    return int(node.all_processes["raylet"][0].process.pid)
 
 
 def test_a_shard_on_ray_is_drained_and_another_takes_its_place(ray: Any, tmp_path: Path) -> None:

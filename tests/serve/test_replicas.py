@@ -28,9 +28,9 @@ def steps_of(cluster: sw.Cluster, name: str) -> list[int]:
     return sorted(action for action, _ in actions(cluster, name).values())
 
 
-def wait_for_steps(cluster: sw.Cluster, steps: int) -> None:
+def wait_for_steps(cluster: sw.Cluster, steps: int, patience_s: float = 60.0) -> None:
     """Wait until shards and replicas that are started again hold what they had."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + patience_s
     while True:
         try:
             each = cluster.stats()["shards"]

@@ -82,11 +82,11 @@ class Cluster(ClusterViews):
         self._begin(spec, security, seed)
         try:
             if is_ray(address):
-                if replicas:
-                    raise ValueError(f"Cluster: replicas={replicas!r} is not for shards on Ray; leave it out")
                 given = {"seed": self._seed, **options}
-                folder = None if disk is None else Path(disk).absolute()
-                plan = Plan(shards, Path(), capacity, ram, disk_limit, folder, given, security=self.security)
+                here, folder = Path(), None if disk is None else Path(disk).absolute()
+                plan = Plan(
+                    shards, here, capacity, ram, disk_limit, folder, given, security=self.security, replicas=replicas
+                )  # fmt: skip
                 self._run(plan, RayShards(address, plan.settings(spec)))
             elif address == "local":
                 folder = None if disk is None else checked_folder("disk", disk)

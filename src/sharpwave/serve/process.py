@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from sharpwave.errors import StoreInUseError
 from sharpwave.native.jit import CACHED
-from sharpwave.serve.addresses import Address, Security
+from sharpwave.serve.addresses import HERE, Address, Security
 from sharpwave.serve.intake import LEASES
 from sharpwave.serve.link import Link, ShardLostError
 from sharpwave.serve.replicas import Keeper, Neighbour
@@ -124,8 +124,11 @@ def delete_shard(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def running(settings: ShardSettings) -> Iterator[list[str]]:
+def running(settings: ShardSettings, moved: Callable[[], Address] | None = None) -> Iterator[list[str]]:
     """Open a shard's store and listen for it; yield its addresses, with the ports that it got.
+
+    Args:
+        moved: says where the shard is that keeps this one's replica, where ``kept_by`` does not; as of ``Link``.
 
     Raises: what ``Store``, ``Store.open`` and ``Server`` do.
     """
@@ -139,8 +142,10 @@ def running(settings: ShardSettings) -> Iterator[list[str]]:
     with store, contextlib.nullcontext() if keeper is None else keeper.store:
         shard = Shard(store, Path(settings.folder), keeper)
         security = Security(bytes.fromhex(settings.secret), settings.certificate, settings.key)
-        if settings.kept_by is not None:
-            link = Link(Address.parse(settings.kept_by), replace(security, authority=settings.certificate))
+        if settings.kept_by is not None or moved is not None:
+            there = HERE if settings.kept_by is None else Address.parse(settings.kept_by)  # nobody listens at port 0
+            security_there = replace(security, authority=settings.certificate)
+            link = Link(there, security_there, moved=moved)
             shard.intake.neighbour = Neighbour(settings.number, store, link, shard.intake.leases, shard.intake.adopt)
         servers: list[Server] = []
         try:

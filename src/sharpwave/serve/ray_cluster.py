@@ -7,6 +7,7 @@ import secrets
 import shutil
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -70,9 +71,13 @@ def placed(ray: Any) -> list[dict[str, Any]]:
 
 
 class RayShard:
-    """Actor that runs one shard. Its settings are those of a process; where it listens, its machine decides."""
+    """Actor that runs one shard. Its settings are those of a process; where it listens, its machine decides.
 
-    def __init__(self, cluster: str, settings: dict[str, Any]) -> None:
+    Args:
+        kept_by: number of the shard that keeps this one's replica, if there is one.
+    """
+
+    def __init__(self, cluster: str, settings: dict[str, Any], kept_by: int | None) -> None:
         import ray
 
         given = ShardSettings(**settings)
@@ -85,7 +90,9 @@ class RayShard:
         _take(folder, cluster)
         self._folder = folder if given.on_disk else None
         addresses = [f"unix:{sockets / '0.sock'}", str(Address(TCP, host=ray.util.get_node_ip_address()))]
-        self._addresses = self._undo.enter_context(running(replace(given, folder=str(folder), addresses=addresses)))
+        given = replace(given, folder=str(folder), addresses=addresses, kept_by=None)
+        moved = None if kept_by is None else _asked(ray, _actor(cluster, kept_by))
+        self._addresses = self._undo.enter_context(running(given, moved))
 
     def where(self) -> dict[str, Any]:
         """Return where it listens, on which machine, in which process."""
@@ -97,6 +104,31 @@ class RayShard:
         if delete and self._folder is not None:
             (self._folder / CLUSTER).unlink(missing_ok=True)
             delete_shard(self._folder)
+
+
+def _actor(cluster: str, number: int, before: int = 0) -> str:
+    """Return the name of a shard's actor; ``before``: how many shards of that number there were, one may be ending."""
+    return f"sharpwave-{cluster}-shard-{number}-{before}"
+
+
+def _asked(ray: Any, name: str) -> Callable[[], Address]:
+    """Return a function that asks an actor where it is, or raises LookupError while that is not known."""
+    under_way: list[Any] = []
+
+    def where() -> Address:
+        try:
+            if not under_way:
+                under_way.append(ray.get_actor(name, namespace=NAMESPACE).where.remote())
+            done, _ = ray.wait(under_way, timeout=ASK_S)
+            if done:
+                said = ray.get(under_way.pop())
+                there = {"shards": [said["addresses"]], "machine": machine(), "machines": [said["machine"]]}
+                return nearest(there, HERE)[0]
+        except (ray.exceptions.RayError, ValueError):  # no actor of that name yet
+            under_way.clear()
+        raise LookupError(f"{name} is being started")
+
+    return where
 
 
 def _take(folder: Path, cluster: str) -> None:
@@ -124,31 +156,34 @@ class RayShards:
         self._ray = begin_ray(address)
         self._name = secrets.token_hex(4)
         self._handles: list[Any] = []
+        self._begun: Counter[int] = Counter()  # actors, by number
         self._said: list[dict[str, Any]] = []  # of each shard, when it was last asked
         self._asked: dict[int, Any] = {}  # that have not been answered
         self._lock = threading.Lock()
         try:
             for one in settings:
-                self._handles.append(self._placed(one))
+                self._handles.append(self._placed(one, None if one.keeps is None else (one.number + 1) % len(settings)))
             self._said = [self._ready(number) for number in range(len(self._handles))]
         except BaseException:
             self.close()
             raise
 
-    def _placed(self, settings: ShardSettings) -> Any:
+    def _placed(self, settings: ShardSettings, kept_by: int | None = None) -> Any:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         nodes = placed(self._ray)
         node = nodes[settings.number % len(nodes)]
+        before = self._begun[settings.number]
+        self._begun[settings.number] += 1
         made = self._ray.remote(RayShard).options(
-            name=f"sharpwave-{self._name}-shard-{settings.number}-{secrets.token_hex(2)}",  # one before may be ending
+            name=_actor(self._name, settings.number, before),
             namespace=NAMESPACE,
-            num_cpus=0,  # decoding takes what is free; the learner's batches bound it
+            num_cpus=0.001,  # decoding takes what is free; of an actor that needs none Ray chooses the node
             max_restarts=-1,
             max_task_retries=-1,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=True),
         )
-        return made.remote(self._name, asdict(settings))
+        return made.remote(self._name, asdict(settings), kept_by)
 
     def _ready(self, number: int) -> dict[str, Any]:
         """Wait until a shard listens.  Raises: ShardFailedError."""

@@ -83,7 +83,7 @@ def test_a_run_on_ray_learns_while_a_shard_is_killed() -> None:
         prioritized=True, ray="ray", shards=2, device="cpu",
     )  # fmt: skip
     killer = Killer()
-    with pytest.MonkeyPatch.context() as patch, simulated(2, patch) as ray:
+    with pytest.MonkeyPatch.context() as patch, simulated(2, patch) as (ray, _):
         trained = Trained(recipe, killer)
         try:
             assert trained.training.error is None and trained.last["steps"] >= 2_000
