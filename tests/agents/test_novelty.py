@@ -104,8 +104,10 @@ def test_the_embedding_tells_what_actions_do(novelty):
 
 
 def test_errors_are_standardized_by_their_own_mean_and_deviation(novelty):
+    """Before the first loss there are none, and nothing is more novel than the rest."""
     inputs = torch.eye(10)
     with torch.no_grad():
+        assert (novelty.modulators(inputs, 1.5) == 1.0).all()
         errors = novelty.errors(inputs).numpy()
         novelty.loss(inputs, inputs, torch.zeros(10, dtype=torch.int64))
         got = novelty.modulators(inputs, 1.5)

@@ -123,9 +123,10 @@ class Novelty(nn.Module):
 
     def modulators(self, inputs: Any, largest: float) -> Tensor:
         """Return how novel observations are over all of training, float [B] in 1 ... ``largest``: 1 plus the
-        predictor's error in standard deviations above its mean."""
+        predictor's error in standard deviations above its mean; 1 while no errors were counted."""
         deviation = (self.error_square - self.error_mean.square()).clamp(min=1e-12).sqrt()
-        return (1.0 + (self.errors(inputs) - self.error_mean) / deviation).clamp(1.0, largest)
+        above = (self.errors(inputs) - self.error_mean) / deviation
+        return (1.0 + above * (self.error_square > 0)).clamp(1.0, largest)
 
     def loss(self, inputs: Any, next_inputs: Any, action: Tensor) -> Tensor:
         """Return the mean loss of inverse model and predictor, and count the predictor's errors.
