@@ -348,3 +348,35 @@ def test_a_killed_process_loses_nothing_that_was_flushed_or_saved(tmp_path: Path
             assert batch.obs[row, -1, serial % 6, serial % 7] == (
                 serial % 251 + 1 if (serial % 6 or serial % 7) else serial // 251 % 256
             )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_steps_that_were_evicted_come_back_without_holes_or_not_at_all(tmp_path: Path, seed: int) -> None:
+    """Their segments stay in files where newer ones are; some of their slots have been used again since."""
+    rng, steps = np.random.default_rng(seed), [0] * 4
+    numbers = sw.Spec(obs=sw.Field((1,), "float32"), action=sw.Field((), "int64"))
+
+    def fill(store: sw.Store, count: int) -> None:
+        for _ in range(count):
+            lane = int(rng.integers(4))
+            k = steps[lane]
+            store.append(lane=lane, obs=np.full(1, k), action=k, reward=0.0, terminated=False, truncated=False)
+            steps[lane] += 1
+
+    def held(store: sw.Store) -> list[list[int]]:
+        view = store.transitions()
+        batch = view.fetch(view.sampleable_ids())
+        return [sorted(batch.step[batch.lane == lane].tolist()) for lane in range(4)]
+
+    with sw.Store(numbers, capacity=1000, disk=tmp_path / "d", segment_steps=8) as store:
+        fill(store, 3000)
+        store.resize(capacity=400)
+        fill(store, 100)
+        store.resize(capacity=1000)
+        fill(store, int(rng.integers(10, 200)))
+        before = held(store)
+    with sw.Store.open(tmp_path / "d") as store:
+        for known, found in zip(before, held(store), strict=True):
+            assert set(found) >= set(known) and found == list(range(found[0], found[-1] + 1))
+        assert store.recovery is not None and store.recovery.steps == len(store)
+        assert not store.recovery.damages

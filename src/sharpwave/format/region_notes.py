@@ -105,7 +105,7 @@ class LaneEnds:
 
     def reach_by(self, packed: bytes | memoryview, region: int) -> None:
         """Note the end that a sealed segment in ``region`` shows; ``packed`` is its beginning."""
-        lane, first, steps = _WHERE.unpack_from(packed, _WHERE_AT)
+        lane, first, steps = where(packed)
         if first < segment.MAX_NUMBER and steps <= segment.MAX_STEPS:
             self.reach(lane, first + steps, region)
 
@@ -129,6 +129,12 @@ class LaneEnds:
         merged[: len(self.ends)] = self.ends
         merged[: len(ends)] = np.maximum(merged[: len(ends)], ends)
         return merged
+
+
+def where(packed: bytes | memoryview) -> tuple[int, int, int]:
+    """Return a sealed segment's lane, first step and number of steps; ``packed`` is its beginning."""
+    lane, first, steps = _WHERE.unpack_from(packed, _WHERE_AT)
+    return lane, first, steps
 
 
 def _none(key: int) -> bytes:

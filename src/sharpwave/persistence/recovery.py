@@ -11,7 +11,7 @@ from sharpwave.disk.ownership import is_of, unfinished
 from sharpwave.disk.region_files import RegionFiles
 from sharpwave.disk.store_folder import QUARANTINE
 from sharpwave.format.region import NOTE, SEGMENT, TAIL, Damage, Record
-from sharpwave.format.region_notes import THRESHOLD_BYTES, unpack_threshold
+from sharpwave.format.region_notes import THRESHOLD_BYTES, WHERE_BYTES, unpack_threshold, where
 from sharpwave.log.step_log import StepLog
 from sharpwave.memory.segment_index import LEAF_BITS, LEAF_MASK
 from sharpwave.native.directory import Directory
@@ -64,8 +64,44 @@ def adopt_all(
             if not adoption.damaged:
                 break
     adoption.link(writers_go_on)
+    if log.retention.in_order:
+        _evict_again(log, adoption.report, regions, found)
     log.inventory.evicted_steps = log.inventory.total_steps - log.inventory.held_steps
     return adoption.report
+
+
+def _evict_again(log: StepLog, report: Recovery, regions: RegionFiles, found: Found) -> None:
+    """Evict what had been evicted before the store was closed, where segments after it are replaced by newer ones.
+
+    Evicted segments stay in their file until all in it are. Those of a lane before a gap whose steps are only in a
+    record that was replaced had been evicted; others before a gap were not: the gap is damage.
+
+    Cost: where no lane has a gap, a look at each segment; else a read of the header of each record not adopted.
+    """
+    index = log.index
+    gaps: dict[int, list[int]] = {}  # slots before gaps, by lane
+    for slot in log.retention.order()["slots"].tolist():
+        following = int(index.next[slot])
+        end = int(index.first_step[slot] + index.rows[slot])
+        if index.sealed[following] and int(index.first_step[following]) > end:
+            gaps.setdefault(int(index.lane[slot]), []).append(slot)
+    last: dict[int, int] = {}  # by lane, the first step of the last segment that had been evicted
+    for number, record in found if gaps else ():
+        slot = (record.id & LEAF_MASK) // log.stride
+        if record.kind != SEGMENT or slot >= index.slots or index.generation[slot] == record.id >> LEAF_BITS:
+            continue
+        content = bytearray(WHERE_BYTES)
+        with contextlib.suppress(OSError):
+            regions.read(number, record.offset, memoryview(content))
+            lane, first, _ = where(memoryview(content))
+            for before in gaps.get(lane, ()):
+                if index.first_step[before] < first < index.first_step[index.next[before]]:
+                    last[lane] = max(last.get(lane, 0), int(index.first_step[before]))
+    for slot in log.retention.order()["slots"].tolist() if last else ():
+        if int(index.first_step[slot]) <= last.get(int(index.lane[slot]), -1):
+            report.segments -= 1
+            report.steps -= int(index.rows[slot])
+            log.admission.evict_one(slot)
 
 
 def _threshold(regions: RegionFiles, found: Found) -> float:
