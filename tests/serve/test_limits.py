@@ -122,3 +122,25 @@ def test_stats_leave_out_a_shard_that_is_away(tmp_path: Path) -> None:
         there.servers[1].close()
         with pytest.raises(ShardLostError):
             there.cluster.stats()
+
+
+def test_a_writer_whom_a_limiter_holds_up_gives_up_after_its_timeout(tmp_path: Path) -> None:
+    """It waited for the shard's answer, a minute, whatever its timeout."""
+    with served(1, tmp_path) as there:
+        limiter = sw.SamplesPerInsert(8, min_size=100, error_buffer=800)
+        replay = there.cluster.transitions(name="learner", limiter=limiter)
+        writer = there.cluster.writer(2, segment_steps=8, timeout=1.5)
+        play(writer, 2, 100, 0)
+        for _ in range(4):
+            replay.sample(32)
+        begun = time.monotonic()
+        with pytest.raises(sw.LimiterTimeoutError, match=r"not taken in 1\.5 s: .*limiter waits for its learner"):
+            play(writer, 2, 3000, 1)
+        assert time.monotonic() - begun < 30
+        waiting = writer.delivery.waiting
+        for _ in range(100):
+            replay.sample(64, timeout=10.0)
+            writer.delivery.hear()
+            if writer.delivery.waiting < waiting:
+                return
+        pytest.fail("the writer's segments are not taken after the learner has sampled")

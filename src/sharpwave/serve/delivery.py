@@ -20,7 +20,7 @@ from sharpwave.sampling.limiters import check_timeout
 from sharpwave.segment_writer import SealedSegment, SegmentWriter
 from sharpwave.serve.addresses import nearest
 from sharpwave.serve.lease import DrainedError, Lease
-from sharpwave.serve.link import RETRY_S, Link, ShardLostError
+from sharpwave.serve.link import REPLY_S, RETRY_S, Link, ShardLostError
 
 WINDOW = 32
 """Segments without an acknowledgement beyond which a writer waits."""
@@ -233,10 +233,15 @@ class Delivery:
             )
 
     def hear(self) -> None:
-        """Take acknowledgements of a while ago, without waiting.  Raises: DamagedError, ...: as ``put``."""
+        """Take acknowledgements of a while ago, without waiting, and send what there was no room for.
+
+        Raises: DamagedError, ...: as ``put``.
+        """
         with contextlib.suppress(ShardLostError):
             for lease in self._leases:
                 lease.hear_all()
+                if lease.waiting and lease.link.may_be_tried():
+                    lease.send()
 
     def close(self) -> None:
         """Disconnect."""
@@ -255,6 +260,14 @@ class Delivery:
                 if not lease.link.may_be_tried():
                     raise ShardLostError(why)
                 lease.send()
+                left = deadline - time.monotonic()
+                late = lease.waiting and left < REPLY_S and not lease.has_answer(max(0.0, left))
+                if late and time.monotonic() >= deadline:
+                    raise LimiterTimeoutError(
+                        f"writer {self.name!r}: {self.waiting} segments were not taken in {timeout:g} s: shard "
+                        f"{lease.link.address} has not answered; a view's limiter waits for its learner to sample, or "
+                        "the shard hangs"
+                    )
                 if lease.waiting:
                     lease.hear()
             except ShardLostError as error:

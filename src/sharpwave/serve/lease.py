@@ -109,6 +109,8 @@ class Lease:
     def send(self) -> None:
         """Send what was not sent on this connection; on a new one, only what the shard does not have.
 
+        Where too many are not answered yet, the rest stays for the next time.
+
         Raises: ShardLostError.
         """
         self.link.connect()
@@ -118,8 +120,14 @@ class Lease:
                 self._acknowledge()
         for one in self._kept:
             if one.connection != self._connection:
+                if not self.link.has_room():
+                    return
                 self.resent += one.connection != 0
                 one.ticket, one.connection = self._sent(one), self._connection
+
+    def has_answer(self, wait_s: float) -> bool:
+        """Wait for an answer about the oldest segment; return whether there is one, or the connection has ended."""
+        return self.link.has_reply(self._kept[0].ticket, wait_s)
 
     def hear(self) -> None:
         """Wait until the oldest segment is acknowledged.

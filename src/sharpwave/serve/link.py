@@ -123,19 +123,32 @@ class Link:
         """Return a connection to another shard, of the same secret."""
         return Link(address, self._security, self._patience_s)
 
-    def has_reply(self) -> bool:
+    def has_reply(self, number: int | None = None, wait_s: float = 0.0) -> bool:
         """Return whether a reply has come, or begun to: then ``wait`` for the oldest request does not block for long.
+
+        Args:
+            number: of the oldest request; whether its reply is here already is looked at too.
+            wait_s: how long to wait for one.
 
         Cost: 2 us.
         """
         with self.lock:
+            if number in self._replies:
+                return True
             if self._socket is None:
                 return False
-            if not hasattr(select, "poll"):
-                return bool(select.select([self._socket], [], [], 0.0)[0])
-            poll = select.poll()  # takes descriptors beyond 1,024
-            poll.register(self._socket, select.POLLIN)
-            return bool(poll.poll(0))
+            return _ready(self._socket, wait_s)
+
+    def has_room(self) -> bool:
+        """Return whether a request can go out now; take replies that have come. A shard may read none for long.
+
+        Raises: ShardLostError.
+        """
+        with self.lock:
+            while self._unanswered > MAX_UNANSWERED_BYTES and self.has_reply():
+                self._read()
+            socket_has_room = self._socket is None or _ready(self._socket, 0.0, to_write=True)
+            return socket_has_room and self._unanswered <= MAX_UNANSWERED_BYTES
 
     def _elsewhere(self) -> bool:
         """Ask where the shard is; return whether that is another address."""
@@ -273,6 +286,17 @@ class Link:
                     self._socket.close()
                 self._socket = None
             self._forget()
+
+
+def _ready(connection: socket.socket, wait_s: float, to_write: bool = False) -> bool:
+    """Return whether a socket can be read from, or written to, at once; wait for that so long."""
+    if not hasattr(select, "poll"):
+        one = [connection]
+        read, write, _ = select.select([] if to_write else one, one if to_write else [], [], wait_s)
+        return bool(read or write)
+    poll = select.poll()  # takes descriptors beyond 1,024
+    poll.register(connection, select.POLLOUT if to_write else select.POLLIN)
+    return bool(poll.poll(wait_s * 1000))
 
 
 def _error(kind: str, text: str) -> Exception:
