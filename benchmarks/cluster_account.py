@@ -72,7 +72,9 @@ class Account:
         link = self.cluster.links[self.shard]
         assert link is not None
         there = link.address if address is None else Address.parse(address)
-        delivery = Delivery(Link(there, Security()), f"writer-{self.shard}", LANES, durable=True, timeout=PATIENCE_S)
+        delivery = Delivery(
+            Link(there, self.cluster.security), f"writer-{self.shard}", LANES, durable=True, timeout=PATIENCE_S
+        )
         self.writer = RemoteWriter(SPEC, delivery, segment_steps=8)
         self.first_lane = delivery.first_lane
         self._thread = threading.Thread(target=self._run, daemon=True)

@@ -46,7 +46,7 @@ class Home:
 
     def process(self, shard: int) -> int:
         """Return a shard's process.  Raises: ConnectionError: it does not answer."""
-        made, about = connect(self.address(shard), Security())
+        made, about = connect(self.address(shard), self.cluster.security)
         made.close()
         return int(about["process"])
 
@@ -60,7 +60,7 @@ class Home:
         while time.monotonic() < begun + BACK_S:
             with contextlib.suppress(ConnectionError):
                 if self.process(shard) != before:
-                    link = Link(self.address(shard), Security())
+                    link = Link(self.address(shard), self.cluster.security)
                     link.call(Request.DESCRIBE)
                     link.close()
                     return time.monotonic() - begun
