@@ -85,6 +85,11 @@ class Link:
         """Whether memory can be shared with the shard."""
         return self.address.kind == UNIX
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether it was, when it was last used."""
+        return self._socket is not None
+
     def connect(self, wait_s: float = 0.0) -> None:
         """Connect, if that is not done.
 

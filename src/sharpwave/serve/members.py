@@ -17,6 +17,7 @@ from sharpwave.serve.forks import follow
 from sharpwave.serve.link import Link, ShardLostError
 from sharpwave.serve.local_shards import READY_S
 from sharpwave.serve.requests import Request
+from sharpwave.serve.view_uses import ViewUses
 from sharpwave.serve.wire import Frame
 from sharpwave.spec import Spec
 from sharpwave.validation import checked_folder
@@ -40,7 +41,7 @@ class Members:
         addresses: of shards, where there is neither.
 
     Attributes:
-        links: by number.
+        links: by number. ``views``: that are used over them.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Members:
         if self._said is not None and directory is not None:
             self.links = [Link(one, security) for one in nearest(self._said, directory)]
         self._fit()
+        self.views = ViewUses(self)
         follow(self)
 
     def forked(self) -> None:

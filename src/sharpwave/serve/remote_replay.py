@@ -65,6 +65,7 @@ class RemoteReplay(Generic[B]):
         self._lock = threading.RLock()
         self.stale = 0
         follow(self)
+        shards.views.use(self.name, self)
         self.refresh()
 
     def forked(self) -> None:

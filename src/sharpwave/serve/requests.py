@@ -30,6 +30,7 @@ class Request(IntEnum):
     DRAIN = 33
     CEDE = 34
     INHERIT = 35
+    FORGET = 36
     REPLICATE = 40
     RESTORE = 41
     DIRECTORY = 64

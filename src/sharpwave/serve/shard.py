@@ -55,6 +55,7 @@ class Shard:
             Request.DESCRIBE: self._describe,
             Request.VIEW: self._view,
             Request.STATE: self._state,
+            Request.FORGET: self._forget,
             Request.DRAW: self._draw,
             Request.UPDATE: self._update,
             Request.LEASE: self._lease,
@@ -122,6 +123,11 @@ class Shard:
         number, replay = self.views.of(frame)
         self._note(replay, frame)
         return self._said(number)
+
+    def _forget(self, client: Client, frame: Frame) -> Reply:
+        """Note that the client uses the view ``name`` no longer."""
+        self.views.forget(client, frame.head.get("name"))
+        return {}, {}
 
     def _note(self, replay: Replay[Any], frame: Frame) -> None:
         """Take over what a request says of the whole: the largest priority of any shard."""

@@ -29,8 +29,9 @@ MAX_VIEWS = 16
 class ShardViews:
     """Views of a shard's store, by number. May be called from several threads.
 
-    A view is in use while a connection that has asked for it is open. One that nobody has used for ``UNUSED_S`` no
-    longer holds writers up, and makes room for another where there are ``MAX_VIEWS``.
+    A view is in use while a connection that has asked for it is open and has not said that it forgets it. One that
+    nobody has used for ``UNUSED_S``, or that its last user forgot, no longer holds writers up, and makes room for
+    another where there are ``MAX_VIEWS``.
 
     Attributes:
         replays: by number.
@@ -85,8 +86,8 @@ class ShardViews:
             names = ", ".join(repr(settings["name"]) for settings in self._settings.values())
             raise ValueError(
                 f"view {name!r}: there are {len(self.replays)} views, of at most {MAX_VIEWS}, each used by a "
-                f"cluster that is open, or was used within {UNUSED_S:g} s: {names}; use one of them, or close a "
-                "cluster that uses one"
+                f"cluster that is open, or was used within {UNUSED_S:g} s: {names}; use one of them, or free an "
+                "object that uses one (del)"
             )
         return number
 
@@ -162,6 +163,16 @@ class ShardViews:
                     if not users:
                         self._unused_since[number] = time.monotonic()
                         self._intake.unused(number)
+
+    def forget(self, client: Client, name: Any) -> None:
+        """Note that a client uses a view no longer: nobody will come back to it, if it was the last."""
+        with self._lock:
+            number = next((one for one, settings in self._settings.items() if settings["name"] == name), None)
+            if number is not None and id(client) in (users := self._users[number]):
+                users.discard(id(client))
+                if not users:
+                    self._unused_since[number] = time.monotonic() - UNUSED_S
+                    self._intake.set_credit(number, None)
 
     # a drain
 

@@ -1,0 +1,81 @@
+"""Which views the objects of a client use: shards are told of those that no object uses any longer."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Protocol
+
+from sharpwave.serve.forks import follow
+from sharpwave.serve.link import Link, ShardLostError
+from sharpwave.serve.requests import Request
+
+
+class Linked(Protocol):
+    """What has links to shards."""
+
+    @property
+    def links(self) -> Sequence[Link]: ...
+
+
+class ViewUses:
+    """Views that a client's objects use, counted by name.
+
+    An object may be freed at any moment, also while this thread holds a lock of a link. So freeing it only notes that
+    it is gone, and a thread of its own, begun with the first view, tells the shards.
+
+    Args:
+        client: whose links the shards are told by.
+    """
+
+    def __init__(self, client: Linked) -> None:
+        self._client = weakref.ref(client)
+        self._objects: Counter[str] = Counter()
+        self._gone: SimpleQueue[str | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        weakref.finalize(client, self._gone.put, None).atexit = False
+        follow(self)
+
+    def forked(self) -> None:
+        """Go on without the parent's thread, which may have held the lock."""
+        self._lock, self._thread = threading.Lock(), None
+
+    def use(self, name: str, user: object) -> None:
+        """Count ``user`` among those that use a view, as long as it lives. To be called before shards are asked."""
+        with self._lock:
+            self._objects[name] += 1
+            if self._thread is None:
+                self._thread = threading.Thread(target=_tell, args=(self._gone, weakref.ref(self)), daemon=True)
+                self._thread.start()
+        weakref.finalize(user, self._gone.put, name).atexit = False
+
+    def unused(self, name: str) -> None:
+        """Note that an object is gone; tell the shards if it was the last that used the view.
+
+        Under the lock, so that an object made now asks for the view after that, over the same connections.
+        """
+        with self._lock:
+            self._objects[name] -= 1
+            client = self._client()
+            if self._objects[name] or client is None:
+                return
+            del self._objects[name]
+            for link in list(client.links):
+                with suppress(ShardLostError):
+                    if link.is_connected:  # otherwise the shard has noticed that nobody uses it
+                        link.drop(link.submit(Request.FORGET, {"name": name}))
+
+
+def _tell(gone: SimpleQueue[str | None], uses: weakref.ref[ViewUses]) -> None:
+    """Wait for views that are gone, until the client is."""
+    while (name := gone.get()) is not None:
+        there = uses()
+        if there is None:
+            return
+        there.unused(name)
+        del there

@@ -1,0 +1,90 @@
+"""Views that no object uses any longer: shards are told, so that they hold nobody up and make room."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import sharpwave as sw
+from sharpwave.serve import shard_views
+from tests.serve.serving import SPEC, fill, play, served
+from tests.serve.test_bounds import eventually
+
+
+def test_the_limiter_of_a_view_that_was_forgotten_holds_nobody_up(tmp_path: Path) -> None:
+    with served(2, tmp_path) as there:
+        learner = sw.Cluster.of(SPEC, [str(one.address) for one in there.servers])
+        replay = learner.transitions(limiter=sw.SamplesPerInsert(1.0, 20, 64))
+        writer = there.cluster.writer(1, segment_steps=8, timeout=30)
+        play(writer, 1, 40, 0)
+        writer.flush()
+        replay.sample(8)
+        done = threading.Event()
+
+        def write() -> None:
+            play(writer, 1, 600, 1)
+            done.set()
+
+        threading.Thread(target=write, daemon=True).start()
+        assert not done.wait(0.5), "its limiter holds the writer up"
+        stream = replay.stream(8)
+        del replay
+        assert not done.wait(0.5), "the stream may go on"
+        del stream
+        assert done.wait(10)
+        learner.close()
+
+
+def test_a_view_is_forgotten_with_the_last_object_that_uses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard_views, "MAX_VIEWS", 2)
+    with served(1, tmp_path) as there:
+        fill(there.stores[0], 1, 40, 0)
+        views, uses = there.shards[0].views, there.cluster._members.views
+        kept = there.cluster.transitions(name="kept")
+        for k in range(6):  # a notebook whose cell is run again
+            view = there.cluster.transitions(name=f"made {k}")
+            assert len(view.sample(8)) == 8
+            del view
+            eventually(lambda: not uses._objects.keys() - {"kept"})
+        again = there.cluster.transitions(name="kept")
+        del kept
+        time.sleep(0.1)
+        there.cluster.transitions(name="another")
+        assert {one.name for one in views.replays.values()} == {"kept", "another"}
+        other = sw.Cluster.of(SPEC, [str(there.servers[0].address)])
+        same = other.transitions(name="kept")
+        del again
+        eventually(lambda: not uses._objects)
+        other.transitions(name="more")
+        assert {one.name for one in views.replays.values()} == {"kept", "more"}, "another client uses it"
+        assert len(same.sample(8)) == 8
+        other.close()
+
+
+def test_a_view_that_is_made_anew_at_once_stays(tmp_path: Path) -> None:
+    with served(1, tmp_path) as there:
+        fill(there.stores[0], 1, 40, 0)
+        views = there.shards[0].views
+        view = there.cluster.transitions(name="one")
+        for _ in range(200):
+            del view
+            view = there.cluster.transitions(name="one")
+        assert len(view.sample(8)) == 8
+        eventually(lambda: there.cluster._members.views._objects == {"one": 1})
+        there.cluster.stats()  # an answer behind those to all that was said
+        assert [len(users) for users in views._users.values()] == [1] and not views._unused_since
+
+
+def test_a_cluster_that_is_forgotten_leaves_no_thread(tmp_path: Path) -> None:
+    with served(1, tmp_path) as there:
+        before = threading.active_count()
+        for _ in range(3):
+            cluster = sw.Cluster.of(SPEC, [str(there.servers[0].address)])
+            cluster.transitions()
+            del cluster
+        gc.collect()
+        eventually(lambda: threading.active_count() <= before)
