@@ -27,15 +27,16 @@ class Worker:
         self.load = LOADS[load]
         self.memory: Any = importlib.import_module(f"workload_{name}").Memory(self.load, folder)
         self._rng = np.random.default_rng(0)
+        self._before = 0  # bytes of this process, but for the memory
 
     def fill(self, elements: int) -> dict[str, float]:
         """Add elements; return the growth of this process, and how long it took."""
         self.memory.fill(max(elements // 100, 2 * self.load.batch))
         self._learn()  # imports and kernels are not the memory's
-        before, begin = private_bytes(), time.perf_counter()
+        self._before, begin = private_bytes(), time.perf_counter()
         self.memory.fill(elements)
         self._learn()
-        return {"bytes": private_bytes() - before, "seconds": time.perf_counter() - begin, **self.memory.counted()}
+        return {"bytes": private_bytes() - self._before, "seconds": time.perf_counter() - begin, **self.memory.counted()}
 
     def run(self, seconds: float, adds: float, samples: float, actors: bool = False) -> dict[str, float]:
         """Add and sample at most at these rates, elements a second; return how well that went."""
@@ -78,7 +79,7 @@ class Worker:
             "adds": added / took, "samples": len(latencies) * batch / took, "p50_ms": p50, "p99_ms": p99,
             "longest_ms": max(latencies) * 1e3, "learner_wait": sum(latencies) / took,
             "add_p99_ms": float(np.quantile(waits, 0.99)) * 1e3 if waits else 0.0, "cpu": cpu / took,
-            "mb_per_s": handed / batch * (len(latencies) * batch / took) / 1e6, "bytes": private_bytes(),
+            "mb_per_s": handed / batch * (len(latencies) * batch / took) / 1e6, "bytes": private_bytes() - self._before,
             **self.memory.counted(),
         }  # fmt: skip
 
