@@ -9,7 +9,7 @@ Ways, each with two actors: ``local``, the learner's process keeps the replay me
 ``sharpwave serve`` do; ``hub``, so do they, and the actors are those of a node that has joined by ``--hub-listen``;
 ``ray``, two shards and two nodes' actors on a Ray of two simulated nodes that listens at 127.0.0.1 only. CartPole is
 recipe ``cartpole`` with what recipe ``apex`` changes in Pong's: priorities, and a ladder of epsilons; and with one-step
-returns, since five steps of a lane that acts at random with probability .4 end in a fall that the policy would not have.
+returns, since five steps of a lane that acts at random with probability .4 end in a fall that the policy has not.
 
 A run ends as its recipe says, by held-out episodes, or after ``--minutes``. Then the policy that it kept (the best by
 its own evaluations, else the last) plays 30 fresh episodes with fixed weights. Beside the score stand steps, minutes,

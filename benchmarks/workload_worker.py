@@ -36,7 +36,11 @@ class Worker:
         self._before, begin = private_bytes(), time.perf_counter()
         self.memory.fill(elements)
         self._learn()
-        return {"bytes": private_bytes() - self._before, "seconds": time.perf_counter() - begin, **self.memory.counted()}
+        return {
+            "bytes": private_bytes() - self._before,
+            "seconds": time.perf_counter() - begin,
+            **self.memory.counted(),
+        }
 
     def run(self, seconds: float, adds: float, samples: float, actors: bool = False) -> dict[str, float]:
         """Add and sample at most at these rates, elements a second; return how well that went."""
