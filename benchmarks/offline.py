@@ -39,7 +39,7 @@ class Task:
 
     Attributes:
         recipe, changes: of the run whose replay memory is learned from.
-        learners: settings of each algorithm that differ from its defaults.
+        learners: by name: which algorithm, and its settings that differ from the defaults.
         seeds: those that are run unless ``--seeds`` names others.
         episodes: that a policy is measured on.
         epsilon: probability of a random action in these.
@@ -47,18 +47,18 @@ class Task:
 
     recipe: str
     changes: dict[str, Any]
-    learners: dict[str, dict[str, Any]]
+    learners: dict[str, tuple[str, dict[str, Any]]]
     seeds: tuple[int, ...]
     episodes: int
     epsilon: float
 
 
-IN_MUJOCO = {"steps": 20_000, "hidden_units": 256, "batch_size": 256, "learning_rate": 3e-4}
+IN_MUJOCO = {"steps": 8_000, "batch_size": 256, "standardize": True, "average_decay": 0.998}
 TASKS = {
     "cartpole": Task(
         "cartpole",
         {"steps": 10_000, "stop_reward": None},
-        {"bc": {"steps": 5_000}, "cql": {"steps": 10_000}, "iql": {"steps": 5_000}},
+        {"bc": ("bc", {"steps": 5_000}), "cql": ("cql", {"steps": 10_000}), "iql": ("iql", {"steps": 5_000})},
         seeds=(100, 101, 102, 103, 104),
         episodes=100,
         epsilon=EPSILON,
@@ -66,9 +66,12 @@ TASKS = {
     "hopper": Task(
         "sac",
         {"env": "Hopper-v5", "steps": 50_000},
-        # The weights of actions are those of the paper, whose rewards are a third of Hopper's.
-        {"bc": IN_MUJOCO, "iql": IN_MUJOCO | {"expectile": 0.7, "temperature": 1.0, "target_tau": 0.005}},
-        seeds=(0, 1, 2),
+        {
+            "bc": ("bc", IN_MUJOCO),
+            "bc of the best": ("bc", IN_MUJOCO | {"best_share": 0.03}),
+            "iql": ("iql", IN_MUJOCO | {"n_step": 20, "expectile": 0.7, "temperature": 1.0, "target_tau": 0.005}),
+        },
+        seeds=(100, 101, 102),
         episodes=30,
         epsilon=0.0,
     ),
@@ -118,14 +121,14 @@ def measured(task: str, seed: int, runs: Path, before: Line) -> Line:
         found = before
     if "own" not in found:
         found["own"] = played(one, online, seed)
-    for kind, changes in one.learners.items():
-        if kind not in found:
+    for name, (kind, changes) in one.learners.items():
+        if name not in found:
             recipe = default_recipe(kind).override(
                 **changes, data=str(online), seed=seed, evaluate_every=0, report_every=changes["steps"], device="cpu"
             )
             with tempfile.TemporaryDirectory() as folder:
                 run("offline", recipe, Path(folder) / kind, quiet)
-                found[kind] = played(one, Path(folder) / kind, seed)
+                found[name] = played(one, Path(folder) / kind, seed)
     return found
 
 

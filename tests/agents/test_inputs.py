@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box
+from gymnasium.spaces import Box, Dict, Discrete
 
 from sharpwave.agents.frame_kernel import fits_one_pass
-from sharpwave.agents.inputs import FrameInputs, OneHotInputs, VectorInputs, inputs_for
+from sharpwave.agents.inputs import FrameInputs, OneHotInputs, VectorInputs, inputs_for, measure_vectors, measured
 
 
 def test_frames_are_scaled_to_one():
@@ -86,3 +86,25 @@ def test_zeros_that_pad_windows_are_the_first_category_where_they_are_none():
     for wrong in ([4, 0, -5], [1, 2, -5], [1, 0, -6]):
         with pytest.raises(RuntimeError):
             inputs(torch.tensor([wrong]))
+
+
+def test_measured_vectors_have_mean_0_and_deviation_1_and_the_rest_stays_as_it_is():
+    frames = Box(0, 255, (8, 8), np.uint8)
+    space = Dict(
+        where=Box(-np.inf, np.inf, (2, 2), np.float32), dial=Box(0, 8, (1,), np.int64), door=Discrete(3), eye=frames
+    )
+    inputs, plain = inputs_for(space, standardize=True), inputs_for(space)
+    rng = np.random.default_rng(0)
+    obs = {name: torch.from_numpy(np.stack([part.sample() for _ in range(50)])) for name, part in space.spaces.items()}
+    obs["where"] = torch.from_numpy(rng.normal(3.0, [[0.1, 5.0], [1.0, 0.0]], (50, 2, 2)).astype(np.float32))
+    before = plain(obs)
+    torch.testing.assert_close(inputs(obs), before)
+    assert measured(inputs) and not measured(plain) and not measured(inputs_for(frames, standardize=True))
+    measure_vectors(inputs, obs)
+    after = inputs(obs)
+    for name in ("where", "dial"):
+        values = before[name].numpy()
+        expected = (values - values.mean(axis=0)) / (values.std(axis=0) + 1e-3)
+        np.testing.assert_allclose(after[name].numpy(), expected, atol=1e-4)
+    for name in ("door", "eye"):
+        torch.testing.assert_close(after[name], before[name])

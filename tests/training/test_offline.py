@@ -39,15 +39,16 @@ def command(capfd, monkeypatch, *arguments):
 
 
 def played(store, annotated=True):
-    """CartPole by a policy that leans with the pole; the last episode is unfinished."""
+    """CartPole by a policy that leans with the pole, in every other episode with one angle only; the last episode is
+    unfinished."""
     if annotated:
         store.annotate(None, about(Gymnasium("CartPole-v1")))
-    recorder = sw.Recorder(gymnasium.make("CartPole-v1", max_episode_steps=40), store)
+    recorder = sw.Recorder(gymnasium.make("CartPole-v1", max_episode_steps=60), store)
     for seed in range(EPISODES + 1):
         obs, _ = recorder.reset(seed=seed)
         ended, steps = False, 0
         while not ended and (seed < EPISODES or steps < 5):
-            obs, _, terminated, truncated, _ = recorder.step(int(obs[2] + obs[3] > 0))
+            obs, _, terminated, truncated, _ = recorder.step(int(obs[2] + (seed % 2) * obs[3] > 0))
             ended, steps = terminated or truncated, steps + 1
     return store
 
@@ -58,17 +59,17 @@ def spec():
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory):
-    """The same steps as a store on disk, as checkpoints and as a data set; and how many whole episodes have."""
+    """The same steps in every form; how many whole episodes have, and how many each of them has."""
     folder = tmp_path_factory.mktemp("data")
     with played(sw.Store(spec(), disk=folder / "disk", capacity=2_000)) as store:
         store.checkpoint(folder / "checkpoint")
         store.export(f"npz:{folder / 'set.npz'}")
-        steps = sum(len(one.reward) for one in store.episodes() if one.whole)
+        lengths = [len(one.reward) for one in store.episodes() if one.whole]
     with played(sw.Store(spec(), capacity=2_000)) as store:
         store.checkpoint(folder / "file.sharpwave")
     with played(sw.Store(spec(), capacity=2_000), annotated=False) as store:
         store.checkpoint(folder / "unsaid")
-    return folder, steps
+    return folder, sum(lengths), lengths
 
 
 def content(folder):
@@ -76,7 +77,7 @@ def content(folder):
 
 
 def test_a_run_from_the_command_line_learns_plays_and_resumes(kept, tmp_path, capfd, monkeypatch):
-    data, steps = kept
+    data, steps, _ = kept
     before, out = content(data), tmp_path / "run"
     code, text = command(
         capfd, monkeypatch, "train", "offline", "--data", data / "disk", "--algorithm", "bc", "--updates", UPDATES,
@@ -97,13 +98,19 @@ def test_a_run_from_the_command_line_learns_plays_and_resumes(kept, tmp_path, ca
     assert code == 0 and f"Ended by the limit of {UPDATES + 10} updates" in text and "new episodes" not in text
 
 
-def test_every_form_of_the_same_data_teaches_the_same(kept, tmp_path, monkeypatch):
-    data, steps = kept
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_every_form_of_the_same_data_teaches_the_same(kept, tmp_path, monkeypatch, share):
+    """All episodes, or the better half: of CartPole, the longer ones."""
+    data, lengths = kept[0], sorted(kept[2], reverse=True)
+    assert lengths[2] > lengths[3]
+    steps = sum(lengths if share == 1 else lengths[:3])
     before = content(data)
     monkeypatch.chdir(data)
     policies = set()
     for number, source in enumerate(["disk", "checkpoint", "file.sharpwave", "npz:set.npz", "set.npz"]):
-        recipe = default_recipe("cql").override(data=source, env="CartPole-v1", steps=5, evaluate_every=0)
+        recipe = default_recipe("cql").override(
+            data=source, env="CartPole-v1", steps=5, evaluate_every=0, best_share=share
+        )
         folder, summary = run("offline", recipe, tmp_path / str(number), quiet())
         assert summary["replay_steps"] == steps and content(data) == before
         policies.add((folder / "last.safetensors").read_bytes())
@@ -112,7 +119,7 @@ def test_every_form_of_the_same_data_teaches_the_same(kept, tmp_path, monkeypatc
 
 @pytest.mark.parametrize("kind", ["bc", "cql", "iql"])
 def test_a_resumed_run_repeats_the_one_that_was_not_stopped(kept, tmp_path, kind):
-    data, _ = kept
+    data, *_ = kept
     copied = shutil.copytree(data / "checkpoint", tmp_path / "data")
     recipe = default_recipe(kind).override(data=str(copied), steps=30, checkpoint_every=15, evaluate_every=0)
     whole, _ = run("offline", recipe, tmp_path / "whole", quiet())
@@ -125,7 +132,7 @@ def test_a_resumed_run_repeats_the_one_that_was_not_stopped(kept, tmp_path, kind
 
 
 def test_without_its_memory_a_resumed_run_reads_the_data_again(kept, tmp_path):
-    data, steps = kept
+    data, steps, _ = kept
     recipe = default_recipe("bc").override(data=str(data / "checkpoint"), steps=10, evaluate_every=0, save_replay=False)
     folder, _ = run("offline", recipe, tmp_path / "run", quiet())
     console = quiet()
@@ -177,7 +184,7 @@ def strange(folder, action=1, **annotations):
     ],
 )
 def test_data_that_cannot_be_learned_from_are_refused_by_name(kept, tmp_path, change, message):
-    data, _ = kept
+    data, *_ = kept
     before = content(data)
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         recipe = default_recipe("bc").override(steps=5, evaluate_every=0, **change(data, tmp_path / "own"))

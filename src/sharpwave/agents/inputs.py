@@ -18,6 +18,8 @@ MIN_IMAGE_SIDE = 5
 
 LEAST_DEVIATION = 1 / 255
 """Least deviation by which standardized images are divided, as a share of the scale before: a grey level of uint8."""
+SPARE_DEVIATION = 1e-3
+"""Added to the deviation of each number of a vector, so that one that never changes is not divided by 0."""
 MAX_SCALED_SPAN = 1 << 16
 """Largest range of integers that are scaled to 0 ... 1; wider ones are mere bounds of a dtype, and values small."""
 
@@ -121,6 +123,36 @@ class VectorInputs(nn.Module):
         return (x - self.low) / self.span if self._scaled else x
 
 
+class MeasuredInputs(VectorInputs):
+    """Preprocessing of stored numbers into float32 [B, n], each of mean 0 and deviation 1 once they are measured.
+
+    Args:
+        size: n.  low, high: as of ``VectorInputs``.
+    Source: Fujimoto and Gu (2021), A minimalist approach to offline reinforcement learning, section 5.
+    """
+
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(
+        self, size: int, low: np.ndarray[Any, Any] | None = None, high: np.ndarray[Any, Any] | None = None
+    ) -> None:
+        super().__init__(low, high)
+        self.register_buffer("mean", torch.zeros(size))
+        self.register_buffer("deviation", torch.ones(size))
+
+    @torch.no_grad()
+    def standardize(self, obs: Tensor) -> None:
+        """Measure means and deviations over ``obs`` [N, ...]."""
+        x = super().forward(obs.to(self.mean.device))
+        self.mean.copy_(x.mean(dim=0))
+        self.deviation.copy_(x.std(dim=0, correction=0) + SPARE_DEVIATION)
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """Map [B, ...] to float32 [B, n]."""
+        return (super().forward(obs) - self.mean) / self.deviation
+
+
 class OneHotInputs(nn.Module):
     """Preprocessing of categories [B, ...] into one-hot vectors, float32 [B, sum of categories].
 
@@ -171,16 +203,31 @@ def with_images(inputs: nn.Module) -> bool:
     return any(isinstance(part, FrameInputs) for part in inputs.modules())
 
 
-def inputs_for(space: Space[Any], images: bool = True) -> nn.Module:
+def measured(inputs: nn.Module) -> bool:
+    """Return whether ``measure_vectors`` has anything to measure."""
+    return any(isinstance(part, MeasuredInputs) for part in inputs.modules())
+
+
+def measure_vectors(inputs: nn.Module, obs: Any) -> None:
+    """Measure means and deviations of the vectors among ``obs`` that ``inputs`` standardize."""
+    if isinstance(inputs, DictInputs):
+        for name, part in zip(inputs.names, inputs.parts, strict=True):
+            measure_vectors(part, obs[name])
+    elif isinstance(inputs, MeasuredInputs):
+        inputs.standardize(obs)
+
+
+def inputs_for(space: Space[Any], images: bool = True, standardize: bool = False) -> nn.Module:
     """Make the inputs for a space of arrays, of categories, or a dict of those.
 
     Args:
         images: whether images remain images or become flat vectors.
+        standardize: vectors of numbers are standardized once ``measure_vectors`` has seen some.
     Raises:
         ValueError: a space of another kind.
     """
     if isinstance(space, Dict):
-        return DictInputs({name: inputs_for(one, images) for name, one in space.spaces.items()})
+        return DictInputs({name: inputs_for(one, images, standardize) for name, one in space.spaces.items()})
     if isinstance(space, Discrete):
         return OneHotInputs([int(space.n)], [int(space.start)])
     if isinstance(space, MultiDiscrete):
@@ -191,7 +238,8 @@ def inputs_for(space: Space[Any], images: bool = True) -> nn.Module:
         raise ValueError(f"observations: got {space}, expected Box, Discrete, MultiDiscrete, MultiBinary or Dict")
     if images and image_shape(space) is not None:
         return FrameInputs(space.shape, 255.0 if space.dtype == np.uint8 else 1.0)
-    return VectorInputs(space.low, space.high) if space.dtype.kind in "iu" else VectorInputs()
+    bounds = (space.low, space.high) if space.dtype.kind in "iu" else ()
+    return MeasuredInputs(math.prod(space.shape), *bounds) if standardize else VectorInputs(*bounds)
 
 
 def input_size(space: Space[Any]) -> int:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -20,7 +19,6 @@ from sharpwave.agents.averaging import move_towards
 from sharpwave.agents.bc import BC, LEARNING, BCSettings
 from sharpwave.agents.devices import pick_device
 from sharpwave.agents.losses import expectile_loss, squared
-from sharpwave.agents.modules import load_optimizer, load_tensors, optimizer_tensors, tensors_of
 from sharpwave.agents.protocol import Learned, Spaces
 from sharpwave.agents.replay import TransitionsSettings
 from sharpwave.configuration import setting
@@ -96,7 +94,7 @@ class IQL(BC):
         import torch
 
         learned = [p for module in (self.policy, self.value, self.critics) for p in module.parameters()]
-        return torch.optim.AdamW(learned, lr=self.settings.lr, weight_decay=self.settings.weight_decay)
+        return torch.optim.AdamW(learned, lr=self.settings.lr, weight_decay=self.settings.weight_decay, fused=True)
 
     # learn
 
@@ -134,19 +132,10 @@ class IQL(BC):
         loss.backward()
         self.optimizer.step()
         move_towards(self.targets, self.critics, self.settings.target_tau)
+        self.follow(step)
         return Learned(td_error, {"loss": loss.detach()})
 
     # save
 
-    def state(self) -> dict[str, Any]:
-        return {"weights": tensors_of(self._modules()), "optimizer": optimizer_tensors(self.optimizer)}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        load_tensors(self._modules(), state["weights"])
-        load_optimizer(self.optimizer, state["optimizer"])
-
-    def _modules(self) -> dict[str, nn.Module]:
-        return {
-            "inputs": self.inputs, "policy": self.policy, "value": self.value, "critics": self.critics,
-            "targets": self.targets,
-        }  # fmt: skip
+    def modules(self) -> dict[str, nn.Module]:
+        return {**super().modules(), "value": self.value, "critics": self.critics, "targets": self.targets}

@@ -19,3 +19,6 @@ class OfflineSettings:
         "set: npz:FILE, hdf5:FILE, minari:NAME, parquet:FILE, lerobot:FOLDER, rlds:FOLDER",
         DATA,
     )
+    best_share: float = setting(
+        1.0, "share of the data's episodes that is learned from, those of the highest returns", DATA, above=0, at_most=1
+    )

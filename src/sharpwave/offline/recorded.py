@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from heapq import nlargest
 from pathlib import Path
 from typing import Any
 
@@ -34,23 +35,36 @@ class Recorded:
     reward: npt.NDArray[np.float32]
 
 
+def best_of(totals: Sequence[float], share: float) -> list[int]:
+    """Return the indices, rising, of the highest totals: that share of them, one at least; of equal ones the first."""
+    count = max(1, int(share * len(totals)))
+    return sorted(nlargest(count, range(len(totals)), key=lambda index: totals[index]))
+
+
 class RecordedEpisodes:
     """The whole episodes of the store in ``folder``, or of a checkpoint there, in the order of their ends.
 
-    Iterating reads them; unfinished episodes are left out.
+    Iterating reads them; unfinished episodes are left out. Ends are told apart by their lanes' numbers of steps, of
+    equal ones by lane: segments need not be in the order of their steps, and those of a checkpoint are not.
 
+    Args:
+        best_share: share of them that is read, those of the highest returns; one at least.
     Attributes:
-        spec: of the store. ``steps``: of all those episodes.
+        spec: of the store. ``steps``: of the episodes that are read.
 
     Raises:
         FileNotFoundError: no store there.  DamagedError: it is damaged; iterating raises it, too.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, best_share: float = 1.0) -> None:
         self._found = survey(folder)
         if self._found.damages:
             raise DamagedError(f"{str(folder)!r}: {self._found.damages[0]}; see `sharpwave verify`")
-        self._episodes = [episode for episode in self._found.episodes if episode.whole]
+        whole = sorted(
+            (episode for episode in self._found.episodes if episode.whole),
+            key=lambda episode: (episode.first_step + episode.steps, episode.lane),
+        )
+        self._episodes = [whole[one] for one in best_of([episode.total for episode in whole], best_share)]
         self.spec: Spec = self._found.described.spec
         self.steps = sum(episode.steps for episode in self._episodes)
 

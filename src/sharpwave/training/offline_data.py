@@ -21,7 +21,7 @@ from sharpwave.agents.protocol import Spaces
 from sharpwave.configuration import from_table
 from sharpwave.data.formats import ENDINGS, SOURCES, open_source
 from sharpwave.disk.store_folder import MANIFEST
-from sharpwave.offline.recorded import RecordedEpisodes
+from sharpwave.offline.recorded import RecordedEpisodes, best_of
 from sharpwave.offline.scan import describe
 from sharpwave.persistence.checkpoint_file import folder_of, is_file_name, opened
 from sharpwave.training.checkpoints import REPLAY, latest_checkpoint
@@ -132,17 +132,17 @@ def open_data(recipe: Recipe, spaces: Spaces, spec: sw.Spec) -> Iterator[Data]:
     Raises:
         ValueError: there are no such data, they are damaged, or do not fit.
     """
-    source = recipe.agent.data
+    source, share = recipe.agent.data, recipe.agent.best_share
     path = store_path(source)
     try:
         if path is None:
             opened_source = open_source(source)
             steps = opened_source.steps
             opened_source.close()
-            yield Data(_fitting(recipe, steps), lambda store: _import(source, store, spaces))
+            yield Data(_fitting(recipe, steps), lambda store: _import(source, steps, share, store, spaces))
             return
         with folder_of(path) as folder:
-            episodes = RecordedEpisodes(folder)
+            episodes = RecordedEpisodes(folder, share)
             check_episodes(episodes, spec, f"--data: {source!r}")
             yield Data(_fitting(recipe, episodes.steps), lambda store: _copy(episodes, store, source, spaces))
     except READABLE as error:
@@ -165,8 +165,17 @@ def _copy(episodes: RecordedEpisodes, store: sw.Store, source: str, spaces: Spac
         add_recorded(store, one, {})
 
 
-def _import(source: str, store: sw.Store, spaces: Spaces) -> None:
-    sw.load(source, into=store, progress=False)
+def _import(source: str, steps: int, share: float, store: sw.Store, spaces: Spaces) -> None:
+    if share == 1.0:
+        sw.load(source, into=store, progress=False)
+    else:
+        with sw.Store(store.spec, capacity=steps + SPARE_STEPS) as every:
+            sw.load(source, into=every, progress=False)
+            whole = [one for one in every.episodes() if one.whole]
+            for one in (whole[index] for index in best_of([one.total_reward for one in whole], share)):
+                store.add_episode(
+                    obs=one.obs, action=one.action, reward=one.reward, terminated=one.ended == "terminated"
+                )
     for episode in store.episodes():
         _check_actions(np.asarray(episode.action), spaces, source)
 
