@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 from pathlib import Path
 from typing import Annotated
 
@@ -40,14 +39,15 @@ def serve(
     from rich.console import Console
 
     from sharpwave.serve.addresses import Address, Security
+    from sharpwave.serve.ending import Ending
     from sharpwave.serve.local_shards import ShardFailedError
     from sharpwave.serve.service import Service
 
     if capacity is None and (disk_limit if disk is not None else ram) is None and not _is_cluster(disk):
         raise typer.BadParameter("give --capacity, or --ram, or --disk with --disk-limit: it would never be full")
-    console, over = Console(), threading.Event()
+    console, ending = Console(), Ending()
     for one in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(one, lambda number, frame: over.set())
+        signal.signal(one, ending.ask)
     limits = {
         "capacity": None if capacity is None else int(capacity),
         "ram": ram,
@@ -62,7 +62,7 @@ def serve(
         with Service(address, shards, disk, security, **limits) as service:
             there = "" if service.shards is None else f" with {len(service.shards.addresses)} shards"
             console.print(f"Serving at {service.address}{there}; Ctrl-C stops.", highlight=False)
-            over.wait()
+            ending.wait()
             console.print("Stopping: shards write what is left.", highlight=False)
     except (ShardFailedError, ValueError, OSError) as error:
         typer.echo(f"sharpwave serve: {error}", err=True)

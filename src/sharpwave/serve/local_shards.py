@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -26,6 +27,8 @@ READY_S = 180.0
 """How long a shard may take to begin: a large store on disk is read."""
 STOP_S = 60.0
 """How long a shard may take to write what is left when it is stopped."""
+TELL_S = 0.5
+"""How long it may take to say what it is doing instead, before it is killed."""
 WATCH_S = 0.05
 PAUSES_S = (0.0, 0.2, 1.0, 5.0, 30.0)
 """Pauses before a shard is started again that died repeatedly, soon after it began."""
@@ -284,12 +287,23 @@ class LocalShards:
 def _stop(seats: Sequence[_Seat]) -> None:
     for how, seconds in (("terminate", STOP_S), ("kill", 5.0)):
         for seat in seats:
+            if how == "kill" and seat.process is not None:
+                LOG.warning("shard %d did not end in %g s; it is killed", seat.settings.number, STOP_S)
+                _ask_what_it_does(seat.process)
             seat.stop(how)
         deadline = time.monotonic() + seconds
         for seat in seats:
             if seat.process is not None and _wait(seat.process, max(0.0, deadline - time.monotonic())):
                 _close_pipes(seat.process)
                 seat.process = None
+
+
+def _ask_what_it_does(process: subprocess.Popen[str]) -> None:
+    """Let a shard that does not end write to standard error where it is, for whoever looks into it."""
+    if hasattr(signal, "SIGUSR1"):
+        with contextlib.suppress(OSError):
+            process.send_signal(signal.SIGUSR1)
+            time.sleep(TELL_S)
 
 
 def _wait(process: subprocess.Popen[str], seconds: float) -> bool:

@@ -19,12 +19,12 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any, TypeVar
 
 from sharpwave.errors import StoreInUseError
 from sharpwave.native.jit import CACHED
 from sharpwave.serve.addresses import HERE, Address, Security
+from sharpwave.serve.ending import Ending, tell_on_request
 from sharpwave.serve.intake import LEASES
 from sharpwave.serve.link import Link, ShardLostError
 from sharpwave.serve.replicas import Keeper, Neighbour
@@ -168,14 +168,11 @@ def main() -> None:
     """Run a shard until its parent ends, or SIGTERM."""
     logging.basicConfig(format="sharpwave shard: %(message)s", level=logging.WARNING)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's, meant for the parent
-    over = threading.Event()
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        over.set()
-
-    signal.signal(signal.SIGTERM, stop)
+    ending = Ending()
+    signal.signal(signal.SIGTERM, ending.ask)
+    tell_on_request()
     settings = ShardSettings(**json.loads(_line()))
-    threading.Thread(target=_wait_for_parent, args=(over,), name="sharpwave-parent", daemon=True).start()
+    threading.Thread(target=_wait_for_parent, args=(ending,), name="sharpwave-parent", daemon=True).start()
     with contextlib.ExitStack() as stack:
         try:
             addresses = stack.enter_context(running(settings))
@@ -183,7 +180,7 @@ def main() -> None:
             _tell({"failed": f"{type(error).__name__}: {error}", "in_use": isinstance(error, StoreInUseError)})
             raise SystemExit(1) from None
         _tell({"addresses": addresses, "process": os.getpid()})
-        over.wait()
+        ending.wait()
 
 
 def _once_free(make: Callable[[], T]) -> T:
@@ -228,9 +225,9 @@ def _tell(what: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def _wait_for_parent(over: threading.Event) -> None:
+def _wait_for_parent(ending: Ending) -> None:
     """Wait until standard input is closed: by the parent, or by the system when the parent has ended."""
     with contextlib.suppress(OSError):
         while os.read(0, 1):  # not by sys.stdin, whose lock would be held as the interpreter ends
             pass
-    over.set()
+    ending.ask()

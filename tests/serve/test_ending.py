@@ -1,0 +1,61 @@
+"""Processes end when they are asked to, whichever thread the system gives the signal to; those that do not say why."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import sharpwave as sw
+from sharpwave.serve import local_shards
+from tests.serve.serving import SPEC
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" or platform.machine() != "x86_64", reason="signals to a thread by the number of a call"
+)
+TGKILL = 234
+
+
+def tell_another_thread(process: int, number: int) -> None:
+    """Send a signal to a thread of a process that is not its main thread."""
+    threads = [int(name) for name in os.listdir(f"/proc/{process}/task") if int(name) != process]
+    assert ctypes.CDLL(None).syscall(TGKILL, process, threads[-1], number) == 0
+
+
+def test_a_shard_ends_by_a_signal_that_another_thread_is_given() -> None:
+    with sw.Cluster(SPEC, shards=1, capacity=10_000) as cluster:
+        assert cluster._processes is not None
+        (process,) = cluster._processes.processes
+        tell_another_thread(process, signal.SIGTERM)
+        deadline = time.monotonic() + 20
+        while cluster._processes.processes == [process]:  # another is started in its place
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+def test_a_service_ends_by_a_signal_that_another_thread_is_given(tmp_path: Path) -> None:
+    listen = f"unix:{tmp_path / 's'}"
+    command = [sys.executable, "-m", "sharpwave.cli", "serve", "--capacity", "1000", "--listen", listen]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and "Serving" in process.stdout.readline()
+        tell_another_thread(process.pid, signal.SIGINT)
+        assert process.wait(30) == 0
+
+
+def test_a_shard_that_does_not_end_says_what_it_does_and_is_killed(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(local_shards, "STOP_S", 0.3)
+    monkeypatch.setattr(local_shards._Seat, "stop", lambda seat, how: seat.process.kill() if how == "kill" else None)
+    cluster = sw.Cluster(SPEC, shards=1, capacity=10_000)
+    cluster.close()
+    assert "shard 0 did not end in 0.3 s; it is killed" in caplog.text
+    said = capfd.readouterr().err
+    assert "most recent call first" in said and "ending.py" in said and "_accept" in said
