@@ -23,21 +23,32 @@ def test_a_mixture_by_hand():
 
 
 def test_a_mixer_s_weights_are_absolute_values_of_what_the_state_makes():
-    """One unit, weights given: |-2 s| = 4 and |1 - 3 s| = 5 by agent, bias s - 1 = 1, last |-s| = 2, bias 7."""
+    """One unit, weights given, of state 1, which is s = 1 / (1 + 1): |-8 s| = 4 and |1 - 12 s| = 5 by agent, bias
+    4 s - 1 = 1, last |-4 s| = 2, bias 8 s + 1 + 2 = 7."""
     mixer: Any = Mixer(agents=2, state=1, units=1)
     with torch.no_grad():
         for layer, weight, bias in (
-            (mixer.first_weights, [[-2.0], [-3.0]], [0.0, 1.0]),
-            (mixer.first_bias, [[1.0]], [-1.0]),
-            (mixer.last_weights, [[-1.0]], [0.0]),
-            (mixer.last_bias[0], [[2.0]], [1.0]),
+            (mixer.first_weights, [[-8.0], [-12.0]], [0.0, 1.0]),
+            (mixer.first_bias, [[4.0]], [-1.0]),
+            (mixer.last_weights, [[-4.0]], [0.0]),
+            (mixer.last_bias[0], [[8.0]], [1.0]),
             (mixer.last_bias[2], [[1.0]], [2.0]),
         ):
             layer.weight.copy_(torch.tensor(weight))
             layer.bias.copy_(torch.tensor(bias))
-        got = mixer(torch.tensor([[0.5, 0.2], [-1.0, 0.1]]), torch.tensor([[2.0], [2.0]]))
+        got = mixer(torch.tensor([[0.5, 0.2], [-1.0, 0.1]]), torch.tensor([[1.0], [1.0]]))
     # 4 * .5 + 5 * .2 + 1 = 4 -> 2 * 4 + 7 = 15; -4 + .5 + 1 = -2.5 -> 2 (e^-2.5 - 1) + 7
     np.testing.assert_allclose(got, [15.0, 2 * (np.exp(-2.5) - 1) + 7], rtol=1e-6)
+
+
+def test_however_far_the_state_the_mixture_s_weights_stay_as_near_it():
+    """Agents that walk away make no value grow without end."""
+    torch.manual_seed(0)
+    mixer = Mixer(agents=3, state=4, units=8)
+    values, away = torch.randn(16, 3), torch.randn(16, 4)
+    with torch.no_grad():
+        far, farther = (mixer(values, scale * away) for scale in (1e4, 1e8))
+    torch.testing.assert_close(far, farther, rtol=1e-2, atol=1e-2)
 
 
 @settings(max_examples=60, deadline=None)

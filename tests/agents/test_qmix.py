@@ -38,6 +38,8 @@ class Oracle:
         if "mixer.first_weights.weight" not in weights:
             return values.sum(axis=1)
 
+        state = state / (1 + np.abs(state))
+
         def made(name):
             return state @ weights[f"mixer.{name}.weight"].T + weights[f"mixer.{name}.bias"]
 

@@ -19,6 +19,9 @@ class Mixer(nn.Module):
 
     The weights are absolute values, so the result rises with every agent's value, or stays; biases are free.
 
+    States are squashed to -1 ... 1. Where they have no bounds, as positions of agents that walk away, weights that are
+    linear in the state make the values of far states grow from target to target without end.
+
     Args:
         agents: N.  state: S.  units: of the hidden layer.
     Source: Rashid et al. (2018), QMIX, section 4.1 and figure 2.
@@ -33,6 +36,7 @@ class Mixer(nn.Module):
 
     def forward(self, values: Tensor, state: Tensor) -> Tensor:
         """Map the values [B, N] of the actions taken and the state [B, S] to [B]."""
+        state = nn.functional.softsign(state)
         first = self.first_weights(state).abs()
         last = self.last_weights(state).abs()
         return mixed(values, first, self.first_bias(state), last, self.last_bias(state))
