@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -17,6 +18,21 @@ from tests.data_sets.data import check_d4rl, d4rl
 from tests.native.test_jit import UNPRIVILEGED
 
 LENGTHS = [30, 100, 7]
+EACH = """
+import contextlib, io, json, sys
+from sharpwave.cli import main
+ended = []
+for arguments in json.loads(sys.argv[1]):
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        try:
+            main(arguments)
+            code = 0
+        except SystemExit as error:
+            code = error.code or 0
+    ended.append([code, said.getvalue()])
+print(json.dumps(ended))
+"""
 
 
 def run(*arguments: str) -> int:
@@ -85,7 +101,7 @@ def test_import_into_a_file_names_it(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="permissions of another kind")
 def test_folders_that_cannot_be_written_to(tmp_path: Path) -> None:
-    """In processes of their own, which lose what root may do."""
+    """In a process of its own, which loses what root may do."""
     data = d4rl(LENGTHS)
     np.savez(tmp_path / "data.npz", **data)
     locked = tmp_path / "locked"
@@ -94,27 +110,32 @@ def test_folders_that_cannot_be_written_to(tmp_path: Path) -> None:
     folders = [one for one in [locked, *locked.rglob("*")] if one.is_dir()]
     before = sorted(locked.rglob("*"))
 
-    def ran(*arguments: str) -> str:
-        code = UNPRIVILEGED + "from sharpwave.cli import main; import sys; main(sys.argv[1:])"
-        done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=120)
-        return done.stdout + done.stderr
-
     for one in folders:
         one.chmod(0o555)
     for one in (locked / "store").iterdir():
         one.chmod(0o555 if one.is_dir() else 0o444)
+    stored, checkpoint = str(locked / "store"), str(locked / "checkpoint")
+    commands = [
+        ["export", stored, f"npz:{tmp_path}/no.npz"],
+        ["verify", stored],
+        ["export", checkpoint, f"npz:{tmp_path}/out.npz"],
+        ["export", checkpoint, f"npz:{locked}/out.npz"],
+        ["import", f"npz:{tmp_path}/data.npz", str(locked / "new")],
+    ]
     try:
-        assert "/store cannot be written to (Permission denied)" in (
-            said := ran("export", str(locked / "store"), f"npz:{tmp_path}/no.npz")
-        )
-        assert "open a copy of the folder" in said and "Sound" in ran("verify", str(locked / "store"))
-        assert "3 episodes in" in ran("export", str(locked / "checkpoint"), f"npz:{tmp_path}/out.npz")
-        said = ran("export", str(locked / "checkpoint"), f"npz:{locked}/out.npz")
-        assert f"'{locked}/out.npz' could not be written (Permission denied); nothing is left" in said
-        said = ran("import", f"npz:{tmp_path}/data.npz", str(locked / "new"))
-        assert f"{locked / 'new'} cannot be made (Permission denied); give a folder that can be written to" in said
+        done = subprocess.run(
+            [sys.executable, "-c", UNPRIVILEGED + EACH, json.dumps(commands)],
+            capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
     finally:
         for one in folders:
             one.chmod(0o755)
+    assert done.returncode == 0, done.stderr
+    codes, said = zip(*json.loads(done.stdout), strict=True)
+    assert "/store cannot be written to (Permission denied)" in said[0] and "open a copy of the folder" in said[0]
+    assert "Sound" in said[1] and "3 episodes in" in said[2]
+    assert f"'{locked}/out.npz' could not be written (Permission denied); nothing is left" in said[3]
+    assert f"{locked / 'new'} cannot be made (Permission denied); give a folder that can be written to" in said[4]
+    assert codes == (1, 0, 0, 1, 1)
     check_d4rl(sw.load(f"npz:{tmp_path}/out.npz"), data, LENGTHS)
     assert sorted(locked.rglob("*")) == before and not (tmp_path / "no.npz").exists()

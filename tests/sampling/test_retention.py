@@ -181,11 +181,11 @@ def test_used_up_steps_leave_first() -> None:
 
 @pytest.mark.parametrize("n_step", [1, 2, 3, 5, 9])
 @pytest.mark.parametrize("segment_steps", [1, 2, 5])
-@pytest.mark.parametrize("most", [None, 3])
-def test_no_return_bridges_a_hole(n_step: int, segment_steps: int, most: int | None) -> None:
+def test_no_return_bridges_a_hole(n_step: int, segment_steps: int) -> None:
     """Traps 1, 2, 5: each segment in turn leaves, last or first or from the middle, seen by the view before or not."""
     for asked in (True, False):
         for seed in range(8):
+            most = None if seed % 2 else 3
             oracle = Oracle(Stacking(3))
             with letter_store(3, capacity=24, segment_steps=segment_steps, retention=sw.Reservoir(seed)) as store:
                 single = store.transitions(gamma=0.5)
