@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from pathlib import Path
 
 import numpy as np
@@ -98,7 +99,7 @@ def test_an_error_of_a_shard_reaches_the_caller_and_the_next_batch_comes(tmp_pat
 
 
 def test_shared_memory_cannot_shrink_and_is_closed() -> None:
-    made = SharedBlocks()
+    made = SharedBlocks(deque())
     block = made.make(10_000)
     with pytest.raises(OSError):
         os.ftruncate(block.fd, 100)

@@ -11,7 +11,7 @@ import pytest
 
 import sharpwave as sw
 from sharpwave.serve import shard_views
-from tests.serve.serving import SPEC, fill, play, served
+from tests.serve.serving import SPEC, Kind, fill, play, served
 from tests.serve.test_bounds import eventually
 
 
@@ -88,3 +88,26 @@ def test_a_cluster_that_is_forgotten_leaves_no_thread(tmp_path: Path) -> None:
             del cluster
         gc.collect()
         eventually(lambda: threading.active_count() <= before)
+
+
+@pytest.mark.parametrize("kind", ["unix", "tcp"])
+def test_nothing_is_left_of_views_that_were_freed(tmp_path: Path, kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sharpwave.serve.client.MAX_MAPPED", 40)
+    with served(1, tmp_path, kind) as there:
+        fill(there.stores[0], 1, 40, 0)
+        members, link = there.cluster._members, there.cluster.links[0]
+
+        def use(name: str) -> int:
+            view = there.cluster.transitions(name=name)
+            for _ in range(3):
+                assert len(view.sample(8, lookahead=2)) == 8, "two more are asked for, whose replies nobody takes"
+            del view
+            eventually(lambda: not members.views._objects)
+            with members.views._lock:  # it is being said
+                there.cluster.stats()  # an answer behind those to all that was said
+            return there.shards[0].budget._kept
+
+        held = [use(f"made {k}") for k in range(20)]
+        assert len(set(held[1:])) == 1, "the shard keeps no more after twenty views than after two"
+        assert not link._replies and not link._dropped and link.connections == 1
+        assert len(link.shared) + len(link.forgotten) + len(members.freed) < 40

@@ -60,6 +60,7 @@ class Client:
     layouts: dict[tuple[int, int], Layout] = field(default_factory=dict)
     sent: Sent = field(default_factory=dict)
     cutters: dict[int, RowCutter] = field(default_factory=dict)
+    _cutter_bytes: dict[int, int] = field(default_factory=dict)
     connection: socket.socket | None = None
 
     def is_gone(self) -> bool:
@@ -81,17 +82,32 @@ class Client:
             self.budget.keep(self.holding, found.work_bytes, f"a batch of {size:,} items")
         self.layouts[view, size] = found
         if len(self.layouts) > MAX_LAYOUTS:
-            gone = self.layouts.pop(next(iter(self.layouts)))
-            self.budget.let_go(self.holding, gone.work_bytes)
-            for block in self.blocks.values():
-                if block.arrays is not None and block.arrays[0] is gone:
-                    block.arrays = None
+            self._drop_layout(next(iter(self.layouts)))
         return found
+
+    def _drop_layout(self, key: tuple[int, int]) -> None:
+        gone = self.layouts.pop(key)
+        self.budget.let_go(self.holding, gone.work_bytes)
+        for block in self.blocks.values():
+            if block.arrays is not None and block.arrays[0] is gone:
+                block.arrays = None
+
+    def forget(self, view: int) -> None:
+        """Free what was kept for a view, which the client uses no longer."""
+        for key in [one for one in self.layouts if one[0] == view]:
+            self._drop_layout(key)
+        if self.cutters.pop(view, None) is not None:
+            self.budget.let_go(self.holding, self._cutter_bytes.pop(view, 0))
 
     def cutter(self, view: int, log: StepLog) -> RowCutter:
         """Return what cuts rows for a view: its memory is this connection's, which sends a batch before the next."""
         if view not in self.cutters:
-            self.cutters[view] = RowCutter(log, lambda nbytes: self.budget.keep_at_once(self.holding, nbytes))
+
+            def grow(nbytes: int) -> None:
+                self.budget.keep_at_once(self.holding, nbytes)
+                self._cutter_bytes[view] = self._cutter_bytes.get(view, 0) + nbytes
+
+            self.cutters[view] = RowCutter(log, grow)
         return self.cutters[view]
 
     def share(self, frame: Frame) -> None:

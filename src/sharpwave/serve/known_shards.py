@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -48,6 +49,11 @@ class KnownShards:
         self.known: dict[int, KnownShard] = {}
         self._limited = limited
         self.ahead = 0
+
+    @property
+    def freed(self) -> deque[int]:
+        """Numbers of the client's blocks of shared memory that the shards are to be told of."""
+        return self._shards.freed
 
     @property
     def links(self) -> dict[int, Link]:

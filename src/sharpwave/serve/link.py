@@ -61,7 +61,7 @@ class Link:
         self.incarnation, self.connections = -1, 0
         self.sent_bytes = self.received_bytes = 0
         self.shared: set[int] = set()
-        self.forgotten: list[int] = []
+        self.forgotten: deque[int] = deque()
         self.dictionaries = Dictionaries()
         self._socket: socket.socket | None = None
         self._numbers = itertools.count(1)

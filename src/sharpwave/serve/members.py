@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -41,7 +42,8 @@ class Members:
         addresses: of shards, where there is neither.
 
     Attributes:
-        links: by number. ``views``: that are used over them.
+        links: by number. ``views``: that are used over them. ``freed``: numbers of blocks of shared memory, whichever
+            view had them, that the shards are to be told of.
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class Members:
         if self._said is not None and directory is not None:
             self.links = [Link(one, security) for one in nearest(self._said, directory)]
         self._fit()
-        self.views = ViewUses(self)
+        self.views, self.freed = ViewUses(self), deque[int]()
         follow(self)
 
     def forked(self) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
@@ -52,6 +53,19 @@ class Plan:
     tickets: list[tuple[Link | None, int, int]] = field(default_factory=list)
     ahead: bool = False
 
+    def drop(self) -> None:
+        """Let the replies go that its shards send."""
+        for link, connection, ticket in self.tickets:
+            if link is not None and connection == link.connections:
+                link.drop(ticket)
+
+
+def taken(queue: deque[int]) -> Iterator[int]:
+    """Take all that is there, while other threads take and add."""
+    with suppress(IndexError):
+        while True:
+            yield queue.popleft()
+
 
 class RemoteBatches(Generic[B]):
     """Batches of one view of all shards, each asked for and then collected.
@@ -69,7 +83,7 @@ class RemoteBatches(Generic[B]):
     def __init__(self, known: KnownShards, shape: Replay[B], local: Store, seed: int) -> None:
         self._of, self._shape, self._view = known, shape, shape.view
         self._rng = np.random.default_rng([seed, 0])
-        self.memory = SharedBlocks()
+        self.memory = SharedBlocks(known.freed)
         self._in_shared_memory = all(link.is_local for link in known.links.values())
         self.pool = Pool(self.memory.make) if self._in_shared_memory else Pool()
         self._quarantined: deque[tuple[float, Any]] = deque()
@@ -104,9 +118,7 @@ class RemoteBatches(Generic[B]):
         self._came(plan)
         if plan.blocks:
             self._quarantined.append((time.monotonic() + QUARANTINE_S, plan.blocks))
-        for link, connection, ticket in plan.tickets:
-            if link is not None and connection == link.connections:
-                link.drop(ticket)
+        plan.drop()
 
     def _lend(self, plan: Plan) -> list[Any]:
         """Take memory for a batch; return its blocks.
@@ -125,7 +137,7 @@ class RemoteBatches(Generic[B]):
 
     def _renew(self) -> None:
         self._process, self._inherited = os.getpid(), (self.pool, self._quarantined)
-        self.memory, self._quarantined = SharedBlocks(), deque()
+        self.memory, self._quarantined = SharedBlocks(self._of.freed), deque()
         self.pool = Pool(self.memory.make) if self._in_shared_memory else Pool()
 
     def _ask(self, plan: Plan, blocks: Sequence[Any], batch_size: int) -> None:
@@ -150,8 +162,8 @@ class RemoteBatches(Generic[B]):
         head = self._of.head(share.shard) | {"begin": share.begin, "batch": batch_size}
         fds: list[int] = []
         self._forget_freed()
-        if link.forgotten:
-            head["forget"], link.forgotten = link.forgotten, []
+        if forgotten := list(taken(link.forgotten)):
+            head["forget"] = forgotten
         if link.is_local and blocks and isinstance(blocks[0], SharedBlock):
             head["blocks"] = [block.number for block in blocks]
             new = [block for block in blocks if block.number not in link.shared]
@@ -165,8 +177,7 @@ class RemoteBatches(Generic[B]):
 
     def _forget_freed(self) -> None:
         """Note for every shard which blocks of shared memory are gone here."""
-        while self.memory.gone:
-            number = self.memory.gone.popleft()
+        for number in taken(self.memory.gone):
             for link in self._of.links.values():
                 if number in link.shared:
                     link.shared.discard(number)

@@ -65,7 +65,7 @@ class RemoteReplay(Generic[B]):
         self._lock = threading.RLock()
         self.stale = 0
         follow(self)
-        shards.views.use(self.name, self)
+        shards.views.use(self.name, self, self._plans)
         self.refresh()
 
     def forked(self) -> None:

@@ -170,6 +170,7 @@ class ShardViews:
             number = next((one for one, settings in self._settings.items() if settings["name"] == name), None)
             if number is not None and id(client) in (users := self._users[number]):
                 users.discard(id(client))
+                client.forget(number)
                 if not users:
                     self._unused_since[number] = time.monotonic() - UNUSED_S
                     self._intake.set_credit(number, None)

@@ -25,12 +25,12 @@ class SharedBlock(mmap.mmap):
 class SharedBlocks:
     """Maker of shared memory for a pool of batches.
 
-    Attributes:
-        gone: numbers of blocks that were freed, for the shards to forget.
+    Args:
+        gone: numbers of blocks that were freed, for the shards to forget: the client's, whose views come and go.
     """
 
-    def __init__(self) -> None:
-        self.gone: deque[int] = deque()
+    def __init__(self, gone: deque[int]) -> None:
+        self.gone = gone
 
     def make(self, nbytes: int) -> SharedBlock:
         """Return new memory of ``nbytes`` zeros.  Raises: MemoryError."""

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import Protocol
+from typing import Any, Protocol
 
 from sharpwave.serve.forks import follow
 from sharpwave.serve.link import Link, ShardLostError
 from sharpwave.serve.requests import Request
+
+Gone = tuple[str, deque[Any]]
+"""Name of a view that an object used which is gone, and the batches that it had asked for."""
 
 
 class Linked(Protocol):
@@ -35,7 +38,7 @@ class ViewUses:
     def __init__(self, client: Linked) -> None:
         self._client = weakref.ref(client)
         self._objects: Counter[str] = Counter()
-        self._gone: SimpleQueue[str | None] = SimpleQueue()
+        self._gone: SimpleQueue[Gone | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         weakref.finalize(client, self._gone.put, None).atexit = False
@@ -45,20 +48,26 @@ class ViewUses:
         """Go on without the parent's thread, which may have held the lock."""
         self._lock, self._thread = threading.Lock(), None
 
-    def use(self, name: str, user: object) -> None:
-        """Count ``user`` among those that use a view, as long as it lives. To be called before shards are asked."""
+    def use(self, name: str, user: object, asked: deque[Any]) -> None:
+        """Count ``user`` among those that use a view, as long as it lives. To be called before shards are asked.
+
+        Args:
+            asked: batches that it has asked for, whose replies nobody takes once it is gone.
+        """
         with self._lock:
             self._objects[name] += 1
             if self._thread is None:
                 self._thread = threading.Thread(target=_tell, args=(self._gone, weakref.ref(self)), daemon=True)
                 self._thread.start()
-        weakref.finalize(user, self._gone.put, name).atexit = False
+        weakref.finalize(user, self._gone.put, (name, asked)).atexit = False
 
-    def unused(self, name: str) -> None:
+    def unused(self, name: str, asked: deque[Any]) -> None:
         """Note that an object is gone; tell the shards if it was the last that used the view.
 
         Under the lock, so that an object made now asks for the view after that, over the same connections.
         """
+        for plan in asked:
+            plan.drop()
         with self._lock:
             self._objects[name] -= 1
             client = self._client()
@@ -71,11 +80,11 @@ class ViewUses:
                         link.drop(link.submit(Request.FORGET, {"name": name}))
 
 
-def _tell(gone: SimpleQueue[str | None], uses: weakref.ref[ViewUses]) -> None:
+def _tell(gone: SimpleQueue[Gone | None], uses: weakref.ref[ViewUses]) -> None:
     """Wait for views that are gone, until the client is."""
-    while (name := gone.get()) is not None:
+    while (one := gone.get()) is not None:
         there = uses()
         if there is None:
             return
-        there.unused(name)
-        del there
+        there.unused(*one)
+        del there, one
