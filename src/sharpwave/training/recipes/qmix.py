@@ -1,4 +1,4 @@
-"""mpe2's simple_spread by QMIX, whose mixing network wants smaller steps than VDN's sum and longer returns."""
+"""mpe2's simple_spread by QMIX, with smaller steps than VDN's and returns of five rewards."""
 
 from dataclasses import replace
 
