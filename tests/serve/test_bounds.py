@@ -70,10 +70,12 @@ def test_views_are_bounded_and_those_that_nobody_uses_make_room(
         other.close()
 
 
+@pytest.mark.parametrize("watched", [False, True])
 def test_a_learner_that_is_gone_holds_writers_up_for_a_while_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, watched: bool
 ) -> None:
     with served(1, tmp_path) as there:
+        watcher = there.cluster.transitions() if watched else None  # without a limiter, by one who goes on
         writer = there.cluster.writer(1, segment_steps=8, timeout=30)
         learner = sw.Cluster.of(SPEC, [str(there.servers[0].address)])
         replay = learner.transitions(limiter=sw.SamplesPerInsert(1.0, 20, 64))
@@ -93,6 +95,7 @@ def test_a_learner_that_is_gone_holds_writers_up_for_a_while_only(
         monkeypatch.setattr(intake_module, "UNUSED_S", 0.5)
         assert done.wait(10)
         back = there.cluster.transitions(limiter=sw.SamplesPerInsert(1.0, 20, 64))
+        assert watcher is None or watcher.name == back.name
         assert back._cursor.inserts > 300 and back._cursor.samples == 8, "its counts are there"
 
 

@@ -111,3 +111,42 @@ def test_nothing_is_left_of_views_that_were_freed(tmp_path: Path, kind: Kind, mo
         assert len(set(held[1:])) == 1, "the shard keeps no more after twenty views than after two"
         assert not link._replies and not link._dropped and link.connections == 1
         assert len(link.shared) + len(link.forgotten) + len(members.freed) < 40
+
+
+def test_streams_that_the_collector_ends_hold_nobody_up(tmp_path: Path) -> None:
+    """It may run in any thread, whatever locks that thread holds."""
+    with served(1, tmp_path) as there:
+        fill(there.stores[0], 1, 100, 0)
+        views = [there.cluster.transitions(name=name) for name in "aab"]
+        counts, over = [0, 0, 0], time.monotonic() + 2.0
+
+        def streamed(number: int) -> None:
+            while time.monotonic() < over:
+                stream = views[number].stream(8, lookahead=3)
+                next(stream)
+                circle: list[object] = [stream]
+                circle.append(circle)
+                counts[number] += 1
+                del stream, circle
+
+        def sampled(number: int) -> None:
+            while time.monotonic() < over:
+                assert len(views[number].sample(8)) == 8
+                counts[number] += 1
+
+        before = gc.get_threshold()
+        gc.set_threshold(5)
+        try:
+            threads = [
+                threading.Thread(target=what, args=(number,), daemon=True)
+                for number, what in enumerate((streamed, sampled, sampled))
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(30)
+        finally:
+            gc.set_threshold(*before)
+        assert not any(thread.is_alive() for thread in threads) and min(counts) > 5
+        gc.collect()
+        assert len(views[0].sample(8)) == 8 and views[0]._of.ahead == 0 and not views[0]._left

@@ -172,7 +172,9 @@ class _Seat:
         said: dict[str, Any] = json.loads(line) if line else {}
         if "addresses" not in said:
             code = self.process.wait()
-            why = said.get("failed", f"it ended with status {code} before it was ready")
+            late = f"it was not ready after {READY_S:g} s; is the machine busy, or the store very large?"
+            died = f"it ended with status {code} before it was ready"
+            why = said.get("failed", late if time.monotonic() - self.begun > READY_S else died)
             raise ShardFailedError(f"shard {self.settings.number}: {why}")
         self.settings = replace(  # the ports that it got
             self.settings, addresses=said["addresses"], begins_from=None, warm=False

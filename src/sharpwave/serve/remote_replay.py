@@ -62,16 +62,19 @@ class RemoteReplay(Generic[B]):
         self._of = KnownShards(shards, dict(asked) | {"sampler": described(self.sampler)}, limiter is not None)
         self._batches = RemoteBatches(self._of, shape, local, seed)
         self._plans: deque[Plan] = deque()  # asked for ahead
+        self._left: deque[Plan] = deque()  # asked for by streams that are gone
         self._lock = threading.RLock()
         self.stale = 0
         follow(self)
-        shards.views.use(self.name, self, self._plans)
+        shards.views.use(self.name, self, (self._plans, self._left))
         self.refresh()
+        self._give_credit()
 
     def forked(self) -> None:
         """Forget batches that the parent has asked for, a thread of which may hold the lock."""
         self._lock = threading.RLock()
         self._plans.clear()
+        self._left.clear()
         self._of.ahead = 0
         self._batches.forked()
 
@@ -192,14 +195,14 @@ class RemoteReplay(Generic[B]):
                 with self._lock:
                     batch = self._next(plans, batch_size, lookahead, beta, timeout)
                 yield batch
-        finally:
-            with self._lock:
-                self._batches.abandon(plans)
+        finally:  # the collector may be what ends it, at any moment of any thread, which may hold any lock
+            self._left.extend(plans)
 
     def _next(
         self, plans: deque[Plan], batch_size: int, lookahead: int, beta: float | None, timeout: float | None
     ) -> B:
         """Return the first of ``plans``, once ``lookahead`` others are asked for."""
+        self._batches.abandon(self._left)
         if not plans:
             self.wait(batch_size, timeout=timeout)
             plans.append(self._batches.submitted(batch_size))

@@ -237,7 +237,7 @@ class Shard:
         """Let writers append until the view has counted ``inserts`` steps; ``None``: without limit."""
         number, _ = self.views.of(frame)
         inserts = frame.head.get("inserts")
-        self.views.set_credit(number, None if inserts is None else int(inserts))
+        self.views.set_credit(client, number, None if inserts is None else int(inserts))
         return self._said(number)
 
     # the whole store

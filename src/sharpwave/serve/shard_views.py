@@ -44,6 +44,7 @@ class ShardViews:
         self._inserts_before: dict[int, int] = {}
         self._item_bytes: dict[int, tuple[int, int, int]] = {}  # working memory, small columns, all columns
         self._users: dict[int, set[int]] = {}  # connections
+        self._limiting: dict[int, set[int]] = {}  # those of them whose limiter bounds the view
         self._unused_since: dict[int, float] = {}
         self._numbers = itertools.count()
         self._lock = threading.Lock()
@@ -64,6 +65,7 @@ class ShardViews:
                     self._drop(unused)
                 number = next(self._numbers)
                 self.replays[number], self._settings[number], self._users[number] = made, asked, set()
+                self._limiting[number] = set()
                 self._inserts_before[number] = made.source.steps_before
                 sizes = [column.item.itemsize for column in made.view.columns().values()]
                 small = sum(size for size in sizes if size < LARGE)
@@ -76,7 +78,6 @@ class ShardViews:
                 )
             self._users[number].add(id(client))
             self._unused_since.pop(number, None)
-            self._intake.used(number)
         return number
 
     def _least_used(self, name: Any) -> int:
@@ -93,7 +94,7 @@ class ShardViews:
 
     def _drop(self, number: int) -> None:
         tables: list[dict[int, Any]] = [self.replays, self._settings, self._inserts_before, self._item_bytes]
-        for table in (*tables, self._users, self._unused_since):
+        for table in (*tables, self._users, self._limiting, self._unused_since):
             table.pop(number, None)
         self._intake.set_credit(number, None)
         self._intake.used(number)
@@ -149,10 +150,16 @@ class ShardViews:
                 float(getattr(sampler, "max_priority", 1.0)),
             )
 
-    def set_credit(self, number: int, inserts: int | None) -> None:
+    def set_credit(self, client: Client, number: int, inserts: int | None) -> None:
         """Let writers append until the view has counted ``inserts`` steps; ``None``: without limit."""
-        total = None if inserts is None else inserts + self._inserts_before[number]
-        self._intake.set_credit(number, total)
+        if inserts is None:
+            self._intake.set_credit(number, None)
+            return
+        with self._lock:
+            if id(client) in self._users[number]:
+                self._limiting[number].add(id(client))
+                self._intake.used(number)
+        self._intake.set_credit(number, inserts + self._inserts_before[number])
 
     def left(self, client: Client) -> None:
         """Note that a connection has ended."""
@@ -162,6 +169,7 @@ class ShardViews:
                     users.discard(id(client))
                     if not users:
                         self._unused_since[number] = time.monotonic()
+                    if self._limits_no_more(client, number):
                         self._intake.unused(number)
 
     def forget(self, client: Client, name: Any) -> None:
@@ -173,7 +181,15 @@ class ShardViews:
                 client.forget(number)
                 if not users:
                     self._unused_since[number] = time.monotonic() - UNUSED_S
+                if self._limits_no_more(client, number):
                     self._intake.set_credit(number, None)
+
+    def _limits_no_more(self, client: Client, number: int) -> bool:
+        """Note that a client uses a view no longer; return whether it was the last whose limiter bounds it."""
+        limiting = self._limiting[number]
+        before = len(limiting)
+        limiting.discard(id(client))
+        return before == 1 and not limiting
 
     # a drain
 

@@ -7,6 +7,7 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import chain
 from queue import SimpleQueue
 from typing import Any, Protocol
 
@@ -14,8 +15,8 @@ from sharpwave.serve.forks import follow
 from sharpwave.serve.link import Link, ShardLostError
 from sharpwave.serve.requests import Request
 
-Gone = tuple[str, deque[Any]]
-"""Name of a view that an object used which is gone, and the batches that it had asked for."""
+Gone = tuple[str, Sequence[deque[Any]]]
+"""Name of a view that an object used which is gone, and the batches that it and its streams had asked for."""
 
 
 class Linked(Protocol):
@@ -48,7 +49,7 @@ class ViewUses:
         """Go on without the parent's thread, which may have held the lock."""
         self._lock, self._thread = threading.Lock(), None
 
-    def use(self, name: str, user: object, asked: deque[Any]) -> None:
+    def use(self, name: str, user: object, asked: Sequence[deque[Any]]) -> None:
         """Count ``user`` among those that use a view, as long as it lives. To be called before shards are asked.
 
         Args:
@@ -61,12 +62,12 @@ class ViewUses:
                 self._thread.start()
         weakref.finalize(user, self._gone.put, (name, asked)).atexit = False
 
-    def unused(self, name: str, asked: deque[Any]) -> None:
+    def unused(self, name: str, asked: Sequence[deque[Any]]) -> None:
         """Note that an object is gone; tell the shards if it was the last that used the view.
 
         Under the lock, so that an object made now asks for the view after that, over the same connections.
         """
-        for plan in asked:
+        for plan in chain(*asked):
             plan.drop()
         with self._lock:
             self._objects[name] -= 1
