@@ -114,6 +114,10 @@ def test_connections_are_encrypted_where_there_is_a_certificate(tmp_path: Path) 
         (["--capacity", "100", "--listen", "0.0.0.0:0"], "SHARPWAVE_SECRET"),
         (["--capacity", "100", "--listen", "nowhere"], "HOST:PORT"),
         (["--capacity", "100", "--listen", "unix:/nonexistent/folder/sock"], "cannot listen"),
+        (["--capacity", "100", "--listen", "127.0.0.1:0", "--shards", "0"], "shards=0, expected an integer from 1"),
+        (["--capacity", "100", "--listen", "127.0.0.1:0", "--replicas", "1", "--shards", "1"], "1 of 2 shards or more"),
+        (["--capacity", "100", "--listen", "127.0.0.1:0", "--disk", "/dev/null/d"], "Not a directory: '/dev/null/d'"),
+        (["--capacity", "100", "--listen", "127.0.0.1:0", "--disk", os.path.dirname(__file__)], "is not empty"),
     ],
 )
 def test_what_it_cannot_do_it_says_in_a_line(arguments: list[str], text: str) -> None:

@@ -94,8 +94,8 @@ class Plan:
         new = {**one.new, **{name: value for name, value in (one.limits | one.options).items() if value is not None}}
         return Manifest(spec, self.shards, self.disk is not None, replicas=self.replicas, new=new)
 
-    def settings(self, spec: Spec) -> list[ShardSettings]:
-        """Return the settings of each shard.  Raises: ValueError, TypeError: a store cannot have these."""
+    def check(self) -> dict[str, int | None]:
+        """Return each shard's limits.  Raises: ValueError, TypeError: no cluster can have these settings."""
         if isinstance(self.shards, bool) or not isinstance(self.shards, int) or not 1 <= self.shards <= MAX_SHARDS:
             raise ValueError(f"shards={self.shards!r}, expected an integer from 1 to {MAX_SHARDS}")
         if self.replicas not in (0, 1) or self.replicas >= self.shards:
@@ -106,7 +106,11 @@ class Plan:
         unknown = sorted(self.options.keys() - {"codec", "on_full", "segment_steps", "seed"})
         if unknown:
             raise TypeError(f"Cluster: {unknown[0]}= is no setting of shards; there are codec, on_full, segment_steps")
-        each = self._limits()
+        return self._limits()
+
+    def settings(self, spec: Spec) -> list[ShardSettings]:
+        """Return the settings of each shard.  Raises: ValueError, TypeError: a store cannot have these."""
+        each = self.check()
         if not self.opens:
             checked: dict[str, Any] = {"on_full": "raise", "codec": "auto", "segment_steps": None, "seed": 0}
             of_store: dict[str, Any] = {**each, **checked, **self.options}

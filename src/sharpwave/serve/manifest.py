@@ -111,11 +111,11 @@ def is_ours(name: str) -> bool:
     return name in (CLUSTER, f"{CLUSTER}.partial") or re.fullmatch("cut-[0-9]{1,9}", name) is not None
 
 
-def new_folder(disk: str | os.PathLike[str], manifest: Manifest) -> Path:
-    """Make the folder of a new cluster on disk.
+def empty_folder(disk: str | os.PathLike[str]) -> Path:
+    """Make the folder of a cluster on disk, or find it empty.
 
     Raises:
-        FileExistsError: it is not empty.
+        FileExistsError: it is not empty.  OSError: it cannot be made.
     """
     folder = checked_folder("disk", disk)
     if (folder / CLUSTER).exists():
@@ -125,5 +125,11 @@ def new_folder(disk: str | os.PathLike[str], manifest: Manifest) -> Path:
     if folder.is_dir() and any(folder.iterdir()):
         raise FileExistsError(f"disk: {folder} is not empty; give a new or empty folder")
     folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def new_folder(disk: str | os.PathLike[str], manifest: Manifest) -> Path:
+    """Make the folder of a new cluster on disk.  Raises: as ``empty_folder``."""
+    folder = empty_folder(disk)
     replace(manifest, on_disk=True, cut=0).write(folder)
     return folder

@@ -16,7 +16,7 @@ from sharpwave.serve.addresses import TCP, Address, Security
 from sharpwave.serve.directory import Directory
 from sharpwave.serve.fleet import Fleet, started_link
 from sharpwave.serve.local_shards import LocalShards, Plan
-from sharpwave.serve.manifest import CLUSTER, Manifest, new_folder
+from sharpwave.serve.manifest import CLUSTER, Manifest, empty_folder, new_folder
 from sharpwave.serve.members import Members
 from sharpwave.serve.server import Server
 from sharpwave.spec import Spec
@@ -60,6 +60,10 @@ class Service:
                 )
                 addresses = self._started(found.spec, found.draining)
                 directory = Directory(self._make, self._resize, self._checkpoint, found.spec, addresses)
+            else:
+                self._plan.check()  # here, and not when the first client comes
+                if disk is not None:
+                    empty_folder(disk)
             self.server = Server(directory, listen, security)
             self._undo.callback(self.server.close)
             self._sockets = sockets
