@@ -2,8 +2,6 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# One more than processors: tests that wait, for processes and sockets, leave theirs to others.
-WORKERS := $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
 
 .PHONY: pong cartpole test check tests coverage docs bench tiers latency soak ladder sequences clean
 
@@ -21,11 +19,11 @@ check: $(VENV)/.test
 	$(BIN)/mypy
 
 tests: $(VENV)/.test
-	$(BIN)/pytest -n $(WORKERS) --dist worksteal
+	$(BIN)/pytest -n auto --dist worksteal
 	NUMBA_DISABLE_JIT=1 $(BIN)/pytest tests/views/test_kernels.py
 
 coverage: $(VENV)/.test
-	$(BIN)/pytest -n $(WORKERS) --dist worksteal --cov --cov-report=term:skip-covered --cov-report=xml
+	$(BIN)/pytest -n auto --dist worksteal --cov --cov-report=term:skip-covered --cov-report=xml
 
 docs: $(VENV)/.docs
 	$(BIN)/zensical build --clean --strict

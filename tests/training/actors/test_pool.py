@@ -244,8 +244,9 @@ class Started:
         return out, errors
 
 
-def left_in_shared_memory(before=frozenset(), patience_s=5.0):
-    """Return files of shared memory that no process has mapped; tests beside this one have theirs, for a while."""
+def left_in_shared_memory(before=frozenset(), patience_s=60.0):
+    """Return files of shared memory that no process has mapped; learners that tests beside this one have killed leave
+    theirs too, until the last of their processes has ended."""
     folder, limit = Path("/dev/shm"), time.monotonic() + patience_s
     while True:
         names = {path.name for path in folder.glob("*") if path.name.startswith(("pym-", "psm_", "sem.mp-"))}
