@@ -25,6 +25,7 @@ class KnownShard:
 
     Attributes:
         connection: of the ``link``, in which ``view`` is the view's number. ``told``: when it last answered.
+        credit: total of steps up to which it was told to take some.
     """
 
     link: Link
@@ -32,6 +33,7 @@ class KnownShard:
     view: int = -1
     connection: int = -1
     told: float = 0.0
+    credit: int = 0
 
 
 class KnownShards:
@@ -138,13 +140,38 @@ class KnownShards:
         )
 
     def give_credit(self, limiter: Limiter, cursor: Cursor) -> None:
-        """Tell every shard up to which total of steps it may take some."""
-        for number, inserts in self._credit(limiter, cursor).items():
-            link = self.known[number].link
-            try:
-                link.drop(link.submit(Request.CREDIT, self.head(number) | {"inserts": inserts}))
-            except ShardLostError:
-                self.lost(number)
+        """Tell every shard up to which total of steps it may take some.
+
+        What one is to take less, others are not told that they may take more until it knows: together they would take
+        too many.
+        """
+        credit = self._credit(limiter, cursor)
+        less = [number for number, inserts in credit.items() if inserts < self.known[number].credit]
+        if less:
+            tickets = [(number, self._tell_credit(number, credit[number])) for number in less]
+            for number, ticket in tickets:
+                try:
+                    if ticket is not None:
+                        self.told(number, self.known[number].link.wait(ticket))
+                except ShardLostError:
+                    self.lost(number)
+            credit = self._credit(limiter, self.cursor(cursor.windows))
+        for number, inserts in credit.items():
+            if inserts > self.known[number].credit or (not less and inserts == self.known[number].credit):
+                ticket = self._tell_credit(number, inserts)
+                if ticket is not None:
+                    self.known[number].link.drop(ticket)
+
+    def _tell_credit(self, number: int, inserts: int) -> int | None:
+        """Ask a shard to take steps up to a total; return the number of the request, or ``None``: it is lost."""
+        shard = self.known[number]
+        try:
+            ticket = shard.link.submit(Request.CREDIT, self.head(number) | {"inserts": inserts})
+        except ShardLostError:
+            self.lost(number)
+            return None
+        shard.credit = inserts
+        return ticket
 
     def _credit(self, limiter: Limiter, cursor: Cursor) -> dict[int, int]:
         """Return the total of steps up to which each shard may take some, so that the limiter is kept."""
