@@ -59,7 +59,7 @@ def test_views_are_bounded_and_those_that_nobody_uses_make_room(
         assert len(held[1].sample(8)) == 8
         there.cluster.close()
         eventually(lambda: len(views._unused_since) == 3)
-        with pytest.raises(ValueError, match=r"a cluster that is open, or was used within 300 s.*free an object"):
+        with pytest.raises(ValueError, match=r"an object that lives, or was used within 300 s.*free an object"):
             other.transitions(name="one more")
         again = other.transitions(name="view0")  # in use again
         monkeypatch.setattr(shard_views, "UNUSED_S", 0.0)

@@ -86,9 +86,9 @@ class ShardViews:
         if number is None or time.monotonic() - self._unused_since[number] < UNUSED_S:
             names = ", ".join(repr(settings["name"]) for settings in self._settings.values())
             raise ValueError(
-                f"view {name!r}: there are {len(self.replays)} views, of at most {MAX_VIEWS}, each used by a "
-                f"cluster that is open, or was used within {UNUSED_S:g} s: {names}; use one of them, or free an "
-                "object that uses one (del)"
+                f"view {name!r}: there are {len(self.replays)} views, of at most {MAX_VIEWS}, each used by an "
+                f"object that lives, or was used within {UNUSED_S:g} s: {names}; use one of them, or free an object "
+                "that uses one (del)"
             )
         return number
 
