@@ -153,7 +153,7 @@ class KnownShards:
                 try:
                     if ticket is not None:
                         self.told(number, self.known[number].link.wait(ticket))
-                except ShardLostError:
+                except (ShardLostError, LookupError):  # or it was started again, and has not been asked for the view
                     self.lost(number)
             credit = self._credit(limiter, self.cursor(cursor.windows))
         for number, inserts in credit.items():
