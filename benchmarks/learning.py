@@ -187,15 +187,15 @@ TEAMS = {
 }
 """The matrix game of the QMIX paper, under uniform exploration as there, and mpe2's simple_spread."""
 RECURRENT = {
-    "num_envs": 16, "steps": 150_000, "capacity": 100_000, "codec": "raw", "threads": 1, "checkpoint_every": 100_000,
+    "num_envs": 16, "steps": 200_000, "capacity": 50_000, "codec": "raw", "threads": 1, "checkpoint_every": 100_000,
     "warmup_steps": 2_000, "update_every": 8, "stop_reward": 0.9, "evaluate_every": 10_000, "network": "mlp",
     "hidden_units": 64, "learning_rate": 1e-3, "adam_eps": 1e-5, "target_every": 2_000, "dueling": False,
-    "batch_size": 32, "gamma": 0.997, "epsilon_start": 0.4, "epsilon_end": 0.4, "epsilon_steps": 0,
-    "epsilon_ladder": 7.0, "core": "gru", "core_units": 64, "rescale": False, "length": 20, "burn_in": 0, "stride": 20,
+    "batch_size": 32, "gamma": 0.997, "epsilon_start": 0.2, "epsilon_end": 0.2, "epsilon_steps": 0,
+    "epsilon_ladder": 2.0, "core": "gru", "core_units": 64, "rescale": False, "length": 20, "burn_in": 0, "stride": 20,
 }  # fmt: skip
 NOVELTY = {
-    "policies": 4, "min_gamma": 0.97, "max_modulator": 20.0, "max_beta": 0.3, "embedding_size": 16,
-    "episodic_memory": 32, "intrinsic_scale": 0.03,
+    "policies": 4, "min_gamma": 0.97, "max_modulator": 100.0, "max_beta": 0.3, "embedding_size": 16,
+    "episodic_memory": 32, "intrinsic_scale": 0.003, "novelty_learning_rate": 1e-5,
 }  # fmt: skip
 """Settings of recipe ``deep-sea`` for other agents than Agent57."""
 OF_CORES = {"core", "core_units", "rescale", "length", "burn_in", "stride", "target_every"}

@@ -9,7 +9,7 @@ from gymnasium.spaces import Box, Discrete
 
 import sharpwave as sw
 from sharpwave.agents.agent57 import UNDECIDED, Agent57
-from sharpwave.agents.ngu import INTRINSIC, NGU, betas, gammas
+from sharpwave.agents.ngu import EPISODIC, NGU, betas, gammas
 from sharpwave.agents.protocol import Spaces
 from sharpwave.agents.r2d2 import CORE
 from sharpwave.agents.replay import SequencesSettings
@@ -93,13 +93,45 @@ def test_lanes_play_the_policies_in_turn_and_evaluations_the_first():
 
 
 def test_what_was_seen_in_the_episode_is_rewarded_less():
-    agent = make(NGU, max_modulator=1.0, intrinsic_scale=0.5)
+    agent = make(NGU, intrinsic_scale=0.5)
     state, rewards = agent.begin(1), []
     for obs in ([1, 0, 0], [0, 1, 0], [0, 0, 1], [0, 1, 0]):
         acted = agent.act(np.array([obs], np.float32), state, 0)
-        rewards.append(float(acted.fields[INTRINSIC][0]))
+        rewards.append(float(acted.fields[EPISODIC][0]))
         state = agent.observe(acted.state, np.zeros(1), np.zeros(1, bool))
     assert rewards[3] < 0.5 < 5 < min(rewards[:3])  # one neighbour just the same: at most .5 / (sqrt(1) + .001)
+
+
+def test_steps_are_rewarded_by_what_is_novel_when_they_are_learned_from():
+    """Over all of training: by how many standard deviations the predictor's error of now is above its mean of now."""
+    agent = make(Agent57, max_modulator=4.0, novelty_lr=1e-2)
+    view, _, _ = played(agent)
+    rewarded = []
+    streams = agent.streams
+
+    def spied(q, target_q, reward, intrinsic, beta):
+        rewarded.append(intrinsic)
+        return streams(q, target_q, reward, intrinsic, beta)
+
+    agent.streams = spied
+    batch = view.sample(64).torch()
+    real = batch.mask[:, batch.burn_in :]
+    at = tuple(real.nonzero()[20].tolist())
+    batch.obs[:] = torch.tensor([0.5, 0.0, 0.0])
+
+    def modulators():
+        agent.loss(batch)
+        return rewarded[-1] / batch[EPISODIC][:, batch.burn_in :]
+
+    assert (modulators()[real] == 1.0).all()  # before any error was counted
+    for step in range(1, 601):  # errors of the first steps are forgotten slowly
+        agent.learn(batch, step)
+    batch.obs[at[0], batch.burn_in + at[1]] = torch.tensor([0.0, 0.5, 0.0])
+    never_learned_from = modulators()
+    assert never_learned_from[at] == 4.0 and (never_learned_from[real] == 4.0).sum() == 1
+    for step in range(601, 1001):
+        agent.learn(batch, step)
+    assert modulators()[at] < 3.0
 
 
 def test_the_loss_of_ngu_by_hand():
@@ -108,6 +140,7 @@ def test_the_loss_of_ngu_by_hand():
     q = torch.tensor([[[1.0, 2.0, 0.0, 0.0], [5.0, 4.0, 0.0, 0.0], [0.0, 0.0, 7.0, 0.0], [9.0, 0.0, 0.0, 0.0]]])
     target_q = q * 10
     agent._unroll = lambda network, batch: q if network is agent.online else target_q
+    agent._modulators = lambda batch: torch.tensor([[1.0, 2.0, 3.0]])
     core = torch.zeros(1, agent._core_size)
     core[0, agent._policy_at + 2] = 1.0  # beta .3, gamma .6
 
@@ -120,7 +153,7 @@ def test_the_loss_of_ngu_by_hand():
         step_reward=torch.tensor([[1.0, 2.0, 3.0]]), discount=torch.tensor([[0.9, 0.9, 0.0]]),
         weights=torch.tensor([0.5]),
     )  # fmt: skip
-    fields = {CORE: core, INTRINSIC: torch.tensor([[10.0, 20.0, 30.0]])}
+    fields = {CORE: core, EPISODIC: torch.tensor([[10.0, 10.0, 10.0]])}
     loss, errors = agent.loss(batch)
     third = 3 + 0.3 * 30
     second = 2 + 0.3 * 20 + 0.6 * (70 + 0.8 * (third - 70))  # the third action is greedy

@@ -108,7 +108,7 @@ class Agent57(NGU):
             self.bandit = grown
         policy = np.full(lanes, UNDECIDED)
         own: NGUState = state.further
-        return state._replace(further=Agent57State(policy, own.intrinsic, own.memory, np.zeros(lanes)))
+        return state._replace(further=Agent57State(policy, own.episodic, own.memory, np.zeros(lanes)))
 
     def scored_lanes(self, lanes: int) -> npt.NDArray[np.bool_]:
         return self.settings.strategy.scored(lanes)

@@ -3,6 +3,10 @@
 Policy j is rewarded by r + beta_j * novelty, and discounts by gamma_j. Policy 0 has beta 0: it is the one that is
 evaluated. A window is learned from as the policy's that played it; what the network learns from one serves the others.
 
+What was novel within the episode is stored with each step; how novel it is over all of training is reckoned when a
+window is learned from. In the paper both are of the time when the step was made: what was new then goes on drawing the
+agent for as long as the memory holds it.
+
 Source: Badia et al. (2020), Never give up: learning directed exploration strategies.
 """
 
@@ -31,8 +35,8 @@ if TYPE_CHECKING:
     from sharpwave.agents.novelty import EpisodicMemory
 
 NOVELTY = "Novelty"
-INTRINSIC = "intrinsic"
-"""Field of the intrinsic reward: how novel the observation is that a step was made in."""
+EPISODIC = "episodic_novelty"
+"""Field of how novel within its episode the observation is that a step was made in."""
 
 
 @dataclass(frozen=True)
@@ -92,12 +96,12 @@ class NGUState:
 
     Attributes:
         policy: int64 [lanes], which policy plays.
-        intrinsic: float32 [lanes], intrinsic reward of the last observation.
+        episodic: float32 [lanes], novelty of the last observation within its episode.
         memory: of the episode's embeddings.
     """
 
     policy: npt.NDArray[np.int64]
-    intrinsic: npt.NDArray[np.float32]
+    episodic: npt.NDArray[np.float32]
     memory: EpisodicMemory
 
 
@@ -117,7 +121,8 @@ class Stream(NamedTuple):
 class NGU(R2D2):
     """Never-give-up agent: R2D2, and the networks that tell novelty. Lane i plays policy i modulo their number.
 
-    Its core sees, beside the last action and reward, the last intrinsic reward and which policy plays.
+    Its core sees, beside the last action and reward, how novel the last observation was within the episode, and which
+    policy plays.
     """
 
     Settings: type[NGUSettings] = NGUSettings
@@ -145,7 +150,7 @@ class NGU(R2D2):
 
     @property
     def _policy_at(self) -> int:
-        """Place in a core of which policy plays; the last intrinsic reward is before it."""
+        """Place in a core of which policy plays; the last novelty within the episode is before it."""
         return self._reward_at + 2
 
     @cached_property
@@ -159,7 +164,7 @@ class NGU(R2D2):
     # act
 
     def step_fields(self) -> dict[str, Field]:
-        return {**super().step_fields(), INTRINSIC: Field((), "float32")}
+        return {**super().step_fields(), EPISODIC: Field((), "float32")}
 
     def begin(self, lanes: int, first_lane: int = 0, of_lanes: int | None = None) -> R2D2State:
         from sharpwave.agents.novelty import EpisodicMemory
@@ -181,20 +186,19 @@ class NGU(R2D2):
         with torch.inference_mode():
             inputs = self.inputs(to_tensors(obs, self.device))
             embedding = self.novelty.embedding(inputs).cpu().numpy()
-            modulator = self.novelty.modulators(inputs, settings.max_modulator).cpu().numpy()
         episodic, memory = own.memory.add(embedding, settings.neighbours)
         core, policy = state.core.copy(), own.policy if explore else np.zeros_like(own.policy)
         core[:, self._policy_at :] = np.eye(settings.policies, dtype=np.float32)[policy]
-        intrinsic = settings.intrinsic_scale * episodic * modulator
-        return state._replace(core=core, further=replace(own, intrinsic=intrinsic, memory=memory))
+        episodic *= settings.intrinsic_scale
+        return state._replace(core=core, further=replace(own, episodic=episodic, memory=memory))
 
     def act(self, obs: Obs, state: R2D2State, step: int, explore: bool = True) -> Acted:
         acted = super().act(obs, state, step, explore)
-        return acted._replace(fields={**acted.fields, INTRINSIC: acted.state.further.intrinsic})
+        return acted._replace(fields={**acted.fields, EPISODIC: acted.state.further.episodic})
 
     def _behind(self, state: R2D2State, recurrent: Any) -> npt.NDArray[np.float32]:
         core = super()._behind(state, recurrent)
-        core[:, self._policy_at - 1] = state.further.intrinsic
+        core[:, self._policy_at - 1] = state.further.episodic
         core[:, self._policy_at :] = state.core[:, self._policy_at :]
         return core
 
@@ -223,7 +227,7 @@ class NGU(R2D2):
         import torch
 
         plays = batch[CORE][:, self._policy_at :]
-        further = [batch[INTRINSIC].unsqueeze(2), plays.unsqueeze(1).expand(-1, batch.mask.shape[1], -1)]
+        further = [batch[EPISODIC].unsqueeze(2), plays.unsqueeze(1).expand(-1, batch.mask.shape[1], -1)]
         return torch.cat([super().made(batch), *further], dim=2)
 
     def combined(self, q: Tensor, beta: Tensor) -> Tensor:
@@ -251,7 +255,8 @@ class NGU(R2D2):
         mask, action = batch.mask[:, trained], self.actions.numbers(batch.action[:, trained])
         discount = batch.discount[:, trained] * (gamma / self.settings.replay.gamma)
         greedy = self.combined(q.detach(), beta[:, None]).argmax(dim=2)
-        streams = self.streams(q, target_q, batch.step_reward[:, trained], batch[INTRINSIC][:, trained], beta)
+        intrinsic = batch[EPISODIC][:, trained] * self._modulators(batch)
+        streams = self.streams(q, target_q, batch.step_reward[:, trained], intrinsic, beta)
         errors = [self.errors(stream, action, greedy, discount, mask) for stream in streams]
         losses = sum(0.5 * error.square().sum(dim=1) for error in errors) / mask.sum(dim=1)
         # That of the value which is acted by, but for its rescaling.
@@ -291,18 +296,32 @@ class NGU(R2D2):
 
     def _novelty_loss(self, batch: Any) -> Tensor:
         """Return the loss of the networks that tell novelty over the trained steps of a batch."""
-        burn_in, steps = batch.burn_in, batch.mask.shape[1]
-        real = batch.mask[:, burn_in:]
+        real = batch.mask[:, batch.burn_in :]
+        action = self.actions.numbers(batch.action[:, batch.burn_in :])[real]
+        return self.novelty.loss(self._observed(batch, real), self._observed(batch, real, behind=1), action)
 
-        def inputs(first: int) -> Any:
-            def some(obs: Tensor) -> Tensor:
-                return obs[:, first : first + steps - burn_in][real]
+    def _modulators(self, batch: Any) -> Tensor:
+        """Return how novel the observations of the trained steps are by now over all of training, float [B, L]."""
+        import torch
 
-            obs = batch.obs
-            return self.inputs({name: some(one) for name, one in obs.items()} if isinstance(obs, dict) else some(obs))
+        every = torch.ones_like(batch.mask[:, batch.burn_in :])
+        with torch.no_grad():
+            modulators = self.novelty.modulators(self._observed(batch, every), self.settings.max_modulator)
+        return modulators.reshape(every.shape)
 
-        action = self.actions.numbers(batch.action[:, burn_in:])[real]
-        return self.novelty.loss(inputs(burn_in), inputs(burn_in + 1), action)
+    def _observed(self, batch: Any, which: Tensor, behind: int = 0) -> Any:
+        """Return inputs of the observations in which trained steps were made, or of those one step ``behind``.
+
+        Args:
+            which: bool [B, L], of the trained steps.
+        """
+        first, steps = batch.burn_in + behind, which.shape[1]
+
+        def some(obs: Tensor) -> Tensor:
+            return obs[:, first : first + steps][which]
+
+        obs = batch.obs
+        return self.inputs({name: some(one) for name, one in obs.items()} if isinstance(obs, dict) else some(obs))
 
     # save
 
@@ -314,7 +333,7 @@ class NGU(R2D2):
         load_optimizer(self.novelty_optimizer, state["novelty_optimizer"])
 
     def _acting(self, policy: nn.Module) -> dict[str, nn.Module]:
-        return {**super()._acting(policy), "novelty": self.novelty}
+        return {**super()._acting(policy), "embedding": self.novelty.embedding}
 
     def _modules(self) -> dict[str, nn.Module]:
         return {**super()._modules(), "novelty": self.novelty}
