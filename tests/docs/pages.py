@@ -1,6 +1,9 @@
 """The pages that users read, and the code on them."""
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -32,8 +35,23 @@ def blocks(page: Path, language: str) -> Iterator[Block]:
 
 
 def run(page: Path) -> None:
-    """Run the page's Python; its blocks share their names, from top to bottom."""
+    """Run the page's Python; its blocks share their names, from top to bottom.
+
+    One with ``if __name__ == "__main__":`` is a program, which processes that it spawns import: it is run as a file.
+    """
     names: dict[str, object] = {"__name__": page.stem}
     for block in blocks(page, "python"):
+        if '__name__ == "__main__"' in block.text:
+            _run_program(page, block)
+            continue
         code = "\n" * (block.line - 1) + block.text  # so that a traceback names the page's line
         exec(compile(code, str(page), "exec"), names)
+
+
+def _run_program(page: Path, block: Block) -> None:
+    program = Path(f"{page.stem}_line_{block.line}.py").absolute()
+    program.write_text(block.text, encoding="utf-8")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), *sys.path])}
+    command = [sys.executable, "-W", "error", str(program)]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    assert ran.returncode == 0, f"{name(page)}, line {block.line}: {ran.stdout}{ran.stderr}"
