@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Self
 
 from sharpwave.errors import not_to_be_copied
+from sharpwave.sampling.limiters import check_timeout
 from sharpwave.serve.addresses import Address, Security
 from sharpwave.serve.cluster_views import ClusterViews
 from sharpwave.serve.cuts import plan_of
@@ -23,6 +24,7 @@ from sharpwave.serve.link import Link, ShardLostError
 from sharpwave.serve.local_shards import LocalShards, Plan
 from sharpwave.serve.manifest import new_folder
 from sharpwave.serve.members import Members
+from sharpwave.serve.placement import placed, turned
 from sharpwave.serve.ray_cluster import RayShards, is_ray
 from sharpwave.serve.remote_writer import RemoteWriter
 from sharpwave.serve.requests import Request
@@ -92,16 +94,8 @@ class Cluster(ClusterViews):
                 folder = None if disk is None else checked_folder("disk", disk)
                 sockets, given = self._sockets(), {"seed": self._seed, **options}
                 plan = Plan(
-                    shards,
-                    sockets,
-                    capacity,
-                    ram,
-                    disk_limit,
-                    folder,
-                    given,
-                    security=self.security,
-                    replicas=replicas,
-                )
+                    shards, sockets, capacity, ram, disk_limit, folder, given, security=self.security, replicas=replicas
+                )  # fmt: skip
                 manifest = plan.manifest(spec)
                 if folder is not None:
                     new_folder(folder, manifest)
@@ -199,14 +193,16 @@ class Cluster(ClusterViews):
         """Make a writer of ``lanes`` lanes, which one shard gets: for a ``Recorder``, or to call ``extend``.
 
         Args:
-            name: of the writer. One that replaces another of the same name goes on with its lanes.
-            shard: number of the shard; default: one after the other, without those that cannot be reached. Where that
-                is drained, another.
+            name: of the writer. One that replaces another of the same name goes on with its lanes, in its shard.
+            shard: number of the shard; default: the one that has the name; a new name's follows from the name and the
+                number of shards, and writers without one get one after the other, without those that cannot be
+                reached. Where that is drained, another.
             durability: "memory": a segment is acknowledged once it is in the shard's store; "flush": once it is on the
                 shard's disk.
             segment_steps: steps in a segment; default, and at most: the shard's, 32 unless it was made with another.
                 With fewer the shard holds fewer steps than its capacity says.
-            timeout: seconds that the writer waits for its shard; default 60.
+            timeout: seconds that the writer waits for its shard, and at first for those that are away and may have its
+                name; default 60.
 
         Raises:
             ValueError: an invalid argument.  ShardLostError: the shard cannot be reached.
@@ -214,10 +210,13 @@ class Cluster(ClusterViews):
         if durability not in ("memory", "flush"):
             raise ValueError(f"writer: durability={durability!r}, expected 'memory' or 'flush'")
         links = list(self.links)  # which may come and go meanwhile
-        tried = [] if shard is None else [shard]
-        if shard is None:  # one after the other, and past those that are away
-            begin = (self._writers + os.getpid()) % len(links)
-            tried = [*range(begin, len(links)), *range(begin)]
+        if shard is not None:
+            tried = [shard]
+        elif name is not None:
+            tried = placed(str(name), lambda: self.links, check_timeout("writer", timeout))
+            links = list(self.links)
+        else:  # one after the other, and past those that are away
+            tried = turned(len(links), self._writers + os.getpid())
             self._writers += 1
         for number in tried:
             if number not in range(len(links)):

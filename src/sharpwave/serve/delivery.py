@@ -6,7 +6,6 @@ import contextlib
 import os
 import time
 import uuid
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,6 +20,7 @@ from sharpwave.segment_writer import SealedSegment, SegmentWriter
 from sharpwave.serve.addresses import nearest
 from sharpwave.serve.lease import DrainedError, Lease
 from sharpwave.serve.link import REPLY_S, RETRY_S, Link, ShardLostError
+from sharpwave.serve.placement import home
 
 WINDOW = 32
 """Segments without an acknowledgement beyond which a writer waits."""
@@ -92,7 +92,7 @@ class Delivery:
 
     def _next(self, link: Link, elsewhere: Mapping[str, Any]) -> tuple[Link, int]:
         """Return the shard that a drained one's writers of this name go to, always the same one: a link, its number."""
-        number = zlib.crc32(self.name.encode()) % len(elsewhere["shards"])
+        number = home(self.name, len(elsewhere["shards"]))
         if self._others is not None:
             with contextlib.suppress(*UNKNOWN):
                 return self._others()[number].another(), number
@@ -162,7 +162,7 @@ class Delivery:
             others = self._others()
         if not others or lease.number < len(others):
             return False
-        number = zlib.crc32(self.name.encode()) % len(others)
+        number = home(self.name, len(others))
         if lease is self._leases[-1]:
             self._leases.append(self._leased(others[number].another(), number, self.name))
         last = self._leases[-1]

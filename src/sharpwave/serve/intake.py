@@ -59,6 +59,26 @@ class Intake:
         self._holders: dict[str, Holder] = {}  # by the writer's name
         self._lanes = max([store.lanes, *(first + lanes for first, lanes in self._leased.values())])
 
+    def find(self, frame: Frame) -> dict[str, Any]:
+        """Return the ``lanes`` that a writer's ``name`` has here, 0: none, and the ``turn`` of the latest writer of it.
+
+        ``complete``: whether that is so for sure: what only the replica has may name it too. ``drained``: it may not
+        come here.
+        """
+        name = frame.head.get("name")
+        if type(name) is not str:
+            raise WireError(f"a writer's name {name!r:.100}")
+        complete = True
+        if self.neighbour is not None and not self.neighbour.level:
+            try:
+                self.neighbour.replicate()
+            except ConnectionError:
+                complete = False
+        with self._lock:
+            lanes = self._leased.get(name, (0, 0))[1]
+            turn = self._holders[name].turn if name in self._holders else 0
+        return {"lanes": lanes, "turn": turn, "complete": complete, "drained": self.elsewhere is not None}
+
     def lease(self, client: Client, frame: Frame) -> dict[str, Any]:
         """Give a writer lanes: those that it had, if its name is known, else new ones.
 
@@ -72,6 +92,10 @@ class Intake:
             raise ValueError(f"writer name={name!r:.100}, expected 1 to {MAX_NAME_CHARACTERS} printable characters")
         elsewhere = self.elsewhere
         if elsewhere is not None and not frame.head.get("turn"):
+            with self._lock:
+                holder = self._holders.get(name)
+            if holder is not None:  # whoever wrote here under that name would follow, and replace the later one there
+                self._take_turn(client, name, holder, 0)
             return {"elsewhere": elsewhere}
         self._level(client)
         with self._lock:

@@ -31,6 +31,7 @@ class Request(IntEnum):
     CEDE = 34
     INHERIT = 35
     FORGET = 36
+    FIND = 37
     REPLICATE = 40
     RESTORE = 41
     DIRECTORY = 64

@@ -58,6 +58,7 @@ class Shard:
             Request.FORGET: self._forget,
             Request.DRAW: self._draw,
             Request.UPDATE: self._update,
+            Request.FIND: self._find,
             Request.LEASE: self._lease,
             Request.PUT: self._put,
             Request.CREDIT: self._set_credit,
@@ -212,6 +213,9 @@ class Shard:
         return {**head, "stale": stale}, parts
 
     # writers
+
+    def _find(self, client: Client, frame: Frame) -> Reply:
+        return self.intake.find(frame), {}
 
     def _lease(self, client: Client, frame: Frame) -> Reply:
         return self.intake.lease(client, frame) | {"shard": self.incarnation}, {}

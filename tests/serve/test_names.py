@@ -1,0 +1,110 @@
+"""Writers of one name: the later goes on with the lanes of the earlier, whichever shards there are."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import sharpwave as sw
+from tests.serve.serving import SPEC, play, served
+
+NAMES = [f"actor-{number}" for number in range(6)]
+
+
+def place(writer: sw.serve.remote_writer.RemoteWriter) -> tuple[int, int]:
+    return writer.delivery._leases[-1].number, writer.delivery.first_lane
+
+
+def test_a_writer_finds_the_shard_that_has_its_name(tmp_path: Path) -> None:
+    with served(3, tmp_path) as there:
+        earlier = [there.cluster.writer(2, name=name, timeout=5.0) for name in NAMES]
+        for writer in earlier:
+            play(writer, 2, 20, seed=0)
+            writer.flush()
+        assert len({place(writer)[0] for writer in earlier}) > 1
+        before = sum(store.lanes for store in there.stores)
+        with sw.Cluster.of(SPEC, [str(one.address) for one in there.servers]) as again:
+            again.writer()  # whose turn it is among writers without a name does not matter
+            later = [again.writer(2, name=name) for name in reversed(NAMES)][::-1]
+            assert [place(writer) for writer in later] == [place(writer) for writer in earlier]
+            assert sum(store.lanes for store in there.stores) == before
+            for writer in earlier:
+                with pytest.raises(ValueError, match="another writer of that name"):
+                    play(writer, 2, 100, seed=1)
+                    writer.flush()
+            with pytest.raises(ValueError, match="has 2 lanes, asked for were 1"):
+                again.writer(1, name=NAMES[0])
+
+
+def test_a_name_does_not_move_with_the_number_of_shards_and_is_found_where_it_went(tmp_path: Path) -> None:
+    with sw.Cluster(SPEC, shards=2, capacity=100_000) as cluster:
+        earlier = {name: cluster.writer(name=name) for name in NAMES}
+        apart = cluster.writer(name="apart", shard=1)  # put there by hand
+        places = {name: place(writer) for name, writer in earlier.items()}
+        cluster.resize(shards=4)
+        assert {name: place(cluster.writer(name=name)) for name in NAMES} == places
+        assert place(cluster.writer(name="apart")) == place(apart)
+        new = {f"new-{number}": place(cluster.writer(name=f"new-{number}")) for number in range(16)}
+        assert {number for number, _ in new.values()} == {0, 1, 2, 3}
+        assert {name: place(cluster.writer(name=name)) for name in new} == new
+
+
+def test_a_later_writer_is_not_replaced_by_one_that_follows_from_a_drained_shard() -> None:
+    with sw.Cluster(SPEC, shards=2, capacity=100_000) as cluster:
+        earlier = cluster.writer(name="actor", shard=1, timeout=10.0)
+        play(earlier, 1, 20, seed=0)
+        earlier.flush()
+        cluster.resize(shards=1)
+        later = cluster.writer(name="actor", timeout=10.0)
+        assert place(later)[0] == 0
+        with pytest.raises(ValueError, match="another writer of that name"):
+            play(earlier, 1, 200, seed=1)
+            earlier.flush()
+        play(later, 1, 100, seed=2)
+        later.flush()
+        assert place(cluster.writer(name="actor")) == place(later)
+
+
+def test_a_name_waits_for_a_shard_that_is_away_and_others_do_not(tmp_path: Path) -> None:
+    with sw.Cluster(SPEC, shards=2, capacity=100_000, disk=tmp_path / "d") as cluster:
+        writers = {name: cluster.writer(name=name, durability="flush") for name in NAMES}
+        for writer in writers.values():
+            play(writer, 1, 40, seed=0)
+            writer.flush()
+        places = {name: place(writer) for name, writer in writers.items()}
+        assert cluster._processes is not None
+        os.kill(cluster._processes.processes[1], signal.SIGKILL)
+        assert {name: place(cluster.writer(name=name)) for name in NAMES} == places
+
+
+def test_a_new_name_goes_past_a_shard_that_stays_away(tmp_path: Path) -> None:
+    with served(2, tmp_path) as there:
+        known = place(there.cluster.writer(name="known", shard=0))
+        there.servers[1].close()
+        began = time.monotonic()
+        assert place(there.cluster.writer(name="known")) == known
+        assert time.monotonic() - began < 1.0
+        assert {place(there.cluster.writer(name=name, timeout=0.5))[0] for name in NAMES} == {0}
+        assert time.monotonic() - began > 0.5
+
+
+def test_every_process_takes_a_new_name_to_the_same_shard(tmp_path: Path) -> None:
+    script = (
+        "import sys, sharpwave as sw; from tests.serve.serving import SPEC\n"
+        "with sw.Cluster.of(SPEC, sys.argv[1:3]) as cluster:\n"
+        "    print(*(cluster.writer(name=n).delivery._leases[-1].number for n in sys.argv[3:]))"
+    )
+    names = [f"n{number}" for number in range(8)]
+    answers = []
+    for life in range(2):
+        (tmp_path / str(life)).mkdir()
+        with served(2, tmp_path / str(life)) as there:
+            asked = [sys.executable, "-c", script, *(str(one.address) for one in there.servers), *names]
+            answers.append(subprocess.run(asked, check=True, capture_output=True, text=True, timeout=120).stdout)
+    assert answers[0] == answers[1] and len(set(answers[0].split())) == 2
