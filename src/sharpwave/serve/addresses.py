@@ -102,7 +102,8 @@ class Security:
         """Return it for a secret as users give it: text, bytes, or ``None`` for ``SHARPWAVE_SECRET``."""
         if secret is None:
             secret = os.environ.get("SHARPWAVE_SECRET", "")
-        return cls(secret.encode() if isinstance(secret, str) else bytes(secret), **files)
+        found = {name: None if one is None else str(Path(one).absolute()) for name, one in files.items()}
+        return cls(secret.encode() if isinstance(secret, str) else bytes(secret), **found)
 
     def check(self, address: Address) -> None:
         """Refuse to listen where strangers could connect.  Raises: ValueError."""

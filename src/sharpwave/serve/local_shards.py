@@ -49,6 +49,7 @@ class Plan:
     Attributes:
         shards: their number. ``capacity``, ``ram``, ``disk_limit``: limits of all together.
         disk: folder of their folders; ``None``: they are in memory. ``sockets``: folder of their unix sockets.
+            Paths become absolute: a shard that is started again is to find them from wherever this process is then.
         options: further arguments of ``Store``: ``codec``, ``on_full``, ``segment_steps``, ``seed``.
         listen: where they listen besides: shard k at ``port + 1 + k``, or any free port where it is 0.
         begins_from: folder of a checkpoint, with a folder of each shard.
@@ -74,6 +75,9 @@ class Plan:
     def __post_init__(self) -> None:
         if self.options.get("segment_steps") is None and not self.new.get("segment_steps"):
             object.__setattr__(self, "options", {**self.options, "segment_steps": SEGMENT_STEPS})
+        for name in ("disk", "begins_from"):
+            if (path := getattr(self, name)) is not None:
+                object.__setattr__(self, name, path.absolute())
 
     def one_more(self, spec: Spec, number: int) -> ShardSettings:
         """Return the settings of a shard like these, which begins empty."""
