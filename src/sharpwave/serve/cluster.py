@@ -15,7 +15,7 @@ from sharpwave.errors import not_to_be_copied
 from sharpwave.sampling.limiters import check_timeout
 from sharpwave.serve.addresses import Address, Security
 from sharpwave.serve.cluster_views import ClusterViews
-from sharpwave.serve.cuts import plan_of
+from sharpwave.serve.cuts import opening
 from sharpwave.serve.delivery import Delivery
 from sharpwave.serve.directory import ask_directory
 from sharpwave.serve.fleet import Fleet, started_link
@@ -285,6 +285,7 @@ class Cluster(ClusterViews):
 
         Raises:
             OSError: a shard cannot write; an earlier checkpoint there is unchanged.
+            FileExistsError: the folder holds something else than checkpoints of clusters.
         """
         self._members.checkpoint(path, self.spec)
 
@@ -305,35 +306,29 @@ class Cluster(ClusterViews):
         Writers of the cluster that is opened go on with their lanes if they are made with the same ``name``.
 
         Args:
-            disk: a new or empty folder for the shards of a checkpoint of a cluster on disk.
+            disk: a new or empty folder for the shards of a checkpoint of a cluster on disk; or one in which that was
+                not finished, which begins anew.
             capacity, ram, disk_limit: of all shards together; default: as before.
 
         Raises:
             FileNotFoundError: the folder holds no cluster.  DamagedError: ``cluster.json`` is damaged.
+            StoreInUseError: another process opens a checkpoint into ``disk``.
             ValueError, FileExistsError, ShardFailedError.
         """
-        found, folder, begins_from = plan_of(path, disk)
-        made = cls.__new__(cls)
-        made._begin(found.spec, Security.of(secret), seed)
-        try:
-            limits: dict[str, Any] = {"capacity": capacity, "ram": ram, "disk_limit": disk_limit}
-            made._start(
-                Plan(
-                    found.shards,
-                    made._sockets(),
-                    disk=folder,
-                    security=made.security,
-                    begins_from=begins_from,
-                    opens=True,
-                    replicas=found.replicas,
-                    new=found.new,
-                    **limits,
-                ),
-                found.draining,
-            )
-        except BaseException:
-            made.close()
-            raise
+        with opening(path, disk) as (found, folder, begins_from):
+            made = cls.__new__(cls)
+            made._begin(found.spec, Security.of(secret), seed)
+            try:
+                plan = Plan(
+                    found.shards, made._sockets(), capacity, ram, disk_limit, folder, security=made.security,
+                    begins_from=begins_from, opens=True, replicas=found.replicas, new=found.new,
+                )  # fmt: skip
+                made._start(plan, found.draining)
+                if begins_from is not None and made._fleet is not None:
+                    made._fleet.write()  # all is there
+            except BaseException:
+                made.close()
+                raise
         return made
 
     def resize(self, *, shards: int, drain: bool = True) -> None:

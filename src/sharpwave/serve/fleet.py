@@ -79,7 +79,8 @@ class Fleet:
             draining = {} if self._drain is None else self._drain.state()
             return replace(self.plan.manifest(self.spec), shards=len(self), draining=draining)
 
-    def _write(self) -> None:
+    def write(self) -> None:
+        """Write the manifest to the folder of the shards, if they have one.  Raises: OSError."""
         if self.plan.disk is not None and isinstance(self.processes, LocalShards):
             self.manifest().write(self.plan.disk)
 
@@ -107,7 +108,7 @@ class Fleet:
                 raise
             for number in range(len(self), shards):
                 self.processes.add(self.plan.one_more(self.spec, number))
-            self._write()
+            self.write()
             if self._drain is not None:
                 with contextlib.suppress(ShardLostError):  # it has begun; the thread goes on
                     self._look()
@@ -151,7 +152,7 @@ class Fleet:
                 drain = self._removed(drain)
                 news = False
         if news:
-            self._write()
+            self.write()
 
     def _removed(self, drain: Drain) -> Drain:
         """Remove the last shard, once another has what limiters counted there, and the folder no longer names it.

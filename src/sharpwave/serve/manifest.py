@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import zlib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
+from sharpwave.disk.store_folder import LOCK
 from sharpwave.errors import DamagedError, NewerVersionError
 from sharpwave.spec import Spec
 from sharpwave.validation import checked_folder
@@ -28,6 +28,8 @@ class Manifest:
         cut: number of the checkpoint that counts; 0: the cluster itself.
         replicas: of each shard, kept by its neighbour: 0 or 1. ``new``: limits and options of a shard's store.
         draining: the drain under way, as ``Drain.state``; empty: none.
+        checkpoint: name, in hexadecimal digits, that the cuts of this folder bear; "": none bears it.
+        opening: folder of the checkpoint that the shards are being copied from: they do not count yet; "": they do.
     """
 
     spec: Spec
@@ -37,6 +39,8 @@ class Manifest:
     replicas: int = 0
     new: dict[str, Any] = field(default_factory=dict)
     draining: dict[str, Any] = field(default_factory=dict)
+    checkpoint: str = ""
+    opening: str = ""
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -64,7 +68,8 @@ class Manifest:
             if replicas not in (0, 1):
                 raise ValueError(f"replicas {replicas!r}")
             draining = dict(said.get("draining", {}))
-            return cls(Spec.from_json(said["spec"]), shards, bool(said["on_disk"]), cut, replicas, new, draining)
+            spec, names = Spec.from_json(said["spec"]), [str(said.get(name, "")) for name in ("checkpoint", "opening")]
+            return cls(spec, shards, bool(said["on_disk"]), cut, replicas, new, draining, *names)
         except NewerVersionError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
@@ -81,9 +86,24 @@ class Manifest:
             "replicas": self.replicas,
             "new": self.new,
             "draining": self.draining,
+            "checkpoint": self.checkpoint,
+            "opening": self.opening,
         }
         said["checksum"] = _checksum(said)
         write_whole(folder / CLUSTER, json.dumps(said, indent=1))
+
+    def check_whole(self, folder: Path) -> None:
+        """Refuse a folder whose shards, or whose first cut, are not all there.
+
+        Raises: ValueError, FileNotFoundError: naming the remedy.
+        """
+        if self.opening:
+            raise ValueError(
+                f"{folder} was being copied from the checkpoint {self.opening}, and not all is there; "
+                f"sharpwave.Cluster.open({self.opening!r}, disk={str(folder)!r}) begins anew"
+            )
+        if self.checkpoint and not self.cut:
+            raise FileNotFoundError(f"{folder}: the first checkpoint there was not finished; write it again")
 
 
 def _checksum(said: dict[str, Any]) -> int:
@@ -106,11 +126,6 @@ def write_whole(path: Path, text: str) -> None:
             os.close(folder)
 
 
-def is_ours(name: str) -> bool:
-    """Return whether a checkpoint of a cluster has a file or folder of that name."""
-    return name in (CLUSTER, f"{CLUSTER}.partial") or re.fullmatch("cut-[0-9]{1,9}", name) is not None
-
-
 def empty_folder(disk: str | os.PathLike[str]) -> Path:
     """Make the folder of a cluster on disk, or find it empty.
 
@@ -119,10 +134,14 @@ def empty_folder(disk: str | os.PathLike[str]) -> Path:
     """
     folder = checked_folder("disk", disk)
     if (folder / CLUSTER).exists():
+        try:
+            Manifest.read(folder).check_whole(folder)
+        except (ValueError, FileNotFoundError) as error:
+            raise FileExistsError(f"disk: {error}; or give another folder") from error
         raise FileExistsError(
             f"disk: {folder} holds a cluster already; open it with sharpwave.Cluster.open({str(folder)!r})"
         )
-    if folder.is_dir() and any(folder.iterdir()):
+    if folder.is_dir() and any(one.name != LOCK for one in folder.iterdir()):
         raise FileExistsError(f"disk: {folder} is not empty; give a new or empty folder")
     folder.mkdir(parents=True, exist_ok=True)
     return folder

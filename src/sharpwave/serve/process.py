@@ -27,6 +27,7 @@ from sharpwave.serve.addresses import HERE, Address, Security
 from sharpwave.serve.ending import Ending, tell_on_request
 from sharpwave.serve.intake import LEASES
 from sharpwave.serve.link import Link, ShardLostError
+from sharpwave.serve.manifest import write_whole
 from sharpwave.serve.replicas import Keeper, Neighbour
 from sharpwave.serve.server import Server
 from sharpwave.serve.shard import Shard
@@ -91,7 +92,7 @@ def opened(settings: ShardSettings) -> Store:
     if settings.begins_from is not None:
         leases = Path(f"{settings.begins_from}-{LEASES}")
         if leases.exists():
-            shutil.copy(leases, folder / LEASES)
+            write_whole(folder / LEASES, leases.read_text())
         return Store.open(settings.begins_from, disk=disk, writers_go_on=True, **limits)
     return made(settings, disk)
 
@@ -116,8 +117,12 @@ def replica(settings: ShardSettings) -> Keeper | None:
 
 
 def delete_shard(folder: Path) -> None:
-    """Delete a shard's store and its writers' lanes; what else is in its folder stays."""
-    shutil.rmtree(folder / STORE, ignore_errors=True)
+    """Delete a shard's store, replicas and writers' lanes; what else is in its folder stays."""
+    for one in (folder / STORE, *folder.glob("replica-of-*")):
+        if one.is_dir():
+            shutil.rmtree(one, ignore_errors=True)
+        else:
+            one.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         (folder / LEASES).unlink(missing_ok=True)
         folder.rmdir()
@@ -172,13 +177,15 @@ def main() -> None:
     signal.signal(signal.SIGTERM, ending.ask)
     tell_on_request()
     settings = ShardSettings(**json.loads(_line()))
-    threading.Thread(target=_wait_for_parent, args=(ending,), name="sharpwave-parent", daemon=True).start()
+    ready = threading.Event()
+    threading.Thread(target=_wait_for_parent, args=(ending, ready), name="sharpwave-parent", daemon=True).start()
     with contextlib.ExitStack() as stack:
         try:
             addresses = stack.enter_context(running(settings))
         except (OSError, ValueError, TypeError, MemoryError, RuntimeError) as error:
             _tell({"failed": f"{type(error).__name__}: {error}", "in_use": isinstance(error, StoreInUseError)})
             raise SystemExit(1) from None
+        ready.set()
         _tell({"addresses": addresses, "process": os.getpid()})
         ending.wait()
 
@@ -225,9 +232,14 @@ def _tell(what: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def _wait_for_parent(ending: Ending) -> None:
-    """Wait until standard input is closed: by the parent, or by the system when the parent has ended."""
+def _wait_for_parent(ending: Ending, ready: threading.Event) -> None:
+    """Wait until standard input is closed: by the parent, or by the system when the parent has ended.
+
+    A shard that is not ready ends at once, as if it was killed: whoever tries again finds nobody who copies still.
+    """
     with contextlib.suppress(OSError):
         while os.read(0, 1):  # not by sys.stdin, whose lock would be held as the interpreter ends
             pass
+    if not ready.is_set():
+        os._exit(1)
     ending.ask()

@@ -1,0 +1,173 @@
+"""Folders of clusters and of their checkpoints: whose they are, where they are, and what counts as whole."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import sharpwave as sw
+from sharpwave.serve.addresses import Address, Security
+from sharpwave.serve.link import ShardLostError
+from sharpwave.serve.local_shards import ShardFailedError
+from sharpwave.serve.service import Service
+from tests.serve.serving import SPEC, play, served
+
+
+def write(cluster: sw.Cluster, shards: int = 2, steps: int = 40) -> int:
+    """Write to every shard, under a name; return how many steps the cluster holds."""
+    for number in range(shards):
+        writer = cluster.writer(2, name=f"writer-{number}", shard=number, durability="flush", segment_steps=8)
+        play(writer, 2, steps, seed=number)
+        writer.close()
+    return len(cluster)
+
+
+def kill_a_shard(cluster: sw.Cluster) -> None:
+    """Kill shard 0, and wait until it answers again."""
+    assert cluster._processes is not None
+    process = cluster._processes.processes[0]
+    os.kill(process, signal.SIGKILL)
+    deadline = time.monotonic() + 120
+    while True:
+        assert time.monotonic() < deadline
+        with contextlib.suppress(ShardLostError):
+            if cluster._processes.processes[0] != process and len(cluster) >= 0:
+                break
+        time.sleep(0.1)
+
+
+def test_paths_are_those_of_where_they_were_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, after = tmp_path / "before", tmp_path / "after"
+    for folder in (before, after):
+        folder.mkdir()
+    monkeypatch.chdir(before)
+    with sw.Cluster(SPEC, shards=2, capacity=10_000, disk="replay") as cluster:
+        held = write(cluster)
+        monkeypatch.chdir(after)
+        kill_a_shard(cluster)
+        assert len(cluster) == held
+        cluster.checkpoint("ckpt")
+        cluster.resize(shards=3)
+    assert sorted(os.listdir(before / "replay")) == ["cluster.json", "shard-0", "shard-1", "shard-2"]
+    assert os.listdir(after) == ["ckpt"]
+    with sw.Cluster.open("ckpt", disk="copy") as cluster:
+        monkeypatch.chdir(before)
+        kill_a_shard(cluster)
+        assert len(cluster) == held
+    with sw.Cluster.open("replay") as cluster:
+        monkeypatch.chdir(after)
+        kill_a_shard(cluster)
+        assert len(cluster) == held
+    assert os.listdir(before) == ["replay"] and sorted(os.listdir(after)) == ["ckpt", "copy"]
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_checkpoint_leaves_folders_alone_that_none_made(tmp_path: Path, own: bool) -> None:
+    """Those of another program that have a cut's name too, also where checkpoints were written before."""
+    film = tmp_path / "film"
+    with sw.Cluster(SPEC, shards=2, capacity=1_000) as cluster:
+        if own:
+            cluster.checkpoint(film)
+        for name in ("cut-2", "cut-7"):
+            (film / name).mkdir(parents=True)
+            (film / name / "holiday.mp4").write_text("mine")
+        before = sorted(os.listdir(film))
+        with pytest.raises(FileExistsError, match=r"holds cut-[27]; give a new or empty folder"):
+            cluster.checkpoint(film)
+        assert sorted(os.listdir(film)) == before
+        assert all((film / name / "holiday.mp4").read_text() == "mine" for name in ("cut-2", "cut-7"))
+
+
+def test_a_checkpoint_that_a_shard_cannot_write_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "ckpt"
+    with served(2, tmp_path) as there:
+        real, failing = there.stores[1].checkpoint, [True]
+
+        def checkpoint(path: Path) -> None:
+            real(path)
+            if failing:
+                raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(there.stores[1], "checkpoint", checkpoint)
+        with pytest.raises(OSError, match="No space left"):
+            there.cluster.checkpoint(folder)
+        with pytest.raises(FileNotFoundError, match="first checkpoint there was not finished"):
+            sw.Cluster.open(folder)
+        failing.clear()
+        there.cluster.checkpoint(folder)
+        (folder / "cut-1" / "notes.txt").write_text("mine")
+        failing.append(True)
+        with pytest.raises(OSError, match="No space left"):
+            there.cluster.checkpoint(folder)
+        assert sorted(os.listdir(folder)) == ["cluster.json", "cut-1"]
+        failing.clear()
+        there.cluster.checkpoint(folder)
+        assert sorted(os.listdir(folder)) == ["cluster.json", "cut-1", "cut-2"]
+        assert (folder / "cut-1" / "notes.txt").read_text() == "mine"
+    with sw.Cluster.open(folder) as cluster:
+        assert len(cluster) == 0
+
+
+def children(process: int) -> list[str]:
+    found = subprocess.run(["pgrep", "-P", str(process)], capture_output=True, text=True, check=False)
+    return found.stdout.split()
+
+
+def refused(folder: Path) -> None:
+    """Check that nobody takes a folder for whole into which a checkpoint was not copied to the end."""
+    with pytest.raises(ValueError, match=r"not all is there; sharpwave\.Cluster\.open\("):
+        sw.Cluster.open(folder)
+    with pytest.raises(FileExistsError, match=r"not all is there; sharpwave\.Cluster\.open\("):
+        sw.Cluster(SPEC, shards=2, capacity=1_000, disk=folder)
+    with pytest.raises(ValueError, match="not all is there"):
+        Service(Address.parse("127.0.0.1:0"), None, folder, Security())
+    with sw.Cluster(SPEC, capacity=1_000) as cluster, pytest.raises(FileExistsError, match="is no checkpoint"):
+        cluster.checkpoint(folder)
+
+
+def test_a_checkpoint_that_was_not_opened_to_the_end_is_opened_anew(tmp_path: Path) -> None:
+    with sw.Cluster(SPEC, shards=2, capacity=10_000, disk=tmp_path / "disk", replicas=1) as cluster:
+        held = write(cluster)
+        cluster.checkpoint(tmp_path / "ckpt")
+    copy = tmp_path / "copy"
+    with pytest.raises(ShardFailedError, match="ram"):
+        sw.Cluster.open(tmp_path / "ckpt", disk=copy, ram="64KiB")
+    refused(copy)
+    program = "import sys, sharpwave as sw; sw.Cluster.open(sys.argv[1], disk=sys.argv[2]); print('opened')"
+    command = [sys.executable, "-c", program, str(tmp_path / "ckpt"), str(copy)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as opener:
+        assert opener.stdout is not None
+        deadline = time.monotonic() + 120
+        while len(children(opener.pid)) < 2:
+            assert opener.poll() is None and time.monotonic() < deadline
+            time.sleep(0.01)
+        opener.send_signal(signal.SIGSTOP)  # its shards go on, which takes them a while
+        while not (copy / "shard-0" / "store").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        with pytest.raises(sw.StoreInUseError, match=f"process {opener.pid}"):
+            sw.Cluster.open(tmp_path / "ckpt", disk=copy)
+        opener.kill()
+        assert opener.stdout.read() == ""
+    refused(copy)
+    (copy / "shard-1").mkdir(exist_ok=True)
+    (copy / "shard-1" / "notes.txt").write_text("mine")
+    with sw.Cluster.open(tmp_path / "ckpt", disk=copy) as cluster:
+        assert len(cluster) == held
+    with sw.Cluster.open(copy) as cluster:
+        assert len(cluster) == held
+        writer = cluster.writer(2, name="writer-1", shard=1)
+        assert writer.delivery.first_lane == 0 and min(writer.delivery.lane_steps) > 30
+        writer.close()
+    assert (copy / "shard-1" / "notes.txt").read_text() == "mine"
+    with pytest.raises(FileExistsError, match="holds a cluster already"):
+        sw.Cluster.open(tmp_path / "ckpt", disk=copy)
