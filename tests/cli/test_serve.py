@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
+from sharpwave.serve.addresses import Address, Security
+from sharpwave.serve.service import Service
 
 SPEC = sw.Spec(obs=sw.Field((3,), "float32"), action=sw.Field((), "int64"))
 COMMAND = [sys.executable, "-m", "sharpwave.cli", "serve"]
@@ -87,7 +89,9 @@ def test_its_shards_end_with_it_when_it_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="makes a certificate with openssl")
-def test_connections_are_encrypted_where_there_is_a_certificate(tmp_path: Path) -> None:
+def test_connections_are_encrypted_where_there_is_a_certificate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
@@ -100,7 +104,9 @@ def test_connections_are_encrypted_where_there_is_a_certificate(tmp_path: Path) 
     with serving("--listen", "127.0.0.1:0", *options, SHARPWAVE_SECRET=secret) as (address, _):
         with pytest.raises(ConnectionError):
             sw.connect(address, secret=secret)
-        with sw.Cluster(SPEC, address=address, secret=secret, tls_authority=str(certificate)) as cluster:
+        monkeypatch.chdir(tmp_path)
+        with sw.Cluster(SPEC, address=address, secret=secret, tls_authority=certificate.name) as cluster:
+            monkeypatch.chdir("/")  # whose connections are made later
             write(cluster, 20)
             assert len(cluster) == 40
         with pytest.raises(ConnectionError, match="secret"):
@@ -126,6 +132,42 @@ def test_what_it_cannot_do_it_says_in_a_line(arguments: list[str], text: str) ->
     assert done.returncode in (1, 2) and text in " ".join(done.stderr.split()) and "Traceback" not in done.stderr
 
 
+def test_a_service_in_memory_begins_without_the_writers_of_one_that_was_killed(tmp_path: Path) -> None:
+    arguments = ["--capacity", "1000", "--listen", f"unix:{tmp_path}/s"]
+    for lanes in (4, 8):
+        with serving(*arguments) as (address, process), sw.Cluster(SPEC, address=address) as cluster:
+            for name in ("actor", "other"):
+                writer = cluster.writer(lanes, name=name)
+                assert writer.delivery.first_lane == (0 if name == "actor" else lanes)
+                writer.close()
+            process.send_signal(signal.SIGKILL if lanes == 4 else signal.SIGTERM)
+            process.wait(60)
+
+
+def test_a_cluster_is_not_served_as_another_than_it_is(tmp_path: Path) -> None:
+    disk, anywhere = tmp_path / "d", Address.parse("127.0.0.1:0")
+    with sw.Cluster(SPEC, shards=2, capacity=10_000, disk=disk, segment_steps=16) as cluster:
+        write(cluster, 50)
+    for shards, more, text in (
+        (4, {}, r"shards=2, asked for was shards=4; .* Cluster\.resize"),
+        (None, {"replicas": 1}, "replicas=0, asked for was replicas=1; .* new folder"),
+        (None, {"options": {"segment_steps": 8}}, "segment_steps=16, asked for was segment_steps=8"),
+        (None, {"options": {"codec": "raw"}}, "codec='auto', asked for was codec='raw'"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            Service(anywhere, shards, disk, Security(), **more)
+    arguments = ["--disk", str(disk), "--listen", "127.0.0.1:0", "--replicas", "1"]
+    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and "replicas=0, asked for was replicas=1" in " ".join(done.stderr.split())
+    same = {"replicas": 0, "options": {"segment_steps": 16, "codec": None}}
+    with Service(anywhere, 2, disk, Security(), **same) as service, sw.connect(str(service.address)) as cluster:
+        assert len(cluster) == 100
+        cluster.resize(shards=3)  # the third is as the others are
+        writer = cluster.writer(1, shard=2)
+        assert writer.delivery.segment_steps == 16
+        writer.close()
+
+
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="clients use unix sockets")
 def test_clients_go_on_when_the_service_was_killed_and_is_started_again(tmp_path: Path) -> None:
     arguments = ["--disk", str(tmp_path / "d"), "--capacity", "1e4", "--listen", f"unix:{tmp_path}/s"]
@@ -143,6 +185,7 @@ def test_clients_go_on_when_the_service_was_killed_and_is_started_again(tmp_path
         replay.refresh()
         batch = replay.sample(32)
         np.testing.assert_array_equal(batch.obs[:, 0], batch.step)
+        writer.close()
         cluster.close()
 
 

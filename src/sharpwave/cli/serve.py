@@ -10,7 +10,9 @@ import typer
 
 
 def serve(
-    shards: Annotated[int, typer.Option(help="Shards, each a process with a part of the store.")] = 1,
+    shards: Annotated[
+        int | None, typer.Option(help="Shards, each a process with a part of the store; 1, or those that are there.")
+    ] = None,
     listen: Annotated[
         str, typer.Option(help="Where clients connect: unix:PATH or HOST:PORT (shards take the ports behind it).")
     ] = "127.0.0.1:7070",
@@ -21,10 +23,11 @@ def serve(
     ] = None,
     disk_limit: Annotated[str | None, typer.Option(help="Limit in bytes of its files.")] = None,
     replicas: Annotated[
-        int, typer.Option(help="1: each shard's steps are kept by the next one too; limits of bytes include them.")
-    ] = 0,
+        int | None,
+        typer.Option(help="1: each shard's steps are kept by the next one too; limits of bytes include them."),
+    ] = None,
     segment_steps: Annotated[int | None, typer.Option(help="Steps in a segment of the shards.")] = None,
-    codec: Annotated[str, typer.Option(help="Codec of every field.")] = "auto",
+    codec: Annotated[str | None, typer.Option(help="Codec of every field; auto, or that which is there.")] = None,
     tls_certificate: Annotated[Path | None, typer.Option(help="PEM file: connections are encrypted.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="PEM file of its key.")] = None,
 ) -> None:

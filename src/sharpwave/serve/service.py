@@ -18,6 +18,7 @@ from sharpwave.serve.fleet import Fleet, started_link
 from sharpwave.serve.local_shards import LocalShards, Plan
 from sharpwave.serve.manifest import CLUSTER, Manifest, empty_folder, new_folder
 from sharpwave.serve.members import Members
+from sharpwave.serve.process import delete_shard
 from sharpwave.serve.server import Server
 from sharpwave.spec import Spec
 
@@ -29,7 +30,9 @@ class Service:
 
     Args:
         listen: where the directory listens.
-        plan: of the shards; ``sockets`` is filled in.
+        shards: their number; ``None``: those that are there, or 1.
+        disk: folder of the cluster, which is opened if it holds one.
+        limits: as of ``Plan``. ``replicas`` and ``options`` that differ from those of the cluster there are refused.
 
     Attributes:
         address: where it listens, with the port that it got. ``shards``: the shards' processes, once there are some.
@@ -38,7 +41,9 @@ class Service:
         ValueError, OSError, ShardFailedError, DamagedError.
     """
 
-    def __init__(self, listen: Address, shards: int, disk: Path | None, security: Security, **limits: Any) -> None:
+    def __init__(
+        self, listen: Address, shards: int | None, disk: Path | None, security: Security, **limits: Any
+    ) -> None:
         self._undo = ExitStack()
         self.shards: LocalShards | None = None
         self._fleet: Fleet | None = None
@@ -47,20 +52,24 @@ class Service:
             sockets = _sockets(listen)
             if sockets is None:
                 sockets = Path(self._undo.enter_context(tempfile.TemporaryDirectory(prefix="sharpwave-")))
-            self._plan = Plan(shards, sockets, disk=disk, listen=listen, security=security, **limits)
+            asked = {"shards": shards, "replicas": limits.pop("replicas", None), **limits.pop("options", {})}
+            given = {name: value for name, value in asked.items() if value is not None}
+            here: dict[str, Any] = {"sockets": sockets, "disk": disk, "listen": listen, "security": security, **limits}
             directory = Directory(self._make, self._resize, self._checkpoint)
             if disk is not None and (disk / CLUSTER).exists():
                 found = Manifest.read(disk)
+                found.check_whole(disk)
                 if found.cut:
                     raise ValueError(
                         f"{disk} is a checkpoint; open it with sharpwave.Cluster.open, or serve another folder"
                     )
-                self._plan = replace(
-                    self._plan, shards=found.shards, opens=True, replicas=found.replicas, new=found.new
-                )
+                _check_asked(disk, found, given)
+                self._plan = Plan(found.shards, opens=True, replicas=found.replicas, new=found.new, **here)
                 addresses = self._started(found.spec, found.draining)
                 directory = Directory(self._make, self._resize, self._checkpoint, found.spec, addresses)
             else:
+                many = {"shards": given.pop("shards", 1), "replicas": given.pop("replicas", 0)}
+                self._plan = Plan(**many, options=given, **here)
                 self._plan.check()  # here, and not when the first client comes
                 if disk is not None:
                     empty_folder(disk)
@@ -78,6 +87,9 @@ class Service:
         self._plan.settings(spec)  # before a folder is made
         if self._plan.disk is not None:
             new_folder(self._plan.disk, self._plan.manifest(spec))
+        else:  # what a service that was killed left here: writers of steps that are gone
+            for one in self._plan.sockets.glob("shard-*"):
+                delete_shard(one)
         return self._started(spec)
 
     def _started(self, spec: Spec, draining: dict[str, Any] | None = None) -> list[list[str]]:
@@ -110,6 +122,18 @@ class Service:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _check_asked(disk: Path, found: Manifest, asked: dict[str, Any]) -> None:
+    """Refuse to open a cluster as another than it is.  Raises: ValueError."""
+    there = {"codec": "auto", **found.new, "shards": found.shards, "replicas": found.replicas}
+    for name, value in asked.items():
+        if name in there and value != there[name]:
+            how = "Cluster.resize changes their number" if name == "shards" else "or serve a new folder"
+            raise ValueError(
+                f"{disk} holds a cluster with {name}={there[name]!r}, asked for was {name}={value!r}; leave that out; "
+                f"{how}"
+            )
 
 
 def _sockets(listen: Address) -> Path | None:
