@@ -15,8 +15,12 @@ Known = tuple[bool, int]
 
 
 def home(name: str, shards: int) -> int:
-    """Return the shard, of so many, that a writer's name comes to where none has it: the same in every process."""
-    return zlib.crc32(name.encode(errors="replace")) % shards
+    """Return the shard, of so many, that a writer's name comes to where none has it: the same in every process.
+
+    Names that end in numbers, as "actor-0", "actor-1", ..., come to one shard after the other.
+    """
+    stem = name.rstrip("0123456789")
+    return (zlib.crc32(stem.encode(errors="replace")) + int(name[len(stem) :][-9:] or 0)) % shards
 
 
 def turned(shards: int, begin: int) -> list[int]:
