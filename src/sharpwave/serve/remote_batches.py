@@ -18,6 +18,7 @@ from sharpwave.native.interrupts import Lock
 from sharpwave.sampling.protocol import importance_weights
 from sharpwave.serve.cut_batches import read_into
 from sharpwave.serve.draws import Share, divide
+from sharpwave.serve.forks import path, precede
 from sharpwave.serve.known_shards import KnownShards
 from sharpwave.serve.link import Link, ShardLostError
 from sharpwave.serve.requests import Request
@@ -82,7 +83,7 @@ class RemoteBatches(Generic[B]):
 
     def __init__(self, known: KnownShards, shape: Replay[B], local: Store, seed: int) -> None:
         self._of, self._shape, self._view = known, shape, shape.view
-        self._rng = np.random.default_rng([seed, 0])
+        self._seed, self._rng = seed, np.random.default_rng([seed, 0])
         self.memory = SharedBlocks(known.freed)
         self._in_shared_memory = all(link.is_local for link in known.links.values())
         self.pool = Pool(self.memory.make) if self._in_shared_memory else Pool()
@@ -92,10 +93,19 @@ class RemoteBatches(Generic[B]):
         self.fields = list(local.spec.fields.values())
         self.numbers = {name: column.field for name, column in self._view.columns().items() if column.field is not None}
         self.cuts = True
+        precede(self)
+
+    def before_fork(self) -> None:
+        """Keep the batches that are held for this process and for the child, each its own; their memory is not used
+        again. A fork may come at any moment of another thread: it goes on with the pool that it took."""
+        if self._in_shared_memory:
+            self.pool = Pool(self.memory.make)
+            self.memory.keep_apart()
 
     def forked(self) -> None:
-        """Take a lock that no thread of the parent holds, and other memory."""
+        """Take a lock that no thread of the parent holds, other memory, and draws of this process's own."""
         self._decoding._at_fork_reinit()
+        self._rng = np.random.default_rng(np.random.SeedSequence([self._seed, 0], spawn_key=path()))
         self._renew()
 
     def submitted(self, batch_size: int) -> Plan:
@@ -133,7 +143,11 @@ class RemoteBatches(Generic[B]):
         self.pool.collect()
         lent = [self.pool.lend(nbytes, *root) for nbytes, root in zip(layout.sizes, layout.roots, strict=True)]
         plan.target, plan.blocks = layout.over(lent, self._view, source.tag), [root for _, root in lent]
-        return [block.memory for block, _ in lent]
+        blocks = [block.memory for block, _ in lent]
+        if self._in_shared_memory:
+            for block in blocks:
+                block.awaited = True
+        return blocks
 
     def _renew(self) -> None:
         self._process, self._inherited = os.getpid(), (self.pool, self._quarantined)
@@ -219,6 +233,9 @@ class RemoteBatches(Generic[B]):
         else:
             with self._decoding:
                 importance_weights(target.draw.probabilities, beta, target.draw.weights)
+        if self._in_shared_memory:
+            for root in plan.blocks:
+                root.base.awaited = False
         batch: B = target.batch
         batch.shards = shards
         return batch

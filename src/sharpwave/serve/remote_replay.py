@@ -6,7 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -77,6 +77,13 @@ class RemoteReplay(Generic[B]):
         self._left.clear()
         self._of.ahead = 0
         self._batches.forked()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"{type(self).__name__}: cannot be pickled or copied, so it cannot be passed to a spawned process. Make view "
+            f"{self.name!r} there: of sharpwave.connect(address), or of sharpwave.Cluster.of(spec, addresses) with what "
+            "cluster.where()['shards'] says; batches can be sent"
+        )
 
     def refresh(self, older_s: float = 0.0) -> None:
         """Ask the shards for their masses and counts that were told more than ``older_s`` seconds ago."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import mmap
 import os
@@ -9,6 +10,7 @@ import weakref
 from collections import deque
 
 _NUMBERS = itertools.count(1)
+MAP_FIXED = 0x10
 
 
 class SharedBlock(mmap.mmap):
@@ -16,10 +18,18 @@ class SharedBlock(mmap.mmap):
 
     Attributes:
         number: of this block, never used again. ``fd``: its descriptor, closed with it.
+        awaited: whether shards may be writing to it.
     """
 
     number: int
     fd: int
+    awaited: bool
+
+    def keep_apart(self) -> None:
+        """Keep what is written from now on to this process and to its forks, each its own: nothing is copied before
+        it is written to. Shards must not write any more."""
+        address = ctypes.addressof(ctypes.c_char.from_buffer(self))
+        _mmap(address, len(self), mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | MAP_FIXED, self.fd, 0)
 
 
 class SharedBlocks:
@@ -31,6 +41,7 @@ class SharedBlocks:
 
     def __init__(self, gone: deque[int]) -> None:
         self.gone = gone
+        self._made: weakref.WeakValueDictionary[int, SharedBlock] = weakref.WeakValueDictionary()  # by number
 
     def make(self, nbytes: int) -> SharedBlock:
         """Return new memory of ``nbytes`` zeros.  Raises: MemoryError."""
@@ -47,11 +58,33 @@ class SharedBlocks:
                 raise
         except OSError as error:
             raise MemoryError(f"sample: the system has no {nbytes:,} bytes of shared memory ({error})") from error
-        block.number, block.fd = next(_NUMBERS), fd
+        block.number, block.fd, block.awaited = next(_NUMBERS), fd, True
         weakref.finalize(block, _freed, fd, block.number, self.gone)
+        self._made[block.number] = block
         return block
+
+    def keep_apart(self) -> None:
+        """Before a fork: let no process see what another writes to the batches that are held now.
+
+        They must never be lent again.
+        """
+        for ref in self._made.valuerefs():  # a list at once: other threads make blocks
+            block = ref()
+            if block is not None and not block.awaited:
+                block.keep_apart()
+                self._made.pop(block.number, None)
 
 
 def _freed(fd: int, number: int, gone: deque[int]) -> None:
     os.close(fd)
     gone.append(number)
+
+
+def _mmap(address: int, nbytes: int, protection: int, flags: int, fd: int, offset: int) -> None:
+    """Map memory at an address.  Raises: OSError."""
+    call = ctypes.CDLL(None, use_errno=True).mmap
+    call.restype = ctypes.c_void_p
+    call.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+    if call(address, nbytes, protection, flags, fd, offset) != address:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
