@@ -80,9 +80,9 @@ class RemoteReplay(Generic[B]):
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            f"{type(self).__name__}: cannot be pickled or copied, so it cannot be passed to a spawned process. Make view "
-            f"{self.name!r} there: of sharpwave.connect(address), or of sharpwave.Cluster.of(spec, addresses) with what "
-            "cluster.where()['shards'] says; batches can be sent"
+            f"{type(self).__name__}: cannot be pickled or copied, so it cannot be passed to a spawned process. "
+            f"Make the view {self.name!r} there: of sharpwave.connect(address), or of "
+            "sharpwave.Cluster.of(spec, addresses) with what cluster.where()['shards'] says; batches can be sent"
         )
 
     def refresh(self, older_s: float = 0.0) -> None:
