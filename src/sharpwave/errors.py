@@ -46,6 +46,10 @@ class LimiterTimeoutError(TimeoutError):
     """Error raised where a rate limiter delayed a call beyond its ``timeout``. Nothing was written or sampled."""
 
 
+class ShardFailedError(RuntimeError):
+    """Error raised where a shard's process does not begin."""
+
+
 def not_to_be_copied(what: object) -> TypeError:
     """Make the error for pickling or copying ``what``, whose locks, memory and files belong to this process."""
     return TypeError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -123,6 +124,18 @@ def test_connections_are_encrypted_where_there_is_a_certificate(
         (["--capacity", "100", "--listen", "127.0.0.1:0", "--shards", "0"], "shards=0, expected an integer from 1"),
         (["--capacity", "100", "--listen", "127.0.0.1:0", "--replicas", "1", "--shards", "1"], "1 of 2 shards or more"),
         (["--capacity", "100", "--listen", "127.0.0.1:0", "--disk", "/dev/null/d"], "Not a directory: '/dev/null/d'"),
+        (["--capacity", "100", "--tls-certificate", "/none.pem"], "--tls-certificate /none.pem: No such file"),
+        (["--capacity", "100", "--tls-certificate", __file__], f"{__file__}: [SSL] PEM lib"),
+        (["--capacity", "100", "--tls-key", __file__], "give --tls-certificate too"),
+        (["--capacity", "100", "--codec", "lzma"], "codec 'lzma', expected one of 'auto'"),
+        (["--capacity", "100", "--segment-steps", "0"], "segment_steps=0, expected an integer from 1 to 65536"),
+        (["--capacity", "100", "--segment-steps", "1000000000"], "segment_steps=1000000000, expected"),
+        (["--capacity", "100", "--shards", "4", "--listen", "127.0.0.1:65533"], "shard 2 would listen at port 65536"),
+        (["--capacity", "4", "--shards", "8"], "capacity=4 of 8 shards, expected at least 16"),
+        (["--ram", "16MiB", "--shards", "8"], "ram='16MiB' of 8 shards, expected at least 33,554,432"),
+        (["--ram", "100000TiB"], "cannot reserve 109,951,162,777,600,000 bytes"),
+        (["--capacity", "inf"], "capacity=inf, expected an integer"),
+        (["--capacity", "1.5"], "capacity=1.5, expected an integer"),
         (["--capacity", "100", "--listen", "127.0.0.1:0", "--disk", os.path.dirname(__file__)], "is not empty"),
     ],
 )
@@ -166,6 +179,17 @@ def test_a_cluster_is_not_served_as_another_than_it_is(tmp_path: Path) -> None:
         writer = cluster.writer(1, shard=2)
         assert writer.delivery.segment_steps == 16
         writer.close()
+
+
+def test_a_port_that_a_shard_needs_is_found_in_use_before_a_client_comes() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = subprocess.run(
+            [*COMMAND, "--capacity", "100", "--listen", f"127.0.0.1:{port - 1}"],
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    assert done.returncode == 1 and f"127.0.0.1:{port}: cannot listen there" in done.stderr
+    assert "shard 0 needs that port" in done.stderr and "Traceback" not in done.stderr
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="clients use unix sockets")

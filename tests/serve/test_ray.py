@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 import sharpwave as sw
-from sharpwave.serve.local_shards import ShardFailedError
+from sharpwave.errors import ShardFailedError
 from sharpwave.serve.ray_cluster import begin_ray, check_authenticated, is_ray
 from tests.serve.on_ray import NODE, simulated
 from tests.serve.serving import SPEC, play

@@ -217,6 +217,24 @@ def test_a_shard_that_says_nonsense_of_a_view_is_refused_by_name(name: str, valu
         ViewState.read(ViewState().described() | {name: value})
 
 
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        ({"settings": {"n_steps": 3}, "sampler": {"kind": "Uniform"}}, "n_steps"),
+        ({"settings": {}, "sampler": {"kind": "Prioritized", "alfa": 0.5}}, "alfa"),
+    ],
+)
+def test_a_misspelled_view_is_refused_and_is_no_failure_of_the_shard(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, asked: dict[str, object], text: str
+) -> None:
+    with served(1, tmp_path) as there:
+        link = Link(there.servers[0].address, Security())
+        with pytest.raises(ValueError, match=text):
+            link.call(Request.VIEW, {"name": "one", "kind": "transitions", "seed": 0} | asked)
+        link.close()
+    assert not caplog.records
+
+
 @pytest.mark.parametrize("number", [0.0, -1.0, float("nan"), float("inf"), 2.0])
 def test_probabilities_that_are_none_are_refused_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: float

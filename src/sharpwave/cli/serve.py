@@ -41,9 +41,9 @@ def serve(
     """
     from rich.console import Console
 
+    from sharpwave.errors import ShardFailedError
     from sharpwave.serve.addresses import Address, Security
     from sharpwave.serve.ending import Ending
-    from sharpwave.serve.local_shards import ShardFailedError
     from sharpwave.serve.service import Service
 
     if capacity is None and (disk_limit if disk is not None else ram) is None and not _is_cluster(disk):
@@ -52,7 +52,7 @@ def serve(
     for one in (signal.SIGTERM, signal.SIGINT):
         signal.signal(one, ending.ask)
     limits = {
-        "capacity": None if capacity is None else int(capacity),
+        "capacity": capacity,
         "ram": ram,
         "disk_limit": disk_limit,
         "replicas": replicas,

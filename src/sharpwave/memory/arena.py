@@ -65,7 +65,7 @@ class Arena:
         except (OSError, ValueError, OverflowError) as error:
             raise MemoryError(
                 f"store: cannot reserve {reserve_bytes:,} bytes of address space ({error}); "
-                "lower capacity=, or give ram= to bound it"
+                "lower capacity=, or give a lower ram= to bound it"
             ) from error
         self._huge_pages = huge_pages and reserve_bytes >= HUGE and self._space.use_huge_pages(self.begin_of(1))
         self._space.commit(0, self._begin)

@@ -24,6 +24,8 @@ from sharpwave.validation import check_capacity, parse_bytes
 
 MIN_RAM_BYTES = 4 << 20
 MIN_DISK_BYTES = 16 << 20
+LEAST = {"capacity": 2, "ram": MIN_RAM_BYTES, "disk_limit": MIN_DISK_BYTES}
+"""The lowest limits that a store can have."""
 ON_FULL = ("raise", "block", "drop_oldest", "drop_newest")
 LIMITS = ("capacity", "ram", "disk_limit")
 RETENTIONS: dict[str, Any] = {kind.__name__: kind for kind in (Fifo, LowestPriority, Reservoir)}

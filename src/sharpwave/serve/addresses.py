@@ -106,13 +106,43 @@ class Security:
         return cls(secret.encode() if isinstance(secret, str) else bytes(secret), **found)
 
     def check(self, address: Address) -> None:
-        """Refuse to listen where strangers could connect.  Raises: ValueError."""
+        """Refuse to listen where strangers could connect, or with a certificate that cannot be used.
+
+        Raises: ValueError.
+        """
+        self.server_context()
         if not address.is_local and len(self.secret) < 16:
             raise ValueError(
                 f"{address}: other machines can reach this address, so it needs a shared secret of at least 16 "
                 "characters: set SHARPWAVE_SECRET on both ends (python -c 'import secrets; "
                 "print(secrets.token_hex(32))' makes one), or listen on 127.0.0.1"
             )
+
+    def server_context(self) -> ssl.SSLContext | None:
+        """Return what a server encrypts with; ``None``: it does not.  Raises: ValueError: the files cannot be used."""
+        given = {"--tls-certificate": self.certificate, "--tls-key": self.key}
+        files = {option: path for option, path in given.items() if path is not None}
+        if not files:
+            return None
+        for option, path in files.items():
+            try:
+                Path(path).read_bytes()
+            except OSError as error:
+                raise ValueError(f"{option} {path}: {error.strerror}; give a PEM file that can be read") from error
+        if self.certificate is None:
+            raise ValueError(
+                f"--tls-key {self.key}: without a certificate it encrypts nothing; give --tls-certificate too"
+            )
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            context.load_cert_chain(self.certificate, self.key, password="")  # nobody is there to be asked for one
+        except (ssl.SSLError, ValueError) as error:
+            named = ", ".join(f"{option} {path}" for option, path in files.items())
+            raise ValueError(
+                f"{named}: {error}; expected a certificate and, in the same file or as --tls-key, its key, without a "
+                "password"
+            ) from error
+        return context
 
 
 def reachable(said: Mapping[str, Any], directory: Address) -> dict[str, Any]:
@@ -168,6 +198,11 @@ def listen(address: Address, security: Security) -> tuple[socket.socket, Address
         made.close()
         raise OSError(error.errno, f"{address}: cannot listen there ({error.strerror or error})") from error
     return made, Address(TCP, host=address.host, port=made.getsockname()[1])
+
+
+def check_free(address: Address, security: Security) -> None:
+    """Refuse an address at which this process could not listen now.  Raises: as ``listen``."""
+    listen(address, security)[0].close()
 
 
 def _listen_unix(address: Address) -> socket.socket:
@@ -293,9 +328,7 @@ def accept(made: socket.socket, security: Security, about: dict[str, Any], local
         for name, value in KEEPALIVE.items():
             if hasattr(socket, name):
                 made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-        if security.certificate is not None:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(security.certificate, security.key)
+        if (context := security.server_context()) is not None:
             made = context.wrap_socket(made, server_side=True)
     ours = secrets.token_bytes(NONCE_BYTES)
     wire.send(made, HELLO, 0, {"nonce": ours.hex(), "version": wire.VERSION})

@@ -54,7 +54,7 @@ class Directory:
 
         Raises:
             ValueError: the spec is another, or there cannot be so many shards.
-            OSError: a checkpoint cannot be written.
+            ShardFailedError: one does not begin.  OSError: a checkpoint cannot be written.
         """
         if frame.kind in (Request.RESIZE, Request.CHECKPOINT) and self._spec is None:
             raise ValueError("there are no shards yet; the first client says what a step is")

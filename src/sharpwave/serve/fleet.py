@@ -92,6 +92,7 @@ class Fleet:
         if isinstance(shards, bool) or not isinstance(shards, int) or not 1 <= shards <= MAX_SHARDS:
             raise ValueError(f"resize: shards={shards!r}, expected an integer from 1 to {MAX_SHARDS}")
         with self.lock:
+            new = [self.plan.one_more(self.spec, number) for number in range(len(self), shards)]
             before, self._drain = self._drain, None
             try:
                 if shards < len(self):
@@ -106,8 +107,8 @@ class Fleet:
             except BaseException:
                 self._drain = before
                 raise
-            for number in range(len(self), shards):
-                self.processes.add(self.plan.one_more(self.spec, number))
+            for one in new:
+                self.processes.add(one)
             self.write()
             if self._drain is not None:
                 with contextlib.suppress(ShardLostError):  # it has begun; the thread goes on

@@ -16,12 +16,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sharpwave.persistence.settings import Settings, checked_limits
+from sharpwave.errors import ShardFailedError
+from sharpwave.persistence.settings import LEAST, Settings, checked_limits
 from sharpwave.serve.addresses import TCP, Address, Security, machine
 from sharpwave.serve.manifest import Manifest
 from sharpwave.serve.process import ShardSettings, delete_shard
 from sharpwave.spec import Spec
-from sharpwave.validation import parse_bytes
+from sharpwave.validation import check_capacity, parse_bytes
 
 READY_S = 180.0
 """How long a shard may take to begin: a large store on disk is read."""
@@ -36,6 +37,7 @@ LIVED_S = 5.0
 """How long a shard lives that is then started again at once."""
 LOG = logging.getLogger("sharpwave.serve")
 MAX_SHARDS = 1024
+MAX_PORT = 65535
 SEGMENT_STEPS = 32
 """Steps in a segment of shards and of their writers: a store has places for as many segments of its own length as fill
 it, so shorter ones, which writers seal, would leave it partly empty."""
@@ -84,13 +86,30 @@ class Plan:
         return replace(self, begins_from=None)._one(spec, number, self._limits())
 
     def _limits(self) -> dict[str, int | None]:
-        """Return each shard's limits; ``None`` where they are those that its store had."""
+        """Return each shard's limits; ``None`` where they are those that its store had.  Raises: ValueError."""
         given: dict[str, Any] = {"capacity": self.capacity, "ram": self.ram, "disk_limit": self.disk_limit}
-        if not self.opens:
-            given = {**checked_limits(**given, on_disk=self.disk is not None)}
-        parsed = {name: parse_bytes(one, name) if isinstance(one, str) else one for name, one in given.items()}
-        stores = {name: self.shards * (1 if name == "capacity" else 1 + self.replicas) for name in parsed}
-        return {name: None if one is None else max(1, int(one) // stores[name]) for name, one in parsed.items()}
+        if self.opens:
+            whole: dict[str, int | None] = {
+                name: None if one is None else check_capacity(one) if name == "capacity" else parse_bytes(one, name)
+                for name, one in given.items()
+            }
+        else:
+            whole = checked_limits(**given, on_disk=self.disk is not None)
+        return {name: None if one is None else self._part(name, one, given[name]) for name, one in whole.items()}
+
+    def _part(self, name: str, whole: int, given: Any) -> int:
+        """Return a store's part of a limit.  Raises: ValueError: no store can have it."""
+        stores = self.shards * (1 if name == "capacity" else 1 + self.replicas)
+        part, least = whole // stores, LEAST[name]
+        if part < least:
+            said = repr(given) if isinstance(given, str) else whole
+            kept = f", each with {self.replicas} replica" if stores > self.shards else ""
+            raise ValueError(
+                f"{name}={said} of {self.shards} shards{kept}, expected at least {least * stores:,}: each store gets "
+                f"an equal part, at least {least:,} {'steps' if name == 'capacity' else 'bytes'}; raise it, or have "
+                "fewer shards"
+            )
+        return part
 
     def manifest(self, spec: Spec) -> Manifest:
         """Return what the folder of these shards says.  Raises: as ``settings``."""
@@ -125,6 +144,11 @@ class Plan:
         addresses = [f"unix:{self.sockets / f'{number}.sock'}"]
         if self.listen is not None and self.listen.kind == TCP:
             port = self.listen.port and self.listen.port + 1 + number
+            if port > MAX_PORT:
+                raise ValueError(
+                    f"{self.listen}: shard {number} would listen at port {port}, of at most {MAX_PORT}: shards take "
+                    "the ports behind it; listen at a lower one"
+                )
             addresses.append(str(replace(self.listen, port=port)))
         folder = (self.sockets if self.disk is None else self.disk) / f"shard-{number}"
         return ShardSettings(
@@ -143,10 +167,6 @@ class Plan:
             f"unix:{self.sockets / f'{(number + 1) % self.shards}.sock'}" if self.replicas else None,
             dict(self.new),
         )
-
-
-class ShardFailedError(RuntimeError):
-    """Error raised where a shard's process does not begin."""
 
 
 class _Seat:

@@ -141,7 +141,7 @@ def running(settings: ShardSettings, moved: Callable[[], Address] | None = None)
         from sharpwave.warmup import warm_up  # its imports are many, and importing sharpwave imports this module
 
         warm_up()  # or its first clients wait for the compiler
-    store = _once_free(lambda: opened(settings))
+    store = once_free(lambda: opened(settings))
     keeper = replica(settings)
     over = threading.Event()
     with store, contextlib.nullcontext() if keeper is None else keeper.store:
@@ -156,7 +156,7 @@ def running(settings: ShardSettings, moved: Callable[[], Address] | None = None)
         try:
             for one in settings.addresses:
                 address = Address.parse(one)
-                servers.append(_once_free(lambda address=address: Server(shard, address, security)))  # type: ignore[misc]
+                servers.append(once_free(lambda address=address: Server(shard, address, security)))  # type: ignore[misc]
             if shard.intake.neighbour is not None:  # what only the replica has is here before a writer comes
                 threading.Thread(target=_stay_level, args=(shard.intake.neighbour, over), daemon=True).start()
             yield [str(one.address) for one in servers]
@@ -190,7 +190,7 @@ def main() -> None:
         ending.wait()
 
 
-def _once_free(make: Callable[[], T]) -> T:
+def once_free(make: Callable[[], T]) -> T:
     """Return what ``make`` does, also if a former life of this shard, whose parent was killed, is just ending."""
     deadline = time.monotonic() + FREE_S
     while True:

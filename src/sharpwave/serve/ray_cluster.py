@@ -14,8 +14,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from sharpwave.errors import ShardFailedError
 from sharpwave.serve.addresses import HERE, TCP, Address, machine, nearest
-from sharpwave.serve.local_shards import READY_S, STOP_S, ShardFailedError
+from sharpwave.serve.local_shards import READY_S, STOP_S
 from sharpwave.serve.manifest import write_whole
 from sharpwave.serve.process import ShardSettings, delete_shard, running
 

@@ -9,6 +9,7 @@ import threading
 import time
 from typing import Any, Protocol
 
+from sharpwave.errors import ShardFailedError
 from sharpwave.serve import wire
 from sharpwave.serve.addresses import UNIX, Address, Security, accept, listen
 from sharpwave.serve.budget import Budget
@@ -148,7 +149,9 @@ class Server:
         except WireError:
             raise
         except Exception as error:
-            if not isinstance(error, (ValueError, LookupError, OSError, MemoryError)):
+            if isinstance(error, ShardFailedError):  # a matter of whoever serves
+                LOG.error("%s", error)
+            elif not isinstance(error, (ValueError, LookupError, OSError, MemoryError)):
                 LOG.exception("request %d failed", frame.kind)
             text = error.args[0] if isinstance(error, KeyError) and error.args else error
             return {"kind": type(error).__name__, "text": str(text)}, {}, FAILED

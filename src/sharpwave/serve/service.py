@@ -12,15 +12,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from sharpwave.serve.addresses import TCP, Address, Security
+from sharpwave.memory.address_space import PAGE, reserve
+from sharpwave.serve.addresses import TCP, Address, Security, check_free
 from sharpwave.serve.directory import Directory
 from sharpwave.serve.fleet import Fleet, started_link
 from sharpwave.serve.local_shards import LocalShards, Plan
 from sharpwave.serve.manifest import CLUSTER, Manifest, empty_folder, new_folder
 from sharpwave.serve.members import Members
-from sharpwave.serve.process import delete_shard
+from sharpwave.serve.process import delete_shard, once_free
 from sharpwave.serve.server import Server
-from sharpwave.spec import Spec
+from sharpwave.spec import Field, Spec
+
+SMALLEST = Spec(obs=Field((1,), "uint8"), action=Field((1,), "uint8"))
+"""Steps so small that what shards cannot have with them, they cannot have at all."""
 
 
 class Service:
@@ -70,17 +74,38 @@ class Service:
             else:
                 many = {"shards": given.pop("shards", 1), "replicas": given.pop("replicas", 0)}
                 self._plan = Plan(**many, options=given, **here)
-                self._plan.check()  # here, and not when the first client comes
+                self._check()
                 if disk is not None:
                     empty_folder(disk)
             self.server = Server(directory, listen, security)
             self._undo.callback(self.server.close)
             self._sockets = sockets
             self.address = self.server.address
-            self._plan = replace(self._plan, listen=self.address)
         except BaseException:
             self._undo.close()
             raise
+
+    def _check(self) -> None:
+        """Refuse, before the first client comes, what shards of no spec can have.  Raises: ValueError, OSError."""
+        for one in self._plan.settings(SMALLEST):
+            for text in one.addresses:
+                if (address := Address.parse(text)).kind != TCP:
+                    continue
+                try:
+                    once_free(lambda address=address: check_free(address, self._plan.security))  # type: ignore[misc]
+                except OSError as error:
+                    raise OSError(
+                        f"{error.strerror or error}: shard {one.number} needs that port, one of those behind "
+                        f"{self._plan.listen}; free it, or listen elsewhere"
+                    ) from error
+        if (ram := one.limits["ram"]) is not None:
+            try:
+                reserve(-(-ram // PAGE) * PAGE)
+            except (OSError, ValueError, OverflowError) as error:
+                raise ValueError(
+                    f"ram={self._plan.ram!r}: this machine cannot reserve {ram:,} bytes for each shard ({error}); "
+                    "lower it"
+                ) from error
 
     def _make(self, spec: Spec) -> list[list[str]]:
         """Start the shards of a new cluster."""

@@ -112,7 +112,10 @@ class ShardViews:
         if not isinstance(settings, dict) or asked["kind"] not in (TRANSITIONS, SEQUENCES):
             raise ValueError(f"view of kind {asked['kind']!r}, expected {TRANSITIONS!r} or {SEQUENCES!r}")
         make: Any = self._store.transitions if asked["kind"] == TRANSITIONS else self._store.sequences
-        made: Replay[Any] = make(**settings, **given)
+        try:
+            made: Replay[Any] = make(**settings, **given)
+        except TypeError as error:  # names and values are a stranger's
+            raise ValueError(f"view {asked['name']!r} with settings {settings!r:.200}: {error}") from error
         return made
 
     def item_bytes(self, number: int, shared: bool, cut: bool) -> int:
@@ -222,5 +225,8 @@ def _sampler(described: Any) -> Sampler:
     kind = described.get("kind") if isinstance(described, dict) else None
     if kind not in SAMPLERS:
         raise ValueError(f"sampler {described!r}, expected one of {', '.join(SAMPLERS)}")
-    made: Sampler = SAMPLERS[kind](**{name: value for name, value in described.items() if name != "kind"})
+    try:
+        made: Sampler = SAMPLERS[kind](**{name: value for name, value in described.items() if name != "kind"})
+    except TypeError as error:
+        raise ValueError(f"sampler {described!r:.200}: {error}") from error
     return made
