@@ -45,9 +45,11 @@ class Address:
 
     @classmethod
     def parse(cls, text: str | os.PathLike[str]) -> Address:
-        """Return the address that ``text`` names.  Raises: ValueError."""
-        given = os.fspath(text)
-        wrong = f"address {given!r}, expected unix:PATH, tcp://HOST:PORT or HOST:PORT"
+        """Return the address that ``text`` names.  Raises: ValueError, TypeError."""
+        given = os.fspath(text) if isinstance(text, (str, os.PathLike)) else None
+        wrong = f"address {text!r}, expected unix:PATH, tcp://HOST:PORT or HOST:PORT"
+        if not isinstance(given, str):
+            raise TypeError(wrong)
         if given.startswith("unix:"):
             path = given.removeprefix("unix:")
             if not path:
@@ -68,6 +70,11 @@ class Address:
     def is_any(self) -> bool:
         """Whether it stands for every address of a machine."""
         return self.kind == TCP and self.host in ("0.0.0.0", "::")
+
+    @property
+    def from_elsewhere(self) -> Address:
+        """As other machines may reach it: with this machine's name where it stands for every address."""
+        return replace(self, host=socket.gethostname()) if self.is_any else self
 
     @property
     def is_local(self) -> bool:
@@ -244,14 +251,19 @@ def _check_abandoned(address: Address) -> None:
     raise FileExistsError(f"{address}: another process listens there; stop it, or use another path")
 
 
-def connect(address: Address, security: Security, timeout: float = CONNECT_S) -> tuple[socket.socket, dict[str, Any]]:
+def connect(
+    address: Address, security: Security, timeout: float = CONNECT_S, started_by: str = "sharpwave serve"
+) -> tuple[socket.socket, dict[str, Any]]:
     """Connect, and show and check the secret; return the socket and what the other end says of itself.
+
+    Args:
+        started_by: the command that listens there, for whoever has to start it.
 
     Raises:
         ConnectionError: nobody listens there, the secret is another, or the peer speaks another language.
         OSError: it cannot be reached.
     """
-    made = _reached(address, timeout)
+    made = _reached(address, timeout, started_by)
     try:
         made.settimeout(timeout)
         if address.kind == TCP:
@@ -267,7 +279,7 @@ def connect(address: Address, security: Security, timeout: float = CONNECT_S) ->
         raise
 
 
-def _reached(address: Address, timeout: float) -> socket.socket:
+def _reached(address: Address, timeout: float, started_by: str) -> socket.socket:
     try:
         if address.kind == TCP:
             return socket.create_connection((address.host, address.port), timeout)
@@ -281,7 +293,7 @@ def _reached(address: Address, timeout: float) -> socket.socket:
         return made
     except OSError as error:
         raise ConnectionError(
-            f"{address}: nothing answers there ({error.strerror or error}); start `sharpwave serve`, or correct the "
+            f"{address}: nothing answers there ({error.strerror or error}); start `{started_by}`, or correct the "
             "address"
         ) from error
 
@@ -328,7 +340,11 @@ def accept(made: socket.socket, security: Security, about: dict[str, Any], local
         for name, value in KEEPALIVE.items():
             if hasattr(socket, name):
                 made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-        if (context := security.server_context()) is not None:
+        try:
+            context = security.server_context()
+        except ValueError as error:  # its files are gone, or are others now
+            raise ConnectionError(str(error)) from error
+        if context is not None:
             made = context.wrap_socket(made, server_side=True)
     ours = secrets.token_bytes(NONCE_BYTES)
     wire.send(made, HELLO, 0, {"nonce": ours.hex(), "version": wire.VERSION})

@@ -29,6 +29,9 @@ MAX_UNANSWERED_BYTES = 1 << 16
 RETRY_S = 0.2
 """Pause between attempts to reach a shard that was lost."""
 
+SHARD = "shard", "sharpwave serve"
+HUB = "hub", "sharpwave train ... --hub-listen"
+
 
 class ShardLostError(ConnectionError):
     """Error raised where a shard's process has ended, or cannot be reached."""
@@ -40,6 +43,7 @@ class Link:
     Args:
         patience_s: how long it may take to answer; then it counts as lost.
         moved: says where the shard is now, asked when it cannot be reached; ``None``: it stays where it is.
+        peer: what listens there, and the command that starts it, for errors.
 
     Attributes:
         address: of the shard.
@@ -56,8 +60,10 @@ class Link:
         security: Security,
         patience_s: float = REPLY_S,
         moved: Callable[[], Address] | None = None,
+        peer: tuple[str, str] = SHARD,
     ) -> None:
         self.address, self._security, self._patience_s, self._moved = address, security, patience_s, moved
+        self._what, self._started_by = peer
         self.incarnation, self.connections = -1, 0
         self.sent_bytes = self.received_bytes = 0
         self.shared: set[int] = set()
@@ -106,14 +112,14 @@ class Link:
             deadline = time.monotonic() + wait_s
             while True:
                 try:
-                    made, about = connect(self.address, self._security)
+                    made, about = connect(self.address, self._security, started_by=self._started_by)
                     break
                 except ConnectionError as error:
                     if self._elsewhere():
                         continue
                     if time.monotonic() >= deadline:
                         self._lost_at, self._why = time.monotonic(), str(error)
-                        raise ShardLostError(f"shard {error}") from error
+                        raise ShardLostError(f"{self._what} {error}") from error
                     time.sleep(RETRY_S)
             made.settimeout(self._patience_s)
             self._socket, self.incarnation = made, int(about.get("shard", -1))
@@ -122,7 +128,7 @@ class Link:
 
     def another(self) -> Link:
         """Return a further connection to the same shard."""
-        return Link(self.address, self._security, self._patience_s, self._moved)
+        return Link(self.address, self._security, self._patience_s, self._moved, (self._what, self._started_by))
 
     def to(self, address: Address) -> Link:
         """Return a connection to another shard, of the same secret."""
@@ -219,11 +225,11 @@ class Link:
             self._check_process()
             while number not in self._replies:
                 if not any(number == one for one, _ in self._waiting):
-                    raise ShardLostError(f"shard {self.address}: {self._why or 'the connection broke'}")
+                    raise ShardLostError(f"{self._what} {self.address}: {self._why or 'the connection broke'}")
                 self._read()
             reply = self._replies.pop(number)
         if reply.kind == FAILED:
-            raise _error(str(reply.head.get("kind")), str(reply.head.get("text")))
+            raise _error(self._what, str(reply.head.get("kind")), str(reply.head.get("text")))
         return reply
 
     def call(
@@ -241,7 +247,7 @@ class Link:
     def _read(self) -> None:
         """Receive the next reply.  Raises: ShardLostError."""
         if self._socket is None or not self._waiting:
-            raise ShardLostError(f"shard {self.address}: {self._why or 'the connection broke'}")
+            raise ShardLostError(f"{self._what} {self.address}: {self._why or 'the connection broke'}")
         try:
             reply = wire.receive(self._socket)
             if reply is not None:
@@ -268,7 +274,7 @@ class Link:
         self._lost_at = time.monotonic()
         text = f"no answer for {self._patience_s:g} s" if isinstance(error, TimeoutError) else str(error)
         self._why = text or type(error).__name__
-        return ShardLostError(f"shard {self.address}: {self._why}")
+        return ShardLostError(f"{self._what} {self.address}: {self._why}")
 
     def _forget(self) -> None:
         self._waiting.clear()
@@ -304,12 +310,12 @@ def _ready(connection: socket.socket, wait_s: float, to_write: bool = False) -> 
     return bool(poll.poll(wait_s * 1000))
 
 
-def _error(kind: str, text: str) -> Exception:
-    """Return the error that a shard raised, as the class of that name where it is one that callers may catch."""
+def _error(what: str, kind: str, text: str) -> Exception:
+    """Return the error that the other end raised, as the class of that name where it is one that callers may catch."""
     named = getattr(errors, kind, None) or getattr(builtins, kind, None)
     plain = isinstance(named, type) and issubclass(named, Exception) and not issubclass(named, errors.NewerVersionError)
     if plain and named is not None and kind not in ("ConnectionError", "TimeoutError"):
-        return named(f"shard: {text}") if not issubclass(named, OSError) else OSError(f"shard: {text}")
+        return named(f"{what}: {text}") if not issubclass(named, OSError) else OSError(f"{what}: {text}")
     if kind == "TimeoutError":
         return errors.LimiterTimeoutError(text)
-    return RuntimeError(f"shard: {kind}: {text}")
+    return RuntimeError(f"{what}: {kind}: {text}")

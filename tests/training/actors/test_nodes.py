@@ -1,8 +1,10 @@
 """Actors on other machines: the hub's books, and nodes for real that are killed, come back and end with the run."""
 
+import contextlib
 import io
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -176,11 +178,26 @@ def test_a_report_that_is_none_ends_the_connection(books, head):
 
 
 def test_a_node_without_a_hub_gives_up_and_one_of_a_strange_module_is_refused(books):
-    with pytest.raises(HubLostError, match=r"not reached for 0.2 s.*--hub-listen"):
-        Node("127.0.0.1:1", 1, patience_s=0.2).run()
+    said: list[str] = []
+    with pytest.raises(HubLostError, match=r"not reached for 0.2 s.*--patience"):
+        Node("127.0.0.1:1", 1, said.append, patience_s=0.2).run()
+    assert said[0].startswith("hub tcp://127.0.0.1:1: nothing answers there")
+    assert "start `sharpwave train ... --hub-listen`" in said[0] and "serve" not in said[0]
     books.hub._own = books.hub._own._replace(agents={"mine": "os:path"})
     with pytest.raises(ValueError, match=r"would import 'os:path'.*--trust"):
         Node(str(books.hub.address), 1).run()
+
+
+def test_nodes_of_other_machines_are_told_a_name_that_they_can_use(monkeypatch):
+    monkeypatch.setenv("SHARPWAVE_SECRET", "a secret of more than sixteen")
+    env = setup.environments(RECIPE, 1)
+    agent = setup.agent(RECIPE, env)
+    env.close()
+    said: list[str] = []
+    store: Any = SimpleNamespace(**vars(STORE) | {"security": Security.of(None)})
+    with contextlib.closing(Hub(RECIPE, agent, store, 0, 0, said.append, listen="0.0.0.0:0")) as hub:
+        hub.__enter__()
+        assert said[0].endswith(f"--hub {socket.gethostname()}:{hub.address.port}")
 
 
 def test_actors_elsewhere_need_shards():

@@ -111,7 +111,7 @@ class Hub:
         self.address = self._server.address
 
     def __enter__(self) -> Self:
-        self._say(f"Actors join by: sharpwave actors --hub {self.address}".replace("tcp://", ""))
+        self._say(f"Actors join by: sharpwave actors --hub {self.address.from_elsewhere}".replace("tcp://", ""))
         return self
 
     # the learner's side

@@ -15,7 +15,7 @@ import torch
 
 from sharpwave.serve.addresses import Address, Security, nearest
 from sharpwave.serve.directory import ask_directory
-from sharpwave.serve.link import Link, ShardLostError
+from sharpwave.serve.link import HUB, Link, ShardLostError
 from sharpwave.serve.requests import Request
 from sharpwave.training.actors.counters import Counters
 from sharpwave.training.actors.pool import ActorPool, ActorsDiedError
@@ -71,7 +71,7 @@ class Node:
         self.hub, self._actors, self._say, self._connect = Address.parse(hub), actors, say, connect
         self._trust, self._patience_s, self._stopped = trust, patience_s, stopped
         self._security = Security.of(None)
-        self._link = Link(self.hub, self._security, patience_s=LINK_S)
+        self._link = Link(self.hub, self._security, patience_s=LINK_S, peer=HUB)
         self._name = ""
 
     def run(self) -> None:
@@ -120,8 +120,7 @@ class Node:
     def _be_patient(self, lost: float, error: Exception) -> None:
         if time.monotonic() - lost > self._patience_s:
             raise HubLostError(
-                f"{error}: not reached for {self._patience_s:g} s. Is the learner there (sharpwave train ... "
-                "--hub-listen)? --patience waits longer"
+                f"{error}: not reached for {self._patience_s:g} s. Is the learner there? --patience waits longer"
             ) from error
 
     def _played(self, said: Mapping[str, Any]) -> bool:
