@@ -50,10 +50,16 @@ class ShardFailedError(RuntimeError):
     """Error raised where a shard's process does not begin."""
 
 
-def not_to_be_copied(what: object) -> TypeError:
-    """Make the error for pickling or copying ``what``, whose locks, memory and files belong to this process."""
+OF_A_STORE = "open a checkpoint with sharpwave.Store.open, or write for this store with sharpwave.SegmentWriter"
+
+
+def not_to_be_copied(what: object, instead: str = OF_A_STORE) -> TypeError:
+    """Make the error for pickling or copying ``what``, whose locks, memory and files belong to this process.
+
+    Args:
+        instead: what another process does.
+    """
     return TypeError(
         f"{type(what).__name__}: cannot be pickled or copied, so it cannot be passed to a spawned process. There, "
-        "open a checkpoint with sharpwave.Store.open, or write for this store with sharpwave.SegmentWriter; batches "
-        "can be sent"
+        f"{instead}; batches can be sent"
     )

@@ -73,7 +73,10 @@ class Recorder:
         if not callable(getattr(env, "step", None)) or not callable(getattr(env, "reset", None)):
             raise TypeError(f"Recorder: env is {env!r}, expected an environment, such as gymnasium.make('CartPole-v1')")
         if not isinstance(store, (Store, SegmentWriter)):
-            raise TypeError(f"Recorder: store is {store!r}, expected a sharpwave.Store or SegmentWriter")
+            raise TypeError(
+                f"Recorder: store is {store!r}, expected a sharpwave.Store or SegmentWriter; of "
+                "a cluster, cluster.writer(lanes=...)"
+            )
         if not isinstance(first_lane, (int, np.integer)) or first_lane < 0:
             raise ValueError(f"Recorder: first_lane={first_lane!r}, expected an integer of at least 0")
         base: Any = framework_wrapper(env)

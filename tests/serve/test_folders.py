@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import sharpwave as sw
+from sharpwave.errors import ShardFailedError
 from sharpwave.serve.addresses import Address, Security
 from sharpwave.serve.link import ShardLostError
-from sharpwave.serve.local_shards import ShardFailedError
 from sharpwave.serve.service import Service
 from tests.serve.serving import SPEC, play, served
 
@@ -140,7 +140,7 @@ def test_a_checkpoint_that_was_not_opened_to_the_end_is_opened_anew(tmp_path: Pa
         cluster.checkpoint(tmp_path / "ckpt")
     copy = tmp_path / "copy"
     with pytest.raises(ShardFailedError, match="ram"):
-        sw.Cluster.open(tmp_path / "ckpt", disk=copy, ram="64KiB")
+        sw.Cluster.open(tmp_path / "ckpt", disk=copy, ram="400000TiB")
     refused(copy)
     program = "import sys, sharpwave as sw; sw.Cluster.open(sys.argv[1], disk=sys.argv[2]); print('opened')"
     command = [sys.executable, "-c", program, str(tmp_path / "ckpt"), str(copy)]

@@ -48,11 +48,11 @@ def kill(cluster: sw.Cluster, number: int) -> None:
     os.kill(cluster._processes.processes[number], signal.SIGKILL)
 
 
-def written(cluster: sw.Cluster, begin: int = 0) -> list[RemoteWriter]:
+def written(cluster: sw.Cluster, begin: int = 0, durability: str = "flush") -> list[RemoteWriter]:
     """Write steps to every shard, by writers with names; return these."""
     writers = []
     for number in range(len(cluster.links)):
-        writers.append(cluster.writer(1, name=f"w{number}", shard=number, durability="flush", segment_steps=8))
+        writers.append(cluster.writer(1, name=f"w{number}", shard=number, durability=durability, segment_steps=8))
         counting(writers[-1], begin, STEPS, lanes=1)
         writers[-1].flush()
     return writers
@@ -76,7 +76,7 @@ def test_folders_that_are_lost_come_back_from_the_neighbours(tmp_path: Path) -> 
 
 def test_a_shard_in_memory_that_is_killed_comes_back(tmp_path: Path) -> None:
     with sw.Cluster(SPEC, shards=2, capacity=100_000, replicas=1) as cluster:
-        writers = written(cluster)
+        writers = written(cluster, durability="memory")
         before = len(cluster)
         for number in (0, 1):
             kill(cluster, number)

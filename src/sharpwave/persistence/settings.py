@@ -29,6 +29,7 @@ LEAST = {"capacity": 2, "ram": MIN_RAM_BYTES, "disk_limit": MIN_DISK_BYTES}
 ON_FULL = ("raise", "block", "drop_oldest", "drop_newest")
 LIMITS = ("capacity", "ram", "disk_limit")
 RETENTIONS: dict[str, Any] = {kind.__name__: kind for kind in (Fifo, LowestPriority, Reservoir)}
+MAX_SEGMENT_STEPS = 65536
 MAX_SEGMENT_BYTES = 1 << 30
 """Limit of a segment's rows, decoded."""
 MAX_SETTINGS_BYTES = MANIFEST_BYTES - MAX_STORE_BYTES - (64 << 10)
@@ -200,8 +201,10 @@ def checked_limits(capacity: Any, ram: Any, disk_limit: Any, on_disk: bool) -> d
 
 def _stride(spec: Spec, segment_steps: Any, limits: Mapping[str, int | None], on_disk: bool) -> int:
     if segment_steps is not None:
-        if not isinstance(segment_steps, (int, np.integer)) or not 1 <= segment_steps <= 65536:
-            raise ValueError(f"Store: segment_steps={segment_steps!r}, expected an integer from 1 to 65536")
+        if not isinstance(segment_steps, (int, np.integer)) or not 1 <= segment_steps <= MAX_SEGMENT_STEPS:
+            raise ValueError(
+                f"Store: segment_steps={segment_steps!r}, expected an integer from 1 to {MAX_SEGMENT_STEPS}"
+            )
         if max_segment_bytes(spec, int(segment_steps)) > MAX_SEGMENT_BYTES:
             raise ValueError(
                 f"Store: segment_steps={segment_steps}, {spec.step_bytes:,} bytes each, exceed the limit of "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -12,21 +11,18 @@ from pathlib import Path
 from typing import Any, NoReturn, Self
 
 from sharpwave.errors import not_to_be_copied
-from sharpwave.sampling.limiters import check_timeout
 from sharpwave.serve.addresses import Address, Security
 from sharpwave.serve.cluster_views import ClusterViews
+from sharpwave.serve.cluster_writers import ClusterWriters
 from sharpwave.serve.cuts import opening
-from sharpwave.serve.delivery import Delivery
 from sharpwave.serve.directory import ask_directory
 from sharpwave.serve.fleet import Fleet, started_link
 from sharpwave.serve.forks import temporary_folder
-from sharpwave.serve.link import Link, ShardLostError
+from sharpwave.serve.link import Link
 from sharpwave.serve.local_shards import LocalShards, Plan
 from sharpwave.serve.manifest import new_folder
 from sharpwave.serve.members import Members
-from sharpwave.serve.placement import placed, turned
 from sharpwave.serve.ray_cluster import RayShards, is_ray
-from sharpwave.serve.remote_writer import RemoteWriter
 from sharpwave.serve.requests import Request
 from sharpwave.spec import Spec
 from sharpwave.store import Store
@@ -35,7 +31,7 @@ from sharpwave.validation import checked_folder
 LOCAL_CAPACITY = 64
 
 
-class Cluster(ClusterViews):
+class Cluster(ClusterWriters, ClusterViews):
     """Experience store that several processes write to and sample from.
 
     Args:
@@ -104,7 +100,7 @@ class Cluster(ClusterViews):
                 self._join(
                     address,
                     {"capacity": capacity, "ram": ram, "disk": disk, "disk_limit": disk_limit}
-                    | {"replicas": replicas or None}
+                    | {"replicas": replicas or None, "shards": None if shards == 1 else shards}
                     | options,
                 )
         except BaseException:
@@ -132,8 +128,7 @@ class Cluster(ClusterViews):
     @property
     def links(self) -> list[Link]:
         """Links to the shards that there are now, by number."""
-        self._members.renew()
-        return self._members.links
+        return self._members.now()
 
     @property
     def directory(self) -> str:
@@ -148,9 +143,7 @@ class Cluster(ClusterViews):
         """Connect to the shards of ``sharpwave serve``, which makes them if there are none."""
         named = sorted(name for name, value in given.items() if value is not None)
         if named:
-            raise ValueError(
-                f"Cluster: {named[0]}= is for address='local'; {address} has the limits that it was served with"
-            )
+            raise ValueError(f"Cluster: {named[0]}= is for address='local'; {address} has shards and limits already")
         directory = Address.parse(address)
         said = ask_directory(directory, self.security, self.spec)
         self._members = Members(self.security, directory=directory, said=said)
@@ -176,66 +169,6 @@ class Cluster(ClusterViews):
         folder, delete = temporary_folder(self)
         self._undo.callback(delete)
         return folder
-
-    # writers
-
-    def writer(
-        self,
-        lanes: int = 1,
-        *,
-        name: str | None = None,
-        shard: int | None = None,
-        durability: str = "memory",
-        segment_steps: int | None = None,
-        codec: str | Mapping[str, str] = "auto",
-        timeout: float | None = None,
-    ) -> RemoteWriter:
-        """Make a writer of ``lanes`` lanes, which one shard gets: for a ``Recorder``, or to call ``extend``.
-
-        Args:
-            name: of the writer. One that replaces another of the same name goes on with its lanes, in its shard.
-            shard: number of the shard; default: the one that has the name; a new name's follows from the name and the
-                number of shards, and writers without one get one after the other, without those that cannot be
-                reached. Where that is drained, another.
-            durability: "memory": a segment is acknowledged once it is in the shard's store; "flush": once it is on the
-                shard's disk.
-            segment_steps: steps in a segment; default, and at most: the shard's, 32 unless it was made with another.
-                With fewer the shard holds fewer steps than its capacity says.
-            timeout: seconds that the writer waits for its shard, and at first for those that are away and may have its
-                name; default 60.
-
-        Raises:
-            ValueError: an invalid argument.  ShardLostError: the shard cannot be reached.
-        """
-        if durability not in ("memory", "flush"):
-            raise ValueError(f"writer: durability={durability!r}, expected 'memory' or 'flush'")
-        links = list(self.links)  # which may come and go meanwhile
-        if shard is not None:
-            tried = [shard]
-        elif name is not None:
-            tried = placed(str(name), lambda: self.links, check_timeout("writer", timeout))
-            links = list(self.links)
-        else:  # one after the other, and past those that are away
-            tried = turned(len(links), self._writers + os.getpid())
-            self._writers += 1
-        for number in tried:
-            if number not in range(len(links)):
-                raise ValueError(f"writer: shard={number!r}, expected one of {[*range(len(links))]}")
-            try:
-                delivery = Delivery(
-                    links[number].another(),
-                    uuid.uuid4().hex if name is None else str(name),
-                    lanes,
-                    durable=durability == "flush",
-                    timeout=timeout,
-                    number=number,
-                    others=lambda: self.links,
-                )
-                break
-            except ShardLostError:
-                if number == tried[-1]:
-                    raise
-        return RemoteWriter(self.spec, delivery, codec=codec, segment_steps=segment_steps)
 
     # the whole
 
@@ -351,7 +284,10 @@ class Cluster(ClusterViews):
         self._members.resize(shards, drain)
 
     def close(self) -> None:
-        """Disconnect; shards that this object started write what is left to their disks, and end."""
+        """Disconnect; shards that this object started write what is left to their disks, and end.
+
+        Writers and views of this object raise ValueError from then on; close writers before.
+        """
         self._members.close()
         self._undo.close()
         self._local.close()
@@ -363,7 +299,10 @@ class Cluster(ClusterViews):
         self.close()
 
     def __reduce__(self) -> NoReturn:
-        raise not_to_be_copied(self)
+        there = f"sharpwave.connect({self.directory!r})"
+        if not self.directory:
+            there = 'sharpwave.Cluster.of(spec, [one[0] for one in cluster.where()["shards"]])'
+        raise not_to_be_copied(self, f"connect to its shards with {there}")
 
 
 def connect(

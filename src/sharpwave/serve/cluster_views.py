@@ -44,6 +44,7 @@ class ClusterViews:
         Raises:
             ValueError, TypeError: an invalid argument, or a view of that name with other settings.
         """
+        self._members.check_open()
         sampler = _checked(sampler)
         shape = self._local.transitions(name=f"{name}-{self._made}", n_step=n_step, gamma=gamma, sampler=sampler)
         settings = {"n_step": shape.n_step, "gamma": shape.gamma}
@@ -64,6 +65,7 @@ class ClusterViews:
 
         Raises: as ``transitions``.
         """
+        self._members.check_open()
         sampler = _checked(sampler)
         shape = self._local.sequences(length, name=f"{name}-{self._made}", sampler=sampler, **settings)
         return self._replay(shape, SEQUENCES, name, shape.view.settings(), max_times_sampled, limiter, seed)

@@ -59,7 +59,8 @@ class KnownShards:
 
     @property
     def links(self) -> dict[int, Link]:
-        """Links to the shards that are there, by number."""
+        """Links to the shards that are there, by number.  Raises: ValueError: the cluster was closed."""
+        self._shards.check_open()
         return dict(enumerate(self._shards.links))
 
     def _follow(self) -> None:

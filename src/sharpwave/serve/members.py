@@ -58,6 +58,7 @@ class Members:
         self._security, self._fleet, self._directory = security, fleet, directory
         self._said = None if said is None or directory is None else reachable(said, directory)
         self._asked_at, self._lock = time.monotonic(), threading.RLock()
+        self._closed = False
         self.links = [Link(one, security) for one in addresses]
         if self._said is not None and directory is not None:
             self.links = [Link(one, security) for one in nearest(self._said, directory)]
@@ -82,9 +83,23 @@ class Members:
             return dict(self._said)
         return {"shards": [[str(link.address)] for link in self.links], "machine": machine()}
 
+    def check_open(self) -> None:
+        """Refuse a cluster that was closed.  Raises: ValueError."""
+        if self._closed:
+            raise ValueError("cluster: closed; make a new Cluster, or connect again, to go on")
+
+    def now(self) -> list[Link]:
+        """Return links to the shards that there are now, by number.  Raises: ValueError: closed."""
+        self.renew()
+        return self.links
+
     def renew(self, older_s: float = RENEW_S) -> bool:
         """Take note of shards that were added or removed, if a directory said so more than ``older_s`` seconds ago;
-        return whether there were any."""
+        return whether there were any.
+
+        Raises: ValueError: closed.
+        """
+        self.check_open()
         with self._lock:
             before = len(self.links)
             if self._directory is not None and self._asked_at <= time.monotonic() - older_s:
@@ -168,6 +183,7 @@ class Members:
 
     def resize(self, shards: int, drain: bool) -> None:
         """Add shards, or drain the last ones.  Raises: as ``Cluster.resize``."""
+        self.check_open()
         if self._fleet is not None:
             self._fleet.resize(shards, drain)
         elif self._directory is not None:
@@ -185,6 +201,7 @@ class Members:
 
         A service writes its own: it knows what is drained, and holds that up.
         """
+        self.check_open()
         if self._directory is not None:
             asked = {"path": str(checked_folder("checkpoint", path).absolute())}
             link = Link(self._directory, self._security, patience_s=CHECKPOINT_S)
@@ -201,6 +218,7 @@ class Members:
             cut(list(self.links), self.call, path, spec, manifest)
 
     def close(self) -> None:
-        """Disconnect."""
+        """Disconnect, for good."""
+        self._closed = True
         for link in self.links:
             link.close()

@@ -29,7 +29,7 @@ ASK_S = 0.05
 
 def is_ray(address: str) -> bool:
     """Return whether an address is one of Ray."""
-    return address in ("ray", "auto") or address.startswith("ray://")
+    return isinstance(address, str) and (address in ("ray", "auto") or address.startswith("ray://"))
 
 
 def begin_ray(address: str) -> Any:

@@ -11,7 +11,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.errors import EmptyError, LimiterTimeoutError
+from sharpwave.errors import EmptyError, LimiterTimeoutError, not_to_be_copied
 from sharpwave.sampling.limiters import Cursor, Limiter, check_timeout
 from sharpwave.sampling.protocol import described
 from sharpwave.serve.forks import follow
@@ -79,10 +79,10 @@ class RemoteReplay(Generic[B]):
         self._batches.forked()
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            f"{type(self).__name__}: cannot be pickled or copied, so it cannot be passed to a spawned process. "
-            f"Make the view {self.name!r} there: of sharpwave.connect(address), or of "
-            "sharpwave.Cluster.of(spec, addresses) with what cluster.where()['shards'] says; batches can be sent"
+        raise not_to_be_copied(
+            self,
+            f"make the view {self.name!r} of sharpwave.connect(address), or of sharpwave.Cluster.of(spec, addresses) "
+            "with the first address of each shard in cluster.where()['shards']",
         )
 
     def refresh(self, older_s: float = 0.0) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
+from sharpwave.errors import not_to_be_copied
 from sharpwave.segment_writer import SegmentWriter
 from sharpwave.serve.delivery import Delivery
 from sharpwave.serve.forks import follow
@@ -47,8 +48,12 @@ class RemoteWriter(SegmentWriter):
         self._lock._at_fork_reinit()
 
     def extend(self, **step: Any) -> None:
-        """Append one step to each of several lanes: as ``Store.extend``."""
-        self.delivery.check_process()
+        """Append one step to each of several lanes: as ``Store.extend``.
+
+        Raises:
+            ValueError: the cluster was closed.  LimiterTimeoutError: too many segments wait for the shard.
+        """
+        self.delivery.check()
         super().extend(**step)
         if self.delivery.moving:
             self.delivery.leave(self)
@@ -73,3 +78,6 @@ class RemoteWriter(SegmentWriter):
         self.seal()
         self.flush(timeout)
         self.delivery.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise not_to_be_copied(self, "connect to its cluster, and make a writer with cluster.writer()")

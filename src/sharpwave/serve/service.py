@@ -8,7 +8,6 @@ import shutil
 import stat
 import tempfile
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 

@@ -93,6 +93,10 @@ class Shard:
         """Return what clients are told when they connect."""
         return {"shard": self.incarnation, "process": os.getpid()}
 
+    @property
+    def _on_disk(self) -> bool:
+        return self.store._log.disk is not None
+
     def _describe(self, client: Client, frame: Frame) -> Reply:
         store = self.store
         head = {
@@ -103,6 +107,7 @@ class Shard:
             "steps": len(store),
             "total_steps": store.total_steps,
             "lanes": store.lanes,
+            "on_disk": self._on_disk,
         }
         return head, {}
 
@@ -290,8 +295,7 @@ class Shard:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.store.checkpoint(path)
         self.intake.keep_leases(path.with_name(f"{path.name}-{LEASES}"))
-        on_disk = "disk" in self.store.stats()
-        return {"total_steps": self.store.total_steps, "steps": len(self.store), "on_disk": on_disk}, {}
+        return {"total_steps": self.store.total_steps, "steps": len(self.store), "on_disk": self._on_disk}, {}
 
     def _annotate(self, client: Client, frame: Frame) -> Reply:
         self.store.annotate(None, frame.head["values"])
