@@ -54,7 +54,6 @@ def used_after(cluster: sw.Cluster, writer: Any, replay: Any, batch: Any, folder
         lambda: next(replay.stream(8)),
         lambda: replay.update_priorities(batch, np.ones(8)),
         lambda: play(writer, 2, 1, 1),
-        writer.close,
     ]
 
 
@@ -67,13 +66,19 @@ def test_a_closed_cluster_says_so_at_once_whatever_is_asked_of_it(tmp_path: Path
             writer.flush()
             replay = cluster.transitions(sampler=sw.Prioritized())
             batch = replay.sample(8, lookahead=2)
-            play(writer, 2, 1, 0, end=0.0)
+            play(writer, 2, 2, 0, end=0.0)
             cluster.close()
             cluster.close()
             begun = time.monotonic()
             for use in used_after(cluster, writer, replay, batch, tmp_path):
                 with pytest.raises(ValueError, match="cluster: closed; make a new Cluster, or connect again"):
                     use()
+            if cluster is there.cluster:  # which sends the last steps, but those without a successor
+                writer.close()
+                assert sum(len(store) for store in there.stores) == 202
+            else:
+                with pytest.raises(ValueError, match="cluster: closed"):
+                    writer.close()
             assert time.monotonic() - begun < 5.0
 
 

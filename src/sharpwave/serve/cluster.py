@@ -286,7 +286,8 @@ class Cluster(ClusterWriters, ClusterViews):
     def close(self) -> None:
         """Disconnect; shards that this object started write what is left to their disks, and end.
 
-        Writers and views of this object raise ValueError from then on; close writers before.
+        Writers and views of this object raise ValueError from then on. Close writers before; those of shards that were
+        started elsewhere can still be closed after, and send what they have.
         """
         self._members.close()
         self._undo.close()

@@ -47,7 +47,7 @@ class Delivery:
         timeout: seconds that ``put`` and ``flush`` wait at most; ``None``: 60.
         number: of that shard. ``others``: returns links to the shards that there are, by number; ``None``: nobody knows
             but a drained shard.
-        check_open: raises ValueError once the cluster was closed.
+        check_open: raises ValueError once the cluster was closed; with True only if its shards have ended with it.
 
     Attributes:
         first_lane: the first shard's number of the first lane. ``lane_steps``: steps that it had of each at first.
@@ -67,7 +67,7 @@ class Delivery:
         timeout: float | None = None,
         number: int = 0,
         others: Callable[[], Sequence[Link]] | None = None,
-        check_open: Callable[[], None] = lambda: None,
+        check_open: Callable[[bool], None] = lambda sending: None,
     ) -> None:
         self.name, self.lanes, self._durable, self._others = name, lanes, durable, others
         self._check_open = check_open
@@ -195,10 +195,10 @@ class Delivery:
         """Wait while too many segments are on the way, then send this one. An error leaves it untaken.
 
         Raises:
-            ValueError: the cluster was closed.
+            ValueError: the cluster was closed, and its shards ended.
             LimiterTimeoutError: the shard took none for so long.  DamagedError, ...: it refuses them.
         """
-        self.check()
+        self._check_open(True)
         self._go_on(WINDOW - 1, WINDOW_BYTES, self._timeout)
         lease = self._route(segment)
         lane = segment.lane - self.first_lane
@@ -240,7 +240,7 @@ class Delivery:
     def check(self) -> None:
         """Refuse a forked process, and a cluster that was closed.  Raises: StoreInUseError, ValueError."""
         self.check_process()
-        self._check_open()
+        self._check_open(False)
 
     def hear(self) -> None:
         """Take acknowledgements of a while ago, without waiting, and send what there was no room for.
@@ -265,7 +265,7 @@ class Delivery:
         why = ""
         self.hear()
         while self.waiting and (self.waiting > most or sum(one.waiting_bytes for one in self._leases) > most_bytes):
-            self._check_open()
+            self._check_open(True)
             lease = next(one for one in self._leases if one.waiting)
             try:
                 if not lease.link.may_be_tried():

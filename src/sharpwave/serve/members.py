@@ -83,9 +83,13 @@ class Members:
             return dict(self._said)
         return {"shards": [[str(link.address)] for link in self.links], "machine": machine()}
 
-    def check_open(self) -> None:
-        """Refuse a cluster that was closed.  Raises: ValueError."""
-        if self._closed:
+    def check_open(self, sending: bool = False) -> None:
+        """Refuse a cluster that was closed.  Raises: ValueError.
+
+        Args:
+            sending: what a writer took before; that goes on to shards which did not end with the cluster.
+        """
+        if self._closed and (self._fleet is not None or not sending):
             raise ValueError("cluster: closed; make a new Cluster, or connect again, to go on")
 
     def now(self) -> list[Link]:

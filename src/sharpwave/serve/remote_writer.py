@@ -67,10 +67,11 @@ class RemoteWriter(SegmentWriter):
         self.delivery.flush(timeout)
 
     def close(self, timeout: float | None = None) -> None:
-        """Break the lanes' episodes off, send all that is there, and disconnect.
+        """Break the lanes' episodes off, send all that is there, and disconnect; also where the cluster was closed
+        before, as long as its shards go on.
 
         Raises:
-            LimiterTimeoutError: the shard did not take all in time.
+            LimiterTimeoutError: the shard did not take all in time.  ValueError: shards have ended with their cluster.
         """
         self.delivery.check_process()
         for lane in range(self.delivery.lanes):
