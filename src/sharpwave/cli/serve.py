@@ -11,7 +11,8 @@ import typer
 
 def serve(
     shards: Annotated[
-        int | None, typer.Option(help="Shards, each a process with a part of the store; 1, or those that are there.")
+        int | None,
+        typer.Option(help="Shards, each a process with a part of the store; 1. A cluster that is there has its own."),
     ] = None,
     listen: Annotated[
         str, typer.Option(help="Where clients connect: unix:PATH or HOST:PORT (shards take the ports behind it).")
@@ -63,8 +64,13 @@ def serve(
         files = [None if one is None else str(one) for one in (tls_certificate, tls_key)]
         security = Security.of(None, certificate=files[0], key=files[1])
         with Service(address, shards, disk, security, **limits) as service:
-            there = "" if service.shards is None else f" with {len(service.shards.addresses)} shards"
+            running = 0 if service.shards is None else len(service.shards.addresses)
+            there = f" with {running} shards" if running else ""
             console.print(f"Serving at {service.address}{there}; Ctrl-C stops.", highlight=False)
+            if running and shards not in (None, running):
+                console.print(
+                    f"--shards {shards} is for a new folder; Cluster.resize changes this one.", highlight=False
+                )
             ending.wait()
             console.print("Stopping: shards write what is left.", highlight=False)
     except (ShardFailedError, ValueError, OSError) as error:

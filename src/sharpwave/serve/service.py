@@ -33,7 +33,7 @@ class Service:
 
     Args:
         listen: where the directory listens.
-        shards: their number; ``None``: those that are there, or 1.
+        shards: their number in a new folder, or without one; ``None``: 1.
         disk: folder of the cluster, which is opened if it holds one.
         limits: as of ``Plan``. ``replicas`` and ``options`` that differ from those of the cluster there are refused.
 
@@ -149,14 +149,16 @@ class Service:
 
 
 def _check_asked(disk: Path, found: Manifest, asked: dict[str, Any]) -> None:
-    """Refuse to open a cluster as another than it is.  Raises: ValueError."""
-    there = {"codec": "auto", **found.new, "shards": found.shards, "replicas": found.replicas}
+    """Refuse to open a cluster as another than it is; its number of shards is what ``resize`` last made it.
+
+    Raises: ValueError.
+    """
+    there = {"codec": "auto", **found.new, "replicas": found.replicas}
     for name, value in asked.items():
         if name in there and value != there[name]:
-            how = "Cluster.resize changes their number" if name == "shards" else "or serve a new folder"
             raise ValueError(
-                f"{disk} holds a cluster with {name}={there[name]!r}, asked for was {name}={value!r}; leave that out; "
-                f"{how}"
+                f"{disk} holds a cluster with {name}={there[name]!r}, asked for was {name}={value!r}; leave that out, "
+                f"or serve a new folder"
             )
 
 
